@@ -1,0 +1,1 @@
+"""The contract between the two sides: schema, manifest, typed configs, errors."""

@@ -1,0 +1,200 @@
+"""Where dataset versions live, and how one becomes the current one.
+
+    <root>/<name>/versions/<id>/manifest.json      a published version
+    <root>/<name>/versions/.staging-<id>/          a build under way, or a dead one's leftovers
+    <root>/<name>/CURRENT                          id of the version that readers take
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
+from conf.manifest import MANIFEST_FILE, Manifest
+
+CURRENT_FILE = "CURRENT"
+VERSIONS_DIR = "versions"
+STAGING_PREFIX = ".staging-"
+NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+def local_path(uri: str | os.PathLike[str]) -> Path:
+    """Returns the local path that a plain path or a `file:` URI names.
+
+    Raises:
+        ConfigError: The URI has another scheme.
+    """
+    text = os.fspath(uri)
+    parsed = urlparse(text)
+    if parsed.scheme in ("", "file"):
+        return Path(unquote(parsed.path) if parsed.scheme else text).expanduser()
+    raise ConfigError(
+        "this path is not on a file system that this version can publish to",
+        received=text,
+        allowed="a plain path or a file: URI",
+        fix="use a local or mounted path",
+    )
+
+
+def write_text_atomic(path: Path, text: str) -> None:
+    """Writes a text file so that readers see the old content or the new, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as handle:
+            handle.write(text)
+            handle.flush()
+            os.fsync(handle.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Makes renames inside a directory survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class DatasetPaths:
+    """The paths of one named dataset."""
+
+    root: Path
+    name: str
+
+    def __post_init__(self) -> None:
+        """Refuses a name that could leave the root.
+
+        Raises:
+            ConfigError: The name is not a plain file name.
+        """
+        if not NAME_PATTERN.fullmatch(self.name):
+            raise ConfigError(
+                "a dataset name must be a plain name",
+                received=self.name,
+                allowed="letters, digits, '_', '-', '.'; first a letter or digit",
+            )
+
+    @property
+    def base(self) -> Path:
+        """Directory of the dataset."""
+        return self.root / self.name
+
+    @property
+    def versions(self) -> Path:
+        """Directory of all versions."""
+        return self.base / VERSIONS_DIR
+
+    @property
+    def current(self) -> Path:
+        """File that names the current version."""
+        return self.base / CURRENT_FILE
+
+    def version(self, version_id: str) -> Path:
+        """Directory of a published version."""
+        return self.versions / version_id
+
+    def staging(self, version_id: str) -> Path:
+        """Directory of a version that is being built."""
+        return self.versions / f"{STAGING_PREFIX}{version_id}"
+
+
+def resolve_version(path: str | os.PathLike[str]) -> Path:
+    """Returns the directory of the version that a path stands for.
+
+    Args:
+        path: A dataset (`<root>/<name>`: its current version) or one version's directory.
+
+    Raises:
+        UpstreamNotReadyError: Nothing has been published there yet.
+        InputDataError: `CURRENT` names a version that does not exist.
+    """
+    directory = local_path(path)
+    if (directory / MANIFEST_FILE).is_file():
+        return directory
+    current = directory / CURRENT_FILE
+    if not current.is_file():
+        raise UpstreamNotReadyError(
+            "there is no published dataset version here",
+            received=directory,
+            allowed=f"a directory with {CURRENT_FILE} or {MANIFEST_FILE}",
+            fix="run `sluice build` first, or correct the path",
+        )
+    version_id = current.read_text(encoding="utf-8").strip()
+    version = directory / VERSIONS_DIR / version_id
+    if not NAME_PATTERN.fullmatch(version_id) or not (version / MANIFEST_FILE).is_file():
+        raise InputDataError(
+            f"{current} names a version that is not there",
+            received=version_id,
+            allowed=", ".join(published_versions(directory)) or "(no version is published)",
+            fix=f"write the id of a published version into {current}, or build again",
+        )
+    return version
+
+
+def published_versions(base: Path) -> list[str]:
+    """Returns the ids of the published versions of a dataset, oldest first."""
+    versions = base / VERSIONS_DIR
+    if not versions.is_dir():
+        return []
+    return sorted(
+        entry.name
+        for entry in versions.iterdir()
+        if not entry.name.startswith(".") and (entry / MANIFEST_FILE).is_file()
+    )
+
+
+def read_manifest(version: Path) -> Manifest:
+    """Reads a version's manifest and checks that each shard is there in its full size.
+
+    Raises:
+        InputDataError: The manifest is damaged, or a shard is missing or has another size.
+    """
+    file = version / MANIFEST_FILE
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputDataError(f"cannot read {file}", received=error.strerror) from error
+    manifest = Manifest.loads(text, origin=str(file))
+    for path, expected in _listed_files(manifest):
+        _check_file(version, path, expected)
+    return manifest
+
+
+def _listed_files(manifest: Manifest) -> list[tuple[str, int]]:
+    shards = [(shard.path, shard.bytes) for split in manifest.splits for shard in split.shards]
+    return shards + [(item.path, item.bytes) for item in manifest.encoder_files]
+
+
+def _check_file(version: Path, relative: str, expected_bytes: int) -> None:
+    target = (version / relative).resolve()
+    if not target.is_relative_to(version.resolve()):
+        raise InputDataError(
+            "the manifest lists a file outside its own directory",
+            received=relative,
+            allowed=f"paths inside {version}",
+        )
+    try:
+        found = target.stat().st_size
+    except OSError as error:
+        raise InputDataError(
+            "a file that the manifest lists is missing",
+            received=str(target),
+            fix="restore it, roll back to an earlier version, or build again",
+        ) from error
+    if found != expected_bytes:
+        raise InputDataError(
+            "a file is not as long as the manifest says: truncated or overwritten",
+            received=f"{target}: {found} bytes",
+            allowed=f"{expected_bytes} bytes",
+            fix="restore it, roll back to an earlier version, or build again",
+        )

@@ -1,0 +1,108 @@
+"""Errors that tell the user what was wrong and how to mend it, and the exit codes they end in."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Process exit codes, the same for every job (documented in the README)."""
+
+    OK = 0
+    FAILED = 1
+    CONFIG = 2
+    INPUT_REFUSED = 3
+    NOT_READY = 4
+    DIVERGED = 5
+
+
+class SluiceError(Exception):
+    """Base of every error that is reported to the user without a stack trace.
+
+    Args:
+        what: What was wrong, one sentence.
+        received: The offending value, as the user wrote it or as it was found.
+        allowed: What would have been accepted.
+        fix: What to do about it.
+    """
+
+    exit_code: ExitCode = ExitCode.FAILED
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        received: object = None,
+        allowed: object = None,
+        fix: str | None = None,
+    ) -> None:
+        self.what = what
+        self.received = received
+        self.allowed = allowed
+        self.fix = fix
+        super().__init__(self.render())
+
+    def render(self) -> str:
+        """Returns the message, one labelled line per part that is known."""
+        lines = [self.what]
+        if self.received is not None:
+            lines.append(f"  received: {self.received}")
+        if self.allowed is not None:
+            lines.append(f"  allowed:  {self.allowed}")
+        if self.fix is not None:
+            lines.append(f"  fix:      {self.fix}")
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        """Keeps the parts when the error crosses a process border."""
+        return _rebuild, (type(self), self.what, self.received, self.allowed, self.fix)
+
+
+class InternalError(SluiceError):
+    """The environment failed (disk full, no permission); nothing the config could mend."""
+
+    exit_code = ExitCode.FAILED
+
+
+class ConfigError(SluiceError):
+    """The command line or a config is wrong; nothing was touched."""
+
+    exit_code = ExitCode.CONFIG
+
+
+class InputDataError(SluiceError):
+    """Input data was refused; the last good output is untouched."""
+
+    exit_code = ExitCode.INPUT_REFUSED
+
+
+class UpstreamNotReadyError(SluiceError):
+    """Something that this job waits for is not there yet, or is being written right now."""
+
+    exit_code = ExitCode.NOT_READY
+
+
+class TrainingDivergedError(SluiceError):
+    """The loss left the finite numbers; the last good checkpoint is untouched."""
+
+    exit_code = ExitCode.DIVERGED
+
+
+def _rebuild(cls: type[SluiceError], what: str, received: object, allowed: object,
+             fix: str | None) -> SluiceError:
+    return cls(what, received=received, allowed=allowed, fix=fix)
+
+
+def nearest(name: str, valid: Iterable[str]) -> str | None:
+    """Returns the valid name closest to a misspelt one, or None where none is close."""
+    found = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
+    return found[0] if found else None
+
+
+def did_you_mean(name: str, valid: Iterable[str]) -> str:
+    """Returns a hint for an unknown name: the nearest valid one, or the whole list."""
+    valid = sorted(valid)
+    close = nearest(name, valid)
+    return f"did you mean {close!r}?" if close else f"use one of: {', '.join(valid)}"

@@ -1,0 +1,228 @@
+"""Config of `sluice build`: sources, joins, history, split, features, output."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from conf.schema import Role
+
+
+class Strict(BaseModel):
+    """Base of all configs: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class ColumnConfig(Strict):
+    """One declared column of a source.
+
+    A value that does not parse as its type, is null although `nullable` is false, or lies
+    outside `minimum`/`maximum`/`one_of` makes the row a bad row.
+    """
+
+    name: str
+    type: Literal["int64", "float32", "string", "list<int64>", "list<string>"]
+    nullable: bool = False
+    minimum: float | None = None
+    maximum: float | None = None
+    one_of: tuple[str, ...] | None = None
+    separator: str | None = Field(None, description="Separator inside a list column.")
+
+    @model_validator(mode="after")
+    def _list_has_separator(self) -> ColumnConfig:
+        if self.type.startswith("list<") and not self.separator:
+            raise ValueError(f"list column {self.name!r} needs a separator")
+        return self
+
+
+class BadRowsConfig(Strict):
+    """What happens to rows that do not fit the declared schema."""
+
+    policy: Literal["fail", "quarantine", "drop"] = "quarantine"
+    max_fraction: float = Field(0.01, ge=0, le=1, description="More bad rows stop the build.")
+
+
+class SourceConfig(Strict):
+    """One input: delimited text with a declared schema, or lines matched by a pattern."""
+
+    path: str = Field(description="File, directory or glob; relative to `data_dir`.")
+    format: Literal["delimited", "pattern"] = "delimited"
+    separator: str = "\t"
+    pattern: str | None = Field(
+        None, description="Java regular expression with one group per column (format: pattern)."
+    )
+    encoding: Literal["utf-8", "latin-1"] = "utf-8"
+    header: bool = False
+    columns: tuple[ColumnConfig, ...] = Field(min_length=1)
+    key: tuple[str, ...] | None = Field(None, description="Unique key; checked for dictionaries.")
+    bad_rows: BadRowsConfig = BadRowsConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SourceConfig:
+        names = [column.name for column in self.columns]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ValueError(f"columns declared twice: {', '.join(repeated)}")
+        missing = sorted(set(self.key or ()) - set(names))
+        if missing:
+            raise ValueError(f"key columns not declared: {', '.join(missing)}")
+        if (self.format == "pattern") != (self.pattern is not None):
+            raise ValueError("`pattern` goes with `format: pattern`, and only with it")
+        return self
+
+
+class EventsConfig(Strict):
+    """The behaviour log: who met what, when."""
+
+    source: str
+    user: str
+    item: str
+    time: str | None = Field(None, description="Time column; None: the file's order is the time.")
+    time_unit: Literal["s", "ms"] = "s"
+    deduplicate: bool = Field(True, description="Of equal (user, item, time) keep the first.")
+
+
+class JoinConfig(Strict):
+    """A dictionary joined to each event by key."""
+
+    source: str
+    on: str = Field(description="Column of the event that holds the dictionary's key.")
+    unmatched: Literal["drop", "keep", "fail"] = "drop"
+
+
+class HistoryConfig(Strict):
+    """The user's items strictly before the event (ties in time: file order), latest first."""
+
+    name: str = "history"
+    max_len: int = Field(50, ge=1)
+    min_len: int | None = Field(None, ge=1, description="Samples with fewer are dropped.")
+
+
+class SplitConfig(Strict):
+    """Which event goes into which split.
+
+    `leave_one_out`: each user's last event is test, the last but one of `validation_users`
+    users (chosen by a hash of their id; None: all) is validation, the rest train.
+    `temporal`: events from `validation_from_ts`/`test_from_ts` (source's unit) on, or the last
+    fractions in time where those are not given.
+    `given`: `test_source` holds the test events, the log holds the others; validation as in
+    leave_one_out, from the end of the log.
+    """
+
+    strategy: Literal["leave_one_out", "temporal", "given"] = "leave_one_out"
+    validation: bool = True
+    validation_users: int | None = Field(None, ge=1)
+    min_events: int = Field(3, ge=2, description="Users with fewer events stay in train.")
+    test_fraction: float = Field(0.1, gt=0, lt=1)
+    validation_fraction: float = Field(0.1, gt=0, lt=1)
+    test_from_ts: int | None = None
+    validation_from_ts: int | None = None
+    test_source: str | None = None
+    candidates: str | None = Field(None, description="Column of `test_source`: items to rank.")
+
+    @model_validator(mode="after")
+    def _given_has_source(self) -> SplitConfig:
+        if (self.strategy == "given") != (self.test_source is not None):
+            raise ValueError("`test_source` goes with `strategy: given`, and only with it")
+        return self
+
+
+class LabelConfig(Strict):
+    """A binary label from a numeric column of the event."""
+
+    column: str
+    at_least: float
+    name: str = "label"
+
+
+class VocabularyConfig(Strict):
+    """A vocabulary fitted on the train split: 0 pad, 1 OOV, then by falling frequency."""
+
+    kind: Literal["vocabulary"] = "vocabulary"
+    name: str | None = Field(None, description="Vocabulary to share; None: one of its own.")
+    min_count: int = Field(1, ge=1)
+    max_size: int | None = Field(None, ge=1, description="Most frequent tokens kept.")
+
+
+class IdentityConfig(Strict):
+    """The value as it is, cast to the feature's type."""
+
+    kind: Literal["identity"] = "identity"
+
+
+EncodingConfig = Annotated[VocabularyConfig | IdentityConfig, Field(discriminator="kind")]
+
+
+class FeatureConfig(Strict):
+    """One feature of the record: which column, which side of the model, which encoding."""
+
+    name: str
+    column: str
+    role: Role
+    encoding: EncodingConfig = VocabularyConfig()
+    max_len: int | None = Field(None, ge=1, description="List features: values kept.")
+
+
+class OutputConfig(Strict):
+    """Where and how the shards are written."""
+
+    root: str = "work/datasets"
+    shards: int = Field(8, ge=1, description="Shards of the train split.")
+    eval_shards: int = Field(2, ge=1, description="Shards of each other split.")
+    compression: Literal["gzip"] | None = None
+    seed: int = Field(0, description="Salt of the content hash that orders the records.")
+
+
+class SparkConfig(Strict):
+    """The Spark session, where the job starts one itself."""
+
+    master: str = "local[*]"
+    driver_memory: str = "2g"
+    shuffle_partitions: int = Field(8, ge=1)
+    conf: dict[str, str] = {}
+
+
+class BuildConfig(Strict):
+    """Everything that `sluice build` needs."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    data_dir: str = "."
+    sources: dict[str, SourceConfig]
+    events: EventsConfig
+    joins: tuple[JoinConfig, ...] = ()
+    history: HistoryConfig | None = HistoryConfig()
+    seen: bool = Field(True, description="Carry the user's earlier items in evaluation splits.")
+    label: LabelConfig | None = None
+    split: SplitConfig = SplitConfig()
+    features: tuple[FeatureConfig, ...] = Field(min_length=1)
+    output: OutputConfig = OutputConfig()
+    spark: SparkConfig = SparkConfig()
+
+    @model_validator(mode="after")
+    def _references(self) -> BuildConfig:
+        used = [self.events.source, *(join.source for join in self.joins)]
+        if self.split.test_source:
+            used.append(self.split.test_source)
+        unknown = sorted(set(used) - set(self.sources))
+        if unknown:
+            raise ValueError(f"not declared under `sources`: {', '.join(unknown)}")
+        unkeyed = [join.source for join in self.joins if not self.sources[join.source].key]
+        if unkeyed:
+            raise ValueError(f"dictionaries need a `key`: {', '.join(unkeyed)}")
+        roles = {
+            feature.role: feature.name
+            for feature in self.features
+            if feature.column in (self.events.user, self.events.item)
+        }
+        if not {"user", "item"} <= set(roles):
+            raise ValueError(
+                "`features` must encode the event's user column (role user) and item column "
+                "(role item)"
+            )
+        return self
+
+    def resolved(self) -> dict[str, Any]:
+        """Returns the config as plain JSON values."""
+        return self.model_dump(mode="json")

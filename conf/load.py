@@ -1,0 +1,169 @@
+"""Reads a config from a preset or file, applies overrides, and explains what does not fit."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from conf.errors import ConfigError, did_you_mean
+
+ConfigT = TypeVar("ConfigT", bound=BaseModel)
+
+
+def load_config(
+    cls: type[ConfigT], kind: str, source: str | None, overrides: Sequence[str] = ()
+) -> ConfigT:
+    """Builds a config from a preset name or a YAML file, with `a.b=c` overrides on top.
+
+    Args:
+        cls: Config class.
+        kind: Preset folder, `etl` or `training`.
+        source: Preset name, path of a YAML file, or None for defaults and overrides alone.
+        overrides: `a.b=c` each; the value is read as YAML.
+
+    Raises:
+        ConfigError: Unknown preset or file, not YAML, unknown key, or a value that does not fit.
+    """
+    data = {} if source is None else read_yaml(kind, source)
+    for override in overrides:
+        apply_override(data, override)
+    try:
+        return cls.model_validate(data)
+    except ValidationError as error:
+        raise _explain(cls, error, source) from error
+
+
+def preset_names(kind: str) -> list[str]:
+    """Returns the names of the presets that come with Sluice."""
+    folder = resources.files("conf") / "presets" / kind
+    return sorted(
+        entry.name.removesuffix(".yaml")
+        for entry in folder.iterdir()
+        if entry.name.endswith(".yaml")
+    )
+
+
+def read_yaml(kind: str, source: str) -> dict[str, Any]:
+    """Reads a preset by name, or a YAML file by path.
+
+    Raises:
+        ConfigError: There is neither, or the content is not a YAML mapping.
+    """
+    if source in preset_names(kind):
+        text = (resources.files("conf") / "presets" / kind / f"{source}.yaml").read_text("utf-8")
+    elif Path(source).is_file():
+        text = Path(source).read_text(encoding="utf-8")
+    else:
+        raise ConfigError(
+            "no such config",
+            received=source,
+            allowed=f"a YAML file, or a preset: {', '.join(preset_names(kind))}",
+            fix=did_you_mean(source, preset_names(kind)),
+        )
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source} is not valid YAML", received=str(error)) from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{source} must hold a mapping", received=type(data).__name__)
+    return data
+
+
+def apply_override(data: dict[str, Any], override: str) -> None:
+    """Sets one `a.b=c` in a nested mapping, in place; list elements by index (`features.0.name`).
+
+    Raises:
+        ConfigError: No `=`, an empty key, a value that is not YAML, or a path through a scalar.
+    """
+    key, equals, raw = override.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError("an override must be KEY=VALUE", received=override, allowed="a.b=c")
+    try:
+        value = yaml.safe_load(raw) if raw else None
+    except yaml.YAMLError as error:
+        raise ConfigError("an override's value must be YAML", received=override) from error
+    *parents, last = key.strip().split(".")
+    node: Any = data
+    for part in parents:
+        node = _step(node, part, override)
+    if isinstance(node, list):
+        node[_index(node, last, override)] = value
+    else:
+        node[last] = value
+
+
+def _step(node: Any, part: str, override: str) -> Any:
+    child = node[_index(node, part, override)] if isinstance(node, list) else node.get(part)
+    if child is None and isinstance(node, dict):
+        child = node[part] = {}
+    if not isinstance(child, dict | list):
+        raise ConfigError(f"{part!r} holds a plain value, not a group of keys", received=override)
+    return child
+
+
+def _index(node: list[Any], part: str, override: str) -> int:
+    if not part.isdigit() or int(part) >= len(node):
+        raise ConfigError(
+            "a list element is named by its position",
+            received=override,
+            allowed=f"0 to {len(node) - 1}",
+        )
+    return int(part)
+
+
+def _explain(cls: type[BaseModel], error: ValidationError, source: str | None) -> ConfigError:
+    lines = []
+    fix = None
+    for item in error.errors():
+        where = ".".join(str(part) for part in item["loc"]) or "(top level)"
+        if item["type"] == "extra_forbidden":
+            name = str(item["loc"][-1])
+            hint = did_you_mean(name, _keys_at(cls, item["loc"][:-1]))
+            lines.append(f"{where}: unknown key; {hint}")
+            fix = fix or hint
+        elif item["type"] == "missing":
+            lines.append(f"{where}: required, not given")
+        else:
+            lines.append(f"{where}: {item['msg']}, received {_short(item['input'])}")
+    origin = source or "overrides"
+    return ConfigError(
+        f"config {origin} has {len(lines)} error(s)",
+        received="\n            ".join(lines),
+        fix=fix or "correct the keys above, in the file or by --set KEY=VALUE",
+    )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _keys_at(cls: type[BaseModel], location: Sequence[int | str]) -> list[str]:
+    """Valid keys of the model at a location of a validation error; tags of unions are skipped."""
+    candidates: list[Any] = [cls]
+    for part in location:
+        models = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
+        fields = [m.model_fields[part].annotation for m in models if part in m.model_fields]
+        if fields:
+            candidates = [leaf for field in fields for leaf in _leaves(field)]
+    keys: set[str] = set()
+    for candidate in candidates:
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            keys |= set(candidate.model_fields)
+    return sorted(keys)
+
+
+def _leaves(annotation: Any) -> list[Any]:
+    """The classes inside Optional, tuple, dict and Annotated annotations."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _leaves(get_args(annotation)[0])
+    if origin in (Union, types.UnionType, tuple, list, dict, Mapping):
+        return [leaf for argument in get_args(annotation) for leaf in _leaves(argument)]
+    return [annotation]

@@ -1,0 +1,232 @@
+"""The manifest: the commit point of a dataset version, and all that a reader may open."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from conf.errors import InputDataError
+from conf.schema import FeatureSchema
+
+MANIFEST_FILE = "manifest.json"
+MANIFEST_FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class ShardInfo:
+    """One shard file.
+
+    Attributes:
+        path: Relative to the directory that holds the manifest.
+        rows: Number of records.
+        bytes: File size as stored (compressed where compression is on).
+        crc32c: CRC32C of the file's bytes, 8 hex digits.
+    """
+
+    path: str
+    rows: int
+    bytes: int
+    crc32c: str
+
+
+@dataclass(frozen=True)
+class SplitInfo:
+    """One split: a name and its shards, in the order in which they are read."""
+
+    name: str
+    shards: tuple[ShardInfo, ...]
+
+    @property
+    def rows(self) -> int:
+        """Number of records."""
+        return sum(shard.rows for shard in self.shards)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes on disk."""
+        return sum(shard.bytes for shard in self.shards)
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """Any other file that belongs to the version (vocabularies, `encoders.json`)."""
+
+    path: str
+    bytes: int
+    crc32c: str
+
+
+@dataclass(frozen=True)
+class DatasetKeys:
+    """Which feature plays which part; None where the dataset has no such feature.
+
+    Attributes:
+        user: Scalar id of the user.
+        item: Scalar id of the target item.
+        history: Ragged item ids before the event, most recent first.
+        seen: Ragged item ids that the user had met before the event, unbounded.
+        candidates: Ragged item ids to rank against in a sampled protocol, target excluded.
+        label: The label.
+    """
+
+    user: str
+    item: str
+    history: str | None = None
+    seen: str | None = None
+    candidates: str | None = None
+    label: str | None = None
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A source as it stood when it was read."""
+
+    source: str
+    path: str
+    bytes: int
+    modified_ms: int
+
+
+@dataclass(frozen=True)
+class SourceSnapshot:
+    """What the version was made from."""
+
+    inputs: tuple[InputFile, ...]
+    event_ts_ms_range: tuple[int, int] | None
+    config: Mapping[str, Any]
+    config_sha256: str
+
+
+@dataclass(frozen=True)
+class RowCounts:
+    """Where the rows went: every row of the event log is either kept or dropped for a reason.
+
+    Attributes:
+        read: Rows per source, bad ones included.
+        quarantined: Bad rows per source and reason.
+        joined: Event rows after parsing, de-duplication and dictionary joins.
+        kept: Records written per split.
+        dropped: Event rows left out, by reason.
+    """
+
+    read: Mapping[str, int]
+    quarantined: Mapping[str, Mapping[str, int]]
+    joined: int
+    kept: Mapping[str, int]
+    dropped: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A published dataset version."""
+
+    dataset_name: str
+    dataset_version: str
+    created_at: str
+    record_type: str
+    compression: str | None
+    splits: tuple[SplitInfo, ...]
+    schema: FeatureSchema
+    keys: DatasetKeys
+    encoder_files: tuple[FileInfo, ...]
+    encoders_fingerprint: str
+    statistics: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    label_rate: Mapping[str, float]
+    source: SourceSnapshot
+    counts: RowCounts
+    code_version: str
+    stage_seconds: Mapping[str, float] = field(default_factory=dict)
+    format_version: int = MANIFEST_FORMAT_VERSION
+
+    def split(self, name: str) -> SplitInfo:
+        """Returns a split by name.
+
+        Raises:
+            InputDataError: The version has no such split.
+        """
+        for split in self.splits:
+            if split.name == name:
+                return split
+        raise InputDataError(
+            f"dataset {self.dataset_name!r} version {self.dataset_version} has no such split",
+            received=name,
+            allowed=", ".join(split.name for split in self.splits),
+        )
+
+    def has_split(self, name: str) -> bool:
+        """Whether the version has that split with at least one record."""
+        return any(split.name == name and split.rows > 0 for split in self.splits)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the manifest as a JSON object."""
+        data = asdict(self)
+        data["schema"] = self.schema.to_json()
+        data["schema_fingerprint"] = self.schema.fingerprint
+        return data
+
+    def dumps(self) -> str:
+        """Returns the text of `manifest.json`."""
+        return json.dumps(self.to_json(), indent=1, sort_keys=True, default=dict) + "\n"
+
+    @classmethod
+    def loads(cls, text: str, origin: str = MANIFEST_FILE) -> Manifest:
+        """Builds a manifest from its text.
+
+        Args:
+            text: Content of `manifest.json`.
+            origin: Where it came from, for the error message.
+
+        Raises:
+            InputDataError: Not JSON, another format version, a key missing, or a schema that
+                does not match its fingerprint.
+        """
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise InputDataError(
+                f"{origin} is not valid JSON",
+                received=str(error),
+                fix="build the dataset again; earlier versions are untouched",
+            ) from error
+        version = data.get("format_version") if isinstance(data, dict) else None
+        if version != MANIFEST_FORMAT_VERSION:
+            raise InputDataError(
+                f"{origin} has another format version",
+                received=version,
+                allowed=MANIFEST_FORMAT_VERSION,
+                fix="read it with the version of Sluice that wrote it, or build again",
+            )
+        try:
+            return cls(**_manifest_fields(data, origin))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputDataError(f"{origin} is not complete", received=repr(error)) from error
+
+
+def _manifest_fields(data: dict[str, Any], origin: str) -> dict[str, Any]:
+    fields = dict(data)
+    schema = FeatureSchema.from_json(fields.pop("schema"))
+    if fields.pop("schema_fingerprint") != schema.fingerprint:
+        raise InputDataError(
+            f"{origin}: the schema does not match its fingerprint",
+            fix="the file was edited or damaged; build the dataset again",
+        )
+    source = fields.pop("source")
+    time_range = source.pop("event_ts_ms_range")
+    return {
+        **fields,
+        "schema": schema,
+        "splits": tuple(
+            SplitInfo(split["name"], tuple(ShardInfo(**shard) for shard in split["shards"]))
+            for split in fields["splits"]
+        ),
+        "keys": DatasetKeys(**fields["keys"]),
+        "encoder_files": tuple(FileInfo(**item) for item in fields["encoder_files"]),
+        "source": SourceSnapshot(
+            inputs=tuple(InputFile(**item) for item in source.pop("inputs")),
+            event_ts_ms_range=None if time_range is None else (time_range[0], time_range[1]),
+            **source,
+        ),
+        "counts": RowCounts(**fields["counts"]),
+    }

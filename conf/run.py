@@ -1,0 +1,137 @@
+"""Where training runs live, and the run card that explains each.
+
+    <root>/<name>/runs/<id>/run_card.json     config, versions, status, timings, metrics
+                            history.json      one entry per epoch
+                            checkpoints/      TensorFlow checkpoints, best and last
+                            logs/             TensorBoard
+                            metrics.json      evaluation against the baselines
+                            export/           SavedModels, embeddings
+                            recommendations.json.gz
+                            report.html
+    <root>/<name>/CURRENT                     id of the last run that finished training
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conf.dataset import CURRENT_FILE, NAME_PATTERN, local_path, write_text_atomic
+from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
+
+RUN_CARD_FILE = "run_card.json"
+HISTORY_FILE = "history.json"
+METRICS_FILE = "metrics.json"
+REPORT_FILE = "report.html"
+RECOMMENDATIONS_FILE = "recommendations.json.gz"
+CHECKPOINTS_DIR = "checkpoints"
+LOGS_DIR = "logs"
+EXPORT_DIR = "export"
+RUNS_DIR = "runs"
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """The paths of one named series of runs."""
+
+    root: Path
+    name: str
+
+    def __post_init__(self) -> None:
+        """Refuses a name that could leave the root.
+
+        Raises:
+            ConfigError: The name is not a plain file name.
+        """
+        if not NAME_PATTERN.fullmatch(self.name):
+            raise ConfigError(
+                "a run name must be a plain name",
+                received=self.name,
+                allowed="letters, digits, '_', '-', '.'; first a letter or digit",
+            )
+
+    @property
+    def base(self) -> Path:
+        """Directory of the series."""
+        return self.root / self.name
+
+    @property
+    def runs(self) -> Path:
+        """Directory of all runs."""
+        return self.base / RUNS_DIR
+
+    @property
+    def current(self) -> Path:
+        """File that names the last finished run."""
+        return self.base / CURRENT_FILE
+
+    def run(self, run_id: str) -> Path:
+        """Directory of one run."""
+        return self.runs / run_id
+
+
+def resolve_run(path: str) -> Path:
+    """Returns the directory of the run that a path stands for.
+
+    Args:
+        path: A series (`<root>/<name>`: its last finished run) or one run's directory.
+
+    Raises:
+        UpstreamNotReadyError: No run has finished there.
+        InputDataError: `CURRENT` names a run that does not exist.
+    """
+    directory = local_path(path)
+    if (directory / RUN_CARD_FILE).is_file():
+        return directory
+    current = directory / CURRENT_FILE
+    if not current.is_file():
+        raise UpstreamNotReadyError(
+            "there is no finished training run here",
+            received=directory,
+            allowed=f"a directory with {CURRENT_FILE} or {RUN_CARD_FILE}",
+            fix="run `sluice train` first, or correct the path",
+        )
+    run_id = current.read_text(encoding="utf-8").strip()
+    run = directory / RUNS_DIR / run_id
+    if not NAME_PATTERN.fullmatch(run_id) or not (run / RUN_CARD_FILE).is_file():
+        raise InputDataError(
+            f"{current} names a run that is not there",
+            received=run_id,
+            fix="train again, or give a run's own directory",
+        )
+    return run
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads one of a run's JSON files.
+
+    Raises:
+        UpstreamNotReadyError: It does not exist.
+        InputDataError: It is not a JSON object.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UpstreamNotReadyError("a file of this run is missing", received=path) from error
+    except json.JSONDecodeError as error:
+        raise InputDataError(f"{path} is not valid JSON", received=str(error)) from error
+    if not isinstance(data, dict):
+        raise InputDataError(f"{path} must hold an object", received=type(data).__name__)
+    return data
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """Writes a JSON file atomically, keys sorted."""
+    write_text_atomic(path, json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n")
+
+
+def update_run_card(run: Path, **parts: Any) -> None:
+    """Sets top-level parts of a run's card; dictionaries are merged one level deep."""
+    file = run / RUN_CARD_FILE
+    card = read_json(file) if file.exists() else {}
+    for key, value in parts.items():
+        old = card.get(key)
+        card[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
+    write_json(file, card)

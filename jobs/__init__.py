@@ -1,0 +1,1 @@
+"""Entry points: each module parses a config, calls one side, logs, returns an exit code."""

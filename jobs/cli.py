@@ -1,0 +1,131 @@
+"""The `sluice` command: one subcommand per job, each imported only when it is called."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import importlib.metadata
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from conf.errors import ConfigError, ExitCode, SluiceError, did_you_mean
+
+SUBCOMMANDS = {
+    "data": ("jobs.data", "Generate sample logs, or fetch a public data set."),
+    "build": ("jobs.build_dataset", "Logs and dictionaries to a published TFRecord dataset."),
+    "train": ("jobs.train", "Train a model on a dataset version."),
+    "evaluate": ("jobs.evaluate", "Rank the catalogue and compare with the baselines."),
+    "export": ("jobs.export", "SavedModels and embeddings of a trained run."),
+    "predict": ("jobs.predict", "Top-k lists for every user, as .json.gz."),
+    "inspect": ("jobs.inspect", "Show what a dataset, a shard or a run holds."),
+    "report": ("jobs.report", "Write the HTML report of a run."),
+    "demo": ("jobs.demo", "The whole chain on generated sample logs."),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the `sluice` command and returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(render_help())
+        return ExitCode.OK
+    if arguments[0] == "--version":
+        print(f"sluice {importlib.metadata.version('sluice')}")
+        return ExitCode.OK
+    name, *rest = arguments
+    if name not in SUBCOMMANDS:
+        error = ConfigError(
+            "no such subcommand",
+            received=name,
+            allowed=", ".join(SUBCOMMANDS),
+            fix=did_you_mean(name, SUBCOMMANDS),
+        )
+        return _report(error)
+    try:
+        app = _import(SUBCOMMANDS[name][0]).app
+    except SluiceError as error:
+        return _report(error)
+    return run_app(app, rest, prog_name=f"sluice {name}")
+
+
+def render_help() -> str:
+    """Returns the list of subcommands, in the order of the chain, without importing them."""
+    width = max(map(len, SUBCOMMANDS)) + 2
+    rows = "\n".join(f"  {name:<{width}}{text}" for name, (_, text) in SUBCOMMANDS.items())
+    return (
+        "Spark logs in, TFRecord shards through, trained recommenders out.\n\n"
+        "Usage: sluice COMMAND [OPTIONS]\n\n"
+        f"Commands:\n{rows}\n\n"
+        "Options:\n  --version   Show the version.\n  -h, --help  Show this text.\n\n"
+        "`sluice COMMAND --help` shows a command's own options.\n\n"
+        "Exit codes: 0 done, 2 usage or config, 3 input data refused, 4 upstream not ready,\n"
+        "            5 training diverged, 1 anything else."
+    )
+
+
+def run_app(app: typer.Typer, argv: Sequence[str] | None = None, prog_name: str | None = None
+            ) -> int:
+    """Runs one job's Typer app and returns its exit code.
+
+    Users' mistakes end in a message and an exit code, not in a stack trace.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        result = typer.main.get_command(app).main(
+            args=arguments, prog_name=prog_name, standalone_mode=False
+        )
+        return int(result) if isinstance(result, int) else ExitCode.OK
+    except typer.TyperException as error:
+        error.show()
+        return ExitCode.CONFIG
+    except (typer.Abort, KeyboardInterrupt):
+        print("interrupted; what was published before is untouched", file=sys.stderr)
+        return ExitCode.FAILED
+    except SluiceError as error:
+        return _report(error)
+    except OSError as error:
+        return _report_os_error(error)
+    except Exception:
+        logging.getLogger("sluice").exception(
+            "unexpected failure; what was published before is untouched"
+        )
+        return ExitCode.FAILED
+
+
+def _import(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        extra = {"pyspark": "etl", "tensorflow": "training", "keras": "training"}.get(package)
+        if extra is None:
+            raise
+        raise ConfigError(
+            f"this subcommand needs the package {package!r}, which is not installed",
+            fix=f"pip install 'sluice[{extra}]'",
+        ) from error
+
+
+def _report(error: SluiceError) -> int:
+    print(f"error: {error.render()}", file=sys.stderr)
+    return error.exit_code
+
+
+def _report_os_error(error: OSError) -> int:
+    where = f": {error.filename}" if error.filename else ""
+    reason = error.strerror or str(error)
+    print(f"error: {reason}{where}", file=sys.stderr)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        print("  fix:      free some space, or set another output directory;", file=sys.stderr)
+        print("            what was published before is untouched", file=sys.stderr)
+    else:
+        logging.getLogger("sluice").debug("details", exc_info=error)
+    return ExitCode.FAILED
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
