@@ -1,8 +1,8 @@
 """Where dataset versions live, and how one becomes the current one.
 
-    <root>/<name>/versions/<id>/manifest.json      a published version
-    <root>/<name>/versions/.staging-<id>/          a build under way, or a dead one's leftovers
-    <root>/<name>/CURRENT                          id of the version that readers take
+<root>/<name>/versions/<id>/manifest.json      a published version
+<root>/<name>/versions/.staging-<id>/          a build under way, or a dead one's leftovers
+<root>/<name>/CURRENT                          id of the version that readers take
 """
 
 from __future__ import annotations

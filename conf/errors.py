@@ -90,8 +90,9 @@ class TrainingDivergedError(SluiceError):
     exit_code = ExitCode.DIVERGED
 
 
-def _rebuild(cls: type[SluiceError], what: str, received: object, allowed: object,
-             fix: str | None) -> SluiceError:
+def _rebuild(
+    cls: type[SluiceError], what: str, received: object, allowed: object, fix: str | None
+) -> SluiceError:
     return cls(what, received=received, allowed=allowed, fix=fix)
 
 

@@ -88,7 +88,7 @@ class JoinConfig(Strict):
     """A dictionary joined to each event by key."""
 
     source: str
-    on: str = Field(description="Column of the event that holds the dictionary's key.")
+    column: str = Field(description="Column of the event that holds the dictionary's key.")
     unmatched: Literal["drop", "keep", "fail"] = "drop"
 
 

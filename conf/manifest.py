@@ -138,6 +138,7 @@ class Manifest:
     counts: RowCounts
     code_version: str
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
+    peak_memory_bytes: Mapping[str, int] = field(default_factory=dict)
     format_version: int = MANIFEST_FORMAT_VERSION
 
     def split(self, name: str) -> SplitInfo:

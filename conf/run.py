@@ -1,14 +1,14 @@
 """Where training runs live, and the run card that explains each.
 
-    <root>/<name>/runs/<id>/run_card.json     config, versions, status, timings, metrics
-                            history.json      one entry per epoch
-                            checkpoints/      TensorFlow checkpoints, best and last
-                            logs/             TensorBoard
-                            metrics.json      evaluation against the baselines
-                            export/           SavedModels, embeddings
-                            recommendations.json.gz
-                            report.html
-    <root>/<name>/CURRENT                     id of the last run that finished training
+<root>/<name>/runs/<id>/run_card.json     config, versions, status, timings, metrics
+                        history.json      one entry per epoch
+                        checkpoints/      TensorFlow checkpoints, best and last
+                        logs/             TensorBoard
+                        metrics.json      evaluation against the baselines
+                        export/           SavedModels, embeddings
+                        recommendations.json.gz
+                        report.html
+<root>/<name>/CURRENT                     id of the last run that finished training
 """
 
 from __future__ import annotations

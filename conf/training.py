@@ -37,6 +37,7 @@ class MFConfig(Strict):
     name: Literal["mf"] = "mf"
     embedding_dim: int = Field(64, ge=1)
     item_bias: bool = True
+    embedding_stddev: float = Field(0.1, gt=0, description="Of the tables' first values.")
     embedding_l2: float | None = Field(None, gt=0, description="On the rows of the batch.")
     temperature: float = Field(1.0, gt=0)
     objective: ObjectiveConfig = SampledSoftmaxConfig()
@@ -52,6 +53,10 @@ class DSSMConfig(Strict):
     user_features: tuple[str, ...] | None = Field(None, description="None: all of role user.")
     item_features: tuple[str, ...] | None = Field(None, description="None: all of role item.")
     dropout: float | None = Field(None, gt=0, lt=1)
+    history_pooling: Literal["mean", "position_weighted"] = Field(
+        "mean", description="position_weighted learns how much the k-th latest item counts."
+    )
+    embedding_stddev: float = Field(0.05, gt=0, description="Of the tables' first values.")
     embedding_l2: float | None = Field(None, gt=0, description="On the rows of the batch.")
     temperature: float = Field(0.07, gt=0)
     objective: ObjectiveConfig = SampledSoftmaxConfig()

@@ -67,8 +67,9 @@ def render_help() -> str:
     )
 
 
-def run_app(app: typer.Typer, argv: Sequence[str] | None = None, prog_name: str | None = None
-            ) -> int:
+def run_app(
+    app: typer.Typer, argv: Sequence[str] | None = None, prog_name: str | None = None
+) -> int:
     """Runs one job's Typer app and returns its exit code.
 
     Users' mistakes end in a message and an exit code, not in a stack trace.
@@ -80,7 +81,9 @@ def run_app(app: typer.Typer, argv: Sequence[str] | None = None, prog_name: str 
         )
         return int(result) if isinstance(result, int) else ExitCode.OK
     except typer.TyperException as error:
-        error.show()
+        # A usage error knows how to show itself with the command's usage line.
+        show = getattr(error, "show", None)
+        show() if show else print(f"error: {error.format_message()}", file=sys.stderr)
         return ExitCode.CONFIG
     except (typer.Abort, KeyboardInterrupt):
         print("interrupted; what was published before is untouched", file=sys.stderr)

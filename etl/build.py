@@ -1,0 +1,307 @@
+"""The build: sources to a published dataset version, in stages that are timed and counted."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conf.dataset import DatasetPaths, local_path
+from conf.encoders import ENCODERS_FILE, EncoderPlan
+from conf.errors import InternalError
+from conf.etl import BuildConfig
+from conf.manifest import FileInfo, Manifest, RowCounts, ShardInfo, SourceSnapshot, SplitInfo
+from conf.schema import fingerprint
+from etl.encoders.vocabulary import fit_vocabulary, write_vocabulary
+from etl.events import EventCounts, count_events, kept, prepare_events
+from etl.features import FeaturePlan, build_plan, plan_features
+from etl.publish import hold_lock, new_version_id, publish_version, stage_version, sweep_leftovers
+from etl.records import (
+    arrange,
+    build_catalog,
+    build_samples,
+    build_users,
+    drop_short_histories,
+    shard_counts,
+)
+from etl.sources import Source, SourceCounts, check_bad_rows, count_rows, read_source
+from etl.split import CATALOG, EVENT_SPLITS, SPLIT_COLUMN, TRAIN, USERS
+from etl.statistics import merge_statistics
+from etl.tfrecord.crc32c import crc32c
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+logger = logging.getLogger("sluice.build")
+
+ENCODERS_DIR = "encoders"
+QUARANTINE_DIR = "quarantine"
+COMMIT_FILE = "_sluice_commit.json"
+HISTORY_TOO_SHORT = "history_too_short"
+
+
+@dataclass
+class StageClock:
+    """Wall time of each stage, logged as it ends."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Times one stage."""
+        logger.info("%s …", name)
+        start = time.monotonic()
+        yield
+        self.seconds[name] = round(time.monotonic() - start, 3)
+        logger.info("%s: %.1f s", name, self.seconds[name])
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """A published version."""
+
+    version: Path
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class _Build:
+    """What the stages of one build share."""
+
+    spark: SparkSession
+    config: BuildConfig
+    plan: FeaturePlan
+    staging: Path
+    clock: StageClock
+
+
+def build_dataset(
+    spark: SparkSession, config: BuildConfig, peak_memory: Callable[[], Mapping[str, int]] = dict
+) -> BuildResult:
+    """Builds and publishes a dataset version.
+
+    Args:
+        spark: Session with the `tfrecord` format registered.
+        config: What to build.
+        peak_memory: Called at the end; its figures go into the manifest.
+
+    Raises:
+        ConfigError: The features do not fit the declared columns.
+        InputDataError: A source or split was refused; the last version stays current.
+        UpstreamNotReadyError: Another build of this dataset is running.
+    """
+    plan = plan_features(config)
+    paths = DatasetPaths(local_path(config.output.root).resolve(), config.name)
+    digest = fingerprint(config.resolved())
+    with hold_lock(paths):
+        for name in sweep_leftovers(paths):
+            logger.warning("removed what an interrupted build left: %s", name)
+        version_id = new_version_id(digest)
+        with stage_version(paths, version_id) as staging:
+            build = _Build(spark, config, plan, staging, StageClock())
+            parts = _run_stages(build)
+            manifest = Manifest(
+                dataset_name=config.name,
+                dataset_version=version_id,
+                created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+                record_type="Example",
+                compression=config.output.compression,
+                keys=plan.keys,
+                code_version=importlib.metadata.version("sluice"),
+                stage_seconds=build.clock.seconds,
+                peak_memory_bytes=peak_memory(),
+                **parts,
+            )
+            version = publish_version(paths, staging, manifest)
+    logger.info("published %s", version)
+    return BuildResult(version, manifest)
+
+
+def _run_stages(build: _Build) -> dict[str, Any]:
+    config, clock = build.config, build.clock
+    with clock.stage("read sources"):
+        sources = {
+            name: read_source(build.spark, name, source, config.data_dir)
+            for name, source in config.sources.items()
+            if name in _used_sources(config)
+        }
+        counts = {name: count_rows(source) for name, source in sources.items()}
+        _handle_bad_rows(build, sources, counts)
+    with clock.stage("join and split events"):
+        events = prepare_events(config, sources)
+        event_counts = count_events(events, config)
+    try:
+        with clock.stage("fit encoders"):
+            encoder_plan, files, item_tokens = _fit_encoders(build, kept(events))
+        with clock.stage("write records"):
+            records = _build_records(build, kept(events), sources, item_tokens)
+            splits, statistics = _write_records(build, records)
+    finally:
+        events.unpersist()
+    return {
+        "splits": splits,
+        "schema": encoder_plan.schema,
+        "encoder_files": files,
+        "encoders_fingerprint": encoder_plan.fingerprint,
+        "statistics": statistics,
+        "label_rate": _label_rate(build.plan, statistics),
+        "source": SourceSnapshot(
+            inputs=tuple(file for source in sources.values() for file in source.files),
+            event_ts_ms_range=event_counts.event_ts_ms_range,
+            config=config.resolved(),
+            config_sha256=fingerprint(config.resolved()),
+        ),
+        "counts": _row_counts(config, counts, event_counts, splits),
+    }
+
+
+def _used_sources(config: BuildConfig) -> set[str | None]:
+    joined = {join.source for join in config.joins}
+    return {config.events.source, config.split.test_source, *joined}
+
+
+def _handle_bad_rows(
+    build: _Build, sources: Mapping[str, Source], counts: Mapping[str, SourceCounts]
+) -> None:
+    for name, source in sources.items():
+        declared = build.config.sources[name]
+        check_bad_rows(source, counts[name], declared)
+        bad = counts[name].bad_rows
+        logger.info("%s: %s rows read, %s bad", name, f"{counts[name].read:,}", f"{bad:,}")
+        if bad and declared.bad_rows.policy == "quarantine":
+            target = build.staging / QUARANTINE_DIR / name
+            source.bad.coalesce(1).write.json(target.as_uri())
+
+
+def _fit_encoders(
+    build: _Build, events: DataFrame
+) -> tuple[EncoderPlan, tuple[FileInfo, ...], pa.Table]:
+    """Fits every vocabulary on the train split, and writes the encoders' files."""
+    directory = build.staging / ENCODERS_DIR
+    directory.mkdir()
+    train = events.where(events[SPLIT_COLUMN] == TRAIN)
+    item = next(f for f in build.plan.features if f.column == build.config.events.item)
+    specs, item_tokens = [], None
+    for vocabulary in build.plan.vocabularies:
+        table = fit_vocabulary(train, vocabulary.columns, vocabulary.min_count, vocabulary.max_size)
+        logger.info("vocabulary %s: %s tokens", vocabulary.name, f"{table.num_rows:,}")
+        specs.append(write_vocabulary(table, directory / f"{vocabulary.name}.parquet"))
+        if vocabulary.name == build.plan.vocabulary_name(item):
+            item_tokens = table.select(["token"])
+    plan = build_plan(build.plan, specs)
+    (directory / ENCODERS_FILE).write_text(plan.dumps(), encoding="utf-8")
+    files = tuple(
+        _describe(build.staging, path) for path in sorted(directory.iterdir()) if path.is_file()
+    )
+    return plan, files, item_tokens
+
+
+def _describe(root: Path, path: Path) -> FileInfo:
+    data = path.read_bytes()
+    return FileInfo(str(path.relative_to(root)), len(data), f"{crc32c(data):08x}")
+
+
+def _build_records(
+    build: _Build, events: DataFrame, sources: Mapping[str, Source], item_tokens: pa.Table
+) -> DataFrame:
+    config, plan = build.config, build.plan
+    samples = drop_short_histories(build_samples(events, config), config)
+    tokens = build.spark.createDataFrame(item_tokens)
+    catalog = build_catalog(config, plan, sources, tokens)
+    users = build_users(events, config, plan)
+    records = samples.unionByName(catalog, allowMissingColumns=True)
+    return arrange(records.unionByName(users, allowMissingColumns=True), config, plan)
+
+
+def _write_records(
+    build: _Build, records: DataFrame
+) -> tuple[tuple[SplitInfo, ...], dict[str, dict[str, Any]]]:
+    """Runs the one pass that transforms, encodes and writes every split."""
+    target = build.staging / "records"
+    writer = (
+        records.write.format("tfrecord")
+        .mode("overwrite")
+        .option("recordType", "Example")
+        .option("compression", build.config.output.compression or "none")
+        .option("deterministicNames", "true")
+        .option("encoders", str(build.staging / ENCODERS_DIR))
+        .option("statistics", "true")
+    )
+    writer.save(str(target))
+    commit = json.loads((target / COMMIT_FILE).read_text(encoding="utf-8"))
+    splits, statistics, start = [], {}, 0
+    for split, count in shard_counts(build.config).items():
+        chosen = [s for s in commit["shards"] if start <= s["partition"] < start + count]
+        shards = _move_shards(build.staging, target, split, chosen, start, count)
+        splits.append(SplitInfo(split, shards))
+        statistics[split] = merge_statistics([shard["statistics"] for shard in chosen])
+        start += count
+    for leftover in target.iterdir():
+        leftover.unlink()
+    target.rmdir()
+    return tuple(splits), statistics
+
+
+def _move_shards(
+    staging: Path,
+    target: Path,
+    split: str,
+    chosen: Sequence[Mapping[str, Any]],
+    start: int,
+    count: int,
+) -> tuple[ShardInfo, ...]:
+    (staging / split).mkdir()
+    shards = []
+    for shard in sorted(chosen, key=lambda s: int(s["partition"])):
+        suffix = "".join(Path(shard["path"]).suffixes)
+        name = f"part-{shard['partition'] - start:05d}-of-{count:05d}{suffix}"
+        (target / shard["path"]).rename(staging / split / name)
+        shards.append(ShardInfo(f"{split}/{name}", shard["rows"], shard["bytes"], shard["crc32c"]))
+    return tuple(shards)
+
+
+def _label_rate(plan: FeaturePlan, statistics: Mapping[str, Any]) -> dict[str, float]:
+    label = plan.keys.label
+    if label is None:
+        return {}
+    rates = {split: statistics[split].get(label, {}).get("mean") for split in EVENT_SPLITS}
+    return {split: float(rate) for split, rate in rates.items() if rate is not None}
+
+
+def _row_counts(
+    config: BuildConfig,
+    counts: Mapping[str, SourceCounts],
+    events: EventCounts,
+    splits: Sequence[SplitInfo],
+) -> RowCounts:
+    """Accounts for every event.
+
+    Raises:
+        InternalError: Fewer or more records were written than events were kept.
+    """
+    written = {split.name: split.rows for split in splits}
+    short = sum(n - written[split] for split, n in events.splits.items())
+    filtered = config.history is not None and config.history.min_len is not None
+    if short < 0 or (short and not filtered) or not written[CATALOG] or not written[USERS]:
+        raise InternalError(
+            "the number of records written is not the number of events kept",
+            received=written,
+            allowed=events.splits,
+            fix="nothing was published; run again, and report this if it stays",
+        )
+    dropped = {**events.dropped, **({HISTORY_TOO_SHORT: short} if short else {})}
+    return RowCounts(
+        read={name: count.read for name, count in counts.items()},
+        quarantined={name: count.bad for name, count in counts.items()},
+        joined=events.joined,
+        kept=written,
+        dropped=dropped,
+    )

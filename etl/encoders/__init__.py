@@ -1,0 +1,1 @@
+"""Encoders: raw columns to features, with vocabularies fitted on the train split alone."""

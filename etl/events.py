@@ -1,0 +1,174 @@
+"""The event log made ready: parsed, de-duplicated, joined, ordered, split; each loss has a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pyspark import StorageLevel
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
+from conf.errors import InputDataError
+from conf.etl import BuildConfig
+from etl.features import CANDIDATES
+from etl.history import POSITION_COLUMN
+from etl.joins import DROP_COLUMN, check_all_matched, check_unique_key, join_dictionary
+from etl.sources import ORDER_COLUMN, Source
+from etl.split import EVENT_SPLITS, GIVEN_TEST_COLUMN, SPLIT_COLUMN, TOTAL_COLUMN, add_split
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+DUPLICATE = "duplicate"
+
+
+def prepare_events(config: BuildConfig, sources: Mapping[str, Source]) -> DataFrame:
+    """Builds the annotated event frame, persisted: every good row of the log, kept or not.
+
+    Returns:
+        Event and dictionary columns, `__drop` (null, or why the row is left out), `__position`
+        (rank among its user's kept events, from 1), `__total`, `__split`, `__event_ts_ms` and
+        the label where one is declared.
+
+    Raises:
+        InputDataError: A dictionary's key is not unique, or an event that must match does not.
+    """
+    events = _read_log(config, sources)
+    events = _mark_duplicates(events, config)
+    for join in config.joins:
+        dictionary = sources[join.source].good
+        key = config.sources[join.source].key or ()
+        check_unique_key(join.source, dictionary, key)
+        if join.unmatched == "fail":
+            check_all_matched(events, join.source, dictionary, key[0], join.column)
+        events = join_dictionary(
+            events, join.source, dictionary, key[0], join.column, join.unmatched
+        )
+    events = _mark_unlabelled(events, config)
+    events = _add_positions(events, config)
+    events = add_split(
+        events, config.split, config.events.user, config.events.time, config.output.seed
+    )
+    return events.drop(ORDER_COLUMN, "__given_total").persist(StorageLevel.MEMORY_AND_DISK)
+
+
+def _read_log(config: BuildConfig, sources: Mapping[str, Source]) -> DataFrame:
+    log = sources[config.events.source].good.withColumn(GIVEN_TEST_COLUMN, F.lit(False))
+    if config.split.test_source:
+        test = sources[config.split.test_source].good.withColumn(GIVEN_TEST_COLUMN, F.lit(True))
+        if config.split.candidates:
+            test = test.withColumnRenamed(config.split.candidates, CANDIDATES)
+        log = log.unionByName(test, allowMissingColumns=True)
+    time = config.events.time
+    scale = 1000 if config.events.time_unit == "s" else 1
+    ts = F.col(time) * F.lit(scale) if time else F.lit(None).cast("bigint")
+    log = log.withColumn("__event_ts_ms", ts).withColumn(DROP_COLUMN, F.lit(None).cast("string"))
+    # One shuffle serves every window below: all of them run inside a user.
+    return log.repartition(F.col(config.events.user))
+
+
+def _mark_duplicates(events: DataFrame, config: BuildConfig) -> DataFrame:
+    if not config.events.deduplicate:
+        return events
+    same = [config.events.user, config.events.item, GIVEN_TEST_COLUMN]
+    if config.events.time:
+        same.append(config.events.time)
+    rank = F.row_number().over(Window.partitionBy(*same).orderBy(ORDER_COLUMN))
+    return (
+        events.withColumn("__rank", rank)
+        .withColumn(DROP_COLUMN, F.when(F.col("__rank") > 1, F.lit(DUPLICATE)))
+        .drop("__rank")
+    )
+
+
+def _mark_unlabelled(events: DataFrame, config: BuildConfig) -> DataFrame:
+    """Adds the label; an event of a given test set may lack one."""
+    if config.label is None:
+        return events
+    value = F.col(config.label.column)
+    label = F.when(value.isNotNull(), (value >= config.label.at_least).cast("float"))
+    return events.withColumn(config.label.name, label)
+
+
+def _add_positions(events: DataFrame, config: BuildConfig) -> DataFrame:
+    user = config.events.user
+    order = [F.col(GIVEN_TEST_COLUMN)]
+    if config.events.time:
+        order.append(F.col(config.events.time))
+    kept = F.when(F.col(DROP_COLUMN).isNull(), 1).otherwise(0)
+    # Ties in time are broken by the position in the input: the declared order.
+    running = (
+        Window.partitionBy(user)
+        .orderBy(*order, ORDER_COLUMN)
+        .rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    )
+    whole = running.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+    given = kept * F.col(GIVEN_TEST_COLUMN).cast("int")
+    return (
+        events.withColumn(POSITION_COLUMN, F.sum(kept).over(running))
+        .withColumn(TOTAL_COLUMN, F.sum(kept).over(whole))
+        .withColumn("__given_total", F.sum(given).over(whole))
+    )
+
+
+def kept(events: DataFrame) -> DataFrame:
+    """Returns the events that become records."""
+    return events.where(F.col(DROP_COLUMN).isNull())
+
+
+class EventCounts:
+    """Counts of the annotated frame, from one scan of it."""
+
+    def __init__(
+        self,
+        joined: int,
+        splits: Mapping[str, int],
+        dropped: Mapping[str, int],
+        event_ts_ms_range: tuple[int, int] | None,
+    ) -> None:
+        self.joined = joined
+        self.splits = dict(splits)
+        self.dropped = dict(dropped)
+        self.event_ts_ms_range = event_ts_ms_range
+
+
+def count_events(events: DataFrame, config: BuildConfig) -> EventCounts:
+    """Counts kept events per split and dropped ones per reason.
+
+    Raises:
+        InputDataError: The train or the test split is empty.
+    """
+    rows = (
+        events.groupBy(DROP_COLUMN, SPLIT_COLUMN)
+        .agg(
+            F.count("*").alias("n"),
+            F.min("__event_ts_ms").alias("low"),
+            F.max("__event_ts_ms").alias("high"),
+        )
+        .collect()
+    )
+    dropped: dict[str, int] = {}
+    for row in rows:
+        if row[DROP_COLUMN] is not None:
+            dropped[row[DROP_COLUMN]] = dropped.get(row[DROP_COLUMN], 0) + row["n"]
+    good = [row for row in rows if row[DROP_COLUMN] is None]
+    splits = {row[SPLIT_COLUMN]: row["n"] for row in good}
+    wanted = [s for s in EVENT_SPLITS if s != "validation" or config.split.validation]
+    empty = [split for split in wanted if not splits.get(split)]
+    if empty:
+        raise InputDataError(
+            f"the {' and the '.join(empty)} split would be empty",
+            received=f"{sum(splits.values()):,} events after joins: {splits or 'none'}; "
+            f"dropped: {dropped or 'none'}",
+            allowed="at least one record in each split",
+            fix="check the log's size, `joins`, and `split` (strategy, fractions, min_events)",
+        )
+    lows = [row["low"] for row in good if row["low"] is not None]
+    highs = [row["high"] for row in good if row["high"] is not None]
+    return EventCounts(
+        joined=sum(splits.values()),
+        splits={split: splits[split] for split in EVENT_SPLITS if split in splits},
+        dropped=dict(sorted(dropped.items())),
+        event_ts_ms_range=(min(lows), max(highs)) if lows else None,
+    )

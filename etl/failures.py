@@ -1,0 +1,54 @@
+"""Turns what Spark raises back into the error that caused it."""
+
+from __future__ import annotations
+
+import re
+
+from conf.errors import (
+    ConfigError,
+    InputDataError,
+    InternalError,
+    SluiceError,
+    UpstreamNotReadyError,
+)
+
+_CLASSES: tuple[type[SluiceError], ...] = (
+    ConfigError,
+    InputDataError,
+    InternalError,
+    UpstreamNotReadyError,
+)
+_RAISED = re.compile(
+    r"conf\.errors\.(?P<name>\w+): (?P<text>.*?)(?=\n\s*\n|\n\s+at |\n[A-Za-z_.]+(?:Error|Exception)\b|\Z)",
+    re.DOTALL,
+)
+
+
+def translate_failure(error: BaseException) -> SluiceError | None:
+    """Finds the cause in an error that came through Spark.
+
+    Args:
+        error: Whatever an action raised.
+
+    Returns:
+        The error to show the user, or None where the cause is not one of the known kinds.
+    """
+    text = str(error)
+    raised = _RAISED.search(text)
+    if raised:
+        for cls in _CLASSES:
+            if cls.__name__ == raised["name"]:
+                return cls(raised["text"].strip())
+    if "No space left on device" in text or "Disk quota exceeded" in text:
+        return InternalError(
+            "the disk is full",
+            received="No space left on device",
+            fix="free some space, or set output.root and spark.local.dir to another disk; what "
+            "was published before is untouched",
+        )
+    if "java.lang.OutOfMemoryError" in text:
+        return InternalError(
+            "Spark ran out of memory",
+            fix="raise spark.driver_memory (local) or the executors' memory (cluster)",
+        )
+    return None

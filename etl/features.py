@@ -1,0 +1,223 @@
+"""From the config to the schema: which raw column becomes which feature, by which vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from conf.encoders import IDENTITY, ColumnEncoding, EncoderPlan, VocabularySpec
+from conf.errors import ConfigError, did_you_mean
+from conf.etl import BuildConfig, FeatureConfig, VocabularyConfig
+from conf.manifest import DatasetKeys
+from conf.schema import DType, FeatureSchema, FeatureSpec
+
+SEEN = "seen"
+CANDIDATES = "candidates"
+
+_WIRE_DTYPES: dict[str, DType] = {"int64": "int64", "float32": "float32", "string": "bytes"}
+
+
+@dataclass(frozen=True)
+class VocabularyPlan:
+    """One vocabulary to fit.
+
+    Attributes:
+        name: Its name.
+        columns: Raw columns of the train split whose tokens it holds.
+        token_dtype: `int64` or `string`.
+        min_count: Rarer tokens are OOV.
+        max_size: Most frequent tokens kept, or None for all.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    token_dtype: str
+    min_count: int
+    max_size: int | None
+
+
+@dataclass(frozen=True)
+class FeaturePlan:
+    """Everything about features that is known before the data is scanned."""
+
+    features: tuple[FeatureConfig, ...]
+    column_types: Mapping[str, str]
+    vocabularies: tuple[VocabularyPlan, ...]
+    keys: DatasetKeys
+
+    def vocabulary_name(self, feature: FeatureConfig) -> str | None:
+        """Name of the vocabulary that encodes a feature, or None for plain values."""
+        if isinstance(feature.encoding, VocabularyConfig):
+            return feature.encoding.name or feature.name
+        return None
+
+
+def plan_features(config: BuildConfig) -> FeaturePlan:
+    """Resolves the features of a config against its declared columns.
+
+    Raises:
+        ConfigError: A feature's column is not declared, a label or weight is encoded by a
+            vocabulary, or one vocabulary is asked to hold tokens of two types.
+    """
+    types = declared_columns(config)
+    features = (*config.features, *_automatic_features(config, types))
+    names = [feature.name for feature in features]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ConfigError("features are declared twice", received=", ".join(repeated))
+    for feature in features:
+        if feature.column not in types:
+            raise ConfigError(
+                f"feature {feature.name!r} reads a column that is not declared",
+                received=feature.column,
+                allowed=", ".join(sorted(types)),
+                fix=did_you_mean(feature.column, types),
+            )
+    return FeaturePlan(
+        features=features,
+        column_types=types,
+        vocabularies=_plan_vocabularies(config, features, types),
+        keys=_keys(config, features),
+    )
+
+
+def declared_columns(config: BuildConfig) -> dict[str, str]:
+    """Returns the type of each column that a feature may read."""
+    types: dict[str, str] = {}
+    for name in (config.events.source, *(join.source for join in config.joins)):
+        types.update({column.name: column.type for column in config.sources[name].columns})
+    item_type = types.get(config.events.item, "int64")
+    if config.history:
+        types[config.history.name] = f"list<{item_type}>"
+    if config.seen:
+        types[SEEN] = f"list<{item_type}>"
+    if config.split.test_source and config.split.candidates:
+        types[CANDIDATES] = f"list<{item_type}>"
+    if config.label:
+        types[config.label.name] = "float32"
+    return types
+
+
+def _automatic_features(config: BuildConfig, types: Mapping[str, str]) -> tuple[FeatureConfig, ...]:
+    """Seen items, candidates and label need no declaration: the config says that they exist."""
+    declared = {feature.column for feature in config.features}
+    item = next(f for f in config.features if f.column == config.events.item)
+    shared = VocabularyConfig(name=_name_of(item))
+    automatic = [
+        FeatureConfig(name=column, column=column, role="id", encoding=shared)
+        for column in (SEEN, CANDIDATES)
+        if column in types and column not in declared
+    ]
+    if config.label and config.label.name not in declared:
+        automatic.append(
+            FeatureConfig.model_validate(
+                {
+                    "name": config.label.name,
+                    "column": config.label.name,
+                    "role": "label",
+                    "encoding": {"kind": "identity"},
+                }
+            )
+        )
+    return tuple(automatic)
+
+
+def _name_of(feature: FeatureConfig) -> str:
+    if not isinstance(feature.encoding, VocabularyConfig):
+        raise ConfigError(
+            f"feature {feature.name!r} must be encoded by a vocabulary: it is the item's id",
+            received=feature.encoding.kind,
+            allowed="vocabulary",
+        )
+    return feature.encoding.name or feature.name
+
+
+def _plan_vocabularies(
+    config: BuildConfig, features: Sequence[FeatureConfig], types: Mapping[str, str]
+) -> tuple[VocabularyPlan, ...]:
+    derived = {SEEN, CANDIDATES, config.history.name if config.history else ""}
+    plans: dict[str, VocabularyPlan] = {}
+    for feature in features:
+        if not isinstance(feature.encoding, VocabularyConfig) or feature.column in derived:
+            continue
+        name = feature.encoding.name or feature.name
+        dtype = types[feature.column].removeprefix("list<").removesuffix(">")
+        if dtype not in ("int64", "string"):
+            raise ConfigError(
+                f"feature {feature.name!r} cannot have a vocabulary",
+                received=f"column {feature.column!r} of type {dtype}",
+                allowed="int64 or string tokens",
+                fix="use `encoding: {kind: identity}`",
+            )
+        known = plans.get(name)
+        if known and known.token_dtype != dtype:
+            raise ConfigError(
+                f"vocabulary {name!r} would hold tokens of two types",
+                received=f"{known.token_dtype} and {dtype}",
+                fix="give the features vocabularies of their own",
+            )
+        columns = (*(known.columns if known else ()), feature.column)
+        plans[name] = VocabularyPlan(
+            name, columns, dtype, feature.encoding.min_count, feature.encoding.max_size
+        )
+    for feature in features:
+        if isinstance(feature.encoding, VocabularyConfig):
+            name = feature.encoding.name or feature.name
+            if name not in plans:
+                raise ConfigError(
+                    f"feature {feature.name!r} uses a vocabulary that no other feature fits",
+                    received=name,
+                    allowed=", ".join(plans),
+                    fix=did_you_mean(name, plans),
+                )
+    return tuple(plans.values())
+
+
+def _keys(config: BuildConfig, features: Sequence[FeatureConfig]) -> DatasetKeys:
+    def find(column: str | None, role: str | None = None) -> str | None:
+        return next(
+            (f.name for f in features if f.column == column and role in (None, f.role)), None
+        )
+
+    user, item = find(config.events.user, "user"), find(config.events.item, "item")
+    if user is None or item is None:
+        raise ConfigError(
+            "the user's id must be a feature of role user, and the item's of role item",
+            received=f"user: {user}, item: {item}",
+            fix=f"encode columns {config.events.user!r} and {config.events.item!r}",
+        )
+    return DatasetKeys(
+        user=user,
+        item=item,
+        history=find(config.history.name) if config.history else None,
+        seen=find(SEEN) if config.seen else None,
+        candidates=find(CANDIDATES),
+        label=find(config.label.name) if config.label else None,
+    )
+
+
+def build_plan(plan: FeaturePlan, vocabularies: Sequence[VocabularySpec]) -> EncoderPlan:
+    """Builds the encoder plan once the vocabularies are fitted."""
+    sizes = {vocabulary.name: vocabulary.size for vocabulary in vocabularies}
+    specs, columns = [], []
+    for feature in plan.features:
+        raw = plan.column_types[feature.column]
+        scalar = raw.removeprefix("list<").removesuffix(">")
+        vocabulary = plan.vocabulary_name(feature)
+        specs.append(
+            FeatureSpec(
+                name=feature.name,
+                dtype="int64" if vocabulary else _WIRE_DTYPES[scalar],
+                role=feature.role,
+                shape=(None,) if raw.startswith("list<") else (),
+                max_len=feature.max_len,
+                encoding=vocabulary or IDENTITY,
+                vocabulary_size=sizes[vocabulary] if vocabulary else None,
+                shared_embedding=vocabulary,
+                pad_value=0 if vocabulary else None,
+            )
+        )
+        columns.append(
+            ColumnEncoding(feature.name, feature.column, scalar, vocabulary or IDENTITY)  # type: ignore[arg-type]
+        )
+    return EncoderPlan(FeatureSchema(tuple(specs)), tuple(columns), tuple(vocabularies))

@@ -1,0 +1,97 @@
+"""Joins of the event log with its dictionaries, each key checked, each loss counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from conf.errors import ConfigError, InputDataError
+from etl.sources import ORDER_COLUMN
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+DROP_COLUMN = "__drop"
+
+
+def check_unique_key(name: str, dictionary: DataFrame, key: Sequence[str]) -> None:
+    """Refuses a dictionary whose key repeats: joining it would multiply events.
+
+    Raises:
+        InputDataError: A key stands in more than one row.
+    """
+    repeated = dictionary.groupBy(*key).count().where("count > 1").orderBy(*key).limit(5).collect()
+    if repeated:
+        shown = ", ".join(
+            f"{'/'.join(str(row[column]) for column in key)} ({row['count']} rows)"
+            for row in repeated
+        )
+        raise InputDataError(
+            f"dictionary {name!r} is not unique by its key ({', '.join(key)})",
+            received=shown,
+            allowed="one row per key",
+            fix="de-duplicate the dictionary, or declare the full key",
+        )
+
+
+def join_dictionary(
+    events: DataFrame, name: str, dictionary: DataFrame, key: str, on: str, unmatched: str
+) -> DataFrame:
+    """Joins one dictionary to the events, without losing any event.
+
+    Args:
+        events: Event rows with a `__drop` column (null, or why the row is left out).
+        name: The dictionary's name.
+        dictionary: Its rows.
+        key: Its key column.
+        on: Event column that holds the key.
+        unmatched: `drop` marks events without an entry as dropped, others keep them.
+
+    Returns:
+        The events with the dictionary's other columns.
+
+    Raises:
+        ConfigError: A column of the dictionary is already a column of the event.
+    """
+    right = dictionary.drop(ORDER_COLUMN)
+    clashing = sorted((set(right.columns) - {key}) & set(events.columns))
+    if clashing:
+        raise ConfigError(
+            f"dictionary {name!r} has columns that the event already has",
+            received=", ".join(clashing),
+            fix=f"rename them in sources.{name}.columns",
+        )
+    renamed, matched = f"__key_{name}", f"__matched_{name}"
+    right = right.withColumnRenamed(key, renamed).withColumn(matched, F.lit(True))
+    joined = events.join(right, F.col(on) == F.col(renamed), "left")
+    if unmatched == "drop":
+        reason = F.when(F.col(matched).isNull(), F.lit(f"unmatched:{name}"))
+        joined = joined.withColumn(DROP_COLUMN, F.coalesce(F.col(DROP_COLUMN), reason))
+    return joined.drop(renamed, matched)
+
+
+def check_all_matched(
+    events: DataFrame, name: str, dictionary: DataFrame, key: str, on: str
+) -> None:
+    """Refuses events that have no entry in a dictionary that must know them all.
+
+    Raises:
+        InputDataError: An event's key is missing from the dictionary.
+    """
+    missing = (
+        events.select(on)
+        .distinct()
+        .join(dictionary.select(F.col(key).alias(on)), on, "left_anti")
+        .orderBy(on)
+        .limit(5)
+        .collect()
+    )
+    if missing:
+        raise InputDataError(
+            f"events have no entry in dictionary {name!r}",
+            received=f"{on} = " + ", ".join(str(row[0]) for row in missing) + ", …",
+            allowed="an entry for each event",
+            fix="complete the dictionary, or set the join's `unmatched` to drop or keep",
+        )

@@ -1,0 +1,253 @@
+"""Accumulators of the values of one feature, one per type on the wire."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from conf.schema import OOV_ID
+from etl.encoders.hashing import hash_bytes
+from etl.statistics.counter import KeyCounter
+from etl.statistics.distinct import add_keys
+from etl.statistics.histogram import FLOAT_BINS, float_histogram
+from etl.statistics.moments import Moments
+from etl.statistics.sketch import FrequencySketch, build_sketch, most_frequent
+from etl.tfrecord.kernels import kernel, load_i64
+
+DENSE_VALUES = 1 << 16
+"""Integers from 0 up to here are counted in an array: ids, as frequency orders them, mostly are."""
+_TEXT_CHARS = 64
+
+
+class ValueAccumulator(Protocol):
+    """Statistics of values, lists and nulls taken apart."""
+
+    dtype: str
+
+    def update(self, values: pa.Array) -> None:
+        """Adds values, of the type that the accumulator is for, none of them null."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the statistics as JSON values."""
+
+
+class Int64Values:
+    """Statistics of integers: exact moments, zeros, OOV ids, frequencies."""
+
+    dtype = "int64"
+
+    def __init__(self) -> None:
+        self._dense = np.zeros(DENSE_VALUES, np.int64)
+        self._others = KeyCounter()
+        self._moments = Moments()  # of the values that are not in the array
+
+    def update(self, values: pa.Array) -> None:
+        """Adds values.
+
+        Args:
+            values: Integers `[values]`, none null.
+        """
+        numbers = values.cast(pa.int64(), safe=False).to_numpy(zero_copy_only=True)
+        others = np.empty(len(numbers), np.int64)
+        others = others[: _count_dense(numbers, self._dense, others)]
+        if len(others):
+            self._others.add(others)
+            self._moments = self._moments.merge(_moments(others))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the statistics as JSON values."""
+        dense = np.flatnonzero(self._dense)
+        keys, counts = self._others.counts()
+        registers = self._others.registers.copy()
+        add_keys(np.concatenate((dense, keys)), registers)
+        return {
+            "zeros": int(self._dense[0]),
+            "oov": int(self._dense[OOV_ID]),
+            **_dense_moments(dense, self._dense[dense]).merge(self._moments).to_json(),
+            **_sketch(
+                np.concatenate((dense, keys)),
+                np.concatenate((self._dense[dense], counts)),
+                self._others.bound,
+                registers,
+            ).to_json(),
+        }
+
+
+class Float32Values:
+    """Statistics of floats: moments of the finite ones, zeros, NaN, histogram, frequencies."""
+
+    dtype = "float32"
+
+    def __init__(self) -> None:
+        self._bins = np.zeros(FLOAT_BINS, np.int64)
+        self._counter = KeyCounter()
+        self._moments = Moments()
+        self._nan = self._infinite = self._zeros = 0
+
+    def update(self, values: pa.Array) -> None:
+        """Adds values.
+
+        Args:
+            values: Numbers `[values]`, none null; taken as the float32 that the record holds.
+        """
+        numbers = values.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=True)
+        keys = np.empty(len(numbers), np.int64)
+        finite, nan, zeros, total, low, high = _scan_float32(
+            numbers.view(np.int32), numbers, self._bins, keys
+        )
+        self._nan += nan
+        self._infinite += len(numbers) - finite - nan
+        self._zeros += zeros
+        if finite:
+            mean = total / finite
+            moments = Moments(finite, mean, _squares(numbers, mean), float(low), float(high))
+            self._moments = self._moments.merge(moments)
+            self._counter.add(keys[:finite])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the statistics as JSON values."""
+        keys, counts = self._counter.counts()
+        registers = self._counter.registers.copy()
+        add_keys(keys, registers)
+        numbers = keys.astype(np.int32).view(np.float32)
+        return {
+            "zeros": self._zeros,
+            "nan": self._nan,
+            "infinite": self._infinite,
+            **self._moments.to_json(),
+            "histogram": float_histogram(self._bins),
+            **_sketch(numbers, counts, self._counter.bound, registers).to_json(),
+        }
+
+
+class BytesValues:
+    """Statistics of strings: frequencies, told apart by a 64-bit hash."""
+
+    dtype = "bytes"
+
+    def __init__(self) -> None:
+        self._counter = KeyCounter()
+        self._texts: dict[int, str] = {}
+
+    def update(self, values: pa.Array) -> None:
+        """Adds values.
+
+        Args:
+            values: Strings or binaries `[values]`, none null.
+        """
+        wide = values.cast(pa.large_binary())
+        keys = np.empty(len(wide), np.int64)
+        _, offsets, data = wide.buffers()
+        if len(wide):
+            start = 0 if data is None else data.address
+            _hash_values(offsets.address + 8 * wide.offset, start, keys)
+        fresh = self._counter.add(keys)
+        texts = wide.take(pa.array(fresh)).to_pylist()
+        for key, text in zip(keys[fresh].tolist(), texts, strict=True):
+            self._texts[key] = _readable(text, key)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the statistics as JSON values."""
+        keys, counts = self._counter.counts()
+        registers = self._counter.registers.copy()
+        add_keys(keys, registers)
+        counted = zip(keys.tolist(), counts.tolist(), strict=True)
+        return build_sketch(
+            ((self._texts[key], count, 0) for key, count in counted),
+            self._counter.bound,
+            registers,
+        ).to_json()
+
+
+def _sketch(
+    values: np.ndarray, counts: np.ndarray, bound: int, registers: np.ndarray
+) -> FrequencySketch:
+    chosen, left_out = most_frequent(values, counts)
+    entries = zip(values[chosen].tolist(), counts[chosen].tolist(), strict=True)
+    return build_sketch(
+        ((value, count, 0) for value, count in entries), max(bound, left_out), registers
+    )
+
+
+def _readable(text: bytes, key: int) -> str:
+    """The text itself, or where it is long its start and its hash."""
+    readable = text.decode("utf-8", "backslashreplace")
+    if len(readable) <= _TEXT_CHARS:
+        return readable
+    return f"{readable[: _TEXT_CHARS - 17]}\u2026{key & (2**64 - 1):016x}"
+
+
+def _moments(numbers: np.ndarray) -> Moments:
+    exact = numbers.astype(np.float64)
+    mean = float(exact.mean())
+    squares = float(np.square(exact - mean).sum())
+    return Moments(len(numbers), mean, squares, int(numbers.min()), int(numbers.max()))
+
+
+def _dense_moments(values: np.ndarray, counts: np.ndarray) -> Moments:
+    if not len(values):
+        return Moments()
+    count = int(counts.sum())
+    mean = int((values * counts).sum()) / count
+    squares = float((counts * np.square(values - mean)).sum())
+    return Moments(count, mean, squares, int(values[0]), int(values[-1]))
+
+
+@kernel
+def _count_dense(values, dense, others):  # type: ignore[no-untyped-def]
+    """Counts values that the array has a place for; collects the others, returns their number."""
+    count = 0
+    size = np.uint64(dense.size)
+    for i in range(values.size):
+        if np.uint64(values[i]) < size:
+            dense[values[i]] += 1
+        else:
+            others[count] = values[i]
+            count += 1
+    return count
+
+
+@kernel
+def _scan_float32(bits, values, bins, keys):  # type: ignore[no-untyped-def]
+    """Bins the finite values and collects their bits as keys, 0 for both zeros.
+
+    Returns:
+        Number of finite values, NaN and zeros; sum, least and greatest of the finite.
+    """
+    finite, nan, zeros = 0, 0, 0
+    total = 0.0
+    low, high = np.float32(np.inf), np.float32(-np.inf)
+    for i in range(values.size):
+        value = values[i]
+        if np.isfinite(value):
+            pattern = np.int64(bits[i])
+            if value == np.float32(0):
+                zeros += 1
+                pattern = np.int64(0)
+            bins[(pattern >> 23) & (FLOAT_BINS - 1)] += 1
+            keys[finite] = pattern
+            finite += 1
+            total += np.float64(value)
+            low, high = min(low, value), max(high, value)
+        elif np.isnan(value):
+            nan += 1
+    return finite, nan, zeros, total, low, high
+
+
+@kernel
+def _squares(values, mean):  # type: ignore[no-untyped-def]
+    total = 0.0
+    for i in range(values.size):
+        if np.isfinite(values[i]):
+            distance = np.float64(values[i]) - mean
+            total += distance * distance
+    return total
+
+
+@kernel
+def _hash_values(offsets, data, keys):  # type: ignore[no-untyped-def]
+    for i in range(keys.size):
+        start = load_i64(offsets + 8 * i)
+        keys[i] = np.int64(hash_bytes(data + start, load_i64(offsets + 8 * i + 8) - start))

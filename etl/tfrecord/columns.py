@@ -1,0 +1,219 @@
+"""Arrow columns as the wire sees them: the plan made from a schema, and a batch's memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from conf.errors import ConfigError, InputDataError
+from etl.tfrecord import encode_kernels as k
+
+_ALLOWED = (
+    "int8/16/32/64, uint8/16/32 and bool (int64 list); float16/32/64 and decimal (float list); "
+    "string and binary (bytes list); list, large_list and fixed_size_list of these"
+)
+
+
+@dataclass(frozen=True)
+class ColumnPlan:
+    """How one column goes onto the wire.
+
+    Attributes:
+        name: Column name, the feature's key.
+        key: The same in UTF-8.
+        kind: Value kind of `encode_kernels`.
+        value_type: Arrow type that values are cast to first, or None where they are used as is.
+        is_list: Whether a row holds a list.
+    """
+
+    name: str
+    key: bytes
+    kind: int
+    value_type: pa.DataType | None
+    is_list: bool
+
+    @property
+    def is_compact(self) -> bool:
+        """Whether a cell is one number under a short key, which has kernels of its own."""
+        is_number = self.kind != k.BINARY and not self.is_list
+        return is_number and len(self.key) <= k.COMPACT_KEY_BYTES
+
+
+@dataclass(frozen=True)
+class BoundColumn:
+    """A column's memory: addresses for the kernels and the objects that keep them alive."""
+
+    fields: tuple[int, ...]
+    keep_alive: tuple[Any, ...]
+
+
+def _is_list(data_type: pa.DataType) -> bool:
+    return (
+        pa.types.is_list(data_type)
+        or pa.types.is_large_list(data_type)
+        or pa.types.is_fixed_size_list(data_type)
+    )
+
+
+def _value_kind(data_type: pa.DataType) -> tuple[int, pa.DataType | None] | None:
+    """Kind and cast of a value type, or None where the wire has no place for it."""
+    t = pa.types
+    if t.is_dictionary(data_type):
+        found = _value_kind(data_type.value_type)
+        return None if found is None else (found[0], found[1] or data_type.value_type)
+    for matches, kind, cast in (
+        (t.is_int64, k.INT64, None),
+        (t.is_int32, k.INT32, None),
+        (t.is_uint32, k.INT64, pa.int64()),
+        (t.is_float32, k.FLOAT32, None),
+        (t.is_float64, k.FLOAT64, None),
+        (t.is_float16, k.FLOAT32, pa.float32()),
+        (t.is_decimal, k.FLOAT64, pa.float64()),
+        (t.is_large_string, k.BINARY, None),
+        (t.is_large_binary, k.BINARY, None),
+        (t.is_string, k.BINARY, None),
+        (t.is_binary, k.BINARY, None),
+    ):
+        if matches(data_type):
+            return kind, cast
+    if t.is_boolean(data_type) or (t.is_integer(data_type) and data_type.bit_width < 32):
+        return k.INT32, pa.int32()
+    return None
+
+
+def plan_columns(schema: pa.Schema) -> tuple[ColumnPlan, ...]:
+    """Checks a schema against the wire and plans each of its columns.
+
+    Args:
+        schema: Arrow schema of the batches to come.
+
+    Returns:
+        One plan per column, in the schema's order.
+
+    Raises:
+        ConfigError: A column has an unsupported type, or a name occurs twice; one error names
+            every such column.
+    """
+    plans, bad, seen = [], [], set()
+    for field in schema:
+        is_list = _is_list(field.type)
+        found = _value_kind(field.type.value_type if is_list else field.type)
+        if found is None:
+            bad.append(f"{field.name} ({field.type})")
+        elif field.name in seen:
+            bad.append(f"{field.name} (name occurs twice)")
+        else:
+            plans.append(ColumnPlan(field.name, field.name.encode(), *found, is_list))
+        seen.add(field.name)
+    if bad:
+        raise ConfigError(
+            f"{len(bad)} column(s) cannot be written as tf.train.Example",
+            received=", ".join(bad),
+            allowed=_ALLOWED,
+            fix="cast them (timestamps to int64 milliseconds, uint64 to int64, structs to "
+            "columns), rename, or drop them before the write",
+        )
+    return tuple(plans)
+
+
+def buffer_address(buffer: pa.Buffer | None) -> int:
+    """Address of an Arrow buffer, 0 where there is none."""
+    return 0 if buffer is None else buffer.address
+
+
+def _row_offsets(column: pa.Array) -> tuple[pa.Array, np.ndarray]:
+    """Values of the rows' lists alone, and int64 offsets `[rows + 1]` into them."""
+    if pa.types.is_fixed_size_list(column.type):
+        size = column.type.list_size
+        offsets = (np.arange(len(column) + 1, dtype=np.int64) + column.offset) * size
+    else:
+        offsets = np.asarray(column.offsets).astype(np.int64)
+    first, last = int(offsets[0]), int(offsets[-1])
+    return column.values.slice(first, last - first), offsets - first
+
+
+def read_byte_offsets(values: pa.Array) -> np.ndarray:
+    """Offsets of binary values in their data buffer, int64 `[values + 1]`."""
+    if len(values) == 0:
+        return np.zeros(1, np.int64)
+    large = pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type)
+    width = np.int64 if large else np.int32
+    offsets = np.frombuffer(values.buffers()[1], width)
+    return offsets[values.offset : values.offset + len(values) + 1].astype(np.int64)
+
+
+def _check_no_null_elements(
+    plan: ColumnPlan, column: pa.Array, values: pa.Array, offsets: np.ndarray, first_row: int
+) -> None:
+    """Refuses a null inside a list; what lies below a null list does not count."""
+    if values.null_count == 0:
+        return
+    nulls = np.flatnonzero(np.asarray(values.is_null()))
+    rows = np.searchsorted(offsets, nulls, side="right") - 1
+    visible = rows[np.asarray(column.is_valid())[rows]]
+    if len(visible):
+        raise InputDataError(
+            f"column {plan.name!r} has a null inside a list",
+            received=f"row {first_row + int(visible[0])} of the batch",
+            allowed="null for the whole list (the feature is left out), never for an element",
+            fix="filter the elements or fill them with a value of your choice",
+        )
+
+
+def _as_plain(column: pa.Array, data_type: pa.DataType | None) -> pa.Array:
+    if data_type is None:
+        return column
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    return column.cast(data_type)
+
+
+def bind_column(plan: ColumnPlan, column: pa.Array, first_row: int = 0) -> BoundColumn:
+    """Resolves where a column's values, offsets and validity lie in memory.
+
+    Args:
+        plan: The column's plan.
+        column: Its data in one batch, sliced or not.
+        first_row: Number of the batch's first row in an error.
+
+    Returns:
+        Addresses in the order of the column table's fields.
+
+    Raises:
+        InputDataError: A list holds a null.
+    """
+    keep: list[Any] = []
+    if plan.is_list:
+        values, offsets = _row_offsets(column)
+        _check_no_null_elements(plan, column, values, offsets, first_row)
+        values = _as_plain(values, plan.value_type)
+        keep.append(offsets)
+        row_offsets = offsets.ctypes.data
+    else:
+        column = values = _as_plain(column, plan.value_type)
+        row_offsets = 0
+    byte_offsets, sizes = 0, 0
+    if plan.kind == k.BINARY:
+        keep.append(read_byte_offsets(values))
+        byte_offsets, address = keep[-1].ctypes.data, buffer_address(values.buffers()[2])
+    else:
+        width = 8 if plan.kind in (k.INT64, k.FLOAT64) else 4
+        address = buffer_address(values.buffers()[1]) + width * values.offset
+    if not plan.is_compact:
+        keep.append(np.empty(len(column), np.int64))
+        sizes = keep[-1].ctypes.data
+    head = _cell_head(plan.key)
+    bitmap = buffer_address(column.buffers()[0]) if column.null_count else 0
+    fields = (plan.kind, plan.is_list, address, bitmap, column.offset, row_offsets, byte_offsets,
+              head.ctypes.data, len(plan.key), sizes)  # fmt: skip
+    return BoundColumn(tuple(int(field) for field in fields), (*keep, head, column, values))
+
+
+def _cell_head(key: bytes) -> np.ndarray:
+    """First bytes of a compact cell, padded to whole words; the key starts at the fifth byte."""
+    lengths = bytes([0x0A, (len(key) + 8) & 0xFF, 0x0A, len(key) & 0xFF])
+    padding = bytes(-(len(key) + 4) % 8)
+    return np.frombuffer(lengths + key + padding, np.uint8)

@@ -1,0 +1,188 @@
+"""Publishes the shards of a job: attempts stay out of sight until all of them have succeeded.
+
+Tasks write below `<directory>/_temporary-<job>`; the driver then renames the successful attempts,
+lists them in `_sluice_commit.json`, and creates `_SUCCESS` last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from conf.errors import InternalError
+from conf.manifest import ShardInfo
+from etl.tfrecord.writer import sync_directory
+
+COMMIT_FILE = "_sluice_commit.json"
+SUCCESS_FILE = "_SUCCESS"
+TEMPORARY_PREFIX = "_temporary-"
+
+_LOCK_FILE = ".lock"
+_STALE_HOURS = 24
+
+
+@dataclass(frozen=True)
+class PartitionResult:
+    """What one task attempt left behind.
+
+    Attributes:
+        partition: Partition id.
+        attempt: The shard as it lies in the temporary directory; None for an empty partition.
+        name: The name that it is to be published under.
+        statistics: Statistics of its features, or None where they were not asked for.
+    """
+
+    partition: int
+    attempt: ShardInfo | None
+    name: str
+    statistics: Mapping[str, Any] | None = None
+
+
+def temporary_directory(directory: str | Path, job_id: str) -> Path:
+    """Where the attempts of a job lie."""
+    return Path(directory) / f"{TEMPORARY_PREFIX}{job_id}"
+
+
+@contextlib.contextmanager
+def hold_temporary(directory: str | Path, job_id: str) -> Iterator[Path]:
+    """Creates the job's temporary directory and marks it as in use while the block runs."""
+    temporary = temporary_directory(directory, job_id)
+    temporary.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(temporary / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        os.utime(descriptor)
+        yield temporary
+        os.utime(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_stale(temporary: Path, now: float) -> bool:
+    """Whether a job is dead: nothing in its directory moved for a day, and no task holds it."""
+    try:
+        newest = max(path.stat().st_mtime for path in (temporary, *temporary.iterdir()))
+        if now - newest < _STALE_HOURS * 3600:
+            return False
+        lock = os.open(temporary / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError:  # vanished while we looked, or not ours to judge
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+
+
+def sweep_stale(directory: str | Path) -> list[Path]:
+    """Removes what dead jobs left in an output directory.
+
+    Args:
+        directory: Output directory.
+
+    Returns:
+        The temporary directories removed.
+    """
+    now = time.time()
+    stale = [path for path in Path(directory).glob(f"{TEMPORARY_PREFIX}*") if _is_stale(path, now)]
+    for path in stale:
+        shutil.rmtree(path, ignore_errors=True)
+    return stale
+
+
+def _check_attempts(temporary: Path, written: Sequence[tuple[PartitionResult, ShardInfo]]) -> None:
+    """Refuses to publish anything unless every attempt is there in full."""
+    for result, shard in written:
+        path = temporary / shard.path
+        size = path.stat().st_size if path.is_file() else None
+        if size != shard.bytes:
+            raise InternalError(
+                f"the output of partition {result.partition} is not where its task left it",
+                received=f"{path}: {'no file' if size is None else f'{size} bytes'}",
+                allowed=f"{shard.bytes} bytes",
+                fix="the output directory must be on a file system that driver and executors "
+                "share; earlier data there is untouched",
+            )
+
+
+def _old_files(directory: Path) -> list[Path]:
+    """Shard files of earlier jobs, whichever connector wrote them."""
+    return [
+        path
+        for path in directory.iterdir()
+        if path.is_file() and (path.name.startswith("part-") or ".tfrecord" in path.name)
+        and not path.name.startswith((".", "_"))
+    ]  # fmt: skip
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def read_commit(directory: str | Path) -> list[dict[str, Any]]:
+    """Reads the shards that a directory's last commit lists; none where there is no commit."""
+    try:
+        text = (Path(directory) / COMMIT_FILE).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    return list(json.loads(text)["shards"])
+
+
+def publish(
+    directory: str | Path, job_id: str, results: Sequence[PartitionResult], overwrite: bool
+) -> None:
+    """Makes the shards of a job visible and, when overwriting, removes those of earlier jobs.
+
+    New shards are in place before old ones go, so no interruption loses data; `_SUCCESS` is absent
+    in between.
+
+    Args:
+        directory: Output directory.
+        job_id: Job whose temporary directory holds the attempts.
+        results: One per partition.
+        overwrite: Whether earlier shards are replaced.
+
+    Raises:
+        InternalError: An attempt is missing or has another size; nothing was changed.
+    """
+    root, temporary = Path(directory), temporary_directory(directory, job_id)
+    root.mkdir(parents=True, exist_ok=True)
+    ordered = sorted(results, key=lambda result: result.partition)
+    written = [(result, result.attempt) for result in ordered if result.attempt is not None]
+    _check_attempts(temporary, written)
+    listed = [] if overwrite else read_commit(root)
+    names = {result.name for result, _ in written}
+    old = [path for path in _old_files(root) if path.name not in names] if overwrite else []
+    (root / SUCCESS_FILE).unlink(missing_ok=True)
+    for result, shard in written:
+        (temporary / shard.path).replace(root / result.name)
+        entry = asdict(replace(shard, path=result.name))
+        listed.append({**entry, "partition": result.partition, "statistics": result.statistics})
+    for path in old:
+        path.unlink()
+    _write_atomically(root / COMMIT_FILE, json.dumps({"shards": listed}, indent=1) + "\n")
+    sync_directory(root)
+    (root / SUCCESS_FILE).touch()
+    sync_directory(root)
+    discard(directory, job_id)
+
+
+def discard(directory: str | Path, job_id: str) -> None:
+    """Removes a job's temporary directory, and those of jobs that died long ago."""
+    shutil.rmtree(temporary_directory(directory, job_id), ignore_errors=True)
+    sweep_stale(directory)

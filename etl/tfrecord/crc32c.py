@@ -1,0 +1,213 @@
+"""CRC-32C (Castagnoli) and the masked form that TFRecord stores.
+
+The polynomial is that of RFC 3720, appendix B.4. The instruction used (SSE4.2 `crc32`, AArch64
+`crc32c*`, or slicing-by-8 tables: Kounavis and Berry, 2005) follows the features of the CPU that
+runs the code.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+from llvmlite import ir
+from numba import types
+
+from etl.tfrecord.kernels import inlined, intrinsic, kernel, load_u8, load_u64
+
+_POLYNOMIAL = 0x82F63B78  # bit-reflected
+_MASK_DELTA = np.uint32(0xA282EAD8)  # tensorflow/core/lib/hash/crc32c.h
+
+# Buffers from this size on are hashed in three interleaved lanes: the instruction takes one word
+# per cycle but answers after three.
+_LANE_BYTES = 1024
+
+
+def _build_byte_table() -> np.ndarray:
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = np.where(table & 1, (table >> 1) ^ np.uint32(_POLYNOMIAL), table >> 1)
+    return table.astype(np.uint32)
+
+
+def _build_slicing_tables() -> np.ndarray:
+    """Tables `[8, 256]`: row k advances a byte past k further zero bytes."""
+    tables = np.empty((8, 256), np.uint32)
+    tables[0] = _build_byte_table()
+    for k in range(1, 8):
+        tables[k] = tables[0][tables[k - 1] & 0xFF] ^ (tables[k - 1] >> np.uint32(8))
+    return tables
+
+
+def _build_shift_tables(zero_bytes: int) -> np.ndarray:
+    """Tables `[4, 256]` that advance a CRC register past `zero_bytes` zero bytes."""
+    table = _SLICING[0]
+    basis = np.uint32(1) << np.arange(32, dtype=np.uint32)
+    for _ in range(zero_bytes):
+        basis = table[basis & 0xFF] ^ (basis >> np.uint32(8))
+    shifts = np.zeros((4, 256), np.uint32)
+    values = np.arange(256)
+    for byte in range(4):
+        for bit in range(8):
+            shifts[byte, (values >> bit) & 1 == 1] ^= basis[8 * byte + bit]
+    return shifts
+
+
+_SLICING = _build_slicing_tables()
+_LANE_SHIFT = _build_shift_tables(_LANE_BYTES)
+
+
+def _build_instruction(name: str, bits: int) -> Callable[..., Any]:
+    """Wraps an LLVM CRC intrinsic `name`, taking a data word of `bits` bits, as uint32 -> uint32.
+
+    SSE4.2 keeps the register in 64 bits for 64-bit data, everything else in 32; AArch64 takes
+    bytes in a 32-bit operand.
+    """
+    register_bits = 64 if name.endswith("32.64.64") else 32
+    operand_bits = 32 if "aarch64" in name and bits == 8 else bits
+
+    @intrinsic
+    def advance(typingctx: Any, crc: Any, data: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            register, operand = ir.IntType(register_bits), ir.IntType(operand_bits)
+            function = builder.module.declare_intrinsic(
+                name, (), ir.FunctionType(register, [register, operand])
+            )
+            crc, data = args
+            if register_bits == 64:
+                crc = builder.zext(crc, register)
+            if operand_bits != bits:
+                data = builder.zext(data, operand)
+            result = builder.call(function, [crc, data])
+            return builder.trunc(result, ir.IntType(32)) if register_bits == 64 else result
+
+        return types.uint32(types.uint32, types.uint64 if bits == 64 else types.uint8), codegen
+
+    return advance
+
+
+@inlined
+def _advance_byte_by_table(crc: np.uint32, data: np.uint8) -> np.uint32:
+    return np.uint32(_SLICING[0, (crc ^ np.uint32(data)) & np.uint32(0xFF)] ^ (crc >> np.uint32(8)))
+
+
+@inlined
+def _advance_word_by_table(crc: np.uint32, data: np.uint64) -> np.uint32:
+    word = data ^ np.uint64(crc)
+    result = np.uint32(0)
+    for k in range(8):
+        byte = (word >> np.uint64(8 * k)) & np.uint64(0xFF)
+        result ^= _SLICING[7 - k, byte]
+    return result
+
+
+def select_advance(
+    triple: str, features: dict[str, bool]
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Picks the fastest implementation for a CPU.
+
+    Args:
+        triple: LLVM target triple, e.g. `x86_64-unknown-linux-gnu`.
+        features: CPU features by LLVM name.
+
+    Returns:
+        Two kernels advancing a CRC register: by a byte `(uint32, uint8) -> uint32` and by eight
+        bytes `(uint32, uint64) -> uint32`.
+    """
+    machine = triple.partition("-")[0]
+    if machine == "x86_64" and features.get("sse4.2"):
+        return (
+            _build_instruction("llvm.x86.sse42.crc32.32.8", 8),
+            _build_instruction("llvm.x86.sse42.crc32.64.64", 64),
+        )
+    if machine in ("aarch64", "arm64") and features.get("crc"):
+        return (
+            _build_instruction("llvm.aarch64.crc32cb", 8),
+            _build_instruction("llvm.aarch64.crc32cx", 64),
+        )
+    return _advance_byte_by_table, _advance_word_by_table
+
+
+_advance_byte, _advance_word = select_advance(
+    llvm.get_process_triple(), dict(llvm.get_host_cpu_features())
+)
+
+
+@inlined
+def _skip_lane(crc: np.uint32) -> np.uint32:
+    """Advances the register past one lane of zero bytes."""
+    eight, ff = np.uint32(8), np.uint32(0xFF)
+    return np.uint32(
+        _LANE_SHIFT[0, crc & ff]
+        ^ _LANE_SHIFT[1, (crc >> eight) & ff]
+        ^ _LANE_SHIFT[2, (crc >> np.uint32(16)) & ff]
+        ^ _LANE_SHIFT[3, crc >> np.uint32(24)]
+    )
+
+
+@inlined
+def advance_crc(crc: np.uint32, address: int, length: int) -> np.uint32:
+    """CRC-32C of `length` bytes at `address`, continuing the finished CRC `crc` of what precedes.
+
+    One chain of instructions: right for records, which are short.
+    """
+    register = np.uint32(crc) ^ np.uint32(0xFFFFFFFF)
+    i = 0
+    while i + 8 <= length:
+        register = _advance_word(register, load_u64(address + i))
+        i += 8
+    while i < length:
+        register = _advance_byte(register, load_u8(address + i))
+        i += 1
+    return np.uint32(register ^ np.uint32(0xFFFFFFFF))
+
+
+@kernel
+def hash_memory(crc: np.uint32, address: int, length: int) -> np.uint32:
+    """As `advance_crc`, in three interleaved lanes: right for long buffers."""
+    register = np.uint32(crc) ^ np.uint32(0xFFFFFFFF)
+    position = 0
+    while position + 3 * _LANE_BYTES <= length:
+        second, third = np.uint32(0), np.uint32(0)
+        for i in range(position, position + _LANE_BYTES, 8):
+            register = _advance_word(register, load_u64(address + i))
+            second = _advance_word(second, load_u64(address + i + _LANE_BYTES))
+            third = _advance_word(third, load_u64(address + i + 2 * _LANE_BYTES))
+        register = _skip_lane(np.uint32(_skip_lane(register) ^ second)) ^ third
+        position += 3 * _LANE_BYTES
+    finished = np.uint32(register ^ np.uint32(0xFFFFFFFF))
+    return advance_crc(finished, address + position, length - position)
+
+
+@inlined
+def mask_crc(crc: np.uint32) -> np.uint32:
+    """TFRecord's masking of a CRC, which keeps the CRC of data that embeds CRCs useful."""
+    crc = np.uint32(crc)
+    rotated = np.uint32((crc >> np.uint32(15)) | (crc << np.uint32(17)))
+    return np.uint32(rotated + _MASK_DELTA)
+
+
+@inlined
+def masked_crc(address: int, length: int) -> np.uint32:
+    """Masked CRC-32C of `length` bytes at `address`."""
+    return mask_crc(advance_crc(np.uint32(0), address, length))
+
+
+def crc32c(data: bytes | bytearray | memoryview | np.ndarray, crc: int = 0) -> int:
+    """CRC-32C of a buffer, or of a longer stream piece by piece.
+
+    Args:
+        data: Any C-contiguous buffer.
+        crc: Result for the bytes that precede `data`; 0 at the start of a stream.
+
+    Returns:
+        The CRC, in [0, 2**32).
+
+    Raises:
+        ValueError: If the buffer is not contiguous.
+    """
+    view = memoryview(data)  # type: ignore[arg-type]
+    if not view.c_contiguous:
+        raise ValueError("crc32c needs a contiguous buffer; pass a copy of the data instead")
+    buffer = np.frombuffer(view.cast("B"), np.uint8) if view.nbytes else np.empty(0, np.uint8)
+    return int(hash_memory(np.uint32(crc), buffer.ctypes.data, buffer.size))

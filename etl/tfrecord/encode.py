@@ -1,0 +1,240 @@
+"""Arrow batches to TFRecord bytes, column by column, without a Python object per row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from conf.errors import ConfigError, InputDataError
+from etl.tfrecord import encode_kernels as k
+from etl.tfrecord.columns import (
+    BoundColumn,
+    ColumnPlan,
+    bind_column,
+    buffer_address,
+    plan_columns,
+    read_byte_offsets,
+)
+from etl.tfrecord.framing import FOOTER_BYTES, HEADER_BYTES, MAX_RECORD_BYTES
+
+RecordType = Literal["Example", "ByteArray"]
+RECORD_TYPES: tuple[RecordType, ...] = ("Example", "ByteArray")
+
+# Rows encoded into one buffer at a time: small enough for the cache, large enough for the calls.
+CHUNK_ROWS = 2048
+
+
+class ExampleEncoder:
+    """Encodes batches of one schema as framed `tf.train.Example` records.
+
+    Features stand in the order of the columns; a null is a feature left out. Buffers are reused
+    between calls, so an encoder belongs to one thread.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        """Plans the encoding.
+
+        Args:
+            schema: Schema of the batches.
+
+        Raises:
+            ConfigError: Columns that the wire cannot carry, all named in one error.
+        """
+        self.schema = schema
+        self._plans = plan_columns(schema)
+        self._buffer = np.empty(0, np.uint8)
+
+    def encode(self, batch: pa.RecordBatch) -> np.ndarray:
+        """Encodes a batch.
+
+        Args:
+            batch: Rows in the planned schema, sliced or not.
+
+        Returns:
+            Framed records, uint8 `[bytes]`, owned by the caller.
+
+        Raises:
+            InputDataError: Null inside a list, a finite value beyond float32, another schema than
+                planned, or a record beyond 2 GiB - 1; names the column and the row.
+        """
+        bound = self._bind(batch)
+        sizes, total = self._measure(bound, 0, batch.num_rows)
+        out = np.empty(total + k.SLACK_BYTES, np.uint8)
+        self._write(bound, 0, sizes, out)
+        return out[:total]
+
+    def encode_chunks(
+        self, batch: pa.RecordBatch, chunk_rows: int = CHUNK_ROWS
+    ) -> Iterator[np.ndarray]:
+        """Encodes a batch in pieces that stay in the cache until they are written.
+
+        Args:
+            batch: Rows in the planned schema, sliced or not.
+            chunk_rows: Rows per piece, at least 1.
+
+        Yields:
+            Framed records, uint8 `[bytes]`: a view that the next piece overwrites.
+
+        Raises:
+            InputDataError: As for `encode`.
+        """
+        bound = self._bind(batch)
+        for first in range(0, batch.num_rows, chunk_rows):
+            sizes, total = self._measure(bound, first, min(chunk_rows, batch.num_rows - first))
+            if self._buffer.size < total + k.SLACK_BYTES:
+                self._buffer = np.empty(total + total // 4 + k.SLACK_BYTES, np.uint8)
+            self._write(bound, first, sizes, self._buffer)
+            yield self._buffer[:total]
+
+    def _bind(self, batch: pa.RecordBatch) -> _BoundBatch:
+        if batch.schema.names != self.schema.names or batch.schema.types != self.schema.types:
+            raise InputDataError(
+                "a batch has another schema than the encoder was built for",
+                received=str(batch.schema),
+                allowed=str(self.schema),
+            )
+        if batch.num_rows == 0:
+            return _BoundBatch(self._plans, ())
+        pairs = zip(self._plans, batch.columns, strict=True)
+        return _BoundBatch(self._plans, tuple(bind_column(plan, array) for plan, array in pairs))
+
+    def _measure(self, bound: _BoundBatch, first: int, rows: int) -> tuple[np.ndarray, int]:
+        """Sizes of the rows' map entries, int64 `[rows]`, and bytes of all framed records."""
+        sizes = np.empty(rows, np.int64)
+        total, largest = k.measure(bound.table, first, sizes)
+        if largest > MAX_RECORD_BYTES:
+            raise InputDataError(
+                "a record is longer than a protobuf message may be",
+                received=f"{largest} bytes in row {first + int(sizes.argmax())} of the batch",
+                allowed=f"at most {MAX_RECORD_BYTES} bytes",
+                fix="truncate the longest list or string of that row",
+            )
+        return sizes, total
+
+    def _write(self, bound: _BoundBatch, first: int, sizes: np.ndarray, out: np.ndarray) -> None:
+        cursors = np.empty(len(sizes), np.int64)
+        column, row = k.write(bound.table, first, sizes, cursors, out.ctypes.data)
+        if column >= 0:
+            raise InputDataError(
+                f"column {self._plans[column].name!r} has a value beyond the float32 range",
+                received=f"row {row} of the batch",
+                allowed="up to 3.4028235e38 in magnitude, infinities and NaN",
+                fix="clip or rescale the column before the write",
+            )
+
+
+class _BoundBatch:
+    """The column table of one batch and all that its addresses point to."""
+
+    def __init__(self, plans: tuple[ColumnPlan, ...], columns: tuple[BoundColumn, ...]) -> None:
+        self._columns = columns
+        self.table = np.array([column.fields for column in columns], np.int64).reshape(
+            len(columns), k.COLUMN_FIELDS
+        )
+
+
+class ByteArrayEncoder:
+    """Encodes the single binary column of its batches as raw framed payloads."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        """Plans the encoding.
+
+        Args:
+            schema: Schema of the batches: one column, string or binary.
+
+        Raises:
+            ConfigError: Another number of columns, or another type.
+        """
+        self.schema = schema
+        plans = plan_columns(schema) if len(schema) == 1 else ()
+        if len(plans) != 1 or plans[0].kind != k.BINARY or plans[0].is_list:
+            raise ConfigError(
+                "record type ByteArray takes one binary column",
+                received=", ".join(f"{field.name} ({field.type})" for field in schema) or "none",
+                allowed="one column of type binary, large_binary, string or large_string",
+                fix="select the payload column before the write, or use record type Example",
+            )
+        self._plan = plans[0]
+
+    def encode(self, batch: pa.RecordBatch) -> np.ndarray:
+        """Encodes a batch.
+
+        Args:
+            batch: Rows in the planned schema, sliced or not.
+
+        Returns:
+            Framed records, uint8 `[bytes]`.
+
+        Raises:
+            InputDataError: A row is null, which has no place outside an Example.
+        """
+        column = batch.column(0)
+        if column.null_count:
+            raise InputDataError(
+                f"column {self._plan.name!r} has a null, which ByteArray cannot express",
+                received=f"row {int(np.argmax(np.asarray(column.is_null())))} of the batch",
+                allowed="binary values, empty ones included",
+                fix="filter the null rows before the write",
+            )
+        if len(column) == 0:
+            return np.empty(0, np.uint8)
+        if self._plan.value_type is not None:
+            column = column.cast(self._plan.value_type)
+        offsets = read_byte_offsets(column)
+        framing = len(column) * (HEADER_BYTES + FOOTER_BYTES)
+        out = np.empty(int(offsets[-1] - offsets[0]) + framing, np.uint8)
+        k.write_raw(buffer_address(column.buffers()[2]), offsets, out.ctypes.data)
+        return out
+
+    def encode_chunks(
+        self, batch: pa.RecordBatch, chunk_rows: int = CHUNK_ROWS
+    ) -> Iterator[np.ndarray]:
+        """Encodes a batch in pieces; arguments and errors as for `ExampleEncoder`."""
+        for first in range(0, batch.num_rows, chunk_rows):
+            yield self.encode(batch.slice(first, chunk_rows))
+
+
+def build_encoder(
+    schema: pa.Schema, record_type: str = "Example"
+) -> ExampleEncoder | ByteArrayEncoder:
+    """Builds the encoder of a record type.
+
+    Args:
+        schema: Schema of the batches.
+        record_type: `"Example"` or `"ByteArray"`.
+
+    Returns:
+        An encoder with `encode` and `encode_chunks`.
+
+    Raises:
+        ConfigError: Unknown record type, or a schema that it cannot carry.
+    """
+    if record_type == "Example":
+        return ExampleEncoder(schema)
+    if record_type == "ByteArray":
+        return ByteArrayEncoder(schema)
+    raise ConfigError(
+        "unknown TFRecord record type",
+        received=repr(record_type),
+        allowed=", ".join(RECORD_TYPES),
+    )
+
+
+def encode(batch: pa.RecordBatch, record_type: str = "Example") -> np.ndarray:
+    """Encodes one batch; build an encoder once where there are many.
+
+    Args:
+        batch: Rows, sliced or not.
+        record_type: `"Example"` or `"ByteArray"`.
+
+    Returns:
+        Framed records, uint8 `[bytes]`.
+
+    Raises:
+        ConfigError: Unknown record type, or a schema that it cannot carry.
+        InputDataError: A value that it cannot carry.
+    """
+    return build_encoder(batch.schema, record_type).encode(batch)

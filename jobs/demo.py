@@ -1,0 +1,133 @@
+"""`sluice demo`: the whole chain on generated sample logs, each step a command of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from conf.dataset import resolve_version
+from conf.errors import ExitCode
+from conf.run import (
+    EXPORT_DIR,
+    METRICS_FILE,
+    RECOMMENDATIONS_FILE,
+    REPORT_FILE,
+    read_json,
+    resolve_run,
+)
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def main(
+    out: Annotated[Path, typer.Option(help="Folder for logs, dataset and run.")] = Path("work"),
+    ratings: Annotated[int, typer.Option(min=1000, help="Ratings to generate.")] = 100_000,
+    seed: Annotated[int, typer.Option(help="Seed of the sample and of the training.")] = 7,
+) -> int:
+    """Generate logs, build a dataset, train, evaluate, export, recommend, report."""
+    start = time.monotonic()
+    data, datasets, runs = out / "demo-logs", out / "datasets", out / "runs"
+    run = str(runs / "demo")
+    steps: list[tuple[str, list[str]]] = [
+        (
+            "generate sample logs",
+            [
+                "data",
+                "generate",
+                "--out",
+                str(data),
+                "--ratings",
+                str(ratings),
+                "--seed",
+                str(seed),
+                "--overwrite",
+            ],
+        ),
+        (
+            "build the dataset",
+            [
+                "build",
+                "demo",
+                "--data",
+                str(data),
+                "--set",
+                f"output.root={datasets}",
+            ],
+        ),
+        (
+            "train",
+            [
+                "train",
+                "demo",
+                "--dataset",
+                str(datasets / "demo"),
+                "--set",
+                f"root={runs}",
+                "--set",
+                f"seed={seed}",
+            ],
+        ),
+        ("evaluate", ["evaluate", "--run", run]),
+        ("export", ["export", "--run", run]),
+        ("recommend", ["predict", "--run", run]),
+        ("report", ["report", "--run", run]),
+    ]
+    for number, (title, arguments) in enumerate(steps, start=1):
+        print(f"\n[{number}/{len(steps)}] {title}:  sluice {' '.join(arguments)}", flush=True)
+        code = run_step(arguments)
+        if code != ExitCode.OK:
+            print(f"error: step {title!r} ended with exit code {code}", file=sys.stderr)
+            return code
+    print_result(datasets / "demo", resolve_run(run), time.monotonic() - start)
+    return ExitCode.OK
+
+
+def run_step(arguments: list[str]) -> int:
+    """Runs one subcommand as a process of its own, as a scheduler would; returns its exit code."""
+    command = [sys.executable, "-m", "jobs.cli", *arguments]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    return subprocess.run(command, check=False, env=environment).returncode  # noqa: S603
+
+
+def print_result(dataset: Path, run: Path, seconds: float) -> None:
+    """Prints the metrics against the baselines, and where everything is."""
+    from rich.console import Console
+    from rich.table import Table
+
+    metrics = read_json(run / METRICS_FILE)
+    headline = next(p for p in metrics["protocols"] if p["name"] == metrics["headline"])
+    shown = [m for m in ("hit_rate@10", "ndcg@10", "mrr") if m in headline["systems"]["model"]]
+    table = Table(
+        title=f"{metrics['split']} split, {headline['candidates']:,} items ranked, "
+        f"{metrics['users']:,} users",
+        title_justify="left",
+    )
+    table.add_column("")
+    for metric in shown:
+        table.add_column(metric, justify="right")
+    for system, values in headline["systems"].items():
+        table.add_row(system, *[f"{values[metric]:.4f}" for metric in shown])
+    console = Console()
+    console.print()
+    console.print(table)
+    for name, path in (
+        ("report", run / REPORT_FILE),
+        ("dataset", resolve_version(dataset)),
+        ("model", run / EXPORT_DIR),
+        ("ranked lists", run / RECOMMENDATIONS_FILE),
+    ):
+        console.print(f"{name + ':':<14}{path}", soft_wrap=True, highlight=False)
+    console.print(f"{'time:':<14}{seconds:.0f} s", highlight=False)
+
+
+if __name__ == "__main__":
+    from jobs.cli import run_app
+
+    raise SystemExit(run_app(app))

@@ -1,0 +1,159 @@
+"""`sluice inspect`: shows what a dataset, a shard or a run holds, and proves it whole."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+from conf.dataset import read_manifest
+from conf.errors import ConfigError, InputDataError
+from conf.manifest import MANIFEST_FILE, Manifest
+from jobs.inspection.head import read_dataset_head, read_head, wire_features
+from jobs.inspection.listing import list_summary, print_listings
+from jobs.inspection.summary import summarize_dataset, summarize_run, summarize_shard
+from jobs.inspection.target import Target, find_target
+from jobs.inspection.verify import (
+    Problem,
+    Verification,
+    count_records,
+    verify_dataset,
+    verify_shard,
+)
+from jobs.inspection.verify import Progress as OnBytes
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def main(
+    path: Annotated[str, typer.Argument(help="A dataset, a version, a shard file or a run.")],
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Recompute every CRC-32C and row count.")
+    ] = False,
+    head: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Show the first N records, decoded.")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="Split that --head reads.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what a dataset, a shard or a run holds."""
+    target = find_target(path)
+    if target.kind == "run" and (verify or head is not None):
+        raise ConfigError(
+            "--verify and --head are for datasets and shards",
+            received=f"a run: {target.path}",
+            fix="give the dataset that the run's card names",
+        )
+    summary = inspect(target, verify=verify, head=head, split=split)
+    if as_json:
+        print(json.dumps(summary, indent=1, default=str))
+    else:
+        print_listings(list_summary(summary), Console())
+    _refuse_problems(target, summary)
+
+
+def inspect(
+    target: Target, *, verify: bool = False, head: int | None = None, split: str | None = None
+) -> dict[str, Any]:
+    """Returns what a target holds, with `verification` and `head` where they are asked for.
+
+    Raises:
+        InputDataError: A file is damaged; while verifying, the problems are listed instead.
+    """
+    if target.kind == "run":
+        return summarize_run(target.path)
+    if target.kind == "dataset":
+        return _inspect_dataset(target.path, verify, head, split)
+    return _inspect_shard(target, verify, head)
+
+
+def _inspect_dataset(
+    version: Path, verify: bool, head: int | None, split: str | None
+) -> dict[str, Any]:
+    # While verifying, a missing or truncated shard is one finding among others.
+    manifest = _load_manifest(version) if verify else read_manifest(version)
+    summary = summarize_dataset(version, manifest)
+    if verify:
+        total = sum(s.bytes for s in manifest.splits) + sum(f.bytes for f in manifest.encoder_files)
+        with _show_progress(total) as on_bytes:
+            result = verify_dataset(version, manifest, on_bytes)
+        summary["verification"] = result.to_json()
+        if result.problems:
+            return summary
+    if head is not None:
+        summary["head"] = read_dataset_head(version, manifest, head, split)
+    return summary
+
+
+def _inspect_shard(target: Target, verify: bool, head: int | None) -> dict[str, Any]:
+    manifest = _load_manifest(target.version) if target.version else None
+    if verify:
+        result = _verify_file(target, manifest)
+        if result.problems:
+            return {"kind": "shard", "path": str(target.path), "manifest": None, "features": [],
+                    "rows": result.rows, "bytes": result.bytes, "crc32c": None,
+                    "compression": None, "verification": result.to_json()}  # fmt: skip
+    summary = summarize_shard(target.path, target.version, manifest)
+    if verify:
+        summary["verification"] = result.to_json()
+    if head is not None:
+        wanted = wire_features(manifest.schema) if manifest and summary["listed"] else None
+        summary["head"] = read_head(target.path, head, wanted)
+    return summary
+
+
+def _verify_file(target: Target, manifest: Manifest | None) -> Verification:
+    """Checks a shard against its manifest, or for damage alone where none lists it."""
+    size = target.path.stat().st_size
+    if manifest is not None and target.version is not None:
+        relative = str(target.path.resolve().relative_to(target.version.resolve()))
+        listed = [s for split in manifest.splits for s in split.shards if s.path == relative]
+        if listed:
+            rows, whats = verify_shard(target.version, listed[0], manifest.compression)
+            return Verification(1, rows, size, tuple(Problem(relative, what) for what in whats))
+    rows, damage = count_records(target.path, "auto")
+    problems = () if damage is None else (Problem(str(target.path), damage),)
+    return Verification(1, rows, size, problems)
+
+
+def _load_manifest(version: Path) -> Manifest:
+    file = version / MANIFEST_FILE
+    return Manifest.loads(file.read_text(encoding="utf-8"), origin=str(file))
+
+
+@contextmanager
+def _show_progress(total_bytes: int) -> Iterator[OnBytes]:
+    """Shows a bar on a terminal's standard error; elsewhere nothing."""
+    console = Console(stderr=True)
+    columns = ("verifying", BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
+        task = bar.add_task("", total=total_bytes)
+        yield lambda count: bar.advance(task, count)
+
+
+def _refuse_problems(target: Target, summary: dict[str, Any]) -> None:
+    problems = summary.get("verification", {}).get("problems", ())
+    if not problems:
+        return
+    sys.stdout.flush()
+    lines = [f"{problem['file']}: {problem['what']}" for problem in problems]
+    raise InputDataError(
+        f"{target.path} is not what its manifest says",
+        received="\n            ".join(lines),
+        fix="restore the files, point CURRENT at an earlier version, or build again",
+    )
+
+
+if __name__ == "__main__":
+    from jobs.cli import run_app
+
+    raise SystemExit(run_app(app))

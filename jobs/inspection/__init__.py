@@ -1,0 +1,1 @@
+"""What `sluice inspect` looks at: datasets, shards, runs."""

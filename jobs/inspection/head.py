@@ -1,0 +1,78 @@
+"""The first records of a shard, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from conf.errors import InputDataError
+from conf.manifest import Manifest
+from conf.schema import FeatureSchema
+from etl.tfrecord.decode import WireFeature, infer_features, read_batches
+
+
+def wire_features(schema: FeatureSchema) -> list[WireFeature]:
+    """Returns what the wire must decode for a schema."""
+    return [WireFeature(spec.name, spec.dtype, spec.is_list) for spec in schema.features]
+
+
+def read_head(
+    path: Path, count: int, features: Sequence[WireFeature] | None = None
+) -> list[dict[str, Any]]:
+    """Reads the first records of a shard.
+
+    Args:
+        path: TFRecord file of `tf.train.Example`.
+        count: Records wanted.
+        features: What to decode; None to infer it, which reads the whole file.
+
+    Returns:
+        One dictionary per record; a feature that the record lacks is left out.
+
+    Raises:
+        InputDataError: The file is damaged, or holds other records.
+    """
+    wanted = infer_features([path]) if features is None else features
+    records: list[dict[str, Any]] = []
+    for batch in read_batches(path, wanted):
+        for row in batch.slice(0, count - len(records)).to_pylist():
+            present = {name: _plain(value) for name, value in row.items() if value is not None}
+            records.append(present)
+        if len(records) >= count:
+            break
+    return records
+
+
+def read_dataset_head(
+    version: Path, manifest: Manifest, count: int, split: str | None
+) -> list[dict[str, Any]]:
+    """Reads the first records of a split, over as many shards as it takes.
+
+    Args:
+        version: Directory of the version.
+        manifest: Its manifest.
+        count: Records wanted.
+        split: The split; None for the first that holds any.
+
+    Raises:
+        InputDataError: There is no such split, or a shard is damaged.
+    """
+    name = split or next((s.name for s in manifest.splits if s.rows), None)
+    if name is None:
+        raise InputDataError("this dataset version holds no records", received=version)
+    records: list[dict[str, Any]] = []
+    for shard in manifest.split(name).shards:
+        if len(records) >= count:
+            break
+        wanted = wire_features(manifest.schema)
+        records += read_head(version / shard.path, count - len(records), wanted)
+    return records
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value

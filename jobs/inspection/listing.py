@@ -1,0 +1,225 @@
+"""Summaries as tables: coloured on a terminal, aligned plain text otherwise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from jobs.reporting.metric_names import metric_order, metric_title
+from jobs.reporting.numbers import (
+    MISSING,
+    format_bytes,
+    format_count,
+    format_metric,
+    format_share,
+)
+
+_LONGEST_VALUE = 60
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A titled table of text; columns named in `numeric` are set flush right."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numeric: frozenset[str] = frozenset()
+
+
+def print_listings(listings: Sequence[Listing], console: Console) -> None:
+    """Prints tables one below the other."""
+    for listing in listings:
+        if console.is_terminal:
+            console.print(_rich_table(listing), end="\n\n")
+        else:
+            console.file.write(render_plain(listing))
+
+
+def render_plain(listing: Listing) -> str:
+    """Returns a table as aligned text that ends in an empty line."""
+    header = [listing.columns] if any(listing.columns) else []
+    cells = [tuple(map(printable, row)) for row in (*header, *listing.rows)]
+    widths = [max((len(row[i]) for row in cells), default=0) for i in range(len(listing.columns))]
+    lines = [printable(listing.title)]
+    for row in cells:
+        parts = [
+            text.rjust(width) if name in listing.numeric else text.ljust(width)
+            for text, width, name in zip(row, widths, listing.columns, strict=True)
+        ]
+        lines.append("  " + "  ".join(parts).rstrip())
+    return "\n".join(lines) + "\n\n"
+
+
+def printable(text: str) -> str:
+    """Returns text with control characters spelt out: data must not steer the terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _rich_table(listing: Listing) -> Table:
+    table = Table(
+        title=escape(printable(listing.title)),
+        title_justify="left",
+        title_style="bold",
+        header_style="dim",
+        show_header=any(listing.columns),
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
+    for name in listing.columns:
+        right = name in listing.numeric
+        table.add_column(name, justify="right" if right else "left", no_wrap=right,
+                         overflow="fold")  # fmt: skip
+    for row in listing.rows:
+        table.add_row(*(escape(printable(text)) for text in row))
+    return table
+
+
+def list_summary(summary: Mapping[str, Any]) -> tuple[Listing, ...]:
+    """Returns the tables of a summary of any kind."""
+    build = {"dataset": _list_dataset, "shard": _list_shard, "run": _list_run}[summary["kind"]]
+    tables = list(build(summary))
+    if "verification" in summary:
+        tables.append(_verification(summary["verification"]))
+    for number, record in enumerate(summary.get("head", ())):
+        rows = tuple((name, _short(value)) for name, value in record.items())
+        tables.append(Listing(f"record {number}", ("feature", "value"), rows))
+    return tuple(tables)
+
+
+def _list_dataset(summary: Mapping[str, Any]) -> Iterator[Listing]:
+    span = summary["event_ts_ms_range"]
+    yield _facts(f"dataset {summary['name']}", {
+        "version": summary["version"],
+        "path": summary["path"],
+        "published versions": len(summary["published_versions"]),
+        "built": f"{summary['created_at']} by Sluice {summary['code_version']}",
+        "records": f"{summary['record_type']}, {summary['compression'] or 'uncompressed'}",
+        "event time, ms": None if span is None else f"{span[0]} to {span[1]}",
+        "schema": summary["schema_fingerprint"][:16],
+        "encoders": summary["encoders_fingerprint"][:16],
+    })  # fmt: skip
+    yield Listing(
+        "splits",
+        ("split", "rows", "bytes", "shards", "label rate"),
+        tuple(
+            (s["name"], format_count(s["rows"]), format_bytes(s["bytes"]), str(s["shards"]),
+             format_share(s["label_rate"]))
+            for s in summary["splits"]
+        ),
+        frozenset({"rows", "bytes", "shards", "label rate"}),
+    )  # fmt: skip
+    yield _features(summary["features"])
+    yield _facts("keys", summary["keys"])
+    yield _counts(summary["counts"], [split["name"] for split in summary["splits"]])
+
+
+def _list_shard(summary: Mapping[str, Any]) -> Iterator[Listing]:
+    yield _facts("shard", {
+        "path": summary["path"],
+        "dataset version": summary["manifest"] or "(no manifest beside it)",
+        "split": summary.get("split"),
+        "rows": format_count(summary["rows"]),
+        "bytes": format_bytes(summary["bytes"]),
+        "crc32c": summary["crc32c"],
+        "compression": summary["compression"] or "none",
+    })  # fmt: skip
+    yield _features(summary["features"])
+
+
+def _list_run(summary: Mapping[str, Any]) -> Iterator[Listing]:
+    card = summary["card"]
+    plain = {k: v for k, v in card.items() if not isinstance(v, dict | list)}
+    yield _facts("run", {"path": summary["path"], **plain})
+    for key, value in card.items():
+        if isinstance(value, dict):
+            yield _facts(key, dict(_flatten(value)))
+    metrics = summary["metrics"]
+    if metrics is None:
+        state = summary.get("metrics_problem", "not yet: run `sluice evaluate`")
+        yield _facts("evaluation", {"state": state})
+        return
+    for protocol in metrics.get("protocols", ()):
+        yield _protocol(protocol, protocol.get("name") == metrics.get("headline"))
+
+
+def _protocol(protocol: Mapping[str, Any], is_headline: bool) -> Listing:
+    systems = protocol.get("systems", {})
+    metrics = sorted({m for values in systems.values() for m in values}, key=metric_order)
+    rows = tuple(
+        (metric_title(metric), *(format_metric(values.get(metric)) for values in systems.values()))
+        for metric in metrics
+    )
+    title = f"{protocol.get('name')}{' (headline)' if is_headline else ''}"
+    return Listing(title, ("metric", *systems), rows, frozenset(systems))
+
+
+def _features(features: Sequence[Mapping[str, Any]]) -> Listing:
+    columns = ("feature", "type", "role", "vocabulary", "table", "max length")
+    rows = tuple(
+        (
+            feature["name"],
+            f"list<{feature['dtype']}>" if feature["shape"] else feature["dtype"],
+            feature.get("role", MISSING),
+            format_count(feature.get("vocabulary_size")),
+            str(feature.get("shared_embedding") or feature["name"])
+            if feature.get("vocabulary_size")
+            else MISSING,
+            format_count(feature.get("max_len")),
+        )
+        for feature in features
+    )
+    return Listing("features", columns, rows, frozenset({"vocabulary", "max length"}))
+
+
+def _counts(counts: Mapping[str, Any], splits: Sequence[str]) -> Listing:
+    rows: list[tuple[str, str, str]] = []
+    for source, read in counts["read"].items():
+        rows.append(("read", source, format_count(read)))
+    for source, reasons in counts["quarantined"].items():
+        rows += [("quarantined", f"{source}: {r}", format_count(n)) for r, n in reasons.items()]
+    rows += [("dropped", reason, format_count(n)) for reason, n in counts["dropped"].items()]
+    rows.append(("joined", "events", format_count(counts["joined"])))
+    rows += [("kept", split, format_count(counts["kept"].get(split))) for split in splits]
+    return Listing("counts", ("stage", "what", "rows"), tuple(rows), frozenset({"rows"}))
+
+
+def _verification(result: Mapping[str, Any]) -> Listing:
+    if result["ok"]:
+        return _facts("verification", {
+            "result": "every file is what the manifest says",
+            "files": format_count(result["files"]),
+            "records": format_count(result["rows"]),
+            "bytes": format_bytes(result["bytes"]),
+        })  # fmt: skip
+    rows = tuple((problem["file"], problem["what"]) for problem in result["problems"])
+    return Listing("verification: NOT what the manifest says", ("file", "problem"), rows)
+
+
+def _facts(title: str, facts: Mapping[str, Any]) -> Listing:
+    rows = tuple((name, _short(value)) for name, value in facts.items() if value is not None)
+    return Listing(title, ("", ""), rows)
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _short(value: Any) -> str:
+    if not isinstance(value, list):
+        return str(value)
+    text = json.dumps(value, ensure_ascii=False)
+    if len(text) <= _LONGEST_VALUE:
+        return text
+    return f"{text[:_LONGEST_VALUE].rstrip()}… ({len(value)} values)"

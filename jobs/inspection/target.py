@@ -1,0 +1,63 @@
+"""Tells what a path names: a dataset version, a shard or a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from conf.dataset import CURRENT_FILE, VERSIONS_DIR, local_path, resolve_version
+from conf.errors import UpstreamNotReadyError
+from conf.manifest import MANIFEST_FILE
+from conf.run import RUN_CARD_FILE, RUNS_DIR, resolve_run
+
+Kind = Literal["dataset", "shard", "run"]
+
+_SHARD_PARENTS = 3
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a path names.
+
+    Attributes:
+        kind: A dataset version, a shard file, or a run.
+        path: The version's or run's directory, or the shard's file.
+        version: For a shard, the dataset version that it lies in, or None.
+    """
+
+    kind: Kind
+    path: Path
+    version: Path | None = None
+
+
+def find_target(path: str) -> Target:
+    """Finds what a path names; a dataset or a series of runs stands for its current one.
+
+    Raises:
+        UpstreamNotReadyError: There is nothing there, or nothing has been published there yet.
+        InputDataError: `CURRENT` names something that does not exist.
+    """
+    place = local_path(path)
+    if place.name in (MANIFEST_FILE, RUN_CARD_FILE) and place.is_file():
+        place = place.parent
+    if place.is_file():
+        return Target("shard", place, _version_of(place))
+    if (place / RUN_CARD_FILE).is_file() or (place / RUNS_DIR).is_dir():
+        return Target("run", resolve_run(str(place)))
+    is_dataset = (place / MANIFEST_FILE).is_file() or (place / CURRENT_FILE).is_file()
+    if is_dataset or (place / VERSIONS_DIR).is_dir():
+        return Target("dataset", resolve_version(place))
+    raise UpstreamNotReadyError(
+        "there is nothing here to inspect",
+        received=place if place.exists() else f"{place} (does not exist)",
+        allowed="a dataset, one of its versions, a run, or a TFRecord file",
+        fix="correct the path, or run `sluice build` or `sluice train` first",
+    )
+
+
+def _version_of(shard: Path) -> Path | None:
+    for parent in list(shard.resolve().parents)[:_SHARD_PARENTS]:
+        if (parent / MANIFEST_FILE).is_file():
+            return parent
+    return None

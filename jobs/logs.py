@@ -1,0 +1,41 @@
+"""Logging of the jobs: readable lines, or one JSON object per line for schedulers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from enum import StrEnum
+
+
+class LogFormat(StrEnum):
+    """How progress and results are written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": self.formatTime(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
+
+
+def setup_logging(log_format: LogFormat | str) -> None:
+    """Sends Sluice's log to standard error in the given format; the root logger is left alone."""
+    handler = logging.StreamHandler(sys.stderr)
+    if LogFormat(log_format) is LogFormat.JSON:
+        handler.setFormatter(_JsonFormatter())
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    logger = logging.getLogger("sluice")
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False

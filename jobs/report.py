@@ -1,0 +1,51 @@
+"""`sluice report`: writes the HTML report of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from conf.dataset import write_text_atomic
+from conf.run import REPORT_FILE, resolve_run
+from jobs.reporting.page import render_page
+from jobs.reporting.run_data import read_run
+
+app = typer.Typer(add_completion=False, help="Write the HTML report of a run.")
+
+
+def write_report(run_dir: Path) -> Path:
+    """Writes `report.html` into a run: one self-contained file.
+
+    Parts of the run that are missing are named in the report; an earlier report is replaced
+    whole or not at all.
+
+    Args:
+        run_dir: A run's directory, or a series' (its last finished run).
+
+    Returns:
+        Path of the report.
+
+    Raises:
+        UpstreamNotReadyError: There is no run.
+        InputDataError: The run card is damaged.
+    """
+    run = resolve_run(str(run_dir))
+    target = run / REPORT_FILE
+    write_text_atomic(target, render_page(read_run(run)))
+    return target
+
+
+@app.command()
+def report(
+    run: Annotated[str, typer.Option("--run", help="A run, or a series: its last finished run.")],
+) -> None:
+    """Write the HTML report of a run."""
+    typer.echo(write_report(Path(run)))
+
+
+if __name__ == "__main__":
+    from jobs.cli import run_app
+
+    raise SystemExit(run_app(app))

@@ -1,0 +1,99 @@
+"""The page: one self-contained HTML file, no script, nothing fetched from anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from jobs.reporting.blocks import Section
+from jobs.reporting.figure import COLOURS
+from jobs.reporting.numbers import MISSING, format_bytes, format_count, format_seconds
+from jobs.reporting.run_data import RunData, as_mapping
+from jobs.reporting.sections.features import build_features
+from jobs.reporting.sections.flow import build_flow
+from jobs.reporting.sections.learning import best_epoch, build_learning
+from jobs.reporting.sections.lists import build_lists
+from jobs.reporting.sections.popularity import build_popularity
+from jobs.reporting.sections.provenance import build_provenance, build_timings
+from jobs.reporting.sections.quality import build_quality
+from jobs.reporting.sections.shards import build_shards
+from jobs.reporting.verdict import build_verdict
+
+SECTIONS = (
+    build_quality,
+    build_learning,
+    build_lists,
+    build_flow,
+    build_features,
+    build_popularity,
+    build_shards,
+    build_timings,
+    build_provenance,
+)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A figure that stands at the top of the page."""
+
+    value: str
+    label: str
+
+
+def render_page(data: RunData) -> str:
+    """Returns the report as HTML; the same run always gives the same text."""
+    environment = Environment(
+        loader=PackageLoader("jobs.reporting"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    template = environment.get_template("report.html.j2")
+    sections: tuple[Section, ...] = tuple(build(data) for build in SECTIONS)
+    return template.render(
+        name=run_title(data),
+        subtitle=_subtitle(data),
+        status=data.card.get("status"),
+        verdict=build_verdict(data),
+        tiles=build_tiles(data),
+        sections=sections,
+        colours=COLOURS,
+    )
+
+
+def run_title(data: RunData) -> str:
+    """Returns the name of the run's series, or of its directory where the card has none."""
+    return str(data.config.get("name") or data.run.name)
+
+
+def build_tiles(data: RunData) -> tuple[Tile, ...]:
+    """Returns the figures of size: data, model, training."""
+    tiles = []
+    if data.manifest is not None:
+        train = next((s for s in data.manifest.splits if s.name == "train"), None)
+        if train is not None:
+            tiles.append(Tile(format_count(train.rows), "training records"))
+        total = sum(split.bytes for split in data.manifest.splits)
+        tiles.append(Tile(format_bytes(total), "of TFRecord shards"))
+    if data.catalogue is not None:
+        tiles.append(Tile(format_count(len(data.catalogue.counts)), "items"))
+    parameters = data.card.get("parameters")
+    if isinstance(parameters, int):
+        tiles.append(Tile(format_count(parameters), "parameters"))
+    if data.epochs:
+        best = best_epoch(data)
+        seconds = [as_mapping(entry).get("seconds") for entry in data.epochs]
+        known = [value for value in seconds if isinstance(value, int | float)]
+        kept = f", best {best}" if best is not None else ""
+        label = f"{len(data.epochs)} epochs{kept}"
+        tiles.append(Tile(format_seconds(sum(known)) if known else MISSING, label))
+    return tuple(tiles)
+
+
+def _subtitle(data: RunData) -> str:
+    parts = [data.model_name if data.config else "", f"run {data.run.name}"]
+    if data.manifest is not None:
+        parts.append(f"dataset {data.manifest.dataset_name} {data.manifest.dataset_version}")
+    return " · ".join(part for part in parts if part)

@@ -1,0 +1,180 @@
+"""The report's plots. Each takes plain numbers and returns an inline SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from jobs.reporting.figure import COLOURS, PlotStyle
+from jobs.reporting.numbers import format_count
+
+WIDTH_PT = 440.0
+_TONES = ("model", "rival", "neutral", "model-soft", "loss")
+_CURVE_POINTS = 160
+
+
+@dataclass(frozen=True)
+class FlowStep:
+    """A stage of the data flow.
+
+    Attributes:
+        name: What happened up to here.
+        kept: Rows that go on, by part (one part, or one per split).
+        lost: Rows that stop here.
+        why: Reasons, for the label.
+    """
+
+    name: str
+    kept: Mapping[str, int]
+    lost: int = 0
+    why: str = ""
+
+
+def plot_metric_bars(
+    families: Mapping[str, Mapping[str, Sequence[float]]], ks: Sequence[int], label: str
+) -> Markup:
+    """Bars of each metric family over the cut-offs, one bar per system.
+
+    Args:
+        families: Family (`Hit rate`) -> system -> values `[len(ks)]`.
+        ks: Cut-offs, rising.
+        label: What the plot shows, for readers who cannot see it.
+    """
+    with PlotStyle() as style:
+        canvas = style.canvas(WIDTH_PT, 165.0 * len(families) + 25)
+        axes = canvas.subplots(len(families), 1, squeeze=False)[:, 0]
+        for axis, (family, systems) in zip(axes, families.items(), strict=True):
+            _draw_bars(axis, family, systems, [f"@{k}" for k in ks])
+        handles, names = axes[0].get_legend_handles_labels()
+        canvas.legend(handles, names, loc="outside upper left", ncols=len(names))
+        return style.render(canvas, "metrics", label)
+
+
+def _draw_bars(
+    axis: Axes, title: str, systems: Mapping[str, Sequence[float]], ticks: Sequence[str]
+) -> None:
+    width = 0.8 / max(len(systems), 1)
+    centres = np.arange(len(ticks))
+    for index, (system, values) in enumerate(systems.items()):
+        offsets = centres + (index - (len(systems) - 1) / 2) * width
+        colour = COLOURS[_TONES[index % len(_TONES)]]
+        axis.bar(offsets, values, width * 0.92, color=colour, label=system)
+        if index == 0:
+            for x, value in zip(offsets, values, strict=True):
+                axis.annotate(f"{value:.2f}" if value >= 0.1 else f"{value:.3f}", (x, value),
+                              (0, 3), textcoords="offset points", ha="center", fontsize=9.5,
+                              color=COLOURS["ink"])  # fmt: skip
+    axis.set_title(title)
+    axis.set_xticks(centres, ticks)
+    axis.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
+    axis.margins(x=0.02, y=0.14)
+
+
+def plot_learning(
+    epochs: Sequence[int],
+    curves: Mapping[str, Sequence[float]],
+    best_epoch: int | None,
+    label: str,
+) -> Markup:
+    """Learning curves, one panel each, with the best epoch marked.
+
+    Args:
+        epochs: Epoch numbers, rising.
+        curves: Title -> values `[len(epochs)]`; NaN where an epoch has none.
+        best_epoch: The epoch whose weights were kept, or None.
+        label: What the plot shows, for readers who cannot see it.
+    """
+    with PlotStyle() as style:
+        canvas = style.canvas(WIDTH_PT, 150.0 * len(curves) + 15)
+        axes = canvas.subplots(len(curves), 1, squeeze=False, sharex=True)[:, 0]
+        for axis, (title, values), tone in zip(axes, curves.items(), _TONES, strict=False):
+            axis.plot(epochs, values, color=COLOURS[tone], marker="o", markersize=4)
+            axis.set_title(title)
+            axis.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
+            axis.margins(x=0.04, y=0.12)
+            if best_epoch is not None and best_epoch in epochs:
+                _mark_best(axis, best_epoch, values[list(epochs).index(best_epoch)], tone)
+        axes[-1].set_xlabel("epoch")
+        axes[-1].xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        return style.render(canvas, "learning", label)
+
+
+def _mark_best(axis: Axes, epoch: int, value: float, tone: str) -> None:
+    axis.axvline(epoch, color=COLOURS["muted"], linewidth=1, linestyle=(0, (3, 3)))
+    if np.isfinite(value):
+        axis.plot([epoch], [value], marker="o", markersize=9, color=COLOURS["surface"],
+                  markeredgecolor=COLOURS[tone], markeredgewidth=2)  # fmt: skip
+
+
+def plot_flow(steps: Sequence[FlowStep], label: str) -> Markup:
+    """The way of the event rows: one bar per stage, what is lost set apart by colour.
+
+    Args:
+        steps: Stages in order.
+        label: What the plot shows, for readers who cannot see it.
+    """
+    with PlotStyle() as style:
+        canvas = style.canvas(WIDTH_PT, 58.0 * len(steps) + 22)
+        axis = canvas.subplots()
+        widest = max((sum(step.kept.values()) + step.lost for step in steps), default=1) or 1
+        parts = [name for name in steps[-1].kept if len(steps[-1].kept) > 1]
+        for row, step in enumerate(steps):
+            _draw_step(axis, row, step, widest)
+        axis.set_ylim(len(steps) - 0.35, -0.75)
+        axis.set_xlim(0, widest * 1.005)
+        axis.set_axis_off()
+        for name, tone in zip(parts, ("model", "model-soft", "model-pale"), strict=False):
+            axis.bar(0, 0, color=COLOURS[tone], label=name)
+        axis.bar(0, 0, color=COLOURS["loss"], label="left out")
+        canvas.legend(loc="outside lower left", ncols=4, handlelength=1, handleheight=0.9)
+        return style.render(canvas, "flow", label)
+
+
+def _draw_step(axis: Axes, row: int, step: FlowStep, widest: int) -> None:
+    left = 0.0
+    for (_, rows), tone in zip(
+        step.kept.items(), ("model", "model-soft", "model-pale", "neutral"), strict=False
+    ):
+        axis.barh(row, rows, 0.5, left=left, color=COLOURS[tone], edgecolor=COLOURS["surface"],
+                  linewidth=0.8)  # fmt: skip
+        left += rows
+    if step.lost:  # a thin sliver stays visible, however few rows it stands for
+        axis.barh(row, max(step.lost, widest * 0.006), 0.5, left=left, color=COLOURS["loss"])
+    axis.text(0, row - 0.36, step.name, va="bottom", fontweight="bold")
+    tail = format_count(sum(step.kept.values()))
+    if step.lost:
+        tail += f" (left out: {format_count(step.lost)}{step.why and ', '}{step.why})"
+    axis.text(widest, row - 0.36, tail, va="bottom", ha="right", color=COLOURS["muted"])
+
+
+def plot_popularity(counts: np.ndarray, label: str) -> Markup:
+    """Item popularity by rank, both axes logarithmic.
+
+    Args:
+        counts: Occurrences by rank, `[items]`, falling; zeros are left out.
+        label: What the plot shows, for readers who cannot see it.
+    """
+    counts = np.asarray(counts)[np.asarray(counts) > 0]
+    ranks = np.unique(np.geomspace(1, max(len(counts), 1), _CURVE_POINTS).round().astype(int))
+    with PlotStyle() as style:
+        canvas = style.canvas(WIDTH_PT, 250)
+        axis = canvas.subplots()
+        if len(counts):
+            axis.fill_between(ranks, counts[ranks - 1], counts[-1] * 0.7,
+                              color=COLOURS["model-pale"], alpha=0.55, linewidth=0)  # fmt: skip
+            axis.plot(ranks, counts[ranks - 1], color=COLOURS["model"])
+            axis.set_xscale("log")
+            axis.set_yscale("log")
+            axis.set_ylim(bottom=counts[-1] * 0.7)
+        axis.margins(x=0.01)
+        for which in (axis.xaxis, axis.yaxis):
+            which.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+            which.set_minor_formatter(FuncFormatter(lambda value, _: ""))
+        axis.set_xlabel("item, by rank")
+        axis.set_title("occurrences in train")
+        return style.render(canvas, "popularity", label)

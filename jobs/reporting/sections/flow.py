@@ -1,0 +1,151 @@
+"""Where the rows went: from the log to the records, every loss with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from conf.manifest import Manifest
+from jobs.reporting.blocks import (
+    Beside,
+    Block,
+    Cell,
+    Column,
+    Figure,
+    Note,
+    Section,
+    build_table,
+    missing,
+)
+from jobs.reporting.numbers import MISSING, format_count, format_share
+from jobs.reporting.plots import FlowStep, plot_flow
+from jobs.reporting.run_data import RunData, as_mapping
+
+EVENT_SPLITS = ("train", "validation", "test")
+
+
+def build_flow(data: RunData) -> Section:
+    """Bars from stage to stage beside the reasons of the losses."""
+    lead = "Every row of the event log is either a record or has a reason for not being one."
+    if data.manifest is None:
+        return Section("flow", "Data flow", lead, (missing(data.gaps["dataset"]),))
+    steps = event_steps(data.manifest)
+    label = "Funnel of event rows: " + "; ".join(
+        f"{step.name}: {format_count(sum(step.kept.values()))}" for step in steps
+    )
+    blocks: list[Block] = [
+        Beside(
+            (
+                Figure(plot_flow(steps, label), "Rows of the event log, stage by stage."),
+                _losses(data.manifest),
+            )
+        ),
+        Beside((_sources(data.manifest), _splits(data.manifest))),
+    ]
+    unexplained = unexplained_rows(data.manifest)
+    if unexplained:
+        blocks.append(
+            Note(f"{format_count(unexplained)} event rows have no reason: the counts of this "
+                 "dataset version do not add up.", missing=True)
+        )  # fmt: skip
+    return Section("flow", "Data flow", lead, tuple(blocks))
+
+
+def event_sources(manifest: Manifest) -> tuple[str, ...]:
+    """Returns the names of the sources whose rows are events."""
+    config = manifest.source.config
+    named = (
+        as_mapping(config.get("events")).get("source"),
+        as_mapping(config.get("split")).get("test_source"),
+    )
+    found = tuple(str(name) for name in named if name in manifest.counts.read)
+    return found or tuple(manifest.counts.read)[:1]
+
+
+def event_steps(manifest: Manifest) -> tuple[FlowStep, ...]:
+    """Returns the stages that event rows go through, with what each stage lost."""
+    counts = manifest.counts
+    sources = event_sources(manifest)
+    read = sum(counts.read[source] for source in sources)
+    bad = sum(sum(counts.quarantined.get(source, {}).values()) for source in sources)
+    kept = {split: counts.kept[split] for split in EVENT_SPLITS if counts.kept.get(split)}
+    written = sum(kept.values())
+    return (
+        FlowStep("Read", {"rows": read}),
+        FlowStep("Parsed", {"rows": read - bad}, bad, "bad rows"),
+        FlowStep("De-duplicated and joined", {"rows": counts.joined},
+                 max(read - bad - counts.joined, 0)),
+        FlowStep("Written as records", kept, max(counts.joined - written, 0)),
+    )  # fmt: skip
+
+
+def unexplained_rows(manifest: Manifest) -> int:
+    """Returns how many event rows are neither written, nor quarantined, nor dropped."""
+    counts = manifest.counts
+    sources = event_sources(manifest)
+    read = sum(counts.read[source] for source in sources)
+    bad = sum(sum(counts.quarantined.get(source, {}).values()) for source in sources)
+    written = sum(counts.kept.get(split, 0) for split in EVENT_SPLITS)
+    return abs(read - bad - written - sum(counts.dropped.values()))
+
+
+def _losses(manifest: Manifest) -> Block:
+    counts = manifest.counts
+    rows: list[tuple[str, str, int, int]] = [
+        (source, f"bad row: {_readable(reason)}", n, counts.read.get(source, 0))
+        for source, reasons in counts.quarantined.items()
+        for reason, n in reasons.items()
+        if n
+    ]
+    events = event_sources(manifest)
+    read = sum(counts.read[source] for source in events)
+    rows += [("events", _readable(reason), n, read) for reason, n in counts.dropped.items() if n]
+    rows.sort(key=lambda row: (-row[2], row[0], row[1]))
+    if not rows:
+        return Note("No row was left out.")
+    top = max(row[2] for row in rows)
+    columns = (Column("Reason", numeric=False), Column("From", numeric=False), Column("Rows"),
+               Column("Share"))  # fmt: skip
+    return build_table(
+        "Rows left out, by reason.",
+        columns,
+        [
+            [
+                reason,
+                source,
+                Cell(format_count(n), bar=n / top, tone="loss"),
+                format_share(n / of if of else None),
+            ]
+            for source, reason, n, of in rows
+        ],
+    )
+
+
+def _sources(manifest: Manifest) -> Block:
+    counts = manifest.counts
+    rows = []
+    for source, read in counts.read.items():
+        bad = sum(counts.quarantined.get(source, {}).values())
+        share = format_share(bad / read if read else None)
+        rows.append([source, format_count(read), format_count(bad), share])
+    columns = (Column("Source", numeric=False), Column("Rows read"), Column("Bad rows"),
+               Column("Share"))  # fmt: skip
+    return build_table("Inputs.", columns, rows)
+
+
+def _splits(manifest: Manifest) -> Block:
+    written: Mapping[str, int] = {split.name: split.rows for split in manifest.splits}
+    top = max(written.values(), default=0) or 1
+    rate = manifest.label_rate
+    columns = [Column("Split", numeric=False), Column("Records")]
+    columns += [Column("Label rate", hint="mean label")] if rate else []
+    rows = []
+    for name, records in written.items():
+        cells: list[Cell | str] = [name, Cell(format_count(records), bar=records / top)]
+        if rate:
+            cells.append(format_share(rate[name]) if name in rate else MISSING)
+        rows.append(cells)
+    return build_table("Records per split.", columns, rows)
+
+
+def _readable(reason: str) -> str:
+    return reason.replace("_", " ")

@@ -1,0 +1,124 @@
+"""How training went: loss and validation per epoch, speed, the epoch that was kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jobs.reporting.blocks import (
+    Beside,
+    Block,
+    Cell,
+    Column,
+    Figure,
+    Note,
+    Section,
+    build_table,
+    missing,
+)
+from jobs.reporting.metric_names import metric_title
+from jobs.reporting.numbers import (
+    format_count,
+    format_metric,
+    format_seconds,
+    format_share,
+)
+from jobs.reporting.plots import plot_learning
+from jobs.reporting.run_data import RunData, as_mapping
+from jobs.reporting.verdict import PREFERRED_METRICS
+
+
+def build_learning(data: RunData) -> Section:
+    """Curves beside the table of epochs."""
+    lead = "Loss on train, quality on validation; the best epoch's weights were kept."
+    if not data.epochs:
+        text = data.gaps.get("history", "No epoch of this run has finished yet.")
+        return Section("learning", "Learning", lead, (missing(text),))
+    metric = _validation_metric(data)
+    best = best_epoch(data)
+    numbers = [int(entry.get("epoch", index + 1)) for index, entry in enumerate(data.epochs)]
+    curves = {"Loss": [_number(entry.get("loss")) for entry in data.epochs]}
+    if metric:
+        curves[f"{metric_title(metric)} on validation"] = [
+            _number(as_mapping(entry.get("validation")).get(metric)) for entry in data.epochs
+        ]
+    label = f"Line chart of {' and '.join(curves)} over {len(numbers)} epochs"
+    label += f"; epoch {best} is marked as the best." if best is not None else "."
+    blocks: list[Block] = [
+        Beside(
+            (
+                Figure(plot_learning(numbers, curves, best, label), _caption(best)),
+                _epoch_table(data.epochs, numbers, metric, best),
+            )
+        )
+    ]
+    if metric is None:
+        blocks.append(
+            Note("No validation split: the last epoch was kept, nothing could be chosen.")
+        )
+        lead = "Loss on train."
+    return Section("learning", "Learning", lead, tuple(blocks))
+
+
+def best_epoch(data: RunData) -> int | None:
+    """Returns the epoch whose weights were kept, as the card or else the history tells."""
+    named = data.card.get("best_epoch")
+    if isinstance(named, int):
+        return named
+    metric = _validation_metric(data)
+    if metric is None:
+        return None
+    sign = -1 if metric == "loss" else 1
+    scored = [
+        (sign * _number(as_mapping(entry.get("validation")).get(metric)), -index)
+        for index, entry in enumerate(data.epochs)
+    ]
+    scored = [pair for pair in scored if not math.isnan(pair[0])]
+    if not scored:
+        return None
+    index = -max(scored)[1]
+    return int(data.epochs[index].get("epoch", index + 1))
+
+
+def _validation_metric(data: RunData) -> str | None:
+    known = [m for entry in data.epochs for m in as_mapping(entry.get("validation"))]
+    stopping = as_mapping(as_mapping(data.config.get("fit")).get("early_stopping"))
+    for name in (stopping.get("metric"), *reversed(PREFERRED_METRICS[:2]), *known):
+        if name in known:
+            return str(name)
+    return None
+
+
+def _caption(best: int | None) -> str:
+    return "Per epoch." if best is None else f"Per epoch; the ring marks epoch {best}, the best."
+
+
+def _epoch_table(
+    epochs: Sequence[Mapping[str, Any]], numbers: Sequence[int], metric: str | None,
+    best: int | None,
+) -> Block:  # fmt: skip
+    columns = [Column("Epoch"), Column("Loss")]
+    columns += [Column(metric_title(metric), hint="on validation")] if metric else []
+    columns += [
+        Column("Time"),
+        Column("Examples/s"),
+        Column("Input wait", hint="share of the time that training waited for data"),
+    ]
+    rows = []
+    for number, entry in zip(numbers, epochs, strict=True):
+        cells = [str(number), format_metric(entry.get("loss"))]
+        if metric:
+            cells.append(format_metric(as_mapping(entry.get("validation")).get(metric)))
+        cells += [
+            format_seconds(entry.get("seconds")),
+            format_count(entry.get("examples_per_s")),
+            format_share(entry.get("input_wait_share")),
+        ]
+        rows.append([Cell(text, best=number == best) for text in cells])
+    return build_table("Epochs; the best in bold.", columns, rows)
+
+
+def _number(value: Any) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else math.nan

@@ -1,0 +1,68 @@
+"""The Spark session of the ETL jobs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from conf.etl import SparkConfig
+from jobs.java import ensure_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Set by spark-submit for the Python processes that it starts.
+_SUBMITTED = "PYSPARK_GATEWAY_PORT"
+
+
+def build_session(config: SparkConfig, app_name: str) -> SparkSession:
+    """Builds or joins the Spark session, with the `tfrecord` format registered.
+
+    Under spark-submit the cluster, memory and packages are the submitter's business: only what
+    the job's correctness needs is set here.
+
+    Args:
+        config: Master, memory and further settings for a session that is started here.
+        app_name: Name shown by Spark.
+
+    Raises:
+        ConfigError: No Java runtime was found.
+    """
+    submitted = _SUBMITTED in os.environ
+    if not submitted:
+        ensure_java()
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    from pyspark.sql import SparkSession
+
+    from etl.tfrecord.datasource import register_tfrecord
+
+    builder = SparkSession.builder.appName(app_name)
+    for key, value in _settings(config, submitted).items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    register_tfrecord(session)
+    return session
+
+
+def _settings(config: SparkConfig, submitted: bool) -> dict[str, str]:
+    needed = {
+        # Event times are instants; a laptop's zone must not shift them.
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        **config.conf,
+    }
+    if submitted:
+        return needed
+    return {
+        "spark.master": config.master,
+        "spark.driver.memory": config.driver_memory,
+        "spark.sql.shuffle.partitions": str(config.shuffle_partitions),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        **needed,
+    }

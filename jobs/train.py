@@ -1,0 +1,97 @@
+"""`sluice train`: a dataset version to a trained model in a run directory."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from conf.load import load_config
+from conf.training import TrainConfig
+from jobs.logs import LogFormat
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def main(
+    config: Annotated[
+        str | None, typer.Argument(help="Preset name, or path of a YAML file.")
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Dataset directory (its current version), or a version's.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved plan; touch nothing.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the last unfinished run of this config.")
+    ] = False,
+    log_format: Annotated[LogFormat, typer.Option(help="How to log.")] = LogFormat.TEXT,
+) -> int:
+    """Train a model on a dataset version."""
+    settings = list(overrides or [])
+    if dataset is not None:
+        settings.insert(0, f"dataset={json.dumps(dataset)}")
+    resolved = load_config(TrainConfig, "training", config, settings)
+    if dry_run:
+        print(json.dumps(plan(resolved), indent=1))
+        return 0
+    run = train(resolved, resume=resume, log_format=log_format)
+    print(json.dumps({"run": str(run)}) if log_format is LogFormat.JSON else f"run: {run}")
+    return 0
+
+
+def plan(config: TrainConfig) -> dict[str, Any]:
+    """Returns what a run would do: rows, steps, parameters, devices. Nothing is written.
+
+    Raises:
+        SluiceError: The config, the dataset or the devices do not fit.
+    """
+    _quiet_tensorflow()
+    from training.fit import plan_run
+
+    return plan_run(config)
+
+
+def train(
+    config: TrainConfig, *, resume: bool = False, log_format: LogFormat | str = LogFormat.TEXT
+) -> Path:
+    """Trains a model and returns the directory of the run.
+
+    Args:
+        config: The resolved config.
+        resume: Whether to go on with the newest unfinished run of the same config.
+        log_format: `text` or `json`.
+
+    Raises:
+        SluiceError: Training was refused or failed; earlier runs are untouched.
+    """
+    _quiet_tensorflow()
+    from training.fit import fit_run
+    from training.progress import build_progress
+
+    json_lines = LogFormat(log_format) is LogFormat.JSON
+    progress = build_progress("json" if json_lines else "text", config.fit.log_every_seconds)
+    try:
+        return fit_run(config, progress, resume=resume)
+    finally:
+        progress.close()
+
+
+def _quiet_tensorflow() -> None:
+    """Keeps TensorFlow's start-up notes out of the log; must run before it is imported."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+
+
+if __name__ == "__main__":
+    from jobs.cli import run_app
+
+    raise SystemExit(run_app(app))

@@ -1,0 +1,39 @@
+"""Fixtures that the whole suite shares."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """The one Spark session of the suite."""
+    from conf.etl import SparkConfig
+    from jobs.spark import build_session
+
+    config = SparkConfig(
+        master="local[2]",
+        driver_memory="2g",
+        shuffle_partitions=4,
+        conf={"spark.sql.warehouse.dir": "/tmp/sluice-test-warehouse"},
+    )
+    session = build_session(config, "sluice-tests")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """Real data sets, where the machine has them."""
+    folder = os.environ.get("SLUICE_DATA")
+    if not folder:
+        pytest.skip("SLUICE_DATA is not set: real data sets are not on this machine")
+    return Path(folder)

@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conf.encoders import ENCODERS_FILE, ColumnEncoding, EncoderPlan, VocabularySpec
+from conf.errors import InputDataError
+from conf.schema import FeatureSchema, FeatureSpec
+from etl.encoders.pipeline import EncoderPipeline, read_pipeline
+from etl.encoders.vocabulary import write_vocabulary
+
+
+def vocabulary(tokens: list) -> pa.Table:
+    token_type = pa.int64() if isinstance(tokens[0], int) else pa.string()
+    counts = list(range(len(tokens), 0, -1))
+    return pa.table(
+        {"token": pa.array(tokens, token_type), "id": range(2, len(tokens) + 2), "count": counts}
+    )
+
+
+ITEMS = [30, 10, 20]
+GENRES = ["drama", "", "sci-fi"]
+SCHEMA = FeatureSchema(
+    (
+        FeatureSpec("item", "int64", "item", encoding="item", vocabulary_size=5),
+        FeatureSpec("history", "int64", "user", (None,), 3, "item", 5, "item"),
+        FeatureSpec("genres", "int64", "item", (None,), None, "genre", 5),
+        FeatureSpec("genre", "int64", "item", encoding="genre", vocabulary_size=5),
+        FeatureSpec("price", "float32", "context"),
+        FeatureSpec("title", "bytes", "id"),
+        FeatureSpec("scores", "float32", "context", (2,)),
+    )
+)
+COLUMNS = (
+    ColumnEncoding("item", "item_id", "int64", "item"),
+    ColumnEncoding("history", "clicked", "int64", "item"),
+    ColumnEncoding("genres", "genres", "string", "genre"),
+    ColumnEncoding("genre", "main_genre", "string", "genre"),
+    ColumnEncoding("price", "price", "int64"),
+    ColumnEncoding("title", "title", "string"),
+    ColumnEncoding("scores", "scores", "float32"),
+)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("encoders")
+    specs = (
+        write_vocabulary(vocabulary(ITEMS), path / "item.parquet"),
+        write_vocabulary(vocabulary(GENRES), path / "genre.parquet"),
+    )
+    plan = EncoderPlan(SCHEMA, COLUMNS, specs)
+    (path / ENCODERS_FILE).write_text(plan.dumps())
+    return path
+
+
+@pytest.fixture(scope="module")
+def pipeline(directory) -> EncoderPipeline:
+    return read_pipeline(directory)
+
+
+RAW = pa.schema(
+    [
+        ("scores", pa.list_(pa.float64())),
+        ("title", pa.large_string()),
+        ("ignored", pa.timestamp("us")),
+        ("clicked", pa.large_list(pa.int64())),
+        ("item_id", pa.int32()),
+        ("genres", pa.list_(pa.string())),
+        ("main_genre", pa.large_string()),
+        ("price", pa.int64()),
+    ]
+)
+
+ITEM = st.one_of(st.none(), st.sampled_from([*ITEMS, 0, -1, 99]))
+GENRE = st.one_of(st.none(), st.sampled_from([*GENRES, "Drama", "war"]))
+ROW = st.fixed_dictionaries(
+    {
+        "scores": st.one_of(st.none(), st.lists(st.floats(width=32, allow_nan=False),
+                                                min_size=2, max_size=2)),
+        "title": st.one_of(st.none(), st.text("ab é漢\0", max_size=5)),
+        "ignored": st.just(0),
+        "clicked": st.one_of(st.none(), st.lists(ITEM, max_size=6)),
+        "item_id": ITEM,
+        "genres": st.one_of(st.none(), st.lists(GENRE, max_size=4)),
+        "main_genre": GENRE,
+        "price": st.one_of(st.none(), st.integers(-1000, 1000)),
+    }
+)  # fmt: skip
+
+
+def encode_row(row: dict) -> dict:
+    """The semantics, a row and a value at a time."""
+
+    def token_id(tokens: list, token: object) -> int:
+        return tokens.index(token) + 2 if token in tokens else 1
+
+    def ids(tokens: list, values: list | None, max_len: int | None = None) -> list | None:
+        return values if values is None else [token_id(tokens, v) for v in values[:max_len]]
+
+    return {
+        "item": token_id(ITEMS, row["item_id"]),
+        "history": ids(ITEMS, row["clicked"], 3),
+        "genres": ids(GENRES, row["genres"]),
+        "genre": token_id(GENRES, row["main_genre"]),
+        "price": row["price"],
+        "title": row["title"],
+        "scores": row["scores"],
+    }
+
+
+@settings(deadline=None)
+@given(rows=st.lists(ROW, max_size=12), data=st.data())
+def test_batches_are_encoded_as_rows_would_be(pipeline, rows, data):
+    start = data.draw(st.integers(0, len(rows)))
+    batch = pa.RecordBatch.from_pylist(rows, schema=RAW).slice(start)
+    result = pipeline.apply(batch)
+    result.validate(full=True)
+    assert result.schema == pipeline.output_schema
+    assert result.to_pylist() == [encode_row(row) for row in rows[start:]]
+
+
+def test_output_schema_follows_the_features(pipeline):
+    assert pipeline.output_schema.names == list(SCHEMA.names)
+    assert pipeline.output_schema.types == [
+        pa.int64(), pa.list_(pa.int64()), pa.list_(pa.int64()), pa.int64(),
+        pa.float32(), pa.string(), pa.list_(pa.float32()),
+    ]  # fmt: skip
+
+
+def test_columns_of_nulls_alone_are_absent_or_oov(pipeline):
+    batch = pa.RecordBatch.from_pydict({name: pa.nulls(2) for name in RAW.names})
+    assert pipeline.apply(batch).to_pylist()[1] == {
+        "item": 1, "history": None, "genres": None, "genre": 1, "price": None, "title": None,
+        "scores": None,
+    }  # fmt: skip
+
+
+def _batch(**columns: pa.Array) -> pa.RecordBatch:
+    nulls = {field.name: pa.nulls(1, field.type) for field in RAW}
+    return pa.RecordBatch.from_pydict({**nulls, **columns})
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("item_id", pa.array([[1]])),
+        ("clicked", pa.array([1])),
+        ("item_id", pa.array([0.5])),
+        ("price", pa.array(["cheap"])),
+        ("title", pa.array([b"\xff"])),
+        ("scores", pa.array([[1.0]])),
+        ("scores", pa.array([[1e300, 0.0]])),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused_by_column(pipeline, column, values):
+    with pytest.raises(InputDataError, match=f"column '{column}'"):
+        pipeline.apply(_batch(**{column: values}))
+
+
+def test_a_missing_column_is_named_with_the_nearest_one(pipeline):
+    batch = _batch().rename_columns(["itemid" if name == "item_id" else name for name in RAW.names])
+    with pytest.raises(InputDataError, match=r"'item_id'(.|\n)*did you mean 'itemid'"):
+        pipeline.apply(batch)
+
+
+def test_a_column_that_stands_twice_is_refused(pipeline):
+    batch = pa.RecordBatch.from_arrays(
+        [*_batch().columns, pa.array([1])], names=[*RAW.names, "price"]
+    )
+    with pytest.raises(InputDataError, match="exactly one column 'price'"):
+        pipeline.apply(batch)
+
+
+@pytest.fixture
+def damaged(directory, tmp_path):
+    """A copy of the directory to spoil."""
+    for file in directory.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    return tmp_path
+
+
+def _edit_plan(directory: Path, edit) -> None:
+    path = directory / ENCODERS_FILE
+    data = json.loads(path.read_text())
+    edit(data)
+    path.write_text(json.dumps(data))
+
+
+def test_a_changed_vocabulary_is_refused(damaged):
+    write_vocabulary(vocabulary([10, 30, 20]), damaged / "item.parquet")
+    with pytest.raises(InputDataError, match="checksum"):
+        read_pipeline(damaged)
+
+
+def test_a_missing_vocabulary_is_refused(damaged):
+    (damaged / "item.parquet").unlink()
+    with pytest.raises(InputDataError, match=r"item\.parquet"):
+        read_pipeline(damaged)
+
+
+def test_a_vocabulary_outside_the_directory_is_refused(damaged):
+    _edit_plan(damaged, lambda data: data["vocabularies"][0].update(file="../item.parquet"))
+    with pytest.raises(InputDataError, match="outside"):
+        read_pipeline(damaged)
+
+
+def test_another_size_or_token_type_is_refused(damaged):
+    _edit_plan(damaged, lambda data: data["vocabularies"][0].update(size=99))
+    with pytest.raises(InputDataError, match="another size"):
+        read_pipeline(damaged)
+    _edit_plan(damaged, lambda data: data["vocabularies"][0].update(token_dtype="string"))
+    with pytest.raises(InputDataError, match="another token type"):
+        read_pipeline(damaged)
+
+
+def test_another_format_version_is_refused(damaged):
+    _edit_plan(damaged, lambda data: data.update(format_version=99))
+    with pytest.raises(InputDataError, match="format version"):
+        read_pipeline(damaged)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", ""])
+def test_damaged_plans_are_refused(damaged, text):
+    (damaged / ENCODERS_FILE).write_text(text)
+    with pytest.raises(InputDataError, match=r"encoders\.json"):
+        read_pipeline(damaged)
+
+
+def test_a_missing_plan_is_refused(tmp_path):
+    with pytest.raises(InputDataError, match=r"encoders\.json"):
+        read_pipeline(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "message"),
+    [
+        (ColumnEncoding("item", "item_id", "int64", "itme"), "did you mean 'item'"),
+        (ColumnEncoding("item", "item_id", "string", "item"), "received: string"),
+        (ColumnEncoding("other", "item_id", "int64", "item"), "one for one"),
+    ],
+)
+def test_plans_that_contradict_themselves_are_refused(encoding, message):
+    plan = EncoderPlan(
+        FeatureSchema(SCHEMA.features[:1]),
+        (encoding,),
+        (VocabularySpec("item", "int64", "item.parquet", 5, "00000000"),),
+    )
+    with pytest.raises(InputDataError, match=message):
+        EncoderPipeline(plan, {"item": vocabulary(ITEMS)})
+
+
+def test_a_vocabulary_cannot_make_a_float_feature():
+    spec = replace(SCHEMA.features[0], dtype="float32")
+    plan = EncoderPlan(
+        FeatureSchema((spec,)),
+        COLUMNS[:1],
+        (VocabularySpec("item", "int64", "item.parquet", 5, "00000000"),),
+    )
+    with pytest.raises(InputDataError, match="must be int64"):
+        EncoderPipeline(plan, {"item": vocabulary(ITEMS)})
+    with pytest.raises(InputDataError, match="the plan names"):
+        EncoderPipeline(plan, {})

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from conf.errors import ConfigError, InputDataError
+from etl.encoders.vocabulary import fit_vocabulary, read_vocabulary, write_vocabulary
+
+TABLE = pa.table({"token": ["b", "a"], "id": [2, 3], "count": [5, 4]})
+
+
+def reference(tokens: list, min_count: int = 1, max_size: int | None = None) -> list[dict]:
+    counts = Counter(token for token in tokens if token is not None)
+    kept = [item for item in counts.items() if item[1] >= min_count]
+    key = lambda item: (-item[1], item[0].encode() if isinstance(item[0], str) else item[0])  # noqa: E731
+    return [
+        {"token": token, "id": position + 2, "count": count}
+        for position, (token, count) in enumerate(sorted(kept, key=key)[:max_size])
+    ]
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict]:
+    generator = random.Random(7)
+    words = ["", "a", "B", "é", "漢", "\U0001f600", "\uffff", "zz", "a\0", *map(str, range(20))]
+
+    def pick(choices: list) -> object:
+        return None if generator.random() < 0.1 else generator.choice(choices)
+
+    return [
+        {
+            "item": pick([*range(-20, 40), 2**62, -(2**62)]),
+            "small": pick(list(range(5))),
+            "history": pick([[], [3, None, 3], [2**62, -1, 5], [7]]),
+            "tag": pick(words),
+            "tags": pick([[], ["a", None], ["漢", "", "a"]]),
+        }
+        for _ in range(400)
+    ]
+
+
+@pytest.fixture(scope="module")
+def frame(spark, rows):
+    schema = "item long, small int, history array<long>, tag string, tags array<string>"
+    return spark.createDataFrame(
+        [tuple(row.values()) for row in rows], schema
+    ).repartition(3).cache()  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "columns", [["item"], ["item", "history"], ["small", "item"], ["history"], ["tag"],
+                ["tag", "tags"]],
+)  # fmt: skip
+@pytest.mark.parametrize(("min_count", "max_size"), [(1, None), (7, None), (1, 5), (3, 10_000)])
+def test_fit_counts_and_orders_as_a_counter(frame, rows, columns, min_count, max_size):
+    tokens: list = []
+    for row in rows:
+        for column in columns:
+            value = row[column]
+            tokens += value if isinstance(value, list) else [value]
+    table = fit_vocabulary(frame, columns, min_count, max_size)
+    assert table.to_pylist() == reference(tokens, min_count, max_size)
+    assert table.schema.types[1:] == [pa.int64(), pa.int64()]
+
+
+def test_fit_on_nothing_gives_an_empty_vocabulary(frame, tmp_path):
+    table = fit_vocabulary(frame.where("false"), ["tag"])
+    spec = write_vocabulary(table, tmp_path / "tag.parquet")
+    assert (len(table), spec.size) == (0, 2)
+    assert read_vocabulary(tmp_path / "tag.parquet").equals(table)
+
+
+@pytest.mark.parametrize("columns", [["item", "tag"], ["price"], ["half"], []])
+def test_fit_refuses_columns_it_cannot_count(frame, columns):
+    with pytest.raises(ConfigError):
+        fit_vocabulary(frame.selectExpr("*", "0.5 as half"), columns)
+
+
+@pytest.mark.parametrize(("min_count", "max_size"), [(0, None), (1, 0)])
+def test_fit_refuses_bounds_below_one(frame, min_count, max_size):
+    with pytest.raises(ConfigError, match="at least 1"):
+        fit_vocabulary(frame, ["item"], min_count, max_size)
+
+
+def test_a_column_name_may_hold_dots_and_quotes(spark):
+    frame = spark.createDataFrame([(1,), (1,), (2,)], "`a.b``c` int")
+    assert fit_vocabulary(frame, ["a.b`c"])["token"].to_pylist() == [1, 2]
+
+
+@pytest.mark.parametrize("tokens", [["b", "a"], [9, -9]])
+def test_written_vocabularies_read_back(tmp_path, tokens):
+    table = pa.table({"token": tokens, "id": [2, 3], "count": [5, 4]})
+    spec = write_vocabulary(table, tmp_path / "genre.parquet")
+    assert (spec.name, spec.file, spec.size) == ("genre", "genre.parquet", 4)
+    assert spec.token_dtype == ("int64" if tokens[0] == 9 else "string")
+    assert read_vocabulary(tmp_path / "genre.parquet").to_pylist() == table.to_pylist()
+    assert [path.name for path in tmp_path.iterdir()] == ["genre.parquet"]
+
+
+def test_the_same_vocabulary_gives_the_same_bytes(tmp_path):
+    chunked = pa.concat_tables([TABLE[:1], TABLE[1:]]).replace_schema_metadata({"by": "someone"})
+    (tmp_path / "other").mkdir()
+    first = write_vocabulary(TABLE, tmp_path / "v.parquet")
+    second = write_vocabulary(chunked, tmp_path / "other" / "v.parquet")
+    assert first == second
+    assert (tmp_path / "v.parquet").read_bytes() == (tmp_path / "other/v.parquet").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["../v.parquet", ".v.parquet", "v w.parquet", "v.json"])
+def test_names_that_are_no_plain_names_are_refused(tmp_path, name):
+    target = tmp_path / "sub" / name if not name.startswith("..") else tmp_path / ".. .parquet"
+    with pytest.raises(ConfigError, match="plain name"):
+        write_vocabulary(TABLE, target)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        TABLE.drop_columns("count"),
+        TABLE.set_column(1, "id", pa.array([2, 4])),
+        TABLE.set_column(0, "token", pa.array([1.5, 2.5])),
+        TABLE.set_column(2, "count", pa.array([5, None])),
+    ],
+)
+def test_tables_that_are_no_vocabulary_are_refused(tmp_path, table):
+    path = tmp_path / "v.parquet"
+    write_vocabulary(TABLE, path)
+    with pytest.raises(InputDataError, match="not a vocabulary"):
+        write_vocabulary(table, path)
+    assert read_vocabulary(path).to_pylist() == TABLE.to_pylist()  # what was there is unharmed
+    pq.write_table(table, path)
+    with pytest.raises(InputDataError, match="not a vocabulary"):
+        read_vocabulary(path)
+
+
+def test_files_that_are_no_parquet_are_refused(tmp_path: Path):
+    path = tmp_path / "v.parquet"
+    with pytest.raises(InputDataError, match="cannot read"):
+        read_vocabulary(path)
+    path.write_bytes(b"PAR1 but not really")
+    with pytest.raises(InputDataError, match="not a Parquet file"):
+        read_vocabulary(path)
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "v.parquet"
+    write_vocabulary(TABLE, path)
+    before = path.read_bytes()
+    monkeypatch.setattr("os.fsync", lambda descriptor: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        write_vocabulary(TABLE[:1], path)
+    assert path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["v.parquet"]

@@ -1,0 +1,157 @@
+"""Declared-schema readers: every line is a row or a bad row with a reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.errors import InputDataError
+from conf.etl import SourceConfig
+from etl.sources import ORDER_COLUMN, check_bad_rows, count_rows, find_files, read_source
+
+COLUMNS = [
+    {"name": "id", "type": "int64", "minimum": 1},
+    {"name": "score", "type": "float32", "nullable": True, "maximum": 5},
+    {"name": "kind", "type": "string", "one_of": ["a", "b"]},
+    {"name": "tags", "type": "list<string>", "separator": "|", "nullable": True},
+]
+
+
+def source_config(**changes: Any) -> SourceConfig:
+    return SourceConfig.model_validate(
+        {"path": "log.dat", "separator": "::", "columns": COLUMNS, **changes}
+    )
+
+
+def write_lines(folder: Path, lines: list[bytes], name: str = "log.dat") -> None:
+    (folder / name).write_bytes(b"\n".join(lines) + b"\n")
+
+
+def test_each_bad_line_has_its_reason(spark, tmp_path):
+    write_lines(
+        tmp_path,
+        [
+            b"1::4.5::a::x|y",
+            b"2::::b::",
+            b"",
+            b"3::1.0::a",
+            b"x::1.0::a::",
+            b"::1.0::a::",
+            b"0::1.0::a::",
+            b"4::9.0::a::",
+            b"5::nan::a::",
+            b"6::1.0::c::",
+            b"7::abc::a::",
+        ],
+    )
+    source = read_source(spark, "log", source_config(), str(tmp_path))
+    good = [tuple(row) for row in source.good.drop(ORDER_COLUMN).collect()]
+    assert good == [(1, 4.5, "a", ["x", "y"]), (2, None, "b", None)]
+    counts = count_rows(source)
+    assert counts.read == 11
+    assert counts.bad == {
+        "above_maximum:score": 1,
+        "below_minimum:id": 1,
+        "empty_line": 1,
+        "not_allowed:kind": 1,
+        "not_finite:score": 1,
+        "not_float32:score": 1,
+        "not_int64:id": 1,
+        "null:id": 1,
+        "wrong_field_count": 1,
+    }
+    assert {row["line"] for row in source.bad.collect()} >= {"3::1.0::a", "0::1.0::a::"}
+
+
+def test_latin1_and_utf8_bytes_are_told_apart(spark, tmp_path):
+    write_lines(tmp_path, ["1::1::a::é".encode("latin-1"), "2::1::a::é".encode()])
+    latin = read_source(spark, "log", source_config(encoding="latin-1"), str(tmp_path))
+    assert [row["tags"] for row in latin.good.collect()] == [["é"], ["Ã©"]]
+    utf8 = read_source(spark, "log", source_config(), str(tmp_path))
+    assert count_rows(utf8).bad == {"not_utf8": 1}
+    assert [row["tags"] for row in utf8.good.collect()] == [["é"]]
+
+
+def test_pattern_reads_groups_and_rejects_what_does_not_match(spark, tmp_path):
+    config = SourceConfig.model_validate(
+        {
+            "path": "log.dat",
+            "format": "pattern",
+            "pattern": r"\((\d+),(\d+)\)\t(.*)",
+            "columns": [
+                {"name": "user", "type": "int64"},
+                {"name": "item", "type": "int64"},
+                {"name": "others", "type": "list<int64>", "separator": "\t"},
+            ],
+        }
+    )
+    write_lines(tmp_path, [b"(1,2)\t3\t4", b"(1;2)\t3", b"(1,2)\t3\tx"])
+    source = read_source(spark, "log", config, str(tmp_path))
+    assert [tuple(r) for r in source.good.drop(ORDER_COLUMN).collect()] == [(1, 2, [3, 4])]
+    assert count_rows(source).bad == {"not_list<int64>:others": 1, "pattern_mismatch": 1}
+
+
+def test_order_is_the_order_of_the_input_over_blocks_and_files(spark, tmp_path):
+    (tmp_path / "logs").mkdir()
+    rows = [b"%d::1::a::" % i for i in range(1, 4001)]
+    write_lines(tmp_path / "logs", rows[:3000], "part-0")
+    write_lines(tmp_path / "logs", rows[3000:], "part-1")
+    spark.conf.set("spark.sql.files.maxPartitionBytes", "5000")
+    try:
+        source = read_source(spark, "log", source_config(path="logs"), str(tmp_path))
+        assert source.good.rdd.getNumPartitions() > 3
+        ordered = [row["id"] for row in source.good.orderBy(ORDER_COLUMN).collect()]
+    finally:
+        spark.conf.unset("spark.sql.files.maxPartitionBytes")
+    assert ordered == list(range(1, 4001))
+
+
+def test_header_is_not_a_row(spark, tmp_path):
+    write_lines(tmp_path, [b"id::score::kind::tags", b"1::1::a::"])
+    source = read_source(spark, "log", source_config(header=True), str(tmp_path))
+    assert count_rows(source).read == 1
+
+
+@pytest.mark.parametrize("name", ["a[1].dat", "a{b}.dat", "a b.dat", "ü.dat"])
+def test_file_names_are_not_patterns(spark, tmp_path, name):
+    write_lines(tmp_path, [b"1::1::a::"], name)
+    source = read_source(spark, "log", source_config(path="."), str(tmp_path))
+    assert count_rows(source).read == 1
+
+
+def test_missing_and_empty_inputs_are_refused(tmp_path):
+    with pytest.raises(InputDataError, match="no such file"):
+        find_files("log", source_config(), str(tmp_path))
+    (tmp_path / "log.dat").touch()
+    with pytest.raises(InputDataError, match="empty"):
+        find_files("log", source_config(), str(tmp_path))
+
+
+def test_wrong_separator_is_refused_with_examples(spark, tmp_path):
+    write_lines(tmp_path, [b"1,4.5,a,x"] * 5)
+    config = source_config()
+    source = read_source(spark, "log", config, str(tmp_path))
+    with pytest.raises(InputDataError) as refused:
+        check_bad_rows(source, count_rows(source), config)
+    assert "wrong_field_count 5" in str(refused.value)
+    assert "1,4.5,a,x" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("policy", "refused"), [("quarantine", False), ("drop", False), ("fail", True)]
+)
+def test_policy_decides_within_the_budget(spark, tmp_path, policy, refused):
+    write_lines(tmp_path, [b"1::1::a::"] * 99 + [b"broken"])
+    config = source_config(bad_rows={"policy": policy, "max_fraction": 0.01})
+    source = read_source(spark, "log", config, str(tmp_path))
+    counts = count_rows(source)
+    if refused:
+        with pytest.raises(InputDataError):
+            check_bad_rows(source, counts, config)
+    else:
+        check_bad_rows(source, counts, config)
+    tight = source_config(bad_rows={"policy": policy, "max_fraction": 0.005})
+    with pytest.raises(InputDataError):
+        check_bad_rows(source, counts, tight)

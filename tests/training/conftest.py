@@ -1,0 +1,32 @@
+"""Fixtures of the training side. Two logical CPU devices, so that replicas can be tested."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import pytest
+import tensorflow as tf
+
+from conf.dataset import read_manifest
+from conf.manifest import Manifest
+from tests.training.fixtures import write_tiny_dataset
+
+# Must run before TensorFlow starts its runtime, hence at import.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_version(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset version with planted structure. Read only: copy it before you damage it."""
+    return write_tiny_dataset(tmp_path_factory.mktemp("datasets"))
+
+
+@pytest.fixture(scope="session")
+def tiny_manifest(tiny_version: Path) -> Manifest:
+    """The manifest of `tiny_version`."""
+    return read_manifest(tiny_version)

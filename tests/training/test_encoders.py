@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conf.encoders import ColumnEncoding, EncoderPlan, VocabularySpec
+from conf.errors import InputDataError
+from conf.manifest import Manifest
+from conf.schema import FeatureSchema, FeatureSpec
+from training.encoders import ServingEncoders, build_serving_encoders, pad_token
+from training.vocabularies import Vocabulary, read_plan
+
+MAX_LEN = 3
+INTS = st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 5)
+TEXTS = st.text(max_size=4) | st.sampled_from(["", "a", "é", "\x00", "<pad>"])
+
+
+def _encoders(tokens: list, dtype: str) -> ServingEncoders:
+    vocabulary = Vocabulary(
+        "v", dtype, pa.array(tokens, pa.int64() if dtype == "int64" else pa.string())
+    )
+    features = (
+        FeatureSpec("one", "int64", "user", encoding="v", vocabulary_size=vocabulary.size),
+        FeatureSpec("many", "int64", "user", (None,), MAX_LEN, "v", vocabulary.size),
+    )
+    columns = tuple(ColumnEncoding(f.name, f.name, dtype, "v") for f in features)
+    plan = EncoderPlan(
+        FeatureSchema(features), columns,
+        (VocabularySpec("v", dtype, "v.parquet", vocabulary.size, ""),),
+    )
+    return ServingEncoders(plan, ("one", "many"), {"v": vocabulary})
+
+
+def _check(tokens: list, dtype: str, scalars: list, lists: list[list]) -> None:
+    encoders = _encoders(tokens, dtype)
+    padding = encoders.inputs[1].pad_token
+    assert padding not in tokens
+    ids = {token: 2 + i for i, token in enumerate(tokens)}
+    width = max((len(row) for row in lists), default=0)
+    padded = [row + [padding] * (width - len(row)) for row in lists]
+    kind = tf.int64 if dtype == "int64" else tf.string
+    found = encoders.encode({
+        "one": tf.constant(scalars, kind, shape=[len(scalars)]),
+        "many": tf.constant(padded, kind, shape=[len(lists), width]),
+    })
+    assert found["one"].numpy().tolist() == [ids.get(token, 1) for token in scalars]
+    for row, encoded in zip(lists, found["many"].numpy().tolist(), strict=True):
+        expected = [0 if token == padding else ids.get(token, 1) for token in row][:MAX_LEN]
+        assert encoded == expected + [0] * (min(width, MAX_LEN) - len(expected))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(INTS, unique=True, max_size=8), st.lists(INTS, max_size=6),
+       st.lists(st.lists(INTS, max_size=5), max_size=4))
+def test_integers_encode_as_a_dictionary_would(
+    tokens: list[int], scalars: list[int], lists: list[list[int]]
+) -> None:
+    if {-1, -(2**63)} <= set(tokens):
+        return
+    _check(tokens, "int64", scalars + tokens, [*lists, tokens[:5]])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(TEXTS, unique=True, max_size=8), st.lists(TEXTS, max_size=6),
+       st.lists(st.lists(TEXTS, max_size=5), max_size=4))
+def test_strings_encode_as_a_dictionary_would(
+    tokens: list[str], scalars: list[str], lists: list[list[str]]
+) -> None:
+    _check(tokens, "string", scalars + tokens, [*lists, tokens[:5]])
+
+
+def test_the_pad_token_is_never_a_token() -> None:
+    assert pad_token(Vocabulary("v", "int64", pa.array([1, 2]))) == -1
+    assert pad_token(Vocabulary("v", "int64", pa.array([-1, 2]))) == -(2**63)
+    assert pad_token(Vocabulary("v", "string", pa.array(["x"]))) == ""
+    assert pad_token(Vocabulary("v", "string", pa.array(["", "x"]))) == "<pad>"
+    with pytest.raises(InputDataError, match="stand for padding"):
+        pad_token(Vocabulary("v", "int64", pa.array([-1, -(2**63)])))
+
+
+def test_plain_values_pass_and_are_cast() -> None:
+    feature = FeatureSpec("price", "float32", "item")
+    plan = EncoderPlan(
+        FeatureSchema((feature,)), (ColumnEncoding("price", "cost", "int64"),), ()
+    )
+    encoders = ServingEncoders(plan, ("price",), {})
+    found = encoders.encode({"price": tf.constant([3, 4], tf.int64)})["price"]
+    assert found.dtype == tf.float32
+    assert found.numpy().tolist() == [3.0, 4.0]
+    assert encoders.inputs[0].column == "cost"
+
+
+def test_a_version_s_own_vocabularies_are_used(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    plan = read_plan(tiny_version, tiny_manifest)
+    encoders = build_serving_encoders(tiny_version, plan, ("movie_id", "history", "genres"))
+    assert set(encoders.tables) == {"movie_id", "genres"}
+    found = encoders.encode({
+        "movie_id": tf.constant([100, 7], tf.int64),
+        "history": tf.constant([[100, -1]] * 2, tf.int64),
+        "genres": tf.constant([["genre_0"], [""]]),
+    })
+    assert found["movie_id"].numpy()[0] == found["history"].numpy()[0, 0] >= 2
+    assert found["movie_id"].numpy()[1] == 1
+    assert found["history"].numpy()[:, 1].tolist() == [0, 0]
+    assert found["genres"].numpy()[1].tolist() == [0]
+
+
+def test_a_feature_that_the_plan_does_not_make_is_refused(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    with pytest.raises(InputDataError, match="does not make"):
+        build_serving_encoders(tiny_version, read_plan(tiny_version, tiny_manifest), ("age",))

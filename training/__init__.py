@@ -1,0 +1,1 @@
+"""The training side: shards in, checkpoints, metrics and SavedModels out. Never imports Spark."""

@@ -1,0 +1,214 @@
+"""A trained run as files for serving: SavedModels with raw inputs, and all embeddings.
+
+    export/user_tower/1, export/item_tower/1   SavedModels; numbered as TensorFlow Serving expects
+    export/embeddings/{items,users}.{parquet,txt}
+    export/export.json                         what they are, how to call them, checksums
+
+Each tower has two signatures: `serving_default` takes raw tokens and encodes them inside the
+graph, `encoded` takes ids. Both return `embedding`, `[batch, dim]`; the score of a user and an
+item is the dot product of their embeddings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import tensorflow as tf
+
+from conf.encoders import EncoderPlan
+from conf.run import EXPORT_DIR, write_json
+from conf.schema import FeatureSpec
+from training.embedding_files import EmbeddingWriter
+from training.encoders import TENSOR_DTYPES, ServingEncoders, build_serving_encoders
+from training.publish import staged_directory
+from training.retrieval import ItemIndex, build_item_index
+from training.trained import TrainedModel
+from training.user_vectors import read_user_vectors
+from training.vocabularies import Vocabulary, read_key_vocabulary, read_plan
+
+EXPORT_FILE = "export.json"
+EXPORT_FORMAT_VERSION = 1
+SERVING_VERSION = "1"
+OUTPUT = "embedding"
+
+Embed = Callable[[Mapping[str, tf.Tensor]], tf.Tensor]
+
+
+def write_export(trained: TrainedModel, run_dir: Path) -> Path:
+    """Writes `export/` of a run; an earlier export is replaced when the new one is complete.
+
+    Args:
+        trained: The run's model.
+        run_dir: Directory of the run.
+
+    Returns:
+        Directory of the export.
+
+    Raises:
+        InputDataError: A vocabulary or record is damaged, or a vector is not finite.
+        UpstreamNotReadyError: Another process is exporting the same run.
+    """
+    target = run_dir / EXPORT_DIR
+    plan = read_plan(trained.version_dir, trained.manifest)
+    model = trained.model
+    with staged_directory(target) as staging:
+        towers = {
+            "user_tower": _write_tower(
+                staging / "user_tower", trained.version_dir, plan, model.user_inputs,
+                model.embed_users,
+            ),
+            "item_tower": _write_tower(
+                staging / "item_tower", trained.version_dir, plan, model.item_inputs,
+                model.embed_items,
+            ),
+        }
+        embeddings = _write_embeddings(staging / "embeddings", trained)
+        write_json(staging / EXPORT_FILE, {
+            "format_version": EXPORT_FORMAT_VERSION,
+            "model": trained.config.model.name,
+            "run": run_dir.name,
+            "dataset": trained.manifest.dataset_name,
+            "dataset_version": trained.manifest.dataset_version,
+            "encoders_fingerprint": trained.manifest.encoders_fingerprint,
+            "tensorflow": tf.__version__,
+            "score": "dot product of the user's and the item's embedding",
+            "towers": towers,
+            "embeddings": embeddings,
+            "files": list_files(staging),
+        })
+    return target
+
+
+def list_files(root: Path) -> dict[str, dict[str, Any]]:
+    """Returns size and SHA-256 of every file below a directory, by relative path."""
+    files = {}
+    for path in sorted(p for p in root.rglob("*") if p.is_file()):
+        with path.open("rb") as handle:
+            digest = hashlib.file_digest(handle, "sha256").hexdigest()
+        files[path.relative_to(root).as_posix()] = {
+            "bytes": path.stat().st_size, "sha256": digest,
+        }
+    return files
+
+
+def save_tower(
+    directory: Path, encoders: ServingEncoders, specs: Mapping[str, FeatureSpec], embed: Embed
+) -> None:
+    """Saves one tower with a raw and an encoded signature.
+
+    Only the variables that the tower reads are saved: no optimizer state, no other tower.
+
+    Args:
+        directory: Where the SavedModel goes.
+        encoders: Encoders of its inputs.
+        specs: Its input features by name.
+        embed: Encoded features to `[batch, dim]`.
+    """
+
+    @tf.function
+    def from_raw(**raw: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {OUTPUT: embed(encoders.encode(raw))}
+
+    @tf.function
+    def from_encoded(**features: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {OUTPUT: embed(features)}
+
+    signatures = {
+        "serving_default": from_raw.get_concrete_function(
+            **{item.name: item.tensor_spec for item in encoders.inputs}
+        ),
+        "encoded": from_encoded.get_concrete_function(
+            **{name: _encoded_spec(spec) for name, spec in specs.items()}
+        ),
+    }
+    module = tf.Module(name="tower")
+    module.encoders = encoders
+    module.weights = [
+        variable
+        for function in signatures.values()
+        for variable in function.graph.variables
+    ]
+    tf.saved_model.save(module, str(directory), signatures=signatures)
+
+
+def _write_tower(
+    base: Path, version_dir: Path, plan: EncoderPlan, names: tuple[str, ...], embed: Embed
+) -> dict[str, Any]:
+    encoders = build_serving_encoders(version_dir, plan, names)
+    specs = {name: plan.schema[name] for name in names}
+    save_tower(base / SERVING_VERSION, encoders, specs, embed)
+    return {
+        "path": f"{base.name}/{SERVING_VERSION}",
+        "output": OUTPUT,
+        "signatures": {
+            "serving_default": {
+                "takes": "raw tokens; lists padded with pad_token on the right",
+                "inputs": [item.to_json() for item in encoders.inputs],
+            },
+            "encoded": {
+                "takes": "ids: 0 pad, 1 unknown or null, tokens from 2",
+                "inputs": [
+                    {"name": name, "dtype": spec.dtype, "is_list": spec.is_list}
+                    for name, spec in specs.items()
+                ],
+            },
+        },
+    }
+
+
+def _encoded_spec(spec: FeatureSpec) -> tf.TensorSpec:
+    shape = [None, spec.shape[0]] if spec.is_list else [None]
+    return tf.TensorSpec(shape, TENSOR_DTYPES[spec.dtype], name=spec.name)
+
+
+def _write_embeddings(directory: Path, trained: TrainedModel) -> dict[str, Any]:
+    directory.mkdir()
+    index = build_item_index(
+        trained.model, trained.version_dir, trained.manifest, trained.config.evaluation.batch_size
+    )
+    users, unknown = _write_users(directory, trained)
+    return {
+        "dim": int(index.vectors.shape[1]),
+        "columns": "key (raw token), id, vector (float32)",
+        "text": "key<TAB>v1,v2,… with \\\\, \\t, \\n, \\r escaped in keys; no header",
+        "items": {"rows": _write_items(directory, trained, index)},
+        "users": {"rows": users, "users_outside_vocabulary": unknown},
+    }
+
+
+def _write_items(directory: Path, trained: TrainedModel, index: ItemIndex) -> int:
+    manifest = trained.manifest
+    vocabulary = read_key_vocabulary(trained.version_dir, manifest, manifest.keys.item)
+    with EmbeddingWriter(directory, "items", _key_type(vocabulary)) as writer:
+        _write_known(writer, vocabulary, index.ids, index.vectors)
+        return writer.rows
+
+
+def _write_users(directory: Path, trained: TrainedModel) -> tuple[int, int]:
+    """Writes all users of the `users` split; returns rows written and users without a token."""
+    manifest = trained.manifest
+    vocabulary = read_key_vocabulary(trained.version_dir, manifest, manifest.keys.user)
+    unknown = 0
+    with EmbeddingWriter(directory, "users", _key_type(vocabulary)) as writer:
+        for batch in read_user_vectors(trained, seen=False):
+            unknown += _write_known(writer, vocabulary, batch.ids, batch.vectors)
+        return writer.rows, unknown
+
+
+def _write_known(
+    writer: EmbeddingWriter, vocabulary: Vocabulary | None, ids: np.ndarray, vectors: np.ndarray
+) -> int:
+    """Writes the rows that have a raw token; returns how many have none."""
+    keys = pa.array(ids) if vocabulary is None else vocabulary.take(ids)
+    known = keys.is_valid().to_numpy(zero_copy_only=False)
+    writer.write(keys.drop_null(), ids[known], vectors[known])
+    return int(np.count_nonzero(~known))
+
+
+def _key_type(vocabulary: Vocabulary | None) -> pa.DataType:
+    return pa.int64() if vocabulary is None else vocabulary.tokens.type

@@ -1,0 +1,110 @@
+"""What each epoch gave: the entries of `history.json`, and which epoch is the best."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from conf.dataset import write_text_atomic
+from conf.errors import ConfigError, InputDataError, did_you_mean
+from conf.run import HISTORY_FILE
+from conf.training import EarlyStoppingConfig
+
+LOSS_METRIC = "loss"
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One epoch.
+
+    Attributes:
+        epoch: One-based.
+        loss: Mean training loss over the epoch's rows.
+        seconds: Wall time of the training steps, validation apart.
+        examples: Rows trained on.
+        examples_per_s: Rows per second of training.
+        input_wait_share: Share of the time that steps waited for their batch, in [0, 1].
+        validation: Validation metrics by name; empty without a validation split.
+    """
+
+    epoch: int
+    loss: float
+    seconds: float
+    examples: int
+    examples_per_s: float
+    input_wait_share: float
+    validation: Mapping[str, float]
+
+    def metric(self, name: str) -> float:
+        """Returns a metric so that higher is better (the loss with its sign turned).
+
+        Raises:
+            ConfigError: The epoch has no such metric.
+        """
+        if name == LOSS_METRIC:
+            return -self.loss
+        if name not in self.validation:
+            raise ConfigError(
+                "fit.early_stopping.metric is not among the validation metrics",
+                received=name,
+                allowed=", ".join([LOSS_METRIC, *sorted(self.validation)]),
+                fix=did_you_mean(name, [LOSS_METRIC, *self.validation])
+                + "; cut-offs are set by evaluation.ks",
+            )
+        return self.validation[name]
+
+
+def find_best_epoch(history: Sequence[EpochRecord], metric: str | None) -> int:
+    """Returns the one-based epoch to keep: the first with the best metric, or the last.
+
+    Args:
+        history: At least one epoch, in order.
+        metric: Metric to choose by, or None: nothing is held out, the last epoch is kept.
+    """
+    if metric is None:
+        return history[-1].epoch
+    best = max(history, key=lambda record: (_comparable(record.metric(metric)), -record.epoch))
+    return best.epoch
+
+
+def should_stop(history: Sequence[EpochRecord], config: EarlyStoppingConfig | None) -> bool:
+    """Whether the metric has not improved for `patience` epochs."""
+    if config is None or not history:
+        return False
+    return history[-1].epoch - find_best_epoch(history, config.metric) >= config.patience
+
+
+def write_history(run: Path, history: Sequence[EpochRecord]) -> None:
+    """Writes `history.json` atomically."""
+    entries = [asdict(record) for record in history]
+    write_text_atomic(run / HISTORY_FILE, json.dumps(entries, indent=1) + "\n")
+
+
+def read_history(run: Path, epochs: int | None = None) -> list[EpochRecord]:
+    """Reads `history.json`; a run that has not ended an epoch has an empty one.
+
+    Args:
+        run: Directory of the run.
+        epochs: Number of epochs to keep: later entries belong to an epoch whose checkpoint was
+            not finished.
+
+    Raises:
+        InputDataError: The file is damaged.
+    """
+    file = run / HISTORY_FILE
+    if not file.exists():
+        return []
+    try:
+        entries: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+        records = [EpochRecord(**entry) for entry in entries]
+    except (json.JSONDecodeError, TypeError) as error:
+        raise InputDataError(f"{file} is damaged", received=repr(error)) from error
+    return records if epochs is None else [r for r in records if r.epoch <= epochs]
+
+
+def _comparable(value: float) -> float:
+    return -math.inf if math.isnan(value) else value

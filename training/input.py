@@ -1,0 +1,297 @@
+"""Shards to batches: what a manifest lists, read by `tf.data`.
+
+A batch is `dict[str, tf.Tensor]`: scalars `[batch]`, lists padded to `[batch, max_len]`, lists
+without a bound (and those asked for) as `tf.RaggedTensor`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from conf.errors import InputDataError, did_you_mean
+from conf.manifest import Manifest
+from conf.schema import OOV_ID, PAD_ID, FeatureSpec
+from conf.training import InputConfig
+
+Batch = dict[str, tf.Tensor]
+
+READ_BUFFER_BYTES = 1 << 20
+COMPRESSION_TYPES = {None: "", "gzip": "GZIP"}
+EXAMPLE_RECORDS = "Example"
+
+
+def build_train_dataset(
+    version_dir: Path,
+    manifest: Manifest,
+    config: InputConfig,
+    *,
+    epoch: int,
+    seed: int,
+    features: Sequence[str] | None = None,
+) -> tf.data.Dataset:
+    """Returns one epoch of the train split, shuffled; the same for the same seed and epoch.
+
+    The order of shards and the draws of the shuffle buffer are derived from `seed` and `epoch`,
+    so an epoch can be replayed on its own. The last, incomplete batch is dropped: an uneven tail
+    would give its rows another weight when it is split over replicas.
+
+    Args:
+        version_dir: Directory that holds the manifest.
+        manifest: The version's manifest.
+        config: Batch size (global), shuffle buffer in records, shards read at once.
+        epoch: Zero-based epoch.
+        seed: The run's seed.
+        features: Names to read; None reads all that a train record holds.
+
+    Returns:
+        Dataset of batches of exactly `config.batch_size` rows.
+
+    Raises:
+        InputDataError: The split is missing or smaller than a batch, or a feature is unknown.
+    """
+    split = manifest.split("train")
+    if split.rows < config.batch_size:
+        raise InputDataError(
+            "the train split is smaller than one batch",
+            received=f"{split.rows} rows",
+            allowed=f"at least input.batch_size = {config.batch_size} rows",
+            fix=f"set input.batch_size to {max(1, split.rows)} or less, or add data",
+        )
+    rng = np.random.default_rng([seed, epoch])
+    paths = _shard_paths(version_dir, manifest, "train")
+    shards = tf.data.Dataset.from_tensor_slices([paths[i] for i in rng.permutation(len(paths))])
+    records = shards.interleave(
+        lambda path: _open_shard(path, manifest),
+        cycle_length=min(config.interleave_shards, len(paths)),
+        num_parallel_calls=tf.data.AUTOTUNE,
+        deterministic=True,
+    )
+    # Records are shuffled, not batches: a shuffle after `batch` would keep rows together.
+    records = records.shuffle(
+        min(config.shuffle_buffer, split.rows),
+        seed=int(rng.integers(2**31)),
+        reshuffle_each_iteration=False,
+    )
+    specs = select_features(manifest, features, exclude_roles=() if features else ("id",))
+    return (
+        records.batch(config.batch_size, drop_remainder=True)
+        .map(
+            build_parser(specs, batch_size=config.batch_size),
+            num_parallel_calls=config.parallel_parses or tf.data.AUTOTUNE,
+            deterministic=True,
+        )
+        .prefetch(tf.data.AUTOTUNE)
+    )
+
+
+def build_eval_dataset(
+    version_dir: Path,
+    manifest: Manifest,
+    split: str,
+    batch_size: int,
+    features: Sequence[str] | None = None,
+    ragged: Sequence[str] = (),
+) -> tf.data.Dataset:
+    """Returns a split in the manifest's order, every record once, the last batch included.
+
+    Args:
+        version_dir: Directory that holds the manifest.
+        manifest: The version's manifest.
+        split: Name of the split.
+        batch_size: Rows per batch; the last batch may have fewer.
+        features: Names to read; None reads all.
+        ragged: List features to return as RaggedTensors rather than padded.
+
+    Raises:
+        InputDataError: The version has no such split, or a feature is unknown.
+    """
+    paths = _shard_paths(version_dir, manifest, split)
+    specs = select_features(manifest, features)
+    select_features(manifest, ragged)
+    if not paths:
+        return _empty_dataset(specs, ragged)
+    records = _open_shard(paths, manifest)
+    return (
+        records.batch(batch_size)
+        .map(build_parser(specs, ragged), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        .prefetch(tf.data.AUTOTUNE)
+    )
+
+
+def select_features(
+    manifest: Manifest, names: Sequence[str] | None, exclude_roles: Sequence[str] = ()
+) -> tuple[FeatureSpec, ...]:
+    """Returns the specs of the named features, or of all but some roles.
+
+    Raises:
+        InputDataError: A name is not in the schema.
+    """
+    schema = manifest.schema
+    if names is None:
+        return tuple(spec for spec in schema.features if spec.role not in exclude_roles)
+    for name in names:
+        if name not in schema:
+            raise InputDataError(
+                f"dataset {manifest.dataset_name!r} has no such feature",
+                received=name,
+                allowed=", ".join(schema.names),
+                fix=did_you_mean(name, schema.names),
+            )
+    return tuple(schema[name] for name in dict.fromkeys(names))
+
+
+def build_parser(
+    specs: Sequence[FeatureSpec], ragged: Sequence[str] = (), batch_size: int | None = None
+) -> Callable[[tf.Tensor], Batch]:
+    """Returns the function that turns a batch of serialized records into features.
+
+    Records are parsed a batch at a time: parsing one by one costs about twenty times as much.
+
+    Args:
+        specs: Features to read.
+        ragged: List features to leave ragged.
+        batch_size: Static number of rows, where it is known.
+    """
+    specs = tuple(specs)
+    wire = {spec.name: _wire_feature(spec, spec.name in ragged) for spec in specs}
+
+    def parse(serialized: tf.Tensor) -> Batch:
+        parsed = tf.io.parse_example(serialized, wire)
+        return {
+            spec.name: _finish(spec, parsed[spec.name], batch_size) for spec in specs
+        }
+
+    return parse
+
+
+@contextmanager
+def input_errors(version_dir: Path, manifest: Manifest, split: str) -> Iterator[None]:
+    """Turns TensorFlow's errors about records into errors that name the shard or the feature.
+
+    Iterate datasets of this module inside this context.
+
+    Raises:
+        InputDataError: A record is damaged, or lacks a feature that has no pad value.
+    """
+    try:
+        yield
+    except (tf.errors.DataLossError, tf.errors.NotFoundError) as error:
+        raise InputDataError(
+            f"split {split!r} has a damaged or missing shard; nothing was skipped",
+            received=locate_damage(version_dir, manifest, split) or error.message,
+            fix="restore the shard, roll back to an earlier version, or build again",
+        ) from error
+    except tf.errors.InvalidArgumentError as error:
+        names = [name for name in manifest.schema.names if f"{name} (data type" in error.message
+                 or f"Key: {name}." in error.message]
+        if not names:
+            raise
+        raise InputDataError(
+            f"a record of split {split!r} does not hold feature {names[0]!r} as the schema says",
+            received=error.message.splitlines()[0][:300],
+            allowed=f"{manifest.schema[names[0]]}",
+            fix="give the feature a pad_value if it may be absent, or build the dataset again",
+        ) from error
+
+
+def locate_damage(version_dir: Path, manifest: Manifest, split: str) -> str | None:
+    """Returns which shard of a split cannot be read and after how many records, or None."""
+    for path in _shard_paths(version_dir, manifest, split):
+        intact = 0
+        try:
+            for _ in _open_shard(path, manifest):
+                intact += 1
+        except tf.errors.OpError as error:
+            reason = error.message.partition("[[")[0].strip(" ;")
+            return f"{path}: {reason}, after {intact} intact records"
+    return None
+
+
+def read_batches(
+    dataset: tf.data.Dataset, version_dir: Path, manifest: Manifest, split: str
+) -> Iterator[Batch]:
+    """Iterates a dataset of this module, with errors that name the shard or the feature."""
+    with input_errors(version_dir, manifest, split):
+        yield from dataset
+
+
+def _shard_paths(version_dir: Path, manifest: Manifest, split: str) -> list[str]:
+    if manifest.record_type != EXAMPLE_RECORDS:
+        raise InputDataError(
+            "training reads another record type",
+            received=manifest.record_type,
+            allowed=EXAMPLE_RECORDS,
+        )
+    if manifest.compression not in COMPRESSION_TYPES:
+        raise InputDataError(
+            "the manifest names an unknown compression",
+            received=manifest.compression,
+            allowed=", ".join(str(key) for key in COMPRESSION_TYPES),
+        )
+    return [str(version_dir / shard.path) for shard in manifest.split(split).shards if shard.rows]
+
+
+def _open_shard(path: Any, manifest: Manifest) -> tf.data.TFRecordDataset:
+    return tf.data.TFRecordDataset(
+        path,
+        compression_type=COMPRESSION_TYPES[manifest.compression],
+        buffer_size=READ_BUFFER_BYTES,
+    )
+
+
+def _dtype(spec: FeatureSpec) -> tf.DType:
+    return tf.string if spec.dtype == "bytes" else tf.as_dtype(spec.dtype)
+
+
+def _stays_ragged(spec: FeatureSpec, asked: bool) -> bool:
+    return spec.is_ragged and (asked or spec.max_len is None)
+
+
+def _wire_feature(spec: FeatureSpec, asked_ragged: bool) -> Any:
+    dtype = _dtype(spec)
+    default = _pad_value(spec)
+    if _stays_ragged(spec, asked_ragged):
+        return tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64)
+    if spec.is_ragged:
+        # Pads to the longest list of the batch inside the parser, without a sparse detour.
+        return tf.io.FixedLenSequenceFeature([], dtype, allow_missing=True, default_value=default)
+    if spec.is_list:
+        length = spec.shape[0]
+        fill = None if spec.pad_value is None and not spec.vocabulary_size else [default] * length
+        return tf.io.FixedLenFeature([length], dtype, default_value=fill)
+    if spec.vocabulary_size is not None:
+        return tf.io.FixedLenFeature([], dtype, default_value=OOV_ID)
+    return tf.io.FixedLenFeature([], dtype, default_value=spec.pad_value)
+
+
+def _pad_value(spec: FeatureSpec) -> int | float | str:
+    if spec.vocabulary_size is not None:
+        return PAD_ID
+    if spec.pad_value is not None:
+        return spec.pad_value
+    return {"int64": 0, "float32": 0.0, "bytes": ""}[spec.dtype]
+
+
+def _finish(spec: FeatureSpec, value: Any, batch_size: int | None) -> Any:
+    """Gives a parsed feature its static shape; padded lists grow from the longest to max_len."""
+    if isinstance(value, tf.RaggedTensor):
+        return value
+    if spec.is_ragged:
+        width = spec.max_len
+        value = value[:, :width]
+        missing = width - tf.shape(value)[1]
+        value = tf.pad(value, [[0, 0], [0, missing]], constant_values=_pad_value(spec))
+        return tf.ensure_shape(value, [batch_size, width])
+    return tf.ensure_shape(value, [batch_size, *spec.shape])
+
+
+def _empty_dataset(specs: Sequence[FeatureSpec], ragged: Sequence[str]) -> tf.data.Dataset:
+    """A dataset of the right structure without any batch: a split may be empty."""
+    parse = build_parser(specs, ragged)
+    return tf.data.Dataset.from_tensor_slices(tf.constant([], tf.string)).batch(1).map(parse)

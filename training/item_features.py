@@ -1,0 +1,58 @@
+"""Features of every catalogue item, held as tensors that are indexed by item id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from conf.manifest import Manifest
+from training.input import Batch, build_eval_dataset, read_batches
+
+READ_ROWS = 4096
+
+
+class ItemFeatures:
+    """Looks up the features of items by id: what uniform negatives are embedded from.
+
+    Args:
+        version_dir: Directory that holds the manifest.
+        manifest: The version's manifest.
+        names: Features to hold.
+
+    Raises:
+        InputDataError: The catalogue is missing or damaged.
+    """
+
+    def __init__(self, version_dir: Path, manifest: Manifest, names: Sequence[str]) -> None:
+        self._key = manifest.keys.item
+        others = [name for name in names if name != self._key]
+        self._columns: dict[str, tf.Tensor] = {}
+        if others:
+            size = int(manifest.schema[self._key].vocabulary_size or 0)
+            self._columns = _read_columns(version_dir, manifest, self._key, others, size)
+
+    def lookup(self, ids: tf.Tensor) -> Batch:
+        """Returns the features of items, a batch with one row per id.
+
+        Args:
+            ids: int64 `[n]`.
+        """
+        features = {name: tf.gather(column, ids) for name, column in self._columns.items()}
+        return {self._key: ids, **features}
+
+
+def _read_columns(
+    version_dir: Path, manifest: Manifest, key: str, names: Sequence[str], size: int
+) -> dict[str, tf.Tensor]:
+    dataset = build_eval_dataset(version_dir, manifest, "catalog", READ_ROWS, [key, *names])
+    columns: dict[str, np.ndarray] = {}
+    for batch in read_batches(dataset, version_dir, manifest, "catalog"):
+        ids = batch[key].numpy()
+        for name in names:
+            values = batch[name].numpy()
+            column = columns.setdefault(name, np.zeros((size, *values.shape[1:]), values.dtype))
+            column[ids] = values
+    return {name: tf.constant(column) for name, column in columns.items()}

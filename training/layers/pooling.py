@@ -1,0 +1,49 @@
+"""Pooling of a padded list of embeddings into one vector."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from conf.schema import PAD_ID
+
+
+def pool_mean(
+    embeddings: tf.Tensor, ids: tf.Tensor, position_weights: tf.Tensor | None = None
+) -> tf.Tensor:
+    """Weighted mean over the positions that hold a token.
+
+    Args:
+        embeddings: float32 `[batch, length, dim]`; what stands at padded positions is ignored.
+        ids: int `[batch, length]`, 0 for padding.
+        position_weights: float32 `[length]`, above 0; None weights all positions alike.
+
+    Returns:
+        float32 `[batch, dim]`, zeros for rows without a token.
+    """
+    weights = tf.cast(tf.not_equal(ids, PAD_ID), embeddings.dtype)
+    if position_weights is not None:
+        weights *= position_weights
+    total = tf.reduce_sum(weights, axis=1, keepdims=True)
+    weights = tf.math.divide_no_nan(weights, total)
+    # A product of matrices: the weighted embeddings are never stored.
+    return tf.squeeze(tf.matmul(weights[:, tf.newaxis, :], embeddings), axis=1)
+
+
+class PositionWeights(tf.Module):
+    """Learned weights of list positions: how much the k-th latest item of a history counts.
+
+    Weights are `exp(logit)`, so they stay above 0, and start alike.
+
+    Args:
+        name: Name of the weights.
+        max_len: Longest list.
+    """
+
+    def __init__(self, name: str, max_len: int) -> None:
+        super().__init__(name="position_weights")
+        self.max_len = max_len
+        self.logits = tf.Variable(tf.zeros([max_len]), name=f"{name}/position_logits")
+
+    def __call__(self, length: tf.Tensor | int) -> tf.Tensor:
+        """Returns the weights of the first `length <= max_len` positions, float32 `[length]`."""
+        return tf.exp(self.logits[:length])

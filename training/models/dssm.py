@@ -1,0 +1,81 @@
+"""DSSM: two towers over pooled embeddings, compared by cosine.
+
+After Huang et al. 2013, "Learning deep structured semantic models for web search using
+clickthrough data", with embeddings in place of word hashing.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from conf.errors import ConfigError
+from conf.manifest import Manifest
+from conf.schema import FeatureSpec
+from conf.training import DSSMConfig
+from training.embedding.table import EmbeddingTable
+from training.models.base import Features, RetrievalModel, find_feature, table_size
+from training.models.tower import Tower, TowerConfig
+
+
+class DSSM(RetrievalModel):
+    """A user tower and an item tower that share embedding tables; vectors have length one.
+
+    Args:
+        config: The model's config.
+        manifest: The dataset version whose features it reads.
+        seed: Seed of the first weights.
+    """
+
+    def __init__(self, config: DSSMConfig, manifest: Manifest, seed: int) -> None:
+        super().__init__(name="dssm")
+        users = _side(manifest, config.user_features, "user")
+        items = _side(manifest, config.item_features, "item")
+        self.user_inputs = tuple(spec.name for spec in users)
+        self.item_inputs = tuple(spec.name for spec in items)
+        self.temperature = config.temperature
+        self.tables = {
+            spec.table: EmbeddingTable(
+                spec.table, table_size(manifest, spec), config.embedding_dim,
+                seed=seed, stddev=config.embedding_stddev,
+            )
+            for spec in {s.table: s for s in (*users, *items) if s.vocabulary_size}.values()
+        }
+        weighted = config.history_pooling == "position_weighted"
+        ordered = manifest.keys.history if weighted else None
+        self.user_tower = Tower(
+            TowerConfig("user_tower", config.user_hidden_units, config.embedding_dim,
+                        config.dropout, ordered),
+            users, self.tables, seed,
+        )
+        self.item_tower = Tower(
+            TowerConfig("item_tower", config.item_hidden_units, config.embedding_dim,
+                        config.dropout),
+            items, self.tables, seed,
+        )
+
+    def embed_users(self, features: Features, dropout_seed: tf.Tensor | None = None) -> tf.Tensor:
+        """Returns unit user vectors `[batch, embedding_dim]`."""
+        return self.user_tower(features, dropout_seed)
+
+    def embed_items(self, features: Features, dropout_seed: tf.Tensor | None = None) -> tf.Tensor:
+        """Returns unit item vectors `[batch, embedding_dim]`."""
+        return self.item_tower(features, dropout_seed)
+
+    @property
+    def _scalar_tables(self) -> dict[str, EmbeddingTable]:
+        return {**self.user_tower.scalar_tables, **self.item_tower.scalar_tables}
+
+
+def _side(manifest: Manifest, names: tuple[str, ...] | None, role: str) -> list[FeatureSpec]:
+    """Features of one tower; they must be of its role, as only those are known when serving."""
+    if names is None:
+        return [spec for spec in manifest.schema.features if spec.role == role]
+    specs = [find_feature(manifest, name) for name in names]
+    for spec in specs:
+        if spec.role != role:
+            raise ConfigError(
+                f"model.{role}_features names a feature of another role",
+                received=f"{spec.name} (role {spec.role})",
+                allowed=", ".join(s.name for s in manifest.schema.features if s.role == role),
+            )
+    return specs

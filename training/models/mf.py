@@ -1,0 +1,68 @@
+"""Matrix factorization: dot product of a user's and an item's embedding, plus item bias.
+
+Koren, Bell & Volinsky 2009, "Matrix factorization techniques for recommender systems", eq. 4,
+without the user bias and the mean, which move all items alike.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from conf.manifest import Manifest
+from conf.training import MFConfig
+from training.embedding.table import EmbeddingTable
+from training.models.base import Features, RetrievalModel, find_feature, table_size
+
+
+class MatrixFactorization(RetrievalModel):
+    """Two embedding tables, and a bias per item folded into the item's vector.
+
+    Args:
+        config: The model's config.
+        manifest: The dataset version whose keys it reads.
+        seed: Seed of the first weights.
+    """
+
+    def __init__(self, config: MFConfig, manifest: Manifest, seed: int) -> None:
+        super().__init__(name="mf")
+        user = find_feature(manifest, manifest.keys.user)
+        item = find_feature(manifest, manifest.keys.item)
+        self.user_inputs = (user.name,)
+        self.item_inputs = (item.name,)
+        self.temperature = config.temperature
+        # Users and items have each their own space even where a history shares the item's table.
+        self.user_table = EmbeddingTable(
+            user.table, table_size(manifest, user), config.embedding_dim,
+            seed=seed, stddev=config.embedding_stddev,
+        )
+        self.item_table = EmbeddingTable(
+            item.table, table_size(manifest, item), config.embedding_dim,
+            seed=seed, stddev=config.embedding_stddev,
+        )
+        self.tables = {user.table: self.user_table, item.table: self.item_table}
+        self.item_bias = None
+        if config.item_bias:
+            name = f"{item.table}_bias"
+            self.item_bias = EmbeddingTable(
+                name, self.item_table.vocabulary_size, 1, seed=seed, stddev=None
+            )
+            self.tables[name] = self.item_bias
+
+    def embed_users(self, features: Features, dropout_seed: tf.Tensor | None = None) -> tf.Tensor:
+        """Returns `[batch, embedding_dim]`, or one column of ones more with an item bias."""
+        vectors = self.user_table.lookup(features[self.user_inputs[0]])
+        if self.item_bias is None:
+            return vectors
+        return tf.concat([vectors, tf.ones_like(vectors[:, :1])], axis=1)
+
+    def embed_items(self, features: Features, dropout_seed: tf.Tensor | None = None) -> tf.Tensor:
+        """Returns `[batch, embedding_dim]`, or the item's bias as one column more."""
+        ids = features[self.item_inputs[0]]
+        vectors = self.item_table.lookup(ids)
+        if self.item_bias is None:
+            return vectors
+        return tf.concat([vectors, self.item_bias.lookup(ids)], axis=1)
+
+    @property
+    def _scalar_tables(self) -> dict[str, EmbeddingTable]:
+        return {self.user_inputs[0]: self.user_table, self.item_inputs[0]: self.item_table}

@@ -1,0 +1,174 @@
+"""Objectives: what a batch costs, per row, given the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import tensorflow as tf
+
+from conf.errors import ConfigError
+from conf.manifest import Manifest
+from conf.training import ModelConfig, SampledSoftmaxConfig
+from training.input import Batch
+from training.item_counts import read_item_counts
+from training.item_features import ItemFeatures
+from training.layers.binary_loss import compute_binary_loss
+from training.layers.cross_replica import gather_replicas, replica_offset
+from training.layers.sampled_softmax import (
+    Candidates,
+    compute_log_expected_counts,
+    compute_sampled_softmax,
+    draw_uniform_items,
+)
+from training.models.base import RetrievalModel
+
+NEGATIVES_STREAM = 1
+DROPOUT_STREAM = 2
+REPLICA_STRIDE = 1 << 20
+
+
+class Objective(Protocol):
+    """Loss of a batch.
+
+    Attributes:
+        inputs: Features that it reads beside the model's own.
+    """
+
+    inputs: tuple[str, ...]
+
+    def __call__(self, model: RetrievalModel, batch: Batch, seed: tf.Tensor) -> tf.Tensor:
+        """Returns the loss of each row of this replica's part of the batch, `[local_batch]`.
+
+        Args:
+            model: The model in training.
+            batch: This replica's rows.
+            seed: int32 `[2]`, another one for each step, the same on all replicas.
+        """
+        ...
+
+
+class SampledSoftmax:
+    """Softmax over the items of the global batch and, if asked for, uniform negatives.
+
+    Args:
+        config: Which corrections are on.
+        item_key: Name of the item id.
+        log_expected_counts: float32 `[vocabulary_size]`, or None without logQ correction.
+        items: Features of catalogue items; needed for uniform negatives.
+        vocabulary_size: Number of item ids.
+    """
+
+    def __init__(
+        self,
+        config: SampledSoftmaxConfig,
+        item_key: str,
+        vocabulary_size: int,
+        log_expected_counts: tf.Tensor | None,
+        items: ItemFeatures | None,
+    ) -> None:
+        self.inputs = (item_key,)
+        self._config = config
+        self._item_key = item_key
+        self._vocabulary_size = vocabulary_size
+        self._log_expected_counts = log_expected_counts
+        self._items = items
+
+    def __call__(self, model: RetrievalModel, batch: Batch, seed: tf.Tensor) -> tf.Tensor:
+        """Returns the loss of each row, `[local_batch]`."""
+        dropout_seed = _replica_seed(seed)
+        user_vectors = model.embed_users(batch, dropout_seed)
+        item_vectors = model.embed_items(batch, dropout_seed)
+        ids = batch[self._item_key]
+        local_batch = tf.shape(ids)[0]
+        positions = tf.range(local_batch) + replica_offset(local_batch)
+        # Every replica ranks its rows among the whole batch's items: R replicas, same loss.
+        candidate_ids = gather_replicas(ids)
+        vectors = gather_replicas(item_vectors)
+        if self._items is not None and self._config.uniform_negatives is not None:
+            drawn = draw_uniform_items(
+                self._config.uniform_negatives, self._vocabulary_size, seed + [0, NEGATIVES_STREAM]
+            )
+            # The same negatives on every replica; each adds the gradient of its own rows.
+            negatives = model.embed_items(self._items.lookup(drawn), seed + [0, DROPOUT_STREAM])
+            vectors = tf.concat([vectors, negatives], axis=0)
+            candidate_ids = tf.concat([candidate_ids, drawn], axis=0)
+        log_counts = None
+        if self._log_expected_counts is not None:
+            log_counts = tf.gather(self._log_expected_counts, candidate_ids)
+        return compute_sampled_softmax(
+            user_vectors,
+            Candidates(vectors, candidate_ids, log_counts),
+            positions,
+            temperature=model.temperature,
+            mask_accidental_hits=self._config.mask_accidental_hits,
+        )
+
+
+class BinaryCrossEntropy:
+    """Sigmoid cross-entropy on the label.
+
+    Args:
+        label: Name of the label feature.
+    """
+
+    def __init__(self, label: str) -> None:
+        self.inputs = (label,)
+        self._label = label
+
+    def __call__(self, model: RetrievalModel, batch: Batch, seed: tf.Tensor) -> tf.Tensor:
+        """Returns the loss of each row, `[local_batch]`."""
+        dropout_seed = _replica_seed(seed)
+        return compute_binary_loss(
+            model.embed_users(batch, dropout_seed),
+            model.embed_items(batch, dropout_seed),
+            batch[self._label],
+            temperature=model.temperature,
+        )
+
+
+def build_objective(
+    config: ModelConfig, version_dir: Path, manifest: Manifest, model: RetrievalModel,
+    batch_size: int,
+) -> Objective:
+    """Builds the objective that a model's config asks for.
+
+    Args:
+        config: The model's config.
+        version_dir: Directory that holds the manifest.
+        manifest: The version's manifest.
+        model: The model, for the item features that it reads.
+        batch_size: Rows per step, over all replicas.
+
+    Raises:
+        ConfigError: A binary objective on a dataset without label.
+    """
+    objective = config.objective
+    if not isinstance(objective, SampledSoftmaxConfig):
+        if manifest.keys.label is None:
+            raise ConfigError(
+                "a binary objective needs a label, and the dataset has none",
+                received="model.objective.kind = binary",
+                allowed="sampled_softmax, or a dataset with keys.label",
+                fix="set model.objective.kind=sampled_softmax, or declare `label` in the build",
+            )
+        return BinaryCrossEntropy(manifest.keys.label)
+    log_counts = None
+    if objective.logq_correction:
+        counts = read_item_counts(version_dir, manifest)
+        log_counts = tf.constant(
+            compute_log_expected_counts(counts, batch_size, objective.uniform_negatives)
+        )
+    items = None
+    if objective.uniform_negatives is not None:
+        items = ItemFeatures(version_dir, manifest, model.item_inputs)
+    size = int(manifest.schema[manifest.keys.item].vocabulary_size or 0)
+    return SampledSoftmax(objective, manifest.keys.item, size, log_counts, items)
+
+
+def _replica_seed(seed: tf.Tensor) -> tf.Tensor:
+    """Another seed on each replica, as each holds other rows."""
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return seed
+    return seed + tf.stack([tf.cast(context.replica_id_in_sync_group, tf.int32) * REPLICA_STRIDE, 0])

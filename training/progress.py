@@ -1,0 +1,215 @@
+"""Progress of training: a bar on a terminal, lines now and then otherwise, JSON for schedulers."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Protocol, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from training.history import EpochRecord
+
+LogFormat = Literal["text", "json"]
+SHOWN_METRICS = 3
+
+
+@dataclass(frozen=True)
+class StepStatus:
+    """Where training stands.
+
+    Attributes:
+        epoch: One-based epoch.
+        epochs: Epochs of the whole run.
+        step: Steps done in this epoch.
+        steps: Steps per epoch.
+        loss: Mean loss of this epoch so far.
+        examples_per_s: Rows per second in this epoch.
+        input_wait_share: Share of the time that steps waited for input, in [0, 1].
+        eta_s: Seconds left if no epoch is saved by early stopping; None while unknown.
+    """
+
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    loss: float
+    examples_per_s: float
+    input_wait_share: float
+    eta_s: float | None
+
+
+class TrainingProgress(Protocol):
+    """Receives what happens during training."""
+
+    def message(self, text: str, **fields: Any) -> None:
+        """Something that the user should know."""
+
+    def step(self, status: StepStatus) -> None:
+        """Some steps are done; called often."""
+
+    def epoch(self, record: EpochRecord, best: bool) -> None:
+        """An epoch is done and saved."""
+
+    def close(self) -> None:
+        """Training has ended, well or not."""
+
+
+def build_progress(
+    log_format: LogFormat, every_seconds: float, stream: TextIO | None = None
+) -> TrainingProgress:
+    """Returns the progress for an output stream (None: standard error)."""
+    stream = stream or sys.stderr
+    if log_format == "json":
+        return JsonProgress(stream, every_seconds)
+    if stream.isatty():
+        return TerminalProgress(stream)
+    return LineProgress(stream, every_seconds)
+
+
+class JsonProgress:
+    """One JSON object per line.
+
+    Args:
+        stream: Where lines go.
+        every_seconds: Seconds between two lines about steps.
+    """
+
+    def __init__(self, stream: TextIO, every_seconds: float) -> None:
+        self._stream = stream
+        self._clock = _Interval(every_seconds)
+
+    def message(self, text: str, **fields: Any) -> None:
+        """Writes a message with its fields."""
+        self._write("message", {"message": text, **fields})
+
+    def step(self, status: StepStatus) -> None:
+        """Writes the status, if the last one is old enough."""
+        if self._clock.is_due():
+            self._write("steps", asdict(status))
+
+    def epoch(self, record: EpochRecord, best: bool) -> None:
+        """Writes the epoch's record."""
+        self._write("epoch", {**asdict(record), "best": best})
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    def _write(self, event: str, fields: Mapping[str, Any]) -> None:
+        line = {"event": event, "time": round(time.time(), 3), **fields}
+        print(json.dumps(line, default=str), file=self._stream, flush=True)
+
+
+class LineProgress:
+    """Plain lines: for log files and pipes.
+
+    Args:
+        stream: Where lines go.
+        every_seconds: Seconds between two lines about steps.
+    """
+
+    def __init__(self, stream: TextIO, every_seconds: float) -> None:
+        self._stream = stream
+        self._clock = _Interval(every_seconds)
+
+    def message(self, text: str, **fields: Any) -> None:
+        """Writes a message; its fields are for machines."""
+        print(text, file=self._stream, flush=True)
+
+    def step(self, status: StepStatus) -> None:
+        """Writes the status, if the last one is old enough."""
+        if self._clock.is_due():
+            print(
+                f"epoch {status.epoch}/{status.epochs}  step {status.step}/{status.steps}  "
+                f"{render_status(status)}",
+                file=self._stream, flush=True,
+            )
+
+    def epoch(self, record: EpochRecord, best: bool) -> None:
+        """Writes the epoch's summary."""
+        print(render_epoch(record, best), file=self._stream, flush=True)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class TerminalProgress:
+    """A bar for the current epoch, with the finished epochs above it.
+
+    Args:
+        stream: The terminal.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._console = Console(file=stream)
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.fields[status]}"), console=self._console, transient=True,
+        )
+        self._task = self._bar.add_task("training", total=None, status="")
+        self._bar.start()
+
+    def message(self, text: str, **fields: Any) -> None:
+        """Prints a message above the bar."""
+        self._console.print(text, highlight=False, markup=False)
+
+    def step(self, status: StepStatus) -> None:
+        """Moves the bar."""
+        self._bar.update(
+            self._task, total=status.steps, completed=status.step, status=render_status(status),
+            description=f"epoch {status.epoch}/{status.epochs}",
+        )
+
+    def epoch(self, record: EpochRecord, best: bool) -> None:
+        """Prints the epoch's summary above the bar."""
+        self.message(render_epoch(record, best))
+
+    def close(self) -> None:
+        """Takes the bar away."""
+        self._bar.stop()
+
+
+def render_status(status: StepStatus) -> str:
+    """Returns loss, speed, input wait and time left as text."""
+    eta = "" if status.eta_s is None else f"  ETA {render_duration(status.eta_s)}"
+    return (
+        f"loss {status.loss:.4f}  {status.examples_per_s:,.0f} examples/s  "
+        f"input wait {status.input_wait_share:.0%}{eta}"
+    )
+
+
+def render_epoch(record: EpochRecord, best: bool) -> str:
+    """Returns one epoch's summary as text."""
+    names = sorted(record.validation, key=lambda name: ("@10" not in name, name))[:SHOWN_METRICS]
+    metrics = "".join(f"  {name} {record.validation[name]:.4f}" for name in names)
+    return (
+        f"epoch {record.epoch}  loss {record.loss:.4f}{metrics}  {record.seconds:.1f} s  "
+        f"{record.examples_per_s:,.0f} examples/s  input wait {record.input_wait_share:.0%}"
+        f"{'  (best so far)' if best else ''}"
+    )
+
+
+def render_duration(seconds: float) -> str:
+    """Returns a duration as `h:mm:ss`, or `m:ss` below an hour."""
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class _Interval:
+    """Tells when enough time has passed since it last said so."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._last = time.monotonic()
+
+    def is_due(self) -> bool:
+        now = time.monotonic()
+        if now - self._last < self._seconds:
+            return False
+        self._last = now
+        return True

@@ -1,0 +1,187 @@
+"""Ranking protocols: against which items a row's target is ranked.
+
+    full_unseen    the whole catalogue but what the user had met before the event
+    full_all       the whole catalogue
+    sampled_given  candidates that come with the data set
+    sampled_<n>    n unseen items, drawn uniformly
+
+Sampled ranks look far better than full ones on the same model and must not be compared with
+them (Krichene & Rendle 2020).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from conf.errors import InputDataError
+from conf.manifest import Manifest
+from training.input import build_eval_dataset, read_batches
+from training.negatives import UniformNegatives
+from training.ranks import (
+    MISSING,
+    IntArray,
+    Pairs,
+    build_pairs,
+    rank_all,
+    rank_among,
+    rank_without,
+)
+from training.retrieval import BLOCK_CELLS, ItemIndex, read_cells
+
+FULL_UNSEEN = "full_unseen"
+FULL_ALL = "full_all"
+SAMPLED_GIVEN = "sampled_given"
+
+_log = logging.getLogger("sluice.training.evaluate")
+
+
+@dataclass(frozen=True)
+class RankingBatch:
+    """A batch of rows to rank.
+
+    Attributes:
+        features: The batch as it was read.
+        targets: `[rows]`, catalogue column of the target, or MISSING.
+        seen: Cells of items that the user had met, target and repeats excluded; None where the
+            data set does not carry them.
+        candidates: Cells of the sampled protocol; None where it is off.
+    """
+
+    features: dict[str, Any]
+    targets: IntArray
+    seen: Pairs | None
+    candidates: Pairs | None
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(self.targets)
+
+
+def headline_protocol(manifest: Manifest, mask_seen: bool) -> str:
+    """Returns the full protocol that a config asks for, as far as the data set carries it."""
+    if mask_seen and manifest.keys.seen is None:
+        _log.warning(
+            "dataset %r carries no seen items, so none can be masked: ranking %s",
+            manifest.dataset_name, FULL_ALL,
+        )
+        return FULL_ALL
+    return FULL_UNSEEN if mask_seen else FULL_ALL
+
+
+def require_rows(manifest: Manifest, split: str) -> None:
+    """Refuses a split that has nothing to evaluate.
+
+    Raises:
+        InputDataError: The split does not exist or has no record.
+    """
+    if manifest.split(split).rows == 0:
+        filled = [s.name for s in manifest.splits if s.rows and s.name not in ("catalog", "users")]
+        raise InputDataError(
+            f"split {split!r} of dataset {manifest.dataset_name!r} version "
+            f"{manifest.dataset_version} is empty: there is nothing to evaluate",
+            received="0 records",
+            allowed=f"a split with records: {', '.join(filled) or '(none)'}",
+            fix="choose another split, or change `split` in the build config and build again",
+        )
+
+
+@dataclass(frozen=True)
+class BatchReader:
+    """Reads a split as ranking batches.
+
+    Attributes:
+        version_dir: Directory of the dataset version.
+        manifest: Its manifest.
+        index: Catalogue.
+        inputs: Features that are needed besides the keys.
+        batch_size: Rows, at most; fewer where the catalogue is large, so that memory stays flat.
+    """
+
+    version_dir: Path
+    manifest: Manifest
+    index: ItemIndex
+    inputs: tuple[str, ...]
+    batch_size: int
+
+    def read(
+        self, split: str, *, seen: bool, negatives: UniformNegatives | None = None,
+        given: bool = False,
+    ) -> Iterator[RankingBatch]:
+        """Yields the batches of a split, each row once, in the order of the shards.
+
+        Args:
+            split: Name of the split.
+            seen: Whether to read the seen items, where the data set carries them.
+            negatives: Draws the candidates of the sampled protocol.
+            given: Whether to read the data set's own candidates.
+
+        Raises:
+            InputDataError: The split is empty, or a record is damaged.
+        """
+        require_rows(self.manifest, split)
+        keys = self.manifest.keys
+        ragged = [keys.seen] if seen and keys.seen else []
+        ragged += [keys.candidates] if given and keys.candidates else []
+        names = tuple(dict.fromkeys((keys.item, *self.inputs, *ragged)))
+        rows = max(1, min(self.batch_size, BLOCK_CELLS // len(self.index)))
+        dataset = build_eval_dataset(
+            self.version_dir, self.manifest, split, rows, names, tuple(ragged)
+        )
+        for features in read_batches(dataset, self.version_dir, self.manifest, split):
+            yield self._batch(features, seen, negatives, given)
+
+    def _batch(
+        self, features: dict[str, tf.Tensor], seen: bool, negatives: UniformNegatives | None,
+        given: bool,
+    ) -> RankingBatch:
+        keys = self.manifest.keys
+        ids = np.asarray(features[keys.item], dtype=np.int64)
+        targets = self.index.columns_of(ids)
+        met = self._cells(features, keys.seen, targets) if seen and keys.seen else None
+        candidates = None
+        if given and keys.candidates:
+            candidates = self._cells(features, keys.candidates, targets)
+        elif negatives is not None:
+            candidates = negatives.draw(met, targets)
+        return RankingBatch(features, targets, met, candidates)
+
+    def _cells(self, features: dict[str, tf.Tensor], name: str, targets: IntArray) -> Pairs:
+        cells = read_cells(features[name], self.index)
+        return build_pairs(cells.rows, cells.columns, targets, len(self.index))
+
+
+def rank_by_protocol(
+    scores: NDArray[np.float32], batch: RankingBatch, sampled: str | None
+) -> dict[str, NDArray[np.float64]]:
+    """Ranks the targets of a batch under every protocol that the batch allows.
+
+    Args:
+        scores: `[rows, items]`.
+        batch: The rows.
+        sampled: Name of the sampled protocol, or None.
+
+    Returns:
+        `[rows]` ranks by protocol name, `inf` for a target outside the catalogue.
+    """
+    full = rank_all(scores, batch.targets)
+    ranks = {}
+    if batch.seen is not None:
+        ranks[FULL_UNSEEN] = rank_without(full, scores, batch.targets, batch.seen)
+    ranks[FULL_ALL] = full
+    if sampled is not None and batch.candidates is not None:
+        ranks[sampled] = rank_among(scores, batch.targets, batch.candidates)
+    return ranks
+
+
+def count_missing(batch: RankingBatch) -> int:
+    """Returns how many targets of a batch are not in the catalogue."""
+    return int(np.count_nonzero(batch.targets == MISSING))

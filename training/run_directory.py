@@ -1,0 +1,125 @@
+"""Run directories: a new one per run, or the newest unfinished one of the same config."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from conf.dataset import local_path, write_text_atomic
+from conf.errors import InternalError, SluiceError, UpstreamNotReadyError
+from conf.run import RUN_CARD_FILE, RunPaths, read_json, update_run_card
+from conf.schema import fingerprint
+from conf.training import TrainConfig
+
+STATUS_TRAINING = "training"
+STATUS_TRAINED = "trained"
+STATUS_FAILED = "failed"
+LOCK_FILE = ".lock"
+REPORTED_PACKAGES = ("sluice", "tensorflow", "keras", "numpy", "pyarrow")
+
+
+def run_paths(config: TrainConfig) -> RunPaths:
+    """Returns the paths of the series that a config belongs to."""
+    return RunPaths(local_path(config.root), config.name)
+
+
+def config_sha256(config: TrainConfig) -> str:
+    """Returns the fingerprint of the resolved config."""
+    return fingerprint(config.resolved())
+
+
+def create_run(config: TrainConfig, now: datetime | None = None) -> Path:
+    """Makes the directory `<UTC time>-<config hash>` of a new run; older runs are untouched.
+
+    Raises:
+        InternalError: The directory cannot be made.
+    """
+    paths = run_paths(config)
+    stamp = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%SZ")
+    base = f"{stamp}-{config_sha256(config)[:8]}"
+    try:
+        paths.runs.mkdir(parents=True, exist_ok=True)
+        attempt = 1
+        while True:
+            run = paths.run(base if attempt == 1 else f"{base}-{attempt}")
+            try:
+                run.mkdir()
+                return run
+            except FileExistsError:
+                attempt += 1  # Another run of the same config began within this second.
+    except OSError as error:
+        raise InternalError(
+            "cannot make a run directory",
+            received=f"{error.filename}: {error.strerror}",
+            fix="set `root` to a directory that you may write to",
+        ) from error
+
+
+def find_unfinished_run(config: TrainConfig) -> Path | None:
+    """Returns the newest run of the same resolved config that has not finished, or None."""
+    paths = run_paths(config)
+    if not paths.runs.is_dir():
+        return None
+    wanted = config_sha256(config)
+    for run in sorted(paths.runs.iterdir(), key=lambda path: path.name, reverse=True):
+        if not (run / RUN_CARD_FILE).is_file():
+            continue
+        card = read_json(run / RUN_CARD_FILE)
+        if card.get("config_sha256") == wanted and card.get("status") != STATUS_TRAINED:
+            return run
+    return None
+
+
+@contextmanager
+def locked(run: Path) -> Iterator[None]:
+    """Holds a run for this process; the lock ends with the process, however it ends.
+
+    Raises:
+        UpstreamNotReadyError: Another process is training in this directory.
+    """
+    with (run / LOCK_FILE).open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UpstreamNotReadyError(
+                "another process is training in this run's directory",
+                received=str(run),
+                fix="wait for it, or start a new run without --resume",
+            ) from error
+        yield
+
+
+@contextmanager
+def recorded_status(run: Path) -> Iterator[None]:
+    """Notes in the run card that a run failed, and why, if it does."""
+    try:
+        yield
+    except BaseException as error:
+        what = error.what if isinstance(error, SluiceError) else repr(error)
+        try:
+            update_run_card(run, status=STATUS_FAILED, error=what)
+        except OSError:
+            pass  # A full disk must not hide what went wrong first.
+        raise
+
+
+def publish_run(config: TrainConfig, run: Path) -> None:
+    """Makes a finished run the current one of its series."""
+    write_text_atomic(run_paths(config).current, run.name + "\n")
+
+
+def describe_versions() -> dict[str, Any]:
+    """Returns the versions of Python and of the libraries that a result depends on."""
+    versions: dict[str, Any] = {"python": platform.python_version()}
+    for package in REPORTED_PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = None
+    return versions

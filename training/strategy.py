@@ -1,0 +1,75 @@
+"""Which devices train: all GPUs, or one or several logical CPU devices."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import tensorflow as tf
+
+from conf.errors import ConfigError
+from conf.training import DevicesConfig
+
+
+def build_strategy(config: DevicesConfig) -> tf.distribute.Strategy:
+    """Returns the strategy for this machine.
+
+    One device needs no strategy: TensorFlow's default one does the same steps without the cost
+    of mirroring.
+
+    Args:
+        config: How many replicas to run where there is no GPU.
+
+    Raises:
+        ConfigError: TensorFlow has started with fewer logical devices than are asked for.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        for gpu in gpus:
+            _allow_growth(gpu)
+        names = [device.name for device in tf.config.list_logical_devices("GPU")]
+    else:
+        names = _cpu_devices(config.cpu_replicas)
+    if len(names) == 1:
+        return tf.distribute.get_strategy()
+    return tf.distribute.MirroredStrategy(names)
+
+
+def describe_devices(strategy: tf.distribute.Strategy) -> list[str]:
+    """Returns the names of the devices that a strategy computes on."""
+    if strategy.num_replicas_in_sync > 1:
+        return [str(device) for device in strategy.extended.worker_devices]
+    kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+    return [f"/device:{kind}:0"]
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds Python, NumPy and TensorFlow."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    tf.random.set_seed(seed)
+
+
+def _allow_growth(gpu: tf.config.PhysicalDevice) -> None:
+    try:
+        tf.config.experimental.set_memory_growth(gpu, True)
+    except RuntimeError:
+        return  # TensorFlow has started already: its memory setting stands.
+
+
+def _cpu_devices(replicas: int) -> list[str]:
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    configured = tf.config.get_logical_device_configuration(cpu) or []
+    if len(configured) < replicas and replicas > 1:
+        try:
+            tf.config.set_logical_device_configuration(
+                cpu, [tf.config.LogicalDeviceConfiguration()] * replicas
+            )
+        except RuntimeError as error:
+            raise ConfigError(
+                "TensorFlow has already started with fewer CPU devices in this process",
+                received=f"devices.cpu_replicas = {replicas}",
+                allowed=f"at most {max(1, len(configured))}",
+                fix="train in a fresh process, or set devices.cpu_replicas accordingly",
+            ) from error
+    return [device.name for device in tf.config.list_logical_devices("CPU")[:replicas]]

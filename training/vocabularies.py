@@ -1,0 +1,129 @@
+"""The fitted vocabularies of a dataset version: raw tokens by id, checked before use."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from conf.encoders import ENCODERS_FILE, IDENTITY, EncoderPlan, TokenDType, VocabularySpec
+from conf.errors import InputDataError
+from conf.manifest import Manifest
+from conf.schema import FIRST_TOKEN_ID
+from etl.tfrecord.crc32c import crc32c
+from training.item_counts import ENCODERS_DIR
+
+TOKEN_TYPES: dict[str, pa.DataType] = {"int64": pa.int64(), "string": pa.string()}
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Raw tokens in the order of their ids, the first of which is 2.
+
+    Attributes:
+        name: Name in the encoder plan.
+        token_dtype: Type of the tokens.
+        tokens: `[size - 2]` int64 or string.
+    """
+
+    name: str
+    token_dtype: TokenDType
+    tokens: pa.Array
+
+    @property
+    def size(self) -> int:
+        """Number of ids, pad and OOV included."""
+        return len(self.tokens) + FIRST_TOKEN_ID
+
+    def take(self, ids: np.ndarray) -> pa.Array:
+        """Returns the tokens of ids, null for pad, OOV and ids beyond the vocabulary."""
+        known = (ids >= FIRST_TOKEN_ID) & (ids < self.size)
+        return self.tokens.take(pa.array(ids - FIRST_TOKEN_ID, pa.int64(), mask=~known))
+
+
+def read_plan(version_dir: Path, manifest: Manifest) -> EncoderPlan:
+    """Reads the encoder plan of a version.
+
+    Raises:
+        InputDataError: It is missing, damaged, or not the one that the manifest names.
+    """
+    file = version_dir / ENCODERS_DIR / ENCODERS_FILE
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise InputDataError(
+            f"cannot read {file}", received=str(error), fix="build the dataset again"
+        ) from error
+    plan = EncoderPlan.from_json(data)
+    if plan.fingerprint != manifest.encoders_fingerprint:
+        raise InputDataError(
+            f"{file} is not the one that the manifest was published with",
+            received=plan.fingerprint,
+            allowed=manifest.encoders_fingerprint,
+            fix="restore the file, or build the dataset again",
+        )
+    return plan
+
+
+def read_vocabulary(version_dir: Path, spec: VocabularySpec) -> Vocabulary:
+    """Reads one vocabulary and checks it against its description.
+
+    Raises:
+        InputDataError: The file is missing or outside its directory, its checksum, types or size
+            differ, or its ids are not 2, 3, 4, …
+    """
+    directory = (version_dir / ENCODERS_DIR).resolve()
+    file = (directory / spec.file).resolve()
+    if not file.is_relative_to(directory):
+        raise InputDataError(
+            f"vocabulary {spec.name!r} lies outside its dataset version", received=spec.file
+        )
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise InputDataError(f"cannot read {file}", received=error.strerror) from error
+    found = f"{crc32c(content):08x}"
+    if found != spec.file_crc32c:
+        raise _damaged(file, "checksum", found, spec.file_crc32c)
+    table = pq.read_table(pa.BufferReader(content), columns=["token", "id"])
+    tokens = table["token"].combine_chunks()
+    if tokens.type != TOKEN_TYPES[spec.token_dtype] or tokens.null_count:
+        raise _damaged(file, "token type", tokens.type, spec.token_dtype)
+    ids = table["id"].to_numpy()
+    expected = np.arange(FIRST_TOKEN_ID, spec.size)
+    if not np.array_equal(ids, expected):
+        raise _damaged(file, "ids", f"{len(ids)} ids", f"2 to {spec.size - 1}, ascending")
+    return Vocabulary(spec.name, spec.token_dtype, tokens)
+
+
+def read_key_vocabulary(version_dir: Path, manifest: Manifest, feature: str) -> Vocabulary | None:
+    """Reads the vocabulary of a key feature, or returns None where its ids are the tokens.
+
+    Raises:
+        InputDataError: The plan does not make the feature, or the vocabulary is damaged.
+    """
+    plan = read_plan(version_dir, manifest)
+    try:
+        encoder = plan.column(feature).encoder
+        spec = None if encoder == IDENTITY else plan.vocabulary(encoder)
+    except KeyError as error:
+        raise InputDataError(
+            f"the encoder plan does not say how feature {feature!r} was made",
+            received=str(error),
+            fix="build the dataset again",
+        ) from error
+    return None if spec is None else read_vocabulary(version_dir, spec)
+
+
+def _damaged(file: Path, part: str, received: Any, allowed: Any) -> InputDataError:
+    return InputDataError(
+        f"vocabulary {file}: the {part} does not fit its description",
+        received=received,
+        allowed=allowed,
+        fix="restore the file, roll back to an earlier version, or build again",
+    )
