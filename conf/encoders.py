@@ -23,7 +23,7 @@ TokenDType = Literal["int64", "string"]
 
 @dataclass(frozen=True)
 class VocabularySpec:
-    """A fitted vocabulary: 0 pad, 1 OOV and null, tokens from 2 by falling frequency, ties by token.
+    """A fitted vocabulary: 0 pad, 1 OOV and null, from 2 tokens by falling frequency, then token.
 
     Attributes:
         name: Name that `FeatureSpec.encoding` refers to.

@@ -56,7 +56,7 @@ class SourceConfig(Strict):
     encoding: Literal["utf-8", "latin-1"] = "utf-8"
     header: bool = False
     columns: tuple[ColumnConfig, ...] = Field(min_length=1)
-    key: tuple[str, ...] | None = Field(None, description="Unique key; checked for dictionaries.")
+    key: str | None = Field(None, description="Unique key of a dictionary; checked.")
     bad_rows: BadRowsConfig = BadRowsConfig()
 
     @model_validator(mode="after")
@@ -65,9 +65,8 @@ class SourceConfig(Strict):
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ValueError(f"columns declared twice: {', '.join(repeated)}")
-        missing = sorted(set(self.key or ()) - set(names))
-        if missing:
-            raise ValueError(f"key columns not declared: {', '.join(missing)}")
+        if self.key is not None and self.key not in names:
+            raise ValueError(f"key column {self.key!r} is not declared")
         if (self.format == "pattern") != (self.pattern is not None):
             raise ValueError("`pattern` goes with `format: pattern`, and only with it")
         return self

@@ -33,7 +33,7 @@ from etl.records import (
 )
 from etl.sources import Source, SourceCounts, check_bad_rows, count_rows, read_source
 from etl.split import CATALOG, EVENT_SPLITS, SPLIT_COLUMN, TRAIN, USERS
-from etl.statistics import merge_statistics
+from etl.statistics import merge_statistics, summarize_statistics
 from etl.tfrecord.crc32c import crc32c
 
 if TYPE_CHECKING:
@@ -242,7 +242,8 @@ def _write_records(
         chosen = [s for s in commit["shards"] if start <= s["partition"] < start + count]
         shards = _move_shards(build.staging, target, split, chosen, start, count)
         splits.append(SplitInfo(split, shards))
-        statistics[split] = merge_statistics([shard["statistics"] for shard in chosen])
+        merged = merge_statistics([shard["statistics"] for shard in chosen])
+        statistics[split] = summarize_statistics(merged)
         start += count
     for leftover in target.iterdir():
         leftover.unlink()

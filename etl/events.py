@@ -1,4 +1,4 @@
-"""The event log made ready: parsed, de-duplicated, joined, ordered, split; each loss has a reason."""
+"""The event log made ready: de-duplicated, joined, ordered, split; each loss has a reason."""
 
 from __future__ import annotations
 
@@ -38,13 +38,12 @@ def prepare_events(config: BuildConfig, sources: Mapping[str, Source]) -> DataFr
     events = _mark_duplicates(events, config)
     for join in config.joins:
         dictionary = sources[join.source].good
-        key = config.sources[join.source].key or ()
+        key = config.sources[join.source].key or ""
         check_unique_key(join.source, dictionary, key)
         if join.unmatched == "fail":
-            check_all_matched(events, join.source, dictionary, key[0], join.column)
-        events = join_dictionary(
-            events, join.source, dictionary, key[0], join.column, join.unmatched
-        )
+            check_all_matched(events, join.source, dictionary, key, join.column)
+        drops = join.unmatched == "drop"
+        events = join_dictionary(events, join.source, dictionary, key, join.column, drops)
     events = _mark_unlabelled(events, config)
     events = _add_positions(events, config)
     events = add_split(

@@ -19,7 +19,8 @@ _CLASSES: tuple[type[SluiceError], ...] = (
     UpstreamNotReadyError,
 )
 _RAISED = re.compile(
-    r"conf\.errors\.(?P<name>\w+): (?P<text>.*?)(?=\n\s*\n|\n\s+at |\n[A-Za-z_.]+(?:Error|Exception)\b|\Z)",
+    r"conf\.errors\.(?P<name>\w+): (?P<text>.*?)"
+    r"(?=\n\s*\n|\n\s+at |\n[A-Za-z_.]+(?:Error|Exception)\b|\Z)",
     re.DOTALL,
 )
 

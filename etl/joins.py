@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
@@ -16,28 +15,24 @@ if TYPE_CHECKING:
 DROP_COLUMN = "__drop"
 
 
-def check_unique_key(name: str, dictionary: DataFrame, key: Sequence[str]) -> None:
+def check_unique_key(name: str, dictionary: DataFrame, key: str) -> None:
     """Refuses a dictionary whose key repeats: joining it would multiply events.
 
     Raises:
         InputDataError: A key stands in more than one row.
     """
-    repeated = dictionary.groupBy(*key).count().where("count > 1").orderBy(*key).limit(5).collect()
+    repeated = dictionary.groupBy(key).count().where("count > 1").orderBy(key).limit(5).collect()
     if repeated:
-        shown = ", ".join(
-            f"{'/'.join(str(row[column]) for column in key)} ({row['count']} rows)"
-            for row in repeated
-        )
         raise InputDataError(
-            f"dictionary {name!r} is not unique by its key ({', '.join(key)})",
-            received=shown,
+            f"dictionary {name!r} is not unique by its key ({key})",
+            received=", ".join(f"{row[key]} ({row['count']} rows)" for row in repeated),
             allowed="one row per key",
-            fix="de-duplicate the dictionary, or declare the full key",
+            fix="de-duplicate the dictionary, or declare another key",
         )
 
 
 def join_dictionary(
-    events: DataFrame, name: str, dictionary: DataFrame, key: str, on: str, unmatched: str
+    events: DataFrame, name: str, dictionary: DataFrame, key: str, on: str, drop_unmatched: bool
 ) -> DataFrame:
     """Joins one dictionary to the events, without losing any event.
 
@@ -47,7 +42,7 @@ def join_dictionary(
         dictionary: Its rows.
         key: Its key column.
         on: Event column that holds the key.
-        unmatched: `drop` marks events without an entry as dropped, others keep them.
+        drop_unmatched: Whether events without an entry are marked as dropped.
 
     Returns:
         The events with the dictionary's other columns.
@@ -66,7 +61,7 @@ def join_dictionary(
     renamed, matched = f"__key_{name}", f"__matched_{name}"
     right = right.withColumnRenamed(key, renamed).withColumn(matched, F.lit(True))
     joined = events.join(right, F.col(on) == F.col(renamed), "left")
-    if unmatched == "drop":
+    if drop_unmatched:
         reason = F.when(F.col(matched).isNull(), F.lit(f"unmatched:{name}"))
         joined = joined.withColumn(DROP_COLUMN, F.coalesce(F.col(DROP_COLUMN), reason))
     return joined.drop(renamed, matched)

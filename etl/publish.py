@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -89,7 +88,7 @@ def publish_version(paths: DatasetPaths, staging: Path, manifest: Manifest) -> P
             sync_directory(entry)
     write_text_atomic(staging / MANIFEST_FILE, manifest.dumps())
     version = paths.version(manifest.dataset_version)
-    os.rename(staging, version)
+    staging.rename(version)
     sync_directory(paths.versions)
     write_text_atomic(paths.current, manifest.dataset_version + "\n")
     return version

@@ -94,7 +94,7 @@ def build_catalog(
     for join in config.joins:
         wanted = [c.name for c in config.sources[join.source].columns if c.name in columns]
         if join.column == item and wanted:
-            key = (config.sources[join.source].key or ("",))[0]
+            key = config.sources[join.source].key or ""
             dictionary = sources[join.source].good.select(F.col(key).alias(item), *wanted)
             catalog = catalog.join(dictionary, item, "left")
     return catalog.withColumn(SPLIT_COLUMN, F.lit(CATALOG))

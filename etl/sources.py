@@ -76,7 +76,8 @@ def find_files(name: str, config: SourceConfig, data_dir: str) -> tuple[InputFil
     if base.is_dir():
         found = [entry for entry in base.rglob("*") if entry.is_file() and not _is_hidden(entry)]
     else:
-        found = [Path(entry) for entry in glob.glob(str(base)) if Path(entry).is_file()]
+        matches = (Path(entry) for entry in glob.glob(str(base)))  # noqa: PTH207 (absolute)
+        found = [entry for entry in matches if entry.is_file()]
     if not found:
         raise InputDataError(
             f"source {name!r}: no such file",

@@ -81,8 +81,7 @@ def _temporal(events: DataFrame, config: SplitConfig, time: str | None) -> Colum
         row = events.agg(
             F.percentile(time, F.lit(late)).alias("test"),
             F.percentile(time, F.lit(earlier)).alias("validation"),
-        ).first()
-        assert row is not None
+        ).collect()[0]
         test_from = test_from if test_from is not None else int(row["test"])
         if validation_from is None:
             validation_from = min(int(row["validation"]), test_from)

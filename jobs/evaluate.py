@@ -105,14 +105,14 @@ def print_metrics(metrics: Mapping[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = Console(highlight=False)
     for protocol in metrics["protocols"]:
         mark = " (headline)" if protocol["name"] == metrics["headline"] else ""
-        table = Table(
-            title=f"{metrics['split']} split, {protocol['name']}{mark}: "
-            f"{protocol['candidates']:,} candidates, {metrics['rows']:,} rows",
-            title_justify="left",
+        console.print(
+            f"{metrics['split']} split, {protocol['name']}{mark}: "
+            f"{protocol['candidates']:,} candidates, {metrics['rows']:,} rows"
         )
+        table = Table()
         shown = shown_metrics(protocol["systems"]["model"])
         table.add_column("")
         for name in shown:

@@ -147,7 +147,7 @@ def _refuse_problems(target: Target, summary: dict[str, Any]) -> None:
     sys.stdout.flush()
     lines = [f"{problem['file']}: {problem['what']}" for problem in problems]
     raise InputDataError(
-        f"{target.path} is not what its manifest says",
+        f"{target.path} failed the verification",
         received="\n            ".join(lines),
         fix="restore the files, point CURRENT at an earlier version, or build again",
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from pydantic import BaseModel
 from conf.errors import ConfigError, did_you_mean
 from conf.load import load_config
 from conf.run import resolve_run, update_run_card
+from jobs.quiet import quiet_tensorflow
 
 if TYPE_CHECKING:
     from training.trained import TrainedModel
@@ -44,9 +44,10 @@ def restore(run: str | Path, checkpoint: str = Checkpoint.BEST) -> tuple[Path, T
         UpstreamNotReadyError: There is no such run or checkpoint.
         InputDataError: The checkpoint or its dataset version is damaged or gone.
     """
-    # Before TensorFlow is imported: its start-up notes are of no use to anyone here.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     run_dir = resolve_run(str(run))
+    with quiet_tensorflow():
+        import tensorflow  # noqa: F401
+
     from training.trained import restore_trained
 
     return run_dir, restore_trained(run_dir, "last" if checkpoint == Checkpoint.LAST else "best")

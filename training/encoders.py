@@ -6,11 +6,12 @@ served model sees what it was trained on:
     token in the vocabulary      its id, from 2
     any other token              1 (OOV)
     padding of a list            0, at the positions that hold the feature's pad token
-    list longer than `max_len`   its first `max_len` tokens
+    list longer than `max_len`   its first `max_len` tokens; a shorter one is padded with 0
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,7 +38,8 @@ class RawInput:
     """One input of the raw signature.
 
     Attributes:
-        name: Name of the input, which is the feature's.
+        name: Name of the input: the feature's, where TensorFlow allows it in a signature.
+        feature: Name of the feature.
         column: Raw column that the feature was made from.
         dtype: `int64`, `float32` or `string`.
         is_list: Whether it is `[batch, length]` rather than `[batch]`.
@@ -47,6 +49,7 @@ class RawInput:
     """
 
     name: str
+    feature: str
     column: str
     dtype: str
     is_list: bool
@@ -82,8 +85,9 @@ class ServingEncoders(tf.Module):
         self._encoder_of = {spec.name: plan.column(spec.name).encoder for spec in self._specs}
         needed = sorted(set(self._encoder_of.values()) - {IDENTITY})
         self.tables = {name: build_lookup(vocabularies[name]) for name in needed}
+        names = name_inputs(spec.name for spec in self._specs)
         self.inputs = tuple(
-            _raw_input(plan, spec, vocabularies.get(self._encoder_of[spec.name]))
+            _raw_input(plan, spec, names[spec.name], vocabularies.get(self._encoder_of[spec.name]))
             for spec in self._specs
         )
 
@@ -91,28 +95,59 @@ class ServingEncoders(tf.Module):
         """Encodes a batch.
 
         Args:
-            raw: By feature name, `[batch]` or `[batch, length]` in the raw type.
+            raw: By input name, `[batch]` or `[batch, length]` in the raw type.
 
         Returns:
             By feature name, `[batch]` or `[batch, length]`: int64 ids, or plain values.
         """
         return {
-            spec.name: self._encode_one(spec, raw_input, raw[spec.name])
+            spec.name: self._encode_one(spec, raw_input, raw[raw_input.name])
             for spec, raw_input in zip(self._specs, self.inputs, strict=True)
         }
 
     def _encode_one(self, spec: FeatureSpec, raw: RawInput, values: tf.Tensor) -> tf.Tensor:
-        if raw.is_list and raw.max_len is not None:
-            values = values[:, : raw.max_len]
         encoder = self._encoder_of[spec.name]
         if encoder == IDENTITY:
             dtype = TENSOR_DTYPES[spec.dtype]
-            return values if values.dtype == dtype else tf.cast(values, dtype)
+            return fit_length(tf.cast(values, dtype), spec)
         ids = self.tables[encoder].lookup(values)
         if not raw.is_list:
             return ids
         is_pad = tf.equal(values, tf.constant(raw.pad_token, values.dtype))
-        return tf.where(is_pad, tf.constant(PAD_ID, tf.int64), ids)
+        return fit_length(tf.where(is_pad, tf.constant(PAD_ID, tf.int64), ids), spec)
+
+
+def name_inputs(features: Iterable[str]) -> dict[str, str]:
+    """Returns an input name for each feature that TensorFlow takes in a signature.
+
+    Letters, digits and underscores stay; names stay distinct.
+    """
+    names: dict[str, str] = {}
+    for feature in features:
+        name = re.sub(r"[^A-Za-z0-9_]", "_", feature)
+        if not name[:1].isalpha() or name == "self":
+            name = f"input_{name}"
+        while name in names.values():
+            name += "_"
+        names[feature] = name
+    return names
+
+
+def fit_length(values: tf.Tensor, spec: FeatureSpec) -> tf.Tensor:
+    """Cuts or pads lists to the feature's `max_len`, the shape that the model was trained on.
+
+    Args:
+        values: `[batch]`, or `[batch, length]` for a list.
+        spec: The feature; anything but a ragged list with a `max_len` passes as it is.
+    """
+    if not spec.is_ragged or spec.max_len is None:
+        return values
+    values = values[:, : spec.max_len]
+    missing = spec.max_len - tf.shape(values)[1]
+    padding = spec.pad_value if spec.vocabulary_size is None else PAD_ID
+    fill = tf.cast(padding or 0, values.dtype)
+    padded = tf.pad(values, [[0, 0], [0, missing]], constant_values=fill)
+    return tf.ensure_shape(padded, [None, spec.max_len])
 
 
 def build_serving_encoders(
@@ -157,7 +192,8 @@ def pad_token(vocabulary: Vocabulary) -> int | str:
 
     -1 or the least int64 for integers; the empty string or a marker for strings.
     """
-    candidates = INT_PAD_TOKENS if vocabulary.token_dtype == "int64" else STRING_PAD_TOKENS
+    is_integer = pa.types.is_integer(vocabulary.tokens.type)
+    candidates = INT_PAD_TOKENS if is_integer else STRING_PAD_TOKENS
     for candidate in candidates:
         if not _holds(vocabulary.tokens, candidate):
             return candidate
@@ -172,13 +208,16 @@ def _holds(tokens: pa.Array, value: int | str) -> bool:
     return bool(pc.any(pc.equal(tokens, pa.scalar(value, tokens.type))).as_py())
 
 
-def _raw_input(plan: EncoderPlan, spec: FeatureSpec, vocabulary: Vocabulary | None) -> RawInput:
+def _raw_input(
+    plan: EncoderPlan, spec: FeatureSpec, name: str, vocabulary: Vocabulary | None
+) -> RawInput:
     column = plan.column(spec.name)
     padding: int | float | str | None = None
     if spec.is_list:
         padding = spec.pad_value if vocabulary is None else pad_token(vocabulary)
     return RawInput(
-        name=spec.name,
+        name=name,
+        feature=spec.name,
         column=column.column,
         dtype="string" if column.raw_dtype == "bytes" else column.raw_dtype,
         is_list=spec.is_list,

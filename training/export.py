@@ -24,7 +24,13 @@ from conf.encoders import EncoderPlan
 from conf.run import EXPORT_DIR, write_json
 from conf.schema import FeatureSpec
 from training.embedding_files import EmbeddingWriter
-from training.encoders import TENSOR_DTYPES, ServingEncoders, build_serving_encoders
+from training.encoders import (
+    TENSOR_DTYPES,
+    ServingEncoders,
+    build_serving_encoders,
+    fit_length,
+    name_inputs,
+)
 from training.publish import staged_directory
 from training.retrieval import ItemIndex, build_item_index
 from training.trained import TrainedModel
@@ -109,6 +115,7 @@ def save_tower(
         specs: Its input features by name.
         embed: Encoded features to `[batch, dim]`.
     """
+    names = name_inputs(specs)
 
     @tf.function
     def from_raw(**raw: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -116,14 +123,16 @@ def save_tower(
 
     @tf.function
     def from_encoded(**features: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {OUTPUT: embed(features)}
+        return {OUTPUT: embed({
+            name: fit_length(features[names[name]], spec) for name, spec in specs.items()
+        })}
 
     signatures = {
         "serving_default": from_raw.get_concrete_function(
             **{item.name: item.tensor_spec for item in encoders.inputs}
         ),
         "encoded": from_encoded.get_concrete_function(
-            **{name: _encoded_spec(spec) for name, spec in specs.items()}
+            **{names[name]: _encoded_spec(spec, names[name]) for name, spec in specs.items()}
         ),
     }
     module = tf.Module(name="tower")
@@ -153,17 +162,18 @@ def _write_tower(
             "encoded": {
                 "takes": "ids: 0 pad, 1 unknown or null, tokens from 2",
                 "inputs": [
-                    {"name": name, "dtype": spec.dtype, "is_list": spec.is_list}
-                    for name, spec in specs.items()
+                    {"name": item.name, "feature": item.feature,
+                     "dtype": specs[item.feature].dtype, "is_list": item.is_list}
+                    for item in encoders.inputs
                 ],
             },
         },
     }
 
 
-def _encoded_spec(spec: FeatureSpec) -> tf.TensorSpec:
+def _encoded_spec(spec: FeatureSpec, name: str) -> tf.TensorSpec:
     shape = [None, spec.shape[0]] if spec.is_list else [None]
-    return tf.TensorSpec(shape, TENSOR_DTYPES[spec.dtype], name=spec.name)
+    return tf.TensorSpec(shape, TENSOR_DTYPES[spec.dtype], name=name)
 
 
 def _write_embeddings(directory: Path, trained: TrainedModel) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from training.ranks import IntArray, Pairs
 
@@ -46,25 +47,35 @@ class UniformNegatives:
         # Twice as many as needed; rejecting banned and repeated ones keeps the draw uniform.
         draws = self._rng.integers(0, self.items, size=(rows, 2 * self.count))
         codes = (np.arange(rows)[:, None] * np.int64(self.items) + draws).ravel()
-        first = np.zeros(len(codes), dtype=bool)
-        first[np.unique(codes, return_index=True)[1]] = True
-        codes = codes[first & ~np.isin(codes, banned)]
+        codes = codes[self._is_first(codes, banned, rows)]
         row_of = codes // self.items
         found = np.bincount(row_of, minlength=rows)
         position = np.arange(len(codes)) - np.repeat(np.cumsum(found) - found, found)
         short = found < self.count
         codes = codes[(position < self.count) & ~short[row_of]]
+        if short.any():
+            banned = np.sort(banned)
         parts = [codes, *(self._draw_row(int(row), banned) for row in np.flatnonzero(short))]
         self._rows_done += rows
         merged = np.sort(np.concatenate(parts))
-        return Pairs(merged // self.items, merged % self.items)
+        return Pairs(*np.divmod(merged, self.items))
+
+    def _is_first(self, codes: IntArray, banned: IntArray, rows: int) -> NDArray[np.bool_]:
+        """Marks the first draw of each cell that is not banned, without sorting."""
+        order = np.arange(len(codes), dtype=np.int32)
+        # Only cells written here are read; of repeated ones the last assignment stays, hence
+        # the reverse order.
+        first = np.empty(rows * self.items, dtype=np.int32)
+        first[codes[::-1]] = order[::-1]
+        first[banned] = -1
+        return first[codes] == order
 
     def _banned(self, seen: Pairs | None, targets: IntArray) -> IntArray:
         hit = np.flatnonzero(targets >= 0)
         codes = hit * np.int64(self.items) + targets[hit]
         if seen is not None:
             codes = np.concatenate((codes, seen.rows * np.int64(self.items) + seen.columns))
-        return np.sort(codes)
+        return codes
 
     def _draw_row(self, row: int, banned: IntArray) -> IntArray:
         """Draws one row from its explicit complement, where rejection ran short."""

@@ -67,7 +67,7 @@ class SampledSoftmax:
         log_expected_counts: tf.Tensor | None,
         items: ItemFeatures | None,
     ) -> None:
-        self.inputs = (item_key,)
+        self.inputs: tuple[str, ...] = (item_key,)
         self._config = config
         self._item_key = item_key
         self._vocabulary_size = vocabulary_size
@@ -87,10 +87,13 @@ class SampledSoftmax:
         vectors = gather_replicas(item_vectors)
         if self._items is not None and self._config.uniform_negatives is not None:
             drawn = draw_uniform_items(
-                self._config.uniform_negatives, self._vocabulary_size, seed + [0, NEGATIVES_STREAM]
+                self._config.uniform_negatives, self._vocabulary_size,
+                _offset(seed, NEGATIVES_STREAM),
             )
             # The same negatives on every replica; each adds the gradient of its own rows.
-            negatives = model.embed_items(self._items.lookup(drawn), seed + [0, DROPOUT_STREAM])
+            negatives = model.embed_items(
+                self._items.lookup(drawn), _offset(seed, DROPOUT_STREAM)
+            )
             vectors = tf.concat([vectors, negatives], axis=0)
             candidate_ids = tf.concat([candidate_ids, drawn], axis=0)
         log_counts = None
@@ -113,7 +116,7 @@ class BinaryCrossEntropy:
     """
 
     def __init__(self, label: str) -> None:
-        self.inputs = (label,)
+        self.inputs: tuple[str, ...] = (label,)
         self._label = label
 
     def __call__(self, model: RetrievalModel, batch: Batch, seed: tf.Tensor) -> tf.Tensor:
@@ -166,9 +169,15 @@ def build_objective(
     return SampledSoftmax(objective, manifest.keys.item, size, log_counts, items)
 
 
+def _offset(seed: tf.Tensor, stream: int) -> tf.Tensor:
+    """Another seed of the same step; steps are eight apart."""
+    return seed + tf.constant([0, stream], seed.dtype)
+
+
 def _replica_seed(seed: tf.Tensor) -> tf.Tensor:
     """Another seed on each replica, as each holds other rows."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return seed
-    return seed + tf.stack([tf.cast(context.replica_id_in_sync_group, tf.int32) * REPLICA_STRIDE, 0])
+    replica = tf.cast(context.replica_id_in_sync_group, tf.int32)
+    return seed + tf.stack([replica * REPLICA_STRIDE, 0])

@@ -43,8 +43,11 @@ def build_pairs(rows: IntArray, columns: IntArray, targets: IntArray, items: int
         items: Number of columns.
     """
     keep = (columns != MISSING) & (columns != targets[rows])
-    codes = np.unique(rows[keep] * np.int64(items) + columns[keep])
-    return Pairs(codes // items, codes % items)
+    # A mask is many times faster than sorting the cells, and no larger than the scores.
+    marked = np.zeros(len(targets) * items, dtype=bool)
+    marked[rows[keep] * np.int64(items) + columns[keep]] = True
+    codes = np.flatnonzero(marked)
+    return Pairs(*np.divmod(codes, items))
 
 
 def read_target_scores(scores: NDArray[np.float32], targets: IntArray) -> NDArray[np.float32]:

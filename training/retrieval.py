@@ -166,7 +166,9 @@ def rank_top_k(
 
 def take_top(scores: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], IntArray]:
     """Returns the k highest scores of each row and their columns; ties by column."""
-    found = tf.math.top_k(scores, k=min(k, scores.shape[1]), sorted=True)
+    # The scores are on the host, and only the CPU's kernel promises the order of ties.
+    with tf.device("/CPU:0"):
+        found = tf.math.top_k(scores, k=min(k, scores.shape[1]), sorted=True)
     return found.values.numpy(), found.indices.numpy().astype(np.int64)
 
 

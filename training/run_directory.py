@@ -6,7 +6,7 @@ import fcntl
 import importlib.metadata
 import platform
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -102,10 +102,8 @@ def recorded_status(run: Path) -> Iterator[None]:
         yield
     except BaseException as error:
         what = error.what if isinstance(error, SluiceError) else repr(error)
-        try:
+        with suppress(OSError):  # A full disk must not hide what went wrong first.
             update_run_card(run, status=STATUS_FAILED, error=what)
-        except OSError:
-            pass  # A full disk must not hide what went wrong first.
         raise
 
 

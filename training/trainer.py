@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from conf.errors import ConfigError, TrainingDivergedError
+from conf.errors import ConfigError, InputDataError, TrainingDivergedError
 from conf.manifest import Manifest
 from conf.run import LOGS_DIR
 from conf.training import TrainConfig
@@ -253,11 +253,12 @@ def check_batch_size(batch_size: int, strategy: tf.distribute.Strategy) -> None:
         ConfigError: The batch size is not a multiple of the number of replicas.
     """
     replicas = strategy.num_replicas_in_sync
-    if batch_size % replicas:
+    below = batch_size - batch_size % replicas
+    if batch_size != below:
         raise ConfigError(
             "input.batch_size must be a multiple of the number of replicas",
             received=f"{batch_size} rows on {replicas} replicas",
-            allowed=f"{batch_size - batch_size % replicas} or {batch_size + -batch_size % replicas}",
+            allowed=" or ".join(str(size) for size in (below, below + replicas) if size),
         )
 
 
@@ -265,6 +266,14 @@ def _distribute(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> A
     """Splits each global batch over the replicas, in order."""
     if strategy.num_replicas_in_sync == 1:
         return dataset
+    unbounded = [name for name, spec in dataset.element_spec.items()
+                 if isinstance(spec, tf.RaggedTensorSpec)]
+    if unbounded:
+        raise InputDataError(
+            "several replicas need lists of a bounded length",
+            received=f"{', '.join(unbounded)}: no max_len, and no statistics of its length",
+            fix="set the feature's max_len and build the dataset again, or train on one device",
+        )
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return strategy.experimental_distribute_dataset(dataset.with_options(options))

@@ -14,6 +14,9 @@ from etl.encoders.lists import is_list_type
 from etl.statistics.histogram import LENGTH_BINS, length_bins, length_histogram
 from etl.statistics.values import BytesValues, Float32Values, Int64Values, ValueAccumulator
 
+_PENDING_BYTES = 16 << 20
+_PENDING_BATCHES = 16
+
 
 class StatisticsAccumulator:
     """Statistics of every feature of one shard.
@@ -28,15 +31,26 @@ class StatisticsAccumulator:
 
     def __init__(self, schema: pa.Schema) -> None:
         self._features = {field.name: _build_feature(field) for field in schema}
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_bytes = 0
 
     def update(self, batch: pa.RecordBatch) -> None:
-        """Adds the rows of a batch.
+        """Adds the rows of a batch; holds on to it until some more have come.
 
         Args:
             batch: Columns as in `schema`.
         """
+        self._pending.append(batch)
+        self._pending_bytes += batch.nbytes
+        if self._pending_bytes >= _PENDING_BYTES or len(self._pending) >= _PENDING_BATCHES:
+            self._flush()
+
+    def _flush(self) -> None:
+        # Feature by feature, so that each feature's counters are fetched into the cache once.
         for name, feature in self._features.items():
-            feature.update(batch.column(name))
+            for batch in self._pending:
+                feature.update(batch.column(name))
+        self._pending, self._pending_bytes = [], 0
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the statistics by feature, as JSON values; `merge_statistics` takes them.
@@ -46,6 +60,7 @@ class StatisticsAccumulator:
         `mean`, `std` (of the finite values), `histogram`; `distinct` and `top` with whether they
         are exact; `length` for lists; `sketch`, which only merging reads.
         """
+        self._flush()
         return {name: feature.to_dict() for name, feature in self._features.items()}
 
 

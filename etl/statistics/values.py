@@ -18,6 +18,7 @@ from etl.tfrecord.kernels import kernel, load_i64
 
 DENSE_VALUES = 1 << 16
 """Integers from 0 up to here are counted in an array: ids, as frequency orders them, mostly are."""
+_PENDING_VALUES = 1 << 14
 _TEXT_CHARS = 64
 
 
@@ -40,8 +41,11 @@ class Int64Values:
 
     def __init__(self) -> None:
         self._dense = np.zeros(DENSE_VALUES, np.int64)
+        # The values that have no place in the array; few as a rule, so they are gathered first.
         self._others = KeyCounter()
-        self._moments = Moments()  # of the values that are not in the array
+        self._moments = Moments()
+        self._pending: list[np.ndarray] = []
+        self._pending_values = 0
 
     def update(self, values: pa.Array) -> None:
         """Adds values.
@@ -50,14 +54,24 @@ class Int64Values:
             values: Integers `[values]`, none null.
         """
         numbers = values.cast(pa.int64(), safe=False).to_numpy(zero_copy_only=True)
-        others = np.empty(len(numbers), np.int64)
-        others = others[: _count_dense(numbers, self._dense, others)]
+        scratch = np.empty(len(numbers), np.int64)
+        others = scratch[: _count_dense(numbers, self._dense, scratch)]
         if len(others):
+            self._pending.append(others.copy())
+            self._pending_values += len(others)
+            if self._pending_values >= _PENDING_VALUES:
+                self._flush()
+
+    def _flush(self) -> None:
+        if self._pending:
+            others = np.concatenate(self._pending)
             self._others.add(others)
             self._moments = self._moments.merge(_moments(others))
+            self._pending, self._pending_values = [], 0
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the statistics as JSON values."""
+        self._flush()
         dense = np.flatnonzero(self._dense)
         keys, counts = self._others.counts()
         registers = self._others.registers.copy()

@@ -166,16 +166,18 @@ def publish(
     written = [(result, result.attempt) for result in ordered if result.attempt is not None]
     _check_attempts(temporary, written)
     listed = [] if overwrite else read_commit(root)
+    for result, shard in written:
+        entry = asdict(replace(shard, path=result.name))
+        listed.append({**entry, "partition": result.partition, "statistics": result.statistics})
+    text = json.dumps({"shards": listed}, indent=1) + "\n"  # may fail, so before any change
     names = {result.name for result, _ in written}
     old = [path for path in _old_files(root) if path.name not in names] if overwrite else []
     (root / SUCCESS_FILE).unlink(missing_ok=True)
     for result, shard in written:
         (temporary / shard.path).replace(root / result.name)
-        entry = asdict(replace(shard, path=result.name))
-        listed.append({**entry, "partition": result.partition, "statistics": result.statistics})
     for path in old:
         path.unlink()
-    _write_atomically(root / COMMIT_FILE, json.dumps({"shards": listed}, indent=1) + "\n")
+    _write_atomically(root / COMMIT_FILE, text)
     sync_directory(root)
     (root / SUCCESS_FILE).touch()
     sync_directory(root)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,35 +11,15 @@ import pyarrow as pa
 
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord import decode_kernels as k
+from etl.tfrecord.features import KIND_CODES, KeyTable, Kind, WireFeature
 from etl.tfrecord.framing import Compression, RecordBlock, corrupt_record, read_record_blocks
+from etl.tfrecord.infer import infer_features
 
-Kind = Literal["int64", "float32", "bytes"]
+__all__ = [
+    "ExampleDecoder", "Kind", "WireFeature", "infer_features", "read_batches", "read_tfrecords"
+]  # fmt: skip
 
-_CODES: dict[str, int] = {"int64": k.INT, "float32": k.FLOAT, "bytes": k.BYTES}
-_KINDS: dict[int, Kind] = {k.INT: "int64", k.FLOAT: "float32", k.BYTES: "bytes"}
-_ARROW_TYPES = {k.INT: pa.int64(), k.FLOAT: pa.float32(), k.BYTES: pa.binary()}
 _MAX_OFFSET = 2**31 - 1
-
-
-@dataclass(frozen=True)
-class WireFeature:
-    """A feature to decode.
-
-    Attributes:
-        name: Key in `tf.train.Example`.
-        kind: `"int64"`, `"float32"` or `"bytes"`.
-        is_list: Whether a row holds a list; otherwise one value at most.
-    """
-
-    name: str
-    kind: Kind
-    is_list: bool = False
-
-    @property
-    def arrow_type(self) -> pa.DataType:
-        """Type of the decoded column."""
-        value_type = _ARROW_TYPES[_CODES[self.kind]]
-        return pa.list_(value_type) if self.is_list else value_type
 
 
 class ExampleDecoder:
@@ -61,7 +40,7 @@ class ExampleDecoder:
         """
         self.features = tuple(features)
         self.schema = pa.schema([(f.name, f.arrow_type) for f in _check_features(self.features)])
-        self._keys = _KeyTable([feature.name.encode() for feature in self.features])
+        self._keys = KeyTable([feature.name.encode() for feature in self.features])
         self._successors = (np.arange(len(self.features) + 1) + 1) % max(1, len(self.features))
         self._successors[-1] = 0
 
@@ -136,11 +115,11 @@ class ExampleDecoder:
 def _check_features(features: tuple[WireFeature, ...]) -> tuple[WireFeature, ...]:
     names = [feature.name for feature in features]
     for feature in features:
-        if feature.kind not in _CODES:
+        if feature.kind not in KIND_CODES:
             raise ConfigError(
                 f"feature {feature.name!r} has an unknown kind",
                 received=repr(feature.kind),
-                allowed=", ".join(_CODES),
+                allowed=", ".join(KIND_CODES),
             )
         if names.count(feature.name) > 1:
             raise ConfigError("a feature is wanted twice", received=feature.name)
@@ -157,38 +136,11 @@ def _check_index(index: np.ndarray, size: int) -> np.ndarray:
     return index
 
 
-def _cell_head(key: bytes) -> np.ndarray:
-    """First bytes of a cell, its own length left out, padded to whole words with zeros."""
-    lengths = bytes([0x0A, 0, 0x0A, len(key) & 0xFF])
-    return np.frombuffer(lengths + key + bytes(-(len(key) + 4) % 8), np.uint8)
-
-
-class _KeyTable:
-    """Feature keys in memory, and their hash table."""
-
-    def __init__(self, keys: Sequence[bytes]) -> None:
-        heads = [_cell_head(key) for key in keys]
-        self._memory = np.concatenate([*heads, np.zeros(8, np.uint8)])
-        starts = np.cumsum([0, *(head.size for head in heads)], dtype=np.int64)
-        self.places = [
-            (self._memory.ctypes.data + int(start), len(key))
-            for key, start in zip(keys, starts[:-1], strict=True)
-        ]
-        fields = np.zeros((max(1, len(keys)), k.FEATURE_FIELDS), np.int64)
-        for row, (address, length) in enumerate(self.places):
-            fields[row, k.HEAD], fields[row, k.KEY_BYTES] = address, length
-        if not keys:
-            fields[0, k.KEY_BYTES] = -1  # a key of no length at all: matches nothing
-        self.fields = fields
-        self.table = np.empty(1 << (2 * len(keys) + 1).bit_length(), np.int64)
-        k.build_key_table(fields[: len(keys)], self.table)
-
-
 class _Column:
     """The memory into which one feature is decoded."""
 
     def __init__(self, feature: WireFeature, rows: int) -> None:
-        self._code, self._is_list = _CODES[feature.kind], feature.is_list
+        self._code, self._is_list = KIND_CODES[feature.kind], feature.is_list
         self._type, self._rows = feature.arrow_type, rows
         self._valid = np.zeros(rows, np.uint8)
         self._is_scalar = not feature.is_list and self._code != k.BYTES
@@ -251,67 +203,6 @@ def _offsets(counts: np.ndarray) -> np.ndarray:
     offsets = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, out=offsets[1:])
     return offsets
-
-
-def infer_features(
-    paths: Iterable[str | Path], compression: Compression | Literal["auto"] | None = "auto"
-) -> list[WireFeature]:
-    """Finds out which features files hold, reading all of them.
-
-    A feature that never holds more than one value is a scalar, any other a list. One that never
-    holds a list of any kind is left out.
-
-    Args:
-        paths: TFRecord files of `tf.train.Example`.
-        compression: As for `read_record_blocks`.
-
-    Returns:
-        Features in the order in which they first occur.
-
-    Raises:
-        CorruptRecordError: A file is damaged, or a record is not an Example.
-        InputDataError: A feature holds different kinds of values in different records.
-    """
-    found: dict[bytes, tuple[int, int]] = {}
-    for path in paths:
-        for block in read_record_blocks(path, compression=compression):
-            _survey_block(block, found, str(path))
-    features: list[WireFeature] = []
-    for key, (kinds, length) in found.items():
-        name = key.decode("utf-8", errors="replace")
-        present = [kind for code, kind in _KINDS.items() if kinds >> code & 1]
-        if len(present) > 1:
-            raise InputDataError(
-                f"feature {name!r} holds different kinds of values in different records",
-                received=", ".join(present),
-                allowed="one kind",
-                fix="give the features to read, without this one",
-            )
-        features.extend(WireFeature(name, kind, length > 1) for kind in present)
-    return features
-
-
-def _survey_block(block: RecordBlock, found: dict[bytes, tuple[int, int]], name: str) -> None:
-    """Updates kinds (as bits) and longest list per key."""
-    base, first = block.data.ctypes.data, 0
-    while True:
-        keys = _KeyTable(list(found))
-        kinds = np.zeros(len(found), np.uint8)
-        lengths = np.zeros(len(found), np.int64)
-        outcome, record, start, length = k.survey(
-            base, block.index, first, keys.fields, keys.table, kinds, lengths
-        )
-        for key, kind, longest in zip(list(found), kinds, lengths, strict=True):
-            found[key] = found[key][0] | int(kind), max(found[key][1], int(longest))
-        if outcome == k.OK:
-            return
-        if outcome == k.MALFORMED:
-            offset = block.offset + int(block.index[record, 0])
-            raise corrupt_record(
-                name, offset, block.first_record + int(record), "not a tf.train.Example"
-            )
-        found[block.data[start : start + length].tobytes()] = (0, 0)
-        first = int(record)
 
 
 def read_batches(

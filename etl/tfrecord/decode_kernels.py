@@ -12,7 +12,6 @@ oneof wins, repeated occurrences of one member are concatenated.
 import numpy as np
 
 from etl.tfrecord.kernels import (
-    copy_bytes,
     inlined,
     kernel,
     load_i64,
@@ -25,12 +24,19 @@ from etl.tfrecord.kernels import (
     store_u64,
     trailing_zeros,
 )
-
-# Kinds of lists, numbered as the members of Feature's oneof.
-ABSENT, BYTES, FLOAT, INT = 0, 1, 2, 3
+from etl.tfrecord.varint import CONTINUATION, FAILED, gather_groups
+from etl.tfrecord.walk_kernels import (
+    ABSENT,
+    BYTES,
+    FLOAT,
+    INT,
+    fill_entry,
+    measure_entry,
+    read_field,
+)
 
 # Outcomes.
-OK, MALFORMED, OTHER_KIND, NOT_SCALAR, UNKNOWN_KEY = 0, 1, 2, 3, 4
+OK, MALFORMED, OTHER_KIND, NOT_SCALAR, UNKNOWN_KEY, REFUSED = 0, 1, 2, 3, 4, 5
 
 # Fields of a row of the feature table.
 (
@@ -39,7 +45,7 @@ OK, MALFORMED, OTHER_KIND, NOT_SCALAR, UNKNOWN_KEY = 0, 1, 2, 3, 4
     HEAD,  # address of `0A 00 0A <key length> key`, padded to whole words with zeros
     KEY_BYTES,
     VALUES,  # scalars: address of int64 or uint32 [rows]
-    VALID,  # address of uint8 [rows], 1 where the feature is present
+    VALID,  # address of uint8 [rows], 1 where the feature is present, or why it is refused
     STARTS,  # lists and bytes: address of int64 [rows], where the entry begins
     ENDS,  # ... and ends
     COUNTS,  # ... and how many values it holds
@@ -53,199 +59,7 @@ _INT_TAIL = 0x0000_000A_021A_0412
 _FLOAT_TAIL = 0x0000_000A_0212_0412
 _TAIL_STEP = 0x0000_0100_0100_0100
 _TAIL_MASK = 0x0000_FFFF_FFFF_FFFF
-_CONTINUATION = 0x8080_8080_8080_8080
-_FAILED = -1
-_FEATURES_TAG, _ENTRY_TAG, _KEY_TAG, _VALUE_TAG = 0x0A, 0x0A, 0x0A, 0x12
-
-
-@inlined
-def _read_varint(p, end):
-    """Value and address past it, or `_FAILED` for a varint that is cut or over ten bytes long."""
-    value, shift = np.uint64(0), np.uint64(0)
-    while p < end and shift < np.uint64(70):
-        byte = load_u8(p)
-        p += 1
-        value |= np.uint64(byte & np.uint8(0x7F)) << shift
-        if byte < np.uint8(0x80):
-            return value, p
-        shift += np.uint64(7)
-    return value, _FAILED
-
-
-@inlined
-def _read_length(p, end):
-    """Start and end of a length-delimited field whose length is at `p`; `_FAILED` if cut."""
-    length, p = _read_varint(p, end)
-    if p < 0 or length > np.uint64(end - p):
-        return _FAILED, _FAILED
-    return p, p + np.int64(length)
-
-
-@inlined
-def _read_field(p, end):
-    """Tag, and start and end of the field's value (`_FAILED` if malformed).
-
-    For a length-delimited field that is the range of its content, otherwise of the encoded value.
-    """
-    tag, p = _read_varint(p, end)
-    if p < 0 or tag < np.uint64(8) or tag > np.uint64(0xFFFFFFFF):
-        return np.int64(0), _FAILED, _FAILED
-    wire_type = np.int64(tag & np.uint64(7))
-    stop = np.int64(_FAILED)
-    if wire_type == 2:
-        p, stop = _read_length(p, end)
-    elif wire_type == 0:
-        _, stop = _read_varint(p, end)
-    elif wire_type == 1:
-        stop = p + 8
-    elif wire_type == 5:
-        stop = p + 4
-    if stop < 0 or stop > end:
-        return np.int64(0), _FAILED, _FAILED
-    return np.int64(tag), p, stop
-
-
-@inlined
-def _gather_groups(word):
-    """Joins the 7-bit groups of a varint of at most eight bytes."""
-    word &= np.uint64(0x7F7F7F7F7F7F7F7F)
-    word = (word & np.uint64(0x007F007F007F007F)) | (
-        (word & np.uint64(0x7F007F007F007F00)) >> np.uint64(1)
-    )
-    word = (word & np.uint64(0x00003FFF00003FFF)) | (
-        (word & np.uint64(0x3FFF00003FFF0000)) >> np.uint64(2)
-    )
-    return (word & np.uint64(0x000000000FFFFFFF)) | (
-        (word & np.uint64(0x0FFFFFFF00000000)) >> np.uint64(4)
-    )
-
-
-@inlined
-def _read_value_varint(p, end, limit):
-    """As `_read_varint`, a word at a time where the buffer (up to `limit`) allows."""
-    if p + 8 <= limit:
-        word = load_u64(p)
-        ends = ~word & np.uint64(_CONTINUATION)
-        if ends != np.uint64(0):
-            bits = trailing_zeros(ends) + np.uint64(1)
-            stop = p + np.int64(bits >> np.uint64(3))
-            if stop <= end:
-                return _gather_groups(word & (~np.uint64(0) >> (np.uint64(64) - bits))), stop
-            return np.uint64(0), np.int64(_FAILED)
-    return _read_varint(p, end)
-
-
-@inlined
-def _count_varints(p, end):
-    """Varints in a packed range, or `_FAILED` if the last one is cut."""
-    if p < end and load_u8(end - 1) >= np.uint8(0x80):
-        return np.int64(_FAILED)
-    count = np.int64(0)
-    for i in range(p, end):
-        count += np.int64(load_u8(i) < np.uint8(0x80))
-    return count
-
-
-@inlined
-def _measure_list(kind, p, end):
-    """Values in a BytesList, FloatList or Int64List and their total length; `_FAILED` if bad."""
-    count, total = np.int64(0), np.int64(0)
-    while p < end:
-        tag, start, stop = _read_field(p, end)
-        if stop < 0:
-            return np.int64(_FAILED), total
-        if tag == 0x0A and kind == BYTES:
-            count += 1
-            total += stop - start
-        elif tag == 0x0A and kind == INT:
-            packed = _count_varints(start, stop)
-            if packed < 0:
-                return np.int64(_FAILED), total
-            count += packed
-        elif tag == 0x0A and kind == FLOAT:
-            if (stop - start) & 3 != 0:
-                return np.int64(_FAILED), total
-            count += (stop - start) >> 2
-        elif (tag == 0x08 and kind == INT) or (tag == 0x0D and kind == FLOAT):
-            count += 1
-        p = stop
-    return count, total
-
-
-@inlined
-def _measure_entry(p, end):
-    """Walks a map entry's values.
-
-    Returns:
-        Kind of the list it ends up with, number of values (`_FAILED` if malformed), their total
-        length in bytes where they are byte strings, and the address from which on its members
-        count: what stands before belongs to a kind that was replaced.
-    """
-    kind, count, total, since = np.int64(ABSENT), np.int64(0), np.int64(0), np.int64(p)
-    while p < end:
-        tag, inner, stop = _read_field(p, end)
-        if stop < 0:
-            return kind, np.int64(_FAILED), total, since
-        while tag == _VALUE_TAG and inner < stop:
-            member, low, high = _read_field(inner, stop)
-            if high < 0:
-                return kind, np.int64(_FAILED), total, since
-            if member == 0x0A or member == 0x12 or member == 0x1A:
-                if kind != member >> 3:
-                    kind, count, total, since = member >> 3, np.int64(0), np.int64(0), low
-                values, size = _measure_list(kind, low, high)
-                if values < 0:
-                    return kind, np.int64(_FAILED), total, since
-                count += values
-                total += size
-            inner = high
-        p = stop
-    return kind, count, total, since
-
-
-@inlined
-def _fill_list(kind, p, end, limit, values, offsets, at, byte_at):
-    """Copies a list's values from position `at` on; returns the next position, or `_FAILED`."""
-    while p < end:
-        tag, start, stop = _read_field(p, end)
-        if stop < 0:
-            return np.int64(_FAILED), byte_at
-        if kind == BYTES and tag == 0x0A:
-            copy_bytes(values + byte_at, start, stop - start)
-            byte_at += stop - start
-            at += 1
-            store_u64(offsets + 8 * at, np.uint64(byte_at))
-        elif kind == FLOAT and tag == 0x0A:
-            copy_bytes(values + 4 * at, start, stop - start)
-            at += (stop - start) >> 2
-        elif kind == FLOAT and tag == 0x0D:
-            store_u32(values + 4 * at, load_u32(start))
-            at += 1
-        elif kind == INT and (tag == 0x0A or tag == 0x08):
-            while start < stop:
-                value, start = _read_value_varint(start, stop, limit)
-                if start < 0:
-                    return np.int64(_FAILED), byte_at
-                store_u64(values + 8 * at, value)
-                at += 1
-        p = stop
-    return at, byte_at
-
-
-@inlined
-def _fill_entry(kind, p, end, since, limit, values, offsets, at, byte_at):
-    """Copies the values of an entry that `_measure_entry` has accepted."""
-    while p < end:
-        tag, inner, stop = _read_field(p, end)
-        while tag == _VALUE_TAG and inner < stop:
-            member, low, high = _read_field(inner, stop)
-            if low >= since and (member == 0x0A or member == 0x12 or member == 0x1A):
-                at, byte_at = _fill_list(kind, low, high, limit, values, offsets, at, byte_at)
-                if at < 0:
-                    return at, byte_at
-            inner = high
-        p = stop
-    return at, byte_at
+_FEATURES_TAG, _ENTRY_TAG, _KEY_TAG = 0x0A, 0x0A, 0x0A
 
 
 @kernel
@@ -265,7 +79,7 @@ def fill(feature, rows, limit, values, offsets):
     at, byte_at = np.int64(0), np.int64(0)
     for row in range(rows):
         if load_u8(feature[VALID] + row) != np.uint8(0):
-            at, byte_at = _fill_entry(
+            at, byte_at = fill_entry(
                 feature[KIND],
                 load_i64(feature[STARTS] + 8 * row),
                 load_i64(feature[ENDS] + 8 * row),
@@ -323,12 +137,12 @@ def _find_feature(features, table, expected, key, length):
 
 @inlined
 def _read_key(p, end):
-    """Start and length of an entry's key (empty if it has none), or `_FAILED`."""
+    """Start and length of an entry's key (empty if it has none), or `FAILED`."""
     key, length = np.int64(p), np.int64(0)
     while p < end:
-        tag, start, stop = _read_field(p, end)
+        tag, start, stop = read_field(p, end)
         if stop < 0:
-            return np.int64(_FAILED), length
+            return np.int64(FAILED), length
         if tag == _KEY_TAG:
             key, length = start, stop - start
         p = stop
@@ -340,43 +154,43 @@ def _read_compact(feature, p, end, limit, row):
     """Reads a cell with the expected key and one number in canonical form.
 
     Returns:
-        The address past the cell, or `_FAILED` where it is anything else: nothing is stored then.
+        The address past the cell, or `FAILED` where it is anything else: nothing is stored then.
     """
     kind, head, head_bytes = feature[KIND], feature[HEAD], feature[KEY_BYTES] + 4
     if feature[IS_LIST] != 0 or kind == BYTES or p + head_bytes + 8 > limit:
-        return np.int64(_FAILED)
+        return np.int64(FAILED)
     word = load_u64(p)
     size = np.int64((word >> np.uint64(8)) & np.uint64(0xFF))
     stop = p + 2 + size
     rest = stop - p - head_bytes
     # All loads below end within 16 bytes of the cell's end.
     if size > 127 or rest < 7 or rest > 14 or stop > end or stop + 16 > limit:
-        return np.int64(_FAILED)
+        return np.int64(FAILED)
     word &= ~np.uint64(0xFF00)
     i = 0
     while i + 8 < head_bytes:
         if word != load_u64(head + i):
-            return np.int64(_FAILED)
+            return np.int64(FAILED)
         i += 8
         word = load_u64(p + i)
     beyond = np.uint64(8 * (8 - (head_bytes - i)))
     if (word << beyond) != (load_u64(head + i) << beyond):
-        return np.int64(_FAILED)
+        return np.int64(FAILED)
     tail, n = p + head_bytes, np.uint64(rest - 6)
     pattern = np.uint64(_INT_TAIL if kind == INT else _FLOAT_TAIL) + n * np.uint64(_TAIL_STEP)
     if (load_u64(tail) & np.uint64(_TAIL_MASK)) != pattern:
-        return np.int64(_FAILED)
+        return np.int64(FAILED)
     if kind == FLOAT:
         if n != np.uint64(4):
-            return np.int64(_FAILED)
+            return np.int64(FAILED)
         store_u32(feature[VALUES] + 4 * row, load_u32(tail + 6))
     else:
         word = load_u64(tail + 6)
-        ends = ~word & np.uint64(_CONTINUATION)
+        ends = ~word & np.uint64(CONTINUATION)
         bits = n << np.uint64(3)
         if ends == np.uint64(0) or trailing_zeros(ends) + np.uint64(1) != bits:
-            return np.int64(_FAILED)
-        value = _gather_groups(word & (~np.uint64(0) >> (np.uint64(64) - bits)))
+            return np.int64(FAILED)
+        value = gather_groups(word & (~np.uint64(0) >> (np.uint64(64) - bits)))
         store_u64(feature[VALUES] + 8 * row, value)
     store_u8(feature[VALID] + row, np.uint8(1))
     return stop
@@ -385,16 +199,20 @@ def _read_compact(feature, p, end, limit, row):
 @inlined
 def _store_entry(feature, p, end, limit, row):
     """Takes over an entry of any form: a scalar's value, or where a list's values lie."""
-    kind, count, total, since = _measure_entry(p, end)
+    kind, count, total, since = measure_entry(p, end)
+    is_list = feature[IS_LIST] != 0
+    outcome = OK
     if count < 0:
         return MALFORMED
     if kind != ABSENT and kind != feature[KIND]:
-        return OTHER_KIND
-    is_list = feature[IS_LIST] != 0
+        outcome = OTHER_KIND
+    elif not is_list and count > 1:
+        outcome = NOT_SCALAR
+    if outcome != OK:  # unless a later entry of the same key replaces this one
+        store_u8(feature[VALID] + row, np.uint8(outcome))
+        return outcome
     present = kind != ABSENT and (is_list or count > 0)
     store_u8(feature[VALID] + row, np.uint8(present))
-    if present and not is_list and count > 1:
-        return NOT_SCALAR
     if is_list or feature[KIND] == BYTES:
         store_u64(feature[STARTS] + 8 * row, np.uint64(p))
         store_u64(feature[ENDS] + 8 * row, np.uint64(end))
@@ -406,7 +224,7 @@ def _store_entry(feature, p, end, limit, row):
         width = 8 if feature[KIND] == INT else 4
         target = feature[VALUES] + width * row
         zero = np.int64(0)
-        at, _ = _fill_entry(feature[KIND], p, end, since, limit, target, 0, zero, zero)
+        at, _ = fill_entry(feature[KIND], p, end, since, limit, target, 0, zero, zero)
         if at < 0:
             return MALFORMED
     return OK
@@ -415,14 +233,14 @@ def _store_entry(feature, p, end, limit, row):
 @inlined
 def _scan_features(features, table, successors, p, end, limit, row):
     """Goes through the entries of one Features message; returns an outcome and a feature."""
-    previous = len(features)
+    previous, refused = len(features), False
     while p < end:
         expected = successors[previous]
         stop = _read_compact(features[expected], p, end, limit, row)
         if stop > 0:
             previous, p = expected, stop
             continue
-        tag, start, stop = _read_field(p, end)
+        tag, start, stop = read_field(p, end)
         if stop < 0:
             return MALFORMED, -1
         if tag == _ENTRY_TAG:
@@ -434,10 +252,21 @@ def _scan_features(features, table, successors, p, end, limit, row):
                 successors[previous] = f
                 previous = f
                 outcome = _store_entry(features[f], start, stop, limit, row)
-                if outcome != OK:
-                    return outcome, f
+                if outcome == MALFORMED:
+                    return MALFORMED, f
+                refused |= outcome != OK
         p = stop
-    return OK, -1
+    return REFUSED if refused else OK, -1
+
+
+@inlined
+def _find_refused(features, row):
+    """Outcome and number of the first feature whose last entry was refused; (OK, -1) if none."""
+    for f in range(len(features)):
+        outcome = load_u8(features[f, VALID] + row)
+        if outcome > np.uint8(1):
+            return np.int64(outcome), f
+    return np.int64(OK), -1
 
 
 @kernel
@@ -459,15 +288,21 @@ def scan(base, index, limit, features, table, successors):
     for row in range(len(index)):
         p = base + index[row, 0]
         end = p + index[row, 1]
+        refused = False
         while p < end:
-            tag, start, stop = _read_field(p, end)
+            tag, start, stop = read_field(p, end)
             if stop < 0:
                 return MALFORMED, row, -1
             if tag == _FEATURES_TAG:
                 outcome, f = _scan_features(features, table, successors, start, stop, limit, row)
-                if outcome != OK:
-                    return outcome, row, f
+                if outcome == MALFORMED:
+                    return MALFORMED, row, f
+                refused |= outcome == REFUSED
             p = stop
+        if refused:
+            outcome, f = _find_refused(features, row)
+            if outcome != OK:
+                return outcome, row, f
     return OK, -1, -1
 
 
@@ -491,16 +326,16 @@ def survey(base, index, first, features, table, kinds, lengths):
         p = base + index[row, 0]
         end = p + index[row, 1]
         while p < end:
-            tag, q, message_end = _read_field(p, end)
+            tag, q, message_end = read_field(p, end)
             if message_end < 0:
                 return MALFORMED, row, 0, 0
             while tag == _FEATURES_TAG and q < message_end:
-                entry_tag, start, stop = _read_field(q, message_end)
+                entry_tag, start, stop = read_field(q, message_end)
                 if stop < 0:
                     return MALFORMED, row, 0, 0
                 if entry_tag == _ENTRY_TAG:
                     key, length = _read_key(start, stop)
-                    kind, count, _, _ = _measure_entry(start, stop)
+                    kind, count, _, _ = measure_entry(start, stop)
                     if key < 0 or count < 0:
                         return MALFORMED, row, 0, 0
                     f = _find_feature(features, table, 0, key, length)

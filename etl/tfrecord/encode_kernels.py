@@ -21,7 +21,6 @@ from etl.tfrecord.kernels import (
     inlined,
     is_valid,
     kernel,
-    leading_zeros,
     load_f32,
     load_f64,
     load_i32,
@@ -31,6 +30,7 @@ from etl.tfrecord.kernels import (
     store_u32,
     store_u64,
 )
+from etl.tfrecord.varint import store_exact_varint, store_varint, varint_bytes
 
 SLACK_BYTES = 16
 
@@ -60,52 +60,6 @@ _BLOCK_BYTES = 24 << 10
 
 _HEADER_BYTES, _FOOTER_BYTES = 12, 4  # of a TFRecord
 _PACKED_TAG, _ENTRY_TAG, _KEY_TAG, _VALUE_TAG = 0x0A, 0x0A, 0x0A, 0x12
-_SPREAD = 0x8080808080808080
-
-
-@inlined
-def varint_bytes(value):
-    """Bytes of a varint, 1 to 10: ceil(bits / 7) without a division."""
-    bits = np.uint64(64) - leading_zeros(np.uint64(value) | np.uint64(1))
-    return np.int64((bits * np.uint64(9) + np.uint64(64)) >> np.uint64(6))
-
-
-@inlined
-def _store_varint(address, value):
-    """Stores a varint in whole words; returns the address past it."""
-    value = np.uint64(value)
-    size = varint_bytes(value)
-    spread = value & np.uint64(0x00FFFFFFFFFFFFFF)
-    spread = (spread & np.uint64(0x000000000FFFFFFF)) | (
-        (spread & np.uint64(0x00FFFFFFF0000000)) << np.uint64(4)
-    )
-    spread = (spread & np.uint64(0x00003FFF00003FFF)) | (
-        (spread & np.uint64(0x0FFFC0000FFFC000)) << np.uint64(2)
-    )
-    spread = (spread & np.uint64(0x007F007F007F007F)) | (
-        (spread & np.uint64(0x3F803F803F803F80)) << np.uint64(1)
-    )
-    if size <= 8:
-        more = np.uint64(_SPREAD) & ((np.uint64(1) << np.uint64(8 * (size - 1))) - np.uint64(1))
-        store_u64(address, spread | more)
-    else:
-        store_u64(address, spread | np.uint64(_SPREAD))
-        top = value >> np.uint64(56)
-        if size == 10:
-            top = (top & np.uint64(0x7F)) | np.uint64(0x180)
-        store_u64(address + 8, top)
-    return address + size
-
-
-@inlined
-def _store_exact_varint(address, value):
-    """Stores a varint byte by byte, touching nothing past it."""
-    while value >= 128:
-        store_u8(address, np.uint8((value & 127) | 128))
-        value >>= 7
-        address += 1
-    store_u8(address, np.uint8(value))
-    return address + 1
 
 
 @inlined
@@ -234,7 +188,7 @@ def _write_compact_ints(column, row, cursors):
             size = varint_bytes(value)
             address = _store_head(head, head_bytes, cursors[i], size)
             store_u64(address, tail + np.uint64(size) * np.uint64(0x0000_0100_0100_0100))
-            cursors[i] = _store_varint(address + 6, value)
+            cursors[i] = store_varint(address + 6, value)
 
 
 @inlined
@@ -276,7 +230,7 @@ def _write_values(column, address, first, last):
             start = load_i64(offsets + 8 * i)
             length = load_i64(offsets + 8 * (i + 1)) - start
             store_u8(address, np.uint8(0x0A))
-            address = _store_exact_varint(address + 1, length)
+            address = store_exact_varint(address + 1, length)
             copy_bytes(address, values + start, length)
             address += length
     elif kind == FLOAT32:
@@ -292,7 +246,7 @@ def _write_values(column, address, first, last):
             address += 4
     else:
         for i in range(first, last):
-            address = _store_varint(address, _load_int(kind == INT64, values, i))
+            address = store_varint(address, _load_int(kind == INT64, values, i))
     return address
 
 
@@ -308,18 +262,18 @@ def _write_general(column, row, cursors):
         inner, feature = _list_bytes(kind, payload), _feature_bytes(kind, payload)
         p = cursors[i]
         store_u8(p, np.uint8(_ENTRY_TAG))
-        p = _store_exact_varint(p + 1, _entry_bytes(key_bytes, feature))
+        p = store_exact_varint(p + 1, _entry_bytes(key_bytes, feature))
         store_u8(p, np.uint8(_KEY_TAG))
-        p = _store_exact_varint(p + 1, key_bytes)
+        p = store_exact_varint(p + 1, key_bytes)
         copy_bytes(p, column[HEAD] + 4, key_bytes)
         p += key_bytes
         store_u8(p, np.uint8(_VALUE_TAG))
-        p = _store_exact_varint(p + 1, feature)
+        p = store_exact_varint(p + 1, feature)
         store_u8(p, kind_tag)
-        p = _store_exact_varint(p + 1, inner)
+        p = store_exact_varint(p + 1, inner)
         if kind != BINARY and payload > 0:
             store_u8(p, np.uint8(_PACKED_TAG))
-            p = _store_exact_varint(p + 1, payload)
+            p = store_exact_varint(p + 1, payload)
         start, end = row + i, row + i + 1
         if column[IS_LIST] != 0:
             start = load_i64(column[ROW_OFFSETS] + 8 * (row + i))
@@ -341,7 +295,7 @@ def _frame(start, sizes):
         store_u32(start + 8, masked_crc(start, 8))
         payload = start + _HEADER_BYTES
         store_u8(payload, np.uint8(0x0A))
-        _store_exact_varint(payload + 1, body)
+        store_exact_varint(payload + 1, body)
         store_u32(payload + record, masked_crc(payload, record))
         start = payload + record + _FOOTER_BYTES
     return start

@@ -194,13 +194,13 @@ def _counts(counts: Mapping[str, Any], splits: Sequence[str]) -> Listing:
 def _verification(result: Mapping[str, Any]) -> Listing:
     if result["ok"]:
         return _facts("verification", {
-            "result": "every file is what the manifest says",
+            "result": "every byte is as it was written",
             "files": format_count(result["files"]),
             "records": format_count(result["rows"]),
             "bytes": format_bytes(result["bytes"]),
         })  # fmt: skip
     rows = tuple((problem["file"], problem["what"]) for problem in result["problems"])
-    return Listing("verification: NOT what the manifest says", ("file", "problem"), rows)
+    return Listing("verification: FAILED", ("file", "problem"), rows)
 
 
 def _facts(title: str, facts: Mapping[str, Any]) -> Listing:

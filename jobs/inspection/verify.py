@@ -37,7 +37,7 @@ class Verification:
 
     Attributes:
         files: Files read.
-        rows: Sound records found.
+        rows: Sound records found; of a damaged file a lower bound.
         bytes: Bytes read.
         problems: What differs; empty where all is well.
     """
@@ -107,10 +107,11 @@ def verify_shard(
 def count_records(
     path: Path, compression: Compression | Literal["auto"] | None
 ) -> tuple[int, str | None]:
-    """Counts a file's sound records, up to the first damaged one.
+    """Counts a file's records and verifies each.
 
     Returns:
-        The count, and what is wrong, with the byte offset, or None.
+        The count, and None; for a damaged file a lower bound of the sound records before the
+        damage, and what is wrong, with the byte offset.
     """
     rows = 0
     try:

@@ -7,18 +7,23 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
+from conf.encoders import ColumnEncoding, EncoderPlan, VocabularySpec
 from conf.errors import InputDataError
 from conf.manifest import Manifest
+from conf.schema import FeatureSchema, FeatureSpec
 from conf.training import TrainConfig
 from tests.training.towers import TinyTowers
-from training.export import write_export
+from training.encoders import ServingEncoders
+from training.export import save_tower, write_export
 from training.retrieval import build_item_index
 from training.trained import TrainedModel
 from training.user_vectors import read_user_vectors
+from training.vocabularies import Vocabulary
 
 # Runs without Sluice on its path: what a serving host would do.
 CLIENT = """
@@ -155,3 +160,21 @@ def test_a_failed_export_leaves_the_earlier_one(trained: TrainedModel, tmp_path:
         write_export(broken, tmp_path)
     assert (target / "export.json").read_bytes() == before
     assert sorted(p.name for p in tmp_path.iterdir()) == [".export.lock", "export"]
+
+
+@pytest.mark.parametrize("name", ["user.id", "Größe", "1st", "self", "training"])
+def test_features_of_any_name_can_be_served(name: str, tmp_path: Path) -> None:
+    vocabulary = Vocabulary("v", "int64", pa.array([50, 60]))
+    spec = FeatureSpec(name, "int64", "user", encoding="v", vocabulary_size=4)
+    plan = EncoderPlan(
+        FeatureSchema((spec,)), (ColumnEncoding(name, name, "int64", "v"),),
+        (VocabularySpec("v", "int64", "v.parquet", 4, ""),),
+    )
+    encoders = ServingEncoders(plan, (name,), {"v": vocabulary})
+    table = tf.Variable(tf.reshape(tf.range(8.0), (4, 2)))
+    save_tower(tmp_path / "1", encoders, {name: spec}, lambda x: tf.gather(table, x[name]))
+    signatures = tf.saved_model.load(str(tmp_path / "1")).signatures
+    asked = encoders.inputs[0].name
+    for signature, value in (("serving_default", 60), ("encoded", 3)):
+        found = signatures[signature](**{asked: tf.constant([value], tf.int64)})
+        assert found["embedding"].numpy().tolist() == [[6.0, 7.0]]

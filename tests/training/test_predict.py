@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -13,11 +14,13 @@ from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.training import TrainConfig
 from tests.training.towers import TinyTowers
+from training import predict
 from training.input import build_eval_dataset
 from training.predict import write_recommendations
 from training.retrieval import build_item_index
 from training.trained import TrainedModel
 from training.user_vectors import read_user_vectors
+from training.vocabularies import Vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -81,3 +84,31 @@ def test_masking_needs_seen_items(trained: TrainedModel, tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="does not carry them"):
         write_recommendations(blind, tmp_path, 5, True)
     assert write_recommendations(blind, tmp_path, 5, False)[1].users == 60
+
+
+def test_users_without_a_known_token_are_left_out_and_counted(
+    trained: TrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = predict.read_key_vocabulary
+
+    def without_last_users(version_dir: Path, manifest: Manifest, feature: str) -> Vocabulary:
+        vocabulary = whole(version_dir, manifest, feature)
+        assert vocabulary is not None
+        left_out = 5 if feature == "user_id" else 0
+        return replace(vocabulary, tokens=vocabulary.tokens[: len(vocabulary.tokens) - left_out])
+
+    monkeypatch.setattr(predict, "read_key_vocabulary", without_last_users)
+    file, counts = write_recommendations(trained, tmp_path, 5, True)
+    assert (counts.users, counts.users_outside_vocabulary) == (55, 5)
+    assert len(_read(file)) == 55
+
+
+def test_text_tokens_are_json(trained: TrainedModel, tmp_path: Path,
+                              monkeypatch: pytest.MonkeyPatch) -> None:
+    def texts(version_dir: Path, manifest: Manifest, feature: str) -> Vocabulary:
+        size = manifest.schema[feature].vocabulary_size or 0
+        return Vocabulary("v", "string", pa.array([f'"{i}\\\n\u00e9' for i in range(size - 2)]))
+
+    monkeypatch.setattr(predict, "read_key_vocabulary", texts)
+    rows = _read(write_recommendations(trained, tmp_path, 5, True)[0])
+    assert all(row["items"][0].endswith('\\\n\u00e9') for row in rows)

@@ -18,6 +18,12 @@ def _write(target: Path, text: str) -> None:
         (staging / "sub" / "file").write_text(text)
 
 
+def _fail_half_way(target: Path) -> None:
+    with staged_directory(target) as staging:
+        (staging / "half").write_text("x")
+        raise OSError("disk")
+
+
 @pytest.mark.parametrize("atomic", [True, False])
 def test_a_directory_is_created_and_replaced(
     tmp_path: Path, atomic: bool, monkeypatch: pytest.MonkeyPatch
@@ -34,9 +40,8 @@ def test_a_directory_is_created_and_replaced(
 def test_a_failure_leaves_the_old_content(tmp_path: Path) -> None:
     target = tmp_path / "export"
     _write(target, "one")
-    with pytest.raises(OSError, match="disk"), staged_directory(target) as staging:
-        (staging / "half").write_text("x")
-        raise OSError("disk")
+    with pytest.raises(OSError, match="disk"):
+        _fail_half_way(target)
     assert [p.name for p in target.iterdir()] == ["sub"]
     assert sorted(p.name for p in tmp_path.iterdir()) == [".export.lock", "export"]
 
@@ -60,8 +65,8 @@ def test_a_kill_between_two_renames_is_repaired(tmp_path: Path) -> None:
     target = tmp_path / "export"
     _write(target, "one")
     target.rename(tmp_path / ".export.replaced")
-    with pytest.raises(OSError, match="disk"), staged_directory(target):
-        raise OSError("disk")
+    with pytest.raises(OSError, match="disk"):
+        _fail_half_way(target)
     assert (target / "sub" / "file").read_text() == "one"
 
 
@@ -85,8 +90,7 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     with staged_file(target) as staging:
         staging.write_text("one")
         assert not target.exists()
-    with pytest.raises(OSError, match="disk"), staged_file(target) as staging:
-        staging.write_text("half")
-        raise OSError("disk")
+    with pytest.raises(OSError, match="directory"), staged_file(target) as staging:
+        (staging / "not" / "there").write_text("half")
     assert target.read_text() == "one"
     assert [p.name for p in tmp_path.iterdir()] == ["out"]

@@ -61,6 +61,7 @@ class MLP(tf.Module):
             for i in range(len(sizes) - 1)
         ]
         self._dropout = dropout
+        self._stream = zlib.crc32(name.encode()) % 2**20  # Towers drop out independently.
 
     def __call__(self, inputs: tf.Tensor, dropout_seed: tf.Tensor | None = None) -> tf.Tensor:
         """Maps `[batch, input_dim]` to `[batch, output_dim]`.
@@ -74,7 +75,6 @@ class MLP(tf.Module):
             hidden = tf.nn.relu(layer(hidden))
             if self._dropout is not None and dropout_seed is not None:
                 # Stateless: a resumed run drops the same units as one that never stopped.
-                hidden = tf.nn.experimental.stateless_dropout(
-                    hidden, self._dropout, seed=dropout_seed + [0, index + 1]
-                )
+                seed = dropout_seed + tf.constant([self._stream, index + 1], dropout_seed.dtype)
+                hidden = tf.nn.experimental.stateless_dropout(hidden, self._dropout, seed=seed)
         return self.layers[-1](hidden)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from conf.schema import PAD_ID
@@ -25,8 +27,27 @@ def pool_mean(
         weights *= position_weights
     total = tf.reduce_sum(weights, axis=1, keepdims=True)
     weights = tf.math.divide_no_nan(weights, total)
-    # A product of matrices: the weighted embeddings are never stored.
-    return tf.squeeze(tf.matmul(weights[:, tf.newaxis, :], embeddings), axis=1)
+    return _sum_weighted(weights, embeddings)
+
+
+@tf.custom_gradient
+def _sum_weighted(
+    weights: tf.Tensor, embeddings: tf.Tensor
+) -> tuple[tf.Tensor, Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]]:
+    """Sum over positions of `weights [batch, length]` times `embeddings [batch, length, dim]`.
+
+    A product of matrices, so the weighted embeddings are never stored. The gradient is written
+    out: a batched product of a column and a row, which TensorFlow would derive, is about five
+    times slower on CPU than multiplying them by broadcasting.
+    """
+    pooled = tf.squeeze(tf.matmul(weights[:, tf.newaxis, :], embeddings), axis=1)
+
+    def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        by_weight = tf.squeeze(tf.matmul(embeddings, upstream[:, :, tf.newaxis]), axis=2)
+        by_embedding = weights[:, :, tf.newaxis] * upstream[:, tf.newaxis, :]
+        return by_weight, by_embedding
+
+    return pooled, gradient
 
 
 class PositionWeights(tf.Module):

@@ -33,4 +33,4 @@ def build_model(config: ModelConfig, manifest: Manifest, seed: int) -> Retrieval
             allowed=", ".join(sorted(MODELS)),
             fix=did_you_mean(config.name, MODELS),
         )
-    return MODELS[config.name](config, manifest, seed)  # type: ignore[call-arg]
+    return MODELS[config.name](config, manifest, seed)

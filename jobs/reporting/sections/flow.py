@@ -148,4 +148,6 @@ def _splits(manifest: Manifest) -> Block:
 
 
 def _readable(reason: str) -> str:
-    return reason.replace("_", " ")
+    what, colon, column = reason.partition(":")  # a column's name keeps its underscores
+    words = what.replace("_", " ")
+    return f"{words}: {column.strip()}" if colon else words

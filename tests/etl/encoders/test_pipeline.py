@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -267,3 +269,14 @@ def test_a_vocabulary_cannot_make_a_float_feature():
         EncoderPipeline(plan, {"item": vocabulary(ITEMS)})
     with pytest.raises(InputDataError, match="the plan names"):
         EncoderPipeline(plan, {})
+
+
+def test_executors_need_no_spark_pandas_or_pydantic():
+    code = (
+        "import sys, etl.encoders.pipeline, etl.statistics;"
+        "print([m for m in ('pyspark', 'pandas', 'pydantic', 'tensorflow') if m in sys.modules])"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert loaded.stdout.strip() == "[]"

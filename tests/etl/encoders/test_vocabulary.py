@@ -53,10 +53,16 @@ def frame(spark, rows):
 
 
 @pytest.mark.parametrize(
-    "columns", [["item"], ["item", "history"], ["small", "item"], ["history"], ["tag"],
-                ["tag", "tags"]],
-)  # fmt: skip
-@pytest.mark.parametrize(("min_count", "max_size"), [(1, None), (7, None), (1, 5), (3, 10_000)])
+    ("columns", "min_count", "max_size"),
+    [
+        (["item"], 7, None),
+        (["item", "history"], 1, 5),
+        (["small", "item"], 1, None),
+        (["history"], 3, 10_000),
+        (["tag"], 1, None),
+        (["tag", "tags"], 3, 8),
+    ],
+)
 def test_fit_counts_and_orders_as_a_counter(frame, rows, columns, min_count, max_size):
     tokens: list = []
     for row in rows:

@@ -31,9 +31,7 @@ def build_example(row: Mapping[str, Any], schema: pa.Schema) -> tf.train.Example
             feature.float_list.value.extend(np.asarray(values, np.float64).astype(np.float32))
         else:
             feature.bytes_list.SetInParent()
-            feature.bytes_list.value.extend(
-                v.encode() if isinstance(v, str) else v for v in values
-            )
+            feature.bytes_list.value.extend(v.encode() if isinstance(v, str) else v for v in values)
     return example
 
 

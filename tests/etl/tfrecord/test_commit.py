@@ -26,9 +26,11 @@ BATCH = pa.record_batch({"a": [1, 2, 3]})
 
 
 def write_attempt(root: Path, job: str, partition: int, name: str) -> PartitionResult:
-    with hold_temporary(root, job) as temporary:
-        with ShardWriter(temporary / f"attempt-{partition}", BATCH.schema) as writer:
-            writer.write(BATCH)
+    with (
+        hold_temporary(root, job) as temporary,
+        ShardWriter(temporary / f"attempt-{partition}", BATCH.schema) as writer,
+    ):
+        writer.write(BATCH)
     return PartitionResult(partition, writer.info, name)
 
 
@@ -81,6 +83,26 @@ def test_interrupted_publish_never_has_fewer_rows_and_is_not_marked(tmp_path, mo
         publish(tmp_path, "b", results, True)
     assert not (tmp_path / "_SUCCESS").exists()
     assert visible(tmp_path) >= {"part-b0.tfrecord", "part-b1.tfrecord"}
+
+
+def test_statistics_that_are_no_json_change_nothing(tmp_path: Path) -> None:
+    publish(tmp_path, "a", [write_attempt(tmp_path, "a", 0, "part-a.tfrecord")], True)
+    result = write_attempt(tmp_path, "b", 0, "part-b.tfrecord")
+    bad = PartitionResult(0, result.attempt, result.name, {"x": object()})
+    with pytest.raises(TypeError):
+        publish(tmp_path, "b", [bad], True)
+    assert visible(tmp_path) == {"part-a.tfrecord"}
+    assert (tmp_path / "_SUCCESS").exists()
+
+
+def test_leftovers_of_killed_attempts_are_not_published(tmp_path: Path) -> None:
+    result = write_attempt(tmp_path, "a", 0, "part-a.tfrecord")
+    temporary = temporary_directory(tmp_path, "a")
+    (temporary / ".attempt-7.tmp").write_bytes(b"cut off")
+    (temporary / "attempt-8").write_bytes(b"a speculative twin that lost")
+    publish(tmp_path, "a", [result], True)
+    assert visible(tmp_path) == {"part-a.tfrecord"}
+    assert not temporary.exists()
 
 
 def test_discard_leaves_published_files(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import sys
 import llvmlite.binding as llvm
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
@@ -44,6 +44,7 @@ def test_lanes_match_bitwise_reference(size: int) -> None:
 
 
 @given(st.binary(max_size=300), st.integers(0, 300))
+@settings(deadline=None)
 def test_streaming_equals_one_piece(data: bytes, cut: int) -> None:
     assert crc32c(data[cut:], crc32c(data[:cut])) == crc32c(data) == bitwise_crc(data)
 

@@ -1,0 +1,110 @@
+"""Protobuf's variable-length integers, a machine word at a time (encoding guide, "Base 128")."""
+
+# mypy: disable-error-code="no-untyped-def"
+
+import numpy as np
+
+from etl.tfrecord.kernels import (
+    inlined,
+    leading_zeros,
+    load_u8,
+    load_u64,
+    store_u8,
+    store_u64,
+    trailing_zeros,
+)
+
+# The bit of each byte that says that more bytes follow.
+CONTINUATION = 0x8080_8080_8080_8080
+FAILED = -1
+
+
+@inlined
+def varint_bytes(value):
+    """Bytes of a varint, 1 to 10: ceil(bits / 7) without a division."""
+    bits = np.uint64(64) - leading_zeros(np.uint64(value) | np.uint64(1))
+    return np.int64((bits * np.uint64(9) + np.uint64(64)) >> np.uint64(6))
+
+
+@inlined
+def store_varint(address, value):
+    """Stores a varint in whole words; returns the address past it."""
+    value = np.uint64(value)
+    size = varint_bytes(value)
+    spread = value & np.uint64(0x00FFFFFFFFFFFFFF)
+    spread = (spread & np.uint64(0x000000000FFFFFFF)) | (
+        (spread & np.uint64(0x00FFFFFFF0000000)) << np.uint64(4)
+    )
+    spread = (spread & np.uint64(0x00003FFF00003FFF)) | (
+        (spread & np.uint64(0x0FFFC0000FFFC000)) << np.uint64(2)
+    )
+    spread = (spread & np.uint64(0x007F007F007F007F)) | (
+        (spread & np.uint64(0x3F803F803F803F80)) << np.uint64(1)
+    )
+    if size <= 8:
+        more = np.uint64(CONTINUATION) & (
+            (np.uint64(1) << np.uint64(8 * (size - 1))) - np.uint64(1)
+        )
+        store_u64(address, spread | more)
+    else:
+        store_u64(address, spread | np.uint64(CONTINUATION))
+        top = value >> np.uint64(56)
+        if size == 10:
+            top = (top & np.uint64(0x7F)) | np.uint64(0x180)
+        store_u64(address + 8, top)
+    return address + size
+
+
+@inlined
+def store_exact_varint(address, value):
+    """Stores a varint byte by byte, touching nothing past it."""
+    while value >= 128:
+        store_u8(address, np.uint8((value & 127) | 128))
+        value >>= 7
+        address += 1
+    store_u8(address, np.uint8(value))
+    return address + 1
+
+
+@inlined
+def gather_groups(word):
+    """Joins the 7-bit groups of a varint of at most eight bytes."""
+    word &= np.uint64(0x7F7F7F7F7F7F7F7F)
+    word = (word & np.uint64(0x007F007F007F007F)) | (
+        (word & np.uint64(0x7F007F007F007F00)) >> np.uint64(1)
+    )
+    word = (word & np.uint64(0x00003FFF00003FFF)) | (
+        (word & np.uint64(0x3FFF00003FFF0000)) >> np.uint64(2)
+    )
+    return (word & np.uint64(0x000000000FFFFFFF)) | (
+        (word & np.uint64(0x0FFFFFFF00000000)) >> np.uint64(4)
+    )
+
+
+@inlined
+def read_varint(p, end):
+    """Value and address past it, or `FAILED` for a varint that is cut or over ten bytes long."""
+    value, shift = np.uint64(0), np.uint64(0)
+    while p < end and shift < np.uint64(70):
+        byte = load_u8(p)
+        p += 1
+        value |= np.uint64(byte & np.uint8(0x7F)) << shift
+        if byte < np.uint8(0x80):
+            return value, p
+        shift += np.uint64(7)
+    return value, FAILED
+
+
+@inlined
+def read_value_varint(p, end, limit):
+    """As `read_varint`, a word at a time where the buffer (up to `limit`) allows."""
+    if p + 8 <= limit:
+        word = load_u64(p)
+        ends = ~word & np.uint64(CONTINUATION)
+        if ends != np.uint64(0):
+            bits = trailing_zeros(ends) + np.uint64(1)
+            stop = p + np.int64(bits >> np.uint64(3))
+            if stop <= end:
+                return gather_groups(word & (~np.uint64(0) >> (np.uint64(64) - bits))), stop
+            return np.uint64(0), np.int64(FAILED)
+    return read_varint(p, end)

@@ -1,0 +1,162 @@
+"""Walks protobuf messages field by field; trusts no byte of its input.
+
+Every read is checked against the end of the message that holds it.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+import numpy as np
+
+from etl.tfrecord.kernels import copy_bytes, inlined, load_u8, load_u32, store_u32, store_u64
+from etl.tfrecord.varint import FAILED, read_value_varint, read_varint
+
+# Kinds of lists, numbered as the members of Feature's oneof.
+ABSENT, BYTES, FLOAT, INT = 0, 1, 2, 3
+
+VALUE_TAG = 0x12
+
+
+@inlined
+def _read_length(p, end):
+    """Start and end of a length-delimited field whose length is at `p`; `FAILED` if cut."""
+    length, p = read_varint(p, end)
+    if p < 0 or length > np.uint64(end - p):
+        return FAILED, FAILED
+    return p, p + np.int64(length)
+
+
+@inlined
+def read_field(p, end):
+    """Tag, and start and end of the field's value (`FAILED` if malformed).
+
+    For a length-delimited field that is the range of its content, otherwise of the encoded value.
+    """
+    tag, p = read_varint(p, end)
+    if p < 0 or tag < np.uint64(8) or tag > np.uint64(0xFFFFFFFF):
+        return np.int64(0), FAILED, FAILED
+    wire_type = np.int64(tag & np.uint64(7))
+    stop = np.int64(FAILED)
+    if wire_type == 2:
+        p, stop = _read_length(p, end)
+    elif wire_type == 0:
+        _, stop = read_varint(p, end)
+    elif wire_type == 1:
+        stop = p + 8
+    elif wire_type == 5:
+        stop = p + 4
+    if stop < 0 or stop > end:
+        return np.int64(0), FAILED, FAILED
+    return np.int64(tag), p, stop
+
+
+@inlined
+def _count_varints(p, end):
+    """Varints in a packed range, or `FAILED` if the last one is cut."""
+    if p < end and load_u8(end - 1) >= np.uint8(0x80):
+        return np.int64(FAILED)
+    count = np.int64(0)
+    for i in range(p, end):
+        count += np.int64(load_u8(i) < np.uint8(0x80))
+    return count
+
+
+@inlined
+def _measure_list(kind, p, end):
+    """Values in a BytesList, FloatList or Int64List and their total length; `FAILED` if bad."""
+    count, total = np.int64(0), np.int64(0)
+    while p < end:
+        tag, start, stop = read_field(p, end)
+        if stop < 0:
+            return np.int64(FAILED), total
+        if tag == 0x0A and kind == BYTES:
+            count += 1
+            total += stop - start
+        elif tag == 0x0A and kind == INT:
+            packed = _count_varints(start, stop)
+            if packed < 0:
+                return np.int64(FAILED), total
+            count += packed
+        elif tag == 0x0A and kind == FLOAT:
+            if (stop - start) & 3 != 0:
+                return np.int64(FAILED), total
+            count += (stop - start) >> 2
+        elif (tag == 0x08 and kind == INT) or (tag == 0x0D and kind == FLOAT):
+            count += 1
+        p = stop
+    return count, total
+
+
+@inlined
+def measure_entry(p, end):
+    """Walks a map entry's values.
+
+    Returns:
+        Kind of the list it ends up with, number of values (`FAILED` if malformed), their total
+        length in bytes where they are byte strings, and the address from which on its members
+        count: what stands before belongs to a kind that was replaced.
+    """
+    kind, count, total, since = np.int64(ABSENT), np.int64(0), np.int64(0), np.int64(p)
+    while p < end:
+        tag, inner, stop = read_field(p, end)
+        if stop < 0:
+            return kind, np.int64(FAILED), total, since
+        while tag == VALUE_TAG and inner < stop:
+            member, low, high = read_field(inner, stop)
+            if high < 0:
+                return kind, np.int64(FAILED), total, since
+            if member == 0x0A or member == 0x12 or member == 0x1A:
+                if kind != member >> 3:
+                    kind, count, total, since = member >> 3, np.int64(0), np.int64(0), low
+                values, size = _measure_list(kind, low, high)
+                if values < 0:
+                    return kind, np.int64(FAILED), total, since
+                count += values
+                total += size
+            inner = high
+        p = stop
+    return kind, count, total, since
+
+
+@inlined
+def _fill_list(kind, p, end, limit, values, offsets, at, byte_at):
+    """Copies a list's values from position `at` on; returns the next position, or `FAILED`."""
+    while p < end:
+        tag, start, stop = read_field(p, end)
+        if stop < 0:
+            return np.int64(FAILED), byte_at
+        if kind == BYTES and tag == 0x0A:
+            copy_bytes(values + byte_at, start, stop - start)
+            byte_at += stop - start
+            at += 1
+            store_u64(offsets + 8 * at, np.uint64(byte_at))
+        elif kind == FLOAT and tag == 0x0A:
+            copy_bytes(values + 4 * at, start, stop - start)
+            at += (stop - start) >> 2
+        elif kind == FLOAT and tag == 0x0D:
+            store_u32(values + 4 * at, load_u32(start))
+            at += 1
+        elif kind == INT and (tag == 0x0A or tag == 0x08):
+            while start < stop:
+                value, start = read_value_varint(start, stop, limit)
+                if start < 0:
+                    return np.int64(FAILED), byte_at
+                store_u64(values + 8 * at, value)
+                at += 1
+        p = stop
+    return at, byte_at
+
+
+@inlined
+def fill_entry(kind, p, end, since, limit, values, offsets, at, byte_at):
+    """Copies the values of an entry that `measure_entry` has accepted."""
+    while p < end:
+        tag, inner, stop = read_field(p, end)
+        while tag == VALUE_TAG and inner < stop:
+            member, low, high = read_field(inner, stop)
+            if low >= since and (member == 0x0A or member == 0x12 or member == 0x1A):
+                at, byte_at = _fill_list(kind, low, high, limit, values, offsets, at, byte_at)
+                if at < 0:
+                    return at, byte_at
+            inner = high
+        p = stop
+    return at, byte_at

@@ -1,0 +1,113 @@
+"""Versions resolve through CURRENT; damage is named; nothing outside the version is opened."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from conf.dataset import (
+    DatasetPaths,
+    local_path,
+    published_versions,
+    read_manifest,
+    resolve_version,
+    write_text_atomic,
+)
+from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
+from conf.manifest import Manifest
+from tests.conf.manifests import build_manifest
+
+
+def publish(base: Path, version_id: str = "v1") -> Path:
+    version = base / "versions" / version_id
+    (version / "train").mkdir(parents=True)
+    (version / "train" / "part-0").write_bytes(b"x" * 10)
+    (version / "manifest.json").write_text(build_manifest(version_id).dumps())
+    (base / "CURRENT").write_text(version_id + "\n")
+    return version
+
+
+def test_current_and_direct_paths_resolve(tmp_path):
+    version = publish(tmp_path)
+    assert resolve_version(tmp_path) == version
+    assert resolve_version(version) == version
+    assert resolve_version(f"file://{tmp_path}") == version
+    assert published_versions(tmp_path) == ["v1"]
+
+
+def test_nothing_published_is_not_ready(tmp_path):
+    with pytest.raises(UpstreamNotReadyError):
+        resolve_version(tmp_path)
+
+
+@pytest.mark.parametrize("current", ["v2", "../../etc", ""])
+def test_current_that_names_no_version_is_refused(tmp_path, current):
+    publish(tmp_path)
+    (tmp_path / "CURRENT").write_text(current)
+    with pytest.raises(InputDataError) as refused:
+        resolve_version(tmp_path)
+    assert "v1" in str(refused.value)
+
+
+def test_manifest_survives_its_text(tmp_path):
+    manifest = build_manifest("v1")
+    assert Manifest.loads(manifest.dumps()) == manifest
+
+
+def test_missing_truncated_and_escaping_files_are_refused(tmp_path):
+    version = publish(tmp_path)
+    read_manifest(version)
+    shard = version / "train" / "part-0"
+    shard.write_bytes(b"x" * 9)
+    with pytest.raises(InputDataError, match="not as long"):
+        read_manifest(version)
+    shard.unlink()
+    with pytest.raises(InputDataError, match="missing"):
+        read_manifest(version)
+    data = json.loads((version / "manifest.json").read_text())
+    data["splits"][0]["shards"][0]["path"] = "../../CURRENT"
+    (version / "manifest.json").write_text(json.dumps(data))
+    with pytest.raises(InputDataError, match="outside"):
+        read_manifest(version)
+
+
+@pytest.mark.parametrize(
+    "change", [{"format_version": 99}, {"schema": []}, {"keys": {"user": "u"}}, {"splits": None}]
+)
+def test_manifests_that_do_not_fit_are_refused(tmp_path, change):
+    data = {**json.loads(build_manifest("v1").dumps()), **change}
+    with pytest.raises(InputDataError):
+        Manifest.loads(json.dumps(data))
+
+
+def test_half_written_manifest_is_refused():
+    text = build_manifest("v1").dumps()
+    with pytest.raises(InputDataError, match="not valid JSON"):
+        Manifest.loads(text[: len(text) // 2])
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "a\n"])
+def test_names_cannot_leave_the_root(tmp_path, name):
+    with pytest.raises(ConfigError):
+        DatasetPaths(tmp_path, name)
+
+
+def test_other_schemes_are_refused():
+    with pytest.raises(ConfigError, match="file system"):
+        local_path("s3a://bucket/x")
+
+
+def test_failed_atomic_write_keeps_the_old_text(tmp_path, monkeypatch):
+    file = tmp_path / "a.json"
+    write_text_atomic(file, "old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_text_atomic(file, "new")
+    assert file.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]

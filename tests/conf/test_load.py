@@ -1,0 +1,69 @@
+"""Presets load; overrides reach any key; what does not fit is explained with the nearest name."""
+
+from __future__ import annotations
+
+import pytest
+
+from conf.errors import ConfigError
+from conf.etl import BuildConfig
+from conf.load import load_config, preset_names
+from conf.training import TrainConfig
+
+
+@pytest.mark.parametrize("name", preset_names("etl"))
+def test_every_etl_preset_is_valid(name):
+    assert load_config(BuildConfig, "etl", name).name
+
+
+@pytest.mark.parametrize("name", preset_names("training"))
+def test_every_training_preset_is_valid(name):
+    assert load_config(TrainConfig, "training", name).name
+
+
+def test_overrides_reach_nested_keys_and_lists():
+    config = load_config(
+        BuildConfig, "etl", "ml_1m",
+        ["output.shards=3", "sources.ratings.columns.0.minimum=5", "spark.conf={a.b: c}"],
+    )
+    assert config.output.shards == 3
+    assert config.sources["ratings"].columns[0].minimum == 5
+    assert config.spark.conf == {"a.b": "c"}
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("output.shard=3", "did you mean 'shards'?"),
+        ("ouput.shards=3", "did you mean 'output'?"),
+        ("sources.ratings.seperator=;", "did you mean 'separator'?"),
+        ("split.validation_user=3", "did you mean 'validation_users'?"),
+    ],
+)
+def test_unknown_keys_are_refused_with_the_nearest(override, hint):
+    with pytest.raises(ConfigError) as refused:
+        load_config(BuildConfig, "etl", "ml_1m", [override])
+    assert hint in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["output.shards=0", "output.shards=many", "noequals", "=3", "name.x=3", "name=../up",
+     "sources.ratings.columns.99.name=x", "split.strategy=random"],
+)
+def test_bad_values_are_config_errors(override):
+    with pytest.raises(ConfigError):
+        load_config(BuildConfig, "etl", "ml_1m", [override])
+
+
+def test_unknown_preset_names_the_known_ones():
+    with pytest.raises(ConfigError) as refused:
+        load_config(BuildConfig, "etl", "ml1m")
+    assert "did you mean 'ml_1m'?" in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["- a list", "a: [", "!!python/object/apply:os.system ['true']"])
+def test_files_that_are_not_a_plain_mapping_are_refused(tmp_path, text):
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError):
+        load_config(BuildConfig, "etl", str(file))

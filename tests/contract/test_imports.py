@@ -1,0 +1,106 @@
+"""The dependency rules between the packages, read from the sources and from a live import."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+STDLIB = set(sys.stdlib_module_names)
+WIRE_FOR_TRAINING = {"etl.tfrecord.framing", "etl.tfrecord.crc32c", "etl.tfrecord.decode"}
+WIRE_PACKAGES = {"numpy", "numba", "llvmlite", "pyarrow", "conf", "etl"}
+CONF_PURE = ("errors", "schema", "manifest", "encoders", "dataset", "run")
+TENSORFLOW = {"tensorflow", "keras"}
+# Modules of the wire that are Spark's own side of it.
+SPARK_FACING = {"datasource", "spark_reader"}
+
+
+def modules(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Every module that a file imports, lazily or not, except for type checking only."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    skipped = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide the layers"
+            yield node.module or ""
+
+
+def top(module: str) -> str:
+    return module.partition(".")[0]
+
+
+@pytest.mark.parametrize("path", modules("conf"), ids=str)
+def test_conf_imports_neither_side(path):
+    allowed = STDLIB | {"conf"}
+    if path.stem not in CONF_PURE:
+        allowed |= {"pydantic", "yaml"}
+    assert {top(module) for module in imports_of(path)} <= allowed
+
+
+@pytest.mark.parametrize("path", modules("etl"), ids=str)
+def test_etl_knows_neither_tensorflow_nor_training_nor_jobs(path):
+    assert not {top(m) for m in imports_of(path)} & (TENSORFLOW | {"training", "jobs"})
+
+
+@pytest.mark.parametrize("path", modules("training"), ids=str)
+def test_training_knows_the_wire_and_nothing_else_of_etl(path):
+    for module in imports_of(path):
+        assert top(module) not in {"pyspark", "jobs"}, module
+        if top(module) == "etl":
+            assert module in WIRE_FOR_TRAINING, module
+
+
+@pytest.mark.parametrize("path", modules("etl/tfrecord"), ids=str)
+def test_the_wire_needs_numpy_numba_and_pyarrow_alone(path):
+    allowed = STDLIB | WIRE_PACKAGES
+    if path.stem in SPARK_FACING:
+        allowed |= {"pyspark"}
+    assert {top(module) for module in imports_of(path)} <= allowed
+
+
+@pytest.mark.parametrize("path", modules("jobs"), ids=str)
+def test_each_job_takes_one_side(path):
+    sides = {top(module) for module in imports_of(path)} & {"etl", "training"}
+    assert len(sides) <= 1, sides
+
+
+@pytest.mark.parametrize(
+    ("module", "banned"),
+    [
+        ("conf.load", ["pyspark", "tensorflow", "keras", "etl", "training"]),
+        ("jobs.cli", ["pyspark", "tensorflow", "keras", "etl", "training"]),
+        ("etl.encoders.pipeline", ["tensorflow", "pyspark", "pandas", "pydantic"]),
+        ("etl.statistics", ["tensorflow", "pyspark", "pandas", "pydantic"]),
+        ("etl.tfrecord.decode", ["tensorflow", "pyspark", "pandas", "pydantic"]),
+        ("etl.build", ["tensorflow", "keras", "training"]),
+        ("training.trainer", ["pyspark", "py4j"]),
+        ("training.export", ["pyspark", "py4j"]),
+    ],
+)
+def test_what_a_live_import_brings(module, banned):
+    code = (
+        f"import sys, {module}\n"
+        f"print(sorted({{m.partition('.')[0] for m in sys.modules}} & set({banned!r})))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,262 @@
+"""The whole build on small logs: what is written, what is dropped, what is published."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from conf.dataset import DatasetPaths, read_manifest, resolve_version
+from conf.errors import InputDataError, UpstreamNotReadyError
+from conf.manifest import Manifest
+from etl.build import build_dataset
+from etl.publish import hold_lock
+from etl.tfrecord.decode import read_tfrecords
+from tests.etl.logs import RATINGS, build_config, write_logs
+
+
+def read_split(version: Path, manifest: Manifest, split: str) -> list[dict[str, Any]]:
+    """Rows of a split with its ids turned back into tokens."""
+    tokens: dict[str, dict[int, Any]] = {}
+    for spec in manifest.schema.features:
+        if spec.vocabulary_size:
+            table = pq.read_table(version / "encoders" / f"{spec.encoding}.parquet").to_pydict()
+            tokens[spec.name] = dict(zip(table["id"], table["token"], strict=True))
+    rows = []
+    for shard in manifest.split(split).shards:
+        for row in read_tfrecords(version / shard.path, manifest.schema.features).to_pylist():
+            rows.append({
+                name: _decode(value, tokens[name]) if name in tokens else value
+                for name, value in row.items()
+            })
+    return rows
+
+
+def _decode(value: Any, tokens: dict[int, Any]) -> Any:
+    if isinstance(value, list):
+        return [tokens.get(item, "OOV") for item in value]
+    return None if value is None else tokens.get(value, "OOV")
+
+
+@pytest.fixture(scope="module")
+def built(spark, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("built")
+    config = build_config(write_logs(folder / "logs"), folder / "datasets")
+    return build_dataset(spark, config), config
+
+
+def test_every_event_is_accounted_for(built):
+    counts = built[0].manifest.counts
+    assert counts.read == {"ratings": 14, "users": 4, "items": 7}
+    assert counts.dropped == {"duplicate": 1, "unmatched:items": 1, "unmatched:users": 2}
+    assert counts.joined == 10
+    assert counts.kept == {"train": 6, "validation": 2, "test": 2, "catalog": 3, "users": 3}
+
+
+def test_leave_one_out_takes_the_last_events_and_ties_follow_the_file(built):
+    version, manifest = built[0].version, built[0].manifest
+    test = {row["user"]: row for row in read_split(version, manifest, "test")}
+    validation = {row["user"]: row for row in read_split(version, manifest, "validation")}
+    # 14 and 15 stand in no train event: out of the vocabulary, since only train is fitted.
+    assert {user: row["item"] for user, row in test.items()} == {1: "OOV", 2: "OOV"}
+    assert {user: row["item"] for user, row in validation.items()} == {1: "OOV", 2: 12}
+    assert test[1]["history"] == ["OOV", 12, 11]
+    assert test[1]["seen"] == [10, 11, 12, "OOV"]
+    assert validation[1]["history"] == [12, 11, 10]
+
+
+def test_history_is_strictly_before_the_event_latest_first(built):
+    rows = read_split(built[0].version, built[0].manifest, "train")
+    by_event = {(row["user"], row["item"]): row for row in rows}
+    assert by_event[1, 10]["history"] == []
+    assert by_event[1, 11]["history"] == [10]
+    assert by_event[1, 12]["history"] == [11, 10]
+    assert by_event[3, 11]["history"] == [10]
+    assert by_event[1, 10]["tags"] == ["x", "y"]
+    assert by_event[1, 12]["label"] == 1.0
+    assert by_event[1, 10]["label"] == 0.0
+    assert by_event[1, 10]["rating"] == 3
+    assert all(row["seen"] is None for row in rows)
+
+
+def test_vocabularies_hold_train_tokens_by_falling_count(built):
+    version = built[0].version
+    table = pq.read_table(version / "encoders" / "item.parquet").to_pydict()
+    assert table == {"token": [10, 11, 12], "id": [2, 3, 4], "count": [3, 2, 1]}
+
+
+def test_catalog_and_users_serve_everyone_with_the_latest_history(built):
+    version, manifest = built[0].version, built[0].manifest
+    catalog = {row["item"]: row["tags"] for row in read_split(version, manifest, "catalog")}
+    assert catalog == {10: ["x", "y"], 11: ["x"], 12: ["y", "OOV"]}
+    users = {row["user"]: row for row in read_split(version, manifest, "users")}
+    assert set(users) == {1, 2, 3}
+    assert users[1]["history"] == ["OOV", "OOV", 12]
+    assert users[2]["seen"] == [10, 12, "OOV"]
+    assert users[3]["gender"] == "F"
+
+
+def test_label_rate_and_statistics_are_those_of_the_records(built):
+    version, manifest = built[0].version, built[0].manifest
+    labels = [row["label"] for row in read_split(version, manifest, "train")]
+    assert manifest.label_rate["train"] == pytest.approx(sum(labels) / len(labels))
+    assert manifest.statistics["test"]["item"]["oov"] == 2
+    assert manifest.statistics["train"]["history"]["rows"] == 6
+
+
+def shard_bytes(version: Path, manifest: Manifest) -> dict[str, str]:
+    return {
+        shard.path: hashlib.sha256((version / shard.path).read_bytes()).hexdigest()
+        for split in manifest.splits
+        for shard in split.shards
+    }
+
+
+def test_second_build_gives_the_same_bytes_however_spark_partitions(spark, built):
+    result, config = built
+    spark.conf.set("spark.sql.shuffle.partitions", "3")
+    spark.conf.set("spark.sql.files.maxPartitionBytes", "40")
+    try:
+        again = build_dataset(spark, config)
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", "4")
+        spark.conf.unset("spark.sql.files.maxPartitionBytes")
+    assert again.version != result.version
+    assert shard_bytes(again.version, again.manifest) == shard_bytes(
+        result.version, result.manifest
+    )
+    assert again.manifest.encoders_fingerprint == result.manifest.encoders_fingerprint
+    assert resolve_version(Path(config.output.root) / config.name) == again.version
+
+
+def test_refused_build_leaves_the_last_version_current(spark, built, tmp_path):
+    _, config = built
+    before = resolve_version(Path(config.output.root) / config.name)
+    broken = write_logs(tmp_path / "broken", ["1;11;5;200"] * 20)
+    changed = config.model_copy(update={"data_dir": str(broken)})
+    with pytest.raises(InputDataError, match="20 bad rows of 20"):
+        build_dataset(spark, changed)
+    base = Path(config.output.root) / config.name
+    assert resolve_version(base) == before
+    read_manifest(before)
+    assert not [p for p in (base / "versions").iterdir() if p.name.startswith(".staging")]
+
+
+def test_empty_split_is_refused(spark, tmp_path):
+    config = build_config(write_logs(tmp_path / "logs", RATINGS[:2]), tmp_path / "datasets")
+    with pytest.raises(InputDataError, match="split would be empty"):
+        build_dataset(spark, config)
+
+
+def test_repeated_dictionary_key_is_refused(spark, tmp_path):
+    logs = write_logs(tmp_path / "logs")
+    with (logs / "items.dat").open("a") as handle:
+        handle.write("10::z\n")
+    config = build_config(logs, tmp_path / "datasets")
+    with pytest.raises(InputDataError, match=r"not unique by its key") as refused:
+        build_dataset(spark, config)
+    assert "10 (2 rows)" in str(refused.value)
+
+
+def test_second_build_at_the_same_time_is_refused(spark, built):
+    config = built[1]
+    with (
+        hold_lock(DatasetPaths(Path(config.output.root), config.name)),
+        pytest.raises(UpstreamNotReadyError, match="another build"),
+    ):
+        build_dataset(spark, config)
+
+
+def test_temporal_split_cuts_by_time(spark, tmp_path):
+    config = build_config(
+        write_logs(tmp_path / "logs"), tmp_path / "datasets",
+        split={"strategy": "temporal", "validation_from_ts": 200, "test_from_ts": 300},
+    )
+    manifest = build_dataset(spark, config).manifest
+    assert manifest.counts.kept["train"] == 4
+    assert manifest.counts.kept["validation"] == 2
+    assert manifest.counts.kept["test"] == 4
+
+
+def test_given_split_ranks_the_given_candidates(spark, tmp_path):
+    logs = write_logs(tmp_path / "logs")
+    (logs / "test.dat").write_text("(1,10)\t12\t13\n(2,11)\t10\t13\n")
+    base = build_config(logs, tmp_path / "datasets")
+    test_source = {
+        "path": "test.dat", "format": "pattern", "pattern": r"\((\d+),(\d+)\)\t(.*)",
+        "columns": [
+            {"name": "user", "type": "int64"},
+            {"name": "item", "type": "int64"},
+            {"name": "negatives", "type": "list<int64>", "separator": "\t"},
+        ],
+    }
+    sources = {**base.model_dump()["sources"], "test": test_source}
+    config = build_config(
+        logs, tmp_path / "datasets", sources=sources, label=None,
+        split={"strategy": "given", "test_source": "test", "candidates": "negatives"},
+        features=[f for f in base.model_dump()["features"] if f["name"] != "rating"],
+    )
+    result = build_dataset(spark, config)
+    rows = {r["user"]: r for r in read_split(result.version, result.manifest, "test")}
+    assert rows[1]["item"] == 10
+    assert rows[1]["candidates"] == [12, 13]
+    assert rows[1]["history"] == ["OOV", 13, 12]
+    assert rows[2]["item"] == 11
+    assert result.manifest.keys.candidates == "candidates"
+
+
+def test_min_history_drops_and_counts(spark, tmp_path):
+    config = build_config(
+        write_logs(tmp_path / "logs"), tmp_path / "datasets",
+        history={"name": "history", "max_len": 3, "min_len": 1},
+    )
+    manifest = build_dataset(spark, config).manifest
+    assert manifest.counts.dropped["history_too_short"] == 3
+    assert manifest.counts.kept["train"] == 3
+
+
+@pytest.mark.slow
+def test_killed_build_leaves_the_last_version_and_the_next_one_sweeps(tmp_path):
+    logs = write_logs(tmp_path / "logs")
+    root = tmp_path / "datasets"
+    config_file = tmp_path / "build.yaml"
+    config_file.write_text(json.dumps(build_config(logs, root).resolved()))
+    command = [sys.executable, "-m", "jobs.build_dataset", str(config_file)]
+    subprocess.run(command, check=True, capture_output=True)
+    first = resolve_version(root / "small")
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    versions = root / "small" / "versions"
+    # Killed while the records are being written, the riskiest moment.
+    while not list(versions.glob(".staging-*/records")):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert resolve_version(root / "small") == first
+    read_manifest(first)
+    assert list(versions.glob(".staging-*"))
+    finished = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert "removed what an interrupted build left" in finished.stderr
+    second = resolve_version(root / "small")
+    assert second != first
+    assert not list(versions.glob(".staging-*"))
+    assert shard_bytes(first, read_manifest(first)) == shard_bytes(second, read_manifest(second))
+
+
+def test_truncated_shard_is_named(built, tmp_path):
+    version = tmp_path / "copy"
+    shutil.copytree(built[0].version, version)
+    shard = built[0].manifest.split("train").shards[0]
+    with (version / shard.path).open("r+b") as handle:
+        handle.truncate(shard.bytes - 3)
+    with pytest.raises(InputDataError, match="truncated") as refused:
+        read_manifest(version)
+    assert shard.path in str(refused.value)

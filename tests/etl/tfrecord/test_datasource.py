@@ -1,0 +1,177 @@
+"""`format("tfrecord")` in a real Spark session."""
+
+from __future__ import annotations
+
+import decimal
+import json
+from pathlib import Path
+
+import pyspark.sql.functions as F
+import pytest
+import tensorflow as tf
+from pyspark.errors import PySparkException
+from pyspark.sql import types as T
+
+FORMAT = "sluice"  # the name that no other connector can claim
+
+SCHEMA = T.StructType([
+    T.StructField("id", T.LongType()), T.StructField("small", T.IntegerType()),
+    T.StructField("flag", T.BooleanType()), T.StructField("price", T.DecimalType(10, 2)),
+    T.StructField("score", T.DoubleType()), T.StructField("name", T.StringType()),
+    T.StructField("blob", T.BinaryType()), T.StructField("ids", T.ArrayType(T.LongType())),
+    T.StructField("tags", T.ArrayType(T.StringType())),
+])  # fmt: skip
+ROWS = [
+    (2**62, -5, True, decimal.Decimal("12.34"), 0.5, "ünï", bytearray(b"\x00\xff"), [1, -2], ["a"]),
+    (-1, None, None, None, None, None, None, None, None),
+    (0, 0, False, decimal.Decimal("-0.01"), -2.0, "", bytearray(), [], []),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _registered(spark) -> None:
+    from etl.tfrecord.datasource import register_tfrecord
+
+    register_tfrecord(spark)
+
+
+def shard_names(directory: Path) -> list[str]:
+    return sorted(p.name for p in directory.iterdir() if p.name.startswith("part-"))
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in directory.iterdir() if p.is_file()}
+
+
+def test_round_trip_of_every_type(spark, tmp_path: Path) -> None:
+    frame = spark.createDataFrame(ROWS, SCHEMA).coalesce(1)
+    frame.write.format(FORMAT).mode("overwrite").save(str(tmp_path))
+    assert spark.read.format(FORMAT).schema(SCHEMA).load(str(tmp_path)).collect() == [
+        T.Row(*SCHEMA.names)(*row) for row in ROWS
+    ]
+
+
+def test_tensorflow_reads_spark_output_and_empty_partitions_leave_no_file(spark, tmp_path):
+    frame = spark.range(0, 50, 1, 2).repartition(8, F.col("id") % 2)
+    frame.write.format("tfrecord").mode("append").option("codec", "gzip").save(str(tmp_path))
+    names = shard_names(tmp_path)
+    assert 0 < len(names) <= 2
+    assert all(name.endswith("-c000.tfrecord.gz") for name in names)
+    assert not list(tmp_path.glob("_temporary*"))
+    records = tf.data.TFRecordDataset(
+        [str(tmp_path / name) for name in names], compression_type="GZIP"
+    )
+    ids = [tf.train.Example.FromString(r.numpy()).features.feature["id"] for r in records]
+    assert sorted(f.int64_list.value[0] for f in ids) == list(range(50))
+    shards = json.loads((tmp_path / "_sluice_commit.json").read_text())["shards"]
+    assert sorted(shard["path"] for shard in shards) == names
+    assert sum(shard["rows"] for shard in shards) == 50
+
+
+def test_overwrite_with_deterministic_names_gives_equal_bytes(spark, tmp_path: Path) -> None:
+    frame = spark.range(0, 999, 1, 3).withColumn("x", F.sqrt("id").cast("float"))
+    runs = []
+    for _ in range(2):
+        writer = frame.write.format(FORMAT).mode("overwrite")
+        writer.option("deterministicNames", "true").save(f"file://{tmp_path}")
+        runs.append(files_of(tmp_path))
+    assert runs[0] == runs[1]
+    assert shard_names(tmp_path) == [f"part-0000{k}.tfrecord" for k in range(3)]
+
+
+def test_failed_job_leaves_earlier_data_and_no_trace(spark, tmp_path: Path) -> None:
+    spark.range(5).coalesce(1).write.format(FORMAT).mode("overwrite").save(str(tmp_path))
+    before = files_of(tmp_path)
+    bad = spark.range(0, 100, 1, 2).select(
+        F.when(F.col("id") == 77, 1e300).otherwise(1.0).alias("price")
+    )
+    with pytest.raises(PySparkException, match="float32 range"):
+        bad.write.format(FORMAT).mode("overwrite").save(str(tmp_path))
+    assert files_of(tmp_path) == before
+    assert not [p for p in tmp_path.iterdir() if p.is_dir()]
+
+
+def test_plan_time_error_names_every_column_and_touches_nothing(spark, tmp_path: Path) -> None:
+    frame = spark.range(1).select(
+        "id", F.current_timestamp().alias("when"), F.create_map("id", "id").alias("m")
+    )
+    with pytest.raises(PySparkException, match=r"(?s)when.*m \("):
+        frame.write.format(FORMAT).mode("append").save(str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_unknown_option_is_refused(spark, tmp_path: Path) -> None:
+    writer = spark.range(1).write.format(FORMAT).mode("append").option("recordTyp", "Example")
+    with pytest.raises(PySparkException, match="did you mean 'recordType'"):
+        writer.save(str(tmp_path))
+
+
+def test_byte_array_round_trip(spark, tmp_path: Path) -> None:
+    rows = [(bytearray(b"one"),), (bytearray(b""),), (bytearray(b"\x00" * 50),)]
+    frame = spark.createDataFrame(rows, "byteArray binary").coalesce(1)
+    writer = frame.write.format(FORMAT).mode("overwrite").option("recordType", "ByteArray")
+    writer.save(str(tmp_path))
+    reader = spark.read.format(FORMAT).option("recordType", "ByteArray").load(str(tmp_path))
+    assert [tuple(row) for row in reader.collect()] == rows
+    (name,) = shard_names(tmp_path)
+    raw = [r.numpy() for r in tf.data.TFRecordDataset(str(tmp_path / name))]
+    assert raw == [b"one", b"", b"\x00" * 50]
+
+
+def test_encoders_and_statistics_run_in_the_same_pass(spark, tmp_path: Path, monkeypatch) -> None:
+    """The sink applies a pipeline, feeds statistics, and reports both with the shard."""
+    import sys
+    import types
+
+    import pyarrow as pa
+
+    from etl.tfrecord import datasource
+    from etl.tfrecord.options import parse_write_options
+
+    class Pipeline:
+        output_schema = pa.schema([("twice", pa.int64())])
+
+        def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+            return pa.record_batch({"twice": [2 * v for v in batch["x"].to_pylist()]})
+
+    class Accumulator:
+        def __init__(self, schema: pa.Schema) -> None:
+            self.names, self.rows = schema.names, 0
+
+        def update(self, batch: pa.RecordBatch) -> None:
+            self.rows += batch.num_rows
+
+        def to_dict(self) -> dict:
+            return {"names": self.names, "rows": self.rows}
+
+    statistics = types.ModuleType("etl.statistics")
+    statistics.StatisticsAccumulator = Accumulator  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "etl.statistics", statistics)
+    monkeypatch.setattr(datasource, "_read_pipeline", lambda path: Pipeline())
+    options = parse_write_options(
+        {"path": str(tmp_path), "encoders": "/enc", "statistics": "true"}, overwrite=True
+    )
+    sink = datasource._PartitionSink(str(tmp_path / "shard"), options)
+    empty = pa.record_batch({"x": pa.array([], pa.int64())})
+    sink.write_all(iter([empty, pa.record_batch({"x": [1, 2]}), pa.record_batch({"x": [3]})]))
+    assert sink.info is not None
+    assert sink.info.rows == 3
+    assert sink.statistics == {"names": ["twice"], "rows": 3}
+    records = [r.numpy() for r in tf.data.TFRecordDataset(str(tmp_path / "shard"))]
+    values = [tf.train.Example.FromString(r).features.feature["twice"] for r in records]
+    assert [v.int64_list.value[0] for v in values] == [2, 4, 6]
+
+
+def test_a_jvm_connector_of_the_same_name_is_reported(spark, monkeypatch) -> None:
+    from etl.tfrecord import datasource
+
+    monkeypatch.setattr(datasource, "_find_jvm_provider", lambda spark, name: "com.example.Other")
+    with pytest.warns(UserWarning, match=r"com\.example\.Other.*sluice"):
+        datasource.register_tfrecord(spark)
+
+
+def test_no_jvm_connector_is_found_where_there_is_none(spark) -> None:
+    from etl.tfrecord.datasource import _find_jvm_provider
+
+    assert _find_jvm_provider(spark, "tfrecord") is None
+    assert _find_jvm_provider(spark, "csv") is not None

@@ -1,0 +1,63 @@
+"""Raw memory access stays inside its ranges, and the kernel cache follows the sources."""
+
+import numpy as np
+import pytest
+from numba import njit
+
+from etl.tfrecord import kernels
+
+
+@njit
+def run_copy(target: int, source: int, length: int) -> None:
+    kernels.copy_bytes(target, source, length)
+
+
+@njit
+def run_same(left: int, right: int, length: int) -> bool:
+    return kernels.same_bytes(left, right, length)
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 15, 16, 17, 64])
+def test_copy_touches_its_range_alone(length: int) -> None:
+    source = np.arange(1, 101, dtype=np.uint8)
+    target = np.zeros(100, np.uint8)
+    run_copy(target.ctypes.data + 3, source.ctypes.data + 5, length)
+    assert target[3 : 3 + length].tolist() == source[5 : 5 + length].tolist()
+    assert not target[:3].any()
+    assert not target[3 + length :].any()
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 16, 17])
+def test_same_bytes_sees_each_difference_and_nothing_beyond(length: int) -> None:
+    left = np.arange(40, dtype=np.uint8)
+    for changed in range(length + 1):
+        right = left.copy()
+        right[changed] ^= 1
+        assert run_same(left.ctypes.data, right.ctypes.data, length) == (changed >= length)
+
+
+def test_cache_stamp_covers_the_whole_package(tmp_path, monkeypatch) -> None:
+    """A change in any file of the package makes every cached kernel stale."""
+
+    def stamp_of(digest: str) -> object:
+        monkeypatch.setattr(kernels, "_PACKAGE_DIGEST", digest)
+        return kernels.kernel(kernels._package_digest)._cache._cache_file._source_stamp
+
+    assert stamp_of("one") != stamp_of("two")
+    assert stamp_of("one") == stamp_of("one")
+
+
+def test_unusable_cache_entries_mean_recompiling() -> None:
+    @kernels.kernel
+    def add_one(x):  # type: ignore[no-untyped-def]
+        return x + 1
+
+    class Broken:
+        def load(self, key):  # type: ignore[no-untyped-def]
+            raise EOFError
+
+        def save(self, key, data):  # type: ignore[no-untyped-def]
+            raise OSError("disk full")
+
+    add_one._cache._cache_file = Broken()
+    assert add_one(41) == 42

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from jobs.reporting.blocks import Note
+from jobs.reporting.sections.learning import best_epoch, build_learning
+
+
+def _table(section):
+    return section.blocks[0].blocks[1]
+
+
+def test_the_best_epoch_is_in_bold(finished):
+    bold = [row[0].text for row in _table(build_learning(finished)).rows if row[0].best]
+    assert bold == ["6"]
+
+
+def test_the_best_epoch_comes_from_the_card_else_from_the_metric(finished):
+    assert best_epoch(finished) == 6
+    card = {k: v for k, v in finished.card.items() if k != "best_epoch"}
+    assert best_epoch(replace(finished, card=card)) == 6
+    named = replace(finished, card={**card, "best_epoch": 2})
+    assert best_epoch(named) == 2
+
+
+def test_the_metric_of_early_stopping_is_shown(finished):
+    titles = [column.title for column in _table(build_learning(finished)).columns]
+    assert "NDCG@10" in titles
+    config = {**finished.config, "fit": {"early_stopping": {"metric": "hit_rate@10"}}}
+    section = build_learning(replace(finished, card={**finished.card, "config": config}))
+    assert "HR@10" in [column.title for column in _table(section).columns]
+
+
+def test_without_validation_it_says_so(finished):
+    epochs = tuple({**entry, "validation": {}} for entry in finished.epochs)
+    card = {k: v for k, v in finished.card.items() if k != "best_epoch"}
+    section = build_learning(replace(finished, epochs=epochs, card=card))
+    assert "No validation split" in section.blocks[-1].text
+    assert best_epoch(replace(finished, epochs=epochs, card=card)) is None
+
+
+def test_ties_go_to_the_earlier_epoch_and_missing_values_lose(finished):
+    epochs = tuple(
+        {"epoch": n + 1, "loss": 1.0, "validation": {"ndcg@10": value}}
+        for n, value in enumerate((0.2, 0.3, 0.3, None))
+    )
+    card = {k: v for k, v in finished.card.items() if k != "best_epoch"}
+    assert best_epoch(replace(finished, epochs=epochs, card=card)) == 2
+
+
+def test_no_epoch_yet(finished):
+    section = build_learning(replace(finished, epochs=()))
+    assert section.blocks == (Note("No epoch of this run has finished yet.", missing=True),)

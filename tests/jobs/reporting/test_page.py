@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from conf.run import METRICS_FILE, RUN_CARD_FILE, write_json
+from jobs.reporting.page import SECTIONS, render_page, run_title
+from jobs.reporting.run_data import RunData, read_run
+from tests.jobs.reporting.fixtures import FakeConfig, write_dataset, write_run
+
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+
+
+class Page(HTMLParser):
+    """Reads a page strictly: every element closed, in order."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+    def values(self, attribute: str) -> list[str]:
+        return [a[attribute] or "" for _, a in self.seen if attribute in a]
+
+
+@pytest.fixture(scope="module")
+def html(finished):
+    return render_page(finished)
+
+
+def test_the_page_is_well_formed_and_ids_are_unique(html):
+    ids = Page(html).values("id")
+    assert len(ids) == len(set(ids)) > 20
+
+
+def test_every_section_is_there_and_linked(html):
+    page = Page(html)
+    anchors = [href[1:] for href in page.values("href") if href.startswith("#")]
+    sections = [a["id"] for tag, a in page.seen if tag == "section"]
+    assert len(sections) == len(SECTIONS)
+    assert set(sections) <= set(anchors)
+
+
+def test_nothing_is_fetched_and_nothing_runs(html):
+    page = Page(html)
+    assert "script" not in {tag for tag, _ in page.seen}
+    assert not any(name.startswith("on") for _, attrs in page.seen for name in attrs)
+    assert page.values("src") == []
+    assert all(href.startswith(("#", "data:")) for href in page.values("href"))
+    assert not re.search(r"url\((?!#)|@import", html)
+    policy = next(a for tag, a in page.seen if a.get("http-equiv") == "Content-Security-Policy")
+    assert "default-src 'none'" in (policy["content"] or "")
+
+
+def test_the_same_run_gives_the_same_page(finished, html):
+    assert render_page(finished) == html
+
+
+def test_drawings_have_labels_and_tables_have_captions(html):
+    page = Page(html)
+    drawings = [attrs for tag, attrs in page.seen if tag == "svg"]
+    assert len(drawings) > 4
+    assert all(attrs.get("role") == "img" and attrs.get("aria-label") for attrs in drawings)
+    tags = [tag for tag, _ in page.seen]
+    assert tags.count("caption") == tags.count("table") > 5
+
+
+def test_both_colour_schemes_know_every_variable(html):
+    light, dark = html.split("prefers-color-scheme: dark", 1)
+    used = set(re.findall(r"var\(--([a-z-]+)\)", html)) - {"length", "tone"}
+    assert used <= set(re.findall(r"--([a-z-]+):", light))
+    dark_block = dark[: dark.index("* { box-sizing")]
+    assert used <= set(re.findall(r"--([a-z-]+):", dark_block))
+
+
+def _contrast(one: str, other: str) -> float:
+    """WCAG 2.2, contrast ratio of two `#rrggbb` colours."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        r, g, b = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_text_is_readable_in_both_schemes(html):
+    light, dark = html.split("prefers-color-scheme: dark", 1)
+    for block in (light, dark[: dark.index("* { box-sizing")]):
+        colours = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", block))
+        for text in ("ink", "muted", "model"):
+            for ground in ("surface", "page"):
+                assert _contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
+        assert _contrast(colours["warn"], colours["warn-soft"]) >= 4.5
+
+
+EVIL = "<script>alert('x')</script>"
+
+
+def test_names_from_users_and_data_are_only_text(tmp_path):
+    config = FakeConfig(reason=EVIL, title=f"{EVIL}&$x$", users=30, items=12)
+    run = write_run(tmp_path / "runs", write_dataset(tmp_path / "datasets", config), config)
+    card = {**read_run(run).card}
+    card["config"] = {**card["config"], "name": EVIL, "model": {"name": EVIL}}
+    card["versions"] = {EVIL: EVIL}
+    card["status"] = EVIL
+    write_json(run / RUN_CARD_FILE, card)
+    data = read_run(run)
+    metrics = {**data.metrics, "split": EVIL, "headline": EVIL}
+    protocol = data.metrics["protocols"][0]
+    systems = {**protocol["systems"], EVIL: {f"{EVIL}@5": 0.5, "mrr": 0.1}}
+    metrics["protocols"] = [{**protocol, "name": EVIL, "systems": systems}]
+    write_json(run / METRICS_FILE, metrics)
+    page = Page(render_page(read_run(run)))
+    assert "script" not in {tag for tag, _ in page.seen}
+    assert "".join(page.text).count("<script>") >= 6
+
+
+def test_a_run_that_has_only_just_begun_has_a_report(tmp_path):
+    data = RunData(
+        tmp_path / "begun", {"status": "training"},
+        gaps={"metrics": "not yet", "dataset": "no dataset", "lists": "not yet"},
+    )  # fmt: skip
+    page = Page(render_page(data))
+    text = " ".join(page.text)
+    assert text.count("no dataset") >= 4
+    assert "training" in text
+    assert run_title(data) == "begun"
+
+
+def test_a_report_without_any_gap_text_still_renders(finished):
+    bare = replace(finished, manifest=None, version=None, catalogue=None, metrics=None, lists=())
+    data = replace(bare, gaps={"metrics": "m", "dataset": "d"}, epochs=())
+    Page(render_page(data))
