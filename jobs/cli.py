@@ -14,6 +14,9 @@ import typer
 
 from conf.errors import ConfigError, ExitCode, SluiceError, did_you_mean
 
+# What Typer makes of Ctrl-C.
+_INTERRUPTED = 130
+
 SUBCOMMANDS = {
     "data": ("jobs.data", "Generate sample logs, or fetch a public data set."),
     "build": ("jobs.build_dataset", "Logs and dictionaries to a published TFRecord dataset."),
@@ -79,6 +82,8 @@ def run_app(
         result = typer.main.get_command(app).main(
             args=arguments, prog_name=prog_name, standalone_mode=False
         )
+        if result == _INTERRUPTED:
+            raise KeyboardInterrupt
         return int(result) if isinstance(result, int) else ExitCode.OK
     except typer.TyperException as error:
         # A usage error knows how to show itself with the command's usage line.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +11,7 @@ import typer
 from conf.load import load_config
 from conf.training import TrainConfig
 from jobs.logs import LogFormat
+from jobs.quiet import quiet_tensorflow
 
 app = typer.Typer(add_completion=False)
 
@@ -54,8 +54,8 @@ def plan(config: TrainConfig) -> dict[str, Any]:
     Raises:
         SluiceError: The config, the dataset or the devices do not fit.
     """
-    _quiet_tensorflow()
-    from training.fit import plan_run
+    with quiet_tensorflow():
+        from training.fit import plan_run
 
     return plan_run(config)
 
@@ -73,8 +73,8 @@ def train(
     Raises:
         SluiceError: Training was refused or failed; earlier runs are untouched.
     """
-    _quiet_tensorflow()
-    from training.fit import fit_run
+    with quiet_tensorflow():
+        from training.fit import fit_run
     from training.progress import build_progress
 
     json_lines = LogFormat(log_format) is LogFormat.JSON
@@ -83,12 +83,6 @@ def train(
         return fit_run(config, progress, resume=resume)
     finally:
         progress.close()
-
-
-def _quiet_tensorflow() -> None:
-    """Keeps TensorFlow's start-up notes out of the log; must run before it is imported."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 
 if __name__ == "__main__":

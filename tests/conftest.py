@@ -12,6 +12,9 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from conf.etl import BuildConfig
+    from etl.build import BuildResult
+
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
@@ -37,3 +40,16 @@ def data_dir() -> Path:
     if not folder:
         pytest.skip("SLUICE_DATA is not set: real data sets are not on this machine")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def built(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[BuildResult, BuildConfig]:
+    """A dataset version built from small hand-written logs; treat it as read-only."""
+    from etl.build import build_dataset
+    from tests.etl.logs import build_config, write_logs
+
+    folder = tmp_path_factory.mktemp("built")
+    config = build_config(write_logs(folder / "logs"), folder / "datasets")
+    return build_dataset(spark, config), config

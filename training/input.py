@@ -6,6 +6,7 @@ without a bound (and those asked for) as `tf.RaggedTensor`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,6 +26,8 @@ Batch = dict[str, tf.Tensor]
 READ_BUFFER_BYTES = 1 << 20
 COMPRESSION_TYPES = {None: "", "gzip": "GZIP"}
 EXAMPLE_RECORDS = "Example"
+# How `tf.io.parse_example` names a feature in its errors.
+FEATURE_IN_MESSAGE = re.compile(r"(?:Key|Feature): (\S+?)[.,]? ")
 
 
 def build_train_dataset(
@@ -192,8 +195,8 @@ def input_errors(version_dir: Path, manifest: Manifest, split: str) -> Iterator[
             fix="restore the shard, roll back to an earlier version, or build again",
         ) from error
     except tf.errors.InvalidArgumentError as error:
-        names = [name for name in manifest.schema.names if f"{name} (data type" in error.message
-                 or f"Key: {name}." in error.message]
+        named = FEATURE_IN_MESSAGE.findall(error.message)
+        names = [name for name in manifest.schema.names if name in named]
         if not names:
             raise
         raise InputDataError(

@@ -1,10 +1,14 @@
 """Building blocks of the compiled codec: the `kernel` decorator and raw memory access.
 
+Modules with compiled code import it as `etl.tfrecord.kernels`; the cache of compiled code goes by
+that (see `digest_kernels`).
+
 Addresses and sizes are signed 64-bit integers throughout the kernels; values whose bits matter are
 unsigned. Mixing the two in one expression would make numba fall back to float64.
 """
 
 import contextlib
+import functools
 import hashlib
 import sys
 from collections.abc import Callable
@@ -27,30 +31,39 @@ intrinsic: Any = _intrinsic  # what it returns is called with other arguments th
 WORD_BYTES = 8
 
 
-def _package_digest() -> str:
-    """Digest of all sources of this package: a kernel may inline code of any of its files."""
+@functools.cache
+def digest_kernels(folder: Path) -> str:
+    """Digest of the sources in a folder that hold compiled code.
+
+    Args:
+        folder: Package folder; its modules that import this one are covered.
+
+    Returns:
+        Hex SHA-256.
+    """
     digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(source.read_bytes())
+    for source in sorted(folder.glob("*.py")):
+        text = source.read_bytes()
+        if b"etl.tfrecord.kernels" in text:
+            digest.update(text)
     return digest.hexdigest()
-
-
-_PACKAGE_DIGEST = _package_digest()
 
 
 class _TolerantCache(caching.FunctionCache):
     """Function cache that is an optimisation only: any trouble with it means recompiling.
 
     Stock numba stamps the cache with the kernel's own source file, and so misses changes in the
-    functions it inlines from other files; here the stamp covers the whole package.
+    functions it inlines from other files; here the stamp covers all compiled code of the kernel's
+    own package and of this one.
     """
 
     def __init__(self, py_func: Callable[..., Any]) -> None:
         super().__init__(py_func)
+        folders = (Path(__file__).parent, Path(py_func.__code__.co_filename).parent)
         self._cache_file = caching.IndexDataCacheFile(
             cache_path=self._cache_path,
             filename_base=self._impl.filename_base,
-            source_stamp=(self._impl.locator.get_source_stamp(), _PACKAGE_DIGEST),
+            source_stamp=(self._impl.locator.get_source_stamp(), *map(digest_kernels, folders)),
         )
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:

@@ -185,6 +185,8 @@ class TFRecordReader(DataSourceReader):
             CorruptRecordError: The file is damaged; names the file and the byte offset.
             InputDataError: A feature does not fit its column.
         """
+        if partition.value is None:  # what Spark makes of a source without partitions
+            return
         path, compression = str(partition.value), self._options.compression
         target = _arrow_schema(self._schema)
         if self._options.record_type == "ByteArray":

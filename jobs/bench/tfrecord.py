@@ -6,6 +6,7 @@ Run `python -m jobs.bench.tfrecord`. Figures depend on the machine; ratios are w
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -113,11 +114,9 @@ def measure_sluice(batch: pa.RecordBatch, repeats: int) -> Iterator[Measurement]
 
 
 def measure_tensorflow(batch: pa.RecordBatch, repeats: int) -> Iterator[Measurement]:
-    """`tf.train.Example` in Python, and TensorFlow's batched parser on one thread."""
+    """`tf.train.Example` in Python, and TensorFlow's batched parser."""
     import tensorflow as tf
 
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
     few = batch.slice(0, min(batch.num_rows, 500))
     features = wire_features(batch.schema)
 
@@ -182,6 +181,15 @@ def run(rows: int, repeats: int, console: Console) -> None:
         console.print(build_table(title, measurements))
 
 
+def limit_tensorflow_threads() -> None:
+    """Keeps TensorFlow to one core, as this codec is; only before its first use."""
+    with contextlib.suppress(ImportError):
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+
+
 def main() -> None:
     """Parses the command line and runs."""
     parser = argparse.ArgumentParser(prog="python -m jobs.bench.tfrecord", description=__doc__)
@@ -190,6 +198,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.rows < 1 or arguments.repeats < 1:
         parser.error("--rows and --repeats must be 1 or more")
+    limit_tensorflow_threads()
     run(arguments.rows, arguments.repeats, Console())
 
 

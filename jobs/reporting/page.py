@@ -55,7 +55,7 @@ def render_page(data: RunData) -> str:
     return template.render(
         name=run_title(data),
         subtitle=_subtitle(data),
-        status=data.card.get("status"),
+        problem=_problem(data),
         verdict=build_verdict(data),
         tiles=build_tiles(data),
         sections=sections,
@@ -79,7 +79,7 @@ def build_tiles(data: RunData) -> tuple[Tile, ...]:
         tiles.append(Tile(format_bytes(total), "of TFRecord shards"))
     if data.catalogue is not None:
         tiles.append(Tile(format_count(len(data.catalogue.counts)), "items"))
-    parameters = data.card.get("parameters")
+    parameters = as_mapping(data.card.get("model")).get("parameters")
     if isinstance(parameters, int):
         tiles.append(Tile(format_count(parameters), "parameters"))
     if data.epochs:
@@ -87,9 +87,18 @@ def build_tiles(data: RunData) -> tuple[Tile, ...]:
         seconds = [as_mapping(entry).get("seconds") for entry in data.epochs]
         known = [value for value in seconds if isinstance(value, int | float)]
         kept = f", best {best}" if best is not None else ""
-        label = f"{len(data.epochs)} epochs{kept}"
+        label = f"of training, {len(data.epochs)} epochs{kept}"
         tiles.append(Tile(format_seconds(sum(known)) if known else MISSING, label))
     return tuple(tiles)
+
+
+def _problem(data: RunData) -> str | None:
+    """Says that a run has not ended well, or has not ended."""
+    status = data.card.get("status")
+    if status in (None, "trained"):
+        return None
+    error = data.card.get("error")
+    return f"The run's status is {status!r}{f': {error}' if error else '.'}"
 
 
 def _subtitle(data: RunData) -> str:

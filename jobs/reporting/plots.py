@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from jobs.reporting.figure import COLOURS, PlotStyle
 from jobs.reporting.numbers import format_count
@@ -171,6 +171,8 @@ def plot_popularity(counts: np.ndarray, label: str) -> Markup:
             axis.set_xscale("log")
             axis.set_yscale("log")
             axis.set_ylim(bottom=counts[-1] * 0.7)
+            if counts[0] < 300 * counts[-1]:  # few decades: name the steps between them too
+                axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axis.margins(x=0.01)
         for which in (axis.xaxis, axis.yaxis):
             which.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))

@@ -94,7 +94,7 @@ def read_run(run: Path) -> RunData:
     epochs = _attempt("history", gaps, lambda: _read_history(run))
     metrics = _attempt("metrics", gaps, lambda: _read_optional(run / METRICS_FILE))
     if metrics is None:
-        gaps.setdefault("metrics", "This run has not been evaluated yet: `sluice evaluate`.")
+        gaps.setdefault("metrics", "This run is not evaluated yet; sluice evaluate does that.")
     version = _attempt("dataset", gaps, lambda: resolve_version(_dataset_path(card)))
     manifest: Manifest | None = None
     catalogue: ItemCatalogue | None = None
@@ -104,7 +104,7 @@ def read_run(run: Path) -> RunData:
         catalogue = _attempt("catalogue", gaps, lambda: read_catalogue(version, manifest))
     lists = _attempt("lists", gaps, lambda: _read_lists(run / RECOMMENDATIONS_FILE))
     if lists is None:
-        gaps.setdefault("lists", "No ranked lists have been written yet: `sluice predict`.")
+        gaps.setdefault("lists", "No ranked lists have been written yet; sluice predict does that.")
     return RunData(
         run, card, epochs or (), metrics, version, manifest, catalogue, lists or (), gaps
     )
@@ -115,7 +115,7 @@ def _attempt(part: str, gaps: dict[str, str], read: Callable[[], T]) -> T | None
         return read()
     except SluiceError as error:
         received = "" if error.received is None else f" ({error.received})"
-        gaps[part] = f"{error.what}{received}"
+        gaps[part] = f"{error.what[:1].upper()}{error.what[1:]}{received}."
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         gaps[part] = f"It cannot be read: {error!r}"
     return None
@@ -139,8 +139,9 @@ def _read_history(run: Path) -> tuple[Mapping[str, Any], ...]:
     if not file.exists():
         return ()
     data = json.loads(file.read_text(encoding="utf-8"))
-    entries = data.get("epochs", []) if isinstance(data, dict) else data
-    return tuple(entry for entry in entries if isinstance(entry, dict))
+    if not isinstance(data, list) or not all(isinstance(entry, dict) for entry in data):
+        raise InputDataError(f"{file} must hold a list of epochs", received=type(data).__name__)
+    return tuple(data)
 
 
 def _read_optional(file: Path) -> Mapping[str, Any] | None:

@@ -19,7 +19,7 @@ from conf.errors import InputDataError, UpstreamNotReadyError
 from conf.manifest import Manifest
 from etl.build import build_dataset
 from etl.publish import hold_lock
-from etl.tfrecord.decode import read_tfrecords
+from etl.tfrecord.decode import WireFeature, read_tfrecords
 from tests.etl.logs import RATINGS, build_config, write_logs
 
 
@@ -30,9 +30,10 @@ def read_split(version: Path, manifest: Manifest, split: str) -> list[dict[str, 
         if spec.vocabulary_size:
             table = pq.read_table(version / "encoders" / f"{spec.encoding}.parquet").to_pydict()
             tokens[spec.name] = dict(zip(table["id"], table["token"], strict=True))
+    wire = [WireFeature(s.name, s.dtype, s.is_list) for s in manifest.schema.features]
     rows = []
     for shard in manifest.split(split).shards:
-        for row in read_tfrecords(version / shard.path, manifest.schema.features).to_pylist():
+        for row in read_tfrecords(version / shard.path, wire).to_pylist():
             rows.append({
                 name: _decode(value, tokens[name]) if name in tokens else value
                 for name, value in row.items()
@@ -44,13 +45,6 @@ def _decode(value: Any, tokens: dict[int, Any]) -> Any:
     if isinstance(value, list):
         return [tokens.get(item, "OOV") for item in value]
     return None if value is None else tokens.get(value, "OOV")
-
-
-@pytest.fixture(scope="module")
-def built(spark, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("built")
-    config = build_config(write_logs(folder / "logs"), folder / "datasets")
-    return build_dataset(spark, config), config
 
 
 def test_every_event_is_accounted_for(built):
@@ -96,7 +90,7 @@ def test_vocabularies_hold_train_tokens_by_falling_count(built):
 def test_catalog_and_users_serve_everyone_with_the_latest_history(built):
     version, manifest = built[0].version, built[0].manifest
     catalog = {row["item"]: row["tags"] for row in read_split(version, manifest, "catalog")}
-    assert catalog == {10: ["x", "y"], 11: ["x"], 12: ["y", "OOV"]}
+    assert catalog == {10: ["x", "y"], 11: ["x"], 12: ["y", "z"]}
     users = {row["user"]: row for row in read_split(version, manifest, "users")}
     assert set(users) == {1, 2, 3}
     assert users[1]["history"] == ["OOV", "OOV", 12]

@@ -77,7 +77,7 @@ def _row(spec: FeatureSpec, found: Mapping[str, Any]) -> list[Cell]:
     is_plain = spec.vocabulary_size is None  # ids have no meaningful range
     cells = [
         Cell(spec.name),
-        Cell(f"list of {spec.dtype}" if spec.is_list else spec.dtype),
+        Cell(f"{spec.dtype}\N{NO-BREAK SPACE}list" if spec.is_list else spec.dtype),
         Cell(spec.role),
         Cell(format_count(spec.vocabulary_size)),
         _distinct_cell(as_mapping(found.get("distinct"))),

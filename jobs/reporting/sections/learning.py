@@ -63,7 +63,7 @@ def build_learning(data: RunData) -> Section:
 
 def best_epoch(data: RunData) -> int | None:
     """Returns the epoch whose weights were kept, as the card or else the history tells."""
-    named = data.card.get("best_epoch")
+    named = as_mapping(data.card.get("training")).get("best_epoch")
     if isinstance(named, int):
         return named
     metric = _validation_metric(data)

@@ -34,9 +34,10 @@ def build_timings(data: RunData) -> Section:
     seconds, facts = _split_timing(as_mapping(data.card.get("timing")))
     if seconds:
         tables.append(_seconds_table("Run.", seconds))
+    training = as_mapping(data.card.get("training"))
     built = {} if data.manifest is None else data.manifest.peak_memory_bytes
     facts += _memory_facts("build", built)
-    facts += _memory_facts("run", data.card.get("peak_memory_bytes"))
+    facts += _memory_facts("training", training.get("peak_memory_bytes"))
     if not tables and not facts:
         return Section("timings", "Timings", lead, (missing("No timings were recorded."),))
     blocks: list[Block] = [Beside(tuple(tables))] if tables else []

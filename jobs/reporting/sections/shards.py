@@ -17,7 +17,7 @@ def build_shards(data: RunData) -> Section:
     """Splits with their sizes, then each shard."""
     manifest = data.manifest
     if manifest is None:
-        return Section("shards", "Shards", "", (missing(data.gaps["dataset"]),))
+        return Section("shards", "Shards", "The TFRecord files.", (missing(data.gaps["dataset"]),))
     compression = f"{manifest.compression} compressed" if manifest.compression else "uncompressed"
     lead = f"Standard TFRecord files of {manifest.record_type} records, {compression}."
     total = sum(len(split.shards) for split in manifest.splits)

@@ -297,32 +297,6 @@ def test_no_feature_wanted_keeps_the_row_count() -> None:
     assert decode_payloads([b"", b"", b""], []).num_rows == 3
 
 
-@pytest.mark.parametrize("compression", ["", "GZIP", "ZLIB"])
-def test_inference_over_files(tmp_path, compression: str) -> None:
-    def write(name: str, rows: list[dict]) -> str:
-        path = str(tmp_path / name)
-        options = tf.io.TFRecordOptions(compression_type=compression)
-        with tf.io.TFRecordWriter(path, options) as writer:
-            for row in rows:
-                message = tf.train.Example()
-                for key, (kind, values) in row.items():
-                    target = getattr(message.features.feature[key], kind)
-                    target.SetInParent()
-                    target.value.extend(values)
-                writer.write(message.SerializeToString())
-        return path
-
-    first = write("a", [{"x": ("int64_list", [1])}, {"y": ("float_list", [])}, {}])
-    second = write("b", [{"x": ("int64_list", [1, 2]), "z": ("bytes_list", [b"q"])}])
-    features = infer_features([first, second])
-    assert set(features) == {
-        WireFeature("x", "int64", True), WireFeature("y", "float32"), WireFeature("z", "bytes")
-    }  # fmt: skip
-    third = write("c", [{"x": ("bytes_list", [b"q"])}])
-    with pytest.raises(InputDataError, match="different kinds"):
-        infer_features([first, third])
-
-
 def test_empty_file_reads_as_no_rows(tmp_path) -> None:
     path = tmp_path / "empty.tfrecord"
     path.write_bytes(b"")

@@ -1,5 +1,10 @@
 """Raw memory access stays inside its ranges, and the kernel cache follows the sources."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from numba import njit
@@ -36,15 +41,40 @@ def test_same_bytes_sees_each_difference_and_nothing_beyond(length: int) -> None
         assert run_same(left.ctypes.data, right.ctypes.data, length) == (changed >= length)
 
 
-def test_cache_stamp_covers_the_whole_package(tmp_path, monkeypatch) -> None:
-    """A change in any file of the package makes every cached kernel stale."""
+def test_digest_follows_compiled_sources_alone(tmp_path: Path) -> None:
+    def digest() -> str:
+        kernels.digest_kernels.cache_clear()
+        return kernels.digest_kernels(tmp_path)
 
-    def stamp_of(digest: str) -> object:
-        monkeypatch.setattr(kernels, "_PACKAGE_DIGEST", digest)
-        return kernels.kernel(kernels._package_digest)._cache._cache_file._source_stamp
+    (tmp_path / "inner.py").write_text("from etl.tfrecord.kernels import inlined\n")
+    (tmp_path / "plain.py").write_text("x = 1\n")
+    before = digest()
+    (tmp_path / "plain.py").write_text("x = 2\n")
+    assert digest() == before
+    (tmp_path / "inner.py").write_text("from etl.tfrecord.kernels import inlined  # changed\n")
+    assert digest() != before
 
-    assert stamp_of("one") != stamp_of("two")
-    assert stamp_of("one") == stamp_of("one")
+
+def test_a_change_in_an_inlined_module_recompiles_its_callers(tmp_path: Path) -> None:
+    """Stock numba would run the stale code of `inner` out of the cache of `outer`."""
+    inner, results = tmp_path / "inner.py", []
+    (tmp_path / "outer.py").write_text(
+        "from inner import step\nfrom etl.tfrecord.kernels import kernel\n"
+        "@kernel\ndef run(x):\n    return step(x)\n"
+    )
+    paths = os.pathsep.join([str(tmp_path), str(Path(kernels.__file__).parents[2])])
+    for amount in (1, 2, 2):
+        inner.write_text(
+            "from etl.tfrecord.kernels import inlined\n"
+            f"@inlined\ndef step(x):\n    return x + {amount}\n"
+        )
+        program = "from outer import run\nprint(run(40), sum(run.stats.cache_hits.values()))"
+        done = subprocess.run(
+            [sys.executable, "-B", "-c", program], capture_output=True, text=True, check=True,
+            env={**os.environ, "PYTHONPATH": paths, "NUMBA_CACHE_DIR": str(tmp_path / "cache")},
+        )  # fmt: skip
+        results.append(done.stdout.split())
+    assert results == [["41", "0"], ["42", "0"], ["42", "1"]]
 
 
 def test_unusable_cache_entries_mean_recompiling() -> None:

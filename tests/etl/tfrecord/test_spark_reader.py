@@ -126,3 +126,7 @@ def test_partition_carries_the_path(tmp_path: Path) -> None:
     (partition,) = reader.partitions()
     assert isinstance(partition, InputPartition)
     assert partition.value == str(path)
+
+
+def test_empty_directory_with_a_schema_has_no_rows(spark, tmp_path: Path) -> None:
+    assert spark.read.format("sluice").schema("x long").load(str(tmp_path)).collect() == []

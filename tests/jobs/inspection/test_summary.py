@@ -56,7 +56,7 @@ def test_a_file_that_is_no_tfrecord_is_refused(tmp_path):
 def test_a_run(inspected):
     run = find_target(str(inspected / "runs" / "demo")).path
     summary = summarize_run(run)
-    assert summary["card"]["best_epoch"] == 6
+    assert summary["card"]["training"]["best_epoch"] == 6
     assert summary["metrics"]["headline"] == "full_unseen"
 
 

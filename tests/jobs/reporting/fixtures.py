@@ -112,7 +112,7 @@ def write_run(root: Path, version: Path, config: FakeConfig | None = None) -> Pa
     run = paths.run(RUN_ID)
     run.mkdir(parents=True)
     write_json(run / RUN_CARD_FILE, build_card(version, config))
-    write_json(run / HISTORY_FILE, {"epochs": build_epochs()})
+    write_text_atomic(run / HISTORY_FILE, json.dumps(build_epochs()))
     write_json(run / METRICS_FILE, build_metrics())
     write_lists(run / RECOMMENDATIONS_FILE, config)
     write_text_atomic(paths.current, RUN_ID + "\n")
@@ -155,9 +155,9 @@ def build_card(version: Path, config: FakeConfig) -> dict[str, Any]:
         "dataset": {"path": str(version), "version": VERSION_ID},
         "versions": {"python": "3.11.9", "sluice": "0.1.0", "tensorflow": "2.21.0"},
         "timing": {"train_seconds": 41.7, "validation_seconds": 2.3, "evaluate_seconds": 3.4},
-        "peak_memory_bytes": 1_912_602_624,
-        "parameters": 91_264,
-        "best_epoch": 6,
+        "model": {"name": "dssm", "parameters": 91_264},
+        "training": {"best_epoch": 6, "epochs": 8, "peak_memory_bytes": 1_912_602_624},
+        "error": None,
     }
 
 

@@ -17,9 +17,9 @@ def test_the_best_epoch_is_in_bold(finished):
 
 def test_the_best_epoch_comes_from_the_card_else_from_the_metric(finished):
     assert best_epoch(finished) == 6
-    card = {k: v for k, v in finished.card.items() if k != "best_epoch"}
+    card = {**finished.card, "training": {}}
     assert best_epoch(replace(finished, card=card)) == 6
-    named = replace(finished, card={**card, "best_epoch": 2})
+    named = replace(finished, card={**card, "training": {"best_epoch": 2}})
     assert best_epoch(named) == 2
 
 
@@ -33,7 +33,7 @@ def test_the_metric_of_early_stopping_is_shown(finished):
 
 def test_without_validation_it_says_so(finished):
     epochs = tuple({**entry, "validation": {}} for entry in finished.epochs)
-    card = {k: v for k, v in finished.card.items() if k != "best_epoch"}
+    card = {**finished.card, "training": {}}
     section = build_learning(replace(finished, epochs=epochs, card=card))
     assert "No validation split" in section.blocks[-1].text
     assert best_epoch(replace(finished, epochs=epochs, card=card)) is None
@@ -44,7 +44,7 @@ def test_ties_go_to_the_earlier_epoch_and_missing_values_lose(finished):
         {"epoch": n + 1, "loss": 1.0, "validation": {"ndcg@10": value}}
         for n, value in enumerate((0.2, 0.3, 0.3, None))
     )
-    card = {k: v for k, v in finished.card.items() if k != "best_epoch"}
+    card = {**finished.card, "training": {}}
     assert best_epoch(replace(finished, epochs=epochs, card=card)) == 2
 
 

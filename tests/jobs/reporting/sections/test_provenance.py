@@ -14,7 +14,7 @@ def test_timings_of_build_and_run_longest_first(finished):
 
 def test_peak_memory_of_both(finished):
     facts = dict(build_timings(finished).blocks[1].items)
-    assert facts["Peak memory, run"] == "1.9 GB"
+    assert facts["Peak memory, training"] == "1.9 GB"
     assert facts["Peak memory, build: driver jvm"] == "1.3 GB"
 
 

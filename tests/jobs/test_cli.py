@@ -1,0 +1,102 @@
+"""The command line: users' mistakes end in a message and the right exit code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from conf import errors
+from jobs.cli import SUBCOMMANDS, main, run_app
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_help_lists_every_subcommand(capsys, arguments):
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in SUBCOMMANDS)
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("sluice ")
+
+
+def test_unknown_subcommand_names_the_nearest(capsys):
+    assert main(["biuld"]) == 2
+    assert "did you mean 'build'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["data", "build", "train", "evaluate", "export", "predict",
+                                  "inspect", "report", "demo"])
+def test_every_subcommand_explains_itself(capsys, name):
+    assert main([name, "--help"]) == 0
+    assert "Usage" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"),
+    [
+        (errors.ConfigError("c"), 2),
+        (errors.InputDataError("i"), 3),
+        (errors.UpstreamNotReadyError("u"), 4),
+        (errors.TrainingDivergedError("t"), 5),
+        (errors.InternalError("x"), 1),
+        (OSError(28, "No space left on device", "/out"), 1),
+        (KeyboardInterrupt(), 1),
+    ],
+)
+def test_errors_end_in_their_exit_code_without_a_trace(capsys, raised, code):
+    app = typer.Typer()
+
+    @app.command()
+    def fail() -> None:
+        raise raised
+
+    assert run_app(app, []) == code
+    err = capsys.readouterr().err
+    assert err
+    assert "Traceback" not in err
+
+
+def test_usage_errors_are_exit_code_2(capsys):
+    assert main(["build", "--nope"]) == 2
+    assert "nope" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["build", "ml_1"],
+        ["build", "ml_1m", "--set", "outptu.shards=1"],
+        ["train", "demo", "--set", "model.temprature=1"],
+    ],
+)
+def test_config_mistakes_start_nothing(capsys, arguments):
+    assert main(arguments) == 2
+    assert "did you mean" in capsys.readouterr().err
+
+
+def test_missing_inputs_have_their_codes(capsys, tmp_path):
+    assert main(["build", "ml_1m", "--data", str(tmp_path)]) == 3
+    assert "no such file" in capsys.readouterr().err
+    assert main(["train", "demo", "--dataset", str(tmp_path)]) == 4
+    assert "no published dataset" in capsys.readouterr().err
+    assert main(["evaluate", "--run", str(tmp_path)]) == 4
+
+
+def test_dry_run_touches_nothing(capsys, tmp_path):
+    for name in ("ratings", "users", "movies"):
+        (tmp_path / f"{name}.dat").write_text("x\n")
+    out = tmp_path / "out"
+    arguments = ["--data", str(tmp_path), "--set", f"output.root={out}", "--dry-run"]
+    assert main(["build", "ml_1m", *arguments]) == 0
+    assert '"movie_id"' in capsys.readouterr().out
+    assert not out.exists()
+
+
+def test_exit_code_of_the_process():
+    command = [sys.executable, "-m", "jobs.cli", "nosuch"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 2

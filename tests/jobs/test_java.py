@@ -1,0 +1,66 @@
+"""Java is found where it is, and brought by a wheel where it is not."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from conf.errors import ConfigError
+from jobs import java
+
+
+def fake_runtime(folder: Path) -> Path:
+    launcher = folder / "bin" / "java"
+    launcher.parent.mkdir(parents=True)
+    launcher.write_text('#!/bin/sh\nfor a do printf "[%s]" "$a"; done\n')
+    launcher.chmod(0o755)
+    return folder
+
+
+def test_wrapper_drops_the_one_option_and_keeps_the_rest(tmp_path):
+    home = java.build_java_home(fake_runtime(tmp_path / "jre"), tmp_path / "cache dir")
+    arguments = ["-Xmx1g", java.DROPPED_OPTION, "-cp", "a b:c", "Main", "", "$HOME"]
+    run = subprocess.run([home / "bin" / "java", *arguments], capture_output=True, text=True,
+                         check=True)
+    assert run.stdout == "[-Xmx1g][-cp][a b:c][Main][][$HOME]"
+
+
+def test_wrapper_is_renewed_when_the_runtime_moves(tmp_path):
+    first = fake_runtime(tmp_path / "one")
+    second = fake_runtime(tmp_path / "two")
+    home = java.build_java_home(first, tmp_path / "cache")
+    java.build_java_home(second, tmp_path / "cache")
+    assert str(second) in (home / "bin" / "java").read_text()
+
+
+def test_java_home_wins(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAVA_HOME", str(fake_runtime(tmp_path)))
+    assert java.ensure_java() is None
+
+
+def test_java_home_without_java_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="JAVA_HOME"):
+        java.ensure_java()
+
+
+def test_no_java_at_all_says_how_to_get_one(tmp_path, monkeypatch):
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(java.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError) as refused:
+        java.ensure_java()
+    assert "sluice[jre]" in str(refused.value)
+
+
+def test_a_stub_that_does_not_start_is_not_java(tmp_path, monkeypatch):
+    stub = tmp_path / "java"
+    stub.write_text("#!/bin/sh\nexit 1\n")
+    stub.chmod(0o755)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(java.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="none was found"):
+        java.ensure_java()

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from training.embedding.table import EmbeddingTable
+
+
+def test_first_rows_depend_on_seed_and_name_alone() -> None:
+    first = EmbeddingTable("a", 50, 8, seed=1).rows.numpy()
+    np.testing.assert_array_equal(first, EmbeddingTable("a", 50, 8, seed=1).rows.numpy())
+    assert not np.array_equal(first, EmbeddingTable("a", 50, 8, seed=2).rows.numpy())
+    assert not np.array_equal(first, EmbeddingTable("b", 50, 8, seed=1).rows.numpy())
+
+
+def test_first_rows_have_the_asked_spread_and_a_zero_pad() -> None:
+    rows = EmbeddingTable("a", 5000, 8, seed=1, stddev=0.2).rows.numpy()
+    assert abs(rows[1:].std() - 0.2) < 0.01
+    assert not rows[0].any()
+
+
+def test_padding_reads_as_zeros_and_gets_no_gradient() -> None:
+    table = EmbeddingTable("a", 5, 3, seed=1)
+    table.rows.assign(tf.ones([5, 3]))
+    ids = tf.constant([[0, 2], [4, 0]], tf.int64)
+    with tf.GradientTape() as tape:
+        vectors = table.lookup(ids)
+        loss = tf.reduce_sum(vectors)
+    assert vectors.numpy()[0, 0].tolist() == [0, 0, 0]
+    assert vectors.numpy()[0, 1].tolist() == [1, 1, 1]
+    gradient = tf.convert_to_tensor(tape.gradient(loss, table.rows)).numpy()
+    assert gradient[0].tolist() == [0, 0, 0]
+    assert gradient[2].tolist() == [1, 1, 1]
+
+
+def test_a_table_restores_from_a_checkpoint(tmp_path) -> None:
+    table = EmbeddingTable("a", 5, 3, seed=1)
+    path = tf.train.Checkpoint(table=table).save(str(tmp_path / "c"))
+    other = EmbeddingTable("a", 5, 3, seed=2)
+    tf.train.Checkpoint(table=other).restore(path).assert_existing_objects_matched()
+    np.testing.assert_array_equal(other.rows.numpy(), table.rows.numpy())

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from conf.errors import ConfigError
+from conf.manifest import Manifest
+from conf.training import DSSMConfig
+from training.models.dssm import DSSM
+
+USERS = {
+    "user_id": tf.constant([2, 3], tf.int64),
+    "gender": tf.constant([2, 3], tf.int64),
+    "history": tf.constant([[5, 6, 7], [8, 0, 0]], tf.int64),
+}
+
+
+def test_vectors_have_length_one(tiny_manifest: Manifest) -> None:
+    model = DSSM(DSSMConfig(embedding_dim=4), tiny_manifest, 1)
+    items = {"movie_id": tf.constant([2, 9]), "genres": tf.constant([[2, 3], [4, 0]])}
+    for vectors in (model.embed_users(USERS), model.embed_items(items)):
+        np.testing.assert_allclose(tf.norm(vectors, axis=1), 1, rtol=1e-5)
+
+
+def test_history_and_target_share_one_table(tiny_manifest: Manifest) -> None:
+    model = DSSM(DSSMConfig(embedding_dim=4), tiny_manifest, 1)
+    assert set(model.tables) == {"user_id", "gender", "movie_id", "genres"}
+    before = model.embed_users(USERS).numpy()
+    model.tables["movie_id"].rows[8].assign(tf.ones([4]))
+    after = model.embed_users(USERS).numpy()
+    np.testing.assert_array_equal(before[0], after[0])
+    assert not np.array_equal(before[1], after[1])
+
+
+def test_an_item_alone_is_its_normalised_row(tiny_manifest: Manifest) -> None:
+    config = DSSMConfig(embedding_dim=4, item_features=("movie_id",))
+    model = DSSM(config, tiny_manifest, 1)
+    rows = model.tables["movie_id"].rows.numpy()[[2, 9]]
+    expected = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    found = model.embed_items({"movie_id": tf.constant([2, 9])})
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert model.item_inputs == ("movie_id",)
+
+
+def test_padding_width_does_not_matter(tiny_manifest: Manifest) -> None:
+    config = DSSMConfig(embedding_dim=4, history_pooling="position_weighted")
+    model = DSSM(config, tiny_manifest, 1)
+    wide = {**USERS, "history": tf.pad(USERS["history"], [[0, 0], [0, 9]])}
+    ragged = {**USERS, "history": tf.ragged.constant([[5, 6, 7], [8]], dtype=tf.int64)}
+    expected = model.embed_users(USERS)
+    np.testing.assert_allclose(model.embed_users(wide), expected, atol=1e-6)
+    np.testing.assert_allclose(model.embed_users(ragged), expected, atol=1e-6)
+
+
+def test_positions_matter_once_they_are_learned(tiny_manifest: Manifest) -> None:
+    reversed_ = {**USERS, "history": tf.constant([[7, 6, 5], [8, 0, 0]], tf.int64)}
+    config = DSSMConfig(embedding_dim=4, history_pooling="position_weighted")
+    model = DSSM(config, tiny_manifest, 1)
+    np.testing.assert_allclose(model.embed_users(USERS), model.embed_users(reversed_), atol=1e-6)
+    model.user_tower.position_weights["history"].logits.assign([3.0, 0, 0, 0, 0, 0, 0, 0])
+    different = model.embed_users(USERS) - model.embed_users(reversed_)
+    assert np.abs(different[0]).max() > 1e-3
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"user_features": ("gendr",)}, "gender"),
+    ({"item_features": ("movie_id", "history")}, "role user"),
+    ({"user_features": ()}, "no input feature"),
+])
+def test_features_that_do_not_fit_are_refused(changes, message, tiny_manifest: Manifest) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DSSM(DSSMConfig(**changes), tiny_manifest, 1)

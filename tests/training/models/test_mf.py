@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from conf.manifest import Manifest
+from conf.training import MFConfig
+from training.models.mf import MatrixFactorization
+
+
+def test_the_score_is_dot_product_plus_item_bias(tiny_manifest: Manifest) -> None:
+    model = MatrixFactorization(MFConfig(embedding_dim=3), tiny_manifest, 1)
+    model.tables["movie_id_bias"].rows.assign(
+        tf.random.stateless_normal(model.tables["movie_id_bias"].rows.shape, [1, 2])
+    )
+    users = tf.constant([2, 5], tf.int64)
+    items = tf.constant([7, 3], tf.int64)
+    scores = tf.reduce_sum(
+        model.embed_users({"user_id": users}) * model.embed_items({"movie_id": items}), axis=1
+    )
+    user_rows = model.tables["user_id"].rows.numpy()[users.numpy()].astype(np.float64)
+    item_rows = model.tables["movie_id"].rows.numpy()[items.numpy()].astype(np.float64)
+    bias = model.tables["movie_id_bias"].rows.numpy()[items.numpy(), 0]
+    np.testing.assert_allclose(scores, (user_rows * item_rows).sum(axis=1) + bias, rtol=1e-4,
+                               atol=1e-6)
+
+
+def test_the_bias_starts_at_zero_and_can_be_left_out(tiny_manifest: Manifest) -> None:
+    with_bias = MatrixFactorization(MFConfig(embedding_dim=3), tiny_manifest, 1)
+    assert not with_bias.tables["movie_id_bias"].rows.numpy().any()
+    without = MatrixFactorization(MFConfig(embedding_dim=3, item_bias=False), tiny_manifest, 1)
+    assert set(without.tables) == {"user_id", "movie_id"}
+    assert without.embed_users({"user_id": tf.constant([2])}).shape == (1, 3)

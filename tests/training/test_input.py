@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from conf.dataset import read_manifest
+from conf.errors import InputDataError
+from conf.manifest import Manifest, ShardInfo, SplitInfo
+from conf.schema import FeatureSchema, FeatureSpec
+from conf.training import InputConfig
+from tests.training.fixtures import TinyConfig, write_shard, write_tiny_dataset
+from training.input import (
+    build_eval_dataset,
+    build_parser,
+    build_train_dataset,
+    input_errors,
+    read_batches,
+    select_features,
+)
+
+CONFIG = InputConfig(batch_size=32, shuffle_buffer=100, interleave_shards=2)
+
+
+def read_rows(dataset: tf.data.Dataset, names: tuple[str, ...]) -> list[tuple]:
+    rows = []
+    for batch in dataset:
+        columns = [batch[name].numpy().tolist() for name in names]
+        rows += [tuple(map(repr, row)) for row in zip(*columns, strict=True)]
+    return rows
+
+
+def train_rows(version: Path, manifest: Manifest, config: InputConfig = CONFIG, *, epoch: int = 0,
+               seed: int = 1) -> list[tuple]:
+    dataset = build_train_dataset(version, manifest, config, epoch=epoch, seed=seed)
+    return read_rows(dataset, ("user_id", "movie_id", "history"))
+
+
+def test_same_seed_and_epoch_replay_the_same_rows(tiny_version: Path, tiny_manifest: Manifest
+                                                  ) -> None:
+    first = train_rows(tiny_version, tiny_manifest)
+    assert train_rows(tiny_version, tiny_manifest) == first
+    assert train_rows(tiny_version, tiny_manifest, epoch=1) != first
+    assert train_rows(tiny_version, tiny_manifest, seed=2) != first
+
+
+def test_an_epoch_is_the_split_less_the_tail(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    stored = Counter(read_rows(
+        build_eval_dataset(tiny_version, tiny_manifest, "train", 64),
+        ("user_id", "movie_id", "history"),
+    ))
+    rows = train_rows(tiny_version, tiny_manifest)
+    total = sum(stored.values())
+    assert total == tiny_manifest.split("train").rows
+    assert len(rows) == total - total % CONFIG.batch_size
+    assert not Counter(rows) - stored  # each row at most as often as it is stored
+
+
+def test_records_are_shuffled_not_batches(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    stored = read_rows(
+        build_eval_dataset(tiny_version, tiny_manifest, "train", 64), ("user_id", "movie_id",
+                                                                       "history"),
+    )
+    size = CONFIG.batch_size
+    blocks = {frozenset(stored[i : i + size]) for i in range(0, len(stored), size)}
+    rows = train_rows(tiny_version, tiny_manifest)
+    batches = [frozenset(rows[i : i + size]) for i in range(0, len(rows), size)]
+    assert all(max(len(batch & block) for block in blocks) < size // 2 for batch in batches)
+
+
+def test_shapes_and_types(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    dataset = build_train_dataset(tiny_version, tiny_manifest, CONFIG, epoch=0, seed=0)
+    spec = dataset.element_spec
+    assert set(spec) == set(tiny_manifest.schema.names) - {"seen"}
+    assert spec["user_id"] == tf.TensorSpec([32], tf.int64)
+    assert spec["history"] == tf.TensorSpec([32, 8], tf.int64)
+    assert spec["label"] == tf.TensorSpec([32], tf.float32)
+
+
+def test_evaluation_keeps_order_and_tail_and_raggedness(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    dataset = build_eval_dataset(
+        tiny_version, tiny_manifest, "test", 25, ["user_id", "seen", "genres"], ragged=["genres"]
+    )
+    batches = list(dataset)
+    assert [int(batch["user_id"].shape[0]) for batch in batches] == [25, 25, 10]
+    assert isinstance(batches[0]["seen"], tf.RaggedTensor)
+    assert isinstance(batches[0]["genres"], tf.RaggedTensor)
+    again = list(build_eval_dataset(tiny_version, tiny_manifest, "test", 60, ["user_id"]))
+    together = np.concatenate([batch["user_id"].numpy() for batch in batches])
+    np.testing.assert_array_equal(together, again[0]["user_id"].numpy())
+
+
+def test_padded_and_ragged_hold_the_same_values(tiny_version: Path, tiny_manifest: Manifest
+                                                ) -> None:
+    padded = next(iter(build_eval_dataset(tiny_version, tiny_manifest, "train", 50, ["history"])))
+    ragged = next(iter(build_eval_dataset(
+        tiny_version, tiny_manifest, "train", 50, ["history"], ragged=["history"]
+    )))
+    lists = ragged["history"].to_list()
+    assert {len(values) for values in lists} >= {0, 8}  # from no history to a full one
+    expected = [values + [0] * (8 - len(values)) for values in lists]
+    assert padded["history"].numpy().tolist() == expected
+
+
+def test_gzip_reads_the_same(tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest) -> None:
+    version = write_tiny_dataset(tmp_path, config=TinyConfig(compression="gzip"))
+    names = ("user_id", "movie_id")
+    plain = read_rows(build_eval_dataset(tiny_version, tiny_manifest, "test", 16), names)
+    packed = read_rows(build_eval_dataset(version, read_manifest(version), "test", 16), names)
+    assert packed == plain
+
+
+def test_an_empty_split_gives_no_batch(tmp_path: Path) -> None:
+    version = write_tiny_dataset(tmp_path, config=TinyConfig(validation=False))
+    dataset = build_eval_dataset(version, read_manifest(version), "validation", 8)
+    assert list(dataset) == []
+    assert dataset.element_spec["user_id"].dtype == tf.int64
+
+
+@pytest.mark.parametrize("position", [9, 30])  # in the length's checksum, and in the data
+def test_one_flipped_byte_names_the_shard(tmp_path: Path, tiny_version: Path, position: int
+                                          ) -> None:
+    version = tmp_path / "damaged"
+    shutil.copytree(tiny_version, version)
+    shard = version / "train" / "part-00002.tfrecord"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2 + position] ^= 1
+    shard.write_bytes(content)
+    manifest = read_manifest(version)
+    dataset = build_train_dataset(version, manifest, CONFIG, epoch=0, seed=0)
+    with pytest.raises(InputDataError, match="part-00002") as caught:
+        list(read_batches(dataset, version, manifest, "train"))
+    assert "intact records" in str(caught.value.received)
+
+
+def test_a_missing_shard_is_named(tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest
+                                  ) -> None:
+    version = tmp_path / "damaged"
+    shutil.copytree(tiny_version, version)
+    (version / "test" / "part-00001.tfrecord").unlink()
+    dataset = build_eval_dataset(version, tiny_manifest, "test", 8)
+    with pytest.raises(InputDataError, match="part-00001"):
+        list(read_batches(dataset, version, tiny_manifest, "test"))
+
+
+def test_unknown_feature_and_split_are_refused(tiny_version: Path, tiny_manifest: Manifest
+                                               ) -> None:
+    with pytest.raises(InputDataError, match="movie_id"):
+        build_eval_dataset(tiny_version, tiny_manifest, "test", 8, ["movie"])
+    with pytest.raises(InputDataError, match="no such split"):
+        build_eval_dataset(tiny_version, tiny_manifest, "tset", 8)
+
+
+def test_a_batch_larger_than_the_split_is_refused(tiny_version: Path, tiny_manifest: Manifest
+                                                  ) -> None:
+    config = CONFIG.model_copy(update={"batch_size": 10_000})
+    with pytest.raises(InputDataError, match="780 rows"):
+        build_train_dataset(tiny_version, tiny_manifest, config, epoch=0, seed=0)
+
+
+def test_roles_can_be_left_out(tiny_manifest: Manifest) -> None:
+    names = [spec.name for spec in select_features(tiny_manifest, None, ("id", "label"))]
+    assert names == ["user_id", "gender", "history", "movie_id", "genres"]
+
+
+def one_feature(tmp_path: Path, manifest: Manifest, spec: FeatureSpec, rows: list[dict]
+                ) -> Manifest:
+    schema = FeatureSchema((spec,))
+    write_shard(tmp_path / "test.tfrecord", rows, schema)
+    size = (tmp_path / "test.tfrecord").stat().st_size
+    shard = ShardInfo("test.tfrecord", len(rows), size, "00000000")
+    return replace(manifest, schema=schema, splits=(SplitInfo("test", (shard,)),))
+
+
+@pytest.mark.parametrize(("spec", "expected"), [
+    (FeatureSpec("f", "int64", "user", vocabulary_size=9), [5, 1]),
+    (FeatureSpec("f", "float32", "user", pad_value=-1.5), [5.0, -1.5]),
+    (FeatureSpec("f", "int64", "user", pad_value=7), [5, 7]),
+    (FeatureSpec("f", "int64", "user", shape=(2,), vocabulary_size=9), [[5, 6], [0, 0]]),
+    (FeatureSpec("f", "float32", "user", shape=(2,), pad_value=0.5), [[5.0, 6.0], [0.5, 0.5]]),
+    (FeatureSpec("f", "int64", "user", shape=(None,), max_len=3, vocabulary_size=9),
+     [[5, 6, 0], [0, 0, 0]]),
+    (FeatureSpec("f", "float32", "user", shape=(None,), max_len=3, pad_value=0.5),
+     [[5.0, 6.0, 0.5], [0.5, 0.5, 0.5]]),
+])
+def test_an_absent_value(tmp_path: Path, tiny_manifest: Manifest, spec: FeatureSpec,
+                         expected: list) -> None:
+    present = {"f": [5, 6] if spec.is_list else 5}
+    manifest = one_feature(tmp_path, tiny_manifest, spec, [present, {}])
+    batch = next(iter(build_eval_dataset(tmp_path, manifest, "test", 2)))
+    assert batch["f"].numpy().tolist() == expected
+
+
+def test_an_absent_value_without_pad_value_names_the_feature(
+    tmp_path: Path, tiny_manifest: Manifest
+) -> None:
+    spec = FeatureSpec("price", "float32", "user")
+    manifest = one_feature(tmp_path, tiny_manifest, spec, [{"price": 1.0}, {}])
+    dataset = build_eval_dataset(tmp_path, manifest, "test", 2)
+    with (
+        pytest.raises(InputDataError, match="'price'"),
+        input_errors(tmp_path, manifest, "test"),
+    ):
+        list(dataset)
+
+
+def test_a_value_of_another_type_names_the_feature(tmp_path: Path, tiny_manifest: Manifest
+                                                   ) -> None:
+    written = FeatureSpec("price", "int64", "user")
+    manifest = one_feature(tmp_path, tiny_manifest, written, [{"price": 1}])
+    expected = FeatureSpec("price", "float32", "user", pad_value=0.0)
+    manifest = replace(manifest, schema=FeatureSchema((expected,)))
+    dataset = build_eval_dataset(tmp_path, manifest, "test", 1)
+    with pytest.raises(InputDataError, match="'price'"):
+        list(read_batches(dataset, tmp_path, manifest, "test"))
+
+
+def test_statistics_bound_a_list_without_max_len(tiny_version: Path, tiny_manifest: Manifest
+                                                 ) -> None:
+    features = tuple(
+        replace(spec, max_len=None) if spec.name == "genres" else spec
+        for spec in tiny_manifest.schema.features
+    )
+    manifest = replace(tiny_manifest, schema=FeatureSchema(features))
+    unknown = build_train_dataset(tiny_version, manifest, CONFIG, epoch=0, seed=0)
+    assert isinstance(unknown.element_spec["genres"], tf.RaggedTensorSpec)
+    manifest = replace(manifest, statistics={"train": {"genres": {"length": {"max": 2}}}})
+    known = build_train_dataset(tiny_version, manifest, CONFIG, epoch=0, seed=0)
+    assert known.element_spec["genres"] == tf.TensorSpec([32, 2], tf.int64)
+    assert int(tf.reduce_max(next(iter(known))["genres"][:, 1])) > 0
+
+
+def test_the_parser_works_outside_a_dataset(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    shard = tiny_version / "catalog" / "part-00000.tfrecord"
+    records = list(tf.data.TFRecordDataset(str(shard)))
+    batch = build_parser(select_features(tiny_manifest, ["movie_id"]))(tf.stack(records))
+    assert batch["movie_id"].numpy().tolist() == list(range(2, 42, 2))

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from conf.errors import ConfigError
+from conf.manifest import Manifest
+from conf.training import BinaryConfig, DSSMConfig, InputConfig, MFConfig, SampledSoftmaxConfig
+from training.input import Batch, build_train_dataset
+from training.item_counts import read_item_counts
+from training.layers.sampled_softmax import compute_log_expected_counts
+from training.models import build_model
+from training.objective import build_objective
+
+SEED = tf.constant([1, 8])
+
+
+@pytest.fixture(scope="module")
+def batch(tiny_version: Path, tiny_manifest: Manifest) -> Batch:
+    config = InputConfig(batch_size=32)
+    return next(iter(build_train_dataset(tiny_version, tiny_manifest, config, epoch=0, seed=1)))
+
+
+def compute(config, version: Path, manifest: Manifest, batch: Batch, seed=SEED) -> np.ndarray:
+    model = build_model(config, manifest, 1)
+    objective = build_objective(config, version, manifest, model, 32)
+    return objective(model, batch, seed).numpy()
+
+
+def test_in_batch_softmax_equals_the_reference(tiny_version: Path, tiny_manifest: Manifest,
+                                               batch: Batch) -> None:
+    config = MFConfig(embedding_dim=4, temperature=0.5)
+    model = build_model(config, tiny_manifest, 1)
+    users = model.embed_users(batch).numpy().astype(np.float64)
+    items = model.embed_items(batch).numpy().astype(np.float64)
+    ids = batch["movie_id"].numpy()
+    counts = compute_log_expected_counts(read_item_counts(tiny_version, tiny_manifest), 32)
+    logits = users @ items.T / 0.5 - counts[ids].astype(np.float64)
+    hits = (ids[:, None] == ids) & ~np.eye(32, dtype=bool)
+    assert hits.any()
+    logits[hits] = -np.inf
+    expected = np.logaddexp.reduce(logits, axis=1) - np.diag(logits)
+    found = compute(config, tiny_version, tiny_manifest, batch)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("change", [
+    {"logq_correction": False}, {"mask_accidental_hits": False}, {"uniform_negatives": 16},
+])
+def test_each_option_changes_the_loss(change, tiny_version: Path, tiny_manifest: Manifest,
+                                      batch: Batch) -> None:
+    plain = MFConfig(embedding_dim=4)
+    changed = plain.model_copy(update={"objective": SampledSoftmaxConfig(**change)})
+    before = compute(plain, tiny_version, tiny_manifest, batch)
+    after = compute(changed, tiny_version, tiny_manifest, batch)
+    assert np.abs(before - after).max() > 1e-3
+
+
+def test_negatives_repeat_by_seed_and_reach_item_features(
+    tiny_version: Path, tiny_manifest: Manifest, batch: Batch
+) -> None:
+    config = DSSMConfig(embedding_dim=4, objective=SampledSoftmaxConfig(uniform_negatives=8))
+    first = compute(config, tiny_version, tiny_manifest, batch)
+    np.testing.assert_array_equal(first, compute(config, tiny_version, tiny_manifest, batch))
+    other = compute(config, tiny_version, tiny_manifest, batch, tf.constant([1, 16]))
+    assert not np.array_equal(first, other)
+
+
+def test_binary_reads_the_label(tiny_version: Path, tiny_manifest: Manifest, batch: Batch) -> None:
+    config = MFConfig(embedding_dim=4, objective=BinaryConfig())
+    flipped = {**batch, "label": 1 - batch["label"]}
+    first = compute(config, tiny_version, tiny_manifest, batch)
+    second = compute(config, tiny_version, tiny_manifest, flipped)
+    # -log p and -log (1 - p) of the same p
+    np.testing.assert_allclose(np.exp(-first) + np.exp(-second), 1, rtol=1e-5)
+
+
+def test_binary_without_a_label_is_refused(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    manifest = replace(tiny_manifest, keys=replace(tiny_manifest.keys, label=None))
+    config = MFConfig(objective=BinaryConfig())
+    with pytest.raises(ConfigError, match="label"):
+        build_objective(config, tiny_version, manifest, build_model(config, manifest, 1), 32)

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from training.history import EpochRecord
+from training.progress import (
+    JsonProgress,
+    LineProgress,
+    StepStatus,
+    TerminalProgress,
+    build_progress,
+    render_duration,
+)
+
+STATUS = StepStatus(2, 10, 64, 128, 1.25, 12_345.0, 0.07, 75.0)
+RECORD = EpochRecord(2, 1.25, 3.0, 640, 213.3, 0.07, {"ndcg@10": 0.4, "mrr": 0.2})
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_stream_decides() -> None:
+    assert isinstance(build_progress("text", 1, io.StringIO()), LineProgress)
+    assert isinstance(build_progress("json", 1, Terminal()), JsonProgress)
+    on_terminal = build_progress("text", 1, Terminal())
+    assert isinstance(on_terminal, TerminalProgress)
+    on_terminal.close()
+
+
+def test_json_lines_hold_the_figures() -> None:
+    stream = io.StringIO()
+    progress = JsonProgress(stream, 0.0)
+    progress.message("hello", run="r")
+    progress.step(STATUS)
+    progress.epoch(RECORD, best=True)
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line["event"] for line in lines] == ["message", "steps", "epoch"]
+    assert lines[0]["run"] == "r"
+    assert lines[1]["eta_s"] == 75.0
+    assert lines[2]["validation"]["ndcg@10"] == 0.4
+    assert lines[2]["best"] is True
+
+
+def test_lines_tell_loss_speed_wait_and_time_left() -> None:
+    stream = io.StringIO()
+    progress = LineProgress(stream, 0.0)
+    progress.step(STATUS)
+    progress.epoch(RECORD, best=True)
+    step, epoch = stream.getvalue().splitlines()
+    for part in ("2/10", "64/128", "1.2500", "12,345 examples/s", "7%", "1:15"):
+        assert part in step
+    for part in ("epoch 2", "ndcg@10 0.4000", "best"):
+        assert part in epoch
+
+
+def test_lines_about_steps_are_rare() -> None:
+    stream = io.StringIO()
+    progress = LineProgress(stream, 3600.0)
+    for _ in range(100):
+        progress.step(STATUS)
+    assert stream.getvalue() == ""
+
+
+def test_the_terminal_shows_epochs_above_the_bar() -> None:
+    stream = Terminal()
+    progress = TerminalProgress(stream)
+    progress.step(STATUS)
+    progress.message("[not markup]")
+    progress.epoch(RECORD, best=False)
+    progress.close()
+    assert "[not markup]" in stream.getvalue()
+    assert "ndcg@10 0.4000" in stream.getvalue()
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (75.4, "1:15"), (3671, "1:01:11")])
+def test_durations(seconds: float, text: str) -> None:
+    assert render_duration(seconds) == text
