@@ -26,6 +26,8 @@ Batch = dict[str, tf.Tensor]
 READ_BUFFER_BYTES = 1 << 20
 COMPRESSION_TYPES = {None: "", "gzip": "GZIP"}
 EXAMPLE_RECORDS = "Example"
+# Splits whose records hold one side of the model alone.
+ROLE_OF_SPLIT = {"catalog": "item", "users": "user"}
 # How `tf.io.parse_example` names a feature in its errors.
 FEATURE_IN_MESSAGE = re.compile(r"(?:Key|Feature): (\S+?)[.,]? ")
 
@@ -112,14 +114,15 @@ def build_eval_dataset(
         manifest: The version's manifest.
         split: Name of the split.
         batch_size: Rows per batch; the last batch may have fewer.
-        features: Names to read; None reads all.
+        features: Names to read; None reads all that the split's records hold: of the catalogue
+            those of role item, of the users those of role user and their seen items.
         ragged: List features to return as RaggedTensors rather than padded.
 
     Raises:
         InputDataError: The version has no such split, or a feature is unknown.
     """
     paths = _shard_paths(version_dir, manifest, split)
-    specs = select_features(manifest, features)
+    specs = select_features(manifest, features or _split_features(manifest, split))
     select_features(manifest, ragged)
     if not paths:
         return _empty_dataset(specs, ragged)
@@ -249,6 +252,15 @@ def _open_shard(path: Any, manifest: Manifest) -> tf.data.TFRecordDataset:
         path,
         compression_type=COMPRESSION_TYPES[manifest.compression],
         buffer_size=READ_BUFFER_BYTES,
+    )
+
+
+def _split_features(manifest: Manifest, split: str) -> tuple[str, ...]:
+    role = ROLE_OF_SPLIT.get(split)
+    seen = manifest.keys.seen if role == "user" else None
+    return tuple(
+        spec.name for spec in manifest.schema.features
+        if role is None or spec.role == role or spec.name == seen
     )
 
 

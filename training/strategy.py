@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import numpy as np
@@ -32,7 +33,7 @@ def build_strategy(config: DevicesConfig) -> tf.distribute.Strategy:
         names = _cpu_devices(config.cpu_replicas)
     if len(names) == 1:
         return tf.distribute.get_strategy()
-    return tf.distribute.MirroredStrategy(names)
+    return _mirror(tuple(names))
 
 
 def describe_devices(strategy: tf.distribute.Strategy) -> list[str]:
@@ -48,6 +49,16 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     tf.random.set_seed(seed)
+
+
+@functools.cache
+def _mirror(names: tuple[str, ...]) -> tf.distribute.Strategy:
+    """One strategy per process and set of devices.
+
+    Each new MirroredStrategy numbers its collectives from the start again, and the runtime
+    confuses them with those of the one before.
+    """
+    return tf.distribute.MirroredStrategy(names)
 
 
 def _allow_growth(gpu: tf.config.PhysicalDevice) -> None:

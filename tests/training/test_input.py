@@ -117,6 +117,18 @@ def test_gzip_reads_the_same(tmp_path: Path, tiny_version: Path, tiny_manifest: 
     assert packed == plain
 
 
+def test_one_sided_splits_hold_their_side(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    catalog, users = (
+        next(iter(build_eval_dataset(tiny_version, tiny_manifest, split, 100)))
+        for split in ("catalog", "users")
+    )
+    assert set(catalog) == {"movie_id", "genres"}
+    assert catalog["movie_id"].numpy().tolist() == sorted(catalog["movie_id"].numpy(),
+                                                          key=lambda i: (i % 2, i))
+    assert set(users) == {"user_id", "gender", "history", "seen"}
+    assert users["user_id"].shape == (60,)
+
+
 def test_an_empty_split_gives_no_batch(tmp_path: Path) -> None:
     version = write_tiny_dataset(tmp_path, config=TinyConfig(validation=False))
     dataset = build_eval_dataset(version, read_manifest(version), "validation", 8)

@@ -41,6 +41,10 @@ RANDOM_DSSM = DSSM.model_copy(update={
 })
 
 
+class KilledError(Exception):
+    """Stands for the process being killed in the middle of an epoch."""
+
+
 class Messages(LineProgress):
     """Keeps what is told."""
 
@@ -135,16 +139,12 @@ def test_a_resumed_run_equals_an_uninterrupted_one(fit) -> None:
     config = configure(RANDOM_DSSM, epochs=3)
     whole, whole_result, whole_run = fit(config, "whole")
 
-    class Killed(Exception):
-        pass
-
     def kill_in_second_epoch(model: RetrievalModel) -> dict[str, float]:
-        if json_epochs := (whole_run.parent / "part" / "history.json"):
-            if json_epochs.exists():
-                raise Killed
+        if (whole_run.parent / "part" / "history.json").exists():
+            raise KilledError
         return {"ndcg@10": 0.0}
 
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         fit(config, "part", validate=kill_in_second_epoch)
     messages = Messages()
     part, part_result, part_run = fit(config, "part", progress=messages)
@@ -239,7 +239,7 @@ def test_configs_that_do_not_fit_are_refused_before_anything_is_written(
     data = TrainingData(tiny_version, tiny_manifest)
     uneven = configure(input=InputConfig(batch_size=63))
     with pytest.raises(ConfigError, match="62 or 64"):
-        Trainer(uneven, data, tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]), Messages())
+        Trainer(uneven, data, build_strategy(DevicesConfig(cpu_replicas=2)), Messages())
     metric = configure(fit=FitConfig(early_stopping=EarlyStoppingConfig(metric="ndcg@7")))
     with pytest.raises(ConfigError, match=r"evaluation\.ks"):
         Trainer(metric, data, tf.distribute.get_strategy(), Messages())

@@ -7,7 +7,9 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conf.training import DevicesConfig
 from training.embedding.lazy_optimizer import LazyAdam, sum_repeated_rows
+from training.strategy import build_strategy
 
 ROWS, DIM = 12, 4
 RATE, BETA_1, BETA_2, EPSILON = 0.05, 0.8, 0.95, 1e-7
@@ -109,7 +111,7 @@ def test_the_schedule_sees_the_zero_based_step() -> None:
 def test_two_replicas_do_what_one_does(overlap: bool) -> None:
     start = np.random.default_rng(0).normal(size=(ROWS, DIM)).astype(np.float32)
     steps = draw_steps(3, 3, 8, rows=4 if overlap else ROWS)
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = build_strategy(DevicesConfig(cpu_replicas=2))
     with strategy.scope():
         table, optimizer = build(start)
     all_ids = tf.constant(np.stack([ids for ids, _ in steps]))

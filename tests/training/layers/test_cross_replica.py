@@ -3,7 +3,9 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
+from conf.training import DevicesConfig
 from training.layers.cross_replica import gather_replicas, replica_offset
+from training.strategy import build_strategy
 
 
 def test_outside_a_strategy_nothing_changes() -> None:
@@ -13,7 +15,7 @@ def test_outside_a_strategy_nothing_changes() -> None:
 
 
 def test_replicas_see_all_rows_in_order_and_gradients_flow_back() -> None:
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = build_strategy(DevicesConfig(cpu_replicas=2))
 
     def step() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
