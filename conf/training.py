@@ -37,6 +37,7 @@ class MFConfig(Strict):
     name: Literal["mf"] = "mf"
     embedding_dim: int = Field(64, ge=1)
     item_bias: bool = True
+    normalize: bool = Field(False, description="Vectors of length one: the score is a cosine.")
     embedding_stddev: float = Field(0.1, gt=0, description="Of the tables' first values.")
     embedding_l2: float | None = Field(None, gt=0, description="On the rows of the batch.")
     temperature: float = Field(1.0, gt=0)

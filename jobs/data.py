@@ -31,55 +31,77 @@ _DEFAULTS = SampleConfig()
 @app.command()
 def generate(
     out: Annotated[Path, typer.Option(help="Directory to create.")],
-    ratings: Annotated[int, typer.Option(help="Valid ratings, e.g. 100_000.")
-                       ] = _DEFAULTS.ratings,
+    ratings: Annotated[int, typer.Option(help="Valid ratings, e.g. 100_000.")] = _DEFAULTS.ratings,
     users: Annotated[int | None, typer.Option(help="Users; scales with ratings.")] = None,
     movies: Annotated[int | None, typer.Option(help="Movies; scales with ratings.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of every random stream.")] = _DEFAULTS.seed,
-    workers: Annotated[int | None, typer.Option(help="Processes; default one per core. "
-                                                     "The bytes do not depend on it.")] = None,
-    dirty_rate: Annotated[float, typer.Option(help="Malformed lines per valid rating.")
-                          ] = _DEFAULTS.dirt.dirty,
-    duplicate_rate: Annotated[float, typer.Option(help="Exact copies per valid rating.")
-                              ] = _DEFAULTS.dirt.duplicate,
-    unknown_rate: Annotated[float, typer.Option(help="Lines with unknown ids per valid rating.")
-                            ] = _DEFAULTS.dirt.unknown,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier sample.")
-                         ] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Processes; default one per core. The bytes do not depend on it."),
+    ] = None,
+    dirty_rate: Annotated[
+        float, typer.Option(help="Malformed lines per valid rating.")
+    ] = _DEFAULTS.dirt.dirty,
+    duplicate_rate: Annotated[
+        float, typer.Option(help="Exact copies per valid rating.")
+    ] = _DEFAULTS.dirt.duplicate,
+    unknown_rate: Annotated[
+        float, typer.Option(help="Lines with unknown ids per valid rating.")
+    ] = _DEFAULTS.dirt.unknown,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an earlier sample.")
+    ] = False,
 ) -> None:
     """Writes MovieLens-like users.dat, movies.dat and ratings.dat with structure to learn."""
-    config = SampleConfig(ratings=ratings, users=users, movies=movies, seed=seed,
-                          dirt=DirtRates(dirty_rate, duplicate_rate, unknown_rate))
+    config = SampleConfig(
+        ratings=ratings,
+        users=users,
+        movies=movies,
+        seed=seed,
+        dirt=DirtRates(dirty_rate, duplicate_rate, unknown_rate),
+    )
     with _progress("ratings", config.ratings) as (progress, task):
         card = write_sample(
-            config, out, workers, overwrite=overwrite,
+            config,
+            out,
+            workers,
+            overwrite=overwrite,
             on_progress=lambda done: progress.update(task, completed=done),
         )
     size = config.size
     lines = card["lines"]
     extra = lines["ratings.dat"] - size.ratings if isinstance(lines, dict) else 0
-    print(f"wrote {out}: {size.users:,} users, {size.movies:,} movies, {size.ratings:,} ratings "
-          f"and {extra:,} lines of dirt (counts in {out / 'SAMPLE.json'})")
+    print(
+        f"wrote {out}: {size.users:,} users, {size.movies:,} movies, {size.ratings:,} ratings "
+        f"and {extra:,} lines of dirt (counts in {out / 'SAMPLE.json'})"
+    )
 
 
 @app.command()
 def fetch(
     name: Annotated[str, typer.Argument(help=f"One of: {', '.join(ARCHIVES)}.")],
-    out: Annotated[Path | None, typer.Option(help="Directory to create; default data/NAME.")
-                   ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory to create; default data/NAME.")
+    ] = None,
     base_url: Annotated[str, typer.Option(help="Where the archives lie.")] = BASE_URL,
     retries: Annotated[int, typer.Option(min=0, max=10, help="Attempts after the first.")] = 2,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier download.")
-                         ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an earlier download.")
+    ] = False,
 ) -> None:
     """Downloads a public data set, checks its published checksum and unpacks it."""
     if name not in ARCHIVES:
-        raise ConfigError("no such data set", received=name, allowed=", ".join(ARCHIVES),
-                          fix=did_you_mean(name, ARCHIVES))
+        raise ConfigError(
+            "no such data set",
+            received=name,
+            allowed=", ".join(ARCHIVES),
+            fix=did_you_mean(name, ARCHIVES),
+        )
     target = out if out is not None else Path("data") / name
     with _progress(f"{name}.zip", None) as (progress, task):
         options = DownloadOptions(
-            base_url=base_url, retries=retries,
+            base_url=base_url,
+            retries=retries,
             on_progress=lambda done, total: progress.update(task, completed=done, total=total),
         )
         fetch_archive(ARCHIVES[name], target, options, overwrite=overwrite)
@@ -90,8 +112,13 @@ def fetch(
 def _progress(label: str, total: int | None) -> Iterator[tuple[Progress, TaskID]]:
     console = Console(stderr=True)
     with Progress(
-        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(),
-        TimeRemainingColumn(), console=console, disable=not sys.stderr.isatty(), transient=True,
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not sys.stderr.isatty(),
+        transient=True,
     ) as progress:
         yield progress, progress.add_task(label, total=total)
 

@@ -72,9 +72,7 @@ def evaluate(
     from training.evaluate import evaluate_split
 
     section = override_section("evaluation", trained.config.evaluation, overrides)
-    trained = replace(
-        trained, config=trained.config.model_copy(update={"evaluation": section})
-    )
+    trained = replace(trained, config=trained.config.model_copy(update={"evaluation": section}))
     with timed(run_dir, "evaluate"):
         metrics = {
             **evaluate_split(trained, split),
@@ -135,6 +133,7 @@ def shown_metrics(values: Mapping[str, float]) -> list[str]:
 
 def describe_labels(labels: Mapping[str, Any]) -> str:
     """Returns AUC and log loss beside the constant prediction, as one line."""
+
     def number(value: float | None) -> str:
         return "not defined" if value is None else f"{value:.4f}"
 

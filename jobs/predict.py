@@ -68,13 +68,16 @@ def predict(
     section = override_section("predict", trained.config.predict, overrides)
     with timed(run_dir, "predict"):
         target, counts = write_recommendations(trained, run_dir, section.k, section.mask_seen)
-        update_run_card(run_dir, recommendations={
-            "users": counts.users,
-            "users_outside_vocabulary": counts.users_outside_vocabulary,
-            "k": section.k,
-            "mask_seen": section.mask_seen,
-            "checkpoint": str(checkpoint),
-        })
+        update_run_card(
+            run_dir,
+            recommendations={
+                "users": counts.users,
+                "users_outside_vocabulary": counts.users_outside_vocabulary,
+                "k": section.k,
+                "mask_seen": section.mask_seen,
+                "checkpoint": str(checkpoint),
+            },
+        )
     return target
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conf.etl import SparkConfig
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 # Set by spark-submit for the Python processes that it starts.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
+_LOG_CONFIG = Path(__file__).with_name("log4j2.properties").resolve()
 
 
 def build_session(config: SparkConfig, app_name: str) -> SparkSession:
@@ -60,6 +62,7 @@ def _settings(config: SparkConfig, submitted: bool) -> dict[str, str]:
         "spark.master": config.master,
         "spark.driver.memory": config.driver_memory,
         "spark.sql.shuffle.partitions": str(config.shuffle_partitions),
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG_CONFIG.as_uri()}",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.bindAddress": "127.0.0.1",

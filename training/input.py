@@ -6,9 +6,7 @@ without a bound (and those asked for) as `tf.RaggedTensor`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,16 +18,13 @@ from conf.errors import InputDataError, did_you_mean
 from conf.manifest import Manifest
 from conf.schema import OOV_ID, PAD_ID, FeatureSpec
 from conf.training import InputConfig
+from training.input_errors import input_errors
+from training.shards import open_shard, shard_paths
 
 Batch = dict[str, tf.Tensor]
 
-READ_BUFFER_BYTES = 1 << 20
-COMPRESSION_TYPES = {None: "", "gzip": "GZIP"}
-EXAMPLE_RECORDS = "Example"
 # Splits whose records hold one side of the model alone.
 ROLE_OF_SPLIT = {"catalog": "item", "users": "user"}
-# How `tf.io.parse_example` names a feature in its errors.
-FEATURE_IN_MESSAGE = re.compile(r"(?:Key|Feature): (\S+?)[.,]? ")
 
 
 def build_train_dataset(
@@ -71,10 +66,10 @@ def build_train_dataset(
             fix=f"set input.batch_size to {max(1, split.rows)} or less, or add data",
         )
     rng = np.random.default_rng([seed, epoch])
-    paths = _shard_paths(version_dir, manifest, "train")
+    paths = shard_paths(version_dir, manifest, "train")
     shards = tf.data.Dataset.from_tensor_slices([paths[i] for i in rng.permutation(len(paths))])
     records = shards.interleave(
-        lambda path: _open_shard(path, manifest),
+        lambda path: open_shard(path, manifest),
         cycle_length=min(config.interleave_shards, len(paths)),
         num_parallel_calls=tf.data.AUTOTUNE,
         deterministic=True,
@@ -121,12 +116,12 @@ def build_eval_dataset(
     Raises:
         InputDataError: The version has no such split, or a feature is unknown.
     """
-    paths = _shard_paths(version_dir, manifest, split)
+    paths = shard_paths(version_dir, manifest, split)
     specs = select_features(manifest, features or _split_features(manifest, split))
     select_features(manifest, ragged)
     if not paths:
         return _empty_dataset(specs, ragged)
-    records = _open_shard(paths, manifest)
+    records = open_shard(paths, manifest)
     return (
         records.batch(batch_size)
         .map(build_parser(specs, ragged), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
@@ -180,79 +175,12 @@ def build_parser(
     return parse
 
 
-@contextmanager
-def input_errors(version_dir: Path, manifest: Manifest, split: str) -> Iterator[None]:
-    """Turns TensorFlow's errors about records into errors that name the shard or the feature.
-
-    Iterate datasets of this module inside this context.
-
-    Raises:
-        InputDataError: A record is damaged, or lacks a feature that has no pad value.
-    """
-    try:
-        yield
-    except (tf.errors.DataLossError, tf.errors.NotFoundError) as error:
-        raise InputDataError(
-            f"split {split!r} has a damaged or missing shard; nothing was skipped",
-            received=locate_damage(version_dir, manifest, split) or error.message,
-            fix="restore the shard, roll back to an earlier version, or build again",
-        ) from error
-    except tf.errors.InvalidArgumentError as error:
-        named = FEATURE_IN_MESSAGE.findall(error.message)
-        names = [name for name in manifest.schema.names if name in named]
-        if not names:
-            raise
-        raise InputDataError(
-            f"a record of split {split!r} does not hold feature {names[0]!r} as the schema says",
-            received=error.message.splitlines()[0][:300],
-            allowed=f"{manifest.schema[names[0]]}",
-            fix="give the feature a pad_value if it may be absent, or build the dataset again",
-        ) from error
-
-
-def locate_damage(version_dir: Path, manifest: Manifest, split: str) -> str | None:
-    """Returns which shard of a split cannot be read and after how many records, or None."""
-    for path in _shard_paths(version_dir, manifest, split):
-        intact = 0
-        try:
-            for _ in _open_shard(path, manifest):
-                intact += 1
-        except tf.errors.OpError as error:
-            reason = error.message.partition("[[")[0].strip(" ;")
-            return f"{path}: {reason}, after {intact} intact records"
-    return None
-
-
 def read_batches(
     dataset: tf.data.Dataset, version_dir: Path, manifest: Manifest, split: str
 ) -> Iterator[Batch]:
     """Iterates a dataset of this module, with errors that name the shard or the feature."""
     with input_errors(version_dir, manifest, split):
         yield from dataset
-
-
-def _shard_paths(version_dir: Path, manifest: Manifest, split: str) -> list[str]:
-    if manifest.record_type != EXAMPLE_RECORDS:
-        raise InputDataError(
-            "training reads another record type",
-            received=manifest.record_type,
-            allowed=EXAMPLE_RECORDS,
-        )
-    if manifest.compression not in COMPRESSION_TYPES:
-        raise InputDataError(
-            "the manifest names an unknown compression",
-            received=manifest.compression,
-            allowed=", ".join(str(key) for key in COMPRESSION_TYPES),
-        )
-    return [str(version_dir / shard.path) for shard in manifest.split(split).shards if shard.rows]
-
-
-def _open_shard(path: Any, manifest: Manifest) -> tf.data.TFRecordDataset:
-    return tf.data.TFRecordDataset(
-        path,
-        compression_type=COMPRESSION_TYPES[manifest.compression],
-        buffer_size=READ_BUFFER_BYTES,
-    )
 
 
 def _split_features(manifest: Manifest, split: str) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from training.history import EpochRecord
 
 LogFormat = Literal["text", "json"]
-SHOWN_METRICS = 3
+SHOWN_METRICS = ("hit_rate@10", "ndcg@10", "mrr")
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,8 @@ def render_status(status: StepStatus) -> str:
 
 def render_epoch(record: EpochRecord, best: bool) -> str:
     """Returns one epoch's summary as text."""
-    names = sorted(record.validation, key=lambda name: ("@10" not in name, name))[:SHOWN_METRICS]
+    shown = [name for name in SHOWN_METRICS if name in record.validation]
+    names = shown or sorted(record.validation)[: len(SHOWN_METRICS)]
     metrics = "".join(f"  {name} {record.validation[name]:.4f}" for name in names)
     return (
         f"epoch {record.epoch}  loss {record.loss:.4f}{metrics}  {record.seconds:.1f} s  "

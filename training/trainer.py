@@ -24,7 +24,8 @@ from training.history import (
     should_stop,
     write_history,
 )
-from training.input import build_train_dataset, input_errors
+from training.input import build_train_dataset
+from training.input_errors import input_errors
 from training.models import build_model
 from training.models.base import RetrievalModel
 from training.objective import build_objective

@@ -51,12 +51,14 @@ ARCHIVES = {
     archive.name: archive
     for archive in (
         Archive(
-            "ml-1m", "c4d9eecfca2ab87c1945afe126590906",
+            "ml-1m",
+            "c4d9eecfca2ab87c1945afe126590906",
             "a6898adb50b9ca05aa231689da44c217cb524e7ebd39d264c56e2832f2c54e20",
             ("users.dat", "movies.dat", "ratings.dat"),
         ),
         Archive(
-            "ml-100k", "0e33842e24a9c977be4e0107933c0723",
+            "ml-100k",
+            "0e33842e24a9c977be4e0107933c0723",
             "50d2a982c66986937beb9ffb3aa76efe955bf3d5c6b761f4e3a7cd717c6a3229",
             ("u.user", "u.item", "u.data"),
         ),
@@ -84,7 +86,10 @@ class DownloadOptions:
 
 
 def fetch_archive(
-    archive: Archive, out_dir: Path, options: DownloadOptions | None = None, *,
+    archive: Archive,
+    out_dir: Path,
+    options: DownloadOptions | None = None,
+    *,
     overwrite: bool = False,
 ) -> dict[str, object]:
     """Downloads and unpacks an archive into a directory that appears complete or not at all.
@@ -114,10 +119,16 @@ def fetch_archive(
         zip_path.unlink()
         missing = [name for name in archive.required if not (staging / name).is_file()]
         if missing:
-            raise InputDataError(f"{archive.name}.zip lacks files", received=f"no {missing}",
-                                 allowed=f"all of {list(archive.required)}")
-        files = {path.relative_to(staging).as_posix(): {"bytes": path.stat().st_size}
-                 for path in sorted(staging.rglob("*")) if path.is_file()}
+            raise InputDataError(
+                f"{archive.name}.zip lacks files",
+                received=f"no {missing}",
+                allowed=f"all of {list(archive.required)}",
+            )
+        files = {
+            path.relative_to(staging).as_posix(): {"bytes": path.stat().st_size}
+            for path in sorted(staging.rglob("*"))
+            if path.is_file()
+        }
         card: dict[str, object] = {"name": archive.name, "url": url, **digests, "files": files}
         (staging / CARD_NAME).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
     return card
@@ -141,8 +152,9 @@ def unpack_zip(zip_path: Path, target: Path, max_bytes: int) -> None:
                 with archive.open(entry) as source, destination.open("xb") as sink:
                     budget = _copy_within(source, sink, budget)
     except (zipfile.BadZipFile, NotImplementedError, EOFError, FileExistsError) as error:
-        raise InputDataError("the archive cannot be unpacked", received=error,
-                             fix="download it again") from error
+        raise InputDataError(
+            "the archive cannot be unpacked", received=error, fix="download it again"
+        ) from error
 
 
 def _safe_path(entry: zipfile.ZipInfo) -> PurePosixPath:
@@ -150,9 +162,12 @@ def _safe_path(entry: zipfile.ZipInfo) -> PurePosixPath:
     inside = not path.is_absolute() and ".." not in path.parts and not set("\\:") & set(str(path))
     plain = not stat.S_ISLNK(entry.external_attr >> 16) and not entry.flag_bits & 0x1
     if not inside or not plain or not path.parts:
-        raise InputDataError("the archive has an unsafe entry", received=repr(entry.filename),
-                             allowed="plain, unencrypted files below the target directory",
-                             fix="do not use this archive; nothing was unpacked")
+        raise InputDataError(
+            "the archive has an unsafe entry",
+            received=repr(entry.filename),
+            allowed="plain, unencrypted files below the target directory",
+            fix="do not use this archive; nothing was unpacked",
+        )
     return path
 
 
@@ -168,20 +183,25 @@ def _copy_within(source: IO[bytes], sink: IO[bytes], budget: int) -> int:
     while block := source.read(_BLOCK_BYTES):
         budget -= len(block)
         if budget < 0:
-            raise InputDataError("the archive unpacks to too many bytes",
-                                 fix="do not use this archive; nothing was unpacked")
+            raise InputDataError(
+                "the archive unpacks to too many bytes",
+                fix="do not use this archive; nothing was unpacked",
+            )
         sink.write(block)
     return budget
 
 
 def _verify(path: Path, archive: Archive) -> dict[str, str]:
     data = path.read_bytes()  # at most max_bytes, 64 MiB
-    digests = {"md5": hashlib.md5(data, usedforsecurity=False).hexdigest(),
-               "sha256": hashlib.sha256(data).hexdigest()}
+    digests = {
+        "md5": hashlib.md5(data, usedforsecurity=False).hexdigest(),
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
     for kind, expected in (("md5", archive.md5), ("sha256", archive.sha256)):
         if expected is not None and digests[kind] != expected:
             raise InputDataError(
-                f"{archive.name}.zip is not the published file", received=f"{kind} {digests[kind]}",
+                f"{archive.name}.zip is not the published file",
+                received=f"{kind} {digests[kind]}",
                 allowed=f"{kind} {expected}",
                 fix="try again; if it stays so, the source was changed: do not use it",
             )
@@ -199,13 +219,18 @@ def _download_with_retries(
             reason: Exception = error
             if error.code not in _RETRIED_STATUS:
                 break
-        except (urllib.error.URLError, TimeoutError, ConnectionError,
-                http.client.HTTPException) as error:
+        except (
+            urllib.error.URLError,
+            TimeoutError,
+            ConnectionError,
+            http.client.HTTPException,
+        ) as error:
             reason = error
         if attempt < options.retries:
             time.sleep(2.0**attempt)
     raise UpstreamNotReadyError(
-        f"cannot download {url}", received=reason,
+        f"cannot download {url}",
+        received=reason,
         fix="check the network and --base-url, or run `generate` for a sample without network",
     ) from reason
 
@@ -221,9 +246,11 @@ def _download(url: str, target: Path, max_bytes: int, options: DownloadOptions) 
         while block := response.read1(_BLOCK_BYTES):
             received += len(block)
             if max(received, total or 0) > max_bytes:
-                raise InputDataError("the download is too large",
-                                     received=f"{max(received, total or 0)} bytes",
-                                     allowed=f"at most {max_bytes} bytes")
+                raise InputDataError(
+                    "the download is too large",
+                    received=f"{max(received, total or 0)} bytes",
+                    allowed=f"at most {max_bytes} bytes",
+                )
             if time.monotonic() > ends:
                 raise TimeoutError(f"not done after {options.deadline_s:g} s")
             sink.write(block)
@@ -233,8 +260,9 @@ def _download(url: str, target: Path, max_bytes: int, options: DownloadOptions) 
 
 
 class _SecureRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any,
-                         newurl: str) -> urllib.request.Request | None:
+    def redirect_request(
+        self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
         _require_secure(newurl)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
@@ -245,8 +273,12 @@ def _require_secure(url: str) -> None:
         return
     if parts.scheme == "http" and _is_loopback(parts.hostname or ""):
         return
-    raise ConfigError("the download address is not secure", received=url,
-                      allowed="https://… (http:// for this machine only)", fix="pass --base-url")
+    raise ConfigError(
+        "the download address is not secure",
+        received=url,
+        allowed="https://… (http:// for this machine only)",
+        fix="pass --base-url",
+    )
 
 
 def _is_loopback(host: str) -> bool:

@@ -70,13 +70,18 @@ def build_catalogue(config: SampleConfig) -> Catalogue:
     niche_of = np.repeat(np.arange(count), np.diff(starts))
     genre_vectors = _unit(rng.normal(size=(len(GENRES), LATENT_DIM)))
     main, second = _draw_niche_genres(count, rng)
-    centres = _unit(genre_vectors[main] + 0.5 * genre_vectors[second]
-                    + 0.25 * rng.normal(size=(count, LATENT_DIM)))
+    centres = _unit(
+        genre_vectors[main]
+        + 0.5 * genre_vectors[second]
+        + 0.25 * rng.normal(size=(count, LATENT_DIM))
+    )
     rank = np.arange(movies) - starts[niche_of]
     weight = (rank + 1.0) ** -_ZIPF_EXPONENT * np.exp(rng.normal(0.0, 0.4, count))[niche_of]
     longest = int(np.diff(starts).max())
     niches = Niches(
-        starts=starts, centres=centres.astype(np.float32), neighbours=_nearest_niches(centres),
+        starts=starts,
+        centres=centres.astype(np.float32),
+        neighbours=_nearest_niches(centres),
         rank_table=_inverse_table((np.arange(longest) + 1.0) ** -_ZIPF_EXPONENT),
         popular_table=_inverse_table(weight),
     )
@@ -85,7 +90,8 @@ def build_catalogue(config: SampleConfig) -> Catalogue:
         movie_ids=rng.permutation(id_space)[:movies].astype(np.int64) + 1,
         genre_codes=_draw_genres(main[niche_of], second[niche_of], rng),
         vectors=(centres[niche_of] + 0.15 * rng.normal(size=(movies, LATENT_DIM))).astype(
-            np.float32),
+            np.float32
+        ),
         quality=rng.normal(0.0, 0.3, movies).astype(np.float32),
         niches=niches,
     )

@@ -46,8 +46,10 @@ class DirtRates:
             rate = getattr(self, name)
             if not 0.0 <= rate <= MAX_DIRT_RATE:
                 raise ConfigError(
-                    f"the {name} rate is out of range", received=rate,
-                    allowed=f"0 to {MAX_DIRT_RATE}", fix=f"pass a smaller --{name}-rate",
+                    f"the {name} rate is out of range",
+                    received=rate,
+                    allowed=f"0 to {MAX_DIRT_RATE}",
+                    fix=f"pass a smaller --{name}-rate",
                 )
 
 
@@ -111,8 +113,12 @@ def max_ratings_per_user(movies: int) -> int:
 
 def _require_range(name: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
-        raise ConfigError(f"{name} is out of range", received=value, allowed=f"{low} to {high}",
-                          fix=f"pass --{name.replace('_', '-')} within these bounds")
+        raise ConfigError(
+            f"{name} is out of range",
+            received=value,
+            allowed=f"{low} to {high}",
+            fix=f"pass --{name.replace('_', '-')} within these bounds",
+        )
 
 
 def _require_capacity(size: SampleSize) -> None:

@@ -47,8 +47,9 @@ def share_dirt(config: SampleConfig, rows_before: int, rows: int) -> DirtShare:
 
     def part(rate: float) -> range:
         total = round(rate * config.ratings)
-        return range(total * rows_before // config.ratings,
-                     total * (rows_before + rows) // config.ratings)
+        return range(
+            total * rows_before // config.ratings, total * (rows_before + rows) // config.ratings
+        )
 
     dirt = config.dirt
     return DirtShare(part(dirt.dirty), part(dirt.unknown), part(dirt.duplicate))
@@ -72,8 +73,7 @@ def format_ratings(
     clean = _join_fields(events)
     extra, anchor = _draw_extra_lines(events, share, first_unknown, rng)
     copied, copy_anchor = _draw_duplicates(events, len(share.duplicates), rng)
-    lines = pa.concat_arrays([clean, pa.array(extra, pa.string()),
-                              clean.take(pa.array(copied))])
+    lines = pa.concat_arrays([clean, pa.array(extra, pa.string()), clean.take(pa.array(copied))])
     anchors = np.concatenate([anchor, copy_anchor])
     added = np.argsort(anchors, kind="stable")
     order = np.insert(np.arange(len(clean)), anchors[added], added + len(clean))
@@ -90,11 +90,11 @@ def _text_of(lines: pa.Array) -> bytes:
 
 def _join_fields(events: Events) -> pa.Array:
     # Column by column in Arrow: no Python object per rating.
-    stamps = pc.binary_join_element_wise(
-        pa.array(events.event_ts).cast(pa.string()), "\n", "")
+    stamps = pc.binary_join_element_wise(pa.array(events.event_ts).cast(pa.string()), "\n", "")
     columns = (events.user_ids, events.movie_ids, events.ratings)
     return pc.binary_join_element_wise(
-        *(pa.array(column).cast(pa.string()) for column in columns), stamps, "::")
+        *(pa.array(column).cast(pa.string()) for column in columns), stamps, "::"
+    )
 
 
 def _draw_extra_lines(
@@ -105,8 +105,10 @@ def _draw_extra_lines(
     source = rng.choice(rows, len(share.malformed) + len(share.unknown), replace=False)
     lines: list[str] = []
     for number, row in zip((*share.malformed, *share.unknown), source.tolist(), strict=True):
-        fields = [int(column[row]) for column in
-                  (events.user_ids, events.movie_ids, events.ratings, events.event_ts)]
+        fields = [
+            int(column[row])
+            for column in (events.user_ids, events.movie_ids, events.ratings, events.event_ts)
+        ]
         position = len(lines)
         if position < len(share.malformed):
             lines.append(_malform(number, fields))

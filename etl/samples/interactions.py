@@ -66,8 +66,12 @@ def draw_events(
     rating = _draw_ratings(catalogue, user, movie, taste[segment], rng)
     event_ts = _draw_times(user, is_first, opens, np.bincount(segment_user), rng)
     shuffled = np.argsort(user + rng.random(len(user)), kind="stable")  # within each user
-    return Events(user + users.first_id, catalogue.movie_ids[movie[shuffled]], rating[shuffled],
-                  event_ts[shuffled])
+    return Events(
+        user + users.first_id,
+        catalogue.movie_ids[movie[shuffled]],
+        rating[shuffled],
+        event_ts[shuffled],
+    )
 
 
 def _drift_tastes(users: Users, segment_user: Int64s) -> npt.NDArray[np.float32]:
@@ -147,7 +151,11 @@ def _first_of_each(keys: Int64s, taken: list[Int64s]) -> tuple[Int64s, Int64s]:
 
 
 def _fill_unseen(
-    movie: Int64s, slots: Int64s, user: Int64s, taken: Int64s, movies: int,
+    movie: Int64s,
+    slots: Int64s,
+    user: Int64s,
+    taken: Int64s,
+    movies: int,
     rng: np.random.Generator,
 ) -> None:
     for row in np.unique(user[slots]).tolist():
@@ -159,7 +167,10 @@ def _fill_unseen(
 
 
 def _draw_ratings(
-    catalogue: Catalogue, user: Int64s, movie: Int64s, taste: npt.NDArray[np.float32],
+    catalogue: Catalogue,
+    user: Int64s,
+    movie: Int64s,
+    taste: npt.NDArray[np.float32],
     rng: np.random.Generator,
 ) -> Int64s:
     affinity = np.einsum("ij,ij->i", taste, catalogue.vectors[movie])
@@ -170,15 +181,19 @@ def _draw_ratings(
 
 
 def _draw_times(
-    user: Int64s, is_first: npt.NDArray[np.bool_], opens: npt.NDArray[np.bool_],
-    segments: Int64s, rng: np.random.Generator,
+    user: Int64s,
+    is_first: npt.NDArray[np.bool_],
+    opens: npt.NDArray[np.bool_],
+    segments: Int64s,
+    rng: np.random.Generator,
 ) -> Int64s:
     """Times never fall within a user: seconds inside a segment (ties occur), days between."""
     start = FIRST_TS + rng.random(len(segments)) * 0.9 * (LAST_TS - FIRST_TS)
     span = (LAST_TS - start) * rng.uniform(0.02, 0.7, len(segments))
     gap = np.floor(rng.standard_exponential(len(user)) * 45.0)
-    gap[opens] = np.floor(rng.standard_exponential(int(opens.sum()))
-                          * (span / segments)[user[opens]])
+    gap[opens] = np.floor(
+        rng.standard_exponential(int(opens.sum())) * (span / segments)[user[opens]]
+    )
     gap[is_first] = 0.0
     elapsed = np.cumsum(gap)
     elapsed -= elapsed[is_first][user]

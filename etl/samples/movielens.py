@@ -73,8 +73,12 @@ def write_sample(
         InternalError: The file system refused.
     """
     if workers is not None and workers < 1:
-        raise ConfigError("too few workers", received=workers, allowed="1 or more",
-                          fix="pass --workers 1 or leave it out")
+        raise ConfigError(
+            "too few workers",
+            received=workers,
+            allowed="1 or more",
+            fix="pass --workers 1 or leave it out",
+        )
     with stage_directory(out_dir, CARD_NAME, overwrite=overwrite) as staging:
         chunks = plan_chunks(config)
         (staging / "movies.dat").write_bytes(format_movies(_world(config), config))
@@ -143,7 +147,8 @@ def write_chunk(config: SampleConfig, chunk: Chunk, staging: Path) -> dict[str, 
     first_unknown = (size.users + 1, int(catalogue.movie_ids.max()) + 1)
     rng = config.rng(_DIRT_STREAM, chunk.index)
     _part(staging, "ratings", chunk.index).write_bytes(
-        format_ratings(events, share, first_unknown, rng))
+        format_ratings(events, share, first_unknown, rng)
+    )
     _part(staging, "users", chunk.index).write_bytes(format_users(users, config, chunk.index))
     return share.count_kinds()
 
@@ -169,8 +174,11 @@ def _build_card(
         "separator": "::",
         "chunks": chunks,
         "files": {path.name: {"bytes": _size_bytes(path)} for path in sorted(staging.iterdir())},
-        "lines": {"users.dat": size.users, "movies.dat": size.movies,
-                  "ratings.dat": size.ratings + kinds.total()},
+        "lines": {
+            "users.dat": size.users,
+            "movies.dat": size.movies,
+            "ratings.dat": size.ratings + kinds.total(),
+        },
         "ratings": {
             "valid": size.ratings,
             "malformed": {kind: kinds[kind] for kind in MALFORMED_KINDS},

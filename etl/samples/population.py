@@ -79,13 +79,14 @@ def build_effects(config: SampleConfig) -> AttributeEffects:
         # No taste common to all users: that would only be more popularity.
         return (effect - np.average(effect, axis=0, weights=shares)).astype(np.float32)
 
-    return AttributeEffects(draw((1 - _MALE_SHARE, _MALE_SHARE), 0.7), draw(_AGE_SHARES, 0.7),
-                            draw((1.0,) * OCCUPATIONS, 0.4))
+    return AttributeEffects(
+        draw((1 - _MALE_SHARE, _MALE_SHARE), 0.7),
+        draw(_AGE_SHARES, 0.7),
+        draw((1.0,) * OCCUPATIONS, 0.4),
+    )
 
 
-def draw_users(
-    config: SampleConfig, effects: AttributeEffects, users: range, chunk: int
-) -> Users:
+def draw_users(config: SampleConfig, effects: AttributeEffects, users: range, chunk: int) -> Users:
     """Draws the attributes and tastes of one chunk's users (0-based range, ids from 1).
 
     Half of a taste's variance comes with the attributes. The rest drifts: the last taste
@@ -100,8 +101,9 @@ def draw_users(
     first = rng.normal(0.0, 0.9, (count, LATENT_DIM)).astype(np.float32)
     fresh = rng.normal(0.0, 0.9, (count, LATENT_DIM)).astype(np.float32)
     last = np.float32(0.4) * first + np.float32(0.917) * fresh  # correlation 0.4, same variance
-    return Users(users.start + 1, gender, age, occupation, np.stack([shared + first,
-                                                                     shared + last]))
+    return Users(
+        users.start + 1, gender, age, occupation, np.stack([shared + first, shared + last])
+    )
 
 
 def format_users(users: Users, config: SampleConfig, chunk: int) -> bytes:
@@ -110,11 +112,19 @@ def format_users(users: Users, config: SampleConfig, chunk: int) -> bytes:
     zips = rng.integers(1_000, 100_000, size=len(users.gender)).tolist()
     extensions = rng.integers(1, 10_000, size=len(zips)).tolist()
     extended = (rng.random(len(zips)) < 0.01).tolist()  # MovieLens has a few ZIP+4 codes
-    rows = zip(users.gender.tolist(), users.age.tolist(), users.occupation.tolist(), zips,
-               extensions, extended, strict=True)
+    rows = zip(
+        users.gender.tolist(),
+        users.age.tolist(),
+        users.occupation.tolist(),
+        zips,
+        extensions,
+        extended,
+        strict=True,
+    )
     return "".join(
         f"{user_id}::{'FM'[gender]}::{AGE_CODES[age]}::{occupation}::{code:05d}"
         f"{f'-{extension:04d}' if extend else ''}\n"
-        for user_id, (gender, age, occupation, code, extension, extend)
-        in enumerate(rows, users.first_id)
+        for user_id, (gender, age, occupation, code, extension, extend) in enumerate(
+            rows, users.first_id
+        )
     ).encode("latin-1")

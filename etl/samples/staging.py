@@ -47,18 +47,28 @@ def stage_directory(out_dir: Path, marker: str, *, overwrite: bool) -> Iterator[
 
 def _require_replaceable(out_dir: Path, marker: str, overwrite: bool) -> None:
     if out_dir.is_symlink() or (out_dir.exists() and not out_dir.is_dir()):
-        raise ConfigError("the output path is not a directory", received=out_dir,
-                          allowed="a path that does not exist yet", fix="pass another --out")
+        raise ConfigError(
+            "the output path is not a directory",
+            received=out_dir,
+            allowed="a path that does not exist yet",
+            fix="pass another --out",
+        )
     if not out_dir.exists() or not any(out_dir.iterdir()):
         return
     if not overwrite:
-        raise ConfigError("the output directory is not empty", received=out_dir,
-                          allowed="a new or empty directory",
-                          fix="pass another --out, or --overwrite to replace it")
+        raise ConfigError(
+            "the output directory is not empty",
+            received=out_dir,
+            allowed="a new or empty directory",
+            fix="pass another --out, or --overwrite to replace it",
+        )
     if not (out_dir / marker).is_file():
-        raise ConfigError("refusing to overwrite a directory that was not written by this command",
-                          received=out_dir, allowed=f"a directory that holds {marker}",
-                          fix="pass another --out, or remove the directory yourself")
+        raise ConfigError(
+            "refusing to overwrite a directory that was not written by this command",
+            received=out_dir,
+            allowed=f"a directory that holds {marker}",
+            fix="pass another --out, or remove the directory yourself",
+        )
 
 
 def _publish(staging: Path, out_dir: Path) -> None:
@@ -76,5 +86,8 @@ def _publish(staging: Path, out_dir: Path) -> None:
 
 
 def _refused(out_dir: Path, error: OSError) -> InternalError:
-    return InternalError(f"cannot write {out_dir}", received=error,
-                         fix="check free space and permissions; nothing was changed")
+    return InternalError(
+        f"cannot write {out_dir}",
+        received=error,
+        fix="check free space and permissions; nothing was changed",
+    )

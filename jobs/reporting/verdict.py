@@ -128,9 +128,7 @@ def _compare(
     return "ahead" if model > popularity else "behind"
 
 
-def _sentence(
-    name: str, metric: str, model: float, popularity: float, standing: Standing
-) -> str:
+def _sentence(name: str, metric: str, model: float, popularity: float, standing: Standing) -> str:
     subject, _, k = metric.partition("@")
     is_hit = subject in ("hit_rate", "recall") and k
     what = f"finds the next item in its top {k}" if is_hit else f"reaches {_quote(metric, model)}"

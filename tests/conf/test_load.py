@@ -22,7 +22,9 @@ def test_every_training_preset_is_valid(name):
 
 def test_overrides_reach_nested_keys_and_lists():
     config = load_config(
-        BuildConfig, "etl", "ml_1m",
+        BuildConfig,
+        "etl",
+        "ml_1m",
         ["output.shards=3", "sources.ratings.columns.0.minimum=5", "spark.conf={a.b: c}"],
     )
     assert config.output.shards == 3
@@ -47,8 +49,16 @@ def test_unknown_keys_are_refused_with_the_nearest(override, hint):
 
 @pytest.mark.parametrize(
     "override",
-    ["output.shards=0", "output.shards=many", "noequals", "=3", "name.x=3", "name=../up",
-     "sources.ratings.columns.99.name=x", "split.strategy=random"],
+    [
+        "output.shards=0",
+        "output.shards=many",
+        "noequals",
+        "=3",
+        "name.x=3",
+        "name=../up",
+        "sources.ratings.columns.99.name=x",
+        "split.strategy=random",
+    ],
 )
 def test_bad_values_are_config_errors(override):
     with pytest.raises(ConfigError):

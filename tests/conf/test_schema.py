@@ -46,9 +46,7 @@ def test_fingerprint_changes_with_any_part():
     assert len(prints) == len(changed) + 1
 
 
-@pytest.mark.parametrize(
-    "bad", [{"dtype": "int32"}, {"role": "target"}, {"shape": (None, None)}]
-)
+@pytest.mark.parametrize("bad", [{"dtype": "int32"}, {"role": "target"}, {"shape": (None, None)}])
 def test_values_outside_the_contract_are_refused(bad):
     with pytest.raises(InputDataError):
         FeatureSpec(**{"name": "a", "dtype": "int64", "role": "user", **bad})

@@ -53,10 +53,7 @@ def by_parse_example(payloads: list[bytes], specs: tuple[FeatureSpec, ...]) -> l
         {spec.name: tf.io.RaggedFeature(tf.as_dtype(spec.dtype)) for spec in specs},
     )
     return [
-        {
-            spec.name: _plain(parsed[spec.name][i].numpy().tolist(), spec.is_list)
-            for spec in specs
-        }
+        {spec.name: _plain(parsed[spec.name][i].numpy().tolist(), spec.is_list) for spec in specs}
         for i in range(len(payloads))
     ]
 

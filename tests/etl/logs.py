@@ -46,7 +46,9 @@ def build_config(logs: Path, root: Path, **changes: Any) -> BuildConfig:
         "sources": {
             "ratings": {"path": "ratings.dat", "separator": "::", "columns": columns},
             "users": {
-                "path": "users.dat", "separator": "::", "key": "user",
+                "path": "users.dat",
+                "separator": "::",
+                "key": "user",
                 "columns": [
                     {"name": "user", "type": "int64"},
                     {"name": "gender", "type": "string"},
@@ -54,7 +56,9 @@ def build_config(logs: Path, root: Path, **changes: Any) -> BuildConfig:
                 ],
             },
             "items": {
-                "path": "items.dat", "separator": "::", "key": "item",
+                "path": "items.dat",
+                "separator": "::",
+                "key": "item",
                 "columns": [
                     {"name": "item", "type": "int64"},
                     {"name": "tags", "type": "list<string>", "separator": "|", "nullable": True},
@@ -72,12 +76,21 @@ def build_config(logs: Path, root: Path, **changes: Any) -> BuildConfig:
         "features": [
             {"name": "user", "column": "user", "role": "user"},
             {"name": "gender", "column": "gender", "role": "user"},
-            {"name": "history", "column": "history", "role": "user", "max_len": 3,
-             "encoding": {"kind": "vocabulary", "name": "item"}},
+            {
+                "name": "history",
+                "column": "history",
+                "role": "user",
+                "max_len": 3,
+                "encoding": {"kind": "vocabulary", "name": "item"},
+            },
             {"name": "item", "column": "item", "role": "item"},
             {"name": "tags", "column": "tags", "role": "item"},
-            {"name": "rating", "column": "rating", "role": "context",
-             "encoding": {"kind": "identity"}},
+            {
+                "name": "rating",
+                "column": "rating",
+                "role": "context",
+                "encoding": {"kind": "identity"},
+            },
         ],
         "output": {"root": str(root), "shards": 2, "eval_shards": 1},
     }

@@ -34,10 +34,12 @@ def read_split(version: Path, manifest: Manifest, split: str) -> list[dict[str, 
     rows = []
     for shard in manifest.split(split).shards:
         for row in read_tfrecords(version / shard.path, wire).to_pylist():
-            rows.append({
-                name: _decode(value, tokens[name]) if name in tokens else value
-                for name, value in row.items()
-            })
+            rows.append(
+                {
+                    name: _decode(value, tokens[name]) if name in tokens else value
+                    for name, value in row.items()
+                }
+            )
     return rows
 
 
@@ -171,7 +173,8 @@ def test_second_build_at_the_same_time_is_refused(spark, built):
 
 def test_temporal_split_cuts_by_time(spark, tmp_path):
     config = build_config(
-        write_logs(tmp_path / "logs"), tmp_path / "datasets",
+        write_logs(tmp_path / "logs"),
+        tmp_path / "datasets",
         split={"strategy": "temporal", "validation_from_ts": 200, "test_from_ts": 300},
     )
     manifest = build_dataset(spark, config).manifest
@@ -185,7 +188,9 @@ def test_given_split_ranks_the_given_candidates(spark, tmp_path):
     (logs / "test.dat").write_text("(1,10)\t12\t13\n(2,11)\t10\t13\n")
     base = build_config(logs, tmp_path / "datasets")
     test_source = {
-        "path": "test.dat", "format": "pattern", "pattern": r"\((\d+),(\d+)\)\t(.*)",
+        "path": "test.dat",
+        "format": "pattern",
+        "pattern": r"\((\d+),(\d+)\)\t(.*)",
         "columns": [
             {"name": "user", "type": "int64"},
             {"name": "item", "type": "int64"},
@@ -194,7 +199,10 @@ def test_given_split_ranks_the_given_candidates(spark, tmp_path):
     }
     sources = {**base.model_dump()["sources"], "test": test_source}
     config = build_config(
-        logs, tmp_path / "datasets", sources=sources, label=None,
+        logs,
+        tmp_path / "datasets",
+        sources=sources,
+        label=None,
         split={"strategy": "given", "test_source": "test", "candidates": "negatives"},
         features=[f for f in base.model_dump()["features"] if f["name"] != "rating"],
     )
@@ -209,7 +217,8 @@ def test_given_split_ranks_the_given_candidates(spark, tmp_path):
 
 def test_min_history_drops_and_counts(spark, tmp_path):
     config = build_config(
-        write_logs(tmp_path / "logs"), tmp_path / "datasets",
+        write_logs(tmp_path / "logs"),
+        tmp_path / "datasets",
         history={"name": "history", "max_len": 3, "min_len": 1},
     )
     manifest = build_dataset(spark, config).manifest

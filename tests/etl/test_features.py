@@ -11,9 +11,7 @@ from etl.features import build_plan, plan_features
 from tests.etl.logs import build_config
 
 
-def feature(
-    name: str, column: str, role: str = "context", /, **encoding: object
-) -> dict:
+def feature(name: str, column: str, role: str = "context", /, **encoding: object) -> dict:
     extra = {"encoding": encoding} if encoding else {}
     return {"name": name, "column": column, "role": role, **extra}
 

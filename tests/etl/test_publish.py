@@ -33,9 +33,14 @@ def test_published_version_is_current_and_staging_is_gone(tmp_path):
 def test_failed_build_removes_its_staging_and_moves_nothing(tmp_path):
     paths = DatasetPaths(tmp_path, "d")
     first = publish(paths, "v1")
-    with pytest.raises(OSError, match="full"), stage_version(paths, "v2") as staging:
-        (staging / "x").write_bytes(b"1")
-        raise OSError("full")
+
+    def build() -> None:
+        with stage_version(paths, "v2") as staging:
+            (staging / "x").write_bytes(b"1")
+            raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        build()
     assert os.listdir(paths.versions) == ["v1"]
     assert resolve_version(paths.base) == first
 

@@ -19,10 +19,15 @@ def write_tiny_run(root: Path, model: dict[str, Any], dataset: TinyConfig | None
     """Writes a data set and an untrained run on it; returns the series' directory."""
     version = write_tiny_dataset(root / "datasets", config=dataset)
     manifest = read_manifest(version)
-    config = TrainConfig.model_validate({
-        "dataset": str(version), "name": "tiny", "root": str(root / "runs"), "model": model,
-        "evaluation": {"ks": [5, 10], "sampled_negatives": 9},
-    })
+    config = TrainConfig.model_validate(
+        {
+            "dataset": str(version),
+            "name": "tiny",
+            "root": str(root / "runs"),
+            "model": model,
+            "evaluation": {"ks": [5, 10], "sampled_negatives": 9},
+        }
+    )
     paths = RunPaths(root / "runs", "tiny")
     run = paths.run("20260101T000000Z-00000000")
     run.mkdir(parents=True)
@@ -33,7 +38,9 @@ def write_tiny_run(root: Path, model: dict[str, Any], dataset: TinyConfig | None
         )
         manager.save(checkpoint_number=1)
     update_run_card(
-        run, status="trained", config=config.resolved(),
+        run,
+        status="trained",
+        config=config.resolved(),
         dataset={"path": str(version), "manifest_sha256": manifest_sha256(manifest)},
     )
     write_text_atomic(paths.current, run.name + "\n")

@@ -29,8 +29,9 @@ def test_unknown_subcommand_names_the_nearest(capsys):
     assert "did you mean 'build'?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["data", "build", "train", "evaluate", "export", "predict",
-                                  "inspect", "report", "demo"])
+@pytest.mark.parametrize(
+    "name", ["data", "build", "train", "evaluate", "export", "predict", "inspect", "report", "demo"]
+)
 def test_every_subcommand_explains_itself(capsys, name):
     assert main([name, "--help"]) == 0
     assert "Usage" in capsys.readouterr().out

@@ -13,9 +13,27 @@ from tests.etl.samples.archives import FILES, Script, make_archive, make_zip, se
 
 def test_generate_writes_the_sample_it_was_asked_for(tmp_path, capsys):
     out = tmp_path / "sample"
-    arguments = ["generate", "--out", str(out), "--ratings", "4_000", "--users", "90",
-                 "--movies", "200", "--seed", "5", "--workers", "1", "--dirty-rate", "0.01",
-                 "--duplicate-rate", "0", "--unknown-rate", "0"]
+    arguments = [
+        "generate",
+        "--out",
+        str(out),
+        "--ratings",
+        "4_000",
+        "--users",
+        "90",
+        "--movies",
+        "200",
+        "--seed",
+        "5",
+        "--workers",
+        "1",
+        "--dirty-rate",
+        "0.01",
+        "--duplicate-rate",
+        "0",
+        "--unknown-rate",
+        "0",
+    ]
     assert run_app(app, arguments) == 0
     card = json.loads((out / "SAMPLE.json").read_text())
     assert (card["config"]["users"], card["config"]["movies"]) == (90, 200)
@@ -39,8 +57,13 @@ def test_generate_keeps_an_earlier_sample_unless_told(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     "wrong",
-    [["--ratings", "many"], ["--ratings", "5"], ["--dirty-rate", "2"], ["--workers", "0"],
-     ["--ratings", "1000", "--users", "999"]],
+    [
+        ["--ratings", "many"],
+        ["--ratings", "5"],
+        ["--dirty-rate", "2"],
+        ["--workers", "0"],
+        ["--ratings", "1000", "--users", "999"],
+    ],
 )
 def test_generate_refuses_wrong_options_with_exit_code_2(tmp_path, wrong):
     assert run_app(app, ["generate", "--out", str(tmp_path / "sample"), *wrong]) == 2
@@ -51,8 +74,21 @@ def test_generate_runs_in_parallel_as_a_module(tmp_path):
     arguments = ["generate", "--ratings", "300_000", "--users", "4_000", "--movies", "500"]
     for workers in ("1", "2"):
         done = subprocess.run(
-            [sys.executable, "-m", "jobs.data", *arguments, "--workers", workers, "--out",
-             str(tmp_path / workers)], capture_output=True, text=True, timeout=120, check=False)
+            [
+                sys.executable,
+                "-m",
+                "jobs.data",
+                *arguments,
+                "--workers",
+                workers,
+                "--out",
+                str(tmp_path / workers),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""  # no progress where there is no terminal
     assert json.loads((tmp_path / "2" / "SAMPLE.json").read_text())["chunks"] == 2
@@ -64,16 +100,18 @@ def test_fetch_unpacks_a_verified_archive(tmp_path, monkeypatch):
     script = Script(make_zip())
     monkeypatch.setitem(ARCHIVES, "ml-x", make_archive(script.body))
     with serve(script):
-        code = run_app(app, ["fetch", "ml-x", "--out", str(tmp_path / "out"),
-                             "--base-url", script.base_url])
+        code = run_app(
+            app, ["fetch", "ml-x", "--out", str(tmp_path / "out"), "--base-url", script.base_url]
+        )
     assert code == 0
     assert (tmp_path / "out" / "users.dat").read_bytes() == FILES["ml-x/users.dat"]
 
 
 def test_fetch_refuses_a_file_that_is_not_the_published_one(tmp_path, capsys):
     with serve(Script(make_zip())) as script:
-        code = run_app(app, ["fetch", "ml-1m", "--out", str(tmp_path / "out"),
-                             "--base-url", script.base_url])
+        code = run_app(
+            app, ["fetch", "ml-1m", "--out", str(tmp_path / "out"), "--base-url", script.base_url]
+        )
     assert code == 3
     assert "c4d9eecfca2ab87c1945afe126590906" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
@@ -83,8 +121,19 @@ def test_fetch_without_a_network_ends_in_exit_code_4(tmp_path, capsys):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        code = run_app(app, ["fetch", "ml-100k", "--out", str(tmp_path / "out"),
-                             "--base-url", url, "--retries", "0"])
+        code = run_app(
+            app,
+            [
+                "fetch",
+                "ml-100k",
+                "--out",
+                str(tmp_path / "out"),
+                "--base-url",
+                url,
+                "--retries",
+                "0",
+            ],
+        )
     assert code == 4
     assert "cannot download" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -40,13 +40,24 @@ def test_metrics_stand_beside_the_baselines_in_file_card_and_table(
 def test_overrides_reach_the_evaluation_and_json_is_json(
     series: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["--run", str(series), "--set", "evaluation.ks=[3]", "--set",
-                 "evaluation.mask_seen=false", "--log-format", "json"]
+    arguments = [
+        "--run",
+        str(series),
+        "--set",
+        "evaluation.ks=[3]",
+        "--set",
+        "evaluation.mask_seen=false",
+        "--log-format",
+        "json",
+    ]
     assert run_app(app, arguments) == ExitCode.OK
     metrics = json.loads(capsys.readouterr().out)
     assert metrics["headline"] == "full_all"
     assert set(metrics["protocols"][0]["systems"]["model"]) == {
-        "hit_rate@3", "recall@3", "ndcg@3", "mrr",
+        "hit_rate@3",
+        "recall@3",
+        "ndcg@3",
+        "mrr",
     }
 
 
@@ -59,16 +70,22 @@ def test_another_split_leaves_the_test_metrics_alone(series: Path) -> None:
     assert read_json(run / "metrics-train.json")["checkpoint"] == "last"
 
 
-@pytest.mark.parametrize(("arguments", "code", "said"), [
-    (["--split", "validation"], ExitCode.INPUT_REFUSED, "is empty"),
-    (["--split", "nope"], ExitCode.INPUT_REFUSED, "no such split"),
-    (["--set", "evaluation.kz=[1]"], ExitCode.CONFIG, "did you mean 'ks'"),
-    (["--set", "model.name=mf"], ExitCode.CONFIG, "evaluation.ks"),
-    (["--set", "evaluation.ks=[0]"], ExitCode.CONFIG, "1 or more"),
-    (["--checkpoint", "worst"], ExitCode.CONFIG, "worst"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--split", "validation"], ExitCode.INPUT_REFUSED, "is empty"),
+        (["--split", "nope"], ExitCode.INPUT_REFUSED, "no such split"),
+        (["--set", "evaluation.kz=[1]"], ExitCode.CONFIG, "did you mean 'ks'"),
+        (["--set", "model.name=mf"], ExitCode.CONFIG, "evaluation.ks"),
+        (["--set", "evaluation.ks=[0]"], ExitCode.CONFIG, "1 or more"),
+        (["--checkpoint", "worst"], ExitCode.CONFIG, "worst"),
+    ],
+)
 def test_what_cannot_be_evaluated_is_refused(
-    series: Path, arguments: list[str], code: ExitCode, said: str,
+    series: Path,
+    arguments: list[str],
+    code: ExitCode,
+    said: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run_app(app, ["--run", str(series), *arguments]) == code

@@ -30,15 +30,20 @@ def _raw_batch(run: Path, split: str, card: dict) -> dict[str, tf.Tensor]:
         table = pq.read_table(version / "encoders" / f"{encoding}.parquet")
         tokens = [inputs[name]["pad_token"], None, *table["token"].to_pylist()]
         rows = values.numpy().tolist()
-        raw[name] = tf.constant([
-            [tokens[i] for i in row] if isinstance(row, list) else tokens[row] for row in rows
-        ], tf.int64 if inputs[name]["dtype"] == "int64" else tf.string)
+        raw[name] = tf.constant(
+            [[tokens[i] for i in row] if isinstance(row, list) else tokens[row] for row in rows],
+            tf.int64 if inputs[name]["dtype"] == "int64" else tf.string,
+        )
     return raw
 
 
-@pytest.mark.parametrize("model", [
-    {"name": "dssm", "user_hidden_units": [8]}, {"name": "mf", "embedding_dim": 8},
-])
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"name": "dssm", "user_hidden_units": [8]},
+        {"name": "mf", "embedding_dim": 8},
+    ],
+)
 def test_towers_fed_with_raw_tokens_give_the_exported_vectors(
     model: dict, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -49,8 +54,10 @@ def test_towers_fed_with_raw_tokens_give_the_exported_vectors(
     card = read_json(run / "export" / "export.json")
     assert card["model"] == model["name"]
     assert read_json(run / "run_card.json")["timing"]["export_seconds"] > 0
-    for tower, name, split in (("user_tower", "users", "users"),
-                               ("item_tower", "items", "catalog")):
+    for tower, name, split in (
+        ("user_tower", "users", "users"),
+        ("item_tower", "items", "catalog"),
+    ):
         table = pq.read_table(run / "export" / "embeddings" / f"{name}.parquet")
         served = tf.saved_model.load(str(run / "export" / tower / "1"))
         raw = _raw_batch(run, split, card)

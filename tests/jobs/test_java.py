@@ -22,8 +22,9 @@ def fake_runtime(folder: Path) -> Path:
 def test_wrapper_drops_the_one_option_and_keeps_the_rest(tmp_path):
     home = java.build_java_home(fake_runtime(tmp_path / "jre"), tmp_path / "cache dir")
     arguments = ["-Xmx1g", java.DROPPED_OPTION, "-cp", "a b:c", "Main", "", "$HOME"]
-    run = subprocess.run([home / "bin" / "java", *arguments], capture_output=True, text=True,
-                         check=True)
+    run = subprocess.run(
+        [home / "bin" / "java", *arguments], capture_output=True, text=True, check=True
+    )
     assert run.stdout == "[-Xmx1g][-cp][a b:c][Main][][$HOME]"
 
 

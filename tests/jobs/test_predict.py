@@ -28,7 +28,10 @@ def test_every_user_gets_a_list(series: Path, capsys: pytest.CaptureFixture[str]
     assert {len(row["items"]) for row in rows} == {4}
     card = read_json(run / "run_card.json")
     assert card["recommendations"] == {
-        "users": 60, "users_outside_vocabulary": 0, "k": 4, "mask_seen": True,
+        "users": 60,
+        "users_outside_vocabulary": 0,
+        "k": 4,
+        "mask_seen": True,
         "checkpoint": "best",
     }
 

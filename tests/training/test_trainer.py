@@ -95,9 +95,9 @@ def losses(run: Path) -> list[float]:
     return [entry["loss"] for entry in json.loads((run / "history.json").read_text())]
 
 
-def reciprocal_ranks(scores: np.ndarray, targets: np.ndarray) -> float:
+def hit_rate_at_10(scores: np.ndarray, targets: np.ndarray) -> float:
     own = scores[np.arange(len(targets)), targets][:, None]
-    return float((1 / (1 + (scores > own).sum(axis=1))).mean())
+    return float(((scores > own).sum(axis=1) < 10).mean())
 
 
 @pytest.mark.parametrize("model", [DSSM, MFConfig(embedding_dim=8)])
@@ -111,7 +111,9 @@ def test_learns_what_popularity_cannot(model, fit, tiny_version: Path, tiny_mani
     scores[:, items["movie_id"].numpy()] = trainer.model.embed_users(test).numpy() @ vectors.T
     popularity = np.tile(read_item_counts(tiny_version, tiny_manifest), (60, 1))
     targets = test["movie_id"].numpy()
-    assert reciprocal_ranks(scores, targets) > 2 * reciprocal_ranks(popularity, targets)
+    # Nine of ten events stay in the user's group of ten items: 0.9 is as good as it gets.
+    assert hit_rate_at_10(scores, targets) > 0.65
+    assert hit_rate_at_10(popularity, targets) < 0.5
 
 
 def test_a_seed_fixes_the_result(fit) -> None:

@@ -39,6 +39,7 @@ class MatrixFactorization(RetrievalModel):
             item.table, table_size(manifest, item), config.embedding_dim,
             seed=seed, stddev=config.embedding_stddev,
         )
+        self._normalize = config.normalize
         self.tables = {user.table: self.user_table, item.table: self.item_table}
         self.item_bias = None
         if config.item_bias:
@@ -50,7 +51,7 @@ class MatrixFactorization(RetrievalModel):
 
     def embed_users(self, features: Features, dropout_seed: tf.Tensor | None = None) -> tf.Tensor:
         """Returns `[batch, embedding_dim]`, or one column of ones more with an item bias."""
-        vectors = self.user_table.lookup(features[self.user_inputs[0]])
+        vectors = self._scale(self.user_table.lookup(features[self.user_inputs[0]]))
         if self.item_bias is None:
             return vectors
         return tf.concat([vectors, tf.ones_like(vectors[:, :1])], axis=1)
@@ -58,10 +59,13 @@ class MatrixFactorization(RetrievalModel):
     def embed_items(self, features: Features, dropout_seed: tf.Tensor | None = None) -> tf.Tensor:
         """Returns `[batch, embedding_dim]`, or the item's bias as one column more."""
         ids = features[self.item_inputs[0]]
-        vectors = self.item_table.lookup(ids)
+        vectors = self._scale(self.item_table.lookup(ids))
         if self.item_bias is None:
             return vectors
         return tf.concat([vectors, self.item_bias.lookup(ids)], axis=1)
+
+    def _scale(self, vectors: tf.Tensor) -> tf.Tensor:
+        return tf.math.l2_normalize(vectors, axis=1) if self._normalize else vectors
 
     @property
     def _scalar_tables(self) -> dict[str, EmbeddingTable]:

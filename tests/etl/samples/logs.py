@@ -19,8 +19,17 @@ def read_ids(path: Path) -> set[int]:
 def classify(lines: list[str], users: set[int], movies: set[int]) -> tuple[list, dict[str, int]]:
     """Returns the valid distinct ratings (user, movie, rating, time) and the count per reason."""
     counts = dict.fromkeys(
-        ("wrong_field_count", "non_numeric_id", "rating_out_of_range", "empty_line",
-         "unknown_movie", "unknown_user", "duplicate"), 0)
+        (
+            "wrong_field_count",
+            "non_numeric_id",
+            "rating_out_of_range",
+            "empty_line",
+            "unknown_movie",
+            "unknown_user",
+            "duplicate",
+        ),
+        0,
+    )
     valid: dict[tuple[int, ...], None] = {}
     for line in lines:
         fields = line.split("::")

@@ -20,8 +20,9 @@ def _no_waiting(monkeypatch):
 def fetch(script, out, archive=None, *, overwrite=False, **options):
     with serve(script):
         options = DownloadOptions(base_url=script.base_url, **options)
-        return fetch_archive(archive or make_archive(script.body), out, options,
-                             overwrite=overwrite)
+        return fetch_archive(
+            archive or make_archive(script.body), out, options, overwrite=overwrite
+        )
 
 
 def test_downloads_verifies_and_strips_the_top_folder(tmp_path):
@@ -55,7 +56,8 @@ def test_a_refused_download_leaves_the_earlier_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["../escaped.txt", "ml-x/../../escaped.txt", "/abs.txt", "ml-x\\..\\e.txt", "C:/e.txt"])
+    "name", ["../escaped.txt", "ml-x/../../escaped.txt", "/abs.txt", "ml-x\\..\\e.txt", "C:/e.txt"]
+)
 def test_refuses_entries_that_leave_the_target(tmp_path, name):
     content = make_zip({**FILES, name: b"x"})
     with pytest.raises(InputDataError, match="unsafe entry"):

@@ -41,8 +41,13 @@ def test_lines_hold_exactly_the_counted_dirt(rate):
     text = format_ratings(events, share, (11, 51), np.random.default_rng(1))
     valid, counts = classify(text.decode("latin-1").split("\n")[:-1], USERS, MOVIES)
     assert counts == share.count_kinds()
-    expected = zip(events.user_ids.tolist(), events.movie_ids.tolist(), events.ratings.tolist(),
-                   events.event_ts.tolist(), strict=True)
+    expected = zip(
+        events.user_ids.tolist(),
+        events.movie_ids.tolist(),
+        events.ratings.tolist(),
+        events.event_ts.tolist(),
+        strict=True,
+    )
     assert sorted(valid) == sorted(expected)
 
 

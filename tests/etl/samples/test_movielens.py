@@ -22,8 +22,9 @@ def read_all(out):
 def demo(tmp_path_factory):
     out = tmp_path_factory.mktemp("samples") / "demo"
     card = write_sample(SampleConfig(), out, workers=1)
-    rows, counts = classify(read_lines(out / "ratings.dat"), read_ids(out / "users.dat"),
-                            read_ids(out / "movies.dat"))
+    rows, counts = classify(
+        read_lines(out / "ratings.dat"), read_ids(out / "users.dat"), read_ids(out / "movies.dat")
+    )
     return card, rows, counts
 
 
@@ -46,15 +47,23 @@ def test_card_counts_every_line_of_dirt_exactly(tmp_path):
     card = write_sample(SMALL, tmp_path / "out", workers=1)
     assert json.loads((tmp_path / "out" / "SAMPLE.json").read_text()) == card
     lines = read_lines(tmp_path / "out" / "ratings.dat")
-    users, movies = read_ids(tmp_path / "out" / "users.dat"), read_ids(
-        tmp_path / "out" / "movies.dat")
+    users, movies = (
+        read_ids(tmp_path / "out" / "users.dat"),
+        read_ids(tmp_path / "out" / "movies.dat"),
+    )
     valid, counts = classify(lines, users, movies)
     assert len(valid) == len({row[:2] for row in valid}) == card["ratings"]["valid"] == 6_000
-    assert counts == {**card["ratings"]["malformed"], **card["ratings"]["unknown"],
-                      "duplicate": card["ratings"]["duplicate"]}
+    assert counts == {
+        **card["ratings"]["malformed"],
+        **card["ratings"]["unknown"],
+        "duplicate": card["ratings"]["duplicate"],
+    }
     assert sum(counts.values()) == 60 + 120 + 78
-    assert card["lines"] == {"users.dat": len(users), "movies.dat": len(movies),
-                             "ratings.dat": len(lines)}
+    assert card["lines"] == {
+        "users.dat": len(users),
+        "movies.dat": len(movies),
+        "ratings.dat": len(lines),
+    }
 
 
 def test_default_sample_meets_the_stated_size_and_rates(demo):
@@ -115,7 +124,8 @@ def test_large_samples_come_in_parts_with_the_same_lines(tmp_path, monkeypatch):
     parts = sorted(p.name for p in (tmp_path / "parts" / "ratings.dat").iterdir())
     assert parts == [f"part-{i:05d}" for i in range(len(plan_chunks(SMALL)))]
     assert read_lines(tmp_path / "parts" / "ratings.dat") == read_lines(
-        tmp_path / "single" / "ratings.dat")
+        tmp_path / "single" / "ratings.dat"
+    )
 
 
 def test_progress_ends_at_all_ratings(tmp_path):

@@ -153,7 +153,7 @@ def test_a_run_that_has_only_just_begun_has_a_report(tmp_path):
 def test_a_failed_run_says_why(finished):
     card = {**finished.card, "status": "failed", "error": "training diverged in epoch 3"}
     assert "training diverged in epoch 3" in render_page(replace(finished, card=card))
-    assert "class=\"note missing problem\"" not in render_page(finished)
+    assert 'class="note missing problem"' not in render_page(finished)
 
 
 def test_a_report_without_any_gap_text_still_renders(finished):

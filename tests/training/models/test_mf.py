@@ -25,6 +25,17 @@ def test_the_score_is_dot_product_plus_item_bias(tiny_manifest: Manifest) -> Non
                                atol=1e-6)
 
 
+def test_normalized_vectors_make_the_score_a_cosine(tiny_manifest: Manifest) -> None:
+    config = MFConfig(embedding_dim=3, item_bias=False, normalize=True)
+    model = MatrixFactorization(config, tiny_manifest, 1)
+    users = model.embed_users({"user_id": tf.constant([2, 5])})
+    items = model.embed_items({"movie_id": tf.constant([7, 3])})
+    for vectors, name, ids in ((users, "user_id", [2, 5]), (items, "movie_id", [7, 3])):
+        rows = model.tables[name].rows.numpy()[ids].astype(np.float64)
+        expected = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        np.testing.assert_allclose(vectors, expected, rtol=1e-5)
+
+
 def test_the_bias_starts_at_zero_and_can_be_left_out(tiny_manifest: Manifest) -> None:
     with_bias = MatrixFactorization(MFConfig(embedding_dim=3), tiny_manifest, 1)
     assert not with_bias.tables["movie_id_bias"].rows.numpy().any()

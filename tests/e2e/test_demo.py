@@ -1,0 +1,152 @@
+"""The whole chain as a new user runs it: one command, then every output is opened."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from conf.dataset import read_manifest, resolve_version
+from conf.run import read_json, resolve_run
+
+pytestmark = pytest.mark.slow
+
+RATINGS = 20_000
+
+
+def sluice(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "jobs.cli", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("demo")
+    done = sluice("demo", "--out", str(out), "--ratings", str(RATINGS))
+    assert done.returncode == 0, done.stderr[-3000:]
+    for line in ("report:", "dataset:", "model:", "ranked lists:"):
+        assert line in done.stdout
+    return out
+
+
+@pytest.fixture(scope="module")
+def run(demo) -> Path:
+    return resolve_run(str(demo / "runs" / "demo"))
+
+
+def test_counts_are_those_of_the_generator(demo):
+    sample = json.loads((demo / "demo-logs" / "SAMPLE.json").read_text())["ratings"]
+    counts = read_manifest(resolve_version(demo / "datasets" / "demo")).counts
+    assert counts.joined == sample["valid"] == RATINGS
+    assert sum(counts.quarantined["ratings"].values()) == sum(sample["malformed"].values())
+    assert counts.dropped == {
+        "duplicate": sample["duplicate"],
+        "unmatched:movies": sample["unknown"]["unknown_movie"],
+        "unmatched:users": sample["unknown"]["unknown_user"],
+    }
+
+
+def test_trained_model_beats_popularity_and_an_untrained_one_does_not(demo, run):
+    metrics = read_json(run / "metrics.json")
+    protocol = next(p for p in metrics["protocols"] if p["name"] == metrics["headline"])
+    systems = protocol["systems"]
+    popularity = systems["popularity"]["hit_rate@10"]
+    assert systems["model"]["hit_rate@10"] > 1.5 * popularity
+    assert systems["random"]["hit_rate@10"] < popularity
+
+    from training.checkpoint import restore_model
+    from training.evaluate import evaluate_full
+    from training.models import build_model
+
+    _, config, manifest, version = restore_model(run)
+    untrained = build_model(config.model, manifest, seed=1)
+    found = evaluate_full(untrained, version, manifest, "test", (10,), True, 512)
+    assert found["hit_rate@10"] < popularity
+
+
+def test_ranked_lists_leave_out_what_the_user_has_seen(demo, run):
+    seen: dict[int, set[int]] = {}
+    lines = (demo / "demo-logs" / "ratings.dat").read_text(encoding="latin-1").splitlines()
+    for line in lines:
+        fields = line.split("::")
+        if len(fields) == 4 and all(field.strip().isdigit() for field in fields[:2]):
+            seen.setdefault(int(fields[0]), set()).add(int(fields[1]))
+    with gzip.open(run / "recommendations.json.gz", "rt") as handle:
+        lists = [json.loads(line) for line in handle]
+    assert (
+        len(lists) == read_manifest(resolve_version(demo / "datasets" / "demo")).split("users").rows
+    )
+    for entry in lists:
+        assert entry["items"]
+        assert not set(entry["items"]) & seen[entry["user"]]
+        assert entry["scores"] == sorted(entry["scores"], reverse=True)
+
+
+def test_saved_towers_rank_like_the_lists(run):
+    """Raw tokens into the exported towers give the scores of the ranked lists."""
+    items = pq.read_table(run / "export" / "embeddings" / "items.parquet").to_pydict()
+    users = pq.read_table(run / "export" / "embeddings" / "users.parquet").to_pydict()
+    item_vectors = dict(zip(items["key"], items["vector"], strict=True))
+    user_vectors = dict(zip(users["key"], users["vector"], strict=True))
+    with gzip.open(run / "recommendations.json.gz", "rt") as handle:
+        first = json.loads(handle.readline())
+    scores = [np.dot(user_vectors[first["user"]], item_vectors[item]) for item in first["items"]]
+    np.testing.assert_allclose(scores, first["scores"], atol=1e-5)
+
+
+def test_report_needs_nothing_from_outside(run):
+    page = (run / "report.html").read_text(encoding="utf-8")
+    for outside in ("<script", 'src="http', 'href="http', "@import"):
+        assert outside not in page
+    assert "popularity" in page.lower()
+
+
+def test_second_training_with_the_same_seed_gives_the_same_metrics(demo, run):
+    done = sluice(
+        "train",
+        "demo",
+        "--dataset",
+        str(demo / "datasets" / "demo"),
+        "--set",
+        f"root={demo / 'runs'}",
+        "--set",
+        "seed=7",
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    again = resolve_run(str(demo / "runs" / "demo"))
+    assert again != run
+
+    def validation(folder: Path) -> list[dict[str, float]]:
+        return [epoch["validation"] for epoch in json.loads((folder / "history.json").read_text())]
+
+    assert validation(again) == validation(run)
+
+
+def test_damaged_shard_stops_training_and_spares_the_last_run(demo, run):
+    version = resolve_version(demo / "datasets" / "demo")
+    shard = version / read_manifest(version).split("train").shards[0].path
+    content = shard.read_bytes()
+    flipped = bytearray(content)
+    flipped[len(flipped) // 2] ^= 0xFF
+    current = (demo / "runs" / "demo" / "CURRENT").read_text()
+    try:
+        shard.write_bytes(content[:-5])
+        cut = sluice("train", "demo", "--dataset", str(version), "--set", f"root={demo / 'runs'}")
+        shard.write_bytes(bytes(flipped))
+        bad = sluice("train", "demo", "--dataset", str(version), "--set", f"root={demo / 'runs'}")
+        verified = sluice("inspect", str(version), "--verify")
+    finally:
+        shard.write_bytes(content)
+    assert (cut.returncode, bad.returncode, verified.returncode) == (3, 3, 3)
+    for done in (cut, bad):
+        assert shard.name in done.stderr
+        assert "Traceback" not in done.stderr
+    assert (demo / "runs" / "demo" / "CURRENT").read_text() == current
+    assert sluice("inspect", str(version), "--verify").returncode == 0

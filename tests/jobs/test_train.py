@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from conf.load import load_config, preset_names
+from conf.run import read_json
+from conf.training import TrainConfig
+from jobs.cli import main
+from jobs.train import train
+
+SMALL = [
+    "--set",
+    "model.name=mf",
+    "--set",
+    "model.embedding_dim=8",
+    "--set",
+    "input.batch_size=64",
+    "--set",
+    "fit.epochs=2",
+    "--set",
+    "name=t",
+]
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.training.fixtures import write_tiny_dataset
+
+    return write_tiny_dataset(tmp_path_factory.mktemp("datasets")).parent.parent
+
+
+@pytest.mark.parametrize("name", ["demo", "ml_1m_dssm", "ml_1m_mf", "ml_1m_ncf_mf"])
+def test_presets_are_valid(name: str) -> None:
+    assert name in preset_names("training")
+    config = load_config(TrainConfig, "training", name)
+    assert config.name == name
+    stopping = config.fit.early_stopping
+    assert stopping is not None
+    assert int(stopping.metric.partition("@")[2]) in config.evaluation.ks
+
+
+def test_trains_and_prints_the_run(dataset: Path, tmp_path: Path, capsys) -> None:
+    code = main(
+        [
+            "train",
+            "--dataset",
+            str(dataset),
+            "--set",
+            f"root={tmp_path}",
+            *SMALL,
+            "--log-format",
+            "json",
+        ]
+    )
+    assert code == 0
+    captured = capsys.readouterr()
+    run = Path(json.loads(captured.out.splitlines()[-1])["run"])
+    assert read_json(run / "run_card.json")["status"] == "trained"
+    events = [
+        json.loads(line)["event"] for line in captured.err.splitlines() if line.startswith("{")
+    ]
+    assert events.count("epoch") == 2
+
+
+def test_a_dry_run_touches_nothing(dataset: Path, tmp_path: Path, capsys) -> None:
+    root = tmp_path / "runs"
+    code = main(["train", "--dataset", str(dataset), "--set", f"root={root}", *SMALL, "--dry-run"])
+    assert code == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["rows"]["train"] == 780
+    assert not root.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--set", "fit.epoch=3"], 2, "epochs"),
+        (["--set", "input.batch_size=100000"], 3, "one batch"),
+        (["--dataset", "nowhere"], 4, "no published dataset"),
+        (["--set", "fit.early_stopping.metric=ndcg@7"], 2, "evaluation.ks"),
+        (["--set", "optimizer.learning_rate=1.0e+38"], 5, "diverged"),
+    ],
+)
+def test_exit_codes(arguments, code, message, dataset: Path, tmp_path: Path, capsys) -> None:
+    found = main(
+        ["train", "--dataset", str(dataset), "--set", f"root={tmp_path}", *SMALL, *arguments]
+    )
+    assert found == code
+    assert message in capsys.readouterr().err
+
+
+def test_the_function_for_other_jobs(dataset: Path, tmp_path: Path) -> None:
+    config = load_config(
+        TrainConfig,
+        "training",
+        None,
+        [
+            f"dataset={dataset}",
+            f"root={tmp_path}",
+            "name=t",
+            "model.name=mf",
+            "input.batch_size=64",
+            "fit.epochs=1",
+        ],
+    )
+    run = train(config, log_format="json")
+    assert (run / "history.json").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_where_its_last_epoch_ended(dataset: Path, tmp_path: Path) -> None:
+    arguments = [
+        sys.executable,
+        "-m",
+        "jobs.train",
+        "--dataset",
+        str(dataset),
+        "--set",
+        f"root={tmp_path}",
+        *SMALL,
+        "--set",
+        "fit.epochs=60",
+        "--set",
+        "fit.early_stopping=null",
+    ]
+    process = subprocess.Popen(arguments, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    series = tmp_path / "t"
+    deadline = time.monotonic() + 120
+    while not list(series.glob("runs/*/checkpoints/last/ckpt-3.index")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (series / "CURRENT").exists()
+    (run,) = (series / "runs").iterdir()
+    assert read_json(run / "run_card.json")["status"] == "training"
+    done = subprocess.run([*arguments, "--resume"], capture_output=True, text=True, check=True)
+    assert "resuming after epoch" in done.stderr
+    assert (series / "CURRENT").read_text().strip() == run.name
+    history = json.loads((run / "history.json").read_text())
+    assert [entry["epoch"] for entry in history] == list(range(1, 61))

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from conf.errors import InputDataError, TrainingDivergedError, UpstreamNotReadyError
+from conf.run import read_json, resolve_run, update_run_card
+from conf.training import (
+    DSSMConfig,
+    EarlyStoppingConfig,
+    FitConfig,
+    InputConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
+from tests.training.fixtures import TinyConfig, write_tiny_dataset
+from training.checkpoint import restore_model
+from training.fit import fit_run, plan_run
+from training.progress import build_progress
+from training.run_directory import locked
+
+
+def configure(dataset: Path, root: Path, **changes) -> TrainConfig:
+    return TrainConfig(**{
+        "dataset": str(dataset), "name": "t", "root": str(root),
+        "model": DSSMConfig(embedding_dim=8),
+        "input": InputConfig(batch_size=64),
+        "optimizer": OptimizerConfig(learning_rate=0.01),
+        "fit": FitConfig(epochs=2, early_stopping=EarlyStoppingConfig(metric="ndcg@10")),
+        **changes,
+    })
+
+
+def fit(config: TrainConfig, *, resume: bool = False) -> Path:
+    return fit_run(config, build_progress("text", 3600), resume=resume)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, tiny_version: Path
+             ) -> tuple[Path, TrainConfig]:
+    config = configure(tiny_version.parent.parent, tmp_path_factory.mktemp("runs"))
+    return fit(config), config
+
+
+def test_the_card_explains_the_run(finished, tiny_version: Path) -> None:
+    run, config = finished
+    card = read_json(run / "run_card.json")
+    assert card["status"] == "trained"
+    assert card["config"] == config.resolved()
+    assert card["dataset"]["path"] == str(tiny_version.resolve())
+    assert card["versions"]["tensorflow"]
+    assert card["model"]["parameters"] > 0
+    assert card["training"]["best_epoch"] in (1, 2)
+    assert card["training"]["peak_memory_bytes"] > 2**20
+    assert card["timing"]["train_seconds"] > 0
+
+
+def test_a_finished_run_is_current_and_restores(finished) -> None:
+    run, config = finished
+    assert resolve_run(str(run.parent.parent)) == run
+    _, restored, manifest, _ = restore_model(run)
+    assert restored == config
+    assert manifest.dataset_name == "tiny"
+
+
+def test_validation_metrics_are_those_of_the_evaluation(finished) -> None:
+    run, _ = finished
+    history = json.loads((run / "history.json").read_text())
+    assert {"hit_rate@10", "ndcg@10", "mrr"} <= set(history[0]["validation"])
+
+
+def test_a_failed_run_changes_nothing_that_was_there(finished) -> None:
+    run, config = finished
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    wild = config.model_copy(update={"optimizer": OptimizerConfig(learning_rate=1e38)})
+    with pytest.raises(TrainingDivergedError):
+        fit(wild)
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+    assert resolve_run(str(run.parent.parent)) == run
+    failed = next(other for other in run.parent.iterdir() if other != run)
+    card = read_json(failed / "run_card.json")
+    assert card["status"] == "failed"
+    assert "diverged" in card["error"]
+
+
+def test_resume_continues_the_unfinished_run_on_its_own_dataset_version(
+    tmp_path: Path, tiny_version: Path
+) -> None:
+    config = configure(tiny_version, tmp_path, fit=FitConfig(epochs=1, early_stopping=None))
+    run = fit(config)
+    update_run_card(run, status="training")  # as if killed before the last line
+    (run.parent.parent / "CURRENT").unlink()
+    assert fit(config, resume=True) == run
+    assert read_json(run / "run_card.json")["status"] == "trained"
+    assert len(json.loads((run / "history.json").read_text())) == 1
+    other = fit(config, resume=True)  # nothing is unfinished now
+    assert other != run
+    assert (run / "run_card.json").exists()
+
+
+def test_resume_refuses_a_changed_dataset_and_a_busy_run(tmp_path: Path) -> None:
+    version = write_tiny_dataset(tmp_path, config=TinyConfig(users=20))
+    config = configure(version, tmp_path, fit=FitConfig(epochs=1, early_stopping=None))
+    run = fit(config)
+    update_run_card(run, status="training")
+    with locked(run), pytest.raises(UpstreamNotReadyError, match="another process"):
+        fit(config, resume=True)
+    write_tiny_dataset(tmp_path, config=TinyConfig(users=24))
+    with pytest.raises(InputDataError, match="not the one"):
+        fit(config, resume=True)
+
+
+def test_a_plan_writes_nothing(tmp_path: Path, tiny_version: Path) -> None:
+    plan = plan_run(configure(tiny_version, tmp_path / "runs"))
+    assert plan["rows"]["train"] == 780
+    assert plan["steps_per_epoch"] == 12
+    assert plan["steps"] == 24
+    assert plan["tables"]["movie_id"] == [42, 8]
+    assert plan["selected_by"] == "ndcg@10"
+    json.dumps(plan)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dataset_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UpstreamNotReadyError):
+        fit(configure(tmp_path / "nothing", tmp_path / "runs"))
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from conf.errors import InputDataError
+from conf.manifest import Manifest
+from training.shards import open_shard, shard_paths
+
+
+def test_paths_and_records(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    paths = shard_paths(tiny_version, tiny_manifest, "train")
+    assert [Path(path).name for path in paths] == [f"part-{i:05d}.tfrecord" for i in range(4)]
+    assert len(list(open_shard(paths, tiny_manifest))) == tiny_manifest.split("train").rows
+
+
+@pytest.mark.parametrize("change", [{"record_type": "SequenceExample"}, {"compression": "zstd"}])
+def test_records_that_training_does_not_read(change, tiny_version: Path, tiny_manifest: Manifest
+                                             ) -> None:
+    with pytest.raises(InputDataError, match=next(iter(change.values()))):
+        shard_paths(tiny_version, replace(tiny_manifest, **change), "train")
