@@ -136,16 +136,17 @@ def _run_stages(build: _Build) -> dict[str, Any]:
         counts = {name: count_rows(source) for name, source in sources.items()}
         _handle_bad_rows(build, sources, counts)
     with clock.stage("join and split events"):
-        events = prepare_events(config, sources)
-        event_counts = count_events(events, config)
+        prepared = prepare_events(config, sources)
+        event_counts = count_events(prepared.frame, config)
+        events = kept(prepared.frame)
     try:
         with clock.stage("fit encoders"):
-            encoder_plan, files, item_tokens = _fit_encoders(build, kept(events))
+            encoder_plan, files, item_tokens = _fit_encoders(build, events)
         with clock.stage("write records"):
-            records = _build_records(build, kept(events), sources, item_tokens)
+            records = _build_records(build, events, sources, item_tokens)
             splits, statistics = _write_records(build, records)
     finally:
-        events.unpersist()
+        prepared.release()
     return {
         "splits": splits,
         "schema": encoder_plan.schema,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark import StorageLevel
@@ -23,13 +24,25 @@ if TYPE_CHECKING:
 DUPLICATE = "duplicate"
 
 
-def prepare_events(config: BuildConfig, sources: Mapping[str, Source]) -> DataFrame:
-    """Builds the annotated event frame, persisted: every good row of the log, kept or not.
+@dataclass(frozen=True)
+class PreparedEvents:
+    """The annotated events, and the frame under them that Spark keeps until it is released."""
+
+    frame: DataFrame
+    persisted: DataFrame
+
+    def release(self) -> None:
+        """Frees what Spark keeps."""
+        self.persisted.unpersist()
+
+
+def prepare_events(config: BuildConfig, sources: Mapping[str, Source]) -> PreparedEvents:
+    """Builds the annotated event frame: every good row of the log, kept or not.
 
     Returns:
-        Event and dictionary columns, `__drop` (null, or why the row is left out), `__position`
-        (rank among its user's kept events, from 1), `__total`, `__split`, `__event_ts_ms` and
-        the label where one is declared.
+        A frame of event and dictionary columns, `__drop` (null, or why the row is left out),
+        `__position` (rank among its user's kept events, from 1), `__total`, `__split`,
+        `__event_ts_ms` and the label where one is declared.
 
     Raises:
         InputDataError: A dictionary's key is not unique, or an event that must match does not.
@@ -45,11 +58,13 @@ def prepare_events(config: BuildConfig, sources: Mapping[str, Source]) -> DataFr
         drops = join.unmatched == "drop"
         events = join_dictionary(events, join.source, dictionary, key, join.column, drops)
     events = _mark_unlabelled(events, config)
-    events = _add_positions(events, config)
-    events = add_split(
-        events, config.split, config.events.user, config.events.time, config.output.seed
+    # Persisted before the split, whose choice of users would else run all of this once more.
+    positioned = _add_positions(events, config).drop(ORDER_COLUMN)
+    positioned.persist(StorageLevel.MEMORY_AND_DISK)
+    frame = add_split(
+        positioned, config.split, config.events.user, config.events.time, config.output.seed
     )
-    return events.drop(ORDER_COLUMN, "__given_total").persist(StorageLevel.MEMORY_AND_DISK)
+    return PreparedEvents(frame.drop("__given_total"), positioned)
 
 
 def _read_log(config: BuildConfig, sources: Mapping[str, Source]) -> DataFrame:
@@ -116,20 +131,21 @@ def kept(events: DataFrame) -> DataFrame:
     return events.where(F.col(DROP_COLUMN).isNull())
 
 
+@dataclass(frozen=True)
 class EventCounts:
-    """Counts of the annotated frame, from one scan of it."""
+    """Counts of the annotated frame, from one scan of it.
 
-    def __init__(
-        self,
-        joined: int,
-        splits: Mapping[str, int],
-        dropped: Mapping[str, int],
-        event_ts_ms_range: tuple[int, int] | None,
-    ) -> None:
-        self.joined = joined
-        self.splits = dict(splits)
-        self.dropped = dict(dropped)
-        self.event_ts_ms_range = event_ts_ms_range
+    Attributes:
+        joined: Events after parsing, de-duplication and joins.
+        splits: Of these, per split.
+        dropped: Events left out, by reason.
+        event_ts_ms_range: First and last event time, None without a time column.
+    """
+
+    joined: int
+    splits: Mapping[str, int]
+    dropped: Mapping[str, int]
+    event_ts_ms_range: tuple[int, int] | None
 
 
 def count_events(events: DataFrame, config: BuildConfig) -> EventCounts:

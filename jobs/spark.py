@@ -43,7 +43,9 @@ def build_session(config: SparkConfig, app_name: str) -> SparkSession:
     for key, value in _settings(config, submitted).items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
+    if not submitted:
+        # Every failure of a task reaches this process as an exception that says the same.
+        session.sparkContext.setLogLevel("OFF")
     register_tfrecord(session)
     return session
 

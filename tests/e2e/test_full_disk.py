@@ -1,0 +1,68 @@
+"""A full disk ends in a clear error, and what was published before stays readable."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conf.dataset import read_manifest, resolve_version
+from tests.etl.logs import build_config, write_logs
+
+pytestmark = pytest.mark.slow
+DISK_BYTES = 4_000_000
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(disk)],
+        capture_output=True, text=True, check=False,
+    ) if os.geteuid() == 0 else None
+    if mounted is None or mounted.returncode:
+        pytest.skip("a file system of a few megabytes cannot be mounted here (needs root)")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def fill(disk: Path, leave_bytes: int) -> None:
+    free = os.statvfs(disk)
+    size = free.f_bavail * free.f_frsize - leave_bytes
+    (disk / "filler").write_bytes(b"\0" * max(0, size))
+
+
+def sluice(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "jobs.cli", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("leave_bytes", [0, 60_000])
+def test_full_disk_during_a_build_keeps_the_last_version(small_disk, tmp_path, leave_bytes):
+    root = small_disk / "datasets"
+    rows = [f"{u}::{10 + (u * t) % 5}::{1 + t % 5}::{t}" for u in (1, 2, 3) for t in range(1, 400)]
+    config = build_config(write_logs(tmp_path / "logs", rows), root)
+    file = tmp_path / "build.yaml"
+    file.write_text(json.dumps(config.resolved()))
+    first = sluice("build", str(file))
+    assert first.returncode == 0, first.stderr
+    version = resolve_version(root / "small")
+    fill(small_disk, leave_bytes)
+    second = sluice("build", str(file))
+    assert second.returncode == 1
+    assert "No space left on device" in second.stderr or "disk is full" in second.stderr
+    assert "fix:" in second.stderr
+    assert "Traceback" not in second.stderr
+    assert resolve_version(root / "small") == version
+    read_manifest(version)
+    (small_disk / "filler").unlink()
+    assert sluice("inspect", str(root / "small"), "--verify").returncode == 0
+    third = sluice("build", str(file))
+    assert third.returncode == 0, third.stderr
