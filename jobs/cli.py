@@ -24,7 +24,7 @@ SUBCOMMANDS = {
     "evaluate": ("jobs.evaluate", "Rank the catalogue and compare with the baselines."),
     "export": ("jobs.export", "SavedModels and embeddings of a trained run."),
     "predict": ("jobs.predict", "Top-k lists for every user, as .json.gz."),
-    "inspect": ("jobs.inspect", "Show what a dataset, a shard or a run holds."),
+    "inspect": ("jobs.inspect_dataset", "Show what a dataset, a shard or a run holds."),
     "report": ("jobs.report", "Write the HTML report of a run."),
     "demo": ("jobs.demo", "The whole chain on generated sample logs."),
 }

@@ -31,11 +31,13 @@ class EmbeddingWriter:
     """
 
     def __init__(self, directory: Path, name: str, key_type: pa.DataType) -> None:
-        self.schema = pa.schema([
-            pa.field("key", key_type, nullable=False),
-            pa.field("id", pa.int64(), nullable=False),
-            pa.field("vector", pa.list_(pa.float32()), nullable=False),
-        ])
+        self.schema = pa.schema(
+            [
+                pa.field("key", key_type, nullable=False),
+                pa.field("id", pa.int64(), nullable=False),
+                pa.field("vector", pa.list_(pa.float32()), nullable=False),
+            ]
+        )
         self.rows = 0
         self._parquet = pq.ParquetWriter(directory / f"{name}.parquet", self.schema)
         self._text = (directory / f"{name}.txt").open("w", encoding="utf-8", newline="\n")
@@ -44,7 +46,9 @@ class EmbeddingWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         self._parquet.close()
@@ -66,9 +70,7 @@ class EmbeddingWriter:
         columns = [keys, pa.array(ids, pa.int64()), lists]
         self._parquet.write_table(pa.Table.from_arrays(columns, schema=self.schema))
         numbers = pa.ListArray.from_arrays(offsets, values.cast(pa.string()))
-        lines = pc.binary_join_element_wise(
-            escape_keys(keys), pc.binary_join(numbers, ","), "\t"
-        )
+        lines = pc.binary_join_element_wise(escape_keys(keys), pc.binary_join(numbers, ","), "\t")
         self._text.writelines(f"{line}\n" for line in lines.to_pylist())
         self.rows += len(keys)
 

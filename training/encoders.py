@@ -27,7 +27,10 @@ from conf.schema import FIRST_TOKEN_ID, OOV_ID, PAD_ID, FeatureSpec
 from training.vocabularies import Vocabulary, read_vocabulary
 
 TENSOR_DTYPES = {
-    "int64": tf.int64, "float32": tf.float32, "string": tf.string, "bytes": tf.string,
+    "int64": tf.int64,
+    "float32": tf.float32,
+    "string": tf.string,
+    "bytes": tf.string,
 }
 INT_PAD_TOKENS = (-1, -(2**63))
 STRING_PAD_TOKENS = ("", "<pad>", "<sluice:pad>")

@@ -123,8 +123,11 @@ class _Evaluation:
 
     def read(self, split: str) -> Iterator[RankingBatch]:
         trained, config = self.trained, self.trained.config.evaluation
-        inputs = (*trained.model.user_inputs, *((self.labels and self.labels.inputs) or ()),
-                  trained.manifest.keys.user)
+        inputs = (
+            *trained.model.user_inputs,
+            *((self.labels and self.labels.inputs) or ()),
+            trained.manifest.keys.user,
+        )
         negatives = None
         if self.sampled is not None and not self.given and config.sampled_negatives is not None:
             negatives = UniformNegatives(
@@ -169,9 +172,7 @@ class _Evaluation:
             "name": name,
             "mask_seen": name != FULL_ALL,
             "candidates": len(self.index) if full else self.pool.largest + 1,
-            "systems": {
-                system: means.result() for system, means in self.means[name].items()
-            },
+            "systems": {system: means.result() for system, means in self.means[name].items()},
         }
 
     def _labels(self) -> dict[str, Any] | None:

@@ -65,28 +65,37 @@ def write_export(trained: TrainedModel, run_dir: Path) -> Path:
     with staged_directory(target) as staging:
         towers = {
             "user_tower": _write_tower(
-                staging / "user_tower", trained.version_dir, plan, model.user_inputs,
+                staging / "user_tower",
+                trained.version_dir,
+                plan,
+                model.user_inputs,
                 model.embed_users,
             ),
             "item_tower": _write_tower(
-                staging / "item_tower", trained.version_dir, plan, model.item_inputs,
+                staging / "item_tower",
+                trained.version_dir,
+                plan,
+                model.item_inputs,
                 model.embed_items,
             ),
         }
         embeddings = _write_embeddings(staging / "embeddings", trained)
-        write_json(staging / EXPORT_FILE, {
-            "format_version": EXPORT_FORMAT_VERSION,
-            "model": trained.config.model.name,
-            "run": run_dir.name,
-            "dataset": trained.manifest.dataset_name,
-            "dataset_version": trained.manifest.dataset_version,
-            "encoders_fingerprint": trained.manifest.encoders_fingerprint,
-            "tensorflow": tf.__version__,
-            "score": "dot product of the user's and the item's embedding",
-            "towers": towers,
-            "embeddings": embeddings,
-            "files": list_files(staging),
-        })
+        write_json(
+            staging / EXPORT_FILE,
+            {
+                "format_version": EXPORT_FORMAT_VERSION,
+                "model": trained.config.model.name,
+                "run": run_dir.name,
+                "dataset": trained.manifest.dataset_name,
+                "dataset_version": trained.manifest.dataset_version,
+                "encoders_fingerprint": trained.manifest.encoders_fingerprint,
+                "tensorflow": tf.__version__,
+                "score": "dot product of the user's and the item's embedding",
+                "towers": towers,
+                "embeddings": embeddings,
+                "files": list_files(staging),
+            },
+        )
     return target
 
 
@@ -97,7 +106,8 @@ def list_files(root: Path) -> dict[str, dict[str, Any]]:
         with path.open("rb") as handle:
             digest = hashlib.file_digest(handle, "sha256").hexdigest()
         files[path.relative_to(root).as_posix()] = {
-            "bytes": path.stat().st_size, "sha256": digest,
+            "bytes": path.stat().st_size,
+            "sha256": digest,
         }
     return files
 
@@ -123,9 +133,11 @@ def save_tower(
 
     @tf.function
     def from_encoded(**features: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {OUTPUT: embed({
-            name: fit_length(features[names[name]], spec) for name, spec in specs.items()
-        })}
+        return {
+            OUTPUT: embed(
+                {name: fit_length(features[names[name]], spec) for name, spec in specs.items()}
+            )
+        }
 
     signatures = {
         "serving_default": from_raw.get_concrete_function(
@@ -138,9 +150,7 @@ def save_tower(
     module = tf.Module(name="tower")
     module.encoders = encoders
     module.weights = [
-        variable
-        for function in signatures.values()
-        for variable in function.graph.variables
+        variable for function in signatures.values() for variable in function.graph.variables
     ]
     tf.saved_model.save(module, str(directory), signatures=signatures)
 
@@ -162,8 +172,12 @@ def _write_tower(
             "encoded": {
                 "takes": "ids: 0 pad, 1 unknown or null, tokens from 2",
                 "inputs": [
-                    {"name": item.name, "feature": item.feature,
-                     "dtype": specs[item.feature].dtype, "is_list": item.is_list}
+                    {
+                        "name": item.name,
+                        "feature": item.feature,
+                        "dtype": specs[item.feature].dtype,
+                        "is_list": item.is_list,
+                    }
                     for item in encoders.inputs
                 ],
             },

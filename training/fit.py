@@ -98,7 +98,8 @@ def plan_run(config: TrainConfig) -> dict[str, Any]:
         "parameters": trainer.model.parameter_count,
         "tables": _describe_tables(trainer.model),
         "features": {
-            "user": list(trainer.model.user_inputs), "item": list(trainer.model.item_inputs)
+            "user": list(trainer.model.user_inputs),
+            "item": list(trainer.model.item_inputs),
         },
         "selected_by": selection_metric(config) if data.manifest.has_split("validation") else None,
         "devices": describe_devices(strategy),
@@ -127,15 +128,23 @@ def _build_validate(config: TrainConfig, data: TrainingData) -> Validate | None:
     def validate(model: RetrievalModel) -> dict[str, float]:
         evaluation = config.evaluation
         return evaluate_full(
-            model, data.version_dir, data.manifest, "validation",
-            evaluation.ks, evaluation.mask_seen, evaluation.batch_size,
+            model,
+            data.version_dir,
+            data.manifest,
+            "validation",
+            evaluation.ks,
+            evaluation.mask_seen,
+            evaluation.batch_size,
         )
 
     return validate
 
 
 def _describe_start(
-    config: TrainConfig, run: Path, data: TrainingData, model: RetrievalModel,
+    config: TrainConfig,
+    run: Path,
+    data: TrainingData,
+    model: RetrievalModel,
     strategy: tf.distribute.Strategy,
 ) -> dict[str, Any]:
     return {

@@ -168,9 +168,7 @@ def build_parser(
 
     def parse(serialized: tf.Tensor) -> Batch:
         parsed = tf.io.parse_example(serialized, wire)
-        return {
-            spec.name: _finish(spec, parsed[spec.name], batch_size) for spec in specs
-        }
+        return {spec.name: _finish(spec, parsed[spec.name], batch_size) for spec in specs}
 
     return parse
 
@@ -187,7 +185,8 @@ def _split_features(manifest: Manifest, split: str) -> tuple[str, ...]:
     role = ROLE_OF_SPLIT.get(split)
     seen = manifest.keys.seen if role == "user" else None
     return tuple(
-        spec.name for spec in manifest.schema.features
+        spec.name
+        for spec in manifest.schema.features
         if role is None or spec.role == role or spec.name == seen
     )
 

@@ -87,13 +87,12 @@ class SampledSoftmax:
         vectors = gather_replicas(item_vectors)
         if self._items is not None and self._config.uniform_negatives is not None:
             drawn = draw_uniform_items(
-                self._config.uniform_negatives, self._vocabulary_size,
+                self._config.uniform_negatives,
+                self._vocabulary_size,
                 _offset(seed, NEGATIVES_STREAM),
             )
             # The same negatives on every replica; each adds the gradient of its own rows.
-            negatives = model.embed_items(
-                self._items.lookup(drawn), _offset(seed, DROPOUT_STREAM)
-            )
+            negatives = model.embed_items(self._items.lookup(drawn), _offset(seed, DROPOUT_STREAM))
             vectors = tf.concat([vectors, negatives], axis=0)
             candidate_ids = tf.concat([candidate_ids, drawn], axis=0)
         log_counts = None
@@ -131,7 +130,10 @@ class BinaryCrossEntropy:
 
 
 def build_objective(
-    config: ModelConfig, version_dir: Path, manifest: Manifest, model: RetrievalModel,
+    config: ModelConfig,
+    version_dir: Path,
+    manifest: Manifest,
+    model: RetrievalModel,
     batch_size: int,
 ) -> Objective:
     """Builds the objective that a model's config asks for.

@@ -38,8 +38,9 @@ class PredictionCounts:
     users_outside_vocabulary: int
 
 
-def write_recommendations(trained: TrainedModel, run_dir: Path, k: int, mask_seen: bool
-                          ) -> tuple[Path, PredictionCounts]:
+def write_recommendations(
+    trained: TrainedModel, run_dir: Path, k: int, mask_seen: bool
+) -> tuple[Path, PredictionCounts]:
     """Writes the lists of all users; an earlier file is replaced when the new one is complete.
 
     Args:
@@ -92,7 +93,10 @@ def _rank(batch: UserBatch, index: ItemIndex, k: int) -> TopK:
 
 
 def _format_lines(
-    batch: UserBatch, found: TopK, index: ItemIndex, item_tokens: np.ndarray,
+    batch: UserBatch,
+    found: TopK,
+    index: ItemIndex,
+    item_tokens: np.ndarray,
     vocabulary: Vocabulary | None,
 ) -> list[str]:
     """Returns one JSON line per user whose raw token is known."""

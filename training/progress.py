@@ -126,7 +126,8 @@ class LineProgress:
             print(
                 f"epoch {status.epoch}/{status.epochs}  step {status.step}/{status.steps}  "
                 f"{render_status(status)}",
-                file=self._stream, flush=True,
+                file=self._stream,
+                flush=True,
             )
 
     def epoch(self, record: EpochRecord, best: bool) -> None:
@@ -147,8 +148,12 @@ class TerminalProgress:
     def __init__(self, stream: TextIO) -> None:
         self._console = Console(file=stream)
         self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[status]}"), console=self._console, transient=True,
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.fields[status]}"),
+            console=self._console,
+            transient=True,
         )
         self._task = self._bar.add_task("training", total=None, status="")
         self._bar.start()
@@ -160,7 +165,10 @@ class TerminalProgress:
     def step(self, status: StepStatus) -> None:
         """Moves the bar."""
         self._bar.update(
-            self._task, total=status.steps, completed=status.step, status=render_status(status),
+            self._task,
+            total=status.steps,
+            completed=status.step,
+            status=render_status(status),
             description=f"epoch {status.epoch}/{status.epochs}",
         )
 

@@ -71,7 +71,8 @@ def headline_protocol(manifest: Manifest, mask_seen: bool) -> str:
     if mask_seen and manifest.keys.seen is None:
         _log.warning(
             "dataset %r carries no seen items, so none can be masked: ranking %s",
-            manifest.dataset_name, FULL_ALL,
+            manifest.dataset_name,
+            FULL_ALL,
         )
         return FULL_ALL
     return FULL_UNSEEN if mask_seen else FULL_ALL
@@ -113,7 +114,11 @@ class BatchReader:
     batch_size: int
 
     def read(
-        self, split: str, *, seen: bool, negatives: UniformNegatives | None = None,
+        self,
+        split: str,
+        *,
+        seen: bool,
+        negatives: UniformNegatives | None = None,
         given: bool = False,
     ) -> Iterator[RankingBatch]:
         """Yields the batches of a split, each row once, in the order of the shards.
@@ -140,7 +145,10 @@ class BatchReader:
             yield self._batch(features, seen, negatives, given)
 
     def _batch(
-        self, features: dict[str, tf.Tensor], seen: bool, negatives: UniformNegatives | None,
+        self,
+        features: dict[str, tf.Tensor],
+        seen: bool,
+        negatives: UniformNegatives | None,
         given: bool,
     ) -> RankingBatch:
         keys = self.manifest.keys

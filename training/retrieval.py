@@ -131,7 +131,10 @@ def read_cells(ragged: Any, index: ItemIndex) -> Pairs:
 
 
 def rank_top_k(
-    user_vectors: NDArray[np.float32], index: ItemIndex, k: int, seen: Pairs | None = None,
+    user_vectors: NDArray[np.float32],
+    index: ItemIndex,
+    k: int,
+    seen: Pairs | None = None,
     block_cells: int = BLOCK_CELLS,
 ) -> TopK:
     """Finds the k items of the highest dot product for each user.
@@ -172,9 +175,7 @@ def take_top(scores: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], 
     return found.values.numpy(), found.indices.numpy().astype(np.int64)
 
 
-def _mask_block(
-    scores: NDArray[np.float32], seen: Pairs | None, start: int, stop: int
-) -> None:
+def _mask_block(scores: NDArray[np.float32], seen: Pairs | None, start: int, stop: int) -> None:
     if seen is None:
         return
     inside = (seen.columns >= start) & (seen.columns < stop)

@@ -104,9 +104,9 @@ class Trainer:
         objective = build_objective(
             config.model, data.version_dir, data.manifest, self.model, batch_size
         )
-        self._inputs = tuple(dict.fromkeys(
-            (*self.model.user_inputs, *self.model.item_inputs, *objective.inputs)
-        ))
+        self._inputs = tuple(
+            dict.fromkeys((*self.model.user_inputs, *self.model.item_inputs, *objective.inputs))
+        )
         step = TrainStep(
             self.model, objective, self._optimizers, config.seed, config.model.embedding_l2
         )
@@ -182,8 +182,12 @@ class Trainer:
         """Runs an epoch, some steps per compiled call; yields steps, sum of losses, wait."""
         data, config = self._data, self._config
         dataset = build_train_dataset(
-            data.version_dir, data.manifest, config.input,
-            epoch=epoch, seed=config.seed, features=self._inputs,
+            data.version_dir,
+            data.manifest,
+            config.input,
+            epoch=epoch,
+            seed=config.seed,
+            features=self._inputs,
         )
         with input_errors(data.version_dir, data.manifest, "train"):
             iterator = iter(_distribute(dataset, self._strategy))
@@ -215,16 +219,18 @@ class Trainer:
     def _report(self, epoch: int, done: int, loss: float, wait_s: float, seconds: float) -> None:
         epochs, steps = self._config.fit.epochs, self.steps_per_epoch
         left = steps * (epochs - epoch) - done
-        self._progress.step(StepStatus(
-            epoch=epoch + 1,
-            epochs=epochs,
-            step=done,
-            steps=steps,
-            loss=loss,
-            examples_per_s=done * self._config.input.batch_size / seconds,
-            input_wait_share=min(1.0, wait_s / seconds),
-            eta_s=left * seconds / done,
-        ))
+        self._progress.step(
+            StepStatus(
+                epoch=epoch + 1,
+                epochs=epochs,
+                step=done,
+                steps=steps,
+                loss=loss,
+                examples_per_s=done * self._config.input.batch_size / seconds,
+                input_wait_share=min(1.0, wait_s / seconds),
+                eta_s=left * seconds / done,
+            )
+        )
 
 
 def selection_metric(config: TrainConfig) -> str | None:
@@ -267,8 +273,9 @@ def _distribute(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> A
     """Splits each global batch over the replicas, in order."""
     if strategy.num_replicas_in_sync == 1:
         return dataset
-    unbounded = [name for name, spec in dataset.element_spec.items()
-                 if isinstance(spec, tf.RaggedTensorSpec)]
+    unbounded = [
+        name for name, spec in dataset.element_spec.items() if isinstance(spec, tf.RaggedTensorSpec)
+    ]
     if unbounded:
         raise InputDataError(
             "several replicas need lists of a bounded length",

@@ -82,6 +82,11 @@ def test_each_job_takes_one_side(path):
     assert len(sides) <= 1, sides
 
 
+def test_no_job_hides_a_module_of_the_standard_library():
+    # spark-submit puts the script's own folder first on the path.
+    assert not {path.stem for path in (ROOT / "jobs").glob("*.py")} & STDLIB
+
+
 @pytest.mark.parametrize(
     ("module", "banned"),
     [

@@ -22,10 +22,16 @@ DISK_BYTES = 4_000_000
 def small_disk(tmp_path) -> Iterator[Path]:
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(disk)],
-        capture_output=True, text=True, check=False,
-    ) if os.geteuid() == 0 else None
+    mounted = (
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(disk)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if os.geteuid() == 0
+        else None
+    )
     if mounted is None or mounted.returncode:
         pytest.skip("a file system of a few megabytes cannot be mounted here (needs root)")
     yield disk

@@ -62,7 +62,7 @@ def test_no_run_is_not_ready(tmp_path, capsys):
 def test_needs_neither_side(series):
     code = (
         "import sys; from jobs.report import write_report; from pathlib import Path;"
-        f"import jobs.inspect; write_report(Path({str(series)!r}));"
+        f"import jobs.inspect_dataset; write_report(Path({str(series)!r}));"
         "print([m for m in ('tensorflow', 'keras', 'pyspark') if m in sys.modules])"
     )
     root = Path(__file__).parents[2]

@@ -74,8 +74,14 @@ def write_tiny_dataset(root: Path, name: str = "tiny", config: TinyConfig | None
     splits = _split_rows(log, config)
     schema = _schema(log, config)
     infos = tuple(
-        _write_split(version, split, rows, config.train_shards if split == "train" else 2, schema,
-                     config.compression)
+        _write_split(
+            version,
+            split,
+            rows,
+            config.train_shards if split == "train" else 2,
+            schema,
+            config.compression,
+        )
         for split, rows in splits.items()
     )
     encoder_files, encoders_fingerprint = _write_encoders(version, log, schema)
@@ -88,18 +94,28 @@ def write_tiny_dataset(root: Path, name: str = "tiny", config: TinyConfig | None
         splits=infos,
         schema=schema,
         keys=DatasetKeys(
-            user="user_id", item="movie_id", history="history", seen="seen",
-            candidates="candidates" if config.candidates else None, label="label",
+            user="user_id",
+            item="movie_id",
+            history="history",
+            seen="seen",
+            candidates="candidates" if config.candidates else None,
+            label="label",
         ),
         encoder_files=encoder_files,
         encoders_fingerprint=encoders_fingerprint,
         statistics={},
-        label_rate={split: _label_rate(rows) for split, rows in splits.items()
-                    if split in ("train", "validation", "test") and rows},
+        label_rate={
+            split: _label_rate(rows)
+            for split, rows in splits.items()
+            if split in ("train", "validation", "test") and rows
+        },
         source=SourceSnapshot(inputs=(), event_ts_ms_range=None, config={}, config_sha256="0" * 64),
         counts=RowCounts(
-            read={}, quarantined={}, joined=config.users * config.events_per_user,
-            kept={split: len(rows) for split, rows in splits.items()}, dropped={},
+            read={},
+            quarantined={},
+            joined=config.users * config.events_per_user,
+            kept={split: len(rows) for split, rows in splits.items()},
+            dropped={},
         ),
         code_version="test",
     )
@@ -125,8 +141,9 @@ def encode_example(row: Row, schema: FeatureSchema) -> bytes:
     return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
 
 
-def write_shard(path: Path, rows: list[Row], schema: FeatureSchema, compression: str | None = None
-                ) -> None:
+def write_shard(
+    path: Path, rows: list[Row], schema: FeatureSchema, compression: str | None = None
+) -> None:
     """Writes rows as one TFRecord file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     options = tf.io.TFRecordOptions(compression_type="GZIP" if compression == "gzip" else "")
@@ -174,11 +191,13 @@ def _fit_vocabularies(log: _Log, config: TinyConfig) -> None:
         order = np.lexsort((unique, -counts))
         ids = np.arange(len(order)) + FIRST_TOKEN_ID
         kind = pa.int64() if unique.dtype.kind == "i" else pa.string()
-        table = pa.table({
-            "token": pa.array(unique[order].tolist(), kind),
-            "id": pa.array(ids, pa.int64()),
-            "count": pa.array(counts[order], pa.int64()),
-        })
+        table = pa.table(
+            {
+                "token": pa.array(unique[order].tolist(), kind),
+                "id": pa.array(ids, pa.int64()),
+                "count": pa.array(counts[order], pa.int64()),
+            }
+        )
         mapping = dict(zip(unique[order].tolist(), ids.tolist(), strict=True))
         log.vocabularies[name] = (mapping, table)
 
@@ -198,8 +217,11 @@ def _row(log: _Log, user: int, position: int, config: TinyConfig, *, held_out: b
         del row["seen"]
     elif config.candidates:
         rng = np.random.default_rng([config.seed, user, position])
-        unseen = sorted(set(range(FIRST_TOKEN_ID, FIRST_TOKEN_ID + config.items))
-                        - {row["movie_id"]} - set(before))
+        unseen = sorted(
+            set(range(FIRST_TOKEN_ID, FIRST_TOKEN_ID + config.items))
+            - {row["movie_id"]}
+            - set(before)
+        )
         row["candidates"] = rng.choice(unseen, min(config.candidates, len(unseen)), replace=False)
     return row
 
@@ -242,14 +264,19 @@ def _split_rows(log: _Log, config: TinyConfig) -> dict[str, list[Row]]:
 
 
 def _schema(log: _Log, config: TinyConfig) -> FeatureSchema:
-    size = {name: FIRST_TOKEN_ID + table.num_rows
-            for name, (_, table) in log.vocabularies.items()}
+    size = {name: FIRST_TOKEN_ID + table.num_rows for name, (_, table) in log.vocabularies.items()}
 
-    def ids(name: str, role: Any, table: str, ragged: bool = False, max_len: int | None = None
-            ) -> FeatureSpec:
+    def ids(
+        name: str, role: Any, table: str, ragged: bool = False, max_len: int | None = None
+    ) -> FeatureSpec:
         return FeatureSpec(
-            name=name, dtype="int64", role=role, shape=(None,) if ragged else (), max_len=max_len,
-            encoding=table, vocabulary_size=size[table],
+            name=name,
+            dtype="int64",
+            role=role,
+            shape=(None,) if ragged else (),
+            max_len=max_len,
+            encoding=table,
+            vocabulary_size=size[table],
             shared_embedding=table if table != name else None,
         )
 
@@ -267,8 +294,14 @@ def _schema(log: _Log, config: TinyConfig) -> FeatureSchema:
     return FeatureSchema(tuple(features))
 
 
-def _write_split(version: Path, split: str, rows: list[Row], shards: int, schema: FeatureSchema,
-                 compression: str | None) -> SplitInfo:
+def _write_split(
+    version: Path,
+    split: str,
+    rows: list[Row],
+    shards: int,
+    schema: FeatureSchema,
+    compression: str | None,
+) -> SplitInfo:
     infos = []
     suffix = ".tfrecord.gz" if compression == "gzip" else ".tfrecord"
     for index in range(shards if rows else 0):
@@ -280,8 +313,9 @@ def _write_split(version: Path, split: str, rows: list[Row], shards: int, schema
     return SplitInfo(split, tuple(infos))
 
 
-def _write_encoders(version: Path, log: _Log, schema: FeatureSchema
-                    ) -> tuple[tuple[FileInfo, ...], str]:
+def _write_encoders(
+    version: Path, log: _Log, schema: FeatureSchema
+) -> tuple[tuple[FileInfo, ...], str]:
     directory = version / "encoders"
     directory.mkdir(parents=True, exist_ok=True)
     infos, specs = [], []
@@ -293,8 +327,16 @@ def _write_encoders(version: Path, log: _Log, schema: FeatureSchema
         infos.append(FileInfo(f"encoders/{file}", len(content), crc))
         kind = "int64" if table.schema.field("token").type == pa.int64() else "string"
         specs.append(VocabularySpec(name, kind, file, FIRST_TOKEN_ID + table.num_rows, crc))
-    raw = {"user_id": "int64", "movie_id": "int64", "history": "int64", "seen": "int64",
-           "candidates": "int64", "gender": "string", "genres": "string", "label": "float32"}
+    raw = {
+        "user_id": "int64",
+        "movie_id": "int64",
+        "history": "int64",
+        "seen": "int64",
+        "candidates": "int64",
+        "gender": "string",
+        "genres": "string",
+        "label": "float32",
+    }
     columns = tuple(
         ColumnEncoding(spec.name, spec.name, raw[spec.name], spec.encoding)  # type: ignore[arg-type]
         for spec in schema.features
@@ -303,9 +345,7 @@ def _write_encoders(version: Path, log: _Log, schema: FeatureSchema
     text = plan.dumps()
     write_text_atomic(directory / ENCODERS_FILE, text)
     content = text.encode()
-    infos.append(
-        FileInfo(f"encoders/{ENCODERS_FILE}", len(content), f"{crc32c(content):08x}")
-    )
+    infos.append(FileInfo(f"encoders/{ENCODERS_FILE}", len(content), f"{crc32c(content):08x}"))
     return tuple(infos), plan.fingerprint
 
 

@@ -22,7 +22,8 @@ def test_lists_of_the_same_item_cover_little() -> None:
     scores = np.tile(np.array([3, 2, 1, 0], np.float32), (5, 1))
     lists.update(scores, _batch(5, [(0, 0)]))
     assert lists.result() == {
-        "coverage@1": 0.25, "popularity_percentile@1": pytest.approx(PERCENTILES[0]),
+        "coverage@1": 0.25,
+        "popularity_percentile@1": pytest.approx(PERCENTILES[0]),
     }
 
 
@@ -34,5 +35,6 @@ def test_seen_items_are_not_shown_and_batches_add_up() -> None:
     # User 0 is shown the last item alone, user 1 the second and the third.
     expected = (PERCENTILES[3] + PERCENTILES[1] + PERCENTILES[2]) / 3
     assert lists.result() == {
-        "coverage@2": 0.75, "popularity_percentile@2": pytest.approx(expected),
+        "coverage@2": 0.75,
+        "popularity_percentile@2": pytest.approx(expected),
     }

@@ -19,16 +19,20 @@ from training.optimizers import Optimizers
 MODEL = DSSMConfig(embedding_dim=4)
 
 
-def build(run: Path, manifest: Manifest, seed: int = 1
-          ) -> tuple[RetrievalModel, Optimizers, Checkpoints]:
+def build(
+    run: Path, manifest: Manifest, seed: int = 1
+) -> tuple[RetrievalModel, Optimizers, Checkpoints]:
     model = build_model(MODEL, manifest, seed)
     optimizers = Optimizers(OptimizerConfig(), model, 10)
     return model, optimizers, Checkpoints(run, model, optimizers)
 
 
 def train_a_step(model: RetrievalModel, optimizers: Optimizers) -> None:
-    users = {"user_id": tf.constant([5]), "gender": tf.constant([2]),
-             "history": tf.constant([[7, 0]])}
+    users = {
+        "user_id": tf.constant([5]),
+        "gender": tf.constant([2]),
+        "history": tf.constant([[7, 0]]),
+    }
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(model.embed_users(users) * tf.range(1.0, 5.0))
     optimizers.apply(tape.gradient(loss, optimizers.variables_in_step_order))
@@ -45,9 +49,14 @@ def run(tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest) -> Path:
     run = tmp_path / "run"
     run.mkdir()
     config = TrainConfig(dataset=str(tiny_version), name="n", model=MODEL)
-    update_run_card(run, config=config.resolved(), dataset={
-        "path": str(tiny_version), "manifest_sha256": manifest_sha256(tiny_manifest),
-    })
+    update_run_card(
+        run,
+        config=config.resolved(),
+        dataset={
+            "path": str(tiny_version),
+            "manifest_sha256": manifest_sha256(tiny_manifest),
+        },
+    )
     return run
 
 
@@ -85,8 +94,10 @@ def test_the_last_two_and_one_best_are_kept(run: Path, tiny_manifest: Manifest) 
     for epoch in (1, 2, 3):
         checkpoints.save_best(epoch)
         checkpoints.save_last(epoch)
-    found = {which: sorted(path.stem for path in (run / "checkpoints" / which).glob("*.index"))
-             for which in ("best", "last")}
+    found = {
+        which: sorted(path.stem for path in (run / "checkpoints" / which).glob("*.index"))
+        for which in ("best", "last")
+    }
     assert found == {"best": ["ckpt-3"], "last": ["ckpt-2", "ckpt-3"]}
 
 

@@ -35,7 +35,8 @@ def _encoders(tokens: list, dtype: str) -> ServingEncoders:
     )
     columns = tuple(ColumnEncoding(f.name, f.name, dtype, "v") for f in features)
     plan = EncoderPlan(
-        FeatureSchema(features), columns,
+        FeatureSchema(features),
+        columns,
         (VocabularySpec("v", dtype, "v.parquet", vocabulary.size, ""),),
     )
     return ServingEncoders(plan, ("one", "many"), {"v": vocabulary})
@@ -49,10 +50,12 @@ def _check(tokens: list, dtype: str, scalars: list, lists: list[list]) -> None:
     width = max((len(row) for row in lists), default=0)
     padded = [row + [padding] * (width - len(row)) for row in lists]
     kind = tf.int64 if dtype == "int64" else tf.string
-    found = encoders.encode({
-        "one": tf.constant(scalars, kind, shape=[len(scalars)]),
-        "many": tf.constant(padded, kind, shape=[len(lists), width]),
-    })
+    found = encoders.encode(
+        {
+            "one": tf.constant(scalars, kind, shape=[len(scalars)]),
+            "many": tf.constant(padded, kind, shape=[len(lists), width]),
+        }
+    )
     assert found["one"].numpy().tolist() == [ids.get(token, 1) for token in scalars]
     for row, encoded in zip(lists, found["many"].numpy().tolist(), strict=True):
         expected = [0 if token == padding else ids.get(token, 1) for token in row][:MAX_LEN]
@@ -60,8 +63,11 @@ def _check(tokens: list, dtype: str, scalars: list, lists: list[list]) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(INTS, unique=True, max_size=8), st.lists(INTS, max_size=6),
-       st.lists(st.lists(INTS, max_size=5), max_size=4))
+@given(
+    st.lists(INTS, unique=True, max_size=8),
+    st.lists(INTS, max_size=6),
+    st.lists(st.lists(INTS, max_size=5), max_size=4),
+)
 def test_integers_encode_as_a_dictionary_would(
     tokens: list[int], scalars: list[int], lists: list[list[int]]
 ) -> None:
@@ -71,8 +77,11 @@ def test_integers_encode_as_a_dictionary_would(
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(TEXTS, unique=True, max_size=8), st.lists(TEXTS, max_size=6),
-       st.lists(st.lists(TEXTS, max_size=5), max_size=4))
+@given(
+    st.lists(TEXTS, unique=True, max_size=8),
+    st.lists(TEXTS, max_size=6),
+    st.lists(st.lists(TEXTS, max_size=5), max_size=4),
+)
 def test_strings_encode_as_a_dictionary_would(
     tokens: list[str], scalars: list[str], lists: list[list[str]]
 ) -> None:
@@ -90,9 +99,7 @@ def test_the_pad_token_is_never_a_token() -> None:
 
 def test_plain_values_pass_and_are_cast() -> None:
     feature = FeatureSpec("price", "float32", "item")
-    plan = EncoderPlan(
-        FeatureSchema((feature,)), (ColumnEncoding("price", "cost", "int64"),), ()
-    )
+    plan = EncoderPlan(FeatureSchema((feature,)), (ColumnEncoding("price", "cost", "int64"),), ())
     encoders = ServingEncoders(plan, ("price",), {})
     found = encoders.encode({"price": tf.constant([3, 4], tf.int64)})["price"]
     assert found.dtype == tf.float32
@@ -100,17 +107,17 @@ def test_plain_values_pass_and_are_cast() -> None:
     assert encoders.inputs[0].column == "cost"
 
 
-def test_a_version_s_own_vocabularies_are_used(
-    tiny_version: Path, tiny_manifest: Manifest
-) -> None:
+def test_a_version_s_own_vocabularies_are_used(tiny_version: Path, tiny_manifest: Manifest) -> None:
     plan = read_plan(tiny_version, tiny_manifest)
     encoders = build_serving_encoders(tiny_version, plan, ("movie_id", "history", "genres"))
     assert set(encoders.tables) == {"movie_id", "genres"}
-    found = encoders.encode({
-        "movie_id": tf.constant([100, 7], tf.int64),
-        "history": tf.constant([[100, -1]] * 2, tf.int64),
-        "genres": tf.constant([["genre_0"], [""]]),
-    })
+    found = encoders.encode(
+        {
+            "movie_id": tf.constant([100, 7], tf.int64),
+            "history": tf.constant([[100, -1]] * 2, tf.int64),
+            "genres": tf.constant([["genre_0"], [""]]),
+        }
+    )
     assert found["movie_id"].numpy()[0] == found["history"].numpy()[0, 0] >= 2
     assert found["movie_id"].numpy()[1] == 1
     assert not found["history"].numpy()[:, 1:].any()

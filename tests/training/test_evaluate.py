@@ -45,8 +45,10 @@ def _brute_ranks(version: Path, manifest: Manifest, split: str, mask_seen: bool)
         rows = tables[model.table_of[name]][ids]
         return rows.mean(0) if len(ids) else np.zeros(6)
 
-    catalog = {int(row["movie_id"]): sum(pool(n, row[n]) for n in model.item_inputs)
-               for row in _rows_of(version, manifest, "catalog", model.item_inputs)}
+    catalog = {
+        int(row["movie_id"]): sum(pool(n, row[n]) for n in model.item_inputs)
+        for row in _rows_of(version, manifest, "catalog", model.item_inputs)
+    }
     ranks = []
     for row in _rows(version, manifest, split):
         user = sum(pool(name, row[name]) for name in model.user_inputs)
@@ -56,8 +58,14 @@ def _brute_ranks(version: Path, manifest: Manifest, split: str, mask_seen: bool)
             continue
         masked = set(row["seen"].tolist()) - {target} if mask_seen else set()
         scores = {item: float(user @ vector) for item, vector in catalog.items()}
-        ranks.append(1.0 + sum(s >= scores[target] for item, s in scores.items()
-                               if item != target and item not in masked))
+        ranks.append(
+            1.0
+            + sum(
+                s >= scores[target]
+                for item, s in scores.items()
+                if item != target and item not in masked
+            )
+        )
     return ranks
 
 
@@ -72,8 +80,15 @@ def test_full_ranking_equals_brute_force(
 ) -> None:
     ranks = np.array(_brute_ranks(tiny_version, tiny_manifest, "test", mask_seen))
     for batch_size in (7, 1024):
-        found = evaluate_full(TinyTowers(tiny_manifest), tiny_version, tiny_manifest, "test", KS,
-                              mask_seen, batch_size)
+        found = evaluate_full(
+            TinyTowers(tiny_manifest),
+            tiny_version,
+            tiny_manifest,
+            "test",
+            KS,
+            mask_seen,
+            batch_size,
+        )
         assert found["mrr"] == pytest.approx(np.mean(1 / ranks), abs=1e-12)
         for k in KS:
             assert found[f"hit_rate@{k}"] == found[f"recall@{k}"] == np.mean(ranks <= k)
@@ -94,8 +109,9 @@ def test_the_report_has_every_protocol_and_system(
     assert by_name["sampled_15"]["candidates"] == 16
     assert by_name["full_all"]["candidates"] == len(range(2, _items(tiny_manifest)))
     for name, mask_seen in (("full_unseen", True), ("full_all", False)):
-        direct = evaluate_full(trained.model, tiny_version, tiny_manifest, "test", KS, mask_seen,
-                               64)
+        direct = evaluate_full(
+            trained.model, tiny_version, tiny_manifest, "test", KS, mask_seen, 64
+        )
         assert by_name[name]["systems"]["model"] == direct
         assert set(by_name[name]["systems"]) == {"model", "popularity", "random"}
     for systems in (protocol["systems"] for protocol in report["protocols"]):
@@ -151,10 +167,13 @@ def test_labels_are_scored_with_the_rows_own_item(
 
 def test_log_loss_needs_a_binary_objective(tiny_version: Path, tiny_manifest: Manifest) -> None:
     trained = _trained(tiny_version, tiny_manifest)
-    config = TrainConfig.model_validate({
-        "dataset": "d", "name": "n",
-        "model": {"name": "mf", "temperature": 2.0, "objective": {"kind": "binary"}},
-    })
+    config = TrainConfig.model_validate(
+        {
+            "dataset": "d",
+            "name": "n",
+            "model": {"name": "mf", "temperature": 2.0, "objective": {"kind": "binary"}},
+        }
+    )
     report = evaluate_split(replace(trained, config=config), "test")
     assert report["labels"]["log_loss"] > 0
 
@@ -165,8 +184,9 @@ class _ConstantTowers(TinyTowers):
 
 
 def test_a_constant_model_does_not_look_good(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    found = evaluate_full(_ConstantTowers(tiny_manifest), tiny_version, tiny_manifest, "test", KS,
-                          False, 64)
+    found = evaluate_full(
+        _ConstantTowers(tiny_manifest), tiny_version, tiny_manifest, "test", KS, False, 64
+    )
     assert found["hit_rate@10"] == 0.0
 
 

@@ -58,8 +58,12 @@ def _tokens(version: Path, name: str) -> list:
 
 def _ask(exported: Path, questions: dict[str, tuple[str, str, dict]]) -> dict[str, np.ndarray]:
     done = subprocess.run(
-        [sys.executable, "-c", CLIENT, str(exported)], input=json.dumps(questions), text=True,
-        capture_output=True, check=False, cwd=exported,
+        [sys.executable, "-c", CLIENT, str(exported)],
+        input=json.dumps(questions),
+        text=True,
+        capture_output=True,
+        check=False,
+        cwd=exported,
         env={"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONSAFEPATH": "1", "PATH": ""},
     )
     assert done.returncode == 0, done.stderr
@@ -73,11 +77,14 @@ def test_a_fresh_process_without_sluice_gives_the_model_s_vectors(
     movies, genders = _tokens(version, "movie_id"), _tokens(version, "gender")
     users = _tokens(version, "user_id")
     raw_user = {
-        "user_id": [users[0], users[5], -77], "gender": [genders[0], "no such", genders[1]],
+        "user_id": [users[0], users[5], -77],
+        "gender": [genders[0], "no such", genders[1]],
         "history": [[movies[3], movies[1], 999999], [movies[0], -1, -1], [-1, -1, -1]],
     }
     encoded_user = {
-        "user_id": [2, 7, 1], "gender": [2, 1, 3], "history": [[5, 3, 1], [2, 0, 0], [0, 0, 0]],
+        "user_id": [2, 7, 1],
+        "gender": [2, 1, 3],
+        "history": [[5, 3, 1], [2, 0, 0], [0, 0, 0]],
     }
     raw_item = {"movie_id": [movies[4], -5], "genres": [["genre_0", "genre_all"], ["new", ""]]}
     genre_ids = {token: 2 + i for i, token in enumerate(_tokens(version, "genres"))}
@@ -85,21 +92,28 @@ def test_a_fresh_process_without_sluice_gives_the_model_s_vectors(
         "movie_id": [6, 1],
         "genres": [[genre_ids["genre_0"], genre_ids["genre_all"]], [1, 0]],
     }
-    answers = _ask(exported, {
-        "raw_user": ("user_tower", "serving_default", raw_user),
-        "encoded_user": ("user_tower", "encoded", encoded_user),
-        "raw_item": ("item_tower", "serving_default", raw_item),
-        "encoded_item": ("item_tower", "encoded", encoded_item),
-        "unknown": ("item_tower", "serving_default", {"movie_id": [-5, 10**12],
-                                                      "genres": [["x"], ["y"]]}),
-    })
+    answers = _ask(
+        exported,
+        {
+            "raw_user": ("user_tower", "serving_default", raw_user),
+            "encoded_user": ("user_tower", "encoded", encoded_user),
+            "raw_item": ("item_tower", "serving_default", raw_item),
+            "encoded_item": ("item_tower", "encoded", encoded_item),
+            "unknown": (
+                "item_tower",
+                "serving_default",
+                {"movie_id": [-5, 10**12], "genres": [["x"], ["y"]]},
+            ),
+        },
+    )
     direct_user = model.embed_users({n: tf.constant(v, tf.int64) for n, v in encoded_user.items()})
     direct_item = model.embed_items({n: tf.constant(v, tf.int64) for n, v in encoded_item.items()})
     for kind in ("raw", "encoded"):
         np.testing.assert_allclose(answers[f"{kind}_user"], direct_user, atol=1e-6)
         np.testing.assert_allclose(answers[f"{kind}_item"], direct_item, atol=1e-6)
-    oov = model.embed_items({"movie_id": tf.constant([1], tf.int64),
-                             "genres": tf.constant([[1]], tf.int64)})
+    oov = model.embed_items(
+        {"movie_id": tf.constant([1], tf.int64), "genres": tf.constant([[1]], tf.int64)}
+    )
     np.testing.assert_allclose(answers["unknown"], np.repeat(oov, 2, axis=0), atol=1e-6)
 
 
@@ -128,7 +142,9 @@ def test_the_export_explains_itself(exported: Path, trained: TrainedModel) -> No
     assert card["embeddings"]["dim"] == 6
     inputs = card["towers"]["user_tower"]["signatures"]["serving_default"]["inputs"]
     assert {i["name"]: (i["dtype"], i["pad_token"]) for i in inputs} == {
-        "user_id": ("int64", None), "gender": ("string", None), "history": ("int64", -1),
+        "user_id": ("int64", None),
+        "gender": ("string", None),
+        "history": ("int64", -1),
     }
     for name, info in card["files"].items():
         content = (exported / name).read_bytes()
@@ -139,8 +155,10 @@ def test_the_export_explains_itself(exported: Path, trained: TrainedModel) -> No
 
 def test_a_tower_carries_its_own_variables_only(exported: Path, trained: TrainedModel) -> None:
     tables = trained.model.tables
-    for tower, names in (("user_tower", ("user_id", "gender", "movie_id")),
-                         ("item_tower", ("movie_id", "genres"))):
+    for tower, names in (
+        ("user_tower", ("user_id", "gender", "movie_id")),
+        ("item_tower", ("movie_id", "genres")),
+    ):
         stored = tf.train.list_variables(str(exported / tower / "1" / "variables" / "variables"))
         shapes = sorted(tuple(shape) for key, shape in stored if len(shape) == 2)
         assert shapes == sorted(tuple(tables[name].shape) for name in names)
@@ -154,8 +172,9 @@ class _BrokenTowers(TinyTowers):
 def test_a_failed_export_leaves_the_earlier_one(trained: TrainedModel, tmp_path: Path) -> None:
     target = write_export(trained, tmp_path)
     before = (target / "export.json").read_bytes()
-    broken = TrainedModel(_BrokenTowers(trained.manifest), trained.config, trained.manifest,
-                          trained.version_dir)
+    broken = TrainedModel(
+        _BrokenTowers(trained.manifest), trained.config, trained.manifest, trained.version_dir
+    )
     with pytest.raises(InputDataError, match="not finite"):
         write_export(broken, tmp_path)
     assert (target / "export.json").read_bytes() == before
@@ -167,7 +186,8 @@ def test_features_of_any_name_can_be_served(name: str, tmp_path: Path) -> None:
     vocabulary = Vocabulary("v", "int64", pa.array([50, 60]))
     spec = FeatureSpec(name, "int64", "user", encoding="v", vocabulary_size=4)
     plan = EncoderPlan(
-        FeatureSchema((spec,)), (ColumnEncoding(name, name, "int64", "v"),),
+        FeatureSchema((spec,)),
+        (ColumnEncoding(name, name, "int64", "v"),),
         (VocabularySpec("v", "int64", "v.parquet", 4, ""),),
     )
     encoders = ServingEncoders(plan, (name,), {"v": vocabulary})

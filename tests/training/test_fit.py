@@ -23,14 +23,18 @@ from training.run_directory import locked
 
 
 def configure(dataset: Path, root: Path, **changes) -> TrainConfig:
-    return TrainConfig(**{
-        "dataset": str(dataset), "name": "t", "root": str(root),
-        "model": DSSMConfig(embedding_dim=8),
-        "input": InputConfig(batch_size=64),
-        "optimizer": OptimizerConfig(learning_rate=0.01),
-        "fit": FitConfig(epochs=2, early_stopping=EarlyStoppingConfig(metric="ndcg@10")),
-        **changes,
-    })
+    return TrainConfig(
+        **{
+            "dataset": str(dataset),
+            "name": "t",
+            "root": str(root),
+            "model": DSSMConfig(embedding_dim=8),
+            "input": InputConfig(batch_size=64),
+            "optimizer": OptimizerConfig(learning_rate=0.01),
+            "fit": FitConfig(epochs=2, early_stopping=EarlyStoppingConfig(metric="ndcg@10")),
+            **changes,
+        }
+    )
 
 
 def fit(config: TrainConfig, *, resume: bool = False) -> Path:
@@ -38,8 +42,9 @@ def fit(config: TrainConfig, *, resume: bool = False) -> Path:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, tiny_version: Path
-             ) -> tuple[Path, TrainConfig]:
+def finished(
+    tmp_path_factory: pytest.TempPathFactory, tiny_version: Path
+) -> tuple[Path, TrainConfig]:
     config = configure(tiny_version.parent.parent, tmp_path_factory.mktemp("runs"))
     return fit(config), config
 

@@ -23,12 +23,15 @@ def records(values: list[float], losses: list[float] | None = None) -> list[Epoc
     ]
 
 
-@pytest.mark.parametrize(("values", "best"), [
-    ([0.1, 0.3, 0.2], 2),
-    ([0.3, 0.3, 0.1], 1),  # the first of equals
-    ([float("nan"), 0.1], 2),
-    ([0.1], 1),
-])
+@pytest.mark.parametrize(
+    ("values", "best"),
+    [
+        ([0.1, 0.3, 0.2], 2),
+        ([0.3, 0.3, 0.1], 1),  # the first of equals
+        ([float("nan"), 0.1], 2),
+        ([0.1], 1),
+    ],
+)
 def test_best_epoch(values: list[float], best: int) -> None:
     assert find_best_epoch(records(values), "ndcg@10") == best
 
@@ -46,9 +49,15 @@ def test_an_unknown_metric_is_named() -> None:
         find_best_epoch(records([0.1]), "ndcg@5")
 
 
-@pytest.mark.parametrize(("values", "stop"), [
-    ([], False), ([0.3, 0.2], False), ([0.3, 0.2, 0.1], True), ([0.3, 0.2, 0.4], False),
-])
+@pytest.mark.parametrize(
+    ("values", "stop"),
+    [
+        ([], False),
+        ([0.3, 0.2], False),
+        ([0.3, 0.2, 0.1], True),
+        ([0.3, 0.2, 0.4], False),
+    ],
+)
 def test_patience(values: list[float], stop: bool) -> None:
     config = EarlyStoppingConfig(metric="ndcg@10", patience=2)
     assert should_stop(records(values), config) is stop

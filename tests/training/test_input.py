@@ -32,14 +32,21 @@ def read_rows(dataset: tf.data.Dataset, names: tuple[str, ...]) -> list[tuple]:
     return rows
 
 
-def train_rows(version: Path, manifest: Manifest, config: InputConfig = CONFIG, *, epoch: int = 0,
-               seed: int = 1) -> list[tuple]:
+def train_rows(
+    version: Path,
+    manifest: Manifest,
+    config: InputConfig = CONFIG,
+    *,
+    epoch: int = 0,
+    seed: int = 1,
+) -> list[tuple]:
     dataset = build_train_dataset(version, manifest, config, epoch=epoch, seed=seed)
     return read_rows(dataset, ("user_id", "movie_id", "history"))
 
 
-def test_same_seed_and_epoch_replay_the_same_rows(tiny_version: Path, tiny_manifest: Manifest
-                                                  ) -> None:
+def test_same_seed_and_epoch_replay_the_same_rows(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
     first = train_rows(tiny_version, tiny_manifest)
     assert train_rows(tiny_version, tiny_manifest) == first
     assert train_rows(tiny_version, tiny_manifest, epoch=1) != first
@@ -47,10 +54,12 @@ def test_same_seed_and_epoch_replay_the_same_rows(tiny_version: Path, tiny_manif
 
 
 def test_an_epoch_is_the_split_less_the_tail(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    stored = Counter(read_rows(
-        build_eval_dataset(tiny_version, tiny_manifest, "train", 64),
-        ("user_id", "movie_id", "history"),
-    ))
+    stored = Counter(
+        read_rows(
+            build_eval_dataset(tiny_version, tiny_manifest, "train", 64),
+            ("user_id", "movie_id", "history"),
+        )
+    )
     rows = train_rows(tiny_version, tiny_manifest)
     total = sum(stored.values())
     assert total == tiny_manifest.split("train").rows
@@ -60,8 +69,8 @@ def test_an_epoch_is_the_split_less_the_tail(tiny_version: Path, tiny_manifest: 
 
 def test_records_are_shuffled_not_batches(tiny_version: Path, tiny_manifest: Manifest) -> None:
     stored = read_rows(
-        build_eval_dataset(tiny_version, tiny_manifest, "train", 64), ("user_id", "movie_id",
-                                                                       "history"),
+        build_eval_dataset(tiny_version, tiny_manifest, "train", 64),
+        ("user_id", "movie_id", "history"),
     )
     size = CONFIG.batch_size
     blocks = {frozenset(stored[i : i + size]) for i in range(0, len(stored), size)}
@@ -94,12 +103,17 @@ def test_evaluation_keeps_order_and_tail_and_raggedness(
     np.testing.assert_array_equal(together, again[0]["user_id"].numpy())
 
 
-def test_padded_and_ragged_hold_the_same_values(tiny_version: Path, tiny_manifest: Manifest
-                                                ) -> None:
+def test_padded_and_ragged_hold_the_same_values(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
     padded = next(iter(build_eval_dataset(tiny_version, tiny_manifest, "train", 50, ["history"])))
-    ragged = next(iter(build_eval_dataset(
-        tiny_version, tiny_manifest, "train", 50, ["history"], ragged=["history"]
-    )))
+    ragged = next(
+        iter(
+            build_eval_dataset(
+                tiny_version, tiny_manifest, "train", 50, ["history"], ragged=["history"]
+            )
+        )
+    )
     lists = ragged["history"].to_list()
     assert {len(values) for values in lists} >= {0, 8}  # from no history to a full one
     expected = [values + [0] * (8 - len(values)) for values in lists]
@@ -120,8 +134,9 @@ def test_one_sided_splits_hold_their_side(tiny_version: Path, tiny_manifest: Man
         for split in ("catalog", "users")
     )
     assert set(catalog) == {"movie_id", "genres"}
-    assert catalog["movie_id"].numpy().tolist() == sorted(catalog["movie_id"].numpy(),
-                                                          key=lambda i: (i % 2, i))
+    assert catalog["movie_id"].numpy().tolist() == sorted(
+        catalog["movie_id"].numpy(), key=lambda i: (i % 2, i)
+    )
     assert set(users) == {"user_id", "gender", "history", "seen"}
     assert users["user_id"].shape == (60,)
 
@@ -133,16 +148,16 @@ def test_an_empty_split_gives_no_batch(tmp_path: Path) -> None:
     assert dataset.element_spec["user_id"].dtype == tf.int64
 
 
-def test_unknown_feature_and_split_are_refused(tiny_version: Path, tiny_manifest: Manifest
-                                               ) -> None:
+def test_unknown_feature_and_split_are_refused(tiny_version: Path, tiny_manifest: Manifest) -> None:
     with pytest.raises(InputDataError, match="movie_id"):
         build_eval_dataset(tiny_version, tiny_manifest, "test", 8, ["movie"])
     with pytest.raises(InputDataError, match="no such split"):
         build_eval_dataset(tiny_version, tiny_manifest, "tset", 8)
 
 
-def test_a_batch_larger_than_the_split_is_refused(tiny_version: Path, tiny_manifest: Manifest
-                                                  ) -> None:
+def test_a_batch_larger_than_the_split_is_refused(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
     config = CONFIG.model_copy(update={"batch_size": 10_000})
     with pytest.raises(InputDataError, match="780 rows"):
         build_train_dataset(tiny_version, tiny_manifest, config, epoch=0, seed=0)
@@ -153,8 +168,9 @@ def test_roles_can_be_left_out(tiny_manifest: Manifest) -> None:
     assert names == ["user_id", "gender", "history", "movie_id", "genres"]
 
 
-def one_feature(tmp_path: Path, manifest: Manifest, spec: FeatureSpec, rows: list[dict]
-                ) -> Manifest:
+def one_feature(
+    tmp_path: Path, manifest: Manifest, spec: FeatureSpec, rows: list[dict]
+) -> Manifest:
     schema = FeatureSchema((spec,))
     write_shard(tmp_path / "test.tfrecord", rows, schema)
     size = (tmp_path / "test.tfrecord").stat().st_size
@@ -162,27 +178,36 @@ def one_feature(tmp_path: Path, manifest: Manifest, spec: FeatureSpec, rows: lis
     return replace(manifest, schema=schema, splits=(SplitInfo("test", (shard,)),))
 
 
-@pytest.mark.parametrize(("spec", "expected"), [
-    (FeatureSpec("f", "int64", "user", vocabulary_size=9), [5, 1]),
-    (FeatureSpec("f", "float32", "user", pad_value=-1.5), [5.0, -1.5]),
-    (FeatureSpec("f", "int64", "user", pad_value=7), [5, 7]),
-    (FeatureSpec("f", "int64", "user", shape=(2,), vocabulary_size=9), [[5, 6], [0, 0]]),
-    (FeatureSpec("f", "float32", "user", shape=(2,), pad_value=0.5), [[5.0, 6.0], [0.5, 0.5]]),
-    (FeatureSpec("f", "int64", "user", shape=(None,), max_len=3, vocabulary_size=9),
-     [[5, 6, 0], [0, 0, 0]]),
-    (FeatureSpec("f", "float32", "user", shape=(None,), max_len=3, pad_value=0.5),
-     [[5.0, 6.0, 0.5], [0.5, 0.5, 0.5]]),
-])
-def test_an_absent_value(tmp_path: Path, tiny_manifest: Manifest, spec: FeatureSpec,
-                         expected: list) -> None:
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (FeatureSpec("f", "int64", "user", vocabulary_size=9), [5, 1]),
+        (FeatureSpec("f", "float32", "user", pad_value=-1.5), [5.0, -1.5]),
+        (FeatureSpec("f", "int64", "user", pad_value=7), [5, 7]),
+        (FeatureSpec("f", "int64", "user", shape=(2,), vocabulary_size=9), [[5, 6], [0, 0]]),
+        (FeatureSpec("f", "float32", "user", shape=(2,), pad_value=0.5), [[5.0, 6.0], [0.5, 0.5]]),
+        (
+            FeatureSpec("f", "int64", "user", shape=(None,), max_len=3, vocabulary_size=9),
+            [[5, 6, 0], [0, 0, 0]],
+        ),
+        (
+            FeatureSpec("f", "float32", "user", shape=(None,), max_len=3, pad_value=0.5),
+            [[5.0, 6.0, 0.5], [0.5, 0.5, 0.5]],
+        ),
+    ],
+)
+def test_an_absent_value(
+    tmp_path: Path, tiny_manifest: Manifest, spec: FeatureSpec, expected: list
+) -> None:
     present = {"f": [5, 6] if spec.is_list else 5}
     manifest = one_feature(tmp_path, tiny_manifest, spec, [present, {}])
     batch = next(iter(build_eval_dataset(tmp_path, manifest, "test", 2)))
     assert batch["f"].numpy().tolist() == expected
 
 
-def test_statistics_bound_a_list_without_max_len(tiny_version: Path, tiny_manifest: Manifest
-                                                 ) -> None:
+def test_statistics_bound_a_list_without_max_len(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
     features = tuple(
         replace(spec, max_len=None) if spec.name == "genres" else spec
         for spec in tiny_manifest.schema.features

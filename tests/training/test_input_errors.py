@@ -20,8 +20,9 @@ CONFIG = InputConfig(batch_size=32, shuffle_buffer=100, interleave_shards=2)
 
 
 @pytest.mark.parametrize("position", [9, 30])  # in the length's checksum, and in the data
-def test_one_flipped_byte_names_the_shard(tmp_path: Path, tiny_version: Path, position: int
-                                          ) -> None:
+def test_one_flipped_byte_names_the_shard(
+    tmp_path: Path, tiny_version: Path, position: int
+) -> None:
     version = tmp_path / "damaged"
     shutil.copytree(tiny_version, version)
     shard = version / "train" / "part-00002.tfrecord"
@@ -35,8 +36,9 @@ def test_one_flipped_byte_names_the_shard(tmp_path: Path, tiny_version: Path, po
     assert "intact records" in str(caught.value.received)
 
 
-def test_a_missing_shard_is_named(tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest
-                                  ) -> None:
+def test_a_missing_shard_is_named(
+    tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest
+) -> None:
     version = tmp_path / "damaged"
     shutil.copytree(tiny_version, version)
     (version / "test" / "part-00001.tfrecord").unlink()
@@ -45,8 +47,9 @@ def test_a_missing_shard_is_named(tmp_path: Path, tiny_version: Path, tiny_manif
         list(read_batches(dataset, version, tiny_manifest, "test"))
 
 
-def one_feature(tmp_path: Path, manifest: Manifest, spec: FeatureSpec, rows: list[dict]
-                ) -> Manifest:
+def one_feature(
+    tmp_path: Path, manifest: Manifest, spec: FeatureSpec, rows: list[dict]
+) -> Manifest:
     schema = FeatureSchema((spec,))
     write_shard(tmp_path / "test.tfrecord", rows, schema)
     size = (tmp_path / "test.tfrecord").stat().st_size
@@ -67,8 +70,7 @@ def test_an_absent_value_without_pad_value_names_the_feature(
         list(dataset)
 
 
-def test_a_value_of_another_type_names_the_feature(tmp_path: Path, tiny_manifest: Manifest
-                                                   ) -> None:
+def test_a_value_of_another_type_names_the_feature(tmp_path: Path, tiny_manifest: Manifest) -> None:
     written = FeatureSpec("price", "int64", "user")
     manifest = one_feature(tmp_path, tiny_manifest, written, [{"price": 1}])
     expected = FeatureSpec("price", "float32", "user", pad_value=0.0)
@@ -86,6 +88,7 @@ def test_other_errors_pass_through(tiny_version: Path, tiny_manifest: Manifest) 
         tf.ensure_shape(tf.zeros([2]), [3])
 
 
-def test_no_damage_is_found_where_there_is_none(tiny_version: Path, tiny_manifest: Manifest
-                                                ) -> None:
+def test_no_damage_is_found_where_there_is_none(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
     assert locate_damage(tiny_version, tiny_manifest, "test") is None

@@ -13,25 +13,26 @@ from training.input import build_eval_dataset
 from training.item_counts import read_item_counts
 
 
-def test_counts_are_those_of_the_train_records(tiny_version: Path, tiny_manifest: Manifest
-                                               ) -> None:
-    batch = next(iter(
-        build_eval_dataset(tiny_version, tiny_manifest, "train", 10_000, ["movie_id"])
-    ))
+def test_counts_are_those_of_the_train_records(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    batch = next(
+        iter(build_eval_dataset(tiny_version, tiny_manifest, "train", 10_000, ["movie_id"]))
+    )
     found = np.bincount(batch["movie_id"].numpy(), minlength=42)
     np.testing.assert_array_equal(read_item_counts(tiny_version, tiny_manifest), found)
 
 
-def test_rows_outside_the_vocabulary_count_as_oov(tiny_version: Path, tiny_manifest: Manifest
-                                                  ) -> None:
+def test_rows_outside_the_vocabulary_count_as_oov(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
     train = tiny_manifest.split("train")
     shards = (replace(train.shards[0], rows=train.shards[0].rows + 5), *train.shards[1:])
     manifest = replace(tiny_manifest, splits=(SplitInfo("train", shards),))
     assert read_item_counts(tiny_version, manifest)[1] == 5
 
 
-def test_a_missing_vocabulary_is_named(tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest
-                                       ) -> None:
+def test_a_missing_vocabulary_is_named(
+    tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest
+) -> None:
     version = tmp_path / "damaged"
     shutil.copytree(tiny_version, version)
     (version / "encoders" / "movie_id.parquet").unlink()

@@ -41,8 +41,16 @@ def test_one_class_has_no_auc_and_no_rate_means_that_of_the_rows(
     collected = LabelScores(TinyTowers(tiny_manifest), "label")
     one = tf.ones([3], tf.int64)
     lists = tf.ones([3, 2], tf.int64)
-    collected.update({"label": tf.ones([3]), "user_id": one, "gender": one, "history": lists,
-                      "movie_id": one, "genres": lists})
+    collected.update(
+        {
+            "label": tf.ones([3]),
+            "user_id": one,
+            "gender": one,
+            "history": lists,
+            "movie_id": one,
+            "genres": lists,
+        }
+    )
     found = collected.result(temperature=None, train_rate=None)
     assert found["auc"] is None
     assert found["log_loss"] is None

@@ -31,8 +31,9 @@ def compute(config, version: Path, manifest: Manifest, batch: Batch, seed=SEED) 
     return objective(model, batch, seed).numpy()
 
 
-def test_in_batch_softmax_equals_the_reference(tiny_version: Path, tiny_manifest: Manifest,
-                                               batch: Batch) -> None:
+def test_in_batch_softmax_equals_the_reference(
+    tiny_version: Path, tiny_manifest: Manifest, batch: Batch
+) -> None:
     config = MFConfig(embedding_dim=4, temperature=0.5)
     model = build_model(config, tiny_manifest, 1)
     users = model.embed_users(batch).numpy().astype(np.float64)
@@ -48,11 +49,17 @@ def test_in_batch_softmax_equals_the_reference(tiny_version: Path, tiny_manifest
     np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
-@pytest.mark.parametrize("change", [
-    {"logq_correction": False}, {"mask_accidental_hits": False}, {"uniform_negatives": 16},
-])
-def test_each_option_changes_the_loss(change, tiny_version: Path, tiny_manifest: Manifest,
-                                      batch: Batch) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"logq_correction": False},
+        {"mask_accidental_hits": False},
+        {"uniform_negatives": 16},
+    ],
+)
+def test_each_option_changes_the_loss(
+    change, tiny_version: Path, tiny_manifest: Manifest, batch: Batch
+) -> None:
     plain = MFConfig(embedding_dim=4)
     changed = plain.model_copy(update={"objective": SampledSoftmaxConfig(**change)})
     before = compute(plain, tiny_version, tiny_manifest, batch)

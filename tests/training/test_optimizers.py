@@ -14,8 +14,9 @@ def test_cosine_falls_from_the_rate_to_zero() -> None:
     rate = build_learning_rate(OptimizerConfig(learning_rate=0.5, schedule="cosine"), 100)
     assert callable(rate)
     found = [float(rate(tf.constant(step))) for step in (0, 25, 50, 75, 100, 130)]
-    expected = [0.25 * (1 + np.cos(np.pi * min(step, 100) / 100))
-                for step in (0, 25, 50, 75, 100, 130)]
+    expected = [
+        0.25 * (1 + np.cos(np.pi * min(step, 100) / 100)) for step in (0, 25, 50, 75, 100, 130)
+    ]
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert build_learning_rate(OptimizerConfig(learning_rate=0.5), 100) == 0.5
 
@@ -41,15 +42,22 @@ def test_a_step_moves_dense_weights_and_touched_rows(clip_norm, tiny_manifest: M
     model = build_model(DSSMConfig(embedding_dim=4), tiny_manifest, 1)
     optimizers = Optimizers(OptimizerConfig(clip_norm=clip_norm), model, 10)
     before = {v.name: v.numpy() for v in model.trainable_variables}
-    users = {"user_id": tf.constant([5]), "gender": tf.constant([2]),
-             "history": tf.constant([[7, 0]])}
+    users = {
+        "user_id": tf.constant([5]),
+        "gender": tf.constant([2]),
+        "history": tf.constant([[7, 0]]),
+    }
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(model.embed_users(users) * tf.range(1.0, 5.0))
     variables = optimizers.variables_in_step_order
     optimizers.apply(tape.gradient(loss, variables))
     after = {v.name: v.numpy() for v in model.trainable_variables}
-    moved = {name: np.flatnonzero((before[name] != after[name]).reshape(len(after[name]), -1)
-                                  .any(axis=1)).tolist() for name in before}
+    moved = {
+        name: np.flatnonzero(
+            (before[name] != after[name]).reshape(len(after[name]), -1).any(axis=1)
+        ).tolist()
+        for name in before
+    }
     assert moved["user_id/rows:0"] == [5]
     assert moved["movie_id/rows:0"] == [7]
     assert moved["genres/rows:0"] == []  # the loss does not read the item side

@@ -25,8 +25,9 @@ from training.vocabularies import Vocabulary
 
 @pytest.fixture(scope="module")
 def trained(tiny_version: Path, tiny_manifest: Manifest) -> TrainedModel:
-    config = TrainConfig.model_validate({"dataset": "d", "name": "n",
-                                         "evaluation": {"batch_size": 17}})
+    config = TrainConfig.model_validate(
+        {"dataset": "d", "name": "n", "evaluation": {"batch_size": 17}}
+    )
     return TrainedModel(TinyTowers(tiny_manifest), config, tiny_manifest, tiny_version)
 
 
@@ -38,13 +39,16 @@ def _read(file: Path) -> list[dict]:
 def _expected(trained: TrainedModel, k: int, mask_seen: bool) -> dict[int, list[int]]:
     """Lists by brute force in float64, with raw tokens."""
     vocabularies = {
-        name: pq.read_table(trained.version_dir / "encoders" / f"{name}.parquet")["token"]
-        .to_pylist() for name in ("user_id", "movie_id")
+        name: pq.read_table(trained.version_dir / "encoders" / f"{name}.parquet")[
+            "token"
+        ].to_pylist()
+        for name in ("user_id", "movie_id")
     }
     index = build_item_index(trained.model, trained.version_dir, trained.manifest, 64)
     lists = {}
-    rows = build_eval_dataset(trained.version_dir, trained.manifest, "users", 1,
-                              ("user_id", "seen"), ("seen",))
+    rows = build_eval_dataset(
+        trained.version_dir, trained.manifest, "users", 1, ("user_id", "seen"), ("seen",)
+    )
     vectors = np.concatenate([b.vectors for b in read_user_vectors(trained, seen=False)])
     for row, vector in zip(rows, vectors, strict=True):
         scores = index.vectors.astype(np.float64) @ vector.astype(np.float64)
@@ -103,12 +107,13 @@ def test_users_without_a_known_token_are_left_out_and_counted(
     assert len(_read(file)) == 55
 
 
-def test_text_tokens_are_json(trained: TrainedModel, tmp_path: Path,
-                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_tokens_are_json(
+    trained: TrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def texts(version_dir: Path, manifest: Manifest, feature: str) -> Vocabulary:
         size = manifest.schema[feature].vocabulary_size or 0
         return Vocabulary("v", "string", pa.array([f'"{i}\\\n\u00e9' for i in range(size - 2)]))
 
     monkeypatch.setattr(predict, "read_key_vocabulary", texts)
     rows = _read(write_recommendations(trained, tmp_path, 5, True)[0])
-    assert all(row["items"][0].endswith('\\\n\u00e9') for row in rows)
+    assert all(row["items"][0].endswith("\\\n\u00e9") for row in rows)

@@ -8,7 +8,8 @@ from training.ranks import MISSING, build_pairs, rank_all, rank_among, rank_with
 
 SCORES = st.lists(
     st.lists(st.sampled_from([-2.0, -1.0, 0.0, 0.5, 1.0, np.nan]), min_size=7, max_size=7),
-    min_size=1, max_size=5,
+    min_size=1,
+    max_size=5,
 )
 CELLS = st.lists(st.tuples(st.integers(0, 4), st.integers(-1, 6)), max_size=30)
 TARGETS = st.lists(st.integers(-1, 6), min_size=5, max_size=5)
@@ -29,8 +30,10 @@ def test_ranks_equal_a_count_item_by_item(
     target = np.array(targets[: len(rows)])
     inside = [(r, c) for r, c in cells if r < len(rows)]
     pairs = build_pairs(
-        np.array([r for r, _ in inside], np.int64), np.array([c for _, c in inside], np.int64),
-        target, 7,
+        np.array([r for r, _ in inside], np.int64),
+        np.array([c for _, c in inside], np.int64),
+        target,
+        7,
     )
     full = rank_all(scores, target)
     unseen = rank_without(full, scores, target, pairs)

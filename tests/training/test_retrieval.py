@@ -27,7 +27,10 @@ def _index(vectors: np.ndarray) -> ItemIndex:
 
 @settings(max_examples=50, deadline=None)
 @given(
-    st.integers(0, 2**31), st.integers(1, 5), st.integers(1, 17), st.integers(1, 20),
+    st.integers(0, 2**31),
+    st.integers(1, 5),
+    st.integers(1, 17),
+    st.integers(1, 20),
     st.integers(1, 40),
 )
 def test_top_k_equals_a_full_sort_whatever_the_block(
@@ -53,7 +56,13 @@ def test_top_k_equals_a_full_sort_whatever_the_block(
 def test_columns_of_ids_that_the_catalogue_lacks_are_missing() -> None:
     index = order_by_id(np.array([7, 3, 5]), np.eye(3, dtype=np.float32))
     assert index.columns_of(np.array([3, 5, 7, 0, 1, 4, 99])).tolist() == [
-        0, 1, 2, MISSING, MISSING, MISSING, MISSING,
+        0,
+        1,
+        2,
+        MISSING,
+        MISSING,
+        MISSING,
+        MISSING,
     ]
     np.testing.assert_array_equal(index.vectors[index.columns_of(np.array([7]))[0]], [1, 0, 0])
 

@@ -17,7 +17,8 @@ def test_paths_and_records(tiny_version: Path, tiny_manifest: Manifest) -> None:
 
 
 @pytest.mark.parametrize("change", [{"record_type": "SequenceExample"}, {"compression": "zstd"}])
-def test_records_that_training_does_not_read(change, tiny_version: Path, tiny_manifest: Manifest
-                                             ) -> None:
+def test_records_that_training_does_not_read(
+    change, tiny_version: Path, tiny_manifest: Manifest
+) -> None:
     with pytest.raises(InputDataError, match=next(iter(change.values()))):
         shard_paths(tiny_version, replace(tiny_manifest, **change), "train")

@@ -32,13 +32,18 @@ from training.strategy import build_strategy
 from training.trainer import Trainer, TrainingData, TrainingResult
 
 DSSM = DSSMConfig(
-    embedding_dim=8, user_hidden_units=(16,), history_pooling="position_weighted",
+    embedding_dim=8,
+    user_hidden_units=(16,),
+    history_pooling="position_weighted",
     embedding_l2=1e-4,
 )
 # All that draws: dropout, uniform negatives; and a schedule that depends on the step.
-RANDOM_DSSM = DSSM.model_copy(update={
-    "dropout": 0.2, "objective": SampledSoftmaxConfig(uniform_negatives=8),
-})
+RANDOM_DSSM = DSSM.model_copy(
+    update={
+        "dropout": 0.2,
+        "objective": SampledSoftmaxConfig(uniform_negatives=8),
+    }
+)
 
 
 class KilledError(Exception):
@@ -62,20 +67,26 @@ class Messages(LineProgress):
 
 
 def configure(model=DSSM, *, epochs: int = 2, **changes) -> TrainConfig:
-    return TrainConfig(**{
-        "dataset": "tiny", "name": "t", "model": model,
-        "input": InputConfig(batch_size=64, shuffle_buffer=1000),
-        "optimizer": OptimizerConfig(learning_rate=0.01, schedule="cosine"),
-        "fit": FitConfig(epochs=epochs, steps_per_loop=5), **changes,
-    })
+    return TrainConfig(
+        **{
+            "dataset": "tiny",
+            "name": "t",
+            "model": model,
+            "input": InputConfig(batch_size=64, shuffle_buffer=1000),
+            "optimizer": OptimizerConfig(learning_rate=0.01, schedule="cosine"),
+            "fit": FitConfig(epochs=epochs, steps_per_loop=5),
+            **changes,
+        }
+    )
 
 
 @pytest.fixture
 def fit(tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest) -> Callable:
     """Trains and returns the trainer, its result and its run directory."""
 
-    def run_fit(config: TrainConfig, name: str = "run", replicas: int = 1, validate=None,
-                progress=None) -> tuple[Trainer, TrainingResult, Path]:
+    def run_fit(
+        config: TrainConfig, name: str = "run", replicas: int = 1, validate=None, progress=None
+    ) -> tuple[Trainer, TrainingResult, Path]:
         strategy = build_strategy(DevicesConfig(cpu_replicas=replicas))
         trainer = Trainer(
             config, TrainingData(tiny_version, tiny_manifest), strategy, progress or Messages()
@@ -101,8 +112,9 @@ def hit_rate_at_10(scores: np.ndarray, targets: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("model", [DSSM, MFConfig(embedding_dim=8)])
-def test_learns_what_popularity_cannot(model, fit, tiny_version: Path, tiny_manifest: Manifest
-                                       ) -> None:
+def test_learns_what_popularity_cannot(
+    model, fit, tiny_version: Path, tiny_manifest: Manifest
+) -> None:
     trainer, _, _ = fit(configure(model, epochs=8))
     test = next(iter(build_eval_dataset(tiny_version, tiny_manifest, "test", 100)))
     items = next(iter(build_eval_dataset(tiny_version, tiny_manifest, "catalog", 100)))
@@ -200,8 +212,11 @@ def test_history_and_tensorboard(fit) -> None:
     assert entry["examples_per_s"] == pytest.approx(768 / entry["seconds"])
     assert 0 <= entry["input_wait_share"] <= 1
     events = list((run / "logs").glob("events.*"))
-    tags = {value.tag for event in tf.compat.v1.train.summary_iterator(str(events[0]))
-            for value in event.summary.value}
+    tags = {
+        value.tag
+        for event in tf.compat.v1.train.summary_iterator(str(events[0]))
+        for value in event.summary.value
+    }
     assert {"train/loss", "validation/ndcg@10"} <= tags
     assert result.steps == 24
 
@@ -210,8 +225,9 @@ def test_divergence_keeps_the_last_good_checkpoint(fit, tiny_manifest: Manifest)
     config = configure(MFConfig(embedding_dim=8), epochs=3)
     good, _, run = fit(config.model_copy(update={"fit": FitConfig(epochs=1, steps_per_loop=5)}))
     before = weights(good)
-    wild = configure(MFConfig(embedding_dim=8), epochs=3,
-                     optimizer=OptimizerConfig(learning_rate=1e30))
+    wild = configure(
+        MFConfig(embedding_dim=8), epochs=3, optimizer=OptimizerConfig(learning_rate=1e30)
+    )
     with pytest.raises(TrainingDivergedError, match="epoch 2") as caught:
         fit(wild)
     assert caught.value.exit_code == ExitCode.DIVERGED

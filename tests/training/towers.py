@@ -18,7 +18,8 @@ class TinyTowers(tf.Module):
         rng = tf.random.Generator.from_seed(seed)
         self.tables = {
             spec.table: tf.Variable(rng.normal((spec.vocabulary_size, dim)), name=spec.table)
-            for spec in schema.features if spec.vocabulary_size
+            for spec in schema.features
+            if spec.vocabulary_size
         }
         self.table_of = {spec.name: spec.table for spec in schema.features}
 

@@ -117,9 +117,8 @@ class LazyAdam(tf.Module):
         slices = sum_repeated_rows(slices)
         ids, gradient = slices.indices, slices.values
         first = self._beta_1 * tf.gather(first_moment, ids) + (1.0 - self._beta_1) * gradient
-        second = (
-            self._beta_2 * tf.gather(second_moment, ids)
-            + (1.0 - self._beta_2) * tf.square(gradient)
+        second = self._beta_2 * tf.gather(second_moment, ids) + (1.0 - self._beta_2) * tf.square(
+            gradient
         )
         change = size * first / (tf.sqrt(second) + self._epsilon)
         updates = (

@@ -35,22 +35,35 @@ class DSSM(RetrievalModel):
         self.temperature = config.temperature
         self.tables = {
             spec.table: EmbeddingTable(
-                spec.table, table_size(manifest, spec), config.embedding_dim,
-                seed=seed, stddev=config.embedding_stddev,
+                spec.table,
+                table_size(manifest, spec),
+                config.embedding_dim,
+                seed=seed,
+                stddev=config.embedding_stddev,
             )
             for spec in {s.table: s for s in (*users, *items) if s.vocabulary_size}.values()
         }
         weighted = config.history_pooling == "position_weighted"
         ordered = manifest.keys.history if weighted else None
         self.user_tower = Tower(
-            TowerConfig("user_tower", config.user_hidden_units, config.embedding_dim,
-                        config.dropout, ordered),
-            users, self.tables, seed,
+            TowerConfig(
+                "user_tower",
+                config.user_hidden_units,
+                config.embedding_dim,
+                config.dropout,
+                ordered,
+            ),
+            users,
+            self.tables,
+            seed,
         )
         self.item_tower = Tower(
-            TowerConfig("item_tower", config.item_hidden_units, config.embedding_dim,
-                        config.dropout),
-            items, self.tables, seed,
+            TowerConfig(
+                "item_tower", config.item_hidden_units, config.embedding_dim, config.dropout
+            ),
+            items,
+            self.tables,
+            seed,
         )
 
     def embed_users(self, features: Features, dropout_seed: tf.Tensor | None = None) -> tf.Tensor:

@@ -32,12 +32,18 @@ class MatrixFactorization(RetrievalModel):
         self.temperature = config.temperature
         # Users and items have each their own space even where a history shares the item's table.
         self.user_table = EmbeddingTable(
-            user.table, table_size(manifest, user), config.embedding_dim,
-            seed=seed, stddev=config.embedding_stddev,
+            user.table,
+            table_size(manifest, user),
+            config.embedding_dim,
+            seed=seed,
+            stddev=config.embedding_stddev,
         )
         self.item_table = EmbeddingTable(
-            item.table, table_size(manifest, item), config.embedding_dim,
-            seed=seed, stddev=config.embedding_stddev,
+            item.table,
+            table_size(manifest, item),
+            config.embedding_dim,
+            seed=seed,
+            stddev=config.embedding_stddev,
         )
         self._normalize = config.normalize
         self.tables = {user.table: self.user_table, item.table: self.item_table}

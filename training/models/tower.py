@@ -76,15 +76,22 @@ class Tower(tf.Module):
         self.mlp = None
         if config.hidden_units or not alone:
             self.mlp = MLP(
-                config.name, width, config.hidden_units, config.output_dim,
-                seed=seed, dropout=config.dropout,
+                config.name,
+                width,
+                config.hidden_units,
+                config.output_dim,
+                seed=seed,
+                dropout=config.dropout,
             )
 
     @property
     def scalar_tables(self) -> dict[str, EmbeddingTable]:
         """Table of each scalar feature with a vocabulary."""
-        return {s.name: self._tables[s.name] for s in self._specs
-                if s.name in self._tables and not s.is_list}
+        return {
+            s.name: self._tables[s.name]
+            for s in self._specs
+            if s.name in self._tables and not s.is_list
+        }
 
     def __call__(self, features: Features, dropout_seed: tf.Tensor | None = None) -> tf.Tensor:
         """Returns unit vectors `[batch, output_dim]`."""

@@ -39,8 +39,9 @@ def slices(ids: np.ndarray, values: np.ndarray) -> tf.IndexedSlices:
     return tf.IndexedSlices(tf.constant(values), tf.constant(ids), [ROWS, DIM])
 
 
-def draw_steps(seed: int, count: int, batch: int, rows: int = ROWS
-               ) -> list[tuple[np.ndarray, np.ndarray]]:
+def draw_steps(
+    seed: int, count: int, batch: int, rows: int = ROWS
+) -> list[tuple[np.ndarray, np.ndarray]]:
     rng = np.random.default_rng(seed)
     return [
         (rng.integers(rows, size=batch), rng.normal(size=(batch, DIM)).astype(np.float32))
@@ -121,7 +122,8 @@ def test_two_replicas_do_what_one_does(overlap: bool) -> None:
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         rows = tf.range(4) + 4 * replica
         gradient = tf.IndexedSlices(
-            tf.gather(all_values[index], rows), tf.gather(all_ids[index], rows),
+            tf.gather(all_values[index], rows),
+            tf.gather(all_ids[index], rows),
             tf.constant([ROWS, DIM]),
         )
         optimizer.apply([gradient], [table])
@@ -159,6 +161,10 @@ def test_the_cost_of_a_step_does_not_grow_with_the_vocabulary() -> None:
     graph = step.get_concrete_function(
         tf.TensorSpec([64], tf.int64), tf.TensorSpec([64, 2], tf.float32)
     ).graph
-    sizes = [output.shape[0] for op in graph.get_operations() for output in op.outputs
-             if output.shape.rank and output.dtype != tf.resource]
+    sizes = [
+        output.shape[0]
+        for op in graph.get_operations()
+        for output in op.outputs
+        if output.shape.rank and output.dtype != tf.resource
+    ]
     assert vocabulary not in sizes

@@ -31,8 +31,13 @@ def reference(users, items, ids, log_counts, positions, temperature, mask) -> np
 
 
 @settings(deadline=None, max_examples=40)
-@given(seed=st.integers(0, 2**16), batch=st.integers(1, 8), extra=st.integers(0, 5),
-       mask=st.booleans(), temperature=st.floats(0.05, 2.0))
+@given(
+    seed=st.integers(0, 2**16),
+    batch=st.integers(1, 8),
+    extra=st.integers(0, 5),
+    mask=st.booleans(),
+    temperature=st.floats(0.05, 2.0),
+)
 def test_equals_the_reference(seed, batch, extra, mask, temperature) -> None:
     rng = np.random.default_rng(seed)
     users = rng.normal(size=(batch, 4)).astype(np.float32)
@@ -41,9 +46,11 @@ def test_equals_the_reference(seed, batch, extra, mask, temperature) -> None:
     log_counts = rng.normal(size=batch + extra).astype(np.float32)
     positions = np.arange(batch)
     found = compute_sampled_softmax(
-        tf.constant(users), Candidates(tf.constant(items), tf.constant(ids),
-                                       tf.constant(log_counts)),
-        tf.constant(positions, tf.int32), temperature=temperature, mask_accidental_hits=mask,
+        tf.constant(users),
+        Candidates(tf.constant(items), tf.constant(ids), tf.constant(log_counts)),
+        tf.constant(positions, tf.int32),
+        temperature=temperature,
+        mask_accidental_hits=mask,
     )
     expected = reference(users, items, ids, log_counts, positions, temperature, mask)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
@@ -52,7 +59,9 @@ def test_equals_the_reference(seed, batch, extra, mask, temperature) -> None:
 def equal_pair(ids: list[int], mask: bool) -> np.ndarray:
     """Three users on three equal items: every logit is 0."""
     return compute_sampled_softmax(
-        tf.zeros([3, 2]), Candidates(tf.zeros([3, 2]), tf.constant(ids)), tf.range(3),
+        tf.zeros([3, 2]),
+        Candidates(tf.zeros([3, 2]), tf.constant(ids)),
+        tf.range(3),
         mask_accidental_hits=mask,
     ).numpy()
 

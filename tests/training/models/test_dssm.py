@@ -63,11 +63,14 @@ def test_positions_matter_once_they_are_learned(tiny_manifest: Manifest) -> None
     assert np.abs(different[0]).max() > 1e-3
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"user_features": ("gendr",)}, "gender"),
-    ({"item_features": ("movie_id", "history")}, "role user"),
-    ({"user_features": ()}, "no input feature"),
-])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"user_features": ("gendr",)}, "gender"),
+        ({"item_features": ("movie_id", "history")}, "role user"),
+        ({"user_features": ()}, "no input feature"),
+    ],
+)
 def test_features_that_do_not_fit_are_refused(changes, message, tiny_manifest: Manifest) -> None:
     with pytest.raises(ConfigError, match=message):
         DSSM(DSSMConfig(**changes), tiny_manifest, 1)

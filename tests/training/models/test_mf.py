@@ -21,8 +21,9 @@ def test_the_score_is_dot_product_plus_item_bias(tiny_manifest: Manifest) -> Non
     user_rows = model.tables["user_id"].rows.numpy()[users.numpy()].astype(np.float64)
     item_rows = model.tables["movie_id"].rows.numpy()[items.numpy()].astype(np.float64)
     bias = model.tables["movie_id_bias"].rows.numpy()[items.numpy(), 0]
-    np.testing.assert_allclose(scores, (user_rows * item_rows).sum(axis=1) + bias, rtol=1e-4,
-                               atol=1e-6)
+    np.testing.assert_allclose(
+        scores, (user_rows * item_rows).sum(axis=1) + bias, rtol=1e-4, atol=1e-6
+    )
 
 
 def test_normalized_vectors_make_the_score_a_cosine(tiny_manifest: Manifest) -> None:

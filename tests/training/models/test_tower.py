@@ -21,7 +21,9 @@ def test_numbers_are_read_as_they_are() -> None:
     tower = Tower(CONFIG, specs, {}, seed=1)
     assert tower.mlp is not None
     features = {
-        "price": tf.constant([0.5]), "size": tf.constant([[1.0, 2.0]]), "year": tf.constant([3]),
+        "price": tf.constant([0.5]),
+        "size": tf.constant([[1.0, 2.0]]),
+        "year": tf.constant([3]),
     }
     layer = tower.mlp.layers[0]
     expected = np.array([[0.5, 1, 2, 3]]) @ layer.kernel.numpy().astype(np.float64)
@@ -33,8 +35,9 @@ def test_blocks_stand_in_the_order_of_the_specs() -> None:
     tables = {"a": EmbeddingTable("a", 9, 2, seed=1), "b": EmbeddingTable("b", 9, 2, seed=1)}
     specs = [
         FeatureSpec("x", "int64", "item", shared_embedding="a", vocabulary_size=9),
-        FeatureSpec("y", "int64", "item", shape=(None,), max_len=4, shared_embedding="b",
-                    vocabulary_size=9),
+        FeatureSpec(
+            "y", "int64", "item", shape=(None,), max_len=4, shared_embedding="b", vocabulary_size=9
+        ),
     ]
     tower = Tower(CONFIG, specs, tables, seed=1)
     assert tower.mlp is not None
@@ -46,10 +49,13 @@ def test_blocks_stand_in_the_order_of_the_specs() -> None:
     assert set(tower.scalar_tables) == {"x"}
 
 
-@pytest.mark.parametrize("spec", [
-    FeatureSpec("f", "bytes", "item"),
-    FeatureSpec("f", "float32", "item", shape=(None,)),
-])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        FeatureSpec("f", "bytes", "item"),
+        FeatureSpec("f", "float32", "item", shape=(None,)),
+    ],
+)
 def test_what_is_neither_number_nor_id_is_refused(spec: FeatureSpec) -> None:
     with pytest.raises(ConfigError, match="vocabulary"):
         Tower(CONFIG, [spec], {}, seed=1)
