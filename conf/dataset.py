@@ -8,18 +8,19 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
-from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
+from conf.errors import ConfigError, InputDataError
 from conf.manifest import MANIFEST_FILE, Manifest
+from conf.pointer import CURRENT_FILE, EntryKind, check_name, complete_entries, resolve_entry
 
-CURRENT_FILE = "CURRENT"
 VERSIONS_DIR = "versions"
 STAGING_PREFIX = ".staging-"
-NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+VERSION = EntryKind(
+    "published dataset version", VERSIONS_DIR, MANIFEST_FILE, "build one by `sluice build`"
+)
 
 
 def local_path(uri: str | os.PathLike[str]) -> Path:
@@ -77,12 +78,7 @@ class DatasetPaths:
         Raises:
             ConfigError: The name is not a plain file name.
         """
-        if not NAME_PATTERN.fullmatch(self.name):
-            raise ConfigError(
-                "a dataset name must be a plain name",
-                received=self.name,
-                allowed="letters, digits, '_', '-', '.'; first a letter or digit",
-            )
+        check_name("dataset", self.name)
 
     @property
     def base(self) -> Path:
@@ -118,39 +114,12 @@ def resolve_version(path: str | os.PathLike[str]) -> Path:
         UpstreamNotReadyError: Nothing has been published there yet.
         InputDataError: `CURRENT` names a version that does not exist.
     """
-    directory = local_path(path)
-    if (directory / MANIFEST_FILE).is_file():
-        return directory
-    current = directory / CURRENT_FILE
-    if not current.is_file():
-        raise UpstreamNotReadyError(
-            "there is no published dataset version here",
-            received=directory,
-            allowed=f"a directory with {CURRENT_FILE} or {MANIFEST_FILE}",
-            fix="run `sluice build` first, or correct the path",
-        )
-    version_id = current.read_text(encoding="utf-8").strip()
-    version = directory / VERSIONS_DIR / version_id
-    if not NAME_PATTERN.fullmatch(version_id) or not (version / MANIFEST_FILE).is_file():
-        raise InputDataError(
-            f"{current} names a version that is not there",
-            received=version_id,
-            allowed=", ".join(published_versions(directory)) or "(no version is published)",
-            fix=f"write the id of a published version into {current}, or build again",
-        )
-    return version
+    return resolve_entry(local_path(path), VERSION)
 
 
 def published_versions(base: Path) -> list[str]:
     """Returns the ids of the published versions of a dataset, oldest first."""
-    versions = base / VERSIONS_DIR
-    if not versions.is_dir():
-        return []
-    return sorted(
-        entry.name
-        for entry in versions.iterdir()
-        if not entry.name.startswith(".") and (entry / MANIFEST_FILE).is_file()
-    )
+    return complete_entries(base, VERSION)
 
 
 def read_manifest(version: Path) -> Manifest:

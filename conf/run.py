@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conf.dataset import CURRENT_FILE, NAME_PATTERN, local_path, write_text_atomic
-from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
+from conf.dataset import local_path, write_text_atomic
+from conf.errors import InputDataError, UpstreamNotReadyError
+from conf.pointer import CURRENT_FILE, EntryKind, check_name, resolve_entry
 
 RUN_CARD_FILE = "run_card.json"
 HISTORY_FILE = "history.json"
@@ -30,6 +31,7 @@ CHECKPOINTS_DIR = "checkpoints"
 LOGS_DIR = "logs"
 EXPORT_DIR = "export"
 RUNS_DIR = "runs"
+RUN = EntryKind("finished training run", RUNS_DIR, RUN_CARD_FILE, "train one by `sluice train`")
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,7 @@ class RunPaths:
         Raises:
             ConfigError: The name is not a plain file name.
         """
-        if not NAME_PATTERN.fullmatch(self.name):
-            raise ConfigError(
-                "a run name must be a plain name",
-                received=self.name,
-                allowed="letters, digits, '_', '-', '.'; first a letter or digit",
-            )
+        check_name("run", self.name)
 
     @property
     def base(self) -> Path:
@@ -82,26 +79,7 @@ def resolve_run(path: str) -> Path:
         UpstreamNotReadyError: No run has finished there.
         InputDataError: `CURRENT` names a run that does not exist.
     """
-    directory = local_path(path)
-    if (directory / RUN_CARD_FILE).is_file():
-        return directory
-    current = directory / CURRENT_FILE
-    if not current.is_file():
-        raise UpstreamNotReadyError(
-            "there is no finished training run here",
-            received=directory,
-            allowed=f"a directory with {CURRENT_FILE} or {RUN_CARD_FILE}",
-            fix="run `sluice train` first, or correct the path",
-        )
-    run_id = current.read_text(encoding="utf-8").strip()
-    run = directory / RUNS_DIR / run_id
-    if not NAME_PATTERN.fullmatch(run_id) or not (run / RUN_CARD_FILE).is_file():
-        raise InputDataError(
-            f"{current} names a run that is not there",
-            received=run_id,
-            fix="train again, or give a run's own directory",
-        )
-    return run
+    return resolve_entry(local_path(path), RUN)
 
 
 def read_json(path: Path) -> dict[str, Any]:

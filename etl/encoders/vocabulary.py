@@ -11,9 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from conf.dataset import NAME_PATTERN, sync_directory
+from conf.dataset import sync_directory
 from conf.encoders import TokenDType, VocabularySpec
 from conf.errors import ConfigError, InputDataError, did_you_mean
+from conf.pointer import NAME_PATTERN
 from conf.schema import FIRST_TOKEN_ID
 from etl.tfrecord.crc32c import crc32c
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from conf.dataset import CURRENT_FILE, VERSIONS_DIR, local_path, resolve_version
+from conf.dataset import VERSIONS_DIR, local_path, resolve_version
 from conf.errors import UpstreamNotReadyError
 from conf.manifest import MANIFEST_FILE
+from conf.pointer import CURRENT_FILE
 from conf.run import RUN_CARD_FILE, RUNS_DIR, resolve_run
 
 Kind = Literal["dataset", "shard", "run"]
