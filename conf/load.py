@@ -58,7 +58,7 @@ def read_yaml(kind: str, source: str) -> dict[str, Any]:
     if source in preset_names(kind):
         text = (resources.files("conf") / "presets" / kind / f"{source}.yaml").read_text("utf-8")
     elif Path(source).is_file():
-        text = Path(source).read_text(encoding="utf-8")
+        text = _read_text(Path(source))
     else:
         raise ConfigError(
             "no such config",
@@ -73,6 +73,13 @@ def read_yaml(kind: str, source: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ConfigError(f"{source} must hold a mapping", received=type(data).__name__)
     return data
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text", received=str(error)) from error
 
 
 def apply_override(data: dict[str, Any], override: str) -> None:

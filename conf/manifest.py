@@ -201,7 +201,7 @@ class Manifest:
             )
         try:
             return cls(**_manifest_fields(data, origin))
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InputDataError(f"{origin} is not complete", received=repr(error)) from error
 
 

@@ -80,7 +80,7 @@ def resolve_entry(directory: Path, kind: EntryKind) -> Path:
             allowed=f"a directory with {CURRENT_FILE} or {kind.marker}",
             fix=f"{kind.fix}, or correct the path",
         )
-    entry_id = current.read_text(encoding="utf-8").strip()
+    entry_id = current.read_text(encoding="utf-8", errors="replace").strip()
     entry = directory / kind.folder / entry_id
     if not NAME_PATTERN.fullmatch(entry_id) or not (entry / kind.marker).is_file():
         raise InputDataError(

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from conf.errors import InputDataError, UpstreamNotReadyError
 from conf.pointer import CURRENT_FILE, EntryKind, check_name, resolve_entry
 
 RUN_CARD_FILE = "run_card.json"
+RUN_CARD_LOCK = ".run_card.lock"
 HISTORY_FILE = "history.json"
 METRICS_FILE = "metrics.json"
 REPORT_FILE = "report.html"
@@ -93,7 +95,7 @@ def read_json(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UpstreamNotReadyError("a file of this run is missing", received=path) from error
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # not JSON, or not even text
         raise InputDataError(f"{path} is not valid JSON", received=str(error)) from error
     if not isinstance(data, dict):
         raise InputDataError(f"{path} must hold an object", received=type(data).__name__)
@@ -108,8 +110,13 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
 def update_run_card(run: Path, **parts: Any) -> None:
     """Sets top-level parts of a run's card; dictionaries are merged one level deep."""
     file = run / RUN_CARD_FILE
-    card = read_json(file) if file.exists() else {}
-    for key, value in parts.items():
-        old = card.get(key)
-        card[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
-    write_json(file, card)
+    with (run / RUN_CARD_LOCK).open("a") as lock:
+        # Several jobs may add their part to one run at the same time.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        card = read_json(file) if file.exists() else {}
+        for key, value in parts.items():
+            old = card.get(key)
+            if isinstance(old, dict) and isinstance(value, dict):
+                value = {**old, **value}
+            card[key] = value
+        write_json(file, card)

@@ -5,22 +5,24 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import logging
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conf.dataset import DatasetPaths, local_path
+from conf.dataset import DatasetPaths, local_path, write_text_atomic
 from conf.encoders import ENCODERS_FILE, EncoderPlan
-from conf.errors import InternalError
+from conf.errors import InputDataError
 from conf.etl import BuildConfig
-from conf.manifest import FileInfo, Manifest, RowCounts, ShardInfo, SourceSnapshot, SplitInfo
+from conf.manifest import FileInfo, Manifest, ShardInfo, SourceSnapshot, SplitInfo
 from conf.schema import fingerprint
+from etl.accounting import account_rows
 from etl.encoders.vocabulary import fit_vocabulary, write_vocabulary
-from etl.events import EventCounts, count_events, kept, prepare_events
+from etl.events import count_events, kept, prepare_events
 from etl.features import FeaturePlan, build_plan, plan_features
 from etl.publish import hold_lock, new_version_id, publish_version, stage_version, sweep_leftovers
 from etl.records import (
@@ -32,7 +34,7 @@ from etl.records import (
     shard_counts,
 )
 from etl.sources import Source, SourceCounts, check_bad_rows, count_rows, read_source
-from etl.split import CATALOG, EVENT_SPLITS, SPLIT_COLUMN, TRAIN, USERS
+from etl.split import EVENT_SPLITS, SPLIT_COLUMN, TRAIN
 from etl.statistics import merge_statistics, summarize_statistics
 from etl.tfrecord.crc32c import crc32c
 
@@ -45,7 +47,6 @@ logger = logging.getLogger("sluice.build")
 ENCODERS_DIR = "encoders"
 QUARANTINE_DIR = "quarantine"
 COMMIT_FILE = "_sluice_commit.json"
-HISTORY_TOO_SHORT = "history_too_short"
 
 
 @dataclass
@@ -100,7 +101,7 @@ def build_dataset(
     """
     plan = plan_features(config)
     paths = DatasetPaths(local_path(config.output.root).resolve(), config.name)
-    digest = fingerprint(config.resolved())
+    digest, code_version = fingerprint(config.resolved()), _code_version()
     with hold_lock(paths):
         for name in sweep_leftovers(paths):
             logger.warning("removed what an interrupted build left: %s", name)
@@ -115,7 +116,7 @@ def build_dataset(
                 record_type="Example",
                 compression=config.output.compression,
                 keys=plan.keys,
-                code_version=importlib.metadata.version("sluice"),
+                code_version=code_version,
                 stage_seconds=build.clock.seconds,
                 peak_memory_bytes=peak_memory(),
                 **parts,
@@ -135,18 +136,17 @@ def _run_stages(build: _Build) -> dict[str, Any]:
         }
         counts = {name: count_rows(source) for name, source in sources.items()}
         _handle_bad_rows(build, sources, counts)
-    with clock.stage("join and split events"):
-        prepared = prepare_events(config, sources)
-        event_counts = count_events(prepared.frame, config)
-        events = kept(prepared.frame)
-    try:
+    with ExitStack() as resources:
+        with clock.stage("join and split events"):
+            prepared = prepare_events(config, sources)
+            resources.callback(prepared.release)
+            event_counts = count_events(prepared.frame, config)
+            events = kept(prepared.frame)
         with clock.stage("fit encoders"):
             encoder_plan, files, item_tokens = _fit_encoders(build, events)
         with clock.stage("write records"):
             records = _build_records(build, events, sources, item_tokens)
             splits, statistics = _write_records(build, records)
-    finally:
-        prepared.release()
     return {
         "splits": splits,
         "schema": encoder_plan.schema,
@@ -160,8 +160,16 @@ def _run_stages(build: _Build) -> dict[str, Any]:
             config=config.resolved(),
             config_sha256=fingerprint(config.resolved()),
         ),
-        "counts": _row_counts(config, counts, event_counts, splits),
+        "counts": account_rows(config, counts, event_counts, splits),
     }
+
+
+def _code_version() -> str:
+    """Version of this code; sources that were shipped to a cluster as files carry none."""
+    try:
+        return importlib.metadata.version("sluice")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def _used_sources(config: BuildConfig) -> set[str | None]:
@@ -179,7 +187,7 @@ def _handle_bad_rows(
         logger.info("%s: %s rows read, %s bad", name, f"{counts[name].read:,}", f"{bad:,}")
         if bad and declared.bad_rows.policy == "quarantine":
             target = build.staging / QUARANTINE_DIR / name
-            source.bad.coalesce(1).write.json(target.as_uri())
+            source.bad.repartition(1).write.json(str(target))
 
 
 def _fit_encoders(
@@ -189,7 +197,7 @@ def _fit_encoders(
     directory = build.staging / ENCODERS_DIR
     directory.mkdir()
     train = events.where(events[SPLIT_COLUMN] == TRAIN)
-    item = next(f for f in build.plan.features if f.column == build.config.events.item)
+    item = next(f for f in build.plan.features if f.name == build.plan.keys.item)
     specs, item_tokens = [], None
     for vocabulary in build.plan.vocabularies:
         table = fit_vocabulary(train, vocabulary.columns, vocabulary.min_count, vocabulary.max_size)
@@ -197,8 +205,14 @@ def _fit_encoders(
         specs.append(write_vocabulary(table, directory / f"{vocabulary.name}.parquet"))
         if vocabulary.name == build.plan.vocabulary_name(item):
             item_tokens = table.select(["token"])
+    if item_tokens is None or not item_tokens.num_rows:
+        raise InputDataError(
+            "the vocabulary of the items is empty: nothing could be ranked",
+            received=f"feature {item.name!r}: {item.encoding}",
+            fix="lower `min_count`, or check the log",
+        )
     plan = build_plan(build.plan, specs)
-    (directory / ENCODERS_FILE).write_text(plan.dumps(), encoding="utf-8")
+    write_text_atomic(directory / ENCODERS_FILE, plan.dumps())
     files = tuple(
         _describe(build.staging, path) for path in sorted(directory.iterdir()) if path.is_file()
     )
@@ -246,9 +260,8 @@ def _write_records(
         merged = merge_statistics([shard["statistics"] for shard in chosen])
         statistics[split] = summarize_statistics(merged)
         start += count
-    for leftover in target.iterdir():
-        leftover.unlink()
-    target.rmdir()
+    # An attempt that Spark gave up on may still be leaving files here.
+    shutil.rmtree(target, ignore_errors=True)
     return tuple(splits), statistics
 
 
@@ -276,34 +289,3 @@ def _label_rate(plan: FeaturePlan, statistics: Mapping[str, Any]) -> dict[str, f
         return {}
     rates = {split: statistics[split].get(label, {}).get("mean") for split in EVENT_SPLITS}
     return {split: float(rate) for split, rate in rates.items() if rate is not None}
-
-
-def _row_counts(
-    config: BuildConfig,
-    counts: Mapping[str, SourceCounts],
-    events: EventCounts,
-    splits: Sequence[SplitInfo],
-) -> RowCounts:
-    """Accounts for every event.
-
-    Raises:
-        InternalError: Fewer or more records were written than events were kept.
-    """
-    written = {split.name: split.rows for split in splits}
-    short = sum(n - written[split] for split, n in events.splits.items())
-    filtered = config.history is not None and config.history.min_len is not None
-    if short < 0 or (short and not filtered) or not written[CATALOG] or not written[USERS]:
-        raise InternalError(
-            "the number of records written is not the number of events kept",
-            received=written,
-            allowed=events.splits,
-            fix="nothing was published; run again, and report this if it stays",
-        )
-    dropped = {**events.dropped, **({HISTORY_TOO_SHORT: short} if short else {})}
-    return RowCounts(
-        read={name: count.read for name, count in counts.items()},
-        quarantined={name: count.bad for name, count in counts.items()},
-        joined=events.joined,
-        kept=written,
-        dropped=dropped,
-    )

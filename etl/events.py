@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 DUPLICATE = "duplicate"
+AFTER_TEST = "after_test"
+UNLABELLED = "unlabelled"
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ def prepare_events(config: BuildConfig, sources: Mapping[str, Source]) -> Prepar
     """
     events = _read_log(config, sources)
     events = _mark_duplicates(events, config)
+    events = _mark_after_test(events, config)
     for join in config.joins:
         dictionary = sources[join.source].good
         key = config.sources[join.source].key or ""
@@ -57,7 +60,7 @@ def prepare_events(config: BuildConfig, sources: Mapping[str, Source]) -> Prepar
             check_all_matched(events, join.source, dictionary, key, join.column)
         drops = join.unmatched == "drop"
         events = join_dictionary(events, join.source, dictionary, key, join.column, drops)
-    events = _mark_unlabelled(events, config)
+    events = _add_label(events, config)
     # Persisted before the split, whose choice of users would else run all of this once more.
     positioned = _add_positions(events, config).drop(ORDER_COLUMN)
     positioned.persist(StorageLevel.MEMORY_AND_DISK)
@@ -83,11 +86,9 @@ def _read_log(config: BuildConfig, sources: Mapping[str, Source]) -> DataFrame:
 
 
 def _mark_duplicates(events: DataFrame, config: BuildConfig) -> DataFrame:
-    if not config.events.deduplicate:
+    if not config.events.deduplicate or config.events.time is None:
         return events
-    same = [config.events.user, config.events.item, GIVEN_TEST_COLUMN]
-    if config.events.time:
-        same.append(config.events.time)
+    same = [config.events.user, config.events.item, config.events.time, GIVEN_TEST_COLUMN]
     rank = F.row_number().over(Window.partitionBy(*same).orderBy(ORDER_COLUMN))
     return (
         events.withColumn("__rank", rank)
@@ -96,13 +97,38 @@ def _mark_duplicates(events: DataFrame, config: BuildConfig) -> DataFrame:
     )
 
 
-def _mark_unlabelled(events: DataFrame, config: BuildConfig) -> DataFrame:
-    """Adds the label; an event of a given test set may lack one."""
+def _mark_after_test(events: DataFrame, config: BuildConfig) -> DataFrame:
+    """Leaves out what the log holds from a given test event's time on: it is the future.
+
+    A test source without times comes after the whole log, by declaration.
+    """
+    time = config.events.time
+    test_source = config.split.test_source
+    if time is None or test_source is None or config.sources[test_source].column(time) is None:
+        return events
+    of_user = Window.partitionBy(config.events.user)
+    first_test = F.min(F.when(F.col(GIVEN_TEST_COLUMN), F.col(time))).over(of_user)
+    late = ~F.col(GIVEN_TEST_COLUMN) & (F.col(time) >= F.col("__first_test"))
+    reason = F.when(late, F.lit(AFTER_TEST))
+    return (
+        events.withColumn("__first_test", first_test)
+        .withColumn(DROP_COLUMN, F.coalesce(F.col(DROP_COLUMN), reason))
+        .drop("__first_test")
+    )
+
+
+def _add_label(events: DataFrame, config: BuildConfig) -> DataFrame:
+    """Adds the label. An event of a given test set may lack one, an event of the log may not."""
     if config.label is None:
         return events
     value = F.col(config.label.column)
-    label = F.when(value.isNotNull(), (value >= config.label.at_least).cast("float"))
-    return events.withColumn(config.label.name, label)
+    # The bound in the column's own precision: 4.1 read as float32 is not below 4.1.
+    bound = F.lit(config.label.at_least).cast(events.schema[config.label.column].dataType)
+    label = F.when(value.isNotNull(), (value >= bound).cast("float"))
+    reason = F.when(value.isNull() & ~F.col(GIVEN_TEST_COLUMN), F.lit(UNLABELLED))
+    return events.withColumn(config.label.name, label).withColumn(
+        DROP_COLUMN, F.coalesce(F.col(DROP_COLUMN), reason)
+    )
 
 
 def _add_positions(events: DataFrame, config: BuildConfig) -> DataFrame:

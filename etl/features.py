@@ -83,9 +83,11 @@ def plan_features(config: BuildConfig) -> FeaturePlan:
 
 def declared_columns(config: BuildConfig) -> dict[str, str]:
     """Returns the type of each column that a feature may read."""
-    types: dict[str, str] = {}
-    for name in (config.events.source, *(join.source for join in config.joins)):
-        types.update({column.name: column.type for column in config.sources[name].columns})
+    types = dict(config.sources[config.events.source].column_types)
+    for join in config.joins:
+        dictionary = config.sources[join.source]
+        added = dictionary.column_types.items()
+        types.update({name: kind for name, kind in added if name != dictionary.key})
     item_type = types.get(config.events.item, "int64")
     if config.history:
         types[config.history.name] = f"list<{item_type}>"
@@ -101,7 +103,7 @@ def declared_columns(config: BuildConfig) -> dict[str, str]:
 def _automatic_features(config: BuildConfig, types: Mapping[str, str]) -> tuple[FeatureConfig, ...]:
     """Seen items, candidates and label need no declaration: the config says that they exist."""
     declared = {feature.column for feature in config.features}
-    item = next(f for f in config.features if f.column == config.events.item)
+    item = next(f for f in config.features if f.column == config.events.item and f.role == "item")
     shared = VocabularyConfig(name=_name_of(item))
     automatic = [
         FeatureConfig(name=column, column=column, role="id", encoding=shared)
@@ -157,9 +159,7 @@ def _plan_vocabularies(
                 fix="give the features vocabularies of their own",
             )
         columns = (*(known.columns if known else ()), feature.column)
-        plans[name] = VocabularyPlan(
-            name, columns, dtype, feature.encoding.min_count, feature.encoding.max_size
-        )
+        plans[name] = VocabularyPlan(name, columns, dtype, *_limits(name, features))
     for feature in features:
         if isinstance(feature.encoding, VocabularyConfig):
             name = feature.encoding.name or feature.name
@@ -171,6 +171,25 @@ def _plan_vocabularies(
                     fix=did_you_mean(name, plans),
                 )
     return tuple(plans.values())
+
+
+def _limits(name: str, features: Sequence[FeatureConfig]) -> tuple[int, int | None]:
+    """The one `min_count` and `max_size` that the features of a vocabulary ask for."""
+    default = VocabularyConfig()
+    asked = {
+        (feature.encoding.min_count, feature.encoding.max_size)
+        for feature in features
+        if isinstance(feature.encoding, VocabularyConfig)
+        and (feature.encoding.name or feature.name) == name
+    }
+    stated = asked - {(default.min_count, default.max_size)}
+    if len(stated) > 1:
+        raise ConfigError(
+            f"features that share vocabulary {name!r} ask for different limits",
+            received="; ".join(f"min_count {c}, max_size {m}" for c, m in sorted(stated, key=str)),
+            allowed="one min_count and max_size per vocabulary",
+        )
+    return stated.pop() if stated else (default.min_count, default.max_size)
 
 
 def _keys(config: BuildConfig, features: Sequence[FeatureConfig]) -> DatasetKeys:

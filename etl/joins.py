@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from conf.errors import ConfigError, InputDataError
+from conf.errors import InputDataError
 from etl.sources import ORDER_COLUMN
 
 if TYPE_CHECKING:
@@ -46,18 +46,8 @@ def join_dictionary(
 
     Returns:
         The events with the dictionary's other columns.
-
-    Raises:
-        ConfigError: A column of the dictionary is already a column of the event.
     """
     right = dictionary.drop(ORDER_COLUMN)
-    clashing = sorted((set(right.columns) - {key}) & set(events.columns))
-    if clashing:
-        raise ConfigError(
-            f"dictionary {name!r} has columns that the event already has",
-            received=", ".join(clashing),
-            fix=f"rename them in sources.{name}.columns",
-        )
     renamed, matched = f"__key_{name}", f"__matched_{name}"
     right = right.withColumnRenamed(key, renamed).withColumn(matched, F.lit(True))
     joined = events.join(right, F.col(on) == F.col(renamed), "left")

@@ -9,6 +9,7 @@ from pyspark.sql import functions as F
 from conf.errors import InputDataError
 from conf.etl import SplitConfig
 from etl.history import POSITION_COLUMN
+from etl.joins import DROP_COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -78,10 +79,14 @@ def _temporal(events: DataFrame, config: SplitConfig, time: str | None) -> Colum
         late = 1 - config.test_fraction
         earlier = late - config.validation_fraction
         # Exact percentiles: the approximate ones depend on how the data is partitioned.
-        row = events.agg(
-            F.percentile(time, F.lit(late)).alias("test"),
-            F.percentile(time, F.lit(earlier)).alias("validation"),
-        ).collect()[0]
+        row = (
+            events.where(F.col(DROP_COLUMN).isNull())
+            .agg(
+                F.percentile(time, F.lit(late)).alias("test"),
+                F.percentile(time, F.lit(earlier)).alias("validation"),
+            )
+            .collect()[0]
+        )
         test_from = test_from if test_from is not None else int(row["test"])
         if validation_from is None:
             validation_from = min(int(row["validation"]), test_from)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -36,7 +37,7 @@ def main(
     setup_logging(log_format)
     settings = list(overrides or [])
     if data is not None:
-        settings.insert(0, f"data_dir={json.dumps(data)}")
+        settings.insert(0, f"data_dir={json.dumps(data, ensure_ascii=False)}")
     resolved = load_config(BuildConfig, "etl", config, settings)
     if dry_run:
         print(json.dumps(plan(resolved), indent=1))
@@ -103,7 +104,9 @@ def build(config: BuildConfig) -> tuple[Path, Manifest]:
             raise
         raise known from error
     finally:
-        session.stop()
+        # After a crash of the JVM this fails too, and would hide what happened.
+        with contextlib.suppress(Exception):
+            session.stop()
     return result.version, result.manifest
 
 

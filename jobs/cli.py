@@ -14,6 +14,15 @@ import typer
 
 from conf.errors import ConfigError, ExitCode, SluiceError, did_you_mean
 
+# Which extra brings a package that a subcommand may find missing.
+EXTRAS = {
+    "pyspark": "etl",
+    "py4j": "etl",
+    "pandas": "etl",
+    "tensorflow": "training",
+    "keras": "training",
+}
+
 # What Typer makes of Ctrl-C.
 _INTERRUPTED = 130
 
@@ -95,6 +104,11 @@ def run_app(
         return ExitCode.FAILED
     except SluiceError as error:
         return _report(error)
+    except ModuleNotFoundError as error:
+        known = _missing_package(error)
+        if known is None:
+            raise
+        return _report(known)
     except OSError as error:
         return _report_os_error(error)
     except Exception:
@@ -108,14 +122,19 @@ def _import(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        extra = {"pyspark": "etl", "tensorflow": "training", "keras": "training"}.get(package)
-        if extra is None:
-            raise
-        raise ConfigError(
-            f"this subcommand needs the package {package!r}, which is not installed",
-            fix=f"pip install 'sluice[{extra}]'",
-        ) from error
+        raise _missing_package(error) or error from error
+
+
+def _missing_package(error: ModuleNotFoundError) -> ConfigError | None:
+    """What to install for a module that was not found, or None where it is not of an extra."""
+    package = (error.name or "").partition(".")[0]
+    extra = EXTRAS.get(package)
+    if extra is None:
+        return None
+    return ConfigError(
+        f"this subcommand needs the package {package!r}, which is not installed",
+        fix=f"pip install 'sluice[{extra}]'",
+    )
 
 
 def _report(error: SluiceError) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -58,7 +60,7 @@ def main(
                 "--data",
                 str(data),
                 "--set",
-                f"output.root={datasets}",
+                f"output.root={_quote(datasets)}",
             ],
         ),
         (
@@ -69,7 +71,7 @@ def main(
                 "--dataset",
                 str(datasets / "demo"),
                 "--set",
-                f"root={runs}",
+                f"root={_quote(runs)}",
                 "--set",
                 f"seed={seed}",
             ],
@@ -80,13 +82,18 @@ def main(
         ("report", ["report", "--run", run]),
     ]
     for number, (title, arguments) in enumerate(steps, start=1):
-        print(f"\n[{number}/{len(steps)}] {title}:  sluice {' '.join(arguments)}", flush=True)
+        print(f"\n[{number}/{len(steps)}] {title}:  sluice {shlex.join(arguments)}", flush=True)
         code = run_step(arguments)
         if code != ExitCode.OK:
             print(f"error: step {title!r} ended with exit code {code}", file=sys.stderr)
             return code
     print_result(datasets / "demo", resolve_run(run), time.monotonic() - start)
     return ExitCode.OK
+
+
+def _quote(path: Path) -> str:
+    """A path as a YAML value, whatever characters it holds."""
+    return json.dumps(str(path), ensure_ascii=False)
 
 
 def run_step(arguments: list[str]) -> int:

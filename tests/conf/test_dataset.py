@@ -82,6 +82,13 @@ def test_manifests_that_do_not_fit_are_refused(tmp_path, change):
         Manifest.loads(json.dumps(data))
 
 
+def test_manifest_that_is_not_text_is_refused(tmp_path):
+    version = publish(tmp_path)
+    (version / "manifest.json").write_bytes(b'{"a": "\xff"}')
+    with pytest.raises(InputDataError, match="cannot read"):
+        read_manifest(version)
+
+
 def test_half_written_manifest_is_refused():
     text = build_manifest("v1").dumps()
     with pytest.raises(InputDataError, match="not valid JSON"):

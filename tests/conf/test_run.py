@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
@@ -36,9 +39,22 @@ def test_card_merges_one_level(tmp_path):
     }
 
 
-@pytest.mark.parametrize(("text", "error"), [("{", InputDataError), ("[]", InputDataError)])
+def test_parts_added_at_the_same_time_all_stay(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from conf.run import update_run_card\n"
+        "for i in range(20): update_run_card(Path(sys.argv[1]), **{f'{sys.argv[2]}{i}': i})"
+    )
+    jobs = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), name]) for name in "ab"]
+    assert [job.wait() for job in jobs] == [0, 0]
+    assert len(read_json(tmp_path / "run_card.json")) == 40
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [(b"{", InputDataError), (b"[]", InputDataError), (b'{"a": "\xff"}', InputDataError)],
+)
 def test_damaged_json_is_refused(tmp_path, text, error):
-    (tmp_path / "a.json").write_text(text)
+    (tmp_path / "a.json").write_bytes(text)
     with pytest.raises(error):
         read_json(tmp_path / "a.json")
     with pytest.raises(UpstreamNotReadyError):

@@ -14,7 +14,16 @@ ROOT = Path(__file__).parents[2]
 STDLIB = set(sys.stdlib_module_names)
 WIRE_FOR_TRAINING = {"etl.tfrecord.framing", "etl.tfrecord.crc32c", "etl.tfrecord.decode"}
 WIRE_PACKAGES = {"numpy", "numba", "llvmlite", "pyarrow", "conf", "etl"}
-CONF_PURE = ("errors", "schema", "manifest", "encoders", "dataset", "pointer", "run")
+CONF_PURE = (
+    "errors",
+    "schema",
+    "manifest",
+    "encoders",
+    "dataset",
+    "pointer",
+    "run",
+    "references",
+)
 TENSORFLOW = {"tensorflow", "keras"}
 # Modules of the wire that are Spark's own side of it.
 SPARK_FACING = {"datasource", "spark_reader"}

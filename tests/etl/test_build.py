@@ -215,6 +215,92 @@ def test_given_split_ranks_the_given_candidates(spark, tmp_path):
     assert result.manifest.keys.candidates == "candidates"
 
 
+def given_test_source(with_time: bool) -> dict[str, Any]:
+    names = ["user", "item", "ts"] if with_time else ["user", "item"]
+    columns = [{"name": name, "type": "int64"} for name in names]
+    return {"path": "test.dat", "separator": "::", "columns": columns}
+
+
+def test_log_events_from_the_given_test_event_on_are_left_out(spark, tmp_path):
+    logs = write_logs(
+        tmp_path / "logs", ["1::10::5::100", "1::11::5::200", "1::12::5::900", "1::13::5::150"]
+    )
+    (logs / "test.dat").write_text("1::13::150\n")
+    base = build_config(logs, tmp_path / "datasets").model_dump()
+    config = build_config(
+        logs,
+        tmp_path / "datasets",
+        label=None,
+        sources={**base["sources"], "test": given_test_source(with_time=True)},
+        split={"strategy": "given", "test_source": "test", "validation": False},
+        features=[f for f in base["features"] if f["name"] != "rating"],
+    )
+    result = build_dataset(spark, config)
+    # 11 and 12 come later; the log's own copy of the test event is no train sample either.
+    assert result.manifest.counts.dropped == {"after_test": 3}
+    (row,) = read_split(result.version, result.manifest, "test")
+    assert row["history"] == row["seen"] == [10]
+
+
+def test_without_times_repeats_are_events_and_the_file_is_the_order(spark, tmp_path):
+    logs = write_logs(tmp_path / "logs", [f"1::{item}::5::0" for item in (10, 11, 12, 10)])
+    base = build_config(logs, tmp_path / "datasets").model_dump()
+    config = build_config(logs, tmp_path / "datasets", events={**base["events"], "time": None})
+    result = build_dataset(spark, config)
+    (row,) = read_split(result.version, result.manifest, "test")
+    assert (row["item"], row["history"]) == (10, ["OOV", 11, 10])
+    assert result.manifest.counts.dropped == {}
+
+
+def test_label_bound_has_the_precision_of_its_column(spark, tmp_path):
+    logs = write_logs(tmp_path / "logs", [f"1::{10 + i}::4.1::{i}" for i in range(5)])
+    base = build_config(logs, tmp_path / "datasets").model_dump()
+    base["sources"]["ratings"]["columns"][2]["type"] = "float32"
+    base["sources"]["ratings"]["columns"][2]["nullable"] = True
+    with (logs / "ratings.dat").open("a") as handle:
+        handle.write("1::15::::9\n")
+    config = build_config(
+        logs,
+        tmp_path / "data sets",
+        sources=base["sources"],
+        label={"column": "rating", "at_least": 4.1},
+    )
+    result = build_dataset(spark, config)
+    assert set(result.manifest.label_rate.values()) == {1.0}
+    assert result.manifest.counts.dropped == {"unlabelled": 1}
+
+
+def test_quarantine_stays_inside_the_version(spark, tmp_path):
+    root = tmp_path / "data sets %20 é"
+    logs = write_logs(tmp_path / "logs", [*RATINGS, "broken"])
+    base = build_config(logs, root).model_dump()
+    base["sources"]["ratings"]["bad_rows"] = {"policy": "quarantine", "max_fraction": 0.5}
+    version = build_dataset(spark, build_config(logs, root, sources=base["sources"])).version
+    (file,) = (version / "quarantine" / "ratings").glob("part-*")
+    row = json.loads(file.read_text())
+    assert (row["line"], row["reason"]) == ("broken", "wrong_field_count")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["data sets %20 é", "logs"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"history": {"name": "history", "max_len": 9, "min_len": 9}}, "history long enough"),
+        ({"min_count": 100}, "vocabulary of the items is empty"),
+    ],
+)
+def test_nothing_to_train_on_is_refused_and_not_published(spark, tmp_path, changes, message):
+    logs = write_logs(tmp_path / "logs")
+    if "min_count" in changes:
+        features = build_config(logs, tmp_path).model_dump()["features"]
+        encoding = {"kind": "vocabulary", "name": "item", "min_count": 100}
+        features[3]["encoding"] = features[2]["encoding"] = encoding
+        changes = {"features": features}
+    with pytest.raises(InputDataError, match=message):
+        build_dataset(spark, build_config(logs, tmp_path / "datasets", **changes))
+    assert not (tmp_path / "datasets" / "small" / "CURRENT").exists()
+
+
 def test_min_history_drops_and_counts(spark, tmp_path):
     config = build_config(
         write_logs(tmp_path / "logs"),

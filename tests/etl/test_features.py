@@ -61,6 +61,21 @@ def test_contradictions_are_config_errors(tmp_path, features, message):
     assert message in str(refused.value)
 
 
+def test_vocabulary_has_one_pair_of_limits(tmp_path):
+    item = feature("item", "item", "item", kind="vocabulary", min_count=3)
+    shared = feature("other", "rating", kind="vocabulary", name="item")
+    (found,) = [v for v in plan(tmp_path, [BASE[0], item, shared]).vocabularies if v.name == "item"]
+    assert (found.min_count, found.max_size) == (3, None)
+    shared["encoding"]["min_count"] = 5
+    with pytest.raises(ConfigError, match="different limits"):
+        plan(tmp_path, [BASE[0], item, shared])
+
+
+def test_raw_item_may_stand_before_the_encoded_one(tmp_path):
+    raw = feature("raw", "item", "id", kind="identity")
+    assert plan(tmp_path, [BASE[0], raw, BASE[1]]).keys.item == "item"
+
+
 def test_user_and_item_must_be_features(tmp_path):
     with pytest.raises(ValidationError, match="must encode the event's user column"):
         build_config(tmp_path, tmp_path, features=[BASE[0]])

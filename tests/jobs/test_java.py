@@ -11,10 +11,14 @@ from conf.errors import ConfigError
 from jobs import java
 
 
-def fake_runtime(folder: Path) -> Path:
+def fake_runtime(folder: Path, version: str = "21.0.8") -> Path:
     launcher = folder / "bin" / "java"
     launcher.parent.mkdir(parents=True)
-    launcher.write_text('#!/bin/sh\nfor a do printf "[%s]" "$a"; done\n')
+    launcher.write_text(
+        "#!/bin/sh\n"
+        f'[ "$1" = -version ] && {{ echo \'openjdk version "{version}"\' >&2; exit 0; }}\n'
+        'for a do printf "[%s]" "$a"; done\n'
+    )
     launcher.chmod(0o755)
     return folder
 
@@ -44,6 +48,19 @@ def test_java_home_wins(tmp_path, monkeypatch):
 def test_java_home_without_java_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(ConfigError, match="JAVA_HOME"):
+        java.ensure_java()
+
+
+@pytest.mark.parametrize("version", ["1.8.0_402", "11.0.2"])
+def test_too_old_a_java_is_no_java(tmp_path, monkeypatch, version):
+    old = fake_runtime(tmp_path, version)
+    monkeypatch.setenv("JAVA_HOME", str(old))
+    with pytest.raises(ConfigError, match="JAVA_HOME"):
+        java.ensure_java()
+    monkeypatch.delenv("JAVA_HOME")
+    monkeypatch.setenv("PATH", str(old / "bin"))
+    monkeypatch.setattr(java.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="none was found"):
         java.ensure_java()
 
 

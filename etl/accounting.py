@@ -1,0 +1,53 @@
+"""Where the rows went: every event is either a record or dropped for a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from conf.errors import InputDataError, InternalError
+from conf.etl import BuildConfig
+from conf.manifest import RowCounts, SplitInfo
+from etl.events import EventCounts
+from etl.sources import SourceCounts
+
+HISTORY_TOO_SHORT = "history_too_short"
+
+
+def account_rows(
+    config: BuildConfig,
+    counts: Mapping[str, SourceCounts],
+    events: EventCounts,
+    splits: Sequence[SplitInfo],
+) -> RowCounts:
+    """Accounts for every event.
+
+    Raises:
+        InternalError: Fewer or more records were written than events were kept.
+        InputDataError: A split has no sample left.
+    """
+    written = {split.name: split.rows for split in splits}
+    short = {split: n - written[split] for split, n in events.splits.items()}
+    filtered = config.history is not None and config.history.min_len is not None
+    if min(short.values()) < 0 or (any(short.values()) and not filtered):
+        raise InternalError(
+            "the number of records written is not the number of events kept",
+            received=written,
+            allowed=events.splits,
+            fix="nothing was published; run again, and report this if it stays",
+        )
+    empty = [split for split in events.splits if not written[split]]
+    if empty:
+        raise InputDataError(
+            f"no sample of the {' and the '.join(empty)} split has a history long enough",
+            received=f"kept {written}",
+            fix="lower history.min_len",
+        )
+    too_short = sum(short.values())
+    dropped = {**events.dropped, **({HISTORY_TOO_SHORT: too_short} if too_short else {})}
+    return RowCounts(
+        read={name: count.read for name, count in counts.items()},
+        quarantined={name: count.bad for name, count in counts.items()},
+        joined=events.joined,
+        kept=written,
+        dropped=dropped,
+    )
