@@ -101,14 +101,16 @@ def test_the_last_two_and_one_best_are_kept(run: Path, tiny_manifest: Manifest) 
     assert found == {"best": ["ckpt-3"], "last": ["ckpt-2", "ckpt-3"]}
 
 
-def test_a_replayed_best_epoch_leaves_its_checkpoint(run: Path, tiny_manifest: Manifest) -> None:
+def test_a_replayed_best_epoch_is_saved_again(
+    run: Path, tiny_manifest: Manifest, tiny_version: Path
+) -> None:
     _, _, checkpoints = build(run, tiny_manifest)
     checkpoints.save_best(1)
-    file = run / "checkpoints" / "best" / "ckpt-1.index"
-    before = file.stat().st_mtime_ns
-    _, _, again = build(run, tiny_manifest)
+    model, _, again = build(run, tiny_manifest, seed=2)
     again.save_best(1)
-    assert file.stat().st_mtime_ns == before
+    restored, *_ = restore_model(run)
+    first = model.trainable_variables[0].numpy()
+    np.testing.assert_array_equal(restored.trainable_variables[0].numpy(), first)
 
 
 def test_a_disk_that_fills_up_leaves_the_last_checkpoint_readable(
@@ -147,12 +149,70 @@ def test_files_of_a_killed_save_are_not_taken_for_a_checkpoint(
     assert third.restore_last() == 2
 
 
-def test_a_damaged_checkpoint_is_refused(run: Path, tiny_manifest: Manifest) -> None:
+def damage(directory: Path, epoch: int, kind: str) -> None:
+    data = directory / f"ckpt-{epoch}.data-00000-of-00001"
+    index = directory / f"ckpt-{epoch}.index"
+    if kind == "truncated data":
+        data.write_bytes(data.read_bytes()[:40])
+    elif kind == "empty data":
+        data.write_bytes(b"")
+    elif kind == "missing index":
+        index.unlink()
+    else:
+        index.write_bytes(b"nonsense")
+
+
+DAMAGE = ["truncated data", "empty data", "missing index", "other index"]
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_checkpoint_is_refused(run: Path, tiny_manifest: Manifest, kind: str) -> None:
     _, _, checkpoints = build(run, tiny_manifest)
     checkpoints.save_best(1)
-    (run / "checkpoints" / "best" / "ckpt-1.index").write_bytes(b"nonsense")
-    with pytest.raises(InputDataError, match="damaged"):
+    checkpoints.save_last(1)
+    for which in ("best", "last"):
+        damage(run / "checkpoints" / which, 1, kind)
+    with pytest.raises(InputDataError, match="damaged") as caught:
         restore_model(run)
+    assert caught.value.fix
+    _, _, again = build(run, tiny_manifest)
+    with pytest.raises(InputDataError, match="damaged"):
+        again.restore_last()
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_the_checkpoint_before_a_damaged_one_is_resumed(
+    run: Path, tiny_manifest: Manifest, kind: str
+) -> None:
+    model, optimizers, checkpoints = build(run, tiny_manifest)
+    train_a_step(model, optimizers)
+    checkpoints.save_last(1)
+    before = state(model, optimizers)
+    train_a_step(model, optimizers)
+    checkpoints.save_last(2)
+    damage(run / "checkpoints" / "last", 2, kind)
+    other, other_optimizers, again = build(run, tiny_manifest, seed=2)
+    told: list[str] = []
+    assert again.restore_last(told.append) == 1
+    assert again.newest_epoch == 2
+    assert "ckpt-2" in told[0]
+    for a, b in zip(before, state(other, other_optimizers), strict=True):
+        np.testing.assert_array_equal(a, b)
+    again.save_last(2)  # the replayed epoch takes the damaged one's place
+    _, _, third = build(run, tiny_manifest)
+    assert third.restore_last() == 2
+
+
+def test_an_empty_state_file_is_named(run: Path, tiny_manifest: Manifest) -> None:
+    _, _, checkpoints = build(run, tiny_manifest)
+    checkpoints.save_best(1)
+    checkpoints.save_last(1)
+    for which in ("best", "last"):
+        (run / "checkpoints" / which / "checkpoint").write_bytes(b"")
+    with pytest.raises(InputDataError, match="checkpoints/best/checkpoint"):
+        restore_model(run)
+    with pytest.raises(InputDataError, match="checkpoints/last/checkpoint"):
+        build(run, tiny_manifest)
 
 
 def test_another_dataset_version_is_refused(run: Path) -> None:

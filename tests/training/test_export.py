@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from conf.encoders import ColumnEncoding, EncoderPlan, VocabularySpec
-from conf.errors import InputDataError
+from conf.errors import InputDataError, InternalError
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training import TrainConfig
@@ -144,7 +145,7 @@ def test_the_export_explains_itself(exported: Path, trained: TrainedModel) -> No
     assert {i["name"]: (i["dtype"], i["pad_token"]) for i in inputs} == {
         "user_id": ("int64", None),
         "gender": ("string", None),
-        "history": ("int64", -1),
+        "history": ("int64", -(2**63)),
     }
     for name, info in card["files"].items():
         content = (exported / name).read_bytes()
@@ -179,6 +180,22 @@ def test_a_failed_export_leaves_the_earlier_one(trained: TrainedModel, tmp_path:
         write_export(broken, tmp_path)
     assert (target / "export.json").read_bytes() == before
     assert sorted(p.name for p in tmp_path.iterdir()) == [".export.lock", "export"]
+
+
+def test_a_full_disk_is_named_and_leaves_the_earlier_export(
+    trained: TrainedModel, tmp_path: Path
+) -> None:
+    target = write_export(trained, tmp_path)
+    before = (target / "export.json").read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))  # every write beyond fails
+    try:
+        with pytest.raises(InternalError, match="cannot write the export") as caught:
+            write_export(trained, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caught.value.fix
+    assert (target / "export.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("name", ["user.id", "Größe", "1st", "self", "training"])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import io
 import json
 from pathlib import Path
 
@@ -115,6 +117,50 @@ def test_resume_refuses_a_changed_dataset_and_a_busy_run(tmp_path: Path) -> None
     write_tiny_dataset(tmp_path, config=TinyConfig(users=24))
     with pytest.raises(InputDataError, match="not the one"):
         fit(config, resume=True)
+
+
+def test_resume_starts_anew_where_the_dataset_version_is_gone(tmp_path: Path) -> None:
+    version = write_tiny_dataset(tmp_path, config=TinyConfig(users=20))
+    root, once = tmp_path / "runs", FitConfig(epochs=1, early_stopping=None)
+    config = configure(version.parent.parent, root, fit=once)
+    run = fit(config)
+    update_run_card(run, status="training")
+    newer = version.with_name("20260202T000000Z-tiny")
+    version.rename(newer)
+    (version.parent.parent / "CURRENT").write_text(newer.name + "\n")
+    stream = io.StringIO()
+    other = fit_run(config, build_progress("text", 3600, stream), resume=True)
+    assert other != run
+    assert "is gone" in stream.getvalue()
+    assert resolve_run(str(root / "t")) == other
+
+
+def test_a_run_is_current_before_it_counts_as_trained(
+    tmp_path: Path, tiny_version: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    config = configure(tiny_version, tmp_path, fit=FitConfig(epochs=1, early_stopping=None))
+    monkeypatch.setattr("training.fit.publish_run", full)
+    with pytest.raises(OSError, match="No space"):
+        fit(config)
+    (run,) = (tmp_path / "t" / "runs").iterdir()
+    assert read_json(run / "run_card.json")["status"] == "failed"
+    monkeypatch.undo()
+    assert fit(config, resume=True) == run
+    assert resolve_run(str(tmp_path / "t")) == run
+
+
+def test_a_plan_refuses_a_train_split_smaller_than_a_batch(
+    tmp_path: Path, tiny_version: Path
+) -> None:
+    config = configure(tiny_version, tmp_path / "runs", input=InputConfig(batch_size=781))
+    with pytest.raises(InputDataError, match="smaller than one batch"):
+        plan_run(config)
+    with pytest.raises(InputDataError, match="smaller than one batch"):
+        fit(config)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_plan_writes_nothing(tmp_path: Path, tiny_version: Path) -> None:

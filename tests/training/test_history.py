@@ -10,6 +10,7 @@ from training.history import (
     EpochRecord,
     find_best_epoch,
     read_history,
+    read_resumed_history,
     should_stop,
     write_history,
 )
@@ -64,12 +65,32 @@ def test_patience(values: list[float], stop: bool) -> None:
     assert not should_stop(records(values), None)
 
 
-def test_round_trip_and_cut(tmp_path: Path) -> None:
+def test_round_trip(tmp_path: Path) -> None:
     history = records([0.1, 0.2, 0.3])
     assert read_history(tmp_path) == []
     write_history(tmp_path, history)
     assert read_history(tmp_path) == history
-    assert read_history(tmp_path, 2) == history[:2]
+
+
+@pytest.mark.parametrize(("finished", "newest"), [(3, 3), (2, 2), (1, 2)])
+def test_a_resumed_history_ends_where_the_weights_do(
+    tmp_path: Path, finished: int, newest: int
+) -> None:
+    history = records([0.1, 0.2, 0.3])
+    write_history(tmp_path, history)
+    assert read_resumed_history(tmp_path, finished, newest) == history[:finished]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "checkpoint"), [([], 2), ([1], 2), ([1, 2], 0), ([1, 3], 3), ([2, 3], 2)]
+)
+def test_a_history_that_does_not_fit_the_checkpoint_is_refused(
+    tmp_path: Path, epochs: list[int], checkpoint: int
+) -> None:
+    every = records([0.1, 0.2, 0.3])
+    write_history(tmp_path, [every[epoch - 1] for epoch in epochs])
+    with pytest.raises(InputDataError, match="does not fit its checkpoints"):
+        read_resumed_history(tmp_path, checkpoint, checkpoint)
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:

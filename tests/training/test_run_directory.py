@@ -43,14 +43,30 @@ def test_two_runs_of_one_second_are_two_directories(config: TrainConfig) -> None
     assert len({create_run(config, NOW) for _ in range(3)}) == 3
 
 
-def test_the_newest_unfinished_run_of_the_same_config(config: TrainConfig) -> None:
+def test_the_newest_run_of_the_same_config_is_resumed_if_it_is_unfinished(
+    config: TrainConfig,
+) -> None:
     assert find_unfinished_run(config) is None
-    begin(config, "training")
-    newer = begin(config, "failed", NOW.replace(hour=6))
-    begin(config, "trained", NOW.replace(hour=7))
-    begin(config.model_copy(update={"seed": 1}), "training", NOW.replace(hour=8))
+    begin(config, "trained")
+    begin(config, "training", NOW.replace(hour=6))
+    newer = begin(config, "failed", NOW.replace(hour=7))
+    begin(config.model_copy(update={"seed": 1}), "trained", NOW.replace(hour=8))
     create_run(config, NOW.replace(hour=9))  # killed before its card was written
     assert find_unfinished_run(config) == newer
+
+
+def test_an_unfinished_run_older_than_a_finished_one_is_left_alone(config: TrainConfig) -> None:
+    begin(config, "training")
+    begin(config, "trained", NOW.replace(hour=7))
+    assert find_unfinished_run(config) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff"])
+def test_a_damaged_card_of_another_run_is_passed_over(config: TrainConfig, content: bytes) -> None:
+    unfinished = begin(config, "training")
+    damaged = begin(config, "trained", NOW.replace(hour=7))
+    (damaged / "run_card.json").write_bytes(content)
+    assert find_unfinished_run(config) == unfinished
 
 
 def test_a_run_is_held_by_one_process(config: TrainConfig) -> None:

@@ -261,3 +261,24 @@ def test_configs_that_do_not_fit_are_refused_before_anything_is_written(
     metric = configure(fit=FitConfig(early_stopping=EarlyStoppingConfig(metric="ndcg@7")))
     with pytest.raises(ConfigError, match=r"evaluation\.ks"):
         Trainer(metric, data, tf.distribute.get_strategy(), Messages())
+
+
+def test_a_train_split_smaller_than_a_batch_is_refused_at_once(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    data = TrainingData(tiny_version, tiny_manifest)
+    config = configure(input=InputConfig(batch_size=781))
+    with pytest.raises(InputDataError, match="smaller than one batch"):
+        Trainer(config, data, tf.distribute.get_strategy(), Messages())
+
+
+@pytest.mark.parametrize("lost", ["history.json", "checkpoints/last"])
+def test_a_run_that_lost_a_part_is_not_resumed(fit, lost: str) -> None:
+    config = configure(MFConfig(embedding_dim=4))
+    _, _, run = fit(config)
+    path = run / lost
+    path.unlink() if path.is_file() else shutil.rmtree(path)
+    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    with pytest.raises(InputDataError, match="does not fit its checkpoints"):
+        fit(config)
+    assert {file: file.read_bytes() for file in before} == before
