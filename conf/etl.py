@@ -64,7 +64,9 @@ class SourceConfig(Strict):
         None, description="Java regular expression with one group per column (format: pattern)."
     )
     encoding: Literal["utf-8", "latin-1"] = "utf-8"
-    header: bool = False
+    header: bool = Field(
+        False, description="The first line of each file names its columns; it is not a row."
+    )
     columns: tuple[ColumnConfig, ...] = Field(min_length=1)
     key: str | None = Field(None, description="Unique key of a dictionary; checked.")
     bad_rows: BadRowsConfig = BadRowsConfig()

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, ConfigDict, Field, field_validator
 
 from conf.etl import Strict
 
 METRIC_PATTERN = r"^(hit_rate|recall|ndcg)@[1-9][0-9]*$|^mrr$|^loss$"
 
 
-class SampledSoftmaxConfig(Strict):
+class Finite(Strict):
+    """Base of the training configs: strict, and every number is finite."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+def _default_tag(tag: str, default: str) -> BeforeValidator:
+    """Lets a union's keys be given without its tag: they are those of the default member."""
+
+    def add_tag(value: Any) -> Any:
+        named = not isinstance(value, Mapping) or tag in value
+        return value if named else {tag: default, **value}
+
+    return BeforeValidator(add_tag)
+
+
+class SampledSoftmaxConfig(Finite):
     """Softmax over the batch's own items, corrected for how often each is drawn."""
 
     kind: Literal["sampled_softmax"] = "sampled_softmax"
@@ -22,16 +39,20 @@ class SampledSoftmaxConfig(Strict):
     )
 
 
-class BinaryConfig(Strict):
+class BinaryConfig(Finite):
     """Sigmoid cross-entropy on the label; makes AUC and log loss meaningful."""
 
     kind: Literal["binary"] = "binary"
 
 
-ObjectiveConfig = Annotated[SampledSoftmaxConfig | BinaryConfig, Field(discriminator="kind")]
+ObjectiveConfig = Annotated[
+    SampledSoftmaxConfig | BinaryConfig,
+    Field(discriminator="kind"),
+    _default_tag("kind", "sampled_softmax"),
+]
 
 
-class MFConfig(Strict):
+class MFConfig(Finite):
     """Matrix factorization: dot product of a user's and an item's embedding, plus item bias."""
 
     name: Literal["mf"] = "mf"
@@ -44,7 +65,7 @@ class MFConfig(Strict):
     objective: ObjectiveConfig = SampledSoftmaxConfig()
 
 
-class DSSMConfig(Strict):
+class DSSMConfig(Finite):
     """Two towers over pooled embeddings, L2-normalised, compared by a scaled cosine."""
 
     name: Literal["dssm"] = "dssm"
@@ -63,10 +84,12 @@ class DSSMConfig(Strict):
     objective: ObjectiveConfig = SampledSoftmaxConfig()
 
 
-ModelConfig = Annotated[MFConfig | DSSMConfig, Field(discriminator="name")]
+ModelConfig = Annotated[
+    MFConfig | DSSMConfig, Field(discriminator="name"), _default_tag("name", "dssm")
+]
 
 
-class InputConfig(Strict):
+class InputConfig(Finite):
     """How shards become batches."""
 
     batch_size: int = Field(256, ge=1, description="Global, over all replicas.")
@@ -75,7 +98,7 @@ class InputConfig(Strict):
     parallel_parses: int | None = Field(None, ge=1, description="None: chosen by tf.data.")
 
 
-class OptimizerConfig(Strict):
+class OptimizerConfig(Finite):
     """Adam for dense weights, its lazy form (touched rows only) for embedding tables."""
 
     learning_rate: float = Field(1e-3, gt=0)
@@ -86,14 +109,14 @@ class OptimizerConfig(Strict):
     clip_norm: float | None = Field(None, gt=0)
 
 
-class EarlyStoppingConfig(Strict):
+class EarlyStoppingConfig(Finite):
     """Stops when the metric has not improved for `patience` epochs; the best epoch is kept."""
 
     metric: str = Field("ndcg@10", pattern=METRIC_PATTERN)
     patience: int = Field(3, ge=1)
 
 
-class FitConfig(Strict):
+class FitConfig(Finite):
     """How long to train."""
 
     epochs: int = Field(10, ge=1)
@@ -102,13 +125,13 @@ class FitConfig(Strict):
     steps_per_loop: int = Field(64, ge=1, description="Steps inside one compiled loop.")
 
 
-class DevicesConfig(Strict):
+class DevicesConfig(Finite):
     """All GPUs where there are any; else this many logical CPU devices."""
 
     cpu_replicas: int = Field(1, ge=1)
 
 
-class EvaluationConfig(Strict):
+class EvaluationConfig(Finite):
     """Protocols; the full catalogue is always ranked."""
 
     ks: tuple[int, ...] = (1, 5, 10, 20, 50)
@@ -124,20 +147,20 @@ class EvaluationConfig(Strict):
         return tuple(sorted(set(ks)))
 
 
-class PredictConfig(Strict):
+class PredictConfig(Finite):
     """Ranked lists per user."""
 
     k: int = Field(20, ge=1)
     mask_seen: bool = True
 
 
-class TrainConfig(Strict):
+class TrainConfig(Finite):
     """Everything that `sluice train` needs."""
 
     dataset: str = Field(description="Dataset directory, or one version's.")
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="Name of the run.")
     root: str = "work/runs"
-    seed: int = 42
+    seed: int = Field(42, ge=0, lt=2**31)
     model: ModelConfig = DSSMConfig()
     input: InputConfig = InputConfig()
     optimizer: OptimizerConfig = OptimizerConfig()

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import glob
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from conf.dataset import local_path
 from conf.errors import InputDataError
 from conf.etl import ColumnConfig, SourceConfig
 from conf.manifest import InputFile
+from etl.headers import escape_path, read_header
+from etl.input_files import count_levels, find_files
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -22,6 +22,7 @@ ORDER_COLUMN = "__order"
 REASON_COLUMN = "__reason"
 LINE_COLUMN = "__line"
 FILE_COLUMN = "__file"
+REPEATED_HEADER = "repeated_header"
 _FIELDS = "__fields"
 
 _SPARK_TYPES = {
@@ -40,13 +41,16 @@ class Source:
     Attributes:
         name: Its name in the config.
         rows: Declared columns plus `__order` (position in the input), `__reason` (null for good
-            rows), `__line` and `__file`.
+            rows), `__line` and `__file`; each line that equals the header has the reason
+            `repeated_header`, the header itself included.
         files: The input files, as they stood.
+        headers: Number of header lines: one per file that has a line, or none.
     """
 
     name: str
     rows: DataFrame
     files: tuple[InputFile, ...]
+    headers: int = 0
 
     @property
     def good(self) -> DataFrame:
@@ -58,45 +62,17 @@ class Source:
     @property
     def bad(self) -> DataFrame:
         """Rows that do not: file, line, reason."""
-        return self.rows.where(F.col(REASON_COLUMN).isNotNull()).select(
+        bad = self.rows.where(F.col(REASON_COLUMN).isNotNull())
+        if self.headers:
+            # The first of its kind is the header. Only bad rows are sorted for that.
+            same = Window.partitionBy(FILE_COLUMN, REASON_COLUMN).orderBy(ORDER_COLUMN)
+            header = (F.col(REASON_COLUMN) == REPEATED_HEADER) & (F.col("__rank") == 1)
+            bad = bad.withColumn("__rank", F.row_number().over(same)).where(~header)
+        return bad.select(
             F.col(FILE_COLUMN).alias("file"),
             F.col(LINE_COLUMN).alias("line"),
             F.col(REASON_COLUMN).alias("reason"),
         )
-
-
-def find_files(name: str, config: SourceConfig, data_dir: str) -> tuple[InputFile, ...]:
-    """Lists the files of a source: a file, all of a directory, or a glob.
-
-    Raises:
-        InputDataError: There is none, or all are empty.
-    """
-    path = Path(config.path)
-    base = path if path.is_absolute() else local_path(data_dir) / path
-    if base.is_dir():
-        found = [entry for entry in base.rglob("*") if entry.is_file() and not _is_hidden(entry)]
-    else:
-        matches = (Path(entry) for entry in glob.glob(str(base)))  # noqa: PTH207 (absolute)
-        found = [entry for entry in matches if entry.is_file()]
-    if not found:
-        raise InputDataError(
-            f"source {name!r}: no such file",
-            received=base,
-            allowed="a file, a directory or a glob",
-            fix=f"correct sources.{name}.path, or give the folder by --data",
-        )
-    files = tuple(
-        InputFile(name, str(entry.resolve()), stat.st_size, stat.st_mtime_ns // 1_000_000)
-        for entry in sorted(found)
-        for stat in [entry.stat()]
-    )
-    if not any(file.bytes for file in files):
-        raise InputDataError(f"source {name!r} is empty", received=base)
-    return files
-
-
-def _is_hidden(path: Path) -> bool:
-    return path.name.startswith((".", "_"))
 
 
 def read_source(spark: SparkSession, name: str, config: SourceConfig, data_dir: str) -> Source:
@@ -112,35 +88,35 @@ def read_source(spark: SparkSession, name: str, config: SourceConfig, data_dir: 
         The source; nothing has been scanned yet.
 
     Raises:
-        InputDataError: No such file, or nothing in it.
+        InputDataError: No such file, nothing in it, or a header that does not fit.
     """
     files = find_files(name, config, data_dir)
-    # Escaped, since Spark would read glob characters in a file name as a pattern.
-    paths = [re.sub(r"([\[\]{}*?\\])", r"\\\1", file.path) for file in files]
+    header = read_header(spark, name, config, files) if config.header else None
+    paths = [escape_path(file.path) for file in files]
     lines = (
         spark.read.text(paths)
         .select("value", "_metadata")
         .withColumn(LINE_COLUMN, _decode(config))
         .withColumn(_FIELDS, _split_fields(config))
     )
-    if config.header:
-        lines = lines.where(F.col(LINE_COLUMN) != F.lit(_header(config)))
     values = {column.name: _parse(column, i) for i, column in enumerate(config.columns)}
     parsed = lines.select(
         *[value.alias(column) for column, value in values.items()],
         F.col("_metadata.file_path").alias(FILE_COLUMN),
         LINE_COLUMN,
-        _reason(config, values).alias(REASON_COLUMN),
+        _reason(config, values, header).alias(REASON_COLUMN),
         # Position in the input whatever the partitioning: the id grows with the line inside one
         # block, and blocks are ordered by where they start. Being non-deterministic it also keeps
         # Spark from parsing each line again to filter on the reason.
         F.struct(
-            *([F.col("_metadata.file_path").alias("file")] if len(files) > 1 else []),
+            # No more of the path than tells files apart: every row carries it through each sort.
+            F.substring_index("_metadata.file_path", "/", -count_levels(files)).alias("file"),
             F.col("_metadata.file_block_start").alias("block"),
             F.monotonically_increasing_id().alias("line"),
         ).alias(ORDER_COLUMN),
     )
-    return Source(name, parsed, files)
+    headers = sum(file.bytes > 0 for file in files) if config.header else 0
+    return Source(name, parsed, files, headers)
 
 
 def _decode(config: SourceConfig) -> Column:
@@ -150,17 +126,13 @@ def _decode(config: SourceConfig) -> Column:
     return F.make_valid_utf8(value)
 
 
-def _header(config: SourceConfig) -> str:
-    return config.separator.join(column.name for column in config.columns)
-
-
 def _split_fields(config: SourceConfig) -> Column:
     line = F.col(LINE_COLUMN)
     if config.pattern is None:
         return F.split(line, re.escape(config.separator), -1)
     pattern = f"^(?:{config.pattern})$"
     groups = [F.regexp_extract(line, pattern, i + 1) for i in range(len(config.columns))]
-    return F.when(line.rlike(pattern), F.array(*groups)).otherwise(F.array(line))
+    return F.when(line.rlike(pattern), F.array(*groups)).otherwise(F.array().cast("array<string>"))
 
 
 def _parse(column: ColumnConfig, index: int) -> Column:
@@ -172,9 +144,14 @@ def _parse(column: ColumnConfig, index: int) -> Column:
     return parts.try_cast(_SPARK_TYPES[column.type])
 
 
-def _reason(config: SourceConfig, values: dict[str, Column]) -> Column:
+def _reason(config: SourceConfig, values: dict[str, Column], header: bytes | None) -> Column:
     """The first thing that is wrong with a row, or null."""
-    reason = F.when(F.trim(F.col(LINE_COLUMN)) == "", F.lit("empty_line"))
+    empty = F.trim(F.col(LINE_COLUMN)) == ""
+    if header is None:
+        reason = F.when(empty, F.lit("empty_line"))
+    else:
+        is_header = F.col("value").cast("binary") == F.lit(header)
+        reason = F.when(is_header, F.lit(REPEATED_HEADER)).when(empty, F.lit("empty_line"))
     if config.encoding == "utf-8":
         reason = reason.when(~F.is_valid_utf8("value"), F.lit("not_utf8"))
     wrong_shape = "wrong_field_count" if config.pattern is None else "pattern_mismatch"
@@ -195,12 +172,14 @@ def _column_faults(column: ColumnConfig, index: int, value: Column) -> list[tupl
         faults.append((value.isNull(), "null"))
     if column.type == "float32":
         faults.append((F.isnan(value) | (F.abs(value) == float("inf")), "not_finite"))
+    # In the column's own precision: 0.1 read as float32 is not above 0.1.
+    bound_type = "float" if column.type == "float32" else "double"
     if column.minimum is not None:
-        faults.append((value < column.minimum, "below_minimum"))
+        faults.append((value < F.lit(column.minimum).cast(bound_type), "below_minimum"))
     if column.maximum is not None:
-        faults.append((value > column.maximum, "above_maximum"))
+        faults.append((value > F.lit(column.maximum).cast(bound_type), "above_maximum"))
     if column.one_of is not None:
-        faults.append((~text.isin(*column.one_of), "not_allowed"))
+        faults.append((value.isNotNull() & ~text.isin(*column.one_of), "not_allowed"))
     return faults
 
 
@@ -221,6 +200,9 @@ def count_rows(source: Source) -> SourceCounts:
     """Scans a source once and counts its rows by what is wrong with them."""
     rows = source.rows.groupBy(REASON_COLUMN).count().collect()
     counts = {row[REASON_COLUMN]: row["count"] for row in rows}
+    if source.headers:
+        repeated = counts.pop(REPEATED_HEADER, 0) - source.headers
+        counts |= {REPEATED_HEADER: repeated} if repeated > 0 else {}
     bad = {reason: n for reason, n in sorted(counts.items(), key=str) if reason is not None}
     return SourceCounts(sum(counts.values()), bad)
 

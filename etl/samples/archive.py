@@ -6,12 +6,14 @@ import hashlib
 import http.client
 import ipaddress
 import json
+import lzma
 import stat
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -141,6 +143,7 @@ def unpack_zip(zip_path: Path, target: Path, max_bytes: int) -> None:
         InputDataError: The archive is damaged, unpacks to more than `max_bytes`, or has an entry
             that is a link, is encrypted, or would land outside `target`.
     """
+    damaged = (zipfile.BadZipFile, NotImplementedError, EOFError, zlib.error, lzma.LZMAError)
     try:
         with zipfile.ZipFile(zip_path) as archive:
             entries = [entry for entry in archive.infolist() if not entry.is_dir()]
@@ -151,7 +154,7 @@ def unpack_zip(zip_path: Path, target: Path, max_bytes: int) -> None:
                 destination.parent.mkdir(parents=True, exist_ok=True)
                 with archive.open(entry) as source, destination.open("xb") as sink:
                     budget = _copy_within(source, sink, budget)
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, FileExistsError) as error:
+    except (*damaged, FileExistsError) as error:
         raise InputDataError(
             "the archive cannot be unpacked", received=error, fix="download it again"
         ) from error

@@ -1,7 +1,7 @@
 """Publishes the shards of a job: attempts stay out of sight until all of them have succeeded.
 
-Tasks write below `<directory>/_temporary-<job>`; the driver then renames the successful attempts,
-lists them in `_sluice_commit.json`, and creates `_SUCCESS` last.
+Tasks write below `<directory>/_temporary-<job>`; the driver then sets aside what is replaced,
+renames the successful attempts, lists them in `_sluice_commit.json`, and creates `_SUCCESS` last.
 """
 
 from __future__ import annotations
@@ -19,10 +19,16 @@ from typing import Any
 
 from conf.errors import InternalError
 from conf.manifest import ShardInfo
-from etl.tfrecord.writer import sync_directory
+from etl.tfrecord.replacement import (
+    SUCCESS_FILE,
+    Plan,
+    lock_directory,
+    replace_files,
+    settle_interrupted,
+    write_atomically,
+)
 
 COMMIT_FILE = "_sluice_commit.json"
-SUCCESS_FILE = "_SUCCESS"
 TEMPORARY_PREFIX = "_temporary-"
 
 _LOCK_FILE = ".lock"
@@ -51,12 +57,32 @@ def temporary_directory(directory: str | Path, job_id: str) -> Path:
     return Path(directory) / f"{TEMPORARY_PREFIX}{job_id}"
 
 
+def create_temporary(directory: str | Path, job_id: str) -> Path:
+    """Creates the job's temporary directory, once, before its tasks start."""
+    temporary = temporary_directory(directory, job_id)
+    temporary.mkdir(parents=True)
+    return temporary
+
+
 @contextlib.contextmanager
 def hold_temporary(directory: str | Path, job_id: str) -> Iterator[Path]:
-    """Creates the job's temporary directory and marks it as in use while the block runs."""
+    """Marks the job's temporary directory as in use while the block runs.
+
+    Never creates it: an attempt that comes late, after the job has ended, must leave nothing.
+
+    Raises:
+        InternalError: The directory is not there.
+    """
     temporary = temporary_directory(directory, job_id)
-    temporary.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(temporary / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        descriptor = os.open(temporary / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    except FileNotFoundError as error:
+        raise InternalError(
+            "the temporary directory of the job is not there",
+            received=temporary,
+            fix="none if the job has ended; else the output directory must be on a file system "
+            "that driver and executors share",
+        ) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         os.utime(descriptor)
@@ -125,15 +151,6 @@ def _old_files(directory: Path) -> list[Path]:
     ]  # fmt: skip
 
 
-def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
 def read_commit(directory: str | Path) -> list[dict[str, Any]]:
     """Reads the shards that a directory's last commit lists; none where there is no commit."""
     try:
@@ -148,8 +165,8 @@ def publish(
 ) -> None:
     """Makes the shards of a job visible and, when overwriting, removes those of earlier jobs.
 
-    New shards are in place before old ones go, so no interruption loses data; `_SUCCESS` is absent
-    in between.
+    An error leaves the directory as it was. Killed in between, it has neither `_SUCCESS` nor
+    commit file, and the next `publish` there first restores what was set aside.
 
     Args:
         directory: Output directory.
@@ -161,30 +178,37 @@ def publish(
         InternalError: An attempt is missing or has another size; nothing was changed.
     """
     root, temporary = Path(directory), temporary_directory(directory, job_id)
-    root.mkdir(parents=True, exist_ok=True)
     ordered = sorted(results, key=lambda result: result.partition)
     written = [(result, result.attempt) for result in ordered if result.attempt is not None]
-    _check_attempts(temporary, written)
-    listed = [] if overwrite else read_commit(root)
-    for result, shard in written:
-        entry = asdict(replace(shard, path=result.name))
-        listed.append({**entry, "partition": result.partition, "statistics": result.statistics})
-    text = json.dumps({"shards": listed}, indent=1) + "\n"  # may fail, so before any change
-    names = {result.name for result, _ in written}
-    old = [path for path in _old_files(root) if path.name not in names] if overwrite else []
-    (root / SUCCESS_FILE).unlink(missing_ok=True)
-    for result, shard in written:
-        (temporary / shard.path).replace(root / result.name)
-    for path in old:
-        path.unlink()
-    _write_atomically(root / COMMIT_FILE, text)
-    sync_directory(root)
-    (root / SUCCESS_FILE).touch()
-    sync_directory(root)
+    root.mkdir(parents=True, exist_ok=True)
+    with lock_directory(root):
+        settle_interrupted(root)
+        _check_attempts(temporary, written)
+        names = [result.name for result, _ in written]
+        listed = [] if overwrite else [s for s in read_commit(root) if s["path"] not in names]
+        for result, shard in written:
+            entry = asdict(replace(shard, path=result.name))
+            listed.append({**entry, "partition": result.partition, "statistics": result.statistics})
+        text = json.dumps({"shards": listed}, indent=1) + "\n"  # may fail, so before any change
+        with replace_files(root, job_id, _plan_replacement(root, names, overwrite)):
+            for result, shard in written:
+                (temporary / shard.path).replace(root / result.name)
+            write_atomically(root / COMMIT_FILE, text)
     discard(directory, job_id)
+
+
+def _plan_replacement(root: Path, names: Sequence[str], overwrite: bool) -> Plan:
+    marks = [name for name in (SUCCESS_FILE, COMMIT_FILE) if (root / name).exists()]
+    shards = [path.name for path in _old_files(root) if overwrite or path.name in names]
+    return Plan([*marks, *sorted(shards)], [*names, COMMIT_FILE])
 
 
 def discard(directory: str | Path, job_id: str) -> None:
     """Removes a job's temporary directory, and those of jobs that died long ago."""
-    shutil.rmtree(temporary_directory(directory, job_id), ignore_errors=True)
+    temporary = temporary_directory(directory, job_id)
+    discarded = temporary.with_name(f"{temporary.name}.discarded")
+    # By one rename, so that an attempt still under way cannot add to what is being removed.
+    with contextlib.suppress(FileNotFoundError):
+        temporary.replace(discarded)
+    shutil.rmtree(discarded, ignore_errors=True)
     sweep_stale(directory)

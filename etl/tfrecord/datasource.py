@@ -20,7 +20,13 @@ from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import StructType
 
 from conf.manifest import ShardInfo
-from etl.tfrecord.commit import PartitionResult, discard, hold_temporary, publish
+from etl.tfrecord.commit import (
+    PartitionResult,
+    create_temporary,
+    discard,
+    hold_temporary,
+    publish,
+)
 from etl.tfrecord.encode import build_encoder
 from etl.tfrecord.options import WriteOptions, parse_read_options, parse_write_options
 from etl.tfrecord.spark_reader import TFRecordReader, infer_schema
@@ -55,7 +61,7 @@ class TFRecordWriter(DataSourceArrowWriter):
     def __init__(self, options: WriteOptions, overwrite: bool) -> None:
         self._options = options
         self._overwrite = overwrite
-        self._job_id = uuid.uuid4().hex
+        self.job_id = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PartitionMessage:
         """Runs in a task: writes the partition's rows to an attempt file.
@@ -74,8 +80,8 @@ class TFRecordWriter(DataSourceArrowWriter):
             raise RuntimeError("TFRecordWriter.write runs inside a Spark task only")
         partition, attempt = context.partitionId(), context.taskAttemptId()
         stem, suffix = f"part-{partition:05d}", self._options.suffix
-        unique = "" if self._options.deterministic_names else f"-{self._job_id}-c000"
-        with hold_temporary(self._options.directory, self._job_id) as temporary:
+        unique = "" if self._options.deterministic_names else f"-{self.job_id}-c000"
+        with hold_temporary(self._options.directory, self.job_id) as temporary:
             path = temporary / f"{stem}-attempt-{attempt}{suffix}"
             sink = _PartitionSink(str(path), self._options)
             sink.write_all(iterator)
@@ -86,11 +92,11 @@ class TFRecordWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Runs on the driver side once all tasks have succeeded: publishes their shards."""
         results = [m.result for m in messages if isinstance(m, PartitionMessage)]
-        publish(self._options.directory, self._job_id, results, self._overwrite)
+        publish(self._options.directory, self.job_id, results, self._overwrite)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Runs on the driver side when a task has failed for good: leaves no trace."""
-        discard(self._options.directory, self._job_id)
+        discard(self._options.directory, self.job_id)
 
 
 class _PartitionSink:
@@ -178,7 +184,9 @@ class TFRecordDataSource(DataSource):
         else:
             written = _read_pipeline(options.encoders).output_schema
         build_encoder(written, options.record_type)
-        return TFRecordWriter(options, overwrite)
+        writer = TFRecordWriter(options, overwrite)
+        create_temporary(options.directory, writer.job_id)
+        return writer
 
 
 class SluiceDataSource(TFRecordDataSource):

@@ -15,6 +15,7 @@ from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.decode import Kind, WireFeature, infer_features, read_batches
 from etl.tfrecord.framing import read_record_blocks
 from etl.tfrecord.options import ReadOptions
+from etl.tfrecord.replacement import is_publishing
 
 BYTE_ARRAY_COLUMN = "byteArray"  # as the JVM connectors name it
 
@@ -50,6 +51,7 @@ def list_files(path: str) -> list[str]:
 
     Raises:
         ConfigError: Nothing is there.
+        InputDataError: A directory is in the middle of a write, or a write was killed there.
     """
     roots = [Path(path)] if Path(path).exists() else [Path(p) for p in _expand(path)]
     if not roots:
@@ -58,6 +60,12 @@ def list_files(path: str) -> list[str]:
         )
     files: list[Path] = []
     for root in roots:
+        if root.is_dir() and is_publishing(root):
+            raise InputDataError(
+                "the files are no complete set: a write is publishing there, or was killed",
+                received=root,
+                fix="wait for it to end; after a kill, the next write restores the earlier files",
+            )
         files.extend(sorted(root.iterdir()) if root.is_dir() else [root])
     return [str(file) for file in files if file.is_file() and file.name[0] not in "._"]
 

@@ -135,8 +135,10 @@ class ShardWriter:
             if kind is None:
                 self._finish()
         finally:
-            self._file.close()
-            self._temporary.unlink(missing_ok=True)  # already renamed after a clean end
+            try:
+                self._file.close()  # flushes, and so fails on a full disk
+            finally:
+                self._temporary.unlink(missing_ok=True)  # already renamed after a clean end
 
     def _append(self, data: bytes | memoryview) -> None:
         self._file.write(data)

@@ -155,3 +155,45 @@ def test_policy_decides_within_the_budget(spark, tmp_path, policy, refused):
     tight = source_config(bad_rows={"policy": policy, "max_fraction": 0.005})
     with pytest.raises(InputDataError):
         check_bad_rows(source, counts, tight)
+
+
+def test_one_of_lets_a_nullable_column_be_empty(spark, tmp_path):
+    kind = {"name": "kind", "type": "string", "one_of": ["a", "b"], "nullable": True}
+    write_lines(tmp_path, [b"1::", b"2::a", b"3::c"])
+    source = read_source(spark, "log", source_config(columns=[COLUMNS[0], kind]), str(tmp_path))
+    assert [row["kind"] for row in source.good.collect()] == [None, "a"]
+    assert count_rows(source).bad == {"not_allowed:kind": 1}
+
+
+def test_pattern_with_one_column_rejects_what_does_not_match(spark, tmp_path):
+    config = source_config(
+        format="pattern", pattern="id=(.*)", columns=[{"name": "id", "type": "string"}]
+    )
+    write_lines(tmp_path, [b"id=1", b"comment"])
+    source = read_source(spark, "log", config, str(tmp_path))
+    assert [row["id"] for row in source.good.collect()] == ["1"]
+    assert count_rows(source).bad == {"pattern_mismatch": 1}
+
+
+def test_bounds_are_compared_in_the_precision_of_the_column(spark, tmp_path):
+    score = {"name": "score", "type": "float32", "minimum": 0.7, "maximum": 4.1}
+    write_lines(tmp_path, [b"0.7", b"4.1", b"0.69", b"4.11"])
+    source = read_source(spark, "log", source_config(columns=[score]), str(tmp_path))
+    assert source.good.count() == 2
+    assert count_rows(source).bad == {"above_maximum:score": 1, "below_minimum:score": 1}
+
+
+def test_order_has_one_shape_whatever_the_number_of_files(spark, tmp_path):
+    (tmp_path / "many" / "x").mkdir(parents=True)
+    write_lines(tmp_path, [b"1::1::a::", b"2::1::a::"])
+    for name, row in (("part-0", b"3::1::a::"), ("x/part-0", b"4::1::a::")):
+        write_lines(tmp_path / "many", [row], name)
+    one = read_source(spark, "one", source_config(), str(tmp_path)).good
+    many = read_source(spark, "many", source_config(path="many"), str(tmp_path)).good
+    assert one.schema[ORDER_COLUMN] == many.schema[ORDER_COLUMN]
+    for union in (one.unionByName(many), many.unionByName(one)):
+        order = union.schema[ORDER_COLUMN].dataType
+        assert order.fieldNames() == ["file", "block", "line"]
+        ordered = [row["id"] for row in union.orderBy(ORDER_COLUMN).collect()]
+        assert ordered == [1, 2, 3, 4]
+        assert union.select(ORDER_COLUMN).distinct().count() == 4

@@ -91,6 +91,15 @@ def test_refuses_what_is_no_zip_or_lacks_files(tmp_path):
         fetch(Script(make_zip({"ml-x/other": b""})), tmp_path / "out")
 
 
+def test_refuses_an_archive_with_damaged_content(tmp_path):
+    content = bytearray(make_zip({"ml-x/users.dat": bytes(range(256)) * 40}))
+    start = 30 + len("ml-x/users.dat")
+    content[start : start + 8] = b"\xff" * 8
+    (tmp_path / "a.zip").write_bytes(content)
+    with pytest.raises(InputDataError, match="cannot be unpacked"):
+        unpack_zip(tmp_path / "a.zip", tmp_path / "out", 1 << 20)
+
+
 def test_tries_again_after_failures_that_may_pass(tmp_path):
     script = Script(make_zip(), failures=[503, 500])
     fetch(script, tmp_path / "out")

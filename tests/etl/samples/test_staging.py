@@ -1,4 +1,5 @@
 import os
+from pathlib import Path
 
 import pytest
 
@@ -63,3 +64,55 @@ def test_a_full_or_closed_disk_is_reported(tmp_path):
     ):
         raise OSError(28, "No space left on device")
     assert os.listdir(tmp_path) == ["file"]
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: nothing is cleaned up after it."""
+
+
+def kill_at_rename(number, monkeypatch, out):
+    """Publishes into `out` and dies before its rename with that number."""
+    renames = [number]
+    original = Path.replace
+
+    def replace(self, target):
+        renames[0] -= 1
+        if renames[0] < 0:
+            raise Killed
+        return original(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", replace)
+        patch.setattr("shutil.rmtree", lambda *args, **kwargs: None)
+        with pytest.raises(Killed):
+            publish(out, "lost", overwrite=True)
+
+
+@pytest.mark.parametrize("renames", [0, 1])
+def test_what_a_killed_process_left_is_restored_and_swept(tmp_path, monkeypatch, renames):
+    out = tmp_path / "out"
+    publish(out, "old")
+    kill_at_rename(renames, monkeypatch, out)
+    assert len(os.listdir(tmp_path)) > 1
+    with pytest.raises(ConfigError, match="not empty"):
+        publish(out)
+    assert (out / "CARD").read_text() == "old"
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_live_process_is_left_alone(tmp_path):
+    out = tmp_path / "out"
+    with stage_directory(out, "CARD", overwrite=False) as staging:
+        (staging / "CARD").write_text("slow")
+        publish(tmp_path / "other")
+        publish(out, "quick")
+        assert staging.is_dir()
+        (out / "CARD").unlink()
+    assert (out / "CARD").read_text() == "slow"
+
+
+def test_leftovers_of_other_names_are_not_ours(tmp_path):
+    (tmp_path / ".out2.partial-x").mkdir()
+    (tmp_path / ".out.notes").mkdir()
+    publish(tmp_path / "out")
+    assert sorted(os.listdir(tmp_path)) == [".out.notes", ".out2.partial-x", "out"]

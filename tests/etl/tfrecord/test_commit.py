@@ -13,6 +13,7 @@ from conf.errors import InternalError
 from etl.tfrecord import commit
 from etl.tfrecord.commit import (
     PartitionResult,
+    create_temporary,
     discard,
     hold_temporary,
     publish,
@@ -26,6 +27,8 @@ BATCH = pa.record_batch({"a": [1, 2, 3]})
 
 
 def write_attempt(root: Path, job: str, partition: int, name: str) -> PartitionResult:
+    if not temporary_directory(root, job).exists():
+        create_temporary(root, job)
     with (
         hold_temporary(root, job) as temporary,
         ShardWriter(temporary / f"attempt-{partition}", BATCH.schema) as writer,
@@ -71,18 +74,33 @@ def test_a_missing_attempt_publishes_nothing_and_keeps_the_old(tmp_path: Path) -
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.is_file()} == before
 
 
-def test_interrupted_publish_never_has_fewer_rows_and_is_not_marked(tmp_path, monkeypatch):
-    publish(tmp_path, "a", [write_attempt(tmp_path, "a", 0, "part-a.tfrecord")], True)
-    results = [write_attempt(tmp_path, "b", p, f"part-b{p}.tfrecord") for p in (0, 1)]
+def test_an_error_while_publishing_takes_everything_back(tmp_path, monkeypatch):
+    publish(tmp_path, "a", [write_attempt(tmp_path, "a", 0, "part-0.tfrecord")], True)
+    before = {p.name: p.stat().st_ino for p in tmp_path.iterdir()}
+    results = [write_attempt(tmp_path, "b", p, f"part-{p}.tfrecord") for p in (0, 1)]
 
     def fail(path: Path, text: str) -> None:
-        raise KeyboardInterrupt
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(commit, "_write_atomically", fail)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(commit, "write_atomically", fail)
+    with pytest.raises(OSError, match="No space"):
         publish(tmp_path, "b", results, True)
-    assert not (tmp_path / "_SUCCESS").exists()
-    assert visible(tmp_path) >= {"part-b0.tfrecord", "part-b1.tfrecord"}
+    discard(tmp_path, "b")
+    assert {p.name: p.stat().st_ino for p in tmp_path.iterdir()} == before
+
+
+def test_a_late_attempt_neither_brings_the_job_back_nor_breaks_it(tmp_path, monkeypatch) -> None:
+    result = write_attempt(tmp_path, "a", 0, "part-a.tfrecord")
+    with hold_temporary(tmp_path, "a") as temporary:
+        late = ShardWriter(temporary / "attempt-9", BATCH.schema)
+        with pytest.raises(FileNotFoundError), late as writer:  # noqa: PT012
+            publish(tmp_path, "a", [result], True)
+            writer.write(BATCH)
+    with pytest.raises(InternalError, match="not there"), hold_temporary(tmp_path, "a"):
+        pass
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "part-a.tfrecord", "_sluice_commit.json", "_SUCCESS"
+    }  # fmt: skip
 
 
 def test_statistics_that_are_no_json_change_nothing(tmp_path: Path) -> None:

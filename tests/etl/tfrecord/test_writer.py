@@ -111,3 +111,25 @@ def test_chunk_size_does_not_change_the_bytes(tmp_path: Path) -> None:
 def test_bad_options_are_refused(options) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         ShardOptions(**options)
+
+
+def test_a_full_disk_at_close_leaves_no_temporary_file(tmp_path: Path) -> None:
+    class FullAtClose:
+        """A file whose buffered bytes do not fit any more."""
+
+        def __init__(self, file) -> None:
+            self._file = file
+
+        def __getattr__(self, name):
+            return getattr(self._file, name)
+
+        def close(self) -> None:
+            self._file.close()
+            raise OSError(28, "No space left on device")
+
+    writer = ShardWriter(tmp_path / "shard", BATCH.schema)
+    with pytest.raises(OSError, match="No space"), writer:  # noqa: PT012
+        writer._file = FullAtClose(writer._file)
+        writer.write(BATCH)
+        raise OSError(28, "No space left on device")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,104 @@
+"""The first lines of input files that declare `header: true`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from conf.errors import InputDataError
+from conf.etl import SourceConfig
+from conf.manifest import InputFile
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_MAX_HEADER_BYTES = 1 << 20
+_LINE_END = re.compile(rb"\r\n|\r|\n")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# By their names Hadoop tells the files that it decompresses.
+_COMPRESSED = frozenset({".gz", ".bz2", ".deflate", ".lz4", ".snappy", ".zst"})
+
+
+def escape_path(path: str) -> str:
+    """Escapes what Spark would read as a pattern in a file name."""
+    return re.sub(r"([\[\]{}*?\\])", r"\\\1", path)
+
+
+def read_header(
+    spark: SparkSession, name: str, config: SourceConfig, files: Iterable[InputFile]
+) -> bytes:
+    """Reads the first line of each file, which must be the same header in all of them.
+
+    The columns are taken by position: the header may name them as it likes, but there must be as
+    many names as declared columns, and declared names must stand where they are declared.
+
+    Args:
+        spark: Session, for compressed files.
+        name: The source's name in the config.
+        config: Its declaration.
+        files: Its files; those without a byte have no header.
+
+    Returns:
+        The header line without its end.
+
+    Raises:
+        InputDataError: The first line has another number of fields than the source has columns,
+            names the columns in another order, or is not the same in all files.
+    """
+    headers: dict[bytes, str] = {}
+    for file in files:
+        if file.bytes:
+            headers.setdefault(_read_first_line(spark, name, file.path), file.path)
+    if len(headers) > 1:
+        shown = "; ".join(f"{path}: {_show(line)}" for line, path in list(headers.items())[:2])
+        raise InputDataError(
+            f"source {name!r}: its files have different headers",
+            received=shown,
+            allowed="one header, since columns are read by position",
+            fix="make them sources of their own, or set header: false if they have none",
+        )
+    ((header, path),) = headers.items()
+    _check_header(name, config, header, path)
+    return header
+
+
+def _read_first_line(spark: SparkSession, name: str, path: str) -> bytes:
+    if Path(path).suffix.lower() in _COMPRESSED:
+        row = spark.read.text(escape_path(path)).select(F.col("value").cast("binary")).head()
+        return b"" if row is None else bytes(row[0])
+    with Path(path).open("rb") as file:
+        start = file.readline(_MAX_HEADER_BYTES)
+    line = _LINE_END.split(start.removeprefix(_BYTE_ORDER_MARK), maxsplit=1)[0]
+    if len(line) > _MAX_HEADER_BYTES - 4:
+        raise InputDataError(
+            f"source {name!r}: the first line is too long for a header",
+            received=f"{path}: {line[:80]!r}…",
+            allowed=f"at most {_MAX_HEADER_BYTES} bytes",
+            fix=f"set sources.{name}.header to false if there is none",
+        )
+    return line
+
+
+def _check_header(name: str, config: SourceConfig, header: bytes, path: str) -> None:
+    if config.pattern is not None:
+        return
+    encoding = "latin-1" if config.encoding == "latin-1" else "utf-8"
+    fields = header.decode(encoding, errors="replace").split(config.separator)
+    declared = [column.name for column in config.columns]
+    reordered = sorted(fields) == sorted(declared) and fields != declared
+    if len(fields) == len(declared) and not reordered:
+        return
+    raise InputDataError(
+        f"source {name!r}: its header does not fit the declared columns",
+        received=f"{path}: {_show(header)}",
+        allowed=f"{len(declared)} fields, by position: {config.separator.join(declared)}",
+        fix=f"correct sources.{name}.columns or .separator, or set header: false if there is none",
+    )
+
+
+def _show(line: bytes) -> str:
+    return repr(line[:120].decode("utf-8", errors="replace"))

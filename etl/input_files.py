@@ -1,0 +1,106 @@
+"""The input files of a source: which they are, and which Spark would silently skip."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterable
+from pathlib import Path
+
+from conf.dataset import local_path
+from conf.errors import InputDataError
+from conf.etl import SourceConfig
+from conf.manifest import InputFile
+
+
+def find_files(name: str, config: SourceConfig, data_dir: str) -> tuple[InputFile, ...]:
+    """Lists the files of a source: a file, all of a directory, or a glob.
+
+    Hidden files and folders (a name with `.` or `_` in front, or one that Hadoop is still copying)
+    are left out, as Spark leaves them out. A file that is reached twice, by a link, counts once.
+
+    Args:
+        name: The source's name in the config.
+        config: Its declaration; `path` may be a `file:` URI.
+        data_dir: Directory that a relative path starts from, taken literally.
+
+    Returns:
+        The files by path, links resolved.
+
+    Raises:
+        InputDataError: There is none, all are empty, or a hidden file is asked for by name.
+    """
+    path = local_path(config.path)
+    root = local_path(data_dir)
+    base = root / path
+    if base.is_file():
+        _refuse_hidden(name, base)
+        found = {base.resolve()}
+    elif base.is_dir():
+        found = _visible((entry, entry.relative_to(base).parts) for entry in base.rglob("*"))
+    else:
+        found = _expand(path, root)
+    if not found:
+        raise InputDataError(
+            f"source {name!r}: no such file",
+            received=base,
+            allowed="a file, a directory or a glob; hidden files (. or _ in front) do not count",
+            fix=f"correct sources.{name}.path, or give the folder by --data",
+        )
+    files = tuple(
+        InputFile(name, str(entry), stat.st_size, stat.st_mtime_ns // 1_000_000)
+        for entry in sorted(found)
+        for stat in [entry.stat()]
+    )
+    if not any(file.bytes for file in files):
+        raise InputDataError(f"source {name!r} is empty", received=base)
+    return files
+
+
+def count_levels(files: Iterable[InputFile]) -> int:
+    """Number of trailing path parts that tell files apart: 1 for files of one folder."""
+    parts = [Path(file.path).parts for file in files]
+    shared = 0
+    for level in zip(*(part[:-1] for part in parts), strict=False):
+        if len(set(level)) > 1:
+            break
+        shared += 1
+    return max(len(part) for part in parts) - shared
+
+
+def _expand(pattern: Path, root: Path) -> set[Path]:
+    matches = glob.glob(str(pattern), root_dir=root)  # noqa: PTH207 (absolute, or below root)
+
+    def matched_parts(match: Path) -> list[str]:
+        """What the pattern left open; a folder that it names itself may be hidden."""
+        pairs = zip(match.parts, pattern.parts, strict=True)
+        return [part for part, asked in pairs if glob.has_magic(asked)]
+
+    return _visible(
+        (root / match, (*matched_parts(match), match.name)) for match in map(Path, matches)
+    )
+
+
+def _visible(entries: Iterable[tuple[Path, Iterable[str]]]) -> set[Path]:
+    """Files, links resolved, none of whose given name parts is hidden."""
+    return {
+        resolved
+        for entry, parts in entries
+        if entry.is_file() and not any(map(_is_hidden, parts))
+        for resolved in [entry.resolve()]
+        if not _is_hidden(resolved.name)
+    }
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith((".", "_")) or name.endswith("._COPYING_")
+
+
+def _refuse_hidden(name: str, file: Path) -> None:
+    hidden = [path for path in (file, file.resolve()) if _is_hidden(path.name)]
+    if hidden:
+        raise InputDataError(
+            f"source {name!r}: Spark does not read hidden files",
+            received=hidden[0],
+            allowed="a file name without . or _ in front",
+            fix="rename the file",
+        )

@@ -1,0 +1,108 @@
+"""Replacing files: whatever the moment of a kill, one complete set survives it."""
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from conf.errors import InputDataError
+from etl.tfrecord import replacement
+from etl.tfrecord.replacement import (
+    Plan,
+    is_publishing,
+    lock_directory,
+    replace_files,
+    settle_interrupted,
+    write_atomically,
+)
+from etl.tfrecord.spark_reader import list_files
+
+OLD = {"_SUCCESS": "", "_commit": "old", "part-0": "old 0", "part-1": "old 1"}
+NEW = {"_SUCCESS": "", "_commit": "new", "part-0": "new 0", "part-2": "new 2"}
+PLAN = Plan(list(OLD), [name for name in NEW if name != "_SUCCESS"])
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: nothing is cleaned up after it."""
+
+
+def content(root: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in root.iterdir() if path.is_file()}
+
+
+def kill_after(calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets that many renames and removals happen, and no more until the patch is undone."""
+    left = [calls]
+
+    def counted(original):
+        def call(*args, **kwargs):
+            if left[0] == 0:
+                raise Killed
+            left[0] -= 1
+            return original(*args, **kwargs)
+
+        return call
+
+    for name in ("replace", "unlink", "touch", "mkdir"):
+        monkeypatch.setattr(Path, name, counted(getattr(Path, name)))
+    monkeypatch.setattr(replacement.shutil, "rmtree", counted(replacement.shutil.rmtree))
+
+
+def run_replacement(root: Path) -> None:
+    with replace_files(root, "j", PLAN):
+        for name in PLAN.new:
+            write_atomically(root / name, NEW[name])
+
+
+@pytest.mark.parametrize("undo_calls", [0, 2, 5, 8])
+def test_killed_at_any_step_the_next_writer_finds_one_complete_set(
+    tmp_path, monkeypatch, undo_calls
+):
+    outcomes = []
+    for step in range(100):
+        root = tmp_path / str(step)
+        root.mkdir()
+        for name, text in OLD.items():
+            (root / name).write_text(text)
+        with monkeypatch.context() as patch:
+            kill_after(step, patch)
+            patch.setattr(replacement, "settle_interrupted", lambda directory: None)
+            try:
+                run_replacement(root)
+                killed = False
+            except Killed:
+                killed = True
+        if is_publishing(root):
+            with pytest.raises(InputDataError, match="no complete set"):
+                list_files(str(root))
+        if (root / "_SUCCESS").exists():  # what readers may trust is one set, in full
+            assert content(root) in (OLD, NEW)
+        with monkeypatch.context() as patch:  # the one who settles is killed as well
+            kill_after(undo_calls, patch)
+            with contextlib.suppress(Killed):
+                settle_interrupted(root)
+        settle_interrupted(root)
+        visible = {k: v for k, v in content(root).items() if k[0] != "."}
+        outcomes.append(visible)
+        assert visible in (OLD, NEW)
+        assert not [path for path in root.iterdir() if path.is_dir()]
+        if not killed:
+            break
+    assert outcomes[0] == OLD
+    assert outcomes[-1] == NEW
+
+
+def test_an_error_in_the_block_takes_everything_back(tmp_path: Path) -> None:
+    for name, text in OLD.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match="bad"), replace_files(tmp_path, "j", PLAN):  # noqa: PT012
+        (tmp_path / "part-0").write_text("half")
+        raise ValueError("bad")
+    assert content(tmp_path) == OLD
+    assert len(list(tmp_path.iterdir())) == len(OLD)
+
+
+def test_the_lock_is_free_after_the_block(tmp_path: Path) -> None:
+    for _ in range(2):
+        with lock_directory(tmp_path):
+            pass
