@@ -10,7 +10,7 @@ import typer
 
 from conf.load import load_config
 from conf.training import TrainConfig
-from jobs.logs import LogFormat
+from jobs.logs import LogFormat, setup_logging
 from jobs.quiet import quiet_tensorflow
 
 app = typer.Typer(add_completion=False)
@@ -31,11 +31,12 @@ def main(
         bool, typer.Option("--dry-run", help="Print the resolved plan; touch nothing.")
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the last unfinished run of this config.")
+        bool, typer.Option("--resume", help="Go on with this config's newest run, if unfinished.")
     ] = False,
     log_format: Annotated[LogFormat, typer.Option(help="How to log.")] = LogFormat.TEXT,
 ) -> int:
     """Train a model on a dataset version."""
+    setup_logging(log_format)
     settings = list(overrides or [])
     if dataset is not None:
         settings.insert(0, f"dataset={json.dumps(dataset)}")
@@ -67,7 +68,7 @@ def train(
 
     Args:
         config: The resolved config.
-        resume: Whether to go on with the newest unfinished run of the same config.
+        resume: Whether to go on with the newest run of the same config, if it is unfinished.
         log_format: `text` or `json`.
 
     Raises:

@@ -1,22 +1,27 @@
 """Checkpoints of a run: the last epochs, to resume from, and the best one, to use.
 
 TensorFlow writes a checkpoint's files first and then replaces the `checkpoint` state file that
-names it. A run killed or a disk filled in between leaves the one before readable.
+names it. A run killed or a disk filled in between leaves the one before readable; a machine that
+loses power as well, as everything is synced before the next file of the run is written.
 """
 
 from __future__ import annotations
 
+import logging
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 import tensorflow as tf
 
-from conf.dataset import local_path, read_manifest
-from conf.errors import InputDataError, InternalError, UpstreamNotReadyError
+from conf.dataset import local_path, read_manifest, sync_directory
+from conf.errors import InputDataError, UpstreamNotReadyError
 from conf.manifest import Manifest
 from conf.run import CHECKPOINTS_DIR, RUN_CARD_FILE, read_json
 from conf.schema import fingerprint
 from conf.training import TrainConfig
+from training.disk_errors import describe_error, disk_errors
 from training.models import build_model
 from training.models.base import RetrievalModel
 from training.optimizers import Optimizers
@@ -26,6 +31,9 @@ Which = Literal["best", "last"]
 LAST_DIR = "last"
 BEST_DIR = "best"
 KEEP_LAST = 2
+STATE_FILE = "checkpoint"
+
+_log = logging.getLogger("sluice.training.checkpoint")
 
 
 class Checkpoints:
@@ -35,33 +43,45 @@ class Checkpoints:
         run: Directory of the run.
         model: The model.
         optimizers: Its optimizers, with the moments that a resumed run goes on from.
+
+    Raises:
+        InputDataError: A file that names the checkpoints is damaged.
     """
 
     def __init__(self, run: Path, model: RetrievalModel, optimizers: Optimizers) -> None:
-        self._directory = run / CHECKPOINTS_DIR
+        directory = run / CHECKPOINTS_DIR
         self._epoch = tf.Variable(0, dtype=tf.int64, trainable=False, name="finished_epochs")
         last = tf.train.Checkpoint(model=model, optimizers=optimizers, finished_epochs=self._epoch)
-        self._last = tf.train.CheckpointManager(
-            last, str(self._directory / LAST_DIR), max_to_keep=KEEP_LAST
-        )
-        self._best = tf.train.CheckpointManager(
-            tf.train.Checkpoint(model=model), str(self._directory / BEST_DIR), max_to_keep=1
-        )
+        self._last = _open_manager(last, directory / LAST_DIR, KEEP_LAST)
+        self._best = _open_manager(tf.train.Checkpoint(model=model), directory / BEST_DIR, 1)
 
-    def restore_last(self) -> int:
-        """Restores the newest checkpoint and returns the number of finished epochs.
+    @property
+    def newest_epoch(self) -> int:
+        """One-based epoch of the newest checkpoint to resume from, readable or not; 0: none."""
+        path = self._last.latest_checkpoint
+        return 0 if path is None else int(path.rpartition("-")[2])
+
+    def restore_last(self, tell: Callable[[str], None] = _log.warning) -> int:
+        """Restores the newest readable checkpoint and returns the number of finished epochs.
+
+        Args:
+            tell: Receives a message for each damaged checkpoint that is passed over.
 
         Raises:
-            InputDataError: The checkpoint does not fit the model, or is damaged.
+            InputDataError: No checkpoint fits the model and can be read.
         """
-        path = self._last.latest_checkpoint
-        if path is None:
-            return 0
-        try:
-            self._last.checkpoint.restore(path).assert_existing_objects_matched()
-        except (AssertionError, ValueError, tf.errors.OpError) as error:
-            raise _unreadable(path, error) from error
-        return int(self._epoch.numpy())
+        refused: list[InputDataError] = []
+        for path in reversed(self._last.checkpoints):
+            try:
+                _restore(self._last.checkpoint, path)
+            except InputDataError as error:
+                refused.append(error)
+                tell(f"passing over checkpoint {path}: it cannot be restored")
+            else:
+                return int(self._epoch.numpy())
+        if refused:
+            raise refused[0]
+        return 0
 
     def save_last(self, epoch: int) -> None:
         """Saves everything after an epoch (one-based)."""
@@ -71,10 +91,9 @@ class Checkpoints:
     def save_best(self, epoch: int) -> None:
         """Saves the model as that of the best epoch (one-based) so far.
 
-        An epoch that is replayed after a kill finds its own checkpoint there and leaves it.
+        An epoch that is replayed after a kill is saved again: what it left may be half written.
         """
-        if Path(self._best.latest_checkpoint or "").name != f"ckpt-{epoch}":
-            _save(self._best, epoch)
+        _save(self._best, epoch)
 
 
 def restore_model(
@@ -97,29 +116,27 @@ def restore_model(
     card = read_json(run_dir / RUN_CARD_FILE)
     try:
         config = TrainConfig.model_validate(card["config"])
-        dataset = card["dataset"]
-        version_dir = local_path(dataset["path"])
-        expected = dataset["manifest_sha256"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputDataError(
-            f"{run_dir / RUN_CARD_FILE} is not complete", received=repr(error)
-        ) from error
+    except (KeyError, ValueError) as error:
+        raise _incomplete(run_dir, error) from error
+    version_dir, expected = read_dataset_reference(run_dir)
     manifest = read_run_manifest(version_dir, expected)
-    directory = run_dir / CHECKPOINTS_DIR / which
-    path = tf.train.latest_checkpoint(str(directory))
-    if path is None:
-        raise UpstreamNotReadyError(
-            f"this run has no {which} checkpoint yet",
-            received=str(directory),
-            fix="let the training finish at least one epoch",
-        )
+    path = _find_newest(run_dir / CHECKPOINTS_DIR / which)
     model = build_model(config.model, manifest, config.seed)
-    try:
-        status = tf.train.Checkpoint(model=model).restore(path)
-        status.assert_existing_objects_matched().expect_partial()
-    except (AssertionError, ValueError, tf.errors.OpError) as error:
-        raise _unreadable(path, error) from error
+    _restore(tf.train.Checkpoint(model=model), path)
     return model, config, manifest, version_dir
+
+
+def read_dataset_reference(run_dir: Path) -> tuple[Path, str]:
+    """Returns which dataset version a run was trained on, and its manifest's fingerprint.
+
+    Raises:
+        InputDataError: The run card does not say so.
+    """
+    card = read_json(run_dir / RUN_CARD_FILE)
+    try:
+        return local_path(card["dataset"]["path"]), str(card["dataset"]["manifest_sha256"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _incomplete(run_dir, error) from error
 
 
 def read_run_manifest(version_dir: Path, expected_sha256: str) -> Manifest:
@@ -145,20 +162,68 @@ def manifest_sha256(manifest: Manifest) -> str:
     return fingerprint(manifest.to_json())
 
 
-def _save(manager: tf.train.CheckpointManager, epoch: int) -> None:
+def _incomplete(run_dir: Path, error: Exception) -> InputDataError:
+    return InputDataError(
+        f"{run_dir / RUN_CARD_FILE} is not complete",
+        received=repr(error),
+        fix="restore the file, or train again without --resume",
+    )
+
+
+def _open_manager(
+    checkpoint: tf.train.Checkpoint, directory: Path, keep: int
+) -> tf.train.CheckpointManager:
     try:
-        manager.save(checkpoint_number=epoch)
-    except (tf.errors.OpError, OSError) as error:
-        raise InternalError(
-            "cannot write a checkpoint; the one before is untouched",
-            received=str(error).splitlines()[0],
-            fix="free some space (or check the permissions), then go on with --resume",
+        return tf.train.CheckpointManager(checkpoint, str(directory), max_to_keep=keep)
+    except (ValueError, tf.errors.OpError) as error:
+        raise _damaged_state(directory, error) from error
+
+
+def _find_newest(directory: Path) -> str:
+    """Returns the path prefix of the newest checkpoint of a directory."""
+    try:
+        path = tf.train.latest_checkpoint(str(directory))
+    except (ValueError, tf.errors.OpError) as error:
+        raise _damaged_state(directory, error) from error
+    if path is not None:
+        return str(path)
+    if (directory / STATE_FILE).exists():
+        raise _damaged_state(directory, FileNotFoundError("the files that it names are missing"))
+    raise UpstreamNotReadyError(
+        f"this run has no {directory.name} checkpoint yet",
+        received=str(directory),
+        fix="let the training finish at least one epoch",
+    )
+
+
+def _restore(checkpoint: tf.train.Checkpoint, path: str) -> None:
+    """Restores what the checkpoint's objects need; more in the file is left alone."""
+    try:
+        checkpoint.restore(path).assert_existing_objects_matched().expect_partial()
+    except Exception as error:  # Damaged bytes end in whatever the code that trips on them raises.
+        raise InputDataError(
+            "cannot restore a checkpoint: it is damaged or belongs to another model",
+            received=f"{path}: {describe_error(error)}",
+            fix="train again without --resume, or restore the file",
         ) from error
 
 
-def _unreadable(path: str, error: Exception) -> InputDataError:
+def _save(manager: tf.train.CheckpointManager, epoch: int) -> None:
+    with disk_errors(
+        "cannot write a checkpoint; the one before is untouched",
+        "free some space (or check the permissions), then go on with --resume",
+    ):
+        path = Path(manager.save(checkpoint_number=epoch))
+        for file in (*path.parent.glob(f"{path.name}.*"), path.parent / STATE_FILE):
+            with file.open("rb") as handle:
+                os.fsync(handle.fileno())
+        sync_directory(path.parent)
+
+
+def _damaged_state(directory: Path, error: Exception) -> InputDataError:
     return InputDataError(
-        "cannot restore a checkpoint: it is damaged or belongs to another model",
-        received=f"{path}: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
-        fix="train again without --resume, or restore the file",
+        "the file that names a run's checkpoints is damaged",
+        received=f"{directory / STATE_FILE}: {describe_error(error)}",
+        allowed="the state file that TensorFlow writes beside its checkpoints",
+        fix="restore the file, or train again without --resume",
     )

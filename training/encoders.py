@@ -32,8 +32,10 @@ TENSOR_DTYPES = {
     "string": tf.string,
     "bytes": tf.string,
 }
-INT_PAD_TOKENS = (-1, -(2**63))
-STRING_PAD_TOKENS = ("", "<pad>", "<sluice:pad>")
+# Values that no source produces: the ETL encodes -1 or "" as OOV where they are no tokens, and a
+# pad token is read as nothing at all. Both integers survive JSON readers that know doubles only.
+INT_PAD_TOKENS = (-(2**63), -(2**62))
+STRING_PAD_TOKENS = ("<sluice:pad>", "<sluice:pad:2>")
 
 
 @dataclass(frozen=True)
@@ -191,9 +193,12 @@ def build_lookup(vocabulary: Vocabulary) -> tf.lookup.StaticHashTable:
 
 
 def pad_token(vocabulary: Vocabulary) -> int | str:
-    """Returns the first conventional pad token that is not itself a token.
+    """Returns the first pad token that is not itself a token.
 
-    -1 or the least int64 for integers; the empty string or a marker for strings.
+    The least int64 for integers, `<sluice:pad>` for strings; each has a stand-in.
+
+    Raises:
+        InputDataError: All of them are tokens.
     """
     is_integer = pa.types.is_integer(vocabulary.tokens.type)
     candidates = INT_PAD_TOKENS if is_integer else STRING_PAD_TOKENS

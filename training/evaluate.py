@@ -24,6 +24,8 @@ from training.protocols import (
     count_missing,
     headline_protocol,
     rank_by_protocol,
+    require_rows,
+    warn_unmasked,
 )
 from training.ranks import Pairs
 from training.retrieval import build_item_index
@@ -64,7 +66,7 @@ def evaluate_full(
     Raises:
         InputDataError: The split is empty, a record is damaged, or a vector is not finite.
     """
-    protocol = headline_protocol(manifest, mask_seen)
+    protocol = headline_protocol(manifest, mask_seen, split)
     index = build_item_index(model, version_dir, manifest, batch_size)
     scorer = ModelScorer(model, index)
     reader = BatchReader(version_dir, manifest, index, tuple(model.user_inputs), batch_size)
@@ -83,10 +85,13 @@ def evaluate_split(trained: TrainedModel, split: str) -> dict[str, Any]:
         split: Split to rank.
 
     Raises:
-        InputDataError: The split is empty, a record is damaged, or a vector is not finite.
+        InputDataError: The split is empty or holds no events, a record is damaged, or a vector is
+            not finite.
     """
-    evaluation = _Evaluation(trained)
-    for batch in evaluation.read(split):
+    require_rows(trained.manifest, split)
+    warn_unmasked(trained.manifest, trained.config.evaluation.mask_seen, split)
+    evaluation = _Evaluation(trained, split)
+    for batch in evaluation.read():
         evaluation.update(batch)
     return {
         "dataset": trained.manifest.dataset_name,
@@ -99,8 +104,8 @@ def evaluate_split(trained: TrainedModel, split: str) -> dict[str, Any]:
 class _Evaluation:
     """One pass over a split: every system, every protocol."""
 
-    def __init__(self, trained: TrainedModel) -> None:
-        self.trained = trained
+    def __init__(self, trained: TrainedModel, split: str) -> None:
+        self.trained, self.split = trained, split
         model, manifest = trained.model, trained.manifest
         config = trained.config.evaluation
         self.index = build_item_index(model, trained.version_dir, manifest, config.batch_size)
@@ -110,7 +115,7 @@ class _Evaluation:
             PopularityScorer(counts),
             RandomScorer(len(self.index), trained.config.seed),
         )
-        self.headline = headline_protocol(manifest, config.mask_seen)
+        self.headline = headline_protocol(manifest, config.mask_seen, split)
         self.lists = ListStatistics(counts, LIST_LENGTH, self.headline == FULL_UNSEEN)
         label = manifest.keys.label
         self.labels = LabelScores(model, label) if label else None
@@ -121,7 +126,7 @@ class _Evaluation:
         self.users = _UserCount(manifest)
         self.oov_targets = 0
 
-    def read(self, split: str) -> Iterator[RankingBatch]:
+    def read(self) -> Iterator[RankingBatch]:
         trained, config = self.trained, self.trained.config.evaluation
         inputs = (
             *trained.model.user_inputs,
@@ -136,7 +141,13 @@ class _Evaluation:
         reader = BatchReader(
             trained.version_dir, trained.manifest, self.index, inputs, config.batch_size
         )
-        return reader.read(split, seen=True, negatives=negatives, given=self.given)
+        return reader.read(
+            self.split,
+            seen=True,
+            negatives=negatives,
+            given=self.given,
+            optional=(self.labels.label,) if self.labels else (),
+        )
 
     def update(self, batch: RankingBatch) -> None:
         self.oov_targets += count_missing(batch)

@@ -23,6 +23,7 @@ import tensorflow as tf
 from conf.encoders import EncoderPlan
 from conf.run import EXPORT_DIR, write_json
 from conf.schema import FeatureSpec
+from training.disk_errors import disk_errors
 from training.embedding_files import EmbeddingWriter
 from training.encoders import (
     TENSOR_DTYPES,
@@ -58,7 +59,16 @@ def write_export(trained: TrainedModel, run_dir: Path) -> Path:
     Raises:
         InputDataError: A vocabulary or record is damaged, or a vector is not finite.
         UpstreamNotReadyError: Another process is exporting the same run.
+        InternalError: The disk is full, or there is no permission.
     """
+    with disk_errors(
+        f"cannot write the export of {run_dir}; an earlier one is untouched",
+        "free some space (or check the permissions), then export again",
+    ):
+        return _write_export(trained, run_dir)
+
+
+def _write_export(trained: TrainedModel, run_dir: Path) -> Path:
     target = run_dir / EXPORT_DIR
     plan = read_plan(trained.version_dir, trained.manifest)
     model = trained.model

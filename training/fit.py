@@ -13,10 +13,10 @@ from typing import Any
 import tensorflow as tf
 
 from conf.dataset import read_manifest, resolve_version
-from conf.manifest import Manifest
+from conf.manifest import MANIFEST_FILE, Manifest
 from conf.run import RUN_CARD_FILE, read_json, update_run_card
 from conf.training import TrainConfig
-from training.checkpoint import manifest_sha256, read_run_manifest
+from training.checkpoint import manifest_sha256, read_dataset_reference, read_run_manifest
 from training.models.base import RetrievalModel
 from training.progress import TrainingProgress
 from training.run_directory import (
@@ -50,8 +50,8 @@ def fit_run(config: TrainConfig, progress: TrainingProgress, *, resume: bool = F
     Args:
         config: The resolved config.
         progress: Where to tell how it goes.
-        resume: Whether to go on with the newest unfinished run of the same config, if any, after
-            its last finished epoch.
+        resume: Whether to go on with the newest run of the same config, if it is unfinished,
+            after its last finished epoch.
 
     Raises:
         SluiceError: The config, the dataset or the devices do not fit, or training failed. The
@@ -73,8 +73,9 @@ def fit_run(config: TrainConfig, progress: TrainingProgress, *, resume: bool = F
         )
         started = time.monotonic()
         result = trainer.fit(run, _build_validate(config, start.data))
+        # The status comes last: a run that was killed in between is resumed, and published.
+        publish_run(config, run)
         update_run_card(run, **_describe_end(run, result, time.monotonic() - started))
-    publish_run(config, run)
     return run
 
 
@@ -111,19 +112,31 @@ def _find_start(config: TrainConfig, progress: TrainingProgress, resume: bool) -
     if unfinished is None:
         if resume:
             progress.message("no unfinished run of this config: starting a new one")
-        version_dir = resolve_version(config.dataset)
-        return _Start(TrainingData(version_dir, read_manifest(version_dir)), None)
+        return _start_anew(config)
     # On with the version that the run began with, even if a newer one is current by now.
-    dataset = read_json(unfinished / RUN_CARD_FILE)["dataset"]
-    version_dir = Path(dataset["path"])
-    manifest = read_run_manifest(version_dir, dataset["manifest_sha256"])
+    version_dir, expected_sha256 = read_dataset_reference(unfinished)
+    if not (version_dir / MANIFEST_FILE).exists():
+        progress.message(
+            f"the dataset version of the unfinished run {unfinished.name} is gone "
+            f"({version_dir}): starting a new run"
+        )
+        return _start_anew(config)
+    manifest = read_run_manifest(version_dir, expected_sha256)
     return _Start(TrainingData(version_dir, manifest), unfinished)
+
+
+def _start_anew(config: TrainConfig) -> _Start:
+    version_dir = resolve_version(config.dataset)
+    return _Start(TrainingData(version_dir, read_manifest(version_dir)), None)
 
 
 def _build_validate(config: TrainConfig, data: TrainingData) -> Validate | None:
     if not data.manifest.has_split("validation"):
         return None
     from training.evaluate import evaluate_full
+    from training.protocols import warn_unmasked
+
+    warn_unmasked(data.manifest, config.evaluation.mask_seen, "validation")
 
     def validate(model: RetrievalModel) -> dict[str, float]:
         evaluation = config.evaluation

@@ -84,13 +84,8 @@ def write_history(run: Path, history: Sequence[EpochRecord]) -> None:
     write_text_atomic(run / HISTORY_FILE, json.dumps(entries, indent=1) + "\n")
 
 
-def read_history(run: Path, epochs: int | None = None) -> list[EpochRecord]:
+def read_history(run: Path) -> list[EpochRecord]:
     """Reads `history.json`; a run that has not ended an epoch has an empty one.
-
-    Args:
-        run: Directory of the run.
-        epochs: Number of epochs to keep: later entries belong to an epoch whose checkpoint was
-            not finished.
 
     Raises:
         InputDataError: The file is damaged.
@@ -100,10 +95,36 @@ def read_history(run: Path, epochs: int | None = None) -> list[EpochRecord]:
         return []
     try:
         entries: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
-        records = [EpochRecord(**entry) for entry in entries]
-    except (json.JSONDecodeError, TypeError) as error:
+        return [EpochRecord(**entry) for entry in entries]
+    except (ValueError, TypeError) as error:
         raise InputDataError(f"{file} is damaged", received=repr(error)) from error
-    return records if epochs is None else [r for r in records if r.epoch <= epochs]
+
+
+def read_resumed_history(run: Path, finished: int, newest: int) -> list[EpochRecord]:
+    """Reads the entries of the epochs that a resumed run goes on from.
+
+    An epoch's entry is written before its checkpoint, so one entry more than there are
+    checkpoints is what a kill in between leaves.
+
+    Args:
+        run: Directory of the run.
+        finished: Epochs that the restored checkpoint has behind it.
+        newest: Epoch of the newest checkpoint, which is later where damaged ones were passed over.
+
+    Raises:
+        InputDataError: The file is damaged, or does not belong to the checkpoints.
+    """
+    records = read_history(run)
+    epochs = [record.epoch for record in records]
+    if epochs != list(range(1, len(epochs) + 1)) or not finished <= len(epochs) <= newest + 1:
+        raise InputDataError(
+            "the history of this run does not fit its checkpoints",
+            received=f"{run / HISTORY_FILE} with {len(epochs)} epochs, "
+            f"a checkpoint of epoch {newest}",
+            allowed=f"epochs 1 to {newest}, or one more",
+            fix="restore the missing files, or train again without --resume",
+        )
+    return records[:finished]
 
 
 def _comparable(value: float) -> float:

@@ -7,7 +7,6 @@ without a bound (and those asked for) as `tf.RaggedTensor`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,11 @@ import numpy as np
 import tensorflow as tf
 
 from conf.errors import InputDataError, did_you_mean
-from conf.manifest import Manifest
+from conf.manifest import Manifest, SplitInfo
 from conf.schema import OOV_ID, PAD_ID, FeatureSpec
 from conf.training import InputConfig
 from training.input_errors import input_errors
+from training.list_lengths import bound_list
 from training.shards import open_shard, shard_paths
 
 Batch = dict[str, tf.Tensor]
@@ -57,14 +57,7 @@ def build_train_dataset(
     Raises:
         InputDataError: The split is missing or smaller than a batch, or a feature is unknown.
     """
-    split = manifest.split("train")
-    if split.rows < config.batch_size:
-        raise InputDataError(
-            "the train split is smaller than one batch",
-            received=f"{split.rows} rows",
-            allowed=f"at least input.batch_size = {config.batch_size} rows",
-            fix=f"set input.batch_size to {max(1, split.rows)} or less, or add data",
-        )
+    split = check_train_rows(manifest, config.batch_size)
     rng = np.random.default_rng([seed, epoch])
     paths = shard_paths(version_dir, manifest, "train")
     shards = tf.data.Dataset.from_tensor_slices([paths[i] for i in rng.permutation(len(paths))])
@@ -80,9 +73,9 @@ def build_train_dataset(
         seed=int(rng.integers(2**31)),
         reshuffle_each_iteration=False,
     )
-    specs = _bound_lists(
-        manifest, select_features(manifest, features, exclude_roles=() if features else ("id",))
-    )
+    # Batches of one shape train faster, and collectives between replicas need them.
+    excluded = () if features else ("id",)
+    specs = [bound_list(manifest, spec) for spec in select_features(manifest, features, excluded)]
     return (
         records.batch(config.batch_size, drop_remainder=True)
         .map(
@@ -92,6 +85,23 @@ def build_train_dataset(
         )
         .prefetch(tf.data.AUTOTUNE)
     )
+
+
+def check_train_rows(manifest: Manifest, batch_size: int) -> SplitInfo:
+    """Returns the train split where it holds at least one batch.
+
+    Raises:
+        InputDataError: The split is missing or smaller than a batch.
+    """
+    split = manifest.split("train")
+    if split.rows < batch_size:
+        raise InputDataError(
+            "the train split is smaller than one batch",
+            received=f"{split.rows} rows",
+            allowed=f"at least input.batch_size = {batch_size} rows",
+            fix=f"set input.batch_size to {max(1, split.rows)} or less, or add data",
+        )
+    return split
 
 
 def build_eval_dataset(
@@ -111,7 +121,8 @@ def build_eval_dataset(
         batch_size: Rows per batch; the last batch may have fewer.
         features: Names to read; None reads all that the split's records hold: of the catalogue
             those of role item, of the users those of role user and their seen items.
-        ragged: List features to return as RaggedTensors rather than padded.
+        ragged: Features to return as RaggedTensors: lists rather than padded, and scalars that
+            records may lack, which have a row of length 0 there.
 
     Raises:
         InputDataError: The version has no such split, or a feature is unknown.
@@ -160,7 +171,7 @@ def build_parser(
 
     Args:
         specs: Features to read.
-        ragged: List features to leave ragged.
+        ragged: Features to leave ragged; scalars among them may be absent.
         batch_size: Static number of rows, where it is known.
     """
     specs = tuple(specs)
@@ -191,27 +202,12 @@ def _split_features(manifest: Manifest, split: str) -> tuple[str, ...]:
     )
 
 
-def _bound_lists(manifest: Manifest, specs: Sequence[FeatureSpec]) -> tuple[FeatureSpec, ...]:
-    """Bounds lists without `max_len` by the longest in train, where the statistics tell it.
-
-    Batches of one shape train faster, and collectives between replicas need them.
-    """
-    lengths = manifest.statistics.get("train", {})
-    bounded = []
-    for spec in specs:
-        longest = lengths.get(spec.name, {}).get("length", {}).get("max")
-        if spec.is_ragged and spec.max_len is None and longest:
-            spec = replace(spec, max_len=int(longest))
-        bounded.append(spec)
-    return tuple(bounded)
-
-
 def _dtype(spec: FeatureSpec) -> tf.DType:
     return tf.string if spec.dtype == "bytes" else tf.as_dtype(spec.dtype)
 
 
 def _stays_ragged(spec: FeatureSpec, asked: bool) -> bool:
-    return spec.is_ragged and (asked or spec.max_len is None)
+    return asked or (spec.is_ragged and spec.max_len is None)
 
 
 def _wire_feature(spec: FeatureSpec, asked_ragged: bool) -> Any:

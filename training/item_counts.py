@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 
-from conf.encoders import ENCODERS_FILE, EncoderPlan
 from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.schema import OOV_ID
-
-ENCODERS_DIR = "encoders"
+from training.vocabularies import read_plan, read_token_counts
 
 
 def read_item_counts(version_dir: Path, manifest: Manifest) -> np.ndarray:
@@ -28,31 +24,26 @@ def read_item_counts(version_dir: Path, manifest: Manifest) -> np.ndarray:
         rows whose item is not in the vocabulary.
 
     Raises:
-        InputDataError: The item feature has no vocabulary, or its file does not fit.
+        InputDataError: The item feature has no vocabulary, or its file is missing or damaged.
     """
     spec = manifest.schema[manifest.keys.item]
-    directory = version_dir / ENCODERS_DIR
+    plan = read_plan(version_dir, manifest)
     try:
-        plan = EncoderPlan.from_json(json.loads((directory / ENCODERS_FILE).read_text("utf-8")))
-        table = pq.read_table(directory / plan.vocabulary(spec.encoding).file)
-        ids, found = table["id"].to_numpy(), table["count"].to_numpy()
-    except (OSError, KeyError, ValueError) as error:
+        vocabulary = plan.vocabulary(spec.encoding)
+    except KeyError as error:
         raise InputDataError(
-            f"cannot read the vocabulary of the item feature {spec.name!r}",
-            received=repr(error),
-            allowed=f"{directory / ENCODERS_FILE} and the Parquet files that it lists",
-            fix="restore the files, or build the dataset again",
+            f"the item feature {spec.name!r} has no vocabulary, so its items are not counted",
+            received=f"encoding {spec.encoding!r}",
+            allowed="a vocabulary of the encoder plan",
+            fix="encode the item with a vocabulary and build the dataset again",
         ) from error
-    size = spec.vocabulary_size
-    if size is None or (len(ids) and not 0 <= ids.min() <= ids.max() < size):
+    if spec.vocabulary_size != vocabulary.size:
         raise InputDataError(
             f"the vocabulary of {spec.name!r} does not fit the schema",
-            received=f"ids up to {ids.max() if len(ids) else None}",
-            allowed=f"ids below vocabulary_size = {size}",
+            received=f"{vocabulary.size} ids",
+            allowed=f"vocabulary_size = {spec.vocabulary_size}",
             fix="build the dataset again",
         )
-    counts = np.zeros(size, np.int64)
-    counts[ids] = found
-    if not counts[OOV_ID]:
-        counts[OOV_ID] = max(0, manifest.split("train").rows - int(counts.sum()))
+    counts = read_token_counts(version_dir, vocabulary)
+    counts[OOV_ID] = max(0, manifest.split("train").rows - int(counts.sum()))
     return counts

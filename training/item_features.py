@@ -48,11 +48,24 @@ def _read_columns(
     version_dir: Path, manifest: Manifest, key: str, names: Sequence[str], size: int
 ) -> dict[str, tf.Tensor]:
     dataset = build_eval_dataset(version_dir, manifest, "catalog", READ_ROWS, [key, *names])
-    columns: dict[str, np.ndarray] = {}
+    ids: list[np.ndarray] = []
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
     for batch in read_batches(dataset, version_dir, manifest, "catalog"):
-        ids = batch[key].numpy()
+        ids.append(batch[key].numpy())
         for name in names:
-            values = batch[name].numpy()
-            column = columns.setdefault(name, np.zeros((size, *values.shape[1:]), values.dtype))
-            column[ids] = values
-    return {name: tf.constant(column) for name, column in columns.items()}
+            value = batch[name]
+            ragged = isinstance(value, tf.RaggedTensor)
+            parts[name].append((value.to_tensor() if ragged else value).numpy())
+    return {name: tf.constant(_fill_column(ids, parts[name], size)) for name in names if ids}
+
+
+def _fill_column(ids: list[np.ndarray], parts: list[np.ndarray], size: int) -> np.ndarray:
+    """Puts the rows of all batches at their ids; lists are padded to the catalogue's widest."""
+    widest = max(part.shape[1:] for part in parts)
+    column = np.zeros((size, *widest), parts[0].dtype)
+    for rows, part in zip(ids, parts, strict=True):
+        if part.ndim == 1:
+            column[rows] = part
+        else:
+            column[rows, : part.shape[1]] = part
+    return column

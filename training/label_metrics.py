@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tensorflow as tf
 from numpy.typing import NDArray
 
 from training.metrics import auc, constant_log_loss, log_loss
@@ -34,15 +35,23 @@ class LabelScores:
         return (self.label, *self.model.user_inputs, *self.model.item_inputs)
 
     def update(self, features: dict[str, Any]) -> None:
-        """Adds a batch: the dot product of each row's user with its own target item."""
+        """Adds a batch: the dot product of each row's user with its own target item.
+
+        Args:
+            features: Features by name. The label is `[rows]`, or ragged `[rows, None]` where
+                records may lack it; rows without one are left out.
+        """
         users = self.model.embed_users({n: features[n] for n in self.model.user_inputs})
         items = self.model.embed_items({n: features[n] for n in self.model.item_inputs})
         dots = np.einsum("rd,rd->r", np.asarray(users), np.asarray(items))
+        label = features[self.label]
+        if isinstance(label, tf.RaggedTensor):
+            dots, label = dots[label.value_rowids().numpy()], label.flat_values
         self._scores.append(dots.astype(np.float32))
-        self._labels.append(np.asarray(features[self.label]) > 0.5)
+        self._labels.append(np.asarray(label) > 0.5)
 
-    def result(self, temperature: float | None, train_rate: float | None) -> dict[str, Any]:
-        """Returns AUC and log loss beside those of a constant prediction.
+    def result(self, temperature: float | None, train_rate: float | None) -> dict[str, Any] | None:
+        """Returns AUC and log loss beside those of a constant prediction; None without a label.
 
         Args:
             temperature: What scores are divided by to give logits; None where the objective
@@ -52,6 +61,8 @@ class LabelScores:
         """
         labels = np.concatenate(self._labels)
         scores = np.concatenate(self._scores)
+        if not len(labels):
+            return None
         rate = float(labels.mean()) if train_rate is None else train_rate
         return {
             "rows": len(labels),

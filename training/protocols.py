@@ -12,7 +12,7 @@ them (Krichene & Rendle 2020).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from conf.errors import InputDataError
 from conf.manifest import Manifest
-from training.input import build_eval_dataset, read_batches
+from training.input import ROLE_OF_SPLIT, build_eval_dataset, read_batches
 from training.negatives import UniformNegatives
 from training.ranks import (
     MISSING,
@@ -39,6 +39,7 @@ from training.retrieval import BLOCK_CELLS, ItemIndex, read_cells
 FULL_UNSEEN = "full_unseen"
 FULL_ALL = "full_all"
 SAMPLED_GIVEN = "sampled_given"
+TRAIN_SPLIT = "train"
 
 _log = logging.getLogger("sluice.training.evaluate")
 
@@ -66,31 +67,49 @@ class RankingBatch:
         return len(self.targets)
 
 
-def headline_protocol(manifest: Manifest, mask_seen: bool) -> str:
-    """Returns the full protocol that a config asks for, as far as the data set carries it."""
-    if mask_seen and manifest.keys.seen is None:
+def carries_seen(manifest: Manifest, split: str) -> bool:
+    """Whether the records of a split hold the items that their user had met before."""
+    return manifest.keys.seen is not None and split != TRAIN_SPLIT
+
+
+def headline_protocol(manifest: Manifest, mask_seen: bool, split: str) -> str:
+    """Returns the full protocol that a config asks for, as far as the split carries it."""
+    return FULL_UNSEEN if mask_seen and carries_seen(manifest, split) else FULL_ALL
+
+
+def warn_unmasked(manifest: Manifest, mask_seen: bool, split: str) -> None:
+    """Says once that seen items should be masked but cannot be."""
+    if mask_seen and not carries_seen(manifest, split):
         _log.warning(
-            "dataset %r carries no seen items, so none can be masked: ranking %s",
+            "split %r of dataset %r carries no seen items, so none can be masked: ranking %s",
+            split,
             manifest.dataset_name,
             FULL_ALL,
         )
-        return FULL_ALL
-    return FULL_UNSEEN if mask_seen else FULL_ALL
 
 
 def require_rows(manifest: Manifest, split: str) -> None:
     """Refuses a split that has nothing to evaluate.
 
     Raises:
-        InputDataError: The split does not exist or has no record.
+        InputDataError: The split does not exist, has no record, or holds no events.
     """
+    filled = [s.name for s in manifest.splits if s.rows and s.name not in ROLE_OF_SPLIT]
+    allowed = f"a split with records: {', '.join(filled) or '(none)'}"
+    if split in ROLE_OF_SPLIT:
+        raise InputDataError(
+            f"split {split!r} holds one record per {ROLE_OF_SPLIT[split]}, not events: there is "
+            "no target to rank",
+            received=split,
+            allowed=allowed,
+            fix="choose a split of events by --split",
+        )
     if manifest.split(split).rows == 0:
-        filled = [s.name for s in manifest.splits if s.rows and s.name not in ("catalog", "users")]
         raise InputDataError(
             f"split {split!r} of dataset {manifest.dataset_name!r} version "
             f"{manifest.dataset_version} is empty: there is nothing to evaluate",
             received="0 records",
-            allowed=f"a split with records: {', '.join(filled) or '(none)'}",
+            allowed=allowed,
             fix="choose another split, or change `split` in the build config and build again",
         )
 
@@ -120,21 +139,24 @@ class BatchReader:
         seen: bool,
         negatives: UniformNegatives | None = None,
         given: bool = False,
+        optional: Sequence[str] = (),
     ) -> Iterator[RankingBatch]:
         """Yields the batches of a split, each row once, in the order of the shards.
 
         Args:
             split: Name of the split.
-            seen: Whether to read the seen items, where the data set carries them.
+            seen: Whether to read the seen items, where the split carries them.
             negatives: Draws the candidates of the sampled protocol.
             given: Whether to read the data set's own candidates.
+            optional: Scalars that records may lack, read as ragged.
 
         Raises:
             InputDataError: The split is empty, or a record is damaged.
         """
         require_rows(self.manifest, split)
         keys = self.manifest.keys
-        ragged = [keys.seen] if seen and keys.seen else []
+        seen = seen and carries_seen(self.manifest, split)
+        ragged = [*optional, *([keys.seen] if seen and keys.seen else [])]
         ragged += [keys.candidates] if given and keys.candidates else []
         names = tuple(dict.fromkeys((keys.item, *self.inputs, *ragged)))
         rows = max(1, min(self.batch_size, BLOCK_CELLS // len(self.index)))

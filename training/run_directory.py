@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import importlib.metadata
+import logging
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,6 +23,8 @@ STATUS_TRAINED = "trained"
 STATUS_FAILED = "failed"
 LOCK_FILE = ".lock"
 REPORTED_PACKAGES = ("sluice", "tensorflow", "keras", "numpy", "pyarrow")
+
+_log = logging.getLogger("sluice.training.run_directory")
 
 
 def run_paths(config: TrainConfig) -> RunPaths:
@@ -62,7 +65,11 @@ def create_run(config: TrainConfig, now: datetime | None = None) -> Path:
 
 
 def find_unfinished_run(config: TrainConfig) -> Path | None:
-    """Returns the newest run of the same resolved config that has not finished, or None."""
+    """Returns the newest run of the same resolved config if it has not finished, else None.
+
+    An unfinished run that is older than a finished one is left alone: going on with it would put
+    an old result in the place of a newer one. Runs whose card cannot be read are passed over.
+    """
     paths = run_paths(config)
     if not paths.runs.is_dir():
         return None
@@ -70,9 +77,13 @@ def find_unfinished_run(config: TrainConfig) -> Path | None:
     for run in sorted(paths.runs.iterdir(), key=lambda path: path.name, reverse=True):
         if not (run / RUN_CARD_FILE).is_file():
             continue
-        card = read_json(run / RUN_CARD_FILE)
-        if card.get("config_sha256") == wanted and card.get("status") != STATUS_TRAINED:
-            return run
+        try:
+            card = read_json(run / RUN_CARD_FILE)
+        except (SluiceError, OSError, ValueError) as error:
+            _log.warning("passing over run %s, its card cannot be read: %s", run, error)
+            continue
+        if card.get("config_sha256") == wanted:
+            return None if card.get("status") == STATUS_TRAINED else run
     return None
 
 

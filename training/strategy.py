@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import random
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, InputDataError
 from conf.training import DevicesConfig
 
 
@@ -42,6 +43,44 @@ def describe_devices(strategy: tf.distribute.Strategy) -> list[str]:
         return [str(device) for device in strategy.extended.worker_devices]
     kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
     return [f"/device:{kind}:0"]
+
+
+def check_batch_size(batch_size: int, strategy: tf.distribute.Strategy) -> None:
+    """Refuses a batch that replicas cannot share evenly.
+
+    Raises:
+        ConfigError: The batch size is not a multiple of the number of replicas.
+    """
+    replicas = strategy.num_replicas_in_sync
+    below = batch_size - batch_size % replicas
+    if batch_size != below:
+        raise ConfigError(
+            "input.batch_size must be a multiple of the number of replicas",
+            received=f"{batch_size} rows on {replicas} replicas",
+            allowed=" or ".join(str(size) for size in (below, below + replicas) if size),
+        )
+
+
+def distribute_batches(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> Any:
+    """Splits each global batch over the replicas, in order.
+
+    Raises:
+        InputDataError: A list has no bounded length.
+    """
+    if strategy.num_replicas_in_sync == 1:
+        return dataset
+    unbounded = [
+        name for name, spec in dataset.element_spec.items() if isinstance(spec, tf.RaggedTensorSpec)
+    ]
+    if unbounded:
+        raise InputDataError(
+            "several replicas need lists of a bounded length",
+            received=f"{', '.join(unbounded)}: no max_len, and no statistics of its length",
+            fix="set the feature's max_len and build the dataset again, or train on one device",
+        )
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return strategy.experimental_distribute_dataset(dataset.with_options(options))
 
 
 def seed_everything(seed: int) -> None:

@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 
-from conf.errors import ConfigError, InputDataError, TrainingDivergedError
+from conf.errors import ConfigError, TrainingDivergedError
 from conf.manifest import Manifest
 from conf.run import LOGS_DIR
 from conf.training import TrainConfig
@@ -20,11 +19,11 @@ from training.history import (
     LOSS_METRIC,
     EpochRecord,
     find_best_epoch,
-    read_history,
+    read_resumed_history,
     should_stop,
     write_history,
 )
-from training.input import build_train_dataset
+from training.input import build_train_dataset, check_train_rows
 from training.input_errors import input_errors
 from training.models import build_model
 from training.models.base import RetrievalModel
@@ -32,6 +31,8 @@ from training.objective import build_objective
 from training.optimizers import Optimizers
 from training.progress import StepStatus, TrainingProgress
 from training.step import TrainStep, build_run_steps
+from training.strategy import check_batch_size, distribute_batches
+from training.tensorboard import ScalarLog
 
 Validate = Callable[[RetrievalModel], dict[str, float]]
 
@@ -81,6 +82,7 @@ class Trainer:
 
     Raises:
         ConfigError: The config does not fit the dataset or the devices. Nothing was written.
+        InputDataError: The train split is smaller than a batch, or damaged.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class Trainer:
         self._strategy, self._progress = strategy, progress
         batch_size = config.input.batch_size
         check_batch_size(batch_size, strategy)
+        check_train_rows(data.manifest, batch_size)
         self._metric = selection_metric(config)
         self.steps_per_epoch = data.steps_per_epoch(batch_size)
         with strategy.scope():
@@ -124,21 +127,17 @@ class Trainer:
 
         Raises:
             TrainingDivergedError: The loss or a weight is no finite number.
-            InputDataError: A record is damaged.
+            InputDataError: A record is damaged, or the run's history or checkpoints are.
+            InternalError: The run directory cannot be written.
         """
-        with self._strategy.scope():
-            checkpoints = Checkpoints(run, self.model, self._optimizers)
-        finished = checkpoints.restore_last()
-        history = read_history(run, finished)
-        if finished:
-            self._progress.message(f"resuming after epoch {finished}", finished_epochs=finished)
+        checkpoints, history = self._restore(run)
         metric = self._metric if validate is not None or self._metric == LOSS_METRIC else None
         stopping = self._config.fit.early_stopping if metric is not None else None
         if self._metric is not None and metric is None:
             self._progress.message(
                 "the dataset has no validation split: no early stopping, the last epoch is kept"
             )
-        writer = tf.summary.create_file_writer(str(run / LOGS_DIR))
+        log = ScalarLog(run / LOGS_DIR)
         while len(history) < self._config.fit.epochs and not should_stop(history, stopping):
             record = self._run_epoch(len(history), validate)
             history.append(record)
@@ -148,15 +147,28 @@ class Trainer:
             if best:
                 checkpoints.save_best(record.epoch)
             checkpoints.save_last(record.epoch)
-            _write_scalars(writer, record, int(self._optimizers.step.numpy()))
+            log.write(record, int(self._optimizers.step.numpy()))
             self._progress.epoch(record, best and metric is not None)
-        writer.close()
+        log.close()
         return TrainingResult(
             best_epoch=find_best_epoch(history, metric),
             epochs=len(history),
             steps=int(self._optimizers.step.numpy()),
             stopped_early=len(history) < self._config.fit.epochs,
         )
+
+    def _restore(self, run: Path) -> tuple[Checkpoints, list[EpochRecord]]:
+        """Opens a run's checkpoints; returns them and the history of the finished epochs.
+
+        The history is as long as the restored weights are old, so the loop may count by it.
+        """
+        with self._strategy.scope():
+            checkpoints = Checkpoints(run, self.model, self._optimizers)
+        finished = checkpoints.restore_last(self._progress.message)
+        history = read_resumed_history(run, finished, checkpoints.newest_epoch)
+        if finished:
+            self._progress.message(f"resuming after epoch {finished}", finished_epochs=finished)
+        return checkpoints, history
 
     def _run_epoch(self, epoch: int, validate: Validate | None) -> EpochRecord:
         started = time.monotonic()
@@ -190,7 +202,7 @@ class Trainer:
             features=self._inputs,
         )
         with input_errors(data.version_dir, data.manifest, "train"):
-            iterator = iter(_distribute(dataset, self._strategy))
+            iterator = iter(distribute_batches(dataset, self._strategy))
             left = self.steps_per_epoch
             while left:
                 steps = min(left, config.fit.steps_per_loop)
@@ -251,47 +263,3 @@ def selection_metric(config: TrainConfig) -> str | None:
             fix=f"add {cut_off} to evaluation.ks, or choose another metric",
         )
     return stopping.metric
-
-
-def check_batch_size(batch_size: int, strategy: tf.distribute.Strategy) -> None:
-    """Refuses a batch that replicas cannot share evenly.
-
-    Raises:
-        ConfigError: The batch size is not a multiple of the number of replicas.
-    """
-    replicas = strategy.num_replicas_in_sync
-    below = batch_size - batch_size % replicas
-    if batch_size != below:
-        raise ConfigError(
-            "input.batch_size must be a multiple of the number of replicas",
-            received=f"{batch_size} rows on {replicas} replicas",
-            allowed=" or ".join(str(size) for size in (below, below + replicas) if size),
-        )
-
-
-def _distribute(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> Any:
-    """Splits each global batch over the replicas, in order."""
-    if strategy.num_replicas_in_sync == 1:
-        return dataset
-    unbounded = [
-        name for name, spec in dataset.element_spec.items() if isinstance(spec, tf.RaggedTensorSpec)
-    ]
-    if unbounded:
-        raise InputDataError(
-            "several replicas need lists of a bounded length",
-            received=f"{', '.join(unbounded)}: no max_len, and no statistics of its length",
-            fix="set the feature's max_len and build the dataset again, or train on one device",
-        )
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return strategy.experimental_distribute_dataset(dataset.with_options(options))
-
-
-def _write_scalars(writer: tf.summary.SummaryWriter, record: EpochRecord, step: int) -> None:
-    with writer.as_default(step=step):
-        tf.summary.scalar("train/loss", record.loss)
-        tf.summary.scalar("train/examples_per_s", record.examples_per_s)
-        tf.summary.scalar("train/input_wait_share", record.input_wait_share)
-        for name, value in record.validation.items():
-            tf.summary.scalar(f"validation/{name}", value)
-    writer.flush()

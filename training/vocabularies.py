@@ -16,8 +16,8 @@ from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.schema import FIRST_TOKEN_ID
 from etl.tfrecord.crc32c import crc32c
-from training.item_counts import ENCODERS_DIR
 
+ENCODERS_DIR = "encoders"
 TOKEN_TYPES: dict[str, pa.DataType] = {"int64": pa.int64(), "string": pa.string()}
 
 
@@ -59,7 +59,12 @@ def read_plan(version_dir: Path, manifest: Manifest) -> EncoderPlan:
         raise InputDataError(
             f"cannot read {file}", received=str(error), fix="build the dataset again"
         ) from error
-    plan = EncoderPlan.from_json(data)
+    try:
+        plan = EncoderPlan.from_json(data)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputDataError(
+            f"{file} is not complete", received=repr(error), fix="build the dataset again"
+        ) from error
     if plan.fingerprint != manifest.encoders_fingerprint:
         raise InputDataError(
             f"{file} is not the one that the manifest was published with",
@@ -77,6 +82,37 @@ def read_vocabulary(version_dir: Path, spec: VocabularySpec) -> Vocabulary:
         InputDataError: The file is missing or outside its directory, its checksum, types or size
             differ, or its ids are not 2, 3, 4, …
     """
+    file, table = _read_checked(version_dir, spec, ["token", "id"])
+    tokens = table["token"].combine_chunks()
+    if tokens.type != TOKEN_TYPES[spec.token_dtype] or tokens.null_count:
+        raise _damaged(file, "token type", tokens.type, spec.token_dtype)
+    return Vocabulary(spec.name, spec.token_dtype, tokens)
+
+
+def read_token_counts(version_dir: Path, spec: VocabularySpec) -> np.ndarray:
+    """Reads how often each token of a vocabulary occurs in the train split.
+
+    Returns:
+        int64 `[size]`, indexed by id; 0 for padding and OOV, which the file does not count.
+
+    Raises:
+        InputDataError: As in `read_vocabulary`, or a count is missing or below 0.
+    """
+    file, table = _read_checked(version_dir, spec, ["id", "count"])
+    column = table["count"].combine_chunks()
+    if column.type != pa.int64() or column.null_count:
+        raise _damaged(file, "count type", column.type, "int64")
+    counts = np.zeros(spec.size, np.int64)
+    counts[FIRST_TOKEN_ID:] = column.to_numpy(zero_copy_only=False)
+    if counts.min(initial=0) < 0:
+        raise _damaged(file, "count", counts.min(), "0 or more")
+    return counts
+
+
+def _read_checked(
+    version_dir: Path, spec: VocabularySpec, columns: list[str]
+) -> tuple[Path, pa.Table]:
+    """Reads columns of a vocabulary's file, its path, checksum and ids checked."""
     directory = (version_dir / ENCODERS_DIR).resolve()
     file = (directory / spec.file).resolve()
     if not file.is_relative_to(directory):
@@ -90,15 +126,14 @@ def read_vocabulary(version_dir: Path, spec: VocabularySpec) -> Vocabulary:
     found = f"{crc32c(content):08x}"
     if found != spec.file_crc32c:
         raise _damaged(file, "checksum", found, spec.file_crc32c)
-    table = pq.read_table(pa.BufferReader(content), columns=["token", "id"])
-    tokens = table["token"].combine_chunks()
-    if tokens.type != TOKEN_TYPES[spec.token_dtype] or tokens.null_count:
-        raise _damaged(file, "token type", tokens.type, spec.token_dtype)
-    ids = table["id"].to_numpy()
-    expected = np.arange(FIRST_TOKEN_ID, spec.size)
-    if not np.array_equal(ids, expected):
+    try:
+        table = pq.read_table(pa.BufferReader(content), columns=columns)
+        ids = table["id"].to_numpy()
+    except (KeyError, pa.ArrowException) as error:
+        raise _damaged(file, "content", repr(error), f"columns {', '.join(columns)}") from error
+    if not np.array_equal(ids, np.arange(FIRST_TOKEN_ID, spec.size)):
         raise _damaged(file, "ids", f"{len(ids)} ids", f"2 to {spec.size - 1}, ascending")
-    return Vocabulary(spec.name, spec.token_dtype, tokens)
+    return file, table
 
 
 def read_key_vocabulary(version_dir: Path, manifest: Manifest, feature: str) -> Vocabulary | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from jobs.reporting.blocks import Section
+from conf.errors import SluiceError
+from jobs.reporting.blocks import Section, missing
 from jobs.reporting.figure import COLOURS
 from jobs.reporting.numbers import MISSING, format_bytes, format_count, format_seconds
 from jobs.reporting.run_data import RunData, as_mapping
@@ -18,7 +21,7 @@ from jobs.reporting.sections.popularity import build_popularity
 from jobs.reporting.sections.provenance import build_provenance, build_timings
 from jobs.reporting.sections.quality import build_quality
 from jobs.reporting.sections.shards import build_shards
-from jobs.reporting.verdict import build_verdict
+from jobs.reporting.verdict import Verdict, build_verdict
 
 SECTIONS = (
     build_quality,
@@ -31,6 +34,10 @@ SECTIONS = (
     build_timings,
     build_provenance,
 )
+# What code that expects another type raises.
+WRONG_TYPES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,16 +58,42 @@ def render_page(data: RunData) -> str:
         lstrip_blocks=True,
     )
     template = environment.get_template("report.html.j2")
-    sections: tuple[Section, ...] = tuple(build(data) for build in SECTIONS)
+    sections = tuple(build_section(build, data) for build in SECTIONS)
     return template.render(
         name=run_title(data),
         subtitle=_subtitle(data),
         problem=_problem(data),
-        verdict=build_verdict(data),
-        tiles=build_tiles(data),
+        verdict=_survive(lambda: build_verdict(data), _unknown_verdict),
+        tiles=_survive(lambda: build_tiles(data), lambda _: ()),
         sections=sections,
         colours=COLOURS,
     )
+
+
+def build_section(build: Callable[[RunData], Section], data: RunData) -> Section:
+    """Returns a section, or one that says why it cannot be drawn.
+
+    JSON that is readable may still hold text where a number belongs; one such value must not
+    take the rest of the report away.
+    """
+    name = build.__name__.removeprefix("build_")
+
+    def unreadable(error: Exception) -> Section:
+        note = missing(f"What the run recorded here cannot be read: {error!r}")
+        return Section(name, name.capitalize(), "", (note,))
+
+    return _survive(lambda: build(data), unreadable)
+
+
+def _survive(build: Callable[[], T], otherwise: Callable[[Exception], T]) -> T:
+    try:
+        return build()
+    except (SluiceError, *WRONG_TYPES) as error:
+        return otherwise(error)
+
+
+def _unknown_verdict(error: Exception) -> Verdict:
+    return Verdict("unknown", "The evaluation cannot be read.", repr(error))
 
 
 def run_title(data: RunData) -> str:

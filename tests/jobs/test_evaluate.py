@@ -74,6 +74,8 @@ def test_another_split_leaves_the_test_metrics_alone(series: Path) -> None:
     ("arguments", "code", "said"),
     [
         (["--split", "validation"], ExitCode.INPUT_REFUSED, "is empty"),
+        (["--split", "catalog"], ExitCode.INPUT_REFUSED, "'catalog' holds one record per item"),
+        (["--split", "users"], ExitCode.INPUT_REFUSED, "'users' holds one record per user"),
         (["--split", "nope"], ExitCode.INPUT_REFUSED, "no such split"),
         (["--set", "evaluation.kz=[1]"], ExitCode.CONFIG, "did you mean 'ks'"),
         (["--set", "model.name=mf"], ExitCode.CONFIG, "evaluation.ks"),

@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from conf.dataset import read_manifest, resolve_version
 from conf.load import load_config, preset_names
 from conf.run import read_json
 from conf.training import TrainConfig
@@ -95,6 +98,33 @@ def test_exit_codes(arguments, code, message, dataset: Path, tmp_path: Path, cap
     )
     assert found == code
     assert message in capsys.readouterr().err
+
+
+def test_warnings_follow_the_log_format(dataset: Path, tmp_path: Path, capsys) -> None:
+    manifest = read_manifest(resolve_version(str(dataset)))
+    version = Path(shutil.copytree(resolve_version(str(dataset)), tmp_path / "blind"))
+    blind = replace(manifest, keys=replace(manifest.keys, seen=None))
+    (version / "manifest.json").write_text(blind.dumps())
+    arguments = ["--dataset", str(version), "--set", f"root={tmp_path}", *SMALL]
+    code = main(["train", *arguments, "--log-format", "json"])
+    assert code == 0
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    warnings = [line for line in lines if line.get("level") == "warning"]
+    assert len(warnings) == 1
+    assert "no seen items" in warnings[0]["message"]
+
+
+def test_uniform_negatives_need_no_tags(dataset: Path, tmp_path: Path) -> None:
+    overrides = [
+        f"root={tmp_path}",
+        "name=t",
+        "model.embedding_dim=4",
+        "model.objective.uniform_negatives=8",
+        "input.batch_size=64",
+        "fit.epochs=1",
+    ]
+    sets = [part for override in overrides for part in ("--set", override)]
+    assert main(["train", "--dataset", str(dataset), *sets]) == 0
 
 
 def test_the_function_for_other_jobs(dataset: Path, tmp_path: Path) -> None:

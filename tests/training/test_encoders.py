@@ -22,7 +22,7 @@ from training.vocabularies import Vocabulary, read_plan
 
 MAX_LEN = 3
 INTS = st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 5)
-TEXTS = st.text(max_size=4) | st.sampled_from(["", "a", "é", "\x00", "<pad>"])
+TEXTS = st.text(max_size=4) | st.sampled_from(["", "a", "é", "\x00", "<sluice:pad>"])
 
 
 def _encoders(tokens: list, dtype: str) -> ServingEncoders:
@@ -71,7 +71,7 @@ def _check(tokens: list, dtype: str, scalars: list, lists: list[list]) -> None:
 def test_integers_encode_as_a_dictionary_would(
     tokens: list[int], scalars: list[int], lists: list[list[int]]
 ) -> None:
-    if {-1, -(2**63)} <= set(tokens):
+    if {-(2**62), -(2**63)} <= set(tokens):
         return
     _check(tokens, "int64", scalars + tokens, [*lists, tokens[:5]])
 
@@ -89,12 +89,29 @@ def test_strings_encode_as_a_dictionary_would(
 
 
 def test_the_pad_token_is_never_a_token() -> None:
-    assert pad_token(Vocabulary("v", "int64", pa.array([1, 2]))) == -1
-    assert pad_token(Vocabulary("v", "int64", pa.array([-1, 2]))) == -(2**63)
-    assert pad_token(Vocabulary("v", "string", pa.array(["x"]))) == ""
-    assert pad_token(Vocabulary("v", "string", pa.array(["", "x"]))) == "<pad>"
+    least, marker = -(2**63), "<sluice:pad>"
+    assert pad_token(Vocabulary("v", "int64", pa.array([1, 2]))) == least
+    assert pad_token(Vocabulary("v", "string", pa.array(["x"]))) == marker
+    assert pad_token(Vocabulary("v", "int64", pa.array([least, 2]))) not in (least, 2)
+    assert pad_token(Vocabulary("v", "string", pa.array([marker, "x"]))) not in (marker, "x")
     with pytest.raises(InputDataError, match="stand for padding"):
-        pad_token(Vocabulary("v", "int64", pa.array([-1, -(2**63)])))
+        pad_token(Vocabulary("v", "int64", pa.array([-(2**62), -(2**63)])))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "dtype", "values"),
+    [([5, 6], "int64", [-1, 0, -2]), (["a"], "string", ["", "<pad>", " ", "null"])],
+)
+def test_values_that_sources_hold_are_oov_in_lists_and_never_padding(
+    tokens: list, dtype: str, values: list
+) -> None:
+    encoders = _encoders(tokens, dtype)
+    kind = tf.int64 if dtype == "int64" else tf.string
+    raw = {"one": tf.constant(values, kind), "many": tf.constant([[v] for v in values], kind)}
+    found = encoders.encode(raw)
+    assert (
+        found["many"].numpy()[:, 0].tolist() == found["one"].numpy().tolist() == [1] * len(values)
+    )
 
 
 def test_plain_values_pass_and_are_cast() -> None:
@@ -114,8 +131,8 @@ def test_a_version_s_own_vocabularies_are_used(tiny_version: Path, tiny_manifest
     found = encoders.encode(
         {
             "movie_id": tf.constant([100, 7], tf.int64),
-            "history": tf.constant([[100, -1]] * 2, tf.int64),
-            "genres": tf.constant([["genre_0"], [""]]),
+            "history": tf.constant([[100, -(2**63)]] * 2, tf.int64),
+            "genres": tf.constant([["genre_0"], ["<sluice:pad>"]]),
         }
     )
     assert found["movie_id"].numpy()[0] == found["history"].numpy()[0, 0] >= 2

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -227,3 +228,46 @@ def test_an_empty_split_is_refused(tmp_path: Path) -> None:
     assert "test" in str(caught.value.allowed)
     with pytest.raises(InputDataError, match="no such split"):
         evaluate_split(_trained(version, manifest), "tset")
+
+
+@pytest.mark.parametrize("split", ["catalog", "users"])
+def test_splits_without_events_are_refused_by_name(
+    split: str, tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    with pytest.raises(InputDataError, match=f"'{split}' holds one record per") as caught:
+        evaluate_split(_trained(tiny_version, tiny_manifest), split)
+    assert "test" in str(caught.value.allowed)
+
+
+def test_the_train_split_is_ranked_unmasked_as_it_carries_no_seen_items(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    report = evaluate_split(_trained(tiny_version, tiny_manifest), "train")
+    assert report["headline"] == "full_all"
+    assert "full_unseen" not in [protocol["name"] for protocol in report["protocols"]]
+
+
+@pytest.mark.parametrize("keep", [1, 0])
+def test_rows_without_a_label_are_ranked_but_not_scored(
+    keep: int, tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    """Every second row of each shard keeps its label, or none does."""
+    version = Path(shutil.copytree(tiny_version, tmp_path / "v"))
+    labels: list[float] = []
+    for shard in tiny_manifest.split("test").shards:
+        path = str(version / shard.path)
+        records = [tf.train.Example.FromString(r.numpy()) for r in tf.data.TFRecordDataset(path)]
+        with tf.io.TFRecordWriter(path) as writer:
+            for row, example in enumerate(records):
+                if row % 2 < keep:
+                    labels.extend(example.features.feature["label"].float_list.value)
+                else:
+                    del example.features.feature["label"]
+                writer.write(example.SerializeToString())
+    report = evaluate_split(_trained(version, tiny_manifest), "test")
+    whole = evaluate_split(_trained(tiny_version, tiny_manifest), "test")
+    assert report["protocols"] == whole["protocols"]
+    if keep:
+        assert report["labels"]["rows"] == len(labels) == 30
+    else:
+        assert report["labels"] is None

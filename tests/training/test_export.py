@@ -42,6 +42,9 @@ print(json.dumps(answers))
 """
 
 
+PAD = -(2**63)
+
+
 @pytest.fixture(scope="module")
 def trained(tiny_version: Path, tiny_manifest: Manifest) -> TrainedModel:
     config = TrainConfig.model_validate({"dataset": "d", "name": "n"})
@@ -80,14 +83,17 @@ def test_a_fresh_process_without_sluice_gives_the_model_s_vectors(
     raw_user = {
         "user_id": [users[0], users[5], -77],
         "gender": [genders[0], "no such", genders[1]],
-        "history": [[movies[3], movies[1], 999999], [movies[0], -1, -1], [-1, -1, -1]],
+        "history": [[movies[3], movies[1], 999999], [movies[0], PAD, PAD], [PAD] * 3],
     }
     encoded_user = {
         "user_id": [2, 7, 1],
         "gender": [2, 1, 3],
         "history": [[5, 3, 1], [2, 0, 0], [0, 0, 0]],
     }
-    raw_item = {"movie_id": [movies[4], -5], "genres": [["genre_0", "genre_all"], ["new", ""]]}
+    raw_item = {
+        "movie_id": [movies[4], -5],
+        "genres": [["genre_0", "genre_all"], ["new", "<sluice:pad>"]],
+    }
     genre_ids = {token: 2 + i for i, token in enumerate(_tokens(version, "genres"))}
     encoded_item = {
         "movie_id": [6, 1],
@@ -145,7 +151,7 @@ def test_the_export_explains_itself(exported: Path, trained: TrainedModel) -> No
     assert {i["name"]: (i["dtype"], i["pad_token"]) for i in inputs} == {
         "user_id": ("int64", None),
         "gender": ("string", None),
-        "history": ("int64", -(2**63)),
+        "history": ("int64", PAD),
     }
     for name, info in card["files"].items():
         content = (exported / name).read_bytes()

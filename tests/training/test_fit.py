@@ -3,10 +3,12 @@ from __future__ import annotations
 import errno
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from conf.dataset import read_manifest
 from conf.errors import InputDataError, TrainingDivergedError, UpstreamNotReadyError
 from conf.run import read_json, resolve_run, update_run_card
 from conf.training import (
@@ -18,6 +20,7 @@ from conf.training import (
     TrainConfig,
 )
 from tests.training.fixtures import TinyConfig, write_tiny_dataset
+from training import protocols
 from training.checkpoint import restore_model
 from training.fit import fit_run, plan_run
 from training.progress import build_progress
@@ -150,6 +153,20 @@ def test_a_run_is_current_before_it_counts_as_trained(
     monkeypatch.undo()
     assert fit(config, resume=True) == run
     assert resolve_run(str(tmp_path / "t")) == run
+
+
+def test_seen_items_that_cannot_be_masked_are_warned_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = write_tiny_dataset(tmp_path, config=TinyConfig(users=20))
+    manifest = read_manifest(version)
+    blind = replace(manifest, keys=replace(manifest.keys, seen=None))
+    (version / "manifest.json").write_text(blind.dumps())
+    told: list[str] = []
+    monkeypatch.setattr(protocols._log, "warning", lambda text, *args: told.append(text % args))
+    fit(configure(version, tmp_path, fit=FitConfig(epochs=2)))
+    assert len(told) == 1
+    assert "no seen items" in told[0]
 
 
 def test_a_plan_refuses_a_train_split_smaller_than_a_batch(

@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from conf.errors import InputDataError
@@ -38,3 +40,24 @@ def test_a_missing_vocabulary_is_named(
     (version / "encoders" / "movie_id.parquet").unlink()
     with pytest.raises(InputDataError, match="movie_id"):
         read_item_counts(version, tiny_manifest)
+
+
+def test_a_changed_vocabulary_is_refused(
+    tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    """A count that was changed would quietly bias every logQ correction."""
+    version = tmp_path / "damaged"
+    shutil.copytree(tiny_version, version)
+    file = version / "encoders" / "movie_id.parquet"
+    table = pq.read_table(file)
+    doubled = pc.multiply(table["count"], 2)
+    pq.write_table(table.set_column(2, "count", doubled), file)
+    with pytest.raises(InputDataError, match="checksum"):
+        read_item_counts(version, tiny_manifest)
+
+
+def test_another_version_s_encoders_are_refused(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    with pytest.raises(InputDataError, match="not the one"):
+        read_item_counts(tiny_version, replace(tiny_manifest, encoders_fingerprint="0" * 64))

@@ -10,7 +10,7 @@ import pytest
 from conf.errors import InputDataError
 from conf.manifest import Manifest
 from training import protocols
-from training.protocols import BatchReader, headline_protocol
+from training.protocols import BatchReader, headline_protocol, warn_unmasked
 from training.ranks import MISSING
 from training.retrieval import ItemIndex
 
@@ -46,9 +46,22 @@ def test_the_headline_follows_the_config_as_far_as_the_data_goes(
     tiny_manifest: Manifest,
 ) -> None:
     blind = replace(tiny_manifest, keys=replace(tiny_manifest.keys, seen=None))
-    assert headline_protocol(tiny_manifest, True) == "full_unseen"
-    assert headline_protocol(tiny_manifest, False) == "full_all"
-    assert headline_protocol(blind, True) == "full_all"
+    assert headline_protocol(tiny_manifest, True, "test") == "full_unseen"
+    assert headline_protocol(tiny_manifest, False, "test") == "full_all"
+    assert headline_protocol(blind, True, "test") == "full_all"
+    assert headline_protocol(tiny_manifest, True, "train") == "full_all"
+
+
+def test_items_that_cannot_be_masked_are_warned_of(
+    tiny_manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(protocols._log, "warning", lambda text, *args: told.append(text % args))
+    warn_unmasked(tiny_manifest, True, "test")
+    warn_unmasked(tiny_manifest, False, "train")
+    assert told == []
+    warn_unmasked(tiny_manifest, True, "train")
+    assert "'train'" in told[0]
 
 
 def test_a_damaged_shard_is_named(

@@ -6,14 +6,15 @@ import zlib
 
 import tensorflow as tf
 
-from conf.schema import PAD_ID
+from conf.schema import FIRST_TOKEN_ID, PAD_ID
 
 
 class EmbeddingTable(tf.Module):
     """A trainable matrix `[vocabulary_size, dim]` whose padding row reads as zeros.
 
     Rows start at draws that depend on the seed, the table's name and the row alone, so they are
-    the same on every replica and whatever order tables are built in.
+    the same on every replica and whatever order tables are built in. The rows of padding and of
+    OOV start at zeros: where training meets no OOV, a random row would speak for every unknown id.
 
     Args:
         name: Name of the table; features that name the same table share it.
@@ -58,5 +59,5 @@ def _first_rows(
     draws = tf.random.stateless_normal(
         [vocabulary_size, dim], seed=[seed, zlib.crc32(name.encode())], stddev=stddev
     )
-    is_token = tf.cast(tf.range(vocabulary_size) != PAD_ID, tf.float32)
+    is_token = tf.cast(tf.range(vocabulary_size) >= FIRST_TOKEN_ID, tf.float32)
     return draws * is_token[:, tf.newaxis]

@@ -13,6 +13,7 @@ from conf.manifest import Manifest
 from conf.schema import FeatureSpec
 from conf.training import DSSMConfig
 from training.embedding.table import EmbeddingTable
+from training.list_lengths import bound_list, list_length
 from training.models.base import Features, RetrievalModel, find_feature, table_size
 from training.models.tower import Tower, TowerConfig
 
@@ -24,6 +25,10 @@ class DSSM(RetrievalModel):
         config: The model's config.
         manifest: The dataset version whose features it reads.
         seed: Seed of the first weights.
+
+    Raises:
+        ConfigError: The config names features that the model cannot read, or asks for weights of
+            history positions where there is no history of a known length.
     """
 
     def __init__(self, config: DSSMConfig, manifest: Manifest, seed: int) -> None:
@@ -43,8 +48,9 @@ class DSSM(RetrievalModel):
             )
             for spec in {s.table: s for s in (*users, *items) if s.vocabulary_size}.values()
         }
-        weighted = config.history_pooling == "position_weighted"
-        ordered = manifest.keys.history if weighted else None
+        ordered = None
+        if config.history_pooling == "position_weighted":
+            users, ordered = _bound_history(manifest, users)
         self.user_tower = Tower(
             TowerConfig(
                 "user_tower",
@@ -77,6 +83,28 @@ class DSSM(RetrievalModel):
     @property
     def _scalar_tables(self) -> dict[str, EmbeddingTable]:
         return {**self.user_tower.scalar_tables, **self.item_tower.scalar_tables}
+
+
+def _bound_history(manifest: Manifest, users: list[FeatureSpec]) -> tuple[list[FeatureSpec], str]:
+    """Returns the user features with a bounded history, and the history's name."""
+    bounded = [bound_list(manifest, spec) for spec in users]
+    weighable = [
+        spec.name
+        for spec in bounded
+        if spec.is_list and spec.vocabulary_size is not None and list_length(spec) is not None
+    ]
+    history = manifest.keys.history
+    if history is None or history not in weighable:
+        raise ConfigError(
+            "model.history_pooling=position_weighted needs a history of a known length",
+            received=f"history {history!r}, user features {', '.join(s.name for s in users)}",
+            allowed="keys.history among the user features, with a vocabulary and a max_len",
+            fix="set model.history_pooling=mean, add the history to model.user_features, or build "
+            "the dataset with a history feature that has a max_len",
+        )
+    return [new if new.name == history else old for old, new in zip(users, bounded, strict=True)], (
+        history
+    )
 
 
 def _side(manifest: Manifest, names: tuple[str, ...] | None, role: str) -> list[FeatureSpec]:

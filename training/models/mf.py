@@ -11,6 +11,7 @@ import tensorflow as tf
 from conf.manifest import Manifest
 from conf.training import MFConfig
 from training.embedding.table import EmbeddingTable
+from training.layers.normalize import normalize_rows
 from training.models.base import Features, RetrievalModel, find_feature, table_size
 
 
@@ -71,7 +72,7 @@ class MatrixFactorization(RetrievalModel):
         return tf.concat([vectors, self.item_bias.lookup(ids)], axis=1)
 
     def _scale(self, vectors: tf.Tensor) -> tf.Tensor:
-        return tf.math.l2_normalize(vectors, axis=1) if self._normalize else vectors
+        return normalize_rows(vectors) if self._normalize else vectors
 
     @property
     def _scalar_tables(self) -> dict[str, EmbeddingTable]:

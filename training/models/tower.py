@@ -11,7 +11,9 @@ from conf.errors import ConfigError
 from conf.schema import FeatureSpec
 from training.embedding.table import EmbeddingTable
 from training.layers.mlp import MLP
+from training.layers.normalize import normalize_rows
 from training.layers.pooling import PositionWeights, pool_mean
+from training.list_lengths import list_length
 from training.models.base import Features
 
 
@@ -67,9 +69,9 @@ class Tower(tf.Module):
         self._specs = tuple(specs)
         self._tables = {s.name: tables[s.table] for s in specs if s.vocabulary_size is not None}
         self.position_weights = {
-            spec.name: PositionWeights(f"{config.name}/{spec.name}", spec.max_len)
+            spec.name: PositionWeights(f"{config.name}/{spec.name}", length)
             for spec in specs
-            if spec.name == config.position_weighted and spec.max_len is not None
+            if spec.name == config.position_weighted and (length := list_length(spec)) is not None
         }
         width = sum(self._width(spec) for spec in self._specs)
         alone = len(specs) == 1 and not specs[0].is_list and width == config.output_dim
@@ -99,7 +101,7 @@ class Tower(tf.Module):
         vector = parts[0] if len(parts) == 1 else tf.concat(parts, axis=1)
         if self.mlp is not None:
             vector = self.mlp(vector, dropout_seed)
-        return tf.math.l2_normalize(vector, axis=1)
+        return normalize_rows(vector)
 
     def _width(self, spec: FeatureSpec) -> int:
         if spec.name in self._tables:

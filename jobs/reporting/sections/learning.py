@@ -28,14 +28,18 @@ from jobs.reporting.plots import plot_learning
 from jobs.reporting.run_data import RunData, as_mapping
 from jobs.reporting.verdict import PREFERRED_METRICS
 
+LOSS_METRIC = "loss"
+
 
 def build_learning(data: RunData) -> Section:
     """Curves beside the table of epochs."""
-    lead = "Loss on train, quality on validation; the best epoch's weights were kept."
+    metric = _validation_metric(data)
+    chosen = _is_chosen(data)
+    kept = "the best epoch's weights were kept" if chosen else "the last epoch's weights were kept"
+    lead = f"Loss on train, quality on validation; {kept}." if metric else f"Loss on train; {kept}."
     if not data.epochs:
         text = data.gaps.get("history", "No epoch of this run has finished yet.")
-        return Section("learning", "Learning", lead, (missing(text),))
-    metric = _validation_metric(data)
+        return Section("learning", "Learning", "Loss and quality by epoch.", (missing(text),))
     best = best_epoch(data)
     numbers = [int(entry.get("epoch", index + 1)) for index, entry in enumerate(data.epochs)]
     curves = {"Loss": [_number(entry.get("loss")) for entry in data.epochs]}
@@ -53,32 +57,50 @@ def build_learning(data: RunData) -> Section:
             )
         )
     ]
-    if metric is None:
+    if metric is None and not chosen:
         blocks.append(
             Note("No validation split: the last epoch was kept, nothing could be chosen.")
         )
-        lead = "Loss on train."
     return Section("learning", "Learning", lead, tuple(blocks))
 
 
 def best_epoch(data: RunData) -> int | None:
-    """Returns the epoch whose weights were kept, as the card or else the history tells."""
+    """Returns the epoch that a metric chose, as the card or else the history tells.
+
+    None where nothing chose: the last epoch's weights were kept as they were.
+    """
+    if not _is_chosen(data):
+        return None
     named = as_mapping(data.card.get("training")).get("best_epoch")
     if isinstance(named, int):
         return named
-    metric = _validation_metric(data)
-    if metric is None:
-        return None
-    sign = -1 if metric == "loss" else 1
+    metric = _validation_metric(data) or LOSS_METRIC
+    sign = -1 if metric == LOSS_METRIC else 1
     scored = [
-        (sign * _number(as_mapping(entry.get("validation")).get(metric)), -index)
-        for index, entry in enumerate(data.epochs)
+        (sign * _number(_value(entry, metric)), -index) for index, entry in enumerate(data.epochs)
     ]
     scored = [pair for pair in scored if not math.isnan(pair[0])]
     if not scored:
         return None
     index = -max(scored)[1]
     return int(data.epochs[index].get("epoch", index + 1))
+
+
+def _is_chosen(data: RunData) -> bool:
+    """Whether a metric chose the epoch: early stopping was on, and its metric was measured."""
+    fit = as_mapping(data.config.get("fit"))
+    if "early_stopping" in fit and fit["early_stopping"] is None:
+        return False
+    by_loss = as_mapping(fit.get("early_stopping")).get("metric") == LOSS_METRIC
+    return by_loss or _validation_metric(data) is not None
+
+
+def _value(entry: Mapping[str, Any], metric: str) -> Any:
+    return (
+        entry.get("loss")
+        if metric == LOSS_METRIC
+        else as_mapping(entry.get("validation")).get(metric)
+    )
 
 
 def _validation_metric(data: RunData) -> str | None:
@@ -116,7 +138,8 @@ def _epoch_table(
             format_share(entry.get("input_wait_share")),
         ]
         rows.append([Cell(text, best=number == best) for text in cells])
-    return build_table("Epochs; the best in bold.", columns, rows)
+    caption = "Epochs." if best is None else "Epochs; the best in bold."
+    return build_table(caption, columns, rows)
 
 
 def _number(value: Any) -> float:

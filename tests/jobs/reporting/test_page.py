@@ -160,3 +160,25 @@ def test_a_report_without_any_gap_text_still_renders(finished):
     bare = replace(finished, manifest=None, version=None, catalogue=None, metrics=None, lists=())
     data = replace(bare, gaps={"metrics": "m", "dataset": "d"}, epochs=())
     Page(render_page(data))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epochs": ({"epoch": "one", "loss": [], "validation": {"ndcg@10": {}}},)},
+        {"metrics": {"protocols": [{"name": "a", "systems": {"model": {"ndcg@10": "high"}}}]}},
+        {"metrics": {"protocols": "none", "headline": 3}},
+        {"metrics": {"protocols": [1], "rows": "many", "beyond_accuracy": 5, "labels": "x"}},
+    ],
+)
+def test_wrong_types_inside_readable_json_become_a_note(finished, changes):
+    page = Page(render_page(replace(finished, **changes)))
+    sections = [a["id"] for tag, a in page.seen if tag == "section"]
+    assert len(set(sections)) == len(SECTIONS)
+    assert "Provenance" in "".join(page.text)
+
+
+def test_every_value_of_the_card_may_have_the_wrong_type(finished):
+    for key in finished.card:
+        for value in (None, 3, "text", [1], {"a": [None]}):
+            Page(render_page(replace(finished, card={**finished.card, key: value})))

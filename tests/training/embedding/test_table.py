@@ -13,10 +13,11 @@ def test_first_rows_depend_on_seed_and_name_alone() -> None:
     assert not np.array_equal(first, EmbeddingTable("b", 50, 8, seed=1).rows.numpy())
 
 
-def test_first_rows_have_the_asked_spread_and_a_zero_pad() -> None:
+def test_first_rows_have_the_asked_spread_and_zeros_for_pad_and_oov() -> None:
     rows = EmbeddingTable("a", 5000, 8, seed=1, stddev=0.2).rows.numpy()
-    assert abs(rows[1:].std() - 0.2) < 0.01
-    assert not rows[0].any()
+    assert abs(rows[2:].std() - 0.2) < 0.01
+    assert rows[2:].any(axis=1).all()
+    assert not rows[:2].any()
 
 
 def test_padding_reads_as_zeros_and_gets_no_gradient() -> None:

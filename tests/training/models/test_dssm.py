@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from conf.errors import ConfigError
 from conf.manifest import Manifest
+from conf.schema import FeatureSchema
 from conf.training import DSSMConfig
 from training.models.dssm import DSSM
 
@@ -74,3 +77,37 @@ def test_positions_matter_once_they_are_learned(tiny_manifest: Manifest) -> None
 def test_features_that_do_not_fit_are_refused(changes, message, tiny_manifest: Manifest) -> None:
     with pytest.raises(ConfigError, match=message):
         DSSM(DSSMConfig(**changes), tiny_manifest, 1)
+
+
+@pytest.mark.parametrize("lost", ["key", "feature", "length"])
+def test_position_weights_without_a_history_are_refused(lost, tiny_manifest: Manifest) -> None:
+    """They would quietly become the plain mean."""
+    config = DSSMConfig(history_pooling="position_weighted")
+    manifest = tiny_manifest
+    if lost == "key":
+        manifest = replace(manifest, keys=replace(manifest.keys, history=None))
+    elif lost == "feature":
+        config = config.model_copy(update={"user_features": ("user_id",)})
+    else:
+        manifest = unbound_history(manifest)
+    with pytest.raises(ConfigError, match="history"):
+        DSSM(config, manifest, 1)
+    DSSM(config.model_copy(update={"history_pooling": "mean"}), manifest, 1)
+
+
+def test_a_history_without_max_len_takes_the_longest_of_train(tiny_manifest: Manifest) -> None:
+    config = DSSMConfig(embedding_dim=4, history_pooling="position_weighted")
+    statistics = {"train": {"history": {"length": {"max": 5}}}}
+    manifest = replace(unbound_history(tiny_manifest), statistics=statistics)
+    model = DSSM(config, manifest, 1)
+    assert model.user_tower.position_weights["history"].max_len == 5
+    longer = {**USERS, "history": tf.ragged.constant([[2, 3, 4, 5, 6, 7], [8]], dtype=tf.int64)}
+    assert model.embed_users(longer).shape == (2, 4)
+
+
+def unbound_history(manifest: Manifest) -> Manifest:
+    specs = [
+        replace(spec, max_len=None) if spec.name == "history" else spec
+        for spec in manifest.schema.features
+    ]
+    return replace(manifest, schema=FeatureSchema(tuple(specs)))

@@ -43,3 +43,13 @@ def test_the_bias_starts_at_zero_and_can_be_left_out(tiny_manifest: Manifest) ->
     without = MatrixFactorization(MFConfig(embedding_dim=3, item_bias=False), tiny_manifest, 1)
     assert set(without.tables) == {"user_id", "movie_id"}
     assert without.embed_users({"user_id": tf.constant([2])}).shape == (1, 3)
+
+
+def test_an_unknown_user_ranks_by_the_items_bias(tiny_manifest: Manifest) -> None:
+    model = MatrixFactorization(MFConfig(embedding_dim=3), tiny_manifest, 1)
+    size = model.item_table.vocabulary_size
+    bias = tf.random.stateless_normal([size, 1], [1, 2])
+    model.tables["movie_id_bias"].rows.assign(bias)
+    user = model.embed_users({"user_id": tf.constant([1], tf.int64)})
+    items = model.embed_items({"movie_id": tf.range(2, size)})
+    np.testing.assert_allclose(items @ tf.transpose(user), bias[2:], atol=1e-7)

@@ -51,3 +51,28 @@ def test_ties_go_to_the_earlier_epoch_and_missing_values_lose(finished):
 def test_no_epoch_yet(finished):
     section = build_learning(replace(finished, epochs=()))
     assert section.blocks == (Note("No epoch of this run has finished yet.", missing=True),)
+
+
+def _with_fit(data, **fit):
+    return replace(data, card={**data.card, "config": {**data.config, "fit": fit}})
+
+
+def test_without_early_stopping_the_last_epoch_was_kept(finished):
+    data = _with_fit(finished, early_stopping=None)
+    section = build_learning(data)
+    assert "last epoch's weights were kept" in section.lead
+    assert best_epoch(data) is None
+    assert not any(cell.best for row in _table(section).rows for cell in row)
+    figure = section.blocks[0].blocks[0]
+    assert "ring" not in figure.caption
+    assert "best epoch's weights were kept" in build_learning(finished).lead
+
+
+def test_the_loss_chooses_without_a_validation_split(finished):
+    epochs = tuple(
+        {"epoch": n + 1, "loss": loss, "validation": {}} for n, loss in enumerate((3.0, 1.0, 2.0))
+    )
+    data = _with_fit(replace(finished, epochs=epochs), early_stopping={"metric": "loss"})
+    data = replace(data, card={**data.card, "training": {}})
+    assert best_epoch(data) == 2
+    assert "best epoch's weights were kept" in build_learning(data).lead

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+
+from conf.errors import ConfigError
+from conf.load import load_config
+from conf.training import DSSMConfig, MFConfig, SampledSoftmaxConfig, TrainConfig
+
+REQUIRED = ["dataset=d", "name=n"]
+
+
+def load(*overrides: str) -> TrainConfig:
+    return load_config(TrainConfig, "training", None, [*REQUIRED, *overrides])
+
+
+def test_keys_without_a_tag_are_those_of_the_default() -> None:
+    model = load("model.embedding_dim=4", "model.objective.uniform_negatives=64").model
+    assert isinstance(model, DSSMConfig)
+    assert model.embedding_dim == 4
+    assert model.objective == SampledSoftmaxConfig(uniform_negatives=64)
+
+
+def test_a_tag_that_is_given_decides() -> None:
+    model = load("model.name=mf", "model.objective.kind=binary").model
+    assert isinstance(model, MFConfig)
+    assert model.objective.kind == "binary"
+
+
+@pytest.mark.parametrize("override", ["model.embeding_dim=4", "model.objective.uniform_negative=1"])
+def test_a_misspelt_key_without_a_tag_still_gets_a_hint(override: str) -> None:
+    with pytest.raises(ConfigError, match="did you mean"):
+        load(override)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "seed=-1",
+        "seed=2147483648",
+        "optimizer.learning_rate=.inf",
+        "optimizer.epsilon=.nan",
+        "model.temperature=.inf",
+        "fit.log_every_seconds=.inf",
+        "model.name=nope",
+        "model=dssm",
+    ],
+)
+def test_what_no_run_could_use_is_refused(override: str) -> None:
+    with pytest.raises(ConfigError):
+        load(override)
+
+
+def test_the_largest_seed_is_taken() -> None:
+    assert load("seed=2147483647").seed == 2**31 - 1
