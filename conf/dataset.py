@@ -43,10 +43,15 @@ def local_path(uri: str | os.PathLike[str]) -> Path:
 
 def write_text_atomic(path: Path, text: str) -> None:
     """Writes a text file so that readers see the old content or the new, never a part."""
+    write_bytes_atomic(path, text.encode("utf-8"))
+
+
+def write_bytes_atomic(path: Path, data: bytes | memoryview) -> None:
+    """Writes a file so that readers see the old content or the new, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as handle:
-            handle.write(text)
+        with temporary.open("wb") as handle:
+            handle.write(data)
             handle.flush()
             os.fsync(handle.fileno())
         temporary.replace(path)

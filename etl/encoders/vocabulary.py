@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from conf.dataset import sync_directory
+from conf.dataset import write_bytes_atomic
 from conf.encoders import TokenDType, VocabularySpec
 from conf.errors import ConfigError, InputDataError, did_you_mean
 from conf.pointer import NAME_PATTERN
@@ -164,7 +164,7 @@ def write_vocabulary(table: pa.Table, path: str | os.PathLike[str]) -> Vocabular
         )
     token_dtype = _check_table(table, str(path))
     data = _to_parquet(table, token_dtype)
-    _write_atomic(path, data)
+    write_bytes_atomic(path, memoryview(data))
     return VocabularySpec(
         name=path.stem,
         token_dtype=token_dtype,
@@ -180,20 +180,6 @@ def _to_parquet(table: pa.Table, token_dtype: TokenDType) -> pa.Buffer:
     sink = pa.BufferOutputStream()
     pq.write_table(plain, sink, compression="zstd", use_dictionary=False, store_schema=False)
     return sink.getvalue()
-
-
-def _write_atomic(path: Path, data: pa.Buffer) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as handle:
-            handle.write(data)
-            handle.flush()
-            os.fsync(handle.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
 
 
 def _checksum(data: pa.Buffer | bytes) -> str:
