@@ -136,6 +136,9 @@ def _explain(cls: type[BaseModel], error: ValidationError, source: str | None) -
             fix = fix or hint
         elif item["type"] == "missing":
             lines.append(f"{where}: required, not given")
+        elif item["type"] == "value_error":
+            # The message of a check of ours says what it found.
+            lines.append(f"{where}: {item['msg'].removeprefix('Value error, ')}")
         else:
             lines.append(f"{where}: {item['msg']}, received {_short(item['input'])}")
     origin = source or "overrides"

@@ -219,7 +219,10 @@ def check_bad_rows(source: Source, counts: SourceCounts, config: SourceConfig) -
     over = fraction > policy.max_fraction
     if not (over or (policy.policy == "fail" and bad) or bad == counts.read):
         return
-    examples = source.bad.orderBy("reason", "file", "line").limit(3).collect()
+    by_reason = source.bad.groupBy("reason").agg(
+        F.min("line").alias("line"), F.count("*").alias("n")
+    )
+    examples = by_reason.orderBy(F.desc("n"), "reason").limit(3).collect()
     shown = "; ".join(f"{row['reason']}: {row['line'][:120]!r}" for row in examples)
     reasons = ", ".join(f"{reason} {n}" for reason, n in counts.bad.items())
     budget = 0.0 if policy.policy == "fail" else policy.max_fraction
