@@ -9,10 +9,10 @@ from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
 from conf.etl import BuildConfig
-from etl.features import CANDIDATES, SEEN, FeaturePlan
+from etl.features import SEEN, FeaturePlan
 from etl.history import POSITION_COLUMN, add_history, add_seen, all_seen, build_sequences, latest
 from etl.sources import Source
-from etl.split import ALL_SPLITS, CATALOG, SPLIT_COLUMN, TEST, TRAIN, USERS, VALIDATION
+from etl.split import ALL_SPLITS, CATALOG, SPLIT_COLUMN, TRAIN, USERS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -151,16 +151,3 @@ def arrange(records: DataFrame, config: BuildConfig, plan: FeaturePlan) -> DataF
 def _raw_columns(plan: FeaturePlan) -> list[Column]:
     names = dict.fromkeys(feature.column for feature in plan.features)
     return [F.col(name) for name in names]
-
-
-__all__ = [
-    "CANDIDATES",
-    "TEST",
-    "VALIDATION",
-    "arrange",
-    "build_catalog",
-    "build_samples",
-    "build_users",
-    "drop_short_histories",
-    "shard_counts",
-]
