@@ -28,7 +28,8 @@ from etl.tfrecord.commit import (
     publish,
 )
 from etl.tfrecord.encode import build_encoder
-from etl.tfrecord.options import WriteOptions, parse_read_options, parse_write_options
+from etl.tfrecord.options import WriteOptions, parse_write_options
+from etl.tfrecord.read_options import parse_read_options
 from etl.tfrecord.spark_reader import TFRecordReader, infer_schema
 from etl.tfrecord.writer import ShardOptions, ShardWriter
 

@@ -25,16 +25,21 @@ class WireFeature:
         name: Key in `tf.train.Example`.
         kind: `"int64"`, `"float32"` or `"bytes"`.
         is_list: Whether a row holds a list; otherwise one value at most.
+        is_sequence: Whether it is a feature list of `tf.train.SequenceExample`: a list of lists
+            per row.
     """
 
     name: str
     kind: Kind
     is_list: bool = False
+    is_sequence: bool = False
 
     @property
     def arrow_type(self) -> pa.DataType:
         """Type of the decoded column."""
         value_type = _ARROW_TYPES[KIND_CODES[self.kind]]
+        if self.is_sequence:
+            return pa.list_(pa.list_(value_type))
         return pa.list_(value_type) if self.is_list else value_type
 
 

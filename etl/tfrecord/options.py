@@ -1,4 +1,4 @@
-"""Options of the Spark data source: names, values, and what the JVM connectors call them."""
+"""Options of a write through the Spark data source, and what both directions share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from conf.errors import ConfigError, did_you_mean
 from etl.tfrecord.encode import RECORD_TYPES, RecordType
@@ -26,9 +25,9 @@ _COMPRESSIONS: Mapping[str, Compression | None] = {
 # What Hadoop's codecs are recognised by, so that the JVM connectors read these files too.
 _SUFFIXES: Mapping[Compression | None, str] = {None: "", "GZIP": ".gz", "ZLIB": ".deflate"}
 
-_COMMON_OPTIONS = ("path", "recordType", "compression", "codec")
+COMMON_OPTIONS = ("path", "recordType", "compression", "codec")
 _WRITE_OPTIONS = (
-    *_COMMON_OPTIONS, "deterministicNames", "encoders", "statistics", "writeLocality"
+    *COMMON_OPTIONS, "deterministicNames", "encoders", "statistics", "writeLocality"
 )  # fmt: skip
 
 
@@ -58,21 +57,6 @@ class WriteOptions:
         return f".tfrecord{_SUFFIXES[self.compression]}"
 
 
-@dataclass(frozen=True)
-class ReadOptions:
-    """Resolved options of a read.
-
-    Attributes:
-        path: Absolute local file, directory or glob pattern.
-        record_type: Record type of the files.
-        compression: `"auto"` tells each file's compression from its content.
-    """
-
-    path: str
-    record_type: RecordType
-    compression: Compression | Literal["auto"] | None
-
-
 def resolve_local_path(path: str) -> str:
     """Turns a plain path or a `file:` URI into an absolute local path.
 
@@ -96,7 +80,7 @@ def resolve_local_path(path: str) -> str:
     return str(Path(local).absolute())
 
 
-def _check_names(options: Mapping[str, str], allowed: tuple[str, ...]) -> dict[str, str]:
+def check_names(options: Mapping[str, str], allowed: tuple[str, ...]) -> dict[str, str]:
     """Options by lower-case name, which is how Spark hands them over."""
     known = {name.lower() for name in allowed}
     unknown = [name for name in options if name.lower() not in known]
@@ -110,7 +94,7 @@ def _check_names(options: Mapping[str, str], allowed: tuple[str, ...]) -> dict[s
     return {name.lower(): value for name, value in options.items()}
 
 
-def _parse_choice(options: Mapping[str, str], name: str, choices: Mapping[str, object]) -> object:
+def parse_choice(options: Mapping[str, str], name: str, choices: Mapping[str, object]) -> object:
     """Value of an option whose spelling in upper or lower case does not matter."""
     value = options[name.lower()]
     for choice, meaning in choices.items():
@@ -124,22 +108,25 @@ def _parse_choice(options: Mapping[str, str], name: str, choices: Mapping[str, o
     )
 
 
-def _parse_flag(options: Mapping[str, str], name: str) -> bool:
+def parse_flag(options: Mapping[str, str], name: str) -> bool:
+    """Value of an option that is true or false; false where it is not given."""
     if name.lower() not in options:
         return False
-    return bool(_parse_choice(options, name, {"true": True, "false": False}))
+    return bool(parse_choice(options, name, {"true": True, "false": False}))
 
 
-def _parse_record_type(options: Mapping[str, str]) -> RecordType:
+def parse_record_type(options: Mapping[str, str]) -> RecordType:
+    """Record type; `Example` where it is not given."""
     if "recordtype" not in options:
         return "Example"
-    value = _parse_choice(options, "recordType", {name: name for name in RECORD_TYPES})
+    value = parse_choice(options, "recordType", {name: name for name in RECORD_TYPES})
     return value  # type: ignore[return-value]
 
 
-def _parse_compression(options: Mapping[str, str]) -> Compression | None:
+def parse_compression(options: Mapping[str, str]) -> Compression | None:
+    """Compression by either of its two option names; none where neither is given."""
     given = [name for name in ("compression", "codec") if name in options]
-    values = {_parse_choice(options, name, _COMPRESSIONS) for name in given}
+    values = {parse_choice(options, name, _COMPRESSIONS) for name in given}
     if len(values) > 1:
         raise ConfigError(
             "TFRecord options 'compression' and 'codec' contradict each other",
@@ -159,10 +146,10 @@ def parse_write_options(options: Mapping[str, str], overwrite: bool) -> WriteOpt
     Raises:
         ConfigError: Unknown option, bad value, or options that exclude each other.
     """
-    given = _check_names(options, _WRITE_OPTIONS)
+    given = check_names(options, _WRITE_OPTIONS)
     if "writelocality" in given:
-        _parse_choice(given, "writeLocality", {"distributed": True})
-    deterministic_names = _parse_flag(given, "deterministicNames")
+        parse_choice(given, "writeLocality", {"distributed": True})
+    deterministic_names = parse_flag(given, "deterministicNames")
     if deterministic_names and not overwrite:
         raise ConfigError(
             "option deterministicNames would let an append replace earlier shards",
@@ -172,27 +159,9 @@ def parse_write_options(options: Mapping[str, str], overwrite: bool) -> WriteOpt
     encoders = given.get("encoders")
     return WriteOptions(
         directory=resolve_local_path(given.get("path", "")),
-        record_type=_parse_record_type(given),
-        compression=_parse_compression(given),
+        record_type=parse_record_type(given),
+        compression=parse_compression(given),
         deterministic_names=deterministic_names,
         encoders=None if encoders is None else resolve_local_path(encoders),
-        statistics=_parse_flag(given, "statistics"),
-    )
-
-
-def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
-    """Checks the options of a read.
-
-    Args:
-        options: As Spark hands them over; names in any case.
-
-    Raises:
-        ConfigError: Unknown option or bad value.
-    """
-    given = _check_names(options, _COMMON_OPTIONS)
-    stated = "compression" in given or "codec" in given
-    return ReadOptions(
-        path=resolve_local_path(given.get("path", "")),
-        record_type=_parse_record_type(given),
-        compression=_parse_compression(given) if stated else "auto",
+        statistics=parse_flag(given, "statistics"),
     )

@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.decode import Kind, WireFeature, infer_features, read_batches
 from etl.tfrecord.framing import read_record_blocks
-from etl.tfrecord.options import ReadOptions
+from etl.tfrecord.read_options import ReadOptions
 from etl.tfrecord.replacement import is_publishing
 
 BYTE_ARRAY_COLUMN = "byteArray"  # as the JVM connectors name it

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from conf.errors import ConfigError
-from etl.tfrecord.options import parse_read_options, parse_write_options, resolve_local_path
+from etl.tfrecord.options import parse_write_options, resolve_local_path
+from etl.tfrecord.read_options import parse_read_options
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 from pyspark.sql.datasource import InputPartition
 
 from conf.errors import ConfigError, InputDataError
-from etl.tfrecord.options import parse_read_options
+from etl.tfrecord.read_options import parse_read_options
 from etl.tfrecord.spark_reader import TFRecordReader, infer_schema, list_files
 from etl.tfrecord.writer import ShardWriter
 
