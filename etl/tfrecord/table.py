@@ -13,6 +13,7 @@ from conf.errors import ConfigError
 from conf.manifest import ShardInfo
 from etl.tfrecord.decode import build_decoder
 from etl.tfrecord.encode import RecordType
+from etl.tfrecord.features import WireFeature
 from etl.tfrecord.framing import read_record_blocks
 from etl.tfrecord.infer import infer_features
 from etl.tfrecord.lowering import plan_lowering
@@ -179,11 +180,10 @@ def _read_payloads(paths: Sequence[PathLike], schema: pa.Schema) -> Iterator[pa.
         raise ConfigError(
             "record type ByteArray is read as one binary column", received=str(schema)
         )
-    decoder = build_decoder((), "ByteArray")
+    decoder = build_decoder((WireFeature(schema.names[0], "bytes"),), "ByteArray")
     for path in paths:
         for block in read_record_blocks(path):
-            batch = decoder.decode_block(block, str(path))
-            yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+            yield decoder.decode_block(block, str(path)).cast(schema)
 
 
 def read_table(

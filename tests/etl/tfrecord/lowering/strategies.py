@@ -90,9 +90,7 @@ def batches(draw: st.DrawFn) -> pa.RecordBatch:
 
 def to_wire(column: pa.Array) -> pa.Array:
     """What the decoder makes of a lowered column: int64, float32, binary, lists of these."""
-    return pa.array(
-        [_plain(value) for value in column.to_pylist()], wire_type(column.type)
-    )
+    return pa.array([_plain(value) for value in column.to_pylist()], wire_type(column.type))
 
 
 def wire_type(kind: pa.DataType) -> pa.DataType:
