@@ -77,10 +77,10 @@ def read_files_head(
 ) -> list[dict[str, Any]]:
     """Reads the first records of files of any record type; see `read_head`."""
     records: list[dict[str, Any]] = []
-    features = (
-        None if record_type == "ByteArray" else infer_features(files, record_type=record_type)
-    )
-    decoder = build_decoder(features or (), record_type)
+    features = [WireFeature("byteArray", "bytes")]
+    if record_type != "ByteArray":
+        features = infer_features(files, record_type=record_type)
+    decoder = build_decoder(features, record_type)
     for block in (block for path in files for block in read_record_blocks(path)):
         for row in decoder.decode_block(block).slice(0, count - len(records)).to_pylist():
             present = {name: _plain(value) for name, value in row.items() if value is not None}

@@ -6,6 +6,7 @@ import pytest
 from etl.tfrecord.table import write_table
 from etl.tfrecord.writer import ShardOptions
 from jobs.inspection.files import list_record_files, summarize_files
+from jobs.inspection.head import read_files_head
 
 TABLE = pa.table({"user": [1, 2, 3], "tags": [["a"], ["b", "c"], []]})
 
@@ -68,3 +69,10 @@ def test_sequence_examples_and_raw_payloads_are_told_apart(tmp_path):
     found, verification = summarize_files(raw)
     assert (found["record_type"], found["features"]) == ("ByteArray", [])
     assert verification.problems == ()
+
+
+def test_the_head_of_raw_payloads(tmp_path):
+    path = tmp_path / "a.tfrecord"
+    table = pa.table({"byteArray": [b"one", b"\xfftwo"]})
+    write_table(table, path, options=ShardOptions(record_type="ByteArray"))
+    assert read_files_head([path], 1, "ByteArray") == [{"byteArray": "one"}]
