@@ -203,7 +203,9 @@ def test_slots_are_cut_out_of_packed_features() -> None:
 
 def test_slots_that_are_not_as_wanted_are_refused() -> None:
     narrow = pa.schema({"s.b": pa.int64(), "c": pa.string()})
-    with pytest.raises(ConfigError, match=r"(?s)s\.b \(int64\): its slot holds 2.*c .*packed.int64"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)s\.b \(int64\): its slot holds 2.*c .*packed.int64"
+    ):
         plan_raising(narrow, "Example", None, SLOTS)
     raising = plan_raising(pa.schema({"c": pa.int64()}), "Example", None, SLOTS)
     with pytest.raises(InputDataError, match=r"(?s)f: packed feature.*3 values.*4 values"):
