@@ -119,7 +119,7 @@ def plan_lowering(
     planner.problems += collisions
     if planner.problems:
         raise ConfigError(
-            f"{len(planner.problems)} column(s) cannot be written as {_MESSAGES[record_type]}",
+            f"{len(planner.problems)} column(s) cannot be written as {_MESSAGES.get(record_type, record_type)}",
             received="; ".join(planner.problems),
             allowed="booleans, integers, floats, decimals, strings, binary, lists of these; by "
             "option dates, timestamps, maps, structs' fields, vectors",
