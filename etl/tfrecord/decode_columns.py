@@ -27,7 +27,7 @@ class Arena:
 
     def allocate(self, size: int) -> tuple[pa.Buffer, int]:
         """Returns a zeroed buffer of `size` bytes and its address."""
-        taken = -(-size // self._ALIGNMENT) * self._ALIGNMENT
+        taken = max(1, -(-size // self._ALIGNMENT)) * self._ALIGNMENT
         if taken > self._left:
             self._left = max(self._CHUNK_BYTES, taken)
             chunk = np.zeros(self._left, np.uint8)
