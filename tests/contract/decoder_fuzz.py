@@ -13,14 +13,13 @@ import mmap
 import sys
 
 import numpy as np
-from numba import njit
 
 from etl.tfrecord import decode_kernels_keys as k
 from etl.tfrecord.decode import ExampleDecoder, SequenceDecoder, WireFeature
 from etl.tfrecord.decode_columns import Arena, Column
 from etl.tfrecord.decode_kernels import fill, scan
 from etl.tfrecord.decode_kernels_sequence import fill_feature_lists, scan_sequences
-from etl.tfrecord.kernels import load_i64, load_u8, store_u8
+from etl.tfrecord.kernels import kernel, load_i64, load_u8, store_u8
 from etl.tfrecord.walk_kernels import BYTES, FLOAT
 
 FEATURES = {
@@ -32,7 +31,8 @@ FEATURES = {
     "SequenceExample": (
         WireFeature("i", "int64"), WireFeature("bl", "bytes", True),
         WireFeature("is", "int64", is_sequence=True),
-        WireFeature("fs", "float32", is_sequence=True), WireFeature("bs", "bytes", is_sequence=True),
+        WireFeature("fs", "float32", is_sequence=True),
+        WireFeature("bs", "bytes", is_sequence=True),
     ),
 }  # fmt: skip
 REGION_BYTES = 1 << 20
@@ -53,7 +53,7 @@ def guarded_end(size: int = REGION_BYTES) -> int:
     return start + size
 
 
-@njit
+@kernel
 def draw(state, below):
     """The next random number of an xorshift generator, in [0, below)."""
     x = state[0]
@@ -64,7 +64,7 @@ def draw(state, below):
     return np.int64((x >> np.uint64(11)) % np.uint64(max(1, below)))
 
 
-@njit
+@kernel
 def mutate(corpus, starts, state, record):
     """Copies a record of the corpus and damages it; returns its length."""
     n = draw(state, len(starts) - 1)
@@ -101,7 +101,7 @@ def mutate(corpus, starts, state, record):
     return length
 
 
-@njit
+@kernel
 def fill_all(features, limit, ends, malformed):
     """Copies the values of every list and byte string; returns whether all was sound."""
     for f in range(len(features)):
@@ -124,7 +124,7 @@ def fill_all(features, limit, ends, malformed):
     return True
 
 
-@njit
+@kernel
 def run_examples(records, state, corpus, starts, end, ends, features, table, successors, samples,
                  sample_lengths, counts):  # fmt: skip
     """Decodes mutated records one by one; counts outcomes and keeps some accepted ones."""
@@ -151,7 +151,7 @@ def run_examples(records, state, corpus, starts, end, ends, features, table, suc
     return sampled
 
 
-@njit
+@kernel
 def run_sequences(records, state, corpus, starts, end, ends, context, context_table, successors,
                   lists, list_table, samples, sample_lengths, counts):  # fmt: skip
     """As `run_examples`."""
@@ -171,9 +171,8 @@ def run_sequences(records, state, corpus, starts, end, ends, context, context_ta
         outcome, _, _ = scan_sequences(
             base, index, end, context, context_table, successors, lists, list_table, no_outcomes
         )
-        if outcome == k.OK and not (
-            fill_all(context, end, ends, none) and fill_all(lists, end, ends, none)
-        ):
+        sound = fill_all(context, end, ends, none) if outcome == k.OK else True
+        if outcome == k.OK and not (sound and fill_all(lists, end, ends, none)):
             outcome = k.MALFORMED
         counts[outcome] += 1
         chosen = draw(state, max(1, records // (2 * len(samples)))) == 0
