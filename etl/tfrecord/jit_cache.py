@@ -233,7 +233,7 @@ class KernelCache(caching.FunctionCache):
                  sys.version, str(Path(self._impl.locator._py_file).name))
             ).encode()
         ).hexdigest()  # fmt: skip
-        self._cache_file = CacheFiles(Path(self._cache_path), self._impl.filename_base, stamp)
+        self._cache_file: Any = CacheFiles(Path(self._cache_path), self._impl.filename_base, stamp)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Returns a compiled function, or None."""
