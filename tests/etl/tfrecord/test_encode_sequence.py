@@ -124,8 +124,9 @@ def test_order_of_columns_is_kept_within_each_part() -> None:
 
 def test_null_outer_list_is_absent_and_empty_ones_are_kept() -> None:
     column = pa.array([None, [], [[]], [[], [1]]], pa.list_(pa.list_(pa.int64())))
-    seen = [tf.train.SequenceExample.FromString(p).feature_lists.feature_list
-            for p in payloads(encode(pa.record_batch({"q": column}), "SequenceExample"))]  # fmt: skip
+    data = encode(pa.record_batch({"q": column}), "SequenceExample")
+    messages = [tf.train.SequenceExample.FromString(payload) for payload in payloads(data)]
+    seen = [message.feature_lists.feature_list for message in messages]
     assert ["q" in lists for lists in seen] == [False, True, True, True]
     assert [len(lists["q"].feature) for lists in seen[1:]] == [0, 1, 2]
     assert seen[2]["q"].feature[0].WhichOneof("kind") == "int64_list"
