@@ -64,7 +64,7 @@ class BlockCutter:
         self._source, self._report = source, report
         self._offset, self._records = offset, 0
         self._lost: str | None = None  # why no record has been found again yet
-        self._is_counted, self._has_ended_early = True, False
+        self._is_counted, self._has_ended_early, self._has_told = True, False, False
 
     def cut(self, block_bytes: int, verify: bool) -> Iterator[RecordBlock]:
         """Yields the blocks in order, none of them empty.
@@ -130,15 +130,16 @@ class BlockCutter:
         else:
             size, needed = k.find_record(data.ctypes.data, data.size, ended)
         if size:
-            self._tell(data[:size], self._lost or "")
+            self._tell(data[:size], self._lost or "", continues=self._has_told)
+            self._has_told = True
         if not needed:  # found one, or came to the end
-            self._lost, self._is_counted = None, False
+            self._lost, self._is_counted, self._has_told = None, False, False
             self._records += 1
         return size, needed
 
-    def _tell(self, data: np.ndarray, reason: str) -> None:
+    def _tell(self, data: np.ndarray, reason: str, continues: bool = False) -> None:
         record = self._records if self._is_counted else None
-        self._report.tell(BadRange(self._offset, data, record, reason), self._records)
+        self._report.tell(BadRange(self._offset, data, record, reason, continues), self._records)
         self._offset += data.size
 
 

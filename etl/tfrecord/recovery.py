@@ -29,16 +29,17 @@ class BadRange:
 
     Attributes:
         offset: Position in the (uncompressed) file.
-        data: The bytes, uint8 `[bytes]`; a long range arrives piece by piece, each piece
-            starting where the one before ended.
+        data: The bytes, uint8 `[bytes]`; a long range arrives piece by piece.
         record: Number of records before it, or None where earlier damage hides how many they are.
         reason: What is wrong.
+        continues: Whether it is a further piece of the range told before.
     """
 
     offset: int
     data: np.ndarray
     record: int | None
     reason: str
+    continues: bool = False
 
 
 def corrupt_record(

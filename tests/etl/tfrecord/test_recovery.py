@@ -28,8 +28,9 @@ def recover(path: Path, **options) -> tuple[list[bytes], list[BadRange], bytes]:
     joined: list[BadRange] = []
     for piece in bad:
         seen[piece.offset] = seen.get(piece.offset, b"") + piece.data.tobytes()
-        if joined and piece.offset == joined[-1].offset + joined[-1].data.size:
+        if piece.continues:
             last = joined.pop()
+            assert piece.offset == last.offset + last.data.size
             whole = np.concatenate([last.data, piece.data])
             joined.append(BadRange(last.offset, whole, last.record, last.reason))
         else:
@@ -78,16 +79,18 @@ def test_bytes_lost_or_added_anywhere(frame, tmp_path: Path, data) -> None:
     stop = data.draw(st.integers(start, len(whole)))
     path = tmp_path / "file"
     path.write_bytes(whole[:start] + data.draw(st.binary(max_size=30)) + whole[stop:])
-    found, _, seen = recover(path, block_bytes=data.draw(st.integers(1, 200)), compression=None)
+    found, bad, seen = recover(path, block_bytes=data.draw(st.integers(1, 200)), compression=None)
     ends = np.cumsum([len(piece) for piece in pieces])
     before = [p for p, end in zip(payloads, ends, strict=True) if end <= start]
     after = [
         p for p, piece, end in zip(payloads, pieces, ends, strict=True) if end - len(piece) >= stop
     ]
     assert found[: len(before)] == before
-    assert found[len(found) - len(after) :] == after
-    assert len(found) >= len(before) + len(after)
     assert seen == path.read_bytes()
+    # A length that happens to lead from a cut record to a later one takes what is between.
+    if not any("of the payload" in b.reason for b in bad):
+        assert len(found) >= len(before) + len(after)
+        assert found[len(found) - len(after) :] == after
 
 
 def test_numbers_are_given_as_long_as_they_are_known(frame, tmp_path: Path) -> None:
