@@ -9,20 +9,17 @@ from pyspark.sql import types as spark_types
 
 from conf.errors import InputDataError
 from etl.tfrecord.data_files import DataFile, Listing
-from etl.tfrecord.features import Kind, WireFeature
+from etl.tfrecord.features import WireFeature
 from etl.tfrecord.framing import CorruptRecordError, RecordBlock, read_record_blocks
 from etl.tfrecord.interim import FeatureSurvey
+from etl.tfrecord.lowering.description import read_description
 from etl.tfrecord.read_options import ReadOptions
+from etl.tfrecord.spark_schema import to_spark_schema
 
 BYTE_ARRAY_COLUMN = "byteArray"  # as the JVM connectors name it
 
 _SAMPLE_FILES = 16
 _SAMPLE_BLOCK_BYTES = 1 << 20
-_SPARK_TYPES: dict[Kind, type[spark_types.DataType]] = {
-    "int64": spark_types.LongType,
-    "float32": spark_types.FloatType,
-    "bytes": spark_types.StringType,
-}
 
 
 def resolve_record_type(options: ReadOptions, listing: Listing) -> str:
@@ -56,8 +53,10 @@ def _data_schema(options: ReadOptions, listing: Listing) -> spark_types.StructTy
         return spark_types.StructType().add(BYTE_ARRAY_COLUMN, spark_types.BinaryType())
     committed = listing.committed
     if committed is not None and committed.record_type == record_type and listing.files:
+        _, slots = read_description(committed.lowering)
         features: Sequence[WireFeature] = committed.features
     else:
+        slots = {}
         features = infer_sample(listing.files, options, record_type)
     if not features:
         raise InputDataError(
@@ -65,17 +64,7 @@ def _data_schema(options: ReadOptions, listing: Listing) -> spark_types.StructTy
             received=", ".join(options.paths),
             fix="give a schema: spark.read.schema(...)",
         )
-    return _wire_schema(features)
-
-
-def _wire_schema(features: Sequence[WireFeature]) -> spark_types.StructType:
-    schema = spark_types.StructType()
-    for feature in features:
-        data_type: spark_types.DataType = _SPARK_TYPES[feature.kind]()
-        for _ in range(feature.is_list + 2 * feature.is_sequence):
-            data_type = spark_types.ArrayType(data_type)
-        schema.add(feature.name, data_type)
-    return schema
+    return to_spark_schema(features, slots)
 
 
 def infer_sample(

@@ -5,24 +5,30 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import types as spark_types
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from conf.errors import InputDataError
 from etl.tfrecord.data_files import list_data_files
-from etl.tfrecord.framing import BadRange, CorruptRecordError, RecordBlock, read_record_blocks
-from etl.tfrecord.interim import build_decoder, plan_raising
-from etl.tfrecord.partition_values import parse_partition_value, prune_files, select_files
-from etl.tfrecord.policies import parse_lowering_options
+from etl.tfrecord.framing import (
+    FOOTER_BYTES,
+    HEADER_BYTES,
+    BadRange,
+    CorruptRecordError,
+    RecordBlock,
+    read_record_blocks,
+)
+from etl.tfrecord.interim import build_decoder
+from etl.tfrecord.partition_values import prune_files, select_files
 from etl.tfrecord.quarantine import DamageLog
 from etl.tfrecord.read_options import ReadOptions
-from etl.tfrecord.read_schema import build_schema, resolve_record_type
+from etl.tfrecord.read_plan import partition_types, plan_read
+from etl.tfrecord.read_schema import build_schema
 from etl.tfrecord.splits import FileSplit, plan_splits
 
 _LOGGER = logging.getLogger(__name__)
@@ -73,26 +79,11 @@ class TFRecordReader(DataSourceReader):
             InputDataError: The files are no complete set.
         """
         self._options = options
-        self._target = to_arrow_schema(schema, timezone="UTC")
         listing = list_data_files(options)
-        self._record_type = resolve_record_type(options, listing)
-        self._partition_names = tuple(name for name, _ in listing.partition_columns)
-        data = [field for field in self._target if field.name not in self._partition_names]
-        self._raising = plan_raising(
-            pa.schema(data), self._record_type, parse_lowering_options(options.lowering), {}
-        )
-        types = {
-            field.name: field.type
-            for field in to_arrow_schema(
-                spark_types.StructType([
-                    spark_types.StructField(name, spark_types._parse_datatype_string(kind))
-                    for name, kind in listing.partition_columns
-                ]),
-                timezone="UTC",
-            )
-        }
-        self._files: Any = select_files(listing.files, types, options.where)
-        if _PUSHDOWN_MODULE in sys.modules or _runs_as(_PUSHDOWN_MODULE):
+        self._plan = plan_read(options, listing, schema)
+        types = partition_types(listing)
+        self._files = select_files(listing.files, types, options.where)
+        if _is_pushdown_planned():
             # Spark refuses a reader that has this method where push-down is switched off.
             self.pushFilters = functools.partial(self._prune, types)  # type: ignore[method-assign]
 
@@ -103,7 +94,7 @@ class TFRecordReader(DataSourceReader):
         state.pop("pushFilters", None)
         return state
 
-    def _prune(self, types: dict[str, pa.DataType], filters: list[Filter]) -> Iterable[Filter]:
+    def _prune(self, types: Mapping[str, pa.DataType], filters: list[Filter]) -> Iterable[Filter]:
         """Drops files by Spark's filters; Spark goes on to check every row by all of them."""
         self._files = prune_files(self._files, types, filters)
         return filters
@@ -132,10 +123,11 @@ class TFRecordReader(DataSourceReader):
         """
         if not isinstance(partition, ReadPartition):  # Spark's stand-in where there is nothing
             return
-        decoder = build_decoder(self._raising.features, self._record_type)
+        plan = self._plan
+        decoder = build_decoder(plan.raising.features if plan.raising else (), plan.record_type)
         for split in partition.splits:
             for batch in self._read_split(split, decoder):
-                yield self._complete(self._raising.apply(batch, split.path), split)
+                yield plan.complete(batch, split.partition, split.path)
 
     def _read_split(self, split: FileSplit, decoder: Any) -> Iterator[pa.RecordBatch]:
         name = f"{split.path} (from byte {split.start} on)" if split.start else split.path
@@ -149,16 +141,42 @@ class TFRecordReader(DataSourceReader):
         )
         if self._options.on_corrupt == "fail":
             for block in read():
-                with _explained():
-                    batch = decoder.decode_block(block, name)
-                yield batch
+                yield _explain(decoder.decode_block, block, name)
             return
         with DamageLog(split.path, split.start, self._options.quarantine) as log:
             for block in read(on_corrupt=log.add):
-                with _explained():
-                    batch, malformed = decoder.decode_sound(block, name)
+                batch, malformed = _explain(decoder.decode_sound, block, name)
                 for bad in malformed:
-                    log.add(_as_range(block, bad))
+                    log.add(_framed_range(block, bad.record, bad.reason))
                 yield batch
             if log.ranges:
                 _LOGGER.warning("%s", log.describe())
+
+
+def _explain(decode: Callable[..., Any], block: RecordBlock, name: str) -> Any:
+    """Decodes; an error over what a feature holds says what to do if the schema was inferred."""
+    try:
+        return decode(block, name)
+    except CorruptRecordError:
+        raise
+    except InputDataError as error:
+        fix = f"{error.fix or 'change the schema'}; if it was inferred, from a sample of the "
+        raise InputDataError(
+            error.what,
+            received=error.received,
+            allowed=error.allowed,
+            fix=f"{fix}records: option inferRecords=all, or give a schema",
+        ) from error
+
+
+def _framed_range(block: RecordBlock, record: int, reason: str) -> BadRange:
+    """A record with its framing."""
+    start, length = block.index[record].tolist()
+    start, stop = start - HEADER_BYTES, start + length + FOOTER_BYTES
+    number = block.first_record + record
+    return BadRange(block.offset + start, block.data[start:stop], number, reason)
+
+
+def _is_pushdown_planned() -> bool:
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return _PUSHDOWN_MODULE in sys.modules or getattr(main, "name", None) == _PUSHDOWN_MODULE
