@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from etl.tfrecord.writer import sync_directory
+from etl.tfrecord.shard_file import sync_directory
 
 SUCCESS_FILE = "_SUCCESS"
 PUBLISHING_PREFIX = "_publishing-"
