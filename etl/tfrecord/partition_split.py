@@ -135,8 +135,8 @@ def _formatter(data_type: pa.DataType) -> Callable[..., str]:
 
 def _format_timestamp(value: datetime.datetime) -> str:
     """Local time of the session's zone, which the batch carries, without trailing zeros."""
-    text = value.strftime("%Y-%m-%d %H:%M:%S")
-    return f"{text}.{value.microsecond:06d}".rstrip("0") if value.microsecond else text
+    text = value.replace(tzinfo=None).isoformat(" ")
+    return text.rstrip("0") if value.microsecond else text
 
 
 def _format_text(value: object) -> str:

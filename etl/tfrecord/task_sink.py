@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from etl.tfrecord.encode import build_encoder
+from etl.tfrecord.lowering import plan_lowering
 from etl.tfrecord.options import WriteOptions
 from etl.tfrecord.partition_split import PartitionValues, split_partitions
 from etl.tfrecord.partitions import partition_path
@@ -58,7 +59,12 @@ class TaskSink:
     """
 
     def __init__(
-        self, root: Path, stem: str, options: WriteOptions, max_open_files: int = MAX_OPEN_FILES
+        self,
+        root: Path,
+        stem: str,
+        options: WriteOptions,
+        source: pa.Schema | None = None,
+        max_open_files: int = MAX_OPEN_FILES,
     ) -> None:
         """Plans the files; touches none yet.
 
@@ -66,8 +72,10 @@ class TaskSink:
             root: Directory of the task attempt.
             stem: Name of its files without number and ending, for example `part-00000-<job>`.
             options: Options of the write.
+            source: Columns as planned; their metadata says what a column stands for.
             max_open_files: Partition values whose files are open at the same time.
         """
+        self._source = source
         self._options, self._stem, self._max_open_files = options, stem, max_open_files
         self._plan = ShardPlan(
             root,
@@ -123,7 +131,17 @@ class TaskSink:
             self._find_writer(values).write(rows)
 
     def _plan_records(self, schema: pa.Schema) -> None:
-        self._encoder = build_encoder(schema, self._options.record_type)
+        """Plans by the batches' own types, which settings of the session may vary."""
+        fields = [field.with_metadata(self._metadata(field.name)) for field in schema]
+        options = self._options
+        lowering = plan_lowering(pa.schema(fields), options.record_type, options.lowering)
+        self._lower = None if lowering.is_identity else lowering.apply
+        self._encoder = build_encoder(lowering.schema, options.record_type)
+
+    def _metadata(self, name: str) -> dict[bytes, bytes] | None:
+        if self._source is None or name not in self._source.names:
+            return None
+        return self._source.field(name).metadata
 
     def _find_writer(self, values: PartitionValues) -> RollingWriter:
         writer = self._writers.get(values)
