@@ -79,7 +79,7 @@ def _traits(committed: Committed) -> dict[str, Any]:
     lowering: Mapping[str, Any] = committed.lowering
     return {
         "record type": committed.record_type,
-        "compression": committed.compression or "none",
+        "compression": (committed.compression or "none").lower(),
         "partition columns": [list(column) for column in committed.partition_columns],
         "layout": lowering.get("layout", "columns"),
         "slots": lowering.get("slots", {}),

@@ -237,7 +237,7 @@ def test_dynamic_overwrite_replaces_the_partitions_written_and_static_all(spark,
     write(again, tmp_path, partitionBy="p", partitionOverwriteMode="dynamic")
     kept = [k for k in range(30) if k % 3 != 1]
     assert read_ids(spark, tmp_path) == kept + [k + 100 for k in range(1, 30, 3)]
-    assert not list((tmp_path / "_index" / "p=1").glob("*")) if (tmp_path / "_index/p=1").exists() else True
+    assert sorted(p.name for p in (tmp_path / "_index").iterdir()) == ["p=0", "p=2"]
     write(again, tmp_path, partitionBy="p")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["_SUCCESS", "_sluice_commit.json", "p=1"]
     assert read_ids(spark, tmp_path) == [k + 100 for k in range(1, 30, 3)]
@@ -247,7 +247,6 @@ def test_dynamic_overwrite_replaces_the_partitions_written_and_static_all(spark,
     ("options", "message"),
     [
         ({"partitionBy": "idd"}, "did you mean 'id'"),
-        ({"partitionBy": "id,x,p"}, "every column"),
         ({"partitionBy": "x"}, "x \\(double\\)"),
         ({"partitionBy": "p,p"}, "distinct"),
         ({"maxRecordsPerFile": "0"}, "maxRecordsPerFile"),

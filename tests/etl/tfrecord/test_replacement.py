@@ -68,7 +68,9 @@ def kill_after(calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def run_replacement(root: Path) -> None:
     with replace_files(root, "j", PLAN):
         for name in PLAN.new:
-            write_atomically(root / name, NEW[name])
+            staged = root.with_name(f"{root.name}.staged")
+            staged.write_text(NEW[name])
+            staged.replace(root / name)
 
 
 @pytest.mark.parametrize("undo_calls", [0, 2, 5, 8])
