@@ -65,7 +65,7 @@ def _resolve_schema(
     if schema is None:
         return infer_schema(parse_read_options(given))
     if isinstance(schema, str):
-        schema = spark_types.StructType.fromDDL(schema)
+        parsed = spark_types.StructType.fromDDL(schema)
     return schema
 
 
