@@ -17,6 +17,7 @@ from etl.tfrecord.policies import ColumnPolicy, LoweringOptions, option_name
 def check_byte_array(
     schema: pa.Schema, outputs: list[Output], options: LoweringOptions
 ) -> list[str]:
+    """What a schema has that payloads of their own cannot hold."""
     problems = []
     if options.layout == "packed":
         problems.append("layout=packed: payloads have no features to pack")
