@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import datasource as f
 
 from conf.errors import ConfigError, InputDataError, did_you_mean
-from etl.tfrecord.data_files import DataFile
+from etl.tfrecord.input_files import DataFile
 
 _COMPARISONS: Mapping[type, Callable[[Any, Any], bool]] = {
     f.EqualTo: lambda value, wanted: value == wanted,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,6 +15,7 @@ from etl.tfrecord.options import (
     check_names,
     parse_choice,
     parse_compression,
+    parse_count,
     parse_flag,
     parse_record_type,
     resolve_local_path,
@@ -91,8 +91,8 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         is_recursive=parse_flag(given, "recursiveFileLookup"),
         on_corrupt=_parse_on_corrupt(given),
         quarantine=None if quarantine is None else resolve_local_path(quarantine),
-        split_bytes=_parse_count(given, "splitBytes") or SPLIT_BYTES,
-        min_partitions=_parse_count(given, "minPartitions"),
+        split_bytes=parse_count(given, "splitBytes") or SPLIT_BYTES,
+        min_partitions=parse_count(given, "minPartitions"),
         infer_records=_parse_infer_records(given),
         where=_parse_where(given),
         lowering={name: value for name, value in given.items() if name in lowering},
@@ -129,23 +129,10 @@ def _parse_on_corrupt(given: Mapping[str, str]) -> OnCorrupt:
     return parse_choice(given, "onCorrupt", choices)  # type: ignore[return-value]
 
 
-def _parse_count(given: Mapping[str, str], name: str) -> int | None:
-    value = given.get(name.lower())
-    if value is None:
-        return None
-    if not re.fullmatch(r"[0-9]{1,18}", value) or int(value) < 1:
-        raise ConfigError(
-            f"bad value of TFRecord option {name!r}",
-            received=repr(value),
-            allowed="a whole number, 1 or more",
-        )
-    return int(value)
-
-
 def _parse_infer_records(given: Mapping[str, str]) -> int | None:
     if given.get("inferrecords", "").lower() == "all":
         return None
-    return _parse_count(given, "inferRecords") or INFER_RECORDS
+    return parse_count(given, "inferRecords") or INFER_RECORDS
 
 
 def _parse_json(given: Mapping[str, str], name: str) -> object:

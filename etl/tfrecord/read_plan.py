@@ -10,7 +10,7 @@ from pyspark.sql import types as spark_types
 from pyspark.sql.pandas.types import to_arrow_schema as to_spark_arrow_schema
 
 from conf.errors import ConfigError
-from etl.tfrecord.data_files import Listing
+from etl.tfrecord.input_files import Listing
 from etl.tfrecord.lowering.description import read_description
 from etl.tfrecord.partition_values import parse_partition_value
 from etl.tfrecord.policies import parse_lowering_options

@@ -8,10 +8,10 @@ import numpy as np
 from pyspark.sql import types as spark_types
 
 from conf.errors import InputDataError
-from etl.tfrecord.data_files import DataFile, Listing
+from etl.tfrecord.decode import FeatureSurvey
 from etl.tfrecord.features import WireFeature
 from etl.tfrecord.framing import CorruptRecordError, RecordBlock, read_record_blocks
-from etl.tfrecord.interim import FeatureSurvey
+from etl.tfrecord.input_files import DataFile, Listing
 from etl.tfrecord.lowering.description import read_description
 from etl.tfrecord.read_options import ReadOptions
 from etl.tfrecord.spark_schema import to_spark_schema

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pyspark.sql import types as spark_types
 
@@ -65,7 +65,7 @@ def _resolve_schema(
     if schema is None:
         return infer_schema(parse_read_options(given))
     if isinstance(schema, str):
-        parsed = spark_types.StructType.fromDDL(schema)
+        return cast(spark_types.StructType, spark_types.StructType.fromDDL(schema))
     return schema
 
 

@@ -14,7 +14,7 @@ from pyspark.sql import types as spark_types
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from conf.errors import InputDataError
-from etl.tfrecord.data_files import list_data_files
+from etl.tfrecord.decode import build_decoder
 from etl.tfrecord.framing import (
     FOOTER_BYTES,
     HEADER_BYTES,
@@ -23,7 +23,7 @@ from etl.tfrecord.framing import (
     RecordBlock,
     read_record_blocks,
 )
-from etl.tfrecord.interim import build_decoder
+from etl.tfrecord.input_files import list_input_files
 from etl.tfrecord.partition_values import prune_files, select_files
 from etl.tfrecord.quarantine import DamageLog
 from etl.tfrecord.read_options import ReadOptions
@@ -50,7 +50,7 @@ def infer_schema(options: ReadOptions) -> spark_types.StructType:
         ConfigError: No such path.
         InputDataError: A file is damaged, a feature is not of one kind, or there is no record.
     """
-    return build_schema(options, list_data_files(options))
+    return build_schema(options, list_input_files(options))
 
 
 @dataclass
@@ -79,7 +79,7 @@ class TFRecordReader(DataSourceReader):
             InputDataError: The files are no complete set.
         """
         self._options = options
-        listing = list_data_files(options)
+        listing = list_input_files(options)
         self._plan = plan_read(options, listing, schema)
         types = partition_types(listing)
         self._files = select_files(listing.files, types, options.where)

@@ -11,9 +11,9 @@ from typing import Literal
 
 import numpy as np
 
-from etl.tfrecord.data_files import DataFile
 from etl.tfrecord.framing import HEADER_BYTES, Compression, detect_compression
 from etl.tfrecord.framing_kernels import is_header, walk_headers
+from etl.tfrecord.input_files import DataFile
 
 # What opening a file costs, in bytes read meanwhile: Spark's spark.sql.files.openCostInBytes.
 OPEN_COST_BYTES = 4 << 20

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import datasource as f
 
 from conf.errors import ConfigError, InputDataError
-from etl.tfrecord.data_files import DataFile
+from etl.tfrecord.input_files import DataFile
 from etl.tfrecord.partition_values import parse_partition_value, prune_files, select_files
 
 TYPES = {"date": pa.date32(), "hour": pa.int32(), "name": pa.string()}

@@ -50,7 +50,7 @@ class Listing:
     committed: Committed | None
 
 
-def list_data_files(options: ReadOptions) -> Listing:
+def list_input_files(options: ReadOptions) -> Listing:
     """Lists the files of a read.
 
     Of a directory that is its files and those below `<column>=<value>` directories, or below any
