@@ -16,7 +16,7 @@ from etl.tfrecord.partition_values import parse_partition_value
 from etl.tfrecord.policies import parse_lowering_options
 from etl.tfrecord.raising import Raising, plan_raising
 from etl.tfrecord.read_options import ReadOptions
-from etl.tfrecord.read_schema import BYTE_ARRAY_COLUMN, resolve_record_type
+from etl.tfrecord.read_schema import BYTE_ARRAY_COLUMN, parse_simple_type, resolve_record_type
 from etl.tfrecord.spark_schema import to_arrow_schema
 
 
@@ -98,7 +98,7 @@ def plan_read(options: ReadOptions, listing: Listing, schema: spark_types.Struct
 def partition_types(listing: Listing) -> Mapping[str, pa.DataType]:
     """Arrow type of each partition column, in their order."""
     fields = [
-        spark_types.StructField(name, spark_types._parse_datatype_string(kind))
+        spark_types.StructField(name, parse_simple_type(kind))
         for name, kind in listing.partition_columns
     ]
     schema = _arrow_schema(spark_types.StructType(fields))

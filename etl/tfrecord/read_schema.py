@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,6 +21,15 @@ BYTE_ARRAY_COLUMN = "byteArray"  # as the JVM connectors name it
 
 _SAMPLE_FILES = 16
 _SAMPLE_BLOCK_BYTES = 1 << 20
+
+
+# Where a type's name in SQL differs from that in a schema's JSON form.
+_JSON_NAMES = {"int": "integer", "bigint": "long", "smallint": "short", "tinyint": "byte"}
+
+
+def parse_simple_type(name: str) -> spark_types.DataType:
+    """Reads the simple name of an atomic Spark type; unlike Spark's parser, without a session."""
+    return spark_types._parse_datatype_json_string(json.dumps(_JSON_NAMES.get(name, name)))
 
 
 def resolve_record_type(options: ReadOptions, listing: Listing) -> str:
@@ -42,8 +52,7 @@ def build_schema(options: ReadOptions, listing: Listing) -> spark_types.StructTy
     partitions = {name for name, _ in listing.partition_columns}
     fields = [field for field in schema.fields if field.name not in partitions]
     for name, simple_type in listing.partition_columns:
-        data_type = spark_types._parse_datatype_string(simple_type)
-        fields.append(spark_types.StructField(name, data_type))
+        fields.append(spark_types.StructField(name, parse_simple_type(simple_type)))
     return spark_types.StructType(fields)
 
 
