@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import uuid
 from dataclasses import asdict, dataclass, replace
@@ -13,6 +14,7 @@ from typing import BinaryIO, Self
 
 from etl.tfrecord.recovery import BadRange
 
+_LOGGER = logging.getLogger(__name__)
 _LINES, _BYTES = ".jsonl", ".bin"
 
 
@@ -79,10 +81,16 @@ class DamageLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Publishes after a clean end; the names do not depend on the attempt."""
+        """Publishes and warns, unless an attempt failed; names do not depend on the attempt.
+
+        A reader that its consumer leaves early does not replace what was found before.
+        """
+        is_left_early = kind is not None and issubclass(kind, GeneratorExit)
         try:
-            if self._directory is not None and kind is None:
-                self._publish(Path(self._directory))
+            if self._directory is not None and (kind is None or is_left_early):
+                self._publish(Path(self._directory), is_left_early)
+            if self.ranges and (kind is None or is_left_early):
+                _LOGGER.warning("%s", self.describe())
         finally:
             if self._saved is not None:
                 self._saved.close()
@@ -108,9 +116,11 @@ class DamageLog:
         self._saved.write(data)
         return position
 
-    def _publish(self, directory: Path) -> None:
+    def _publish(self, directory: Path, is_partial: bool) -> None:
         """Replaces what an earlier read of the same part left, also by nothing."""
         lines, saved = directory / (self._stem + _LINES), directory / (self._stem + _BYTES)
+        if is_partial and (lines.exists() or self._saved is None):
+            return
         if self._saved is None:
             lines.unlink(missing_ok=True)
             saved.unlink(missing_ok=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,8 +29,6 @@ from etl.tfrecord.read_options import ReadOptions
 from etl.tfrecord.read_plan import partition_types, plan_read
 from etl.tfrecord.read_schema import build_schema
 from etl.tfrecord.splits import FileSplit, plan_splits
-
-_LOGGER = logging.getLogger(__name__)
 
 # Spark's planner runs this module where filters may be pushed down, and only there.
 _PUSHDOWN_MODULE = "pyspark.sql.worker.data_source_pushdown_filters"
@@ -149,8 +146,6 @@ class TFRecordReader(DataSourceReader):
                 for bad in malformed:
                     log.add(_framed_range(block, bad.record, bad.reason))
                 yield batch
-            if log.ranges:
-                _LOGGER.warning("%s", log.describe())
 
 
 def _explain(decode: Callable[..., Any], block: RecordBlock, name: str) -> Any:
