@@ -15,7 +15,7 @@ FLOATS = st.floats(width=32, allow_nan=False)
 DOUBLES = st.floats(-1e6, 1e6).map(lambda v: v if v == 0 or abs(v) > 1e-30 else 0.5)
 DATES = st.dates(datetime.date(1, 1, 1), datetime.date(9999, 12, 31))
 TIMES = st.datetimes(datetime.datetime(1, 1, 1), datetime.datetime(9999, 12, 31))
-UTC = datetime.timezone.utc
+UTC = datetime.UTC
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 
 SCALARS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
@@ -45,14 +45,17 @@ def vectors(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @st.composite
-def fields(draw: st.DrawFn, name: str, depth: int = 0) -> tuple[pa.Field, st.SearchStrategy[Any]]:
-    """A field of any type, and its values, None among them."""
-    kinds = ["scalar", "scalar", "list", "large_list", "fixed", "dictionary", "map", "vector"]
+def fields(
+    draw: st.DrawFn, name: str, depth: int = 0, plain: bool = False
+) -> tuple[pa.Field, st.SearchStrategy[Any]]:
+    """A field of any type, and its values, None among them; see `batches` for `plain`."""
+    kinds = ["scalar", "scalar", "list", "large_list", "fixed", "map"]
+    kinds += [] if plain else ["dictionary", "vector"]
     kind = draw(st.sampled_from([*kinds, "struct"] if depth < 2 else kinds))
     scalar, values = SCALARS[draw(st.sampled_from(sorted(SCALARS)))]
-    maybe = st.none() | values
     if kind == "scalar":
-        return pa.field(name, scalar), maybe
+        return pa.field(name, scalar), st.none() | values
+    maybe = values if plain else st.none() | values
     if kind == "list":
         return pa.field(name, pa.list_(scalar)), st.none() | st.lists(maybe, max_size=3)
     if kind == "large_list":
@@ -68,15 +71,21 @@ def fields(draw: st.DrawFn, name: str, depth: int = 0) -> tuple[pa.Field, st.Sea
         return pa.field(name, pa.map_(pa.string(), scalar)), st.none() | entries
     if kind == "vector":
         return pa.field(name, VECTOR_STORAGE, metadata=VECTOR_METADATA), st.none() | vectors()
-    children = [draw(fields(f"f{k}", depth + 1)) for k in range(draw(st.integers(1, 3)))]
+    children = [draw(fields(f"f{k}", depth + 1, plain)) for k in range(draw(st.integers(1, 3)))]
     rows = st.fixed_dictionaries({field.name: inner for field, inner in children})
     return pa.field(name, pa.struct([field for field, _ in children])), st.none() | rows
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> pa.RecordBatch:
-    """A batch of one to four columns, often a slice of a longer one."""
-    columns = [draw(fields(f"c{k}")) for k in range(draw(st.integers(1, 4)))]
+def batches(draw: st.DrawFn, plain: bool = False) -> pa.RecordBatch:
+    """A batch of one to four columns, often a slice of a longer one.
+
+    Args:
+        draw: Hypothesis's own.
+        plain: Whether to leave out what cannot come back as it was: null elements, dictionaries,
+            vectors.
+    """
+    columns = [draw(fields(f"c{k}", plain=plain)) for k in range(draw(st.integers(1, 4)))]
     rows = draw(st.integers(0, 8))
     schema = pa.schema([field for field, _ in columns])
     arrays = [
@@ -90,9 +99,7 @@ def batches(draw: st.DrawFn) -> pa.RecordBatch:
 
 def to_wire(column: pa.Array) -> pa.Array:
     """What the decoder makes of a lowered column: int64, float32, binary, lists of these."""
-    return pa.array(
-        [_plain(value) for value in column.to_pylist()], wire_type(column.type)
-    )
+    return pa.array([_plain(value) for value in column.to_pylist()], wire_type(column.type))
 
 
 def wire_type(kind: pa.DataType) -> pa.DataType:
