@@ -137,3 +137,35 @@ def _show(read: Callable[[], object], values: pa.Array, index: int) -> str:
         return repr(read())
     except (ValueError, OverflowError):
         return str(values.slice(index, 1).cast(pa.int64())[0].as_py())
+
+
+def holds_same(given: pa.DataType, planned: pa.DataType) -> bool:
+    """Whether two types hold the same values: apart from zones, nullability and 64-bit offsets."""
+    t = pa.types
+    if t.is_timestamp(given) and t.is_timestamp(planned):
+        return given.unit == planned.unit and (given.tz is None) == (planned.tz is None)
+    for same in (
+        (t.is_string, t.is_large_string),
+        (t.is_binary, t.is_large_binary),
+        (t.is_list, t.is_large_list),
+    ):
+        if all(any(test(kind) for test in same) for kind in (given, planned)):
+            break
+    else:
+        if given.id != planned.id:
+            return False
+    if t.is_struct(given):
+        names = [field.name for field in given] == [field.name for field in planned]
+        pairs = zip(given, planned, strict=False)
+        return names and all(holds_same(a.type, b.type) for a, b in pairs)
+    if t.is_map(given):
+        keys = holds_same(given.key_type, planned.key_type)
+        return keys and holds_same(given.item_type, planned.item_type)
+    if given.num_fields:
+        return holds_same(given.value_type, planned.value_type)
+    return (
+        given == planned
+        or t.is_string(given)
+        or t.is_large_string(given)
+        or (t.is_binary(given) or t.is_large_binary(given))
+    )

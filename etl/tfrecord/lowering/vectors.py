@@ -13,13 +13,14 @@ from etl.tfrecord.lowering.values import numbers
 
 # How a column of vectors is marked in an Arrow schema.
 VECTOR_METADATA = {b"sluice.type": b"vector"}
-# Spark's storage of a vector: type 0 is sparse, 1 dense (without size and indices).
+# Spark's storage of a vector, as Spark 4 hands it to Python's Arrow writers and to mapInArrow, and
+# wants it back, without a mark: type 0 is sparse, 1 dense (without size and indices).
 VECTOR_STORAGE = pa.struct(
     [
         pa.field("type", pa.int8(), nullable=False),
         pa.field("size", pa.int32()),
-        pa.field("indices", pa.list_(pa.int32())),
-        pa.field("values", pa.list_(pa.float64())),
+        pa.field("indices", pa.list_(pa.field("element", pa.int32(), nullable=False))),
+        pa.field("values", pa.list_(pa.field("element", pa.float64(), nullable=False))),
     ]
 )
 DENSE_LISTS = pa.large_list(pa.float64())

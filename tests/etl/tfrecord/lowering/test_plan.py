@@ -1,0 +1,163 @@
+"""Lowering as a whole: against a plain reference, free where nothing is to do, errors at once."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conf.errors import ConfigError, InputDataError
+from etl.tfrecord.columns import plan_columns
+from etl.tfrecord.lowering import plan_lowering
+from etl.tfrecord.policies import ColumnPolicy, LoweringOptions
+from tests.etl.tfrecord.lowering.reference import lower_row
+from tests.etl.tfrecord.lowering.strategies import batches
+
+POLICIES = st.builds(
+    ColumnPolicy,
+    float64=st.sampled_from(["error", "cast", "clip"]),
+    nulls=st.sampled_from(["absent", "default"]),
+    null_elements=st.sampled_from(["error", "drop", "default"]),
+    dates=st.sampled_from(["days", "iso"]),
+    timestamps=st.sampled_from(["s", "ms", "us", "iso"]),
+    maps=st.just("entries"),
+    vectors=st.sampled_from(["dense", "sparse"]),
+) | st.builds(
+    ColumnPolicy,
+    nulls=st.sampled_from(["absent", "default"]),
+    dates=st.just("days"),
+    timestamps=st.just("us"),
+    maps=st.just("keys"),
+    map_keys=st.just(("b", "a", "z")),
+)
+
+
+def normal(value: Any) -> Any:
+    """Comparable form: booleans as integers, doubles as the float32 that the encoder writes."""
+    if isinstance(value, list):
+        return [normal(v) for v in value]
+    if isinstance(value, float):
+        return float(np.float32(value))
+    return int(value) if isinstance(value, bool) else value
+
+
+@settings(max_examples=150, deadline=None)
+@given(batches(), POLICIES)
+def test_equals_the_reference(batch: pa.RecordBatch, policy: ColumnPolicy) -> None:
+    options = LoweringOptions(policy)
+    lowering = plan_lowering(batch.schema, "Example", options)
+    lowered = pickle.loads(pickle.dumps(lowering)).apply(batch)
+    lowered.validate(full=True)
+    assert lowered.schema == lowering.schema
+    assert lowered.num_rows == batch.num_rows
+    plan_columns(lowered.schema)  # the encoder takes it
+    expected = [lower_row(row, batch.schema, options) for row in batch.to_pylist()]
+    assert [{n: normal(v) for n, v in row.items()} for row in lowered.to_pylist()] == expected
+
+
+def test_costs_nothing_where_nothing_is_to_do() -> None:
+    batch = pa.record_batch(
+        {"x": pa.array([1, None]), "d": [0.1, 1e300], "l": pa.array([["a"], None]),
+         "c": pa.array(["u", None]).dictionary_encode()}
+    )  # fmt: skip
+    lowering = pickle.loads(pickle.dumps(plan_lowering(batch.schema, "Example")))
+    assert lowering.is_identity
+    assert lowering.apply(batch) is batch
+    assert lowering.slots == {}
+
+
+def test_one_error_names_every_column_and_what_would_make_it_fit() -> None:
+    schema = pa.schema(
+        {
+            "good": pa.int64(),
+            "when": pa.timestamp("us", "UTC"),
+            "day": pa.date32(),
+            "counts": pa.map_(pa.string(), pa.int64()),
+            "grid": pa.list_(pa.list_(pa.int64())),
+            "gap": pa.duration("us"),
+            "nothing": pa.null(),
+            "s": pa.struct({"t": pa.timestamp("us"), "fine": pa.int8()}),
+            "s.fine": pa.int64(),
+            "items": pa.list_(pa.struct({"a": pa.int64()})),
+        }
+    )
+    with pytest.raises(ConfigError) as caught:
+        plan_lowering(schema, "Example")
+    text = str(caught.value)
+    for part in (
+        "9 column(s)", "when (timestamp[us, tz=UTC]): option timestamps=s, ms, us or iso",
+        "day (date32[day]): option dates", "counts (map<string, int64>): option maps=entries",
+        "grid (list<item: list<item: int64>>): arrays of arrays need record type SequenceExample",
+        "gap (duration[us]): cast", "nothing (null): no Arrow form", "s.t (timestamp[us])",
+        "s.fine: 2 columns end up under this name", "items (", "array_of_structs.field",
+    ):  # fmt: skip
+        assert part in text, part
+    assert "good" not in text
+
+
+def test_a_column_without_arrow_form_is_named_by_its_spark_type() -> None:
+    field = pa.field("gap", pa.null(), metadata={b"sluice.spark_type": b"interval day"})
+    with pytest.raises(ConfigError, match=r"gap \(interval day\)"):
+        plan_lowering(pa.schema([field]), "Example")
+
+
+def test_sequence_example_takes_arrays_of_arrays_and_no_deeper_ones() -> None:
+    two = pa.list_(pa.list_(pa.float64()))
+    schema = pa.schema({"x": two, "y": pa.list_(pa.int64())})
+    assert plan_lowering(schema, "SequenceExample").is_identity
+    options = LoweringOptions(ColumnPolicy(float64="cast", null_elements="drop"))
+    batch = pa.record_batch({"x": pa.array([[[1.0, None], None, []], None], two), "y": [[1], []]},
+                            schema=schema)  # fmt: skip
+    lowered = plan_lowering(schema, "SequenceExample", options).apply(batch)
+    assert lowered.to_pylist() == [{"x": [[1.0], []], "y": [1]}, {"x": None, "y": []}]
+    with pytest.raises(ConfigError, match="nested twice at most"):
+        plan_lowering(pa.schema({"x": pa.list_(two)}), "SequenceExample")
+
+
+def test_value_errors_name_column_and_row() -> None:
+    batch = pa.record_batch({"s": pa.array([{"l": [1.0]}, None, {"l": [2.0, 0.1]}])})
+    exact = LoweringOptions(ColumnPolicy(float64="exact"))
+    with pytest.raises(InputDataError, match=r"(?s)'s\.l'.*0\.1 in row 2 of the batch"):
+        plan_lowering(batch.schema, "Example", exact).apply(batch)
+    with pytest.raises(InputDataError, match=r"(?s)'s\.l'.*row 0 of the batch"):
+        plan_lowering(batch.schema, "Example", exact).apply(batch.slice(2))
+    nulls = LoweringOptions(ColumnPolicy(nulls="error"))
+    with pytest.raises(InputDataError, match=r"(?s)'s\.l' has a null.*row 1"):
+        plan_lowering(batch.schema, "Example", nulls).apply(batch)
+
+
+def test_batches_may_differ_in_zone_and_nullability_only() -> None:
+    planned = pa.schema({"t": pa.timestamp("us", "UTC"), "l": pa.list_(pa.int64())})
+    lowering = plan_lowering(planned, "Example", LoweringOptions(ColumnPolicy(timestamps="us")))
+    lists = pa.list_(pa.field("element", pa.int64(), nullable=False))
+    zoned = pa.timestamp("us", "Europe/Berlin")
+    batch = pa.record_batch({"t": pa.array([5], zoned), "l": pa.array([[1]], lists)})
+    assert lowering.apply(batch).to_pylist() == [{"t": 5, "l": [1]}]
+    for other in ({"t": pa.array([5], zoned), "l": [["a"]]}, {"t": [5], "l": [[1]]},
+                  {"t": pa.array([5], zoned), "k": [[1]]}):  # fmt: skip
+        with pytest.raises(InputDataError, match="another schema"):
+            lowering.apply(pa.record_batch(other))
+
+
+def test_keeps_rows_where_no_column_is_left() -> None:
+    batch = pa.record_batch({"s": pa.array([{}, {}, {}], pa.struct([]))})
+    assert plan_lowering(batch.schema, "Example").apply(batch).num_rows == 3
+
+
+def test_columns_have_their_own_policies() -> None:
+    batch = pa.record_batch({"a": [1e300], "s": pa.array([{"x": None, "y": None}],
+                             pa.struct({"x": pa.int64(), "y": pa.string()}))})  # fmt: skip
+    options = LoweringOptions(
+        columns={
+            "a": ColumnPolicy(float64="clip"),
+            "s": ColumnPolicy(nulls="default"),
+            "s.x": ColumnPolicy(nulls="default", default=7),
+        }
+    )
+    lowered = plan_lowering(batch.schema, "Example", options).apply(batch).to_pylist()
+    assert lowered == [{"a": float(np.finfo(np.float32).max), "s.x": 7, "s.y": ""}]

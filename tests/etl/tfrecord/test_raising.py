@@ -1,0 +1,215 @@
+"""Decoded features back to columns: the way back of lowering, and what does not fit."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conf.errors import ConfigError, InputDataError
+from etl.tfrecord.features import WireFeature
+from etl.tfrecord.lowering import Slot, plan_lowering
+from etl.tfrecord.lowering.vectors import VECTOR_METADATA, VECTOR_STORAGE
+from etl.tfrecord.policies import ColumnPolicy, LoweringOptions
+from etl.tfrecord.raising import plan_raising
+from tests.etl.tfrecord.lowering.strategies import batches, to_wire
+
+WRITTEN = st.builds(
+    ColumnPolicy, dates=st.sampled_from(["days", "iso"]), timestamps=st.sampled_from(["us", "iso"]),
+    maps=st.just("entries"),
+) | st.builds(
+    ColumnPolicy, dates=st.just("days"), timestamps=st.just("us"), maps=st.just("keys"),
+    map_keys=st.just(("a", "b", "c")),
+)  # fmt: skip
+
+
+def decode(lowered: pa.RecordBatch, raising: Any) -> pa.RecordBatch:
+    """What the decoder gives for the features that are wanted."""
+    by_name = dict(zip(lowered.schema.names, lowered.columns, strict=True))
+    features = raising.features
+    if not features:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * lowered.num_rows, pa.struct([])))
+    return pa.RecordBatch.from_arrays(
+        [to_wire(by_name[f.name]).cast(f.arrow_type) for f in features],
+        schema=pa.schema([(f.name, f.arrow_type) for f in features]),
+    )
+
+
+def expected(value: Any, kind: pa.DataType, maps: str) -> Any:
+    """What comes back: float32, and null for structs and maps that hold nothing."""
+    if value is None:
+        return None
+    if pa.types.is_struct(kind):
+        row = {f.name: expected(value[f.name], f.type, maps) for f in kind}
+        return row if any(v is not None for v in row.values()) else None
+    if pa.types.is_map(kind):
+        entries = [(k, expected(v, kind.item_type, maps)) for k, v in value]
+        return sorted(entries) or None if maps == "keys" else entries
+    if hasattr(kind, "value_field"):
+        return [expected(v, kind.value_type, maps) for v in value]
+    return float(np.float32(value)) if isinstance(value, float) else value
+
+
+@settings(max_examples=150, deadline=None)
+@given(batches(plain=True), WRITTEN)
+def test_undoes_lowering(batch: pa.RecordBatch, policy: ColumnPolicy) -> None:
+    options = LoweringOptions(policy)
+    lowered = plan_lowering(batch.schema, "Example", options).apply(batch)
+    raising = pickle.loads(pickle.dumps(plan_raising(batch.schema, "Example", options)))
+    raised = raising.apply(decode(lowered, raising))
+    raised.validate(full=True)
+    assert raised.schema.types == batch.schema.types
+    assert raised.to_pylist() == [
+        {f.name: expected(row[f.name], f.type, policy.maps) for f in batch.schema}
+        for row in batch.to_pylist()
+    ]
+
+
+def raise_one(
+    values: list, wire: pa.DataType, target: pa.DataType, nullable: bool = True, **given: Any
+) -> list:
+    schema = pa.schema([pa.field("x", target, nullable)])
+    raising = plan_raising(schema, "SequenceExample", LoweringOptions(ColumnPolicy(**given)))
+    assert [f.arrow_type for f in raising.features] == [wire]
+    batch = pa.record_batch({"x": pa.array(values, wire)})
+    return raising.apply(batch, "part-7").column(0).to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("value", "wire", "target"),
+    [
+        (2**31, pa.int64(), pa.int32()),
+        (128, pa.int64(), pa.int8()),
+        (2, pa.int64(), pa.bool_()),
+        (2**40, pa.int64(), pa.date32()),
+        (float("inf"), pa.float32(), pa.decimal128(10, 2)),
+        (1.234, pa.float32(), pa.decimal128(10, 2)),
+        (b"\xff", pa.binary(), pa.string()),
+        ([1, 2**31], pa.list_(pa.int64()), pa.list_(pa.int32())),
+        ([[2**15]], pa.list_(pa.list_(pa.int64())), pa.list_(pa.list_(pa.int16()))),
+    ],
+)
+def test_what_does_not_fit_names_file_and_feature(value: Any, wire: Any, target: Any) -> None:
+    with pytest.raises(InputDataError, match=r"part-7: feature 'x' does not fit"):
+        raise_one([None, value], wire, target, dates="days")
+    assert raise_one([None], wire, target, dates="days") == [None]
+
+
+def test_text_that_is_no_date_is_refused() -> None:
+    with pytest.raises(InputDataError, match="'x' does not fit"):
+        raise_one([b"yesterday"], pa.binary(), pa.date32(), dates="iso")
+    with pytest.raises(InputDataError, match="'x' does not fit"):
+        raise_one([2**62], pa.int64(), pa.timestamp("us", "UTC"), timestamps="s")
+
+
+def test_decimals_come_from_the_shortest_digits() -> None:
+    from decimal import Decimal
+
+    values = [float(np.float32(12.34)), float(np.float32(1e-5)), None]
+    back = raise_one(values, pa.float32(), pa.decimal128(20, 8))
+    assert back == [Decimal("12.34000000"), Decimal("0.00001000"), None]
+
+
+def test_missing_values_need_a_nullable_column() -> None:
+    with pytest.raises(InputDataError, match=r"(?s)part-7.*'x' is missing in 2 record.*nullable"):
+        raise_one([None, 1, None], pa.int64(), pa.int64(), nullable=False)
+    assert raise_one([1], pa.int64(), pa.int64(), nullable=False) == [1]
+    strict = pa.struct([pa.field("a", pa.int64(), False), pa.field("b", pa.int64())])
+    raising = plan_raising(pa.schema({"s": strict}), "Example")
+    assert raising.apply(pa.record_batch({"s.a": pa.nulls(1, pa.int64()),
+                         "s.b": pa.nulls(1, pa.int64())})).to_pylist() == [{"s": None}]  # fmt: skip
+    with pytest.raises(InputDataError, match=r"(?s)'a' of 's' is missing in 1"):
+        raising.apply(pa.record_batch({"s.a": pa.nulls(1, pa.int64()), "s.b": [1]}))
+
+
+def test_feature_lists_are_arrays_of_arrays() -> None:
+    lists = pa.list_(pa.list_(pa.float32()))
+    values = [[[1.5], []], None, []]
+    assert raise_one(values, lists, pa.list_(pa.large_list(pa.float64()))) == values
+    raising = plan_raising(pa.schema({"x": lists}), "SequenceExample")
+    assert raising.features == (WireFeature("x", "float32", is_sequence=True),)
+
+
+def test_columns_that_cannot_be_read_are_all_named() -> None:
+    schema = pa.schema(
+        [
+            pa.field("t", pa.timestamp("us", "UTC"), metadata={b"sluice.spark_type": b"timestamp"}),
+            pa.field("ok", pa.int64()),
+            pa.field("d", pa.list_(pa.date32())),
+            pa.field("m", pa.map_(pa.string(), pa.int64())),
+            pa.field("g", pa.list_(pa.list_(pa.int64()))),
+            pa.field("s", pa.struct({"n": pa.null()})),
+        ]
+    )
+    with pytest.raises(ConfigError) as caught:
+        plan_raising(schema, "Example")
+    text = str(caught.value)
+    for part in ("5 column(s)", "t (timestamp): option timestamps", "d (list<item: date32[day]>): ",
+                 "m (map", "g (list<item: list", "SequenceExample", "s.n (null)"):  # fmt: skip
+        assert part in text, part
+    assert "ok (" not in text
+
+
+def test_one_feature_in_two_forms_is_refused() -> None:
+    schema = pa.schema({"s.a": pa.int64(), "s": pa.struct({"a": pa.float32()})})
+    with pytest.raises(ConfigError, match=r"s\.a is also wanted in another form"):
+        plan_raising(schema, "Example")
+
+
+def test_maps_with_keys_and_values_out_of_line_are_refused() -> None:
+    options = LoweringOptions(ColumnPolicy(maps="entries"))
+    raising = plan_raising(pa.schema({"m": pa.map_(pa.string(), pa.int32())}), "Example", options)
+    assert raising.features == (
+        WireFeature("m.keys", "bytes", True), WireFeature("m.values", "int64", True)
+    )  # fmt: skip
+    keys = pa.array([[b"a"], [b"b", b"c"]])
+    with pytest.raises(InputDataError, match=r"(?s)f: map 'm'.*2 keys and 1 values in row 1"):
+        raising.apply(pa.record_batch({"m.keys": keys, "m.values": [[1], [2]]}), "f")
+
+
+@pytest.mark.parametrize("form", ["dense", "sparse"])
+def test_vectors_come_back_in_sparks_storage(form: str) -> None:
+    schema = pa.schema([pa.field("v", VECTOR_STORAGE, metadata=VECTOR_METADATA)])
+    values = {
+        "dense": {"type": 1, "size": None, "indices": None, "values": [1.0, 0.0, 2.0]},
+        "sparse": {"type": 0, "size": 5, "indices": [1, 3], "values": [4.0, 0.5]},
+    }
+    batch = pa.record_batch([pa.array([values[form], None], VECTOR_STORAGE)], schema=schema)
+    options = LoweringOptions(ColumnPolicy(vectors=form))
+    raising = plan_raising(schema, "Example", options)
+    lowered = plan_lowering(schema, "Example", options).apply(batch)
+    raised = raising.apply(decode(lowered, raising))
+    assert raised.column(0).type == VECTOR_STORAGE
+    assert raised.to_pylist() == batch.to_pylist()
+
+
+SLOTS = {"packed.int64": (Slot("a", 1), Slot("s.b", 2), Slot("c", 1))}
+
+
+def test_slots_are_cut_out_of_packed_features() -> None:
+    schema = pa.schema({"c": pa.int32(), "s": pa.struct({"b": pa.list_(pa.int16())})})
+    raising = plan_raising(schema, "Example", None, SLOTS)
+    assert raising.features == (WireFeature("packed.int64", "int64", True),)
+    packed = pa.array([[0, 0, 0, 0], [1, 2, 3, 4], None, [5, 6, 7, 8]]).slice(1)
+    assert raising.apply(pa.record_batch({"packed.int64": packed})).to_pylist() == [
+        {"c": 4, "s": {"b": [2, 3]}}, {"c": None, "s": None}, {"c": 8, "s": {"b": [6, 7]}}
+    ]  # fmt: skip
+
+
+def test_slots_that_are_not_as_wanted_are_refused() -> None:
+    narrow = pa.schema({"s.b": pa.int64(), "c": pa.string()})
+    with pytest.raises(ConfigError, match=r"(?s)s\.b \(int64\): its slot holds 2.*c .*packed.int64"):
+        plan_raising(narrow, "Example", None, SLOTS)
+    raising = plan_raising(pa.schema({"c": pa.int64()}), "Example", None, SLOTS)
+    with pytest.raises(InputDataError, match=r"(?s)f: packed feature.*3 values.*4 values"):
+        raising.apply(pa.record_batch({"packed.int64": [[1, 2, 3]]}), "f")
+
+
+def test_no_column_keeps_the_rows() -> None:
+    batch = pa.RecordBatch.from_struct_array(pa.array([{}] * 3, pa.struct([])))
+    assert plan_raising(pa.schema([]), "Example").apply(batch).num_rows == 3
