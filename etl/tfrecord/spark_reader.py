@@ -121,7 +121,7 @@ class TFRecordReader(DataSourceReader):
         if not isinstance(partition, ReadPartition):  # Spark's stand-in where there is nothing
             return
         plan = self._plan
-        decoder = build_decoder(plan.raising.features if plan.raising else (), plan.record_type)
+        decoder = build_decoder(plan.features, plan.record_type)
         for split in partition.splits:
             for batch in self._read_split(split, decoder):
                 yield plan.complete(batch, split.partition, split.path)
