@@ -23,11 +23,11 @@ from etl.tfrecord.framing import (
     read_record_blocks,
 )
 from etl.tfrecord.input_files import list_input_files
-from etl.tfrecord.partition_values import prune_files, select_files
 from etl.tfrecord.quarantine import DamageLog
 from etl.tfrecord.read_options import ReadOptions
-from etl.tfrecord.read_plan import partition_types, plan_read
-from etl.tfrecord.read_schema import build_schema
+from etl.tfrecord.spark_partitions import prune_files, select_files
+from etl.tfrecord.spark_read_plan import partition_types, plan_read
+from etl.tfrecord.spark_read_schema import build_schema
 from etl.tfrecord.splits import FileSplit, plan_splits
 
 # Spark's planner runs this module where filters may be pushed down, and only there.

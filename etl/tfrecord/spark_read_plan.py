@@ -13,11 +13,11 @@ from conf.errors import ConfigError
 from etl.tfrecord.features import WireFeature
 from etl.tfrecord.input_files import Listing
 from etl.tfrecord.lowering.description import read_description
-from etl.tfrecord.partition_values import parse_partition_value
 from etl.tfrecord.policies import parse_lowering_options
 from etl.tfrecord.raising import Raising, plan_raising
 from etl.tfrecord.read_options import ReadOptions
-from etl.tfrecord.read_schema import BYTE_ARRAY_COLUMN, parse_simple_type, resolve_record_type
+from etl.tfrecord.spark_partitions import parse_partition_value
+from etl.tfrecord.spark_read_schema import BYTE_ARRAY_COLUMN, parse_simple_type, resolve_record_type
 from etl.tfrecord.spark_schema import to_arrow_schema
 
 
