@@ -19,6 +19,7 @@ from etl.tfrecord.decode_kernels_keys import (
     HEAD,
     IS_LIST,
     KEY_BYTES,
+    KEY_TAG,
     KIND,
     MALFORMED,
     NOT_SCALAR,
@@ -40,6 +41,7 @@ from etl.tfrecord.kernels import (
     load_u8,
     load_u32,
     load_u64,
+    same_bytes,
     store_u8,
     store_u32,
     store_u64,
@@ -51,9 +53,13 @@ from etl.tfrecord.walk_kernels import (
     BYTES,
     FLOAT,
     INT,
+    VALUE_TAG,
     fill_entry,
+    fill_list,
     measure_entry,
+    measure_list,
     read_field,
+    read_length,
 )
 
 # 12 <n + 4> <kind tag> <n + 2> 0A <n>: what follows the key in a cell with n bytes of numbers.
@@ -62,6 +68,9 @@ _FLOAT_TAIL = 0x0000_000A_0212_0412
 _TAIL_STEP = 0x0000_0100_0100_0100
 _TAIL_MASK = 0x0000_FFFF_FFFF_FFFF
 FEATURES_TAG = 0x0A
+
+# In place of an address to count from: what is stored is a list message, not an entry.
+_LIST_ALONE = 0
 
 
 @kernel
@@ -91,13 +100,16 @@ def fill(feature, rows, limit, values, offsets, malformed):
     at, byte_at = np.int64(0), np.int64(0)
     for row in range(rows):
         if load_u8(feature[VALID] + row) != np.uint8(0):
-            next_at, next_byte = fill_entry(
-                feature[KIND],
-                load_i64(feature[STARTS] + 8 * row),
-                load_i64(feature[ENDS] + 8 * row),
-                load_i64(feature[SINCE] + 8 * row),
-                limit, values, offsets, at, byte_at,
-            )  # fmt: skip
+            start, end = load_i64(feature[STARTS] + 8 * row), load_i64(feature[ENDS] + 8 * row)
+            since = load_i64(feature[SINCE] + 8 * row)
+            if since == _LIST_ALONE:
+                next_at, next_byte = fill_list(
+                    feature[KIND], start, end, limit, values, offsets, at, byte_at
+                )
+            else:
+                next_at, next_byte = fill_entry(
+                    feature[KIND], start, end, since, limit, values, offsets, at, byte_at
+                )
             if next_at >= 0:
                 at, byte_at = next_at, next_byte
             elif len(malformed) == 0:
@@ -155,6 +167,45 @@ def _read_compact(feature, p, end, limit, row):
 
 
 @inlined
+def _read_simple(feature, p, end, row):
+    """Takes over a list or byte string under the expected key, in the form that writers produce.
+
+    Returns:
+        The address past the cell, or `FAILED` where it is anything else: nothing is stored then.
+    """
+    kind, failed = feature[KIND], np.int64(FAILED)
+    is_list = feature[IS_LIST] != 0
+    if (not is_list and kind != BYTES) or load_u8(p) != np.uint8(ENTRY_TAG):
+        return failed
+    # Each message must fill the one around it: then nothing else is in there.
+    start, stop = read_length(p + 1, end)
+    if start < 0 or start >= stop or load_u8(start) != np.uint8(KEY_TAG):
+        return failed
+    key, after = read_length(start + 1, stop)
+    length = feature[KEY_BYTES]
+    if key < 0 or after - key != length or not same_bytes(feature[HEAD] + 4, key, length):
+        return failed
+    if after >= stop or load_u8(after) != np.uint8(VALUE_TAG):
+        return failed
+    member, last = read_length(after + 1, stop)
+    if last != stop or member >= stop or np.int64(load_u8(member)) != (kind << 3 | 2):
+        return failed
+    low, high = read_length(member + 1, stop)
+    if high != stop:
+        return failed
+    count, total = measure_list(kind, low, high)
+    if count < 0 or (not is_list and count > 1):
+        return failed
+    store_u8(feature[VALID] + row, np.uint8(is_list or count > 0))
+    store_u64(feature[STARTS] + 8 * row, np.uint64(low))
+    store_u64(feature[ENDS] + 8 * row, np.uint64(high))
+    store_u64(feature[SINCE] + 8 * row, np.uint64(_LIST_ALONE))
+    store_u64(feature[COUNTS] + 8 * row, np.uint64(count))
+    store_u64(feature[BYTE_COUNTS] + 8 * row, np.uint64(total))
+    return stop
+
+
+@inlined
 def _store_entry(feature, p, end, limit, row):
     """Takes over an entry of any form: a scalar's value, or where a list's values lie."""
     kind, count, total, since = measure_entry(p, end)
@@ -195,6 +246,8 @@ def _scan_features(features, table, successors, p, end, limit, row):
     while p < end:
         expected = successors[previous]
         stop = _read_compact(features[expected], p, end, limit, row)
+        if stop < 0:
+            stop = _read_simple(features[expected], p, end, row)
         if stop > 0:
             previous, p = expected, stop
             continue
