@@ -72,6 +72,7 @@ def write_tfrecords(
         return read_committed(root) or plan.job.description
     take_baseline(root, plan.options.mode)  # refuses early what the mode protects
     register_tfrecord(spark)
+    _activate(spark)
     spark_mode = "overwrite" if plan.options.mode == "overwrite" else "append"
     options = config.to_options(str(path), plan.options.mode, plan.job.job_id)
     try:
@@ -84,6 +85,15 @@ def write_tfrecords(
             raise
         raise cause from error
     return read_committed(root) or plan.job.description
+
+
+def _activate(spark: SparkSession) -> None:
+    """Makes the session that of this thread: Spark looks formats up in no other.
+
+    In a thread that never ran a query it would not find the format, registered or not.
+    """
+    jvm: Any = spark._jvm
+    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
 
 
 def _parse_mode(mode: str) -> SaveMode:
