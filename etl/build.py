@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import logging
 import shutil
 import time
@@ -36,6 +35,7 @@ from etl.records import (
 from etl.sources import Source, SourceCounts, check_bad_rows, count_rows, read_source
 from etl.split import EVENT_SPLITS, SPLIT_COLUMN, TRAIN
 from etl.statistics import merge_statistics, summarize_statistics
+from etl.tfrecord.committed import CommittedShard, read_committed
 from etl.tfrecord.crc32c import crc32c
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ logger = logging.getLogger("sluice.build")
 
 ENCODERS_DIR = "encoders"
 QUARANTINE_DIR = "quarantine"
-COMMIT_FILE = "_sluice_commit.json"
 
 
 @dataclass
@@ -251,13 +250,14 @@ def _write_records(
         .option("statistics", "true")
     )
     writer.save(str(target))
-    commit = json.loads((target / COMMIT_FILE).read_text(encoding="utf-8"))
+    committed = read_committed(target)
+    written = committed.shards if committed else ()
     splits, statistics, start = [], {}, 0
     for split, count in shard_counts(build.config).items():
-        chosen = [s for s in commit["shards"] if start <= s["partition"] < start + count]
+        chosen = [s for s in written if start <= s.partition < start + count]
         shards = _move_shards(build.staging, target, split, chosen, start, count)
         splits.append(SplitInfo(split, shards))
-        merged = merge_statistics([shard["statistics"] for shard in chosen])
+        merged = merge_statistics([shard.statistics or {} for shard in chosen])
         statistics[split] = summarize_statistics(merged)
         start += count
     # An attempt that Spark gave up on may still be leaving files here.
@@ -269,17 +269,17 @@ def _move_shards(
     staging: Path,
     target: Path,
     split: str,
-    chosen: Sequence[Mapping[str, Any]],
+    chosen: Sequence[CommittedShard],
     start: int,
     count: int,
 ) -> tuple[ShardInfo, ...]:
     (staging / split).mkdir()
     shards = []
-    for shard in sorted(chosen, key=lambda s: int(s["partition"])):
-        suffix = "".join(Path(shard["path"]).suffixes)
-        name = f"part-{shard['partition'] - start:05d}-of-{count:05d}{suffix}"
-        (target / shard["path"]).rename(staging / split / name)
-        shards.append(ShardInfo(f"{split}/{name}", shard["rows"], shard["bytes"], shard["crc32c"]))
+    for shard in sorted(chosen, key=lambda s: s.partition):
+        suffix = "".join(Path(shard.path).suffixes)
+        name = f"part-{shard.partition - start:05d}-of-{count:05d}{suffix}"
+        (target / shard.path).rename(staging / split / name)
+        shards.append(ShardInfo(f"{split}/{name}", shard.rows, shard.bytes, shard.crc32c))
     return tuple(shards)
 
 

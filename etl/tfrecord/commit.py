@@ -1,214 +1,214 @@
 """Publishes the shards of a job: attempts stay out of sight until all of them have succeeded.
 
 Tasks write below `<directory>/_temporary-<job>`; the driver then sets aside what is replaced,
-renames the successful attempts, lists them in `_sluice_commit.json`, and creates `_SUCCESS` last.
+renames the successful attempts, lists them in the manifest, and creates `_SUCCESS` last.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import json
-import os
-import shutil
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from conf.errors import InternalError
-from conf.manifest import ShardInfo
-from etl.tfrecord.replacement import (
+from etl.tfrecord.committed import COMMIT_FILE, Committed, CommittedShard, read_committed
+from etl.tfrecord.listing import list_data_files
+from etl.tfrecord.liveness import find_owner
+from etl.tfrecord.manifest_merge import merge_description
+from etl.tfrecord.modes import (
     SUCCESS_FILE,
+    SaveMode,
+    check_baseline,
+    holds_output,
+    take_baseline,
+)
+from etl.tfrecord.replacement import (
     Plan,
     lock_directory,
     replace_files,
     settle_interrupted,
     write_atomically,
 )
-
-COMMIT_FILE = "_sluice_commit.json"
-TEMPORARY_PREFIX = "_temporary-"
-
-_LOCK_FILE = ".lock"
-_STALE_HOURS = 24
+from etl.tfrecord.side_index import index_path
+from etl.tfrecord.task_sink import TaskShard
+from etl.tfrecord.temporary import (
+    create_temporary,
+    discard,
+    read_baseline,
+    sweep_stale,
+    temporary_directory,
+)
 
 
 @dataclass(frozen=True)
-class PartitionResult:
+class TaskResult:
     """What one task attempt left behind.
 
     Attributes:
-        partition: Partition id.
-        attempt: The shard as it lies in the temporary directory; None for an empty partition.
-        name: The name that it is to be published under.
-        statistics: Statistics of its features, or None where they were not asked for.
+        partition: Spark partition id.
+        attempt: Directory of the attempt, relative to the job's temporary directory.
+        shards: Its files; their paths, relative to that directory, are where they are published.
     """
 
     partition: int
-    attempt: ShardInfo | None
-    name: str
-    statistics: Mapping[str, Any] | None = None
+    attempt: str
+    shards: tuple[TaskShard, ...] = ()
 
 
-def temporary_directory(directory: str | Path, job_id: str) -> Path:
-    """Where the attempts of a job lie."""
-    return Path(directory) / f"{TEMPORARY_PREFIX}{job_id}"
+@dataclass(frozen=True)
+class JobPlan:
+    """What a job is to publish, and how.
 
-
-def create_temporary(directory: str | Path, job_id: str) -> Path:
-    """Creates the job's temporary directory, once, before its tasks start."""
-    temporary = temporary_directory(directory, job_id)
-    temporary.mkdir(parents=True)
-    return temporary
-
-
-@contextlib.contextmanager
-def hold_temporary(directory: str | Path, job_id: str) -> Iterator[Path]:
-    """Marks the job's temporary directory as in use while the block runs.
-
-    Never creates it: an attempt that comes late, after the job has ended, must leave nothing.
-
-    Raises:
-        InternalError: The directory is not there.
+    Attributes:
+        job_id: Id of the job.
+        mode: What becomes of what is there.
+        replaces_partitions: Whether an overwrite replaces only the partitions that it writes.
+        description: Manifest without shards.
     """
-    temporary = temporary_directory(directory, job_id)
-    try:
-        descriptor = os.open(temporary / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
-    except FileNotFoundError as error:
-        raise InternalError(
-            "the temporary directory of the job is not there",
-            received=temporary,
-            fix="none if the job has ended; else the output directory must be on a file system "
-            "that driver and executors share",
-        ) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-        os.utime(descriptor)
-        yield temporary
-        os.utime(descriptor)
-    finally:
-        os.close(descriptor)
+
+    job_id: str
+    mode: SaveMode
+    replaces_partitions: bool
+    description: Committed
+
+    @property
+    def keeps_shards(self) -> bool:
+        """Whether earlier shards may stay."""
+        return self.mode == "append" or (self.mode == "overwrite" and self.replaces_partitions)
 
 
-def _is_stale(temporary: Path, now: float) -> bool:
-    """Whether a job is dead: nothing in its directory moved for a day, and no task holds it."""
-    try:
-        newest = max(path.stat().st_mtime for path in (temporary, *temporary.iterdir()))
-        if now - newest < _STALE_HOURS * 3600:
-            return False
-        lock = os.open(temporary / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError:  # vanished while we looked, or not ours to judge
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(lock)
+def begin_job(directory: str | Path, plan: JobPlan) -> None:
+    """Prepares the output directory before the first task.
 
-
-def sweep_stale(directory: str | Path) -> list[Path]:
-    """Removes what dead jobs left in an output directory.
+    What an interrupted write left there is settled, and what dead jobs left is removed.
 
     Args:
-        directory: Output directory.
-
-    Returns:
-        The temporary directories removed.
-    """
-    now = time.time()
-    stale = [path for path in Path(directory).glob(f"{TEMPORARY_PREFIX}*") if _is_stale(path, now)]
-    for path in stale:
-        shutil.rmtree(path, ignore_errors=True)
-    return stale
-
-
-def _check_attempts(temporary: Path, written: Sequence[tuple[PartitionResult, ShardInfo]]) -> None:
-    """Refuses to publish anything unless every attempt is there in full."""
-    for result, shard in written:
-        path = temporary / shard.path
-        size = path.stat().st_size if path.is_file() else None
-        if size != shard.bytes:
-            raise InternalError(
-                f"the output of partition {result.partition} is not where its task left it",
-                received=f"{path}: {'no file' if size is None else f'{size} bytes'}",
-                allowed=f"{shard.bytes} bytes",
-                fix="the output directory must be on a file system that driver and executors "
-                "share; earlier data there is untouched",
-            )
-
-
-def _old_files(directory: Path) -> list[Path]:
-    """Shard files of earlier jobs, whichever connector wrote them."""
-    return [
-        path
-        for path in directory.iterdir()
-        if path.is_file() and (path.name.startswith("part-") or ".tfrecord" in path.name)
-        and not path.name.startswith((".", "_"))
-    ]  # fmt: skip
-
-
-def read_commit(directory: str | Path) -> list[dict[str, Any]]:
-    """Reads the shards that a directory's last commit lists; none where there is no commit."""
-    try:
-        text = (Path(directory) / COMMIT_FILE).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return []
-    return list(json.loads(text)["shards"])
-
-
-def publish(
-    directory: str | Path, job_id: str, results: Sequence[PartitionResult], overwrite: bool
-) -> None:
-    """Makes the shards of a job visible and, when overwriting, removes those of earlier jobs.
-
-    An error leaves the directory as it was. Killed in between, it has neither `_SUCCESS` nor
-    commit file, and the next `publish` there first restores what was set aside.
-
-    Args:
-        directory: Output directory.
-        job_id: Job whose temporary directory holds the attempts.
-        results: One per partition.
-        overwrite: Whether earlier shards are replaced.
+        directory: Output directory; made where it is not there.
+        plan: What the job is to publish.
 
     Raises:
-        InternalError: An attempt is missing or has another size; nothing was changed.
+        ConfigError: The mode forbids the write, or the shards would not fit those that stay.
+        InputDataError: The manifest of shards that stay is damaged.
     """
-    root, temporary = Path(directory), temporary_directory(directory, job_id)
-    ordered = sorted(results, key=lambda result: result.partition)
-    written = [(result, result.attempt) for result in ordered if result.attempt is not None]
+    root = Path(directory)
     root.mkdir(parents=True, exist_ok=True)
     with lock_directory(root):
         settle_interrupted(root)
-        _check_attempts(temporary, written)
-        names = [result.name for result, _ in written]
-        listed = [] if overwrite else [s for s in read_commit(root) if s["path"] not in names]
-        for result, shard in written:
-            entry = asdict(replace(shard, path=result.name))
-            listed.append({**entry, "partition": result.partition, "statistics": result.statistics})
-        text = json.dumps({"shards": listed}, indent=1) + "\n"  # may fail, so before any change
-        with replace_files(root, job_id, _plan_replacement(root, names, overwrite)):
-            for result, shard in written:
-                (temporary / shard.path).replace(root / result.name)
-            write_atomically(root / COMMIT_FILE, text)
-    discard(directory, job_id)
+        sweep_stale(root)
+        baseline = take_baseline(root, plan.mode)
+        if plan.keeps_shards:
+            merge_description(read_committed(root), plan.description, root)
+        create_temporary(root, plan.job_id, baseline, find_owner())
 
 
-def _plan_replacement(root: Path, names: Sequence[str], overwrite: bool) -> Plan:
+def publish(directory: str | Path, plan: JobPlan, results: Sequence[TaskResult]) -> bool:
+    """Makes the shards of a job visible and, when overwriting, removes those of earlier jobs.
+
+    An error leaves the directory as it was. Killed in between, it has neither `_SUCCESS` nor
+    manifest, and the next write there first restores what was set aside.
+
+    Args:
+        directory: Output directory.
+        plan: What the job is to publish; `begin_job` was called with it.
+        results: One per Spark partition.
+
+    Returns:
+        False where the mode is `ignore` and another job was faster; nothing was published.
+
+    Raises:
+        InternalError: An attempt is missing or has another size.
+        UpstreamNotReadyError: Another job published since the start what this one would replace.
+        ConfigError: The shards would not fit those that another job added meanwhile.
+    """
+    root = Path(directory)
+    temporary = temporary_directory(root, plan.job_id)
+    results = sorted(results, key=lambda result: result.partition)
+    moves = _plan_moves(results)
+    with lock_directory(root):
+        settle_interrupted(root)
+        _check_attempts(temporary, results)
+        ignored = plan.mode == "ignore" and holds_output(root)
+        if not ignored:
+            _publish_locked(root, plan, results, moves)
+    discard(root, plan.job_id)
+    return not ignored
+
+
+def _publish_locked(
+    root: Path, plan: JobPlan, results: Sequence[TaskResult], moves: dict[str, str]
+) -> None:
+    temporary = temporary_directory(root, plan.job_id)
+    shards = _list_shards(plan.job_id, results)
+    written = {shard.path.rpartition("/")[0] for shard in shards}
+    replaced = written if plan.replaces_partitions else None
+    check_baseline(root, plan.mode, read_baseline(root, plan.job_id), replaced)
+    old = _plan_removal(root, plan, replaced)
+    merged = plan.description
+    if plan.keeps_shards:
+        merged = merge_description(read_committed(root), plan.description, root)
+    kept = [shard for shard in merged.shards if shard.path not in set(old)]
+    text = replace(merged, shards=(*kept, *shards)).dumps()  # may fail, so before any change
     marks = [name for name in (SUCCESS_FILE, COMMIT_FILE) if (root / name).exists()]
-    shards = [path.name for path in _old_files(root) if overwrite or path.name in names]
-    return Plan([*marks, *sorted(shards)], [*names, COMMIT_FILE])
+    sides = [index_path(name) for name in old if (root / index_path(name)).exists()]
+    change = Plan([*marks, *old, *sides], [*moves, COMMIT_FILE])
+    with replace_files(root, plan.job_id, change):
+        for name, attempt in moves.items():
+            (temporary / attempt).replace(root / name)
+        write_atomically(root / COMMIT_FILE, text)
 
 
-def discard(directory: str | Path, job_id: str) -> None:
-    """Removes a job's temporary directory, and those of jobs that died long ago."""
-    temporary = temporary_directory(directory, job_id)
-    discarded = temporary.with_name(f"{temporary.name}.discarded")
-    # By one rename, so that an attempt still under way cannot add to what is being removed.
-    with contextlib.suppress(FileNotFoundError):
-        temporary.replace(discarded)
-    shutil.rmtree(discarded, ignore_errors=True)
-    sweep_stale(directory)
+def _plan_removal(root: Path, plan: JobPlan, replaced: set[str] | None) -> list[str]:
+    """Shards that make way: all of them, those of some partitions, or none."""
+    if plan.mode != "overwrite":
+        return []
+    return [
+        path
+        for path in list_data_files(root)
+        if replaced is None or path.rpartition("/")[0] in replaced
+    ]
+
+
+def _plan_moves(results: Sequence[TaskResult]) -> dict[str, str]:
+    """Where each file of the attempts goes: final path, and path in the temporary directory."""
+    moves: dict[str, str] = {}
+    for result in results:
+        for item in result.shards:
+            path = item.shard.info.path
+            moves[path] = f"{result.attempt}/{path}"
+            if item.shard.has_index:
+                moves[index_path(path)] = f"{result.attempt}/{index_path(path)}"
+    return moves
+
+
+def _list_shards(job_id: str, results: Sequence[TaskResult]) -> list[CommittedShard]:
+    return [
+        CommittedShard(
+            path=item.shard.info.path,
+            rows=item.shard.info.rows,
+            bytes=item.shard.info.bytes,
+            crc32c=item.shard.info.crc32c,
+            job_id=job_id,
+            partition=result.partition,
+            partition_values=item.partition_values,
+            split_offsets=item.shard.split_offsets,
+            statistics=item.shard.statistics,
+        )
+        for result in results
+        for item in result.shards
+    ]
+
+
+def _check_attempts(temporary: Path, results: Sequence[TaskResult]) -> None:
+    """Refuses to publish anything unless every attempt is there in full."""
+    for result in results:
+        for item in result.shards:
+            path = temporary / result.attempt / item.shard.info.path
+            size = path.stat().st_size if path.is_file() else None
+            if size != item.shard.info.bytes:
+                raise InternalError(
+                    f"the output of partition {result.partition} is not where its task left it",
+                    received=f"{path}: {'no file' if size is None else f'{size} bytes'}",
+                    allowed=f"{item.shard.info.bytes} bytes",
+                    fix="the output directory must be on a file system that driver and executors "
+                    "share; earlier data there is untouched",
+                )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,56 +15,36 @@ from pyspark.sql.datasource import (
     DataSourceReader,
     WriterCommitMessage,
 )
-from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import StructType
 
-from conf.manifest import ShardInfo
-from etl.tfrecord.commit import (
-    PartitionResult,
-    create_temporary,
-    discard,
-    hold_temporary,
-    publish,
-)
-from etl.tfrecord.encode import build_encoder
-from etl.tfrecord.options import WriteOptions, parse_write_options
+from etl.tfrecord.commit import TaskResult, begin_job, publish
+from etl.tfrecord.options import parse_write_options
 from etl.tfrecord.read_options import parse_read_options
 from etl.tfrecord.spark_reader import TFRecordReader, infer_schema
-from etl.tfrecord.writer import ShardOptions, ShardWriter
+from etl.tfrecord.spark_schema import to_arrow_schema
+from etl.tfrecord.task_sink import TaskSink
+from etl.tfrecord.temporary import discard, hold_attempt
+from etl.tfrecord.write_plan import WritePlan, plan_write
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 @dataclass
-class PartitionMessage(WriterCommitMessage):
+class TaskMessage(WriterCommitMessage):
     """Carries a task's result to the driver-side commit."""
 
-    result: PartitionResult
-
-
-def _arrow_schema(schema: StructType) -> pa.Schema:
-    """Arrow form of a Spark schema; a type without one becomes null, which the wire refuses."""
-    fields = []
-    for field in schema.fields:
-        try:
-            arrow_type = to_arrow_type(field.dataType)
-        except Exception:  # PySpark raises various types for UDTs, intervals and the like
-            arrow_type = pa.null()
-        fields.append(pa.field(field.name, arrow_type))
-    return pa.schema(fields)
+    result: TaskResult
 
 
 class TFRecordWriter(DataSourceArrowWriter):
-    """Writes one shard per non-empty partition; see `etl.tfrecord.commit` for the protocol."""
+    """Writes the shards of each Spark partition; see `etl.tfrecord.commit` for the protocol."""
 
-    def __init__(self, options: WriteOptions, overwrite: bool) -> None:
-        self._options = options
-        self._overwrite = overwrite
-        self.job_id = uuid.uuid4().hex
+    def __init__(self, plan: WritePlan) -> None:
+        self._plan = plan
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartitionMessage:
-        """Runs in a task: writes the partition's rows to an attempt file.
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskMessage:
+        """Runs in a task: writes the partition's rows to files of this attempt.
 
         Args:
             iterator: Batches of the partition.
@@ -74,81 +53,38 @@ class TFRecordWriter(DataSourceArrowWriter):
             The attempt, for the commit.
 
         Raises:
-            InputDataError: A value that the wire cannot carry; the attempt's file is removed.
+            InputDataError: A value that the wire cannot carry; the attempt's files are removed.
         """
         context = TaskContext.get()
         if context is None:
             raise RuntimeError("TFRecordWriter.write runs inside a Spark task only")
-        partition, attempt = context.partitionId(), context.taskAttemptId()
-        stem, suffix = f"part-{partition:05d}", self._options.suffix
-        unique = "" if self._options.deterministic_names else f"-{self.job_id}-c000"
-        with hold_temporary(self._options.directory, self.job_id) as temporary:
-            path = temporary / f"{stem}-attempt-{attempt}{suffix}"
-            sink = _PartitionSink(str(path), self._options)
-            sink.write_all(iterator)
-        return PartitionMessage(
-            PartitionResult(partition, sink.info, f"{stem}{unique}{suffix}", sink.statistics)
-        )
+        options, job_id = self._plan.options, self._plan.job.job_id
+        partition = context.partitionId()
+        name = f"part-{partition:05d}"
+        attempt = f"{name}-attempt-{context.taskAttemptId()}"
+        stem = name if options.deterministic_names else f"{name}-{job_id}"
+        with hold_attempt(options.directory, job_id, attempt) as root:
+            shards = TaskSink(root, stem, options, self._plan.source).write_all(iterator)
+        return TaskMessage(TaskResult(partition, attempt, shards))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Runs on the driver side once all tasks have succeeded: publishes their shards."""
-        results = [m.result for m in messages if isinstance(m, PartitionMessage)]
-        publish(self._options.directory, self.job_id, results, self._overwrite)
+        results = [m.result for m in messages if isinstance(m, TaskMessage)]
+        publish(self._plan.options.directory, self._plan.job, results)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Runs on the driver side when a task has failed for good: leaves no trace."""
-        discard(self._options.directory, self.job_id)
-
-
-class _PartitionSink:
-    """One partition's way: encoders, statistics, bytes, in one pass over the Arrow batches."""
-
-    def __init__(self, path: str, options: WriteOptions) -> None:
-        self._path, self._options = path, options
-        self._pipeline = None if options.encoders is None else _read_pipeline(options.encoders)
-        self._accumulator: Any = None
-        self.info: ShardInfo | None = None
-        self.statistics: dict[str, Any] | None = None
-
-    def write_all(self, iterator: Iterator[pa.RecordBatch]) -> None:
-        """Writes all rows; an empty partition opens no file."""
-        batches = (self._transform(batch) for batch in iterator if batch.num_rows)
-        first = next(batches, None)
-        if first is None:
-            return
-        shard = ShardOptions(self._options.record_type, self._options.compression)
-        with ShardWriter(self._path, first.schema, shard) as writer:
-            writer.write(first)
-            for batch in batches:
-                writer.write(batch)
-        self.info = writer.info
-        if self._accumulator is not None:
-            self.statistics = self._accumulator.to_dict()
-
-    def _transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        if self._pipeline is not None:
-            batch = self._pipeline.apply(batch)
-        if self._options.statistics:
-            if self._accumulator is None:
-                from etl.statistics import StatisticsAccumulator
-
-                self._accumulator = StatisticsAccumulator(batch.schema)
-            self._accumulator.update(batch)
-        return batch
-
-
-def _read_pipeline(path: str) -> Any:
-    from etl.encoders.pipeline import read_pipeline
-
-    return read_pipeline(path)
+        discard(self._plan.options.directory, self._plan.job.job_id)
 
 
 class TFRecordDataSource(DataSource):
     """TFRecord files as `format("tfrecord")`.
 
-    Write options: `recordType` (Example, ByteArray), `compression` (none, gzip, zlib) or `codec`
-    (Hadoop class name), `deterministicNames`, `encoders`, `statistics`. Read options:
-    `recordType`, `compression`, `codec`.
+    Write options: `recordType` (Example, SequenceExample, ByteArray); `compression` (none, gzip,
+    zlib) or `codec` (Hadoop class name), `compressionLevel`; `partitionBy` (Spark refuses
+    `.partitionBy()` for Python data sources), `partitionOverwriteMode`; `maxRecordsPerFile`,
+    `maxBytesPerFile`; `index`, `statistics`, `encoders`, `deterministicNames`; `saveMode`; and
+    those of `etl.tfrecord.policies`.
     """
 
     @classmethod
@@ -180,14 +116,10 @@ class TFRecordDataSource(DataSource):
             ConfigError: A bad option, or columns that the wire cannot carry, all of them named.
         """
         options = parse_write_options(self.options, overwrite)
-        if options.encoders is None:
-            written = _arrow_schema(schema)
-        else:
-            written = _read_pipeline(options.encoders).output_schema
-        build_encoder(written, options.record_type)
-        writer = TFRecordWriter(options, overwrite)
-        create_temporary(options.directory, writer.job_id)
-        return writer
+        types = {field.name: field.dataType.simpleString() for field in schema.fields}
+        plan = plan_write(to_arrow_schema(schema), options, types)
+        begin_job(options.directory, plan.job)
+        return TFRecordWriter(plan)
 
 
 class SluiceDataSource(TFRecordDataSource):
@@ -214,8 +146,15 @@ def _find_jvm_provider(spark: SparkSession, name: str) -> str | None:
     return None
 
 
+def _register(spark: SparkSession, source: type[DataSource]) -> None:
+    """Registers a format, unless its name is registered already: Spark would log a warning."""
+    manager: Any = spark._jsparkSession.sessionState().dataSourceManager()  # type: ignore[attr-defined]
+    if not manager.dataSourceExists(source.name()):
+        spark.dataSource.register(source)
+
+
 def register_tfrecord(spark: SparkSession) -> None:
-    """Registers `format("tfrecord")` and `format("sluice")` in a session.
+    """Registers `format("tfrecord")` and `format("sluice")` in a session; twice does no harm.
 
     Warns where a JVM connector on the class path claims the first name: Spark then prefers that
     one, and `sluice` is the name to use.
@@ -223,7 +162,7 @@ def register_tfrecord(spark: SparkSession) -> None:
     Args:
         spark: Session to register in.
     """
-    spark.dataSource.register(SluiceDataSource)
+    _register(spark, SluiceDataSource)
     provider = _find_jvm_provider(spark, TFRecordDataSource.name())
     if provider is not None:
         warnings.warn(
@@ -231,4 +170,4 @@ def register_tfrecord(spark: SparkSession) -> None:
             stacklevel=2,
         )
         return
-    spark.dataSource.register(TFRecordDataSource)
+    _register(spark, TFRecordDataSource)

@@ -10,6 +10,11 @@ from pathlib import Path
 from conf.errors import ConfigError, did_you_mean
 from etl.tfrecord.encode import RECORD_TYPES, RecordType
 from etl.tfrecord.framing import Compression
+from etl.tfrecord.modes import SaveMode
+from etl.tfrecord.partition_split import parse_partition_by
+from etl.tfrecord.policies import LOWERING_OPTIONS, LoweringOptions, parse_lowering_options
+from etl.tfrecord.rolling import ShardLimits
+from etl.tfrecord.side_index import check_indexable
 
 _COMPRESSIONS: Mapping[str, Compression | None] = {
     "none": None,
@@ -25,10 +30,22 @@ _COMPRESSIONS: Mapping[str, Compression | None] = {
 # What Hadoop's codecs are recognised by, so that the JVM connectors read these files too.
 _SUFFIXES: Mapping[Compression | None, str] = {None: "", "GZIP": ".gz", "ZLIB": ".deflate"}
 
+_DEFAULT_LEVEL, _MAX_LEVEL = 6, 9
+
 COMMON_OPTIONS = ("path", "recordType", "compression", "codec")
 _WRITE_OPTIONS = (
-    *COMMON_OPTIONS, "deterministicNames", "encoders", "statistics", "writeLocality"
+    *COMMON_OPTIONS, "compressionLevel", "deterministicNames", "encoders", "index", "jobId",
+    "maxBytesPerFile", "maxRecordsPerFile", "partitionBy", "partitionOverwriteMode", "saveMode",
+    "statistics", "writeLocality", *LOWERING_OPTIONS,
 )  # fmt: skip
+_SAVE_MODES: Mapping[str, SaveMode] = {
+    "append": "append",
+    "overwrite": "overwrite",
+    "errorifexists": "errorifexists",
+    "error": "errorifexists",
+    "ignore": "ignore",
+}
+_JOB_ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -37,19 +54,35 @@ class WriteOptions:
 
     Attributes:
         directory: Absolute local output directory.
+        mode: What becomes of what is there.
+        replaces_partitions: Whether an overwrite replaces only the partitions that it writes.
         record_type: Record type of the shards.
         compression: Compression of the shards.
-        deterministic_names: Whether shards are named by partition alone.
+        compression_level: zlib's level, 1 to 9.
+        deterministic_names: Whether shards are named without the job's id.
         encoders: Directory of fitted encoders to apply before encoding, or None.
         statistics: Whether statistics of the written features are collected.
+        limits: When a shard is full.
+        index: Whether side files with the place of every record are written.
+        partition_by: Columns whose values become directories.
+        lowering: How columns become features.
+        job_id: Id that the job is to have, or None for a new one.
     """
 
     directory: str
-    record_type: RecordType
-    compression: Compression | None
-    deterministic_names: bool
-    encoders: str | None
-    statistics: bool
+    mode: SaveMode = "append"
+    replaces_partitions: bool = False
+    record_type: RecordType = "Example"
+    compression: Compression | None = None
+    compression_level: int = 6
+    deterministic_names: bool = False
+    encoders: str | None = None
+    statistics: bool = False
+    limits: ShardLimits = ShardLimits()
+    index: bool = False
+    partition_by: tuple[str, ...] = ()
+    lowering: LoweringOptions = LoweringOptions()
+    job_id: str | None = None
 
     @property
     def suffix(self) -> str:
@@ -136,6 +169,76 @@ def parse_compression(options: Mapping[str, str]) -> Compression | None:
     return values.pop() if values else None  # type: ignore[return-value]
 
 
+def parse_count(options: Mapping[str, str], name: str) -> int | None:
+    """Value of an option that is a number from 1 on; None where it is not given."""
+    value = options.get(name.lower())
+    if value is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,18}", value.strip()) or int(value) < 1:
+        raise ConfigError(
+            f"bad value of TFRecord option {name!r}",
+            received=repr(value),
+            allowed="a whole number, 1 or more; leave the option out for none",
+        )
+    return int(value)
+
+
+def _parse_level(options: Mapping[str, str], compression: Compression | None) -> int:
+    level = parse_count(options, "compressionLevel")
+    if level is None:
+        return _DEFAULT_LEVEL
+    if compression is None or level > _MAX_LEVEL:
+        raise ConfigError(
+            "bad value of TFRecord option 'compressionLevel'",
+            received=f"{level} with compression {(compression or 'none').lower()}",
+            allowed=f"1 (fast) to {_MAX_LEVEL} (small), with compression gzip or zlib",
+        )
+    return level
+
+
+def _parse_mode(options: Mapping[str, str], overwrite: bool) -> SaveMode:
+    """The save mode: Spark's own, or one that Spark does not let through."""
+    if "savemode" not in options:
+        return "overwrite" if overwrite else "append"
+    mode: SaveMode = parse_choice(options, "saveMode", _SAVE_MODES)  # type: ignore[assignment]
+    if overwrite != (mode == "overwrite"):
+        raise ConfigError(
+            "TFRecord option 'saveMode' contradicts the save mode of the write",
+            received=f"saveMode={mode}, mode {'overwrite' if overwrite else 'append'}",
+            fix="write with mode('append') for saveMode append, errorifexists and ignore",
+        )
+    return mode
+
+
+def _parse_job_id(options: Mapping[str, str]) -> str | None:
+    job_id = options.get("jobid")
+    if job_id is not None and not _JOB_ID.fullmatch(job_id):
+        raise ConfigError(
+            "bad value of TFRecord option 'jobId'",
+            received=repr(job_id),
+            allowed="32 hexadecimal digits, as uuid.uuid4().hex gives them, never used before",
+        )
+    return job_id
+
+
+def _check_combinations(options: WriteOptions) -> None:
+    if options.deterministic_names and options.mode == "append":
+        raise ConfigError(
+            "option deterministicNames would let an append replace earlier shards",
+            received="save mode append",
+            fix="use mode('overwrite'), or leave deterministicNames out",
+        )
+    if options.index:
+        check_indexable(options.compression)
+    if options.replaces_partitions and options.mode == "overwrite" and not options.partition_by:
+        raise ConfigError(
+            "partitionOverwriteMode=dynamic replaces the partitions that are written, but there "
+            "are none",
+            received="no option partitionBy",
+            fix="name the partition columns in option partitionBy",
+        )
+
+
 def parse_write_options(options: Mapping[str, str], overwrite: bool) -> WriteOptions:
     """Checks the options of a write.
 
@@ -149,19 +252,28 @@ def parse_write_options(options: Mapping[str, str], overwrite: bool) -> WriteOpt
     given = check_names(options, _WRITE_OPTIONS)
     if "writelocality" in given:
         parse_choice(given, "writeLocality", {"distributed": True})
-    deterministic_names = parse_flag(given, "deterministicNames")
-    if deterministic_names and not overwrite:
-        raise ConfigError(
-            "option deterministicNames would let an append replace earlier shards",
-            received="save mode append",
-            fix="use mode('overwrite'), or leave deterministicNames out",
-        )
-    encoders = given.get("encoders")
-    return WriteOptions(
+    replaces_partitions = "partitionoverwritemode" in given and bool(
+        parse_choice(given, "partitionOverwriteMode", {"static": False, "dynamic": True})
+    )
+    encoders, compression = given.get("encoders"), parse_compression(given)
+    limits = ShardLimits(
+        parse_count(given, "maxRecordsPerFile"), parse_count(given, "maxBytesPerFile")
+    )
+    resolved = WriteOptions(
         directory=resolve_local_path(given.get("path", "")),
+        mode=_parse_mode(given, overwrite),
+        replaces_partitions=replaces_partitions,
         record_type=parse_record_type(given),
-        compression=parse_compression(given),
-        deterministic_names=deterministic_names,
+        compression=compression,
+        compression_level=_parse_level(given, compression),
+        deterministic_names=parse_flag(given, "deterministicNames"),
         encoders=None if encoders is None else resolve_local_path(encoders),
         statistics=parse_flag(given, "statistics"),
+        limits=limits,
+        index=parse_flag(given, "index"),
+        partition_by=parse_partition_by(given["partitionby"]) if "partitionby" in given else (),
+        lowering=parse_lowering_options(given),
+        job_id=_parse_job_id(given),
     )
+    _check_combinations(resolved)
+    return resolved

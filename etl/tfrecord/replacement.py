@@ -16,9 +16,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from etl.tfrecord.writer import sync_directory
+from etl.tfrecord.committed import COMMIT_FILE
+from etl.tfrecord.folders import list_folders, make_folders
+from etl.tfrecord.modes import SUCCESS_FILE
+from etl.tfrecord.shard_file import sync_directory
 
-SUCCESS_FILE = "_SUCCESS"
 PUBLISHING_PREFIX = "_publishing-"
 
 _REPLACED_PREFIX = "_replaced-"
@@ -27,11 +29,12 @@ _PLAN_FILE = ".plan.json"
 
 @dataclass(frozen=True)
 class Plan:
-    """Names in the directory: what makes way, and what comes.
+    """Paths relative to the directory: what makes way, and what comes.
 
     Attributes:
         old: Files to set aside, in this order; `_SUCCESS` belongs in front.
-        new: Files that the block creates; of these, only such as are in `old` may exist.
+        new: Files that the block creates; of these, only such as are in `old` may exist. Their
+            folders are made before the block, and folders that are left empty are removed.
     """
 
     old: Sequence[str]
@@ -66,9 +69,15 @@ def replace_files(directory: Path, job_id: str, plan: Plan) -> Iterator[None]:
         write_atomically(aside / _PLAN_FILE, json.dumps(asdict(plan)))
         sync_directory(aside)
         sync_directory(directory)
+        make_folders(aside, plan.old)
         for name in plan.old:
             (directory / name).replace(aside / name)
+        make_folders(directory, plan.new)
         yield
+        for name in list_folders([*plan.old, *plan.new]):
+            sync_directory(directory / name)
+        for name in list_folders(plan.old):
+            sync_directory(aside / name)
         sync_directory(aside)
         sync_directory(directory)
         aside.replace(directory / f"{_REPLACED_PREFIX}{job_id}")
@@ -82,8 +91,11 @@ def settle_interrupted(directory: Path) -> None:
     """Takes back a replacement that did not come to its end, and finishes one that did."""
     for replaced in sorted(directory.glob(f"{_REPLACED_PREFIX}*")):
         (directory / SUCCESS_FILE).touch()
+        plan = _read_plan(replaced)
+        if plan is not None:
+            _remove_empty(directory, plan)
         sync_directory(directory)
-        shutil.rmtree(replaced, ignore_errors=True)
+        _remove(replaced)
     for aside in sorted(directory.glob(f"{PUBLISHING_PREFIX}*")):
         _take_back(directory, aside)
 
@@ -93,28 +105,65 @@ def is_publishing(directory: Path) -> bool:
     return any(directory.glob(f"{PUBLISHING_PREFIX}*"))
 
 
-def _take_back(directory: Path, aside: Path) -> None:
+def _remove_empty(directory: Path, plan: Plan) -> None:
+    for name in reversed(list_folders([*plan.old, *plan.new])):
+        with contextlib.suppress(OSError):  # not empty, or not there
+            (directory / name).rmdir()
+
+
+def _read_plan(aside: Path) -> Plan | None:
     try:
-        plan = Plan(**json.loads((aside / _PLAN_FILE).read_text(encoding="utf-8")))
-    except FileNotFoundError:  # interrupted before anything was moved
+        return Plan(**json.loads((aside / _PLAN_FILE).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+
+
+def _remove(aside: Path) -> None:
+    """Removes what was set aside, the plan last: killed in between, it is needed once more."""
+    with contextlib.suppress(OSError):  # what stays is hidden, and removed by the next write
+        for path in aside.iterdir():
+            if path.name != _PLAN_FILE and path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != _PLAN_FILE:
+                path.unlink()
+        shutil.rmtree(aside)
+
+
+def _take_back(directory: Path, aside: Path) -> None:
+    plan = _read_plan(aside)
+    if plan is None:  # interrupted before anything was moved
         shutil.rmtree(aside)
         return
     # New files come only after every old one has gone: else the name is still the old file's.
     if all((aside / name).exists() for name in plan.old):
         for name in plan.new:
             (directory / name).unlink(missing_ok=True)
+    _unfinished(directory / COMMIT_FILE).unlink(missing_ok=True)
+    make_folders(directory, plan.old)
     for name in reversed(plan.old):  # `_SUCCESS` last
         if (aside / name).exists():
             (aside / name).replace(directory / name)
+    _remove_empty(directory, plan)
+    for name in list_folders(plan.old):
+        if (directory / name).is_dir():
+            sync_directory(directory / name)
     sync_directory(directory)
     shutil.rmtree(aside)
 
 
+def _unfinished(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp")
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Writes a text file that appears whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    temporary = _unfinished(path)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

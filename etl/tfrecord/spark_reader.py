@@ -1,206 +1,177 @@
-"""Reads TFRecord files into Spark: one partition per file, Arrow batches out."""
+"""Reads TFRecord files into Spark: ranges of files in, Arrow batches out."""
 
 from __future__ import annotations
 
-import glob
-from collections.abc import Iterator
-from pathlib import Path
+import functools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import types as spark_types
-from pyspark.sql.datasource import DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from conf.errors import ConfigError, InputDataError
-from etl.tfrecord.decode import Kind, WireFeature, infer_features, read_batches
-from etl.tfrecord.framing import read_record_blocks
+from conf.errors import InputDataError
+from etl.tfrecord.decode import build_decoder
+from etl.tfrecord.framing import (
+    FOOTER_BYTES,
+    HEADER_BYTES,
+    BadRange,
+    CorruptRecordError,
+    RecordBlock,
+    read_record_blocks,
+)
+from etl.tfrecord.input_files import list_input_files
+from etl.tfrecord.quarantine import DamageLog
 from etl.tfrecord.read_options import ReadOptions
-from etl.tfrecord.replacement import is_publishing
+from etl.tfrecord.spark_partitions import prune_files, select_files
+from etl.tfrecord.spark_read_plan import partition_types, plan_read
+from etl.tfrecord.spark_read_schema import build_schema
+from etl.tfrecord.splits import FileSplit, plan_splits
 
-BYTE_ARRAY_COLUMN = "byteArray"  # as the JVM connectors name it
-
-_SPARK_TYPES: dict[Kind, type[spark_types.DataType]] = {
-    "int64": spark_types.LongType,
-    "float32": spark_types.FloatType,
-    "bytes": spark_types.StringType,
-}
-_KINDS: dict[type[spark_types.DataType], Kind] = {
-    spark_types.BooleanType: "int64",
-    spark_types.ByteType: "int64",
-    spark_types.ShortType: "int64",
-    spark_types.IntegerType: "int64",
-    spark_types.LongType: "int64",
-    spark_types.FloatType: "float32",
-    spark_types.DoubleType: "float32",
-    spark_types.DecimalType: "float32",
-    spark_types.StringType: "bytes",
-    spark_types.BinaryType: "bytes",
-}
-
-
-def _expand(pattern: str) -> list[str]:
-    return sorted(glob.glob(pattern))  # noqa: PTH207 - Path.glob takes no absolute pattern
-
-
-def list_files(path: str) -> list[str]:
-    """Lists the data files of a path, sorted by name.
-
-    Args:
-        path: A file, a directory (its files, hidden ones and those with `_` in front left out), or
-            a glob pattern of either.
-
-    Raises:
-        ConfigError: Nothing is there.
-        InputDataError: A directory is in the middle of a write, or a write was killed there.
-    """
-    roots = [Path(path)] if Path(path).exists() else [Path(p) for p in _expand(path)]
-    if not roots:
-        raise ConfigError(
-            "no such TFRecord path", received=path, allowed="a file, a directory or a glob pattern"
-        )
-    files: list[Path] = []
-    for root in roots:
-        if root.is_dir() and is_publishing(root):
-            raise InputDataError(
-                "the files are no complete set: a write is publishing there, or was killed",
-                received=root,
-                fix="wait for it to end; after a kill, the next write restores the earlier files",
-            )
-        files.extend(sorted(root.iterdir()) if root.is_dir() else [root])
-    return [str(file) for file in files if file.is_file() and file.name[0] not in "._"]
+# Spark's planner runs this module where filters may be pushed down, and only there.
+_PUSHDOWN_MODULE = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 def infer_schema(options: ReadOptions) -> spark_types.StructType:
-    """Infers a Spark schema, as the JVM connectors do: Long, Float, String, and arrays of them.
+    """Schema of all that the files hold: from the manifest, else inferred from a sample.
+
+    Inference follows the JVM connectors: Long, Float, String, and arrays of them. Partition
+    columns come last.
 
     Args:
-        options: Which files, and their record type.
+        options: Options of the read.
 
     Raises:
         ConfigError: No such path.
         InputDataError: A file is damaged, a feature is not of one kind, or there is no record.
     """
-    if options.record_type == "ByteArray":
-        return spark_types.StructType().add(BYTE_ARRAY_COLUMN, spark_types.BinaryType())
-    features = infer_features(list_files(options.path), options.compression)
-    if not features:
-        raise InputDataError(
-            "no schema can be inferred: the files hold no feature",
-            received=options.path,
-            fix="give a schema: spark.read.schema(...)",
-        )
-    schema = spark_types.StructType()
-    for feature in features:
-        value_type = _SPARK_TYPES[feature.kind]()
-        schema.add(
-            feature.name, spark_types.ArrayType(value_type) if feature.is_list else value_type
-        )
-    return schema
+    return build_schema(options, list_input_files(options))
 
 
-def _plan_features(schema: spark_types.StructType) -> list[WireFeature]:
-    features, bad = [], []
-    for field in schema.fields:
-        value_type, is_list = field.dataType, isinstance(field.dataType, spark_types.ArrayType)
-        if isinstance(value_type, spark_types.ArrayType):
-            value_type = value_type.elementType
-        kind = _KINDS.get(type(value_type))
-        if kind is None:
-            bad.append(f"{field.name} ({field.dataType.simpleString()})")
-        else:
-            features.append(WireFeature(field.name, kind, is_list))
-    if bad:
-        raise ConfigError(
-            f"{len(bad)} column(s) cannot be read from tf.train.Example",
-            received=", ".join(bad),
-            allowed="boolean, integers, float, double, decimal, string, binary, arrays of these",
-            fix="read the column as one of these and convert it with Spark's functions",
-        )
-    return features
+@dataclass
+class ReadPartition(InputPartition):
+    """What one task reads.
 
+    Attributes:
+        splits: Files and ranges of files, in order.
+    """
 
-def _arrow_schema(schema: spark_types.StructType) -> pa.Schema:
-    return pa.schema(
-        [pa.field(f.name, to_arrow_type(f.dataType), f.nullable) for f in schema.fields]
-    )
-
-
-def _cast_batch(batch: pa.RecordBatch, schema: pa.Schema, path: str) -> pa.RecordBatch:
-    """Casts decoded columns to the wanted types; a value that does not fit is an error."""
-    columns = []
-    for field, column in zip(schema, batch.columns, strict=True):
-        try:
-            column = _cast_column(column, field.type)
-        except pa.ArrowInvalid as error:
-            raise InputDataError(
-                f"{path}: feature {field.name!r} does not fit the type it is to be read as",
-                received=str(error),
-                allowed=str(field.type),
-                fix="read it as a wider type",
-            ) from error
-        if column.null_count and not field.nullable:
-            raise InputDataError(
-                f"{path}: feature {field.name!r} is missing in {column.null_count} record(s), but "
-                "its column is not nullable",
-                fix="make the column nullable in the schema",
-            )
-        columns.append(column)
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _cast_column(column: pa.Array, target: pa.DataType) -> pa.Array:
-    decimal = target.value_type if pa.types.is_list(target) else target
-    if pa.types.is_decimal(decimal):
-        # The shortest digits that give back the float32: 12.34, not 12.340000152587891.
-        text = pa.list_(pa.string()) if decimal is not target else pa.string()
-        column = column.cast(text)
-    return column.cast(target)
+    splits: tuple[FileSplit, ...]
 
 
 class TFRecordReader(DataSourceReader):
     """Reads files into the columns of a schema."""
 
     def __init__(self, options: ReadOptions, schema: spark_types.StructType) -> None:
-        """Checks the schema.
+        """Lists the files and checks the schema.
 
         Args:
-            options: Which files, and their record type.
-            schema: Columns to read.
+            options: Options of the read.
+            schema: Columns to read: features, and partition columns by their names.
 
         Raises:
-            ConfigError: A column type that no feature can be read as.
+            ConfigError: A column type that no feature can be read as, or no such path.
+            InputDataError: The files are no complete set.
         """
-        self._options, self._schema = options, schema
-        if options.record_type == "ByteArray":
-            types = [type(field.dataType) for field in schema.fields]
-            if types != [spark_types.BinaryType]:
-                raise ConfigError(
-                    "record type ByteArray is read as one binary column",
-                    received=schema.simpleString(),
-                    allowed=f"struct<{BYTE_ARRAY_COLUMN}:binary>",
-                )
-        else:
-            self._features = _plan_features(schema)
+        self._options = options
+        listing = list_input_files(options)
+        self._plan = plan_read(options, listing, schema)
+        types = partition_types(listing)
+        self._files = select_files(listing.files, types, options.where)
+        if _is_pushdown_planned():
+            # Spark refuses a reader that has this method where push-down is switched off.
+            self.pushFilters = functools.partial(self._prune, types)  # type: ignore[method-assign]
 
-    def partitions(self) -> list[InputPartition]:
-        """One partition per file."""
-        return [InputPartition(path) for path in list_files(self._options.path)]
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out what tasks do not need."""
+        state = dict(self.__dict__)
+        state.pop("_files", None)
+        state.pop("pushFilters", None)
+        return state
+
+    def _prune(self, types: Mapping[str, pa.DataType], filters: list[Filter]) -> Iterable[Filter]:
+        """Drops files by Spark's filters; Spark goes on to check every row by all of them."""
+        self._files = prune_files(self._files, types, filters)
+        return filters
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Plans the tasks.
+
+        Raises:
+            OSError: A file cannot be read.
+        """
+        options = self._options
+        planned = plan_splits(
+            self._files,
+            compression=options.compression,
+            split_bytes=options.split_bytes,
+            min_partitions=options.min_partitions,
+        )
+        return [ReadPartition(splits) for splits in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Runs in a task: reads a file.
+        """Runs in a task: reads its files.
 
         Raises:
-            CorruptRecordError: The file is damaged; names the file and the byte offset.
+            CorruptRecordError: A file is damaged; names the file and the byte offset.
             InputDataError: A feature does not fit its column.
         """
-        if partition.value is None:  # what Spark makes of a source without partitions
+        if not isinstance(partition, ReadPartition):  # Spark's stand-in where there is nothing
             return
-        path, compression = str(partition.value), self._options.compression
-        target = _arrow_schema(self._schema)
-        if self._options.record_type == "ByteArray":
-            for block in read_record_blocks(path, compression=compression):
-                payloads = [block.data[s : s + n].tobytes() for s, n in block.index.tolist()]
-                yield pa.RecordBatch.from_arrays([pa.array(payloads, pa.binary())], schema=target)
+        plan = self._plan
+        decoder = build_decoder(plan.features, plan.record_type)
+        for split in partition.splits:
+            for batch in self._read_split(split, decoder):
+                yield plan.complete(batch, split.partition, split.path)
+
+    def _read_split(self, split: FileSplit, decoder: Any) -> Iterator[pa.RecordBatch]:
+        name = f"{split.path} (from byte {split.start} on)" if split.start else split.path
+        is_range = split.start > 0 or split.stop is not None
+        read = functools.partial(
+            read_record_blocks,
+            split.path,
+            compression=None if is_range else self._options.compression,
+            start=split.start,
+            stop=split.stop,
+        )
+        if self._options.on_corrupt == "fail":
+            for block in read():
+                yield _explain(decoder.decode_block, block, name)
             return
-        for batch in read_batches(path, self._features, compression=compression):
-            yield _cast_batch(batch, target, path)
+        with DamageLog(split.path, split.start, self._options.quarantine) as log:
+            for block in read(on_corrupt=log.add):
+                batch, malformed = _explain(decoder.decode_sound, block, name)
+                for bad in malformed:
+                    log.add(_framed_range(block, bad.record, bad.reason))
+                yield batch
+
+
+def _explain(decode: Callable[..., Any], block: RecordBlock, name: str) -> Any:
+    """Decodes; an error over what a feature holds says what to do if the schema was inferred."""
+    try:
+        return decode(block, name)
+    except CorruptRecordError:
+        raise
+    except InputDataError as error:
+        fix = f"{error.fix or 'change the schema'}; if it was inferred, from a sample of the "
+        raise InputDataError(
+            error.what,
+            received=error.received,
+            allowed=error.allowed,
+            fix=f"{fix}records: option inferRecords=all, or give a schema",
+        ) from error
+
+
+def _framed_range(block: RecordBlock, record: int, reason: str) -> BadRange:
+    """A record with its framing."""
+    start, length = block.index[record].tolist()
+    start, stop = start - HEADER_BYTES, start + length + FOOTER_BYTES
+    number = block.first_record + record
+    return BadRange(block.offset + start, block.data[start:stop], number, reason)
+
+
+def _is_pushdown_planned() -> bool:
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return _PUSHDOWN_MODULE in sys.modules or getattr(main, "name", None) == _PUSHDOWN_MODULE

@@ -74,7 +74,7 @@ def test_overwrite_with_deterministic_names_gives_equal_bytes(spark, tmp_path: P
     for _ in range(2):
         writer = frame.write.format(FORMAT).mode("overwrite")
         writer.option("deterministicNames", "true").save(f"file://{tmp_path}")
-        runs.append(files_of(tmp_path))
+        runs.append({k: v for k, v in files_of(tmp_path).items() if k.startswith("part-")})
     assert runs[0] == runs[1]
     assert shard_names(tmp_path) == [f"part-0000{k}.tfrecord" for k in range(3)]
 
@@ -120,13 +120,11 @@ def test_byte_array_round_trip(spark, tmp_path: Path) -> None:
 
 def test_encoders_and_statistics_run_in_the_same_pass(spark, tmp_path: Path, monkeypatch) -> None:
     """The sink applies a pipeline, feeds statistics, and reports both with the shard."""
-    import sys
-    import types
-
     import pyarrow as pa
 
-    from etl.tfrecord import datasource
+    from etl.tfrecord import task_sink
     from etl.tfrecord.options import parse_write_options
+    from etl.tfrecord.task_sink import TaskSink
 
     class Pipeline:
         output_schema = pa.schema([("twice", pa.int64())])
@@ -144,20 +142,20 @@ def test_encoders_and_statistics_run_in_the_same_pass(spark, tmp_path: Path, mon
         def to_dict(self) -> dict:
             return {"names": self.names, "rows": self.rows}
 
-    statistics = types.ModuleType("etl.statistics")
-    statistics.StatisticsAccumulator = Accumulator  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "etl.statistics", statistics)
-    monkeypatch.setattr(datasource, "_read_pipeline", lambda path: Pipeline())
+    monkeypatch.setattr(task_sink, "build_accumulator", Accumulator)
+    monkeypatch.setattr(task_sink, "read_pipeline", lambda path: Pipeline())
     options = parse_write_options(
         {"path": str(tmp_path), "encoders": "/enc", "statistics": "true"}, overwrite=True
     )
-    sink = datasource._PartitionSink(str(tmp_path / "shard"), options)
+    sink = TaskSink(tmp_path, "part-00000-j", options)
     empty = pa.record_batch({"x": pa.array([], pa.int64())})
-    sink.write_all(iter([empty, pa.record_batch({"x": [1, 2]}), pa.record_batch({"x": [3]})]))
-    assert sink.info is not None
-    assert sink.info.rows == 3
-    assert sink.statistics == {"names": ["twice"], "rows": 3}
-    records = [r.numpy() for r in tf.data.TFRecordDataset(str(tmp_path / "shard"))]
+    (written,) = sink.write_all(
+        iter([empty, pa.record_batch({"x": [1, 2]}), pa.record_batch({"x": [3]})])
+    )
+    assert written.shard.info.rows == 3
+    assert written.shard.statistics == {"names": ["twice"], "rows": 3}
+    path = tmp_path / "part-00000-j-c000.tfrecord"
+    records = [r.numpy() for r in tf.data.TFRecordDataset(str(path))]
     values = [tf.train.Example.FromString(r).features.feature["twice"] for r in records]
     assert [v.int64_list.value[0] for v in values] == [2, 4, 6]
 
@@ -175,3 +173,105 @@ def test_no_jvm_connector_is_found_where_there_is_none(spark) -> None:
 
     assert _find_jvm_provider(spark, "tfrecord") is None
     assert _find_jvm_provider(spark, "csv") is not None
+
+
+def test_registering_twice_does_no_harm(spark, capfd) -> None:
+    from etl.tfrecord.datasource import register_tfrecord
+
+    spark.sparkContext.setLogLevel("WARN")
+    try:
+        register_tfrecord(spark)
+        spark.range(1).count()
+    finally:
+        spark.sparkContext.setLogLevel("OFF")
+    assert "already" not in capfd.readouterr().err
+
+
+def test_sparks_own_partition_by_is_refused_not_ignored(spark, tmp_path: Path) -> None:
+    frame = spark.range(3).withColumn("d", F.col("id") % 2)
+    with pytest.raises(Exception, match="partitioning"):
+        frame.write.partitionBy("d").format(FORMAT).mode("append").save(str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def write(frame, path: Path, mode: str = "overwrite", **options: object) -> None:
+    frame.write.format(FORMAT).mode(mode).options(**options).save(str(path))
+
+
+def read_ids(spark, path: Path) -> list[int]:
+    files = sorted(str(p) for p in path.rglob("part-*") if "_" not in str(p.relative_to(path))[0])
+    records = tf.data.TFRecordDataset(files)
+    return sorted(
+        tf.train.Example.FromString(r.numpy()).features.feature["id"].int64_list.value[0]
+        for r in records
+    )
+
+
+def test_partition_values_become_directories_that_spark_reads(spark, tmp_path: Path) -> None:
+    from etl.tfrecord.committed import read_committed
+
+    frame = spark.range(0, 60, 1, 2).selectExpr(
+        "id", "date_add(date'2026-01-01', int(id % 3)) d", "if(id % 2 = 0, null, 'a/b=%') c"
+    )
+    write(frame, tmp_path, partitionBy='["d","c"]', maxRecordsPerFile=4)
+    committed = read_committed(tmp_path)
+    assert committed.partition_columns == (("d", "date"), ("c", "string"))
+    assert [f.name for f in committed.features] == ["id"]
+    assert sum(s.rows for s in committed.shards) == 60
+    assert max(s.rows for s in committed.shards) == 4
+    assert all((tmp_path / s.path).stat().st_size == s.bytes for s in committed.shards)
+    folders = {s.path.rpartition("/")[0]: dict(s.partition_values) for s in committed.shards}
+    assert len(folders) == 6
+    assert folders["d=2026-01-01/c=__HIVE_DEFAULT_PARTITION__"] == {"d": "2026-01-01", "c": None}
+    found = spark.read.format("binaryFile").load(str(tmp_path)).select("d", "c").distinct()
+    assert {(str(row.d), row.c) for row in found.collect()} == {
+        (values["d"], values["c"]) for values in folders.values()
+    }
+    assert read_ids(spark, tmp_path) == list(range(60))
+
+
+def test_dynamic_overwrite_replaces_the_partitions_written_and_static_all(spark, tmp_path):
+    frame = spark.range(0, 30, 1, 2).selectExpr("id", "id % 3 as p")
+    write(frame, tmp_path, partitionBy="p", index="true")
+    again = frame.where("p = 1").selectExpr("id + 100 as id", "p")
+    write(again, tmp_path, partitionBy="p", partitionOverwriteMode="dynamic")
+    kept = [k for k in range(30) if k % 3 != 1]
+    assert read_ids(spark, tmp_path) == kept + [k + 100 for k in range(1, 30, 3)]
+    assert sorted(p.name for p in (tmp_path / "_index").iterdir()) == ["p=0", "p=2"]
+    write(again, tmp_path, partitionBy="p")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["_SUCCESS", "_sluice_commit.json", "p=1"]
+    assert read_ids(spark, tmp_path) == [k + 100 for k in range(1, 30, 3)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"partitionBy": "idd"}, "did you mean 'id'"),
+        ({"partitionBy": "x"}, "x \\(double\\)"),
+        ({"partitionBy": "p,p"}, "distinct"),
+        ({"maxRecordsPerFile": "0"}, "maxRecordsPerFile"),
+        ({"compressionLevel": "3"}, "compressionLevel"),
+        ({"index": "true", "compression": "gzip"}, "uncompressed"),
+        ({"partitionOverwriteMode": "dynamic"}, "partitionBy"),
+        ({"maxRecordPerFile": "5"}, "did you mean 'maxRecordsPerFile'"),
+    ],
+)
+def test_bad_write_options_are_refused_before_anything_is_touched(
+    spark, tmp_path, options, message
+):
+    frame = spark.range(3).selectExpr("id", "double(id) x", "id % 2 p")
+    with pytest.raises(PySparkException, match=message):
+        write(frame, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_append_that_does_not_fit_is_refused(spark, tmp_path: Path) -> None:
+    write(spark.range(3), tmp_path)
+    before = files_of(tmp_path)
+    with pytest.raises(PySparkException, match="would not fit"):
+        write(spark.range(3).selectExpr("string(id) id"), tmp_path, "append")
+    with pytest.raises(PySparkException, match="compression gzip"):
+        write(spark.range(3), tmp_path, "append", compression="gzip")
+    assert files_of(tmp_path) == before
+    write(spark.range(3).selectExpr("id", "1.5f as x"), tmp_path, "append")
+    assert read_ids(spark, tmp_path) == [0, 0, 1, 1, 2, 2]

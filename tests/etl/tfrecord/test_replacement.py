@@ -13,12 +13,17 @@ from etl.tfrecord.replacement import (
     lock_directory,
     replace_files,
     settle_interrupted,
-    write_atomically,
 )
 from etl.tfrecord.spark_reader import list_files
 
-OLD = {"_SUCCESS": "", "_commit": "old", "part-0": "old 0", "part-1": "old 1"}
-NEW = {"_SUCCESS": "", "_commit": "new", "part-0": "new 0", "part-2": "new 2"}
+OLD = {
+    "_SUCCESS": "", "_commit": "old", "part-0": "old 0", "part-1": "old 1", "d=1/c=2/p": "old p",
+    "_index/d=1/p": "old index",
+}  # fmt: skip
+NEW = {
+    "_SUCCESS": "", "_commit": "new", "part-0": "new 0", "part-2": "new 2", "d=1/c=3/p": "new p",
+    "e=1/p": "new e",
+}  # fmt: skip
 PLAN = Plan(list(OLD), [name for name in NEW if name != "_SUCCESS"])
 
 
@@ -27,7 +32,18 @@ class Killed(BaseException):
 
 
 def content(root: Path) -> dict[str, str]:
-    return {path.name: path.read_text() for path in root.iterdir() if path.is_file()}
+    """Files by path, those out of sight left out."""
+    return {
+        str(path.relative_to(root)): path.read_text()
+        for path in root.rglob("*")
+        if path.is_file() and not str(path.relative_to(root)).startswith((".", "_publ", "_repl"))
+    }
+
+
+def fill(root: Path) -> None:
+    for name, text in OLD.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
 
 
 def kill_after(calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +59,7 @@ def kill_after(calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
         return call
 
-    for name in ("replace", "unlink", "touch", "mkdir"):
+    for name in ("replace", "unlink", "touch", "mkdir", "rmdir"):
         monkeypatch.setattr(Path, name, counted(getattr(Path, name)))
     monkeypatch.setattr(replacement.shutil, "rmtree", counted(replacement.shutil.rmtree))
 
@@ -51,7 +67,9 @@ def kill_after(calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def run_replacement(root: Path) -> None:
     with replace_files(root, "j", PLAN):
         for name in PLAN.new:
-            write_atomically(root / name, NEW[name])
+            staged = root.with_name(f"{root.name}.staged")
+            staged.write_text(NEW[name])
+            staged.replace(root / name)
 
 
 @pytest.mark.parametrize("undo_calls", [0, 2, 5, 8])
@@ -62,8 +80,7 @@ def test_killed_at_any_step_the_next_writer_finds_one_complete_set(
     for step in range(100):
         root = tmp_path / str(step)
         root.mkdir()
-        for name, text in OLD.items():
-            (root / name).write_text(text)
+        fill(root)
         with monkeypatch.context() as patch:
             kill_after(step, patch)
             patch.setattr(replacement, "settle_interrupted", lambda directory: None)
@@ -82,10 +99,11 @@ def test_killed_at_any_step_the_next_writer_finds_one_complete_set(
             with contextlib.suppress(Killed):
                 settle_interrupted(root)
         settle_interrupted(root)
-        visible = {k: v for k, v in content(root).items() if k[0] != "."}
+        visible = content(root)
         outcomes.append(visible)
         assert visible in (OLD, NEW)
-        assert not [path for path in root.iterdir() if path.is_dir()]
+        folders = {str(p.relative_to(root)) for p in root.rglob("*") if p.is_dir()}
+        assert folders == {str(f) for n in visible for f in Path(n).parents if str(f) != "."}
         if not killed:
             break
     assert outcomes[0] == OLD
@@ -93,13 +111,13 @@ def test_killed_at_any_step_the_next_writer_finds_one_complete_set(
 
 
 def test_an_error_in_the_block_takes_everything_back(tmp_path: Path) -> None:
-    for name, text in OLD.items():
-        (tmp_path / name).write_text(text)
+    fill(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
     with pytest.raises(ValueError, match="bad"), replace_files(tmp_path, "j", PLAN):  # noqa: PT012
         (tmp_path / "part-0").write_text("half")
         raise ValueError("bad")
     assert content(tmp_path) == OLD
-    assert len(list(tmp_path.iterdir())) == len(OLD)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_the_lock_is_free_after_the_block(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ import pytest
 import tensorflow as tf
 from pyspark.errors import PySparkException
 from pyspark.sql import types as T
-from pyspark.sql.datasource import InputPartition
 
 from conf.errors import ConfigError, InputDataError
+from etl.tfrecord.framing import CorruptRecordError
 from etl.tfrecord.read_options import parse_read_options
-from etl.tfrecord.spark_reader import TFRecordReader, infer_schema, list_files
+from etl.tfrecord.spark_reader import TFRecordReader, infer_schema
 from etl.tfrecord.writer import ShardWriter
 
 
@@ -95,22 +95,10 @@ def test_missing_feature_needs_a_nullable_column(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("reader_schema")
 def test_unreadable_types_are_all_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"t \(timestamp\).*m \(map"):
+    with pytest.raises(ConfigError, match=r"(?s)t \(timestamp\).*m \(map"):
         read_directly(tmp_path, "ok long, t timestamp, m map<string,int>")
     with pytest.raises(ConfigError, match="one binary column"):
         read_directly(tmp_path, "x long", recordType="ByteArray")
-
-
-def test_lists_files_of_directories_globs_and_single_files(tmp_path: Path) -> None:
-    for folder in ("d1", "d2"):
-        (tmp_path / folder).mkdir()
-        for name in ("b", "a", "_x", ".y"):
-            (tmp_path / folder / name).touch()
-    assert [Path(p).name for p in list_files(str(tmp_path / "d1"))] == ["a", "b"]
-    assert len(list_files(str(tmp_path / "d*"))) == 4
-    assert list_files(str(tmp_path / "d1" / "a")) == [str(tmp_path / "d1" / "a")]
-    with pytest.raises(ConfigError, match="no such"):
-        list_files(str(tmp_path / "none"))
 
 
 def test_inference_without_any_feature_is_an_error(tmp_path: Path) -> None:
@@ -119,14 +107,106 @@ def test_inference_without_any_feature_is_an_error(tmp_path: Path) -> None:
         infer_schema(parse_read_options({"path": str(tmp_path)}))
 
 
-def test_partition_carries_the_path(tmp_path: Path) -> None:
-    path = write_shard(tmp_path / "a", {"x": [1]})
-    schema = T.StructType().add("x", T.LongType())
-    reader = TFRecordReader(parse_read_options({"path": str(tmp_path)}), schema)
-    (partition,) = reader.partitions()
-    assert isinstance(partition, InputPartition)
-    assert partition.value == str(path)
-
-
 def test_empty_directory_with_a_schema_has_no_rows(spark, tmp_path: Path) -> None:
     assert spark.read.format("sluice").schema("x long").load(str(tmp_path)).collect() == []
+
+
+def write_messages(path: Path, messages: list) -> Path:
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for message in messages:
+            writer.write(message if isinstance(message, bytes) else message.SerializeToString())
+    return path
+
+
+def example(**lists: list) -> tf.train.Example:
+    message = tf.train.Example()
+    for name, values in lists.items():
+        message.features.feature[name].int64_list.SetInParent()
+        message.features.feature[name].int64_list.value.extend(values)
+    return message
+
+
+@pytest.mark.usefixtures("reader_schema")
+def test_empty_list_read_as_scalar_is_null(tmp_path: Path) -> None:
+    path = write_messages(tmp_path / "a", [example(x=[]), example(x=[7])])
+    assert read_directly(path, "x long") == [{"x": None}, {"x": 7}]
+
+
+def test_absent_and_empty_features_do_not_break_inference(tmp_path: Path) -> None:
+    bare = example()
+    bare.features.feature["unset"].SetInParent()
+    write_messages(tmp_path / "a", [bare, example(x=[]), example(l=[1, 2])])
+    (tmp_path / "b").touch()  # a file without a byte
+    schema = infer_schema(parse_read_options({"path": str(tmp_path)}))
+    assert set(schema.simpleString()[7:-1].split(",")) == {"l:array<bigint>", "x:bigint"}
+
+
+@pytest.mark.usefixtures("reader_schema")
+def test_files_without_a_byte_have_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    assert read_directly(tmp_path, "x long") == []
+    write_shard(tmp_path / "b", {"x": [1]})
+    assert read_directly(tmp_path, "x long") == [{"x": 1}]
+
+
+@pytest.mark.usefixtures("reader_schema")
+def test_truncation_inside_the_last_length_is_an_error(tmp_path: Path) -> None:
+    path = write_shard(tmp_path / "a", {"x": [1, 2]})
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2 + 5])
+    with pytest.raises(CorruptRecordError, match="truncated header"):
+        read_directly(path, "x long")
+    assert read_directly(path, "x long", onCorrupt="skip") == [{"x": 1}]
+
+
+@pytest.mark.usefixtures("reader_schema")
+def test_record_that_is_no_example_is_left_out_alone(tmp_path: Path, caplog) -> None:
+    path = write_messages(tmp_path / "a", [example(x=[1]), b"\x0a\xff", example(x=[3])])
+    with pytest.raises(CorruptRecordError, match=r"record 1"):
+        read_directly(path, "x long")
+    assert read_directly(path, "x long", onCorrupt="skip") == [{"x": 1}, {"x": 3}]
+    assert "1 bad range(s) of 18 bytes" in caplog.text
+    inferred = infer_schema(parse_read_options({"path": str(path), "onCorrupt": "skip"}))
+    assert inferred.simpleString() == "struct<x:bigint>"
+
+
+def test_sequence_examples(spark, tmp_path: Path) -> None:
+    message = tf.train.SequenceExample()
+    message.context.feature["user"].int64_list.value.append(5)
+    for values in ([1, 2], []):
+        step = message.feature_lists.feature_list["items"].feature.add()
+        step.int64_list.value.extend(values)
+    write_messages(tmp_path / "a", [message])
+    frame = spark.read.format("sluice").option("recordType", "SequenceExample").load(str(tmp_path))
+    assert frame.schema.simpleString() == "struct<user:bigint,items:array<array<bigint>>>"
+    assert [(row.user, row["items"]) for row in frame.collect()] == [(5, [[1, 2], []])]
+
+
+def test_raw_records(spark, tmp_path: Path) -> None:
+    folder = tmp_path / "day=1"
+    folder.mkdir()
+    write_messages(folder / "a", [b"one", b"", b"\x00\xff"])
+    frame = spark.read.format("sluice").option("recordType", "ByteArray").load(str(tmp_path))
+    assert frame.columns == ["byteArray", "day"]
+    rows = [(bytes(row.byteArray), row.day) for row in frame.collect()]
+    assert rows == [(b"one", 1), (b"", 1), (b"\x00\xff", 1)]
+
+
+def test_timestamps_and_structs_come_back(spark, tmp_path: Path) -> None:
+    frame = spark.sql("select timestamp'2026-01-02 03:04:05' t, date'2026-01-02' d, "
+                      "named_struct('a', 1L, 'b', 'x') s")  # fmt: skip
+    options = {"timestamps": "ms", "dates": "iso"}
+    frame.write.format("sluice").options(**options).mode("overwrite").save(str(tmp_path))
+    given = spark.read.format("sluice").schema(frame.schema).load(str(tmp_path))
+    assert given.collect() == frame.collect()
+    found = spark.read.format("sluice").load(str(tmp_path)).collect()
+    assert found == [T.Row("t", "d", "s.a", "s.b")(1767323045000, "2026-01-02", 1, "x")]
+
+
+def test_packed_features_come_back_as_columns(spark, tmp_path: Path) -> None:
+    frame = spark.range(3).selectExpr("id", "id * 2 as twice", "cast(id as float) as f")
+    frame.write.format("sluice").option("layout", "packed").mode("overwrite").save(str(tmp_path))
+    read = spark.read.format("sluice").load(str(tmp_path))
+    assert sorted(read.select("id", "twice", "f").collect()) == sorted(frame.collect())
+    narrow = spark.read.format("sluice").schema("twice int").load(str(tmp_path))
+    assert sorted(row.twice for row in narrow.collect()) == [0, 2, 4]

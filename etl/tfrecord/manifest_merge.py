@@ -1,0 +1,99 @@
+"""What a manifest says when a job adds to a directory: one description for all of its shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from conf.errors import ConfigError
+from etl.tfrecord.committed import Committed
+from etl.tfrecord.features import Kind, WireFeature
+
+
+def describe_features(schema: pa.Schema, record_type: str) -> tuple[WireFeature, ...]:
+    """Features that columns become on the wire.
+
+    Args:
+        schema: Columns as the encoder takes them.
+        record_type: Record type; `ByteArray` has no features.
+    """
+    if record_type == "ByteArray":
+        return ()
+    return tuple(_describe(field) for field in schema)
+
+
+def _describe(field: pa.Field) -> WireFeature:
+    depth, value_type = 0, field.type
+    while hasattr(value_type, "value_field"):
+        depth, value_type = depth + 1, value_type.value_type
+    if pa.types.is_dictionary(value_type):
+        value_type = value_type.value_type
+    kind: Kind = "bytes"
+    if pa.types.is_integer(value_type) or pa.types.is_boolean(value_type):
+        kind = "int64"
+    elif pa.types.is_floating(value_type) or pa.types.is_decimal(value_type):
+        kind = "float32"
+    return WireFeature(field.name, kind, depth == 1, depth > 1)
+
+
+def merge_description(old: Committed | None, new: Committed, directory: object) -> Committed:
+    """Describes a directory's earlier shards and a job's together.
+
+    Args:
+        old: Manifest of the shards that stay, or None.
+        new: Description of the job's shards.
+        directory: What to call the directory in an error.
+
+    Returns:
+        The old shards under a description that holds for both; features that only one of the
+        two has are listed, for a record may lack any feature.
+
+    Raises:
+        ConfigError: They differ in a way that no single reader could follow; says how.
+    """
+    if old is None or not old.shards:
+        return replace(new, shards=())
+    mine, theirs = _traits(new), _traits(old)
+    differing = [name for name in mine if mine[name] != theirs[name]]
+    kinds = {feature.name: feature for feature in old.features}
+    clashing = [f for f in new.features if kinds.get(f.name, f) != f]
+    if differing or clashing:
+        received = [f"{name} {mine[name]}" for name in differing]
+        allowed = [f"{name} {theirs[name]}" for name in differing]
+        received += [f"feature {f.name!r}: {_name_type(f)}" for f in clashing]
+        allowed += [f"feature {f.name!r}: {_name_type(kinds[f.name])}" for f in clashing]
+        raise ConfigError(
+            f"the shards would not fit those that stay in {directory}",
+            received="; ".join(received),
+            allowed="; ".join(allowed),
+            fix="write them alike, overwrite the whole directory, or write to another",
+        )
+    added = tuple(f for f in new.features if f.name not in kinds)
+    return replace(new, features=(*old.features, *added), shards=old.shards)
+
+
+def _traits(committed: Committed) -> dict[str, Any]:
+    lowering: Mapping[str, Any] = committed.lowering
+    return {
+        "record type": committed.record_type,
+        "compression": (committed.compression or "none").lower(),
+        "partition columns": [list(column) for column in committed.partition_columns],
+        "layout": lowering.get("layout", "columns"),
+        "slots": lowering.get("slots", {}),
+        "timestamps": _timestamp_policies(lowering),
+    }
+
+
+def _timestamp_policies(lowering: Mapping[str, Any]) -> dict[str, Any]:
+    """Units of time by column, "" for all others: two of them in one feature look alike."""
+    policies = {"": lowering.get("policy", {}), **lowering.get("columns", {})}
+    return {n: p["timestamps"] for n, p in sorted(policies.items()) if "timestamps" in p}
+
+
+def _name_type(feature: WireFeature) -> str:
+    if feature.is_sequence:
+        return f"list of lists of {feature.kind}"
+    return f"list of {feature.kind}" if feature.is_list else feature.kind

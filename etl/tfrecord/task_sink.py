@@ -1,0 +1,173 @@
+"""One task's way to disk: encoders, partition values, lowering, bytes, in one pass over Arrow."""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from etl.tfrecord.encode import build_encoder
+from etl.tfrecord.lowering import plan_lowering
+from etl.tfrecord.options import WriteOptions
+from etl.tfrecord.partition_split import PartitionValues, split_partitions
+from etl.tfrecord.partitions import partition_path
+from etl.tfrecord.rolling import RollingWriter, ShardPlan, WrittenShard
+from etl.tfrecord.shard_file import ShardOptions
+
+# Each costs a file descriptor and up to half a megabyte of buffers.
+MAX_OPEN_FILES = 64
+
+
+@dataclass(frozen=True)
+class TaskShard:
+    """A file that a task left behind.
+
+    Attributes:
+        shard: The file; its path is relative to the task's directory.
+        partition_values: Value by partition column, None for null.
+    """
+
+    shard: WrittenShard
+    partition_values: dict[str, str | None] = field(default_factory=dict)
+
+
+def read_pipeline(path: str) -> Any:
+    """Reads fitted encoders; imported late, for they are no part of the wire."""
+    from etl.encoders.pipeline import read_pipeline
+
+    return read_pipeline(path)
+
+
+def build_accumulator(schema: pa.Schema) -> Any:
+    """Builds the statistics of a shard; imported late, for they are no part of the wire."""
+    from etl.statistics import StatisticsAccumulator
+
+    return StatisticsAccumulator(schema)
+
+
+class TaskSink:
+    """Writes the rows of a task below a directory of its own.
+
+    Files lie where they are to be published, relative to that directory. One file per partition
+    value is open at a time, and no more than a fixed number in all: rows that are sorted by the
+    partition columns give the fewest files.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        stem: str,
+        options: WriteOptions,
+        source: pa.Schema | None = None,
+        max_open_files: int = MAX_OPEN_FILES,
+    ) -> None:
+        """Plans the files; touches none yet.
+
+        Args:
+            root: Directory of the task attempt.
+            stem: Name of its files without number and ending, for example `part-00000-<job>`.
+            options: Options of the write.
+            source: Columns as planned; their metadata says what a column stands for.
+            max_open_files: Partition values whose files are open at the same time.
+        """
+        self._source = source
+        self._options, self._stem, self._max_open_files = options, stem, max_open_files
+        self._plan = ShardPlan(
+            root,
+            ShardOptions(options.record_type, options.compression, options.compression_level),
+            options.limits,
+            options.index,
+            build_accumulator if options.statistics else None,
+        )
+        self._pipeline = None if options.encoders is None else read_pipeline(options.encoders)
+        self._lower: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
+        self._encoder: Any = None
+        self._writers: OrderedDict[PartitionValues, RollingWriter] = OrderedDict()
+        self._counters: dict[PartitionValues, Iterator[int]] = {}
+        self._shards: list[TaskShard] = []
+
+    def write_all(self, batches: Iterator[pa.RecordBatch]) -> tuple[TaskShard, ...]:
+        """Writes all rows; without any, no file.
+
+        Args:
+            batches: Batches of one schema.
+
+        Returns:
+            The files, by partition value and number.
+
+        Raises:
+            InputDataError: A value that the wire cannot carry.
+            OSError: A file cannot be written.
+        """
+        try:
+            for batch in batches:
+                if batch.num_rows:
+                    self._write(batch)
+            while self._writers:
+                self._retire()
+        except BaseException:
+            for writer in self._writers.values():
+                writer.discard()
+            raise
+        return tuple(sorted(self._shards, key=lambda item: item.shard.info.path))
+
+    def _write(self, batch: pa.RecordBatch) -> None:
+        names = self._options.partition_by
+        keys = [batch.column(name) for name in names]
+        if self._pipeline is not None:
+            batch = self._pipeline.apply(batch)
+        batch = batch.drop_columns([name for name in names if name in batch.schema.names])
+        if self._encoder is None:
+            self._plan_records(batch.schema)
+        if self._lower is not None:
+            batch = self._lower(batch)
+        pieces = split_partitions(batch, keys) if names else [((), batch)]
+        for values, rows in pieces:
+            self._find_writer(values).write(rows)
+
+    def _plan_records(self, schema: pa.Schema) -> None:
+        """Plans by the batches' own types, which settings of the session may vary."""
+        fields = [field.with_metadata(self._metadata(field.name)) for field in schema]
+        options = self._options
+        lowering = plan_lowering(pa.schema(fields), options.record_type, options.lowering)
+        self._lower = None if lowering.is_identity else lowering.apply
+        self._encoder = build_encoder(lowering.schema, options.record_type)
+
+    def _metadata(self, name: str) -> dict[bytes, bytes] | None:
+        if self._source is None or name not in self._source.names:
+            return None
+        return self._source.field(name).metadata
+
+    def _find_writer(self, values: PartitionValues) -> RollingWriter:
+        writer = self._writers.get(values)
+        if writer is None:
+            if len(self._writers) >= self._max_open_files:
+                self._retire()
+            writer = RollingWriter(self._plan, self._encoder, lambda: self._name(values))
+            self._writers[values] = writer
+        self._writers.move_to_end(values)
+        return writer
+
+    def _retire(self) -> None:
+        """Closes the file that has been idle longest."""
+        values, writer = self._writers.popitem(last=False)
+        try:
+            writer.finish_file()
+        finally:
+            writer.discard()
+        names = dict(zip(self._options.partition_by, values, strict=True))
+        self._shards.extend(TaskShard(shard, names) for shard in writer.shards)
+
+    def _name(self, values: PartitionValues) -> str:
+        options = self._options
+        number = next(self._counters.setdefault(values, itertools.count()))
+        # Without limits and partitions there is one file, which needs no number of its own.
+        is_plain = options.deterministic_names and options.limits.is_none and not values
+        name = self._stem if is_plain else f"{self._stem}-c{number:03d}"
+        directory = partition_path(options.partition_by, values)
+        return f"{directory}/{name}{options.suffix}" if directory else f"{name}{options.suffix}"

@@ -1,0 +1,68 @@
+"""Plans a write from its schema and options, so that every fault shows before the first task."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from etl.tfrecord.commit import JobPlan
+from etl.tfrecord.committed import Committed
+from etl.tfrecord.encode import build_encoder
+from etl.tfrecord.lowering import plan_lowering
+from etl.tfrecord.manifest_merge import describe_features
+from etl.tfrecord.options import WriteOptions
+from etl.tfrecord.partition_split import check_partition_columns
+from etl.tfrecord.task_sink import read_pipeline
+
+
+@dataclass(frozen=True)
+class WritePlan:
+    """A write that has passed all checks.
+
+    Attributes:
+        options: Its options.
+        job: What is published, and how.
+        source: Columns of the records before lowering, partition columns left out.
+    """
+
+    options: WriteOptions
+    job: JobPlan
+    source: pa.Schema
+
+
+def plan_write(
+    schema: pa.Schema, options: WriteOptions, partition_types: dict[str, str] | None = None
+) -> WritePlan:
+    """Checks a schema against the options, and describes what will be written.
+
+    Args:
+        schema: Columns of the rows.
+        options: Options of the write.
+        partition_types: Spark's simple type name by partition column.
+
+    Raises:
+        ConfigError: Columns that the wire cannot carry or partitions cannot be made of, all of
+            them named in one error; policies for columns that are not there.
+    """
+    check_partition_columns(schema, options.partition_by)
+    if options.encoders is not None:
+        schema = read_pipeline(options.encoders).output_schema
+    source = pa.schema([field for field in schema if field.name not in options.partition_by])
+    lowering = plan_lowering(source, options.record_type, options.lowering)
+    build_encoder(lowering.schema, options.record_type)
+    description = Committed(
+        record_type=options.record_type,
+        compression=options.compression,
+        features=describe_features(lowering.schema, options.record_type),
+        lowering=json.loads(json.dumps(lowering.describe())),
+        partition_columns=tuple(
+            (name, (partition_types or {})[name]) for name in options.partition_by
+        ),
+        shards=(),
+    )
+    job_id = options.job_id or uuid.uuid4().hex
+    job = JobPlan(job_id, options.mode, options.replaces_partitions, description)
+    return WritePlan(options, job, source)
