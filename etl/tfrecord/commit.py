@@ -12,8 +12,8 @@ from pathlib import Path
 
 from conf.errors import InternalError
 from etl.tfrecord.committed import COMMIT_FILE, Committed, CommittedShard, read_committed
-from etl.tfrecord.liveness import find_owner
 from etl.tfrecord.listing import list_data_files
+from etl.tfrecord.liveness import find_owner
 from etl.tfrecord.manifest_merge import merge_description
 from etl.tfrecord.modes import (
     SUCCESS_FILE,

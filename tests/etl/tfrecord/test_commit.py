@@ -22,7 +22,9 @@ BATCH = pa.record_batch({"a": [1, 2, 3]})
 MARKS = {"_SUCCESS", "_sluice_commit.json"}
 
 
-def plan(job: str, mode: str = "overwrite", dynamic: bool = False, by: str | None = None) -> JobPlan:
+def plan(
+    job: str, mode: str = "overwrite", dynamic: bool = False, by: str | None = None
+) -> JobPlan:
     columns = ((by, "bigint"),) if by else ()
     features = (WireFeature("a", "int64"),)
     return JobPlan(job, mode, dynamic, Committed("Example", None, features, {}, columns, ()))
@@ -171,9 +173,7 @@ def test_an_overwrite_refuses_to_lose_what_another_job_published_meanwhile(tmp_p
     with pytest.raises(UpstreamNotReadyError, match=r"(?s)nothing of this job.*by job quick"):
         publish(tmp_path, plan("slow"), [result])
     discard(tmp_path, "slow")
-    assert visible(tmp_path) == before - {
-        path for path in before if path.startswith("_temporary-")
-    }
+    assert visible(tmp_path) == before - {path for path in before if path.startswith("_temporary-")}
     run_job(tmp_path, "again")
     assert visible(tmp_path) == {"part-0-again-c000.tfrecord"}
 

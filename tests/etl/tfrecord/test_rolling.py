@@ -148,7 +148,12 @@ def test_each_file_has_statistics_of_its_own(tmp_path: Path) -> None:
 
     batches = [pa.record_batch({"a": list(range(k, k + 5))}) for k in (0, 5)]
     shards = write(tmp_path, batches, ShardLimits(rows=3), chunk_rows=2, build_accumulator=Total)
-    assert [shard.statistics["values"] for shard in shards] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
+    assert [shard.statistics["values"] for shard in shards] == [
+        [0, 1, 2],
+        [3, 4, 5],
+        [6, 7, 8],
+        [9],
+    ]
 
 
 @pytest.mark.parametrize("limits", [{"rows": 0}, {"bytes": -1}])

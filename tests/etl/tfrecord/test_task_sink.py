@@ -16,9 +16,7 @@ from etl.tfrecord.task_sink import TaskSink
 
 
 def run(root: Path, batches: list[pa.RecordBatch], open_files: int = 64, **options) -> list:
-    sink = TaskSink(
-        root, "part-0", WriteOptions(str(root), **options), max_open_files=open_files
-    )
+    sink = TaskSink(root, "part-0", WriteOptions(str(root), **options), max_open_files=open_files)
     return list(sink.write_all(iter(batches)))
 
 

@@ -75,9 +75,7 @@ def test_two_drivers_append_at_once(start_driver, local_driver: Driver, tmp_path
     other = start_driver("local[2]").wait_ready()
     out = tmp_path / "out"
     for k, driver in enumerate((local_driver, other)):
-        driver.send(
-            path=str(out), mode="append", start=k * 5000, rows=(k + 1) * 5000, sleep_ms=300
-        )
+        driver.send(path=str(out), mode="append", start=k * 5000, rows=(k + 1) * 5000, sleep_ms=300)
     wait_for_writers(out)
     assert [local_driver.receive(), other.receive()] == [{}, {}]
     check_output(out, 10_000)
