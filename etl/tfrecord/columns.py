@@ -9,12 +9,13 @@ import numpy as np
 import pyarrow as pa
 
 from conf.errors import ConfigError, InputDataError
-from etl.tfrecord import encode_kernels as k
+from etl.tfrecord import encode_kernels_sizes as k
 
 _ALLOWED = (
     "int8/16/32/64, uint8/16/32 and bool (int64 list); float16/32/64 and decimal (float list); "
     "string and binary (bytes list); list, large_list and fixed_size_list of these"
 )
+_ALLOWED_SEQUENCE = f"{_ALLOWED}; and lists of such lists (feature lists)"
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,10 @@ class ColumnPlan:
     Attributes:
         name: Column name, the feature's key.
         key: The same in UTF-8.
-        kind: Value kind of `encode_kernels`.
+        kind: Value kind of `encode_kernels_sizes`.
         value_type: Arrow type that values are cast to first, or None where they are used as is.
         is_list: Whether a row holds a list.
+        is_sequence: Whether a row holds a list of lists: a feature list of a SequenceExample.
     """
 
     name: str
@@ -34,6 +36,7 @@ class ColumnPlan:
     kind: int
     value_type: pa.DataType | None
     is_list: bool
+    is_sequence: bool = False
 
     @property
     def is_compact(self) -> bool:
@@ -84,11 +87,12 @@ def _value_kind(data_type: pa.DataType) -> tuple[int, pa.DataType | None] | None
     return None
 
 
-def plan_columns(schema: pa.Schema) -> tuple[ColumnPlan, ...]:
+def plan_columns(schema: pa.Schema, record_type: str = "Example") -> tuple[ColumnPlan, ...]:
     """Checks a schema against the wire and plans each of its columns.
 
     Args:
         schema: Arrow schema of the batches to come.
+        record_type: `"Example"`, or `"SequenceExample"`, which takes lists of lists too.
 
     Returns:
         One plan per column, in the schema's order.
@@ -99,24 +103,34 @@ def plan_columns(schema: pa.Schema) -> tuple[ColumnPlan, ...]:
     """
     plans, bad, seen = [], [], set()
     for field in schema:
-        is_list = _is_list(field.type)
-        found = _value_kind(field.type.value_type if is_list else field.type)
-        if found is None:
+        depth, value_type = _list_depth(field.type)
+        found = _value_kind(value_type)
+        if found is None or depth > 2 or (depth == 2 and record_type != "SequenceExample"):
             bad.append(f"{field.name} ({field.type})")
         elif field.name in seen:
             bad.append(f"{field.name} (name occurs twice)")
         else:
-            plans.append(ColumnPlan(field.name, field.name.encode(), *found, is_list))
+            key = field.name.encode()
+            plans.append(ColumnPlan(field.name, key, *found, depth > 0, depth == 2))
         seen.add(field.name)
     if bad:
         raise ConfigError(
-            f"{len(bad)} column(s) cannot be written as tf.train.Example",
+            f"{len(bad)} column(s) cannot be written as tf.train.{record_type}",
             received=", ".join(bad),
-            allowed=_ALLOWED,
+            allowed=_ALLOWED_SEQUENCE if record_type == "SequenceExample" else _ALLOWED,
             fix="cast them (timestamps to int64 milliseconds, uint64 to int64, structs to "
-            "columns), rename, or drop them before the write",
+            "columns), rename, or drop them before the write; lists of lists need record type "
+            "SequenceExample",
         )
     return tuple(plans)
+
+
+def _list_depth(data_type: pa.DataType) -> tuple[int, pa.DataType]:
+    """How many lists are nested, and what the innermost holds."""
+    depth = 0
+    while _is_list(data_type):
+        depth, data_type = depth + 1, data_type.value_type
+    return depth, data_type
 
 
 def buffer_address(buffer: pa.Buffer | None) -> int:
@@ -145,19 +159,27 @@ def read_byte_offsets(values: pa.Array) -> np.ndarray:
     return offsets[values.offset : values.offset + len(values) + 1].astype(np.int64)
 
 
-def _check_no_null_elements(
-    plan: ColumnPlan, column: pa.Array, values: pa.Array, offsets: np.ndarray, first_row: int
+def _check_no_null(
+    plan: ColumnPlan, values: pa.Array, parents: list[tuple[pa.Array, np.ndarray]], first_row: int
 ) -> None:
-    """Refuses a null inside a list; what lies below a null list does not count."""
+    """Refuses a null inside a list; what lies below a null list does not count.
+
+    Args:
+        plan: The column's plan.
+        values: Elements of the innermost of the parents.
+        parents: Lists and their offsets, the column itself first.
+        first_row: Number of the batch's first row in an error.
+    """
     if values.null_count == 0:
         return
-    nulls = np.flatnonzero(np.asarray(values.is_null()))
-    rows = np.searchsorted(offsets, nulls, side="right") - 1
-    visible = rows[np.asarray(column.is_valid())[rows]]
-    if len(visible):
+    rows = np.flatnonzero(np.asarray(values.is_null()))
+    for lists, offsets in reversed(parents):
+        rows = np.searchsorted(offsets, rows, side="right") - 1
+        rows = rows[np.asarray(lists.is_valid())[rows]]
+    if len(rows):
         raise InputDataError(
             f"column {plan.name!r} has a null inside a list",
-            received=f"row {first_row + int(visible[0])} of the batch",
+            received=f"row {first_row + int(rows[0])} of the batch",
             allowed="null for the whole list (the feature is left out), never for an element",
             fix="filter the elements or fill them with a value of your choice",
         )
@@ -186,15 +208,17 @@ def bind_column(plan: ColumnPlan, column: pa.Array, first_row: int = 0) -> Bound
         InputDataError: A list holds a null.
     """
     keep: list[Any] = []
-    if plan.is_list:
-        values, offsets = _row_offsets(column)
-        _check_no_null_elements(plan, column, values, offsets, first_row)
-        values = _as_plain(values, plan.value_type)
+    parents: list[tuple[pa.Array, np.ndarray]] = []
+    values, row_offsets, outer_offsets, outer_sizes = column, 0, 0, 0
+    for _ in range(plan.is_list + plan.is_sequence):
+        values, offsets = _row_offsets(lists := values)
+        parents.append((lists, offsets))
+        _check_no_null(plan, values, parents, first_row)
         keep.append(offsets)
-        row_offsets = offsets.ctypes.data
-    else:
-        column = values = _as_plain(column, plan.value_type)
-        row_offsets = 0
+        outer_offsets, row_offsets = row_offsets, offsets.ctypes.data
+    values = _as_plain(values, plan.value_type)
+    if not plan.is_list:
+        column = values
     byte_offsets, sizes = 0, 0
     if plan.kind == k.BINARY:
         keep.append(read_byte_offsets(values))
@@ -203,12 +227,15 @@ def bind_column(plan: ColumnPlan, column: pa.Array, first_row: int = 0) -> Bound
         width = 8 if plan.kind in (k.INT64, k.FLOAT64) else 4
         address = buffer_address(values.buffers()[1]) + width * values.offset
     if not plan.is_compact:
-        keep.append(np.empty(len(column), np.int64))
+        keep.append(np.empty(len(parents[-1][0]) if parents else len(column), np.int64))
         sizes = keep[-1].ctypes.data
+    if plan.is_sequence:
+        keep.append(np.empty(len(column), np.int64))
+        outer_sizes = keep[-1].ctypes.data
     head = _cell_head(plan.key)
     bitmap = buffer_address(column.buffers()[0]) if column.null_count else 0
     fields = (plan.kind, plan.is_list, address, bitmap, column.offset, row_offsets, byte_offsets,
-              head.ctypes.data, len(plan.key), sizes)  # fmt: skip
+              head.ctypes.data, len(plan.key), sizes, outer_offsets, outer_sizes)  # fmt: skip
     return BoundColumn(tuple(int(field) for field in fields), (*keep, head, column, values))
 
 

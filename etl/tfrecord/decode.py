@@ -9,25 +9,92 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from conf.errors import ConfigError, InputDataError
-from etl.tfrecord import decode_kernels as k
-from etl.tfrecord.features import KIND_CODES, KeyTable, Kind, WireFeature
-from etl.tfrecord.framing import Compression, RecordBlock, corrupt_record, read_record_blocks
-from etl.tfrecord.infer import infer_features
+from conf.errors import ConfigError
+from etl.tfrecord import decode_kernels_keys as k
+from etl.tfrecord.decode_base import (
+    BadRecord,
+    ColumnDecoder,
+    Decoder,
+    build_empty,
+    check_features,
+    check_index,
+)
+from etl.tfrecord.decode_columns import Column, gather_binary
+from etl.tfrecord.decode_kernels import scan
+from etl.tfrecord.decode_kernels_sequence import scan_sequences
+from etl.tfrecord.features import BYTE_ARRAY_FEATURE, KeyTable, Kind, WireFeature
+from etl.tfrecord.framing import Compression, RecordBlock, read_record_blocks
+from etl.tfrecord.infer import FeatureSurvey, infer_features
 
 __all__ = [
-    "ExampleDecoder", "Kind", "WireFeature", "infer_features", "read_batches", "read_tfrecords"
+    "BadRecord", "ByteArrayDecoder", "ExampleDecoder", "FeatureSurvey", "Kind",
+    "SequenceDecoder", "WireFeature", "build_decoder", "infer_features", "read_batches",
+    "read_tfrecords",
 ]  # fmt: skip
 
-_MAX_OFFSET = 2**31 - 1
+
+class _Part:
+    """The wanted features of one map: their keys and how they tend to follow each other."""
+
+    def __init__(self, features: Sequence[WireFeature]) -> None:
+        self._keys = KeyTable([feature.name.encode() for feature in features])
+        self.table = self._keys.table
+        self.successors = (np.arange(len(features) + 1) + 1) % max(1, len(features))
+        self.successors[-1] = 0
+
+    def fields(self, columns: Sequence[Column]) -> np.ndarray:
+        """Feature table for the columns of a block, int64 `[features, FEATURE_FIELDS]`."""
+        rows = [c.fields(*key) for c, key in zip(columns, self._keys.places, strict=True)]
+        return np.array(rows, np.int64).reshape(len(rows), k.FEATURE_FIELDS)
 
 
-class ExampleDecoder:
+class ExampleDecoder(ColumnDecoder):
     """Decodes the wanted features of `tf.train.Example` records; skips all others.
 
     A feature that a record lacks is null, and so is an empty list where a scalar is wanted. A
     decoder learns the order of the features as it goes and belongs to one thread.
     """
+
+    _message = "tf.train.Example"
+
+    def __init__(self, features: Sequence[WireFeature]) -> None:
+        """Plans the decoding.
+
+        Args:
+            features: What to decode, in the order of the columns.
+
+        Raises:
+            ConfigError: An unknown kind, a name that occurs twice, or a feature list.
+        """
+        super().__init__(features)
+        for feature in self.features:
+            if feature.is_sequence:
+                raise ConfigError(
+                    f"feature {feature.name!r} is a feature list, which tf.train.Example lacks",
+                    fix="read the files with record type SequenceExample",
+                )
+        self._part = _Part(self.features)
+
+    def _scan(
+        self, data: np.ndarray, index: np.ndarray, columns: list[Column], outcomes: np.ndarray
+    ) -> tuple[int, int, int, list[np.ndarray]]:
+        fields = self._part.fields(columns)
+        base, limit = data.ctypes.data, data.ctypes.data + data.size
+        outcome, record, feature = scan(
+            base, index, limit, fields, self._part.table, self._part.successors, outcomes
+        )
+        return int(outcome), int(record), int(feature), list(fields)
+
+
+class SequenceDecoder(ColumnDecoder):
+    """Decodes the wanted features of `tf.train.SequenceExample` records; skips all others.
+
+    A feature list becomes a list of lists: null where a record lacks it, an empty inner list for
+    a feature without values. Features that are no feature lists are looked for in the context. A
+    decoder learns the order of the features as it goes and belongs to one thread.
+    """
+
+    _message = "tf.train.SequenceExample"
 
     def __init__(self, features: Sequence[WireFeature]) -> None:
         """Plans the decoding.
@@ -38,171 +105,93 @@ class ExampleDecoder:
         Raises:
             ConfigError: An unknown kind, or a name that occurs twice.
         """
-        self.features = tuple(features)
-        self.schema = pa.schema([(f.name, f.arrow_type) for f in _check_features(self.features)])
-        self._keys = KeyTable([feature.name.encode() for feature in self.features])
-        self._successors = (np.arange(len(self.features) + 1) + 1) % max(1, len(self.features))
-        self._successors[-1] = 0
+        super().__init__(features)
+        is_sequence = [feature.is_sequence for feature in self.features]
+        self._order = np.argsort(is_sequence, kind="stable")  # the context first
+        self._split = len(self.features) - sum(is_sequence)
+        ordered = [self.features[number] for number in self._order]
+        self._context, self._lists = _Part(ordered[: self._split]), _Part(ordered[self._split :])
 
-    def decode(self, data: np.ndarray, index: np.ndarray, name: str = "<buffer>") -> pa.RecordBatch:
-        """Decodes records in memory.
+    def _scan(
+        self, data: np.ndarray, index: np.ndarray, columns: list[Column], outcomes: np.ndarray
+    ) -> tuple[int, int, int, list[np.ndarray]]:
+        ordered = [columns[number] for number in self._order]
+        context = self._context.fields(ordered[: self._split])
+        lists = self._lists.fields(ordered[self._split :])
+        base, limit = data.ctypes.data, data.ctypes.data + data.size
+        outcome, record, feature = scan_sequences(
+            base, index, limit, context, self._context.table, self._context.successors,
+            lists, self._lists.table, outcomes,
+        )  # fmt: skip
+        known = outcomes[:, 1] >= 0
+        outcomes[known, 1] = self._order[outcomes[known, 1]]
+        fields = dict(zip(self._order.tolist(), [*context, *lists], strict=True))
+        feature = int(self._order[feature]) if feature >= 0 else -1
+        return int(outcome), int(record), feature, [fields[i] for i in range(len(columns))]
+
+
+class ByteArrayDecoder(Decoder):
+    """Takes records as they are: one binary column, copied once."""
+
+    def __init__(self, features: Sequence[WireFeature] = (BYTE_ARRAY_FEATURE,)) -> None:
+        """Plans the decoding.
 
         Args:
-            data: Buffer that holds the records, uint8 `[bytes]`.
-            index: Start and length of each record's payload, int64 `[rows, 2]`; see
-                `framing.index_records`.
-            name: What to call the buffer in an error.
-
-        Returns:
-            One column per feature, `[rows]`.
+            features: The one column's name, of kind bytes; none to count records only.
 
         Raises:
-            CorruptRecordError: A record is not a well-formed Example.
-            InputDataError: A feature holds another kind of values than wanted, or several where a
-                scalar is wanted.
-            IndexError: The index reaches outside the buffer.
+            ConfigError: Several features, or one that is no plain byte string.
         """
-        return self.decode_block(RecordBlock(data, index, 0, 0), name)
+        self.features = check_features(tuple(features))
+        if len(features) > 1 or any(f.arrow_type != pa.binary() for f in features):
+            raise ConfigError(
+                "record type ByteArray holds one byte string per record",
+                received=", ".join(f"{f.name} ({f.arrow_type})" for f in features),
+                allowed="one feature of kind bytes, no list",
+            )
+        self.schema = pa.schema([(f.name, f.arrow_type) for f in self.features])
 
     def decode_block(self, block: RecordBlock, name: str = "<buffer>") -> pa.RecordBatch:
         """Decodes a block of records; see `decode`."""
         data = np.ascontiguousarray(block.data)
-        index = _check_index(block.index, data.size)
-        rows = len(index)
+        index = check_index(block.index, data.size)
         if not self.features:
-            return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
-        columns = [_Column(feature, rows) for feature in self.features]
-        table = np.array(
-            [column.fields(*key) for column, key in zip(columns, self._keys.places, strict=True)],
-            np.int64,
-        )
-        base, limit = data.ctypes.data, data.ctypes.data + data.size
-        outcome, record, feature = k.scan(
-            base, index, limit, table, self._keys.table, self._successors
-        )
-        if outcome != k.OK:
-            raise self._error(outcome, block, int(record), int(feature), name)
-        arrays = []
-        for number, column in enumerate(columns):
-            array, bad = column.build(table[number], limit)
-            if bad >= 0:
-                raise self._error(k.MALFORMED, block, bad, number, name)
-            arrays.append(array)
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+            return build_empty(len(index))
+        return pa.RecordBatch.from_arrays([gather_binary(data, index)], schema=self.schema)
 
-    def _error(
-        self, outcome: int, block: RecordBlock, record: int, feature: int, name: str
-    ) -> InputDataError:
-        number, offset = block.first_record + record, block.offset + int(block.index[record, 0])
-        if outcome == k.MALFORMED:
-            where = f" in feature {self.features[feature].name!r}" if feature >= 0 else ""
-            return corrupt_record(name, offset, number, f"not a tf.train.Example{where}")
-        wanted = self.features[feature]
-        if outcome == k.NOT_SCALAR:
-            return InputDataError(
-                f"{name}: feature {wanted.name!r} holds several values where one is wanted",
-                received=f"record {number}, at byte offset {offset}",
-                fix="read it as a list",
-            )
-        return InputDataError(
-            f"{name}: feature {wanted.name!r} holds another kind of values",
-            received=f"record {number}, at byte offset {offset}",
-            allowed=wanted.kind,
-            fix="read it as the kind that was written",
-        )
+    def decode_sound(
+        self, block: RecordBlock, name: str = "<buffer>"
+    ) -> tuple[pa.RecordBatch, list[BadRecord]]:
+        """As `decode_block`: no byte string is malformed."""
+        return self.decode_block(block, name), []
 
 
-def _check_features(features: tuple[WireFeature, ...]) -> tuple[WireFeature, ...]:
-    names = [feature.name for feature in features]
-    for feature in features:
-        if feature.kind not in KIND_CODES:
-            raise ConfigError(
-                f"feature {feature.name!r} has an unknown kind",
-                received=repr(feature.kind),
-                allowed=", ".join(KIND_CODES),
-            )
-        if names.count(feature.name) > 1:
-            raise ConfigError("a feature is wanted twice", received=feature.name)
-    return features
+def build_decoder(
+    features: Sequence[WireFeature], record_type: str = "Example"
+) -> ExampleDecoder | SequenceDecoder | ByteArrayDecoder:
+    """Builds the decoder of a record type.
 
+    Args:
+        features: What to decode, in the order of the columns.
+        record_type: `"Example"`, `"SequenceExample"` or `"ByteArray"`.
 
-def _check_index(index: np.ndarray, size: int) -> np.ndarray:
-    index = np.ascontiguousarray(index, np.int64).reshape(-1, 2)
-    starts, lengths = index[:, 0], index[:, 1]
-    if len(index) and (
-        starts.min() < 0 or lengths.min() < 0 or (lengths > size - starts).any()
-    ):  # fmt: skip
-        raise IndexError(f"record index reaches outside a buffer of {size} bytes")
-    return index
+    Returns:
+        A decoder with `schema`, `decode`, `decode_block` and `decode_sound`.
 
-
-class _Column:
-    """The memory into which one feature is decoded."""
-
-    def __init__(self, feature: WireFeature, rows: int) -> None:
-        self._code, self._is_list = KIND_CODES[feature.kind], feature.is_list
-        self._type, self._rows = feature.arrow_type, rows
-        self._valid = np.zeros(rows, np.uint8)
-        self._is_scalar = not feature.is_list and self._code != k.BYTES
-        dtype = np.int64 if self._code == k.INT else np.float32
-        self._values = np.zeros(rows if self._is_scalar else 0, dtype)
-        # starts, ends, since, counts, byte counts
-        self._places = np.zeros((5, 0 if self._is_scalar else rows), np.int64)
-
-    def fields(self, key: int, key_bytes: int) -> tuple[int, ...]:
-        """Row of the feature table."""
-        starts, ends, since, counts, byte_counts = (row.ctypes.data for row in self._places)
-        return (self._code, int(self._is_list), key, key_bytes, self._values.ctypes.data,
-                self._valid.ctypes.data, starts, ends, counts, byte_counts, since)  # fmt: skip
-
-    def build(self, fields: np.ndarray, limit: int) -> tuple[pa.Array | None, int]:
-        """Builds the Arrow column; the second result is a malformed record, or -1."""
-        validity = self._validity()
-        if self._is_scalar:
-            buffers = [validity, pa.py_buffer(self._values)]
-            return pa.Array.from_buffers(self._type, self._rows, buffers), -1
-        counts, byte_counts = self._places[3:] * self._valid
-        total, total_bytes = int(counts.sum()), int(byte_counts.sum())
-        if max(total, total_bytes) > _MAX_OFFSET:
-            raise InputDataError(
-                "too many values for one batch", received=max(total, total_bytes),
-                allowed=_MAX_OFFSET, fix="decode fewer records at a time",
-            )  # fmt: skip
-        width = {k.INT: np.int64, k.FLOAT: np.float32, k.BYTES: np.uint8}[self._code]
-        values = np.empty(total_bytes if self._code == k.BYTES else total, width)
-        offsets = np.zeros(total + 1 if self._code == k.BYTES else 1, np.int64)
-        bad = k.fill(fields, self._rows, limit, values.ctypes.data, offsets.ctypes.data)
-        if bad >= 0:
-            return None, int(bad)
-        return self._assemble(validity, counts, byte_counts, values, offsets), -1
-
-    def _assemble(
-        self, validity: pa.Buffer | None, counts: np.ndarray, byte_counts: np.ndarray,
-        values: np.ndarray, offsets: np.ndarray,
-    ) -> pa.Array:  # fmt: skip
-        data = pa.py_buffer(values)
-        if not self._is_list:
-            buffers = [validity, pa.py_buffer(_offsets(byte_counts)), data]
-            return pa.Array.from_buffers(self._type, self._rows, buffers)
-        value_type = self._type.value_type
-        if self._code == k.BYTES:
-            inner = [None, pa.py_buffer(offsets.astype(np.int32)), data]
-            child = pa.Array.from_buffers(value_type, len(offsets) - 1, inner)
-        else:
-            child = pa.Array.from_buffers(value_type, len(values), [None, data])
-        outer = [validity, pa.py_buffer(_offsets(counts))]
-        return pa.Array.from_buffers(self._type, self._rows, outer, children=[child])
-
-    def _validity(self) -> pa.Buffer | None:
-        if self._valid.all():
-            return None
-        return pa.py_buffer(np.packbits(self._valid, bitorder="little"))
-
-
-def _offsets(counts: np.ndarray) -> np.ndarray:
-    offsets = np.zeros(len(counts) + 1, np.int32)
-    np.cumsum(counts, out=offsets[1:])
-    return offsets
+    Raises:
+        ConfigError: Unknown record type, or features that it does not have.
+    """
+    if record_type == "Example":
+        return ExampleDecoder(features)
+    if record_type == "SequenceExample":
+        return SequenceDecoder(features)
+    if record_type == "ByteArray":
+        return ByteArrayDecoder(features)
+    raise ConfigError(
+        "unknown TFRecord record type",
+        received=repr(record_type),
+        allowed="Example, SequenceExample, ByteArray",
+    )
 
 
 def read_batches(
@@ -210,40 +199,48 @@ def read_batches(
     features: Sequence[WireFeature],
     *,
     compression: Compression | Literal["auto"] | None = "auto",
+    record_type: str = "Example",
 ) -> Iterator[pa.RecordBatch]:
     """Reads a file batch by batch, each of some megabytes of records.
 
     Args:
-        path: TFRecord file of `tf.train.Example`, plain or compressed.
+        path: TFRecord file, plain or compressed.
         features: What to decode.
         compression: As for `read_record_blocks`.
+        record_type: As for `build_decoder`.
 
     Yields:
         Batches in file order.
 
     Raises:
-        CorruptRecordError: The file is damaged, or a record is not an Example.
+        CorruptRecordError: The file is damaged, or a record is not of the record type.
         InputDataError: A feature is not what was wanted.
     """
-    decoder = ExampleDecoder(features)
+    decoder = build_decoder(features, record_type)
     for block in read_record_blocks(path, compression=compression):
         yield decoder.decode_block(block, str(path))
 
 
-def read_tfrecords(path: str | Path, features: Sequence[WireFeature] | None = None) -> pa.Table:
+def read_tfrecords(
+    path: str | Path,
+    features: Sequence[WireFeature] | None = None,
+    *,
+    record_type: str = "Example",
+) -> pa.Table:
     """Reads a whole file.
 
     Args:
-        path: TFRecord file of `tf.train.Example`, plain or compressed.
+        path: TFRecord file, plain or compressed.
         features: What to decode; None to infer it, which reads the file twice.
+        record_type: As for `build_decoder`.
 
     Returns:
         One column per feature.
 
     Raises:
-        CorruptRecordError: The file is damaged, or a record is not an Example.
+        CorruptRecordError: The file is damaged, or a record is not of the record type.
         InputDataError: A feature is not what was wanted, or not of one kind.
     """
-    wanted: Any = infer_features([path]) if features is None else features
-    batches = list(read_batches(path, wanted))
-    return pa.Table.from_batches(batches, ExampleDecoder(wanted).schema)
+    wanted: Any = infer_features([path], record_type=record_type) if features is None else features
+    batches = list(read_batches(path, wanted, record_type=record_type))
+    return pa.Table.from_batches(batches, build_decoder(wanted, record_type).schema)

@@ -11,7 +11,30 @@ oneof wins, repeated occurrences of one member are concatenated.
 
 import numpy as np
 
+from etl.tfrecord.decode_kernels_keys import (
+    BYTE_COUNTS,
+    COUNTS,
+    ENDS,
+    ENTRY_TAG,
+    HEAD,
+    IS_LIST,
+    KEY_BYTES,
+    KEY_TAG,
+    KIND,
+    MALFORMED,
+    NOT_SCALAR,
+    OK,
+    OTHER_KIND,
+    REFUSED,
+    SINCE,
+    STARTS,
+    VALID,
+    VALUES,
+    find_feature,
+    read_key,
+)
 from etl.tfrecord.kernels import (
+    copy_bytes,
     inlined,
     kernel,
     load_i64,
@@ -30,40 +53,36 @@ from etl.tfrecord.walk_kernels import (
     BYTES,
     FLOAT,
     INT,
+    VALUE_TAG,
     fill_entry,
+    fill_list,
     measure_entry,
+    measure_list,
     read_field,
+    read_length,
 )
-
-# Outcomes.
-OK, MALFORMED, OTHER_KIND, NOT_SCALAR, UNKNOWN_KEY, REFUSED = 0, 1, 2, 3, 4, 5
-
-# Fields of a row of the feature table.
-(
-    KIND,
-    IS_LIST,
-    HEAD,  # address of `0A 00 0A <key length> key`, padded to whole words with zeros
-    KEY_BYTES,
-    VALUES,  # scalars: address of int64 or uint32 [rows]
-    VALID,  # address of uint8 [rows], 1 where the feature is present, or why it is refused
-    STARTS,  # lists and bytes: address of int64 [rows], where the entry begins
-    ENDS,  # ... and ends
-    COUNTS,  # ... and how many values it holds
-    BYTE_COUNTS,  # bytes: address of int64 [rows], total length of its values
-    SINCE,  # ... and address from which on the members of the oneof count
-) = range(11)
-FEATURE_FIELDS = 11
 
 # 12 <n + 4> <kind tag> <n + 2> 0A <n>: what follows the key in a cell with n bytes of numbers.
 _INT_TAIL = 0x0000_000A_021A_0412
 _FLOAT_TAIL = 0x0000_000A_0212_0412
 _TAIL_STEP = 0x0000_0100_0100_0100
 _TAIL_MASK = 0x0000_FFFF_FFFF_FFFF
-_FEATURES_TAG, _ENTRY_TAG, _KEY_TAG = 0x0A, 0x0A, 0x0A
+FEATURES_TAG = 0x0A
+
+# In place of an address to count from: what is stored is a list message, not an entry.
+_LIST_ALONE = 0
 
 
 @kernel
-def fill(feature, rows, limit, values, offsets):
+def gather(base, index, target):
+    """Copies whole records, int64 `[rows, 2]` start and length from `base`, one after another."""
+    for row in range(len(index)):
+        copy_bytes(target, base + index[row, 0], index[row, 1])
+        target += index[row, 1]
+
+
+@kernel
+def fill(feature, rows, limit, values, offsets, malformed):
     """Copies the values of a list or bytes feature out of all rows that `scan` has measured.
 
     Args:
@@ -72,81 +91,32 @@ def fill(feature, rows, limit, values, offsets):
         limit: Address past the input buffer.
         values: Address of the output values.
         offsets: Address of int64 `[values + 1]`, the first one set; bytes only.
+        malformed: uint8 `[rows]` in which to mark malformed records, going on after each; empty
+            to stop at the first.
 
     Returns:
-        The first malformed record, or -1.
+        The malformed record that ended the pass, or -1.
     """
     at, byte_at = np.int64(0), np.int64(0)
     for row in range(rows):
         if load_u8(feature[VALID] + row) != np.uint8(0):
-            at, byte_at = fill_entry(
-                feature[KIND],
-                load_i64(feature[STARTS] + 8 * row),
-                load_i64(feature[ENDS] + 8 * row),
-                load_i64(feature[SINCE] + 8 * row),
-                limit, values, offsets, at, byte_at,
-            )  # fmt: skip
-            if at < 0:
+            start, end = load_i64(feature[STARTS] + 8 * row), load_i64(feature[ENDS] + 8 * row)
+            since = load_i64(feature[SINCE] + 8 * row)
+            if since == _LIST_ALONE:
+                next_at, next_byte = fill_list(
+                    feature[KIND], start, end, limit, values, offsets, at, byte_at
+                )
+            else:
+                next_at, next_byte = fill_entry(
+                    feature[KIND], start, end, since, limit, values, offsets, at, byte_at
+                )
+            if next_at >= 0:
+                at, byte_at = next_at, next_byte
+            elif len(malformed) == 0:
                 return row
+            else:
+                malformed[row] = np.uint8(1)
     return -1
-
-
-@inlined
-def _hash_key(p, length):
-    """A hash of a key, by words; its quality matters for speed alone."""
-    value, i = np.uint64(length), 0
-    while i + 8 <= length:
-        value = (value ^ load_u64(p + i)) * np.uint64(0x9E3779B97F4A7C15)
-        value ^= value >> np.uint64(29)
-        i += 8
-    while i < length:
-        value = (value ^ np.uint64(load_u8(p + i))) * np.uint64(0x9E3779B97F4A7C15)
-        value ^= value >> np.uint64(29)
-        i += 1
-    return value
-
-
-@kernel
-def build_key_table(features, table):
-    """Fills a hash table of the features' keys: int64, -1 where empty, a power of two long."""
-    table[:] = -1
-    wrap = np.uint64(len(table) - 1)
-    for f in range(len(features)):
-        slot = _hash_key(features[f, HEAD] + 4, features[f, KEY_BYTES]) & wrap
-        while table[slot] >= 0:
-            slot = (slot + np.uint64(1)) & wrap
-        table[slot] = f
-
-
-@inlined
-def _find_feature(features, table, expected, key, length):
-    """Number of the feature with a key, -1 if it is not wanted; tries the expected one first."""
-    if features[expected, KEY_BYTES] == length and same_bytes(
-        features[expected, HEAD] + 4, key, length
-    ):
-        return np.int64(expected)
-    wrap = np.uint64(len(table) - 1)
-    slot = _hash_key(key, length) & wrap
-    while table[slot] >= 0:
-        f = table[slot]
-        if features[f, KEY_BYTES] == length and same_bytes(features[f, HEAD] + 4, key, length):
-            return f
-        slot = (slot + np.uint64(1)) & wrap
-    return np.int64(-1)
-
-
-@inlined
-def _read_key(p, end):
-    """Start and length of an entry's key (empty if it has none), or `FAILED`."""
-    key, length = np.int64(p), np.int64(0)
-    while p < end:
-        tag, start, stop = read_field(p, end)
-        if stop < 0:
-            return np.int64(FAILED), length
-        if tag == _KEY_TAG:
-            key, length = start, stop - start
-        p = stop
-    return key, length
 
 
 @inlined
@@ -197,6 +167,45 @@ def _read_compact(feature, p, end, limit, row):
 
 
 @inlined
+def _read_simple(feature, p, end, row):
+    """Takes over a list or byte string under the expected key, in the form that writers produce.
+
+    Returns:
+        The address past the cell, or `FAILED` where it is anything else: nothing is stored then.
+    """
+    kind, failed = feature[KIND], np.int64(FAILED)
+    is_list = feature[IS_LIST] != 0
+    if (not is_list and kind != BYTES) or load_u8(p) != np.uint8(ENTRY_TAG):
+        return failed
+    # Each message must fill the one around it: then nothing else is in there.
+    start, stop = read_length(p + 1, end)
+    if start < 0 or start >= stop or load_u8(start) != np.uint8(KEY_TAG):
+        return failed
+    key, after = read_length(start + 1, stop)
+    length = feature[KEY_BYTES]
+    if key < 0 or after - key != length or not same_bytes(feature[HEAD] + 4, key, length):
+        return failed
+    if after >= stop or load_u8(after) != np.uint8(VALUE_TAG):
+        return failed
+    member, last = read_length(after + 1, stop)
+    if last != stop or member >= stop or np.int64(load_u8(member)) != (kind << 3 | 2):
+        return failed
+    low, high = read_length(member + 1, stop)
+    if high != stop:
+        return failed
+    count, total = measure_list(kind, low, high)
+    if count < 0 or (not is_list and count > 1):
+        return failed
+    store_u8(feature[VALID] + row, np.uint8(is_list or count > 0))
+    store_u64(feature[STARTS] + 8 * row, np.uint64(low))
+    store_u64(feature[ENDS] + 8 * row, np.uint64(high))
+    store_u64(feature[SINCE] + 8 * row, np.uint64(_LIST_ALONE))
+    store_u64(feature[COUNTS] + 8 * row, np.uint64(count))
+    store_u64(feature[BYTE_COUNTS] + 8 * row, np.uint64(total))
+    return stop
+
+
+@inlined
 def _store_entry(feature, p, end, limit, row):
     """Takes over an entry of any form: a scalar's value, or where a list's values lie."""
     kind, count, total, since = measure_entry(p, end)
@@ -237,17 +246,19 @@ def _scan_features(features, table, successors, p, end, limit, row):
     while p < end:
         expected = successors[previous]
         stop = _read_compact(features[expected], p, end, limit, row)
+        if stop < 0:
+            stop = _read_simple(features[expected], p, end, row)
         if stop > 0:
             previous, p = expected, stop
             continue
         tag, start, stop = read_field(p, end)
         if stop < 0:
             return MALFORMED, -1
-        if tag == _ENTRY_TAG:
-            key, length = _read_key(start, stop)
+        if tag == ENTRY_TAG:
+            key, length = read_key(start, stop)
             if key < 0:
                 return MALFORMED, -1
-            f = _find_feature(features, table, expected, key, length)
+            f = find_feature(features, table, expected, key, length)
             if f >= 0:
                 successors[previous] = f
                 previous = f
@@ -260,7 +271,7 @@ def _scan_features(features, table, successors, p, end, limit, row):
 
 
 @inlined
-def _find_refused(features, row):
+def find_refused(features, row):
     """Outcome and number of the first feature whose last entry was refused; (OK, -1) if none."""
     for f in range(len(features)):
         outcome = load_u8(features[f, VALID] + row)
@@ -269,8 +280,32 @@ def _find_refused(features, row):
     return np.int64(OK), -1
 
 
+@inlined
+def scan_record(features, table, successors, p, end, limit, row, features_tag):
+    """Decodes the Features message that a record holds under a tag.
+
+    Returns:
+        Outcome, and the feature that it is about (-1 for none).
+    """
+    refused = False
+    while p < end:
+        tag, start, stop = read_field(p, end)
+        if stop < 0:
+            return MALFORMED, np.int64(-1)
+        if tag == features_tag:
+            outcome, f = _scan_features(features, table, successors, start, stop, limit, row)
+            if outcome == MALFORMED:
+                return MALFORMED, np.int64(f)
+            refused |= outcome == REFUSED
+        p = stop
+    if refused:
+        outcome, f = find_refused(features, row)
+        return outcome, np.int64(f)
+    return OK, np.int64(-1)
+
+
 @kernel
-def scan(base, index, limit, features, table, successors):
+def scan(base, index, limit, features, table, successors, outcomes):
     """Decodes the numbers and measures the lists and byte strings of records.
 
     Args:
@@ -281,6 +316,8 @@ def scan(base, index, limit, features, table, successors):
         table: Hash table of their keys.
         successors: Which feature was last seen to follow which, int64 `[features + 1]`; kept
             between calls, it makes the order of a file's features known after its first record.
+        outcomes: int64 `[rows, 2]` for outcome and feature of each record, going on after a bad
+            one; without rows, to stop at the first.
 
     Returns:
         Outcome, record and feature at which the scan ended; (OK, -1, -1) for all records.
@@ -288,61 +325,9 @@ def scan(base, index, limit, features, table, successors):
     for row in range(len(index)):
         p = base + index[row, 0]
         end = p + index[row, 1]
-        refused = False
-        while p < end:
-            tag, start, stop = read_field(p, end)
-            if stop < 0:
-                return MALFORMED, row, -1
-            if tag == _FEATURES_TAG:
-                outcome, f = _scan_features(features, table, successors, start, stop, limit, row)
-                if outcome == MALFORMED:
-                    return MALFORMED, row, f
-                refused |= outcome == REFUSED
-            p = stop
-        if refused:
-            outcome, f = _find_refused(features, row)
-            if outcome != OK:
-                return outcome, row, f
+        outcome, f = scan_record(features, table, successors, p, end, limit, row, FEATURES_TAG)
+        if len(outcomes) > 0:
+            outcomes[row, 0], outcomes[row, 1] = outcome, f
+        elif outcome != OK:
+            return outcome, row, f
     return OK, -1, -1
-
-
-@kernel
-def survey(base, index, first, features, table, kinds, lengths):
-    """Notes what records hold: bit k of `kinds[f]` for kind k, and the longest list of each.
-
-    Args:
-        base: Address of the buffer.
-        index: Start and length of each record, int64 `[rows, 2]`.
-        first: Record to begin with.
-        features: Keys known so far; the other fields are not used.
-        table: Hash table of their keys.
-        kinds: uint8 `[features]`, updated.
-        lengths: int64 `[features]`, updated.
-
-    Returns:
-        Outcome, record, and start and length of a key that is not known (outcome UNKNOWN_KEY).
-    """
-    for row in range(first, len(index)):
-        p = base + index[row, 0]
-        end = p + index[row, 1]
-        while p < end:
-            tag, q, message_end = read_field(p, end)
-            if message_end < 0:
-                return MALFORMED, row, 0, 0
-            while tag == _FEATURES_TAG and q < message_end:
-                entry_tag, start, stop = read_field(q, message_end)
-                if stop < 0:
-                    return MALFORMED, row, 0, 0
-                if entry_tag == _ENTRY_TAG:
-                    key, length = _read_key(start, stop)
-                    kind, count, _, _ = measure_entry(start, stop)
-                    if key < 0 or count < 0:
-                        return MALFORMED, row, 0, 0
-                    f = _find_feature(features, table, 0, key, length)
-                    if f < 0:
-                        return UNKNOWN_KEY, row, key - base, length
-                    kinds[f] |= np.uint8(1 << kind)
-                    lengths[f] = max(lengths[f], count)
-                q = stop
-            p = message_end
-    return OK, -1, 0, 0

@@ -2,49 +2,43 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from conf.errors import ConfigError, InputDataError
-from etl.tfrecord import encode_kernels as k
+from etl.tfrecord import encode_kernels_bytes as k
+from etl.tfrecord import encode_kernels_sequence as sequence
 from etl.tfrecord.columns import (
     BoundColumn,
-    ColumnPlan,
     bind_column,
     buffer_address,
     plan_columns,
     read_byte_offsets,
 )
+from etl.tfrecord.encode_kernels_sizes import BINARY, COLUMN_FIELDS, measure
 from etl.tfrecord.framing import FOOTER_BYTES, HEADER_BYTES, MAX_RECORD_BYTES
+from etl.tfrecord.narrowing import describe_refusal
 
-RecordType = Literal["Example", "ByteArray"]
-RECORD_TYPES: tuple[RecordType, ...] = ("Example", "ByteArray")
+RecordType = Literal["Example", "SequenceExample", "ByteArray"]
+RECORD_TYPES: tuple[RecordType, ...] = ("Example", "SequenceExample", "ByteArray")
 
 # Rows encoded into one buffer at a time: small enough for the cache, large enough for the calls.
 CHUNK_ROWS = 2048
 
 
-class ExampleEncoder:
-    """Encodes batches of one schema as framed `tf.train.Example` records.
+class _ColumnEncoder(ABC):
+    """What the two column-wise record types share.
 
-    Features stand in the order of the columns; a null is a feature left out. Buffers are reused
-    between calls, so an encoder belongs to one thread.
+    Buffers are reused between calls, so an encoder belongs to one thread.
     """
 
-    def __init__(self, schema: pa.Schema) -> None:
-        """Plans the encoding.
-
-        Args:
-            schema: Schema of the batches.
-
-        Raises:
-            ConfigError: Columns that the wire cannot carry, all named in one error.
-        """
+    def __init__(self, schema: pa.Schema, record_type: RecordType) -> None:
         self.schema = schema
-        self._plans = plan_columns(schema)
+        self._plans = plan_columns(schema, record_type)
         self._buffer = np.empty(0, np.uint8)
 
     def encode(self, batch: pa.RecordBatch) -> np.ndarray:
@@ -57,8 +51,8 @@ class ExampleEncoder:
             Framed records, uint8 `[bytes]`, owned by the caller.
 
         Raises:
-            InputDataError: Null inside a list, a finite value beyond float32, another schema than
-                planned, or a record beyond 2 GiB - 1; names the column and the row.
+            InputDataError: Null inside a list, a value that float32 cannot stand for, another
+                schema than planned, or a record beyond 2 GiB - 1; names the column and the row.
         """
         bound = self._bind(batch)
         sizes, total = self._measure(bound, 0, batch.num_rows)
@@ -90,50 +84,125 @@ class ExampleEncoder:
             yield self._buffer[:total]
 
     def _bind(self, batch: pa.RecordBatch) -> _BoundBatch:
-        if batch.schema.names != self.schema.names or batch.schema.types != self.schema.types:
+        given, planned = batch.schema, self.schema
+        if not given.equals(planned) and (
+            given.names != planned.names or given.types != planned.types
+        ):  # nullability and metadata may differ
             raise InputDataError(
                 "a batch has another schema than the encoder was built for",
                 received=str(batch.schema),
                 allowed=str(self.schema),
             )
         if batch.num_rows == 0:
-            return _BoundBatch(self._plans, ())
+            return _BoundBatch(batch, ())
         pairs = zip(self._plans, batch.columns, strict=True)
-        return _BoundBatch(self._plans, tuple(bind_column(plan, array) for plan, array in pairs))
+        return _BoundBatch(batch, tuple(bind_column(plan, array) for plan, array in pairs))
 
-    def _measure(self, bound: _BoundBatch, first: int, rows: int) -> tuple[np.ndarray, int]:
-        """Sizes of the rows' map entries, int64 `[rows]`, and bytes of all framed records."""
-        sizes = np.empty(rows, np.int64)
-        total, largest = k.measure(bound.table, first, sizes)
-        if largest > MAX_RECORD_BYTES:
-            raise InputDataError(
-                "a record is longer than a protobuf message may be",
-                received=f"{largest} bytes in row {first + int(sizes.argmax())} of the batch",
-                allowed=f"at most {MAX_RECORD_BYTES} bytes",
-                fix="truncate the longest list or string of that row",
-            )
-        return sizes, total
+    @abstractmethod
+    def _measure(self, bound: _BoundBatch, first: int, rows: int) -> tuple[Any, int]:
+        """Sizes that `_write` wants, and bytes of all framed records."""
 
-    def _write(self, bound: _BoundBatch, first: int, sizes: np.ndarray, out: np.ndarray) -> None:
-        cursors = np.empty(len(sizes), np.int64)
-        column, row = k.write(bound.table, first, sizes, cursors, out.ctypes.data)
-        if column >= 0:
-            raise InputDataError(
-                f"column {self._plans[column].name!r} has a value beyond the float32 range",
-                received=f"row {row} of the batch",
-                allowed="up to 3.4028235e38 in magnitude, infinities and NaN",
-                fix="clip or rescale the column before the write",
-            )
+    @abstractmethod
+    def _write(self, bound: _BoundBatch, first: int, sizes: Any, out: np.ndarray) -> None:
+        """Writes the framed records."""
+
+
+def _check_record_bytes(largest: int, row: int) -> None:
+    if largest > MAX_RECORD_BYTES:
+        raise InputDataError(
+            "a record is longer than a protobuf message may be",
+            received=f"{largest} bytes in row {row} of the batch",
+            allowed=f"at most {MAX_RECORD_BYTES} bytes",
+            fix="truncate the longest list or string of that row",
+        )
 
 
 class _BoundBatch:
     """The column table of one batch and all that its addresses point to."""
 
-    def __init__(self, plans: tuple[ColumnPlan, ...], columns: tuple[BoundColumn, ...]) -> None:
+    def __init__(self, batch: pa.RecordBatch, columns: tuple[BoundColumn, ...]) -> None:
         self._columns = columns
+        self.batch = batch
         self.table = np.array([column.fields for column in columns], np.int64).reshape(
-            len(columns), k.COLUMN_FIELDS
+            len(columns), COLUMN_FIELDS
         )
+
+
+class ExampleEncoder(_ColumnEncoder):
+    """Encodes batches of one schema as framed `tf.train.Example` records.
+
+    Features stand in the order of the columns; a null is a feature left out. An encoder belongs
+    to one thread.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        """Plans the encoding.
+
+        Args:
+            schema: Schema of the batches.
+
+        Raises:
+            ConfigError: Columns that the wire cannot carry, all named in one error.
+        """
+        super().__init__(schema, "Example")
+
+    def _measure(self, bound: _BoundBatch, first: int, rows: int) -> tuple[Any, int]:
+        sizes = np.empty(rows, np.int64)
+        total, largest = measure(bound.table, first, sizes)
+        _check_record_bytes(largest, first + int(sizes.argmax()) if rows else 0)
+        return sizes, total
+
+    def _write(self, bound: _BoundBatch, first: int, sizes: Any, out: np.ndarray) -> None:
+        cursors = np.empty(len(sizes), np.int64)
+        column, row = k.write(bound.table, first, sizes, cursors, out.ctypes.data)
+        if column >= 0:
+            raise describe_refusal(
+                self._plans[column].name, bound.batch.column(int(column)), int(row)
+            )
+
+
+class SequenceEncoder(_ColumnEncoder):
+    """Encodes batches of one schema as framed `tf.train.SequenceExample` records.
+
+    Lists of lists become feature lists, all other columns the context; within each, entries stand
+    in the order of the columns. A null list of lists is a feature list left out, an empty one a
+    feature list without features, and an empty inner list a feature with an empty list. An
+    encoder belongs to one thread.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        """Plans the encoding.
+
+        Args:
+            schema: Schema of the batches.
+
+        Raises:
+            ConfigError: Columns that the wire cannot carry, all named in one error.
+        """
+        super().__init__(schema, "SequenceExample")
+        is_sequence = np.array([plan.is_sequence for plan in self._plans], bool)
+        self._parts = (np.flatnonzero(~is_sequence), np.flatnonzero(is_sequence))
+
+    def _measure(self, bound: _BoundBatch, first: int, rows: int) -> tuple[Any, int]:
+        sizes = np.empty((2, rows), np.int64)
+        total, largest = sequence.measure_sequences(*self._tables(bound), first, *sizes)
+        _check_record_bytes(largest, first + int(sizes.sum(axis=0).argmax()) if rows else 0)
+        return sizes, total
+
+    def _write(self, bound: _BoundBatch, first: int, sizes: Any, out: np.ndarray) -> None:
+        cursors = np.empty(sizes.shape[1], np.int64)
+        part, column, row = sequence.write_sequences(
+            *self._tables(bound), first, *sizes, cursors, out.ctypes.data
+        )
+        if part >= 0:
+            number = int(self._parts[part][column])
+            raise describe_refusal(self._plans[number].name, bound.batch.column(number), int(row))
+
+    def _tables(self, bound: _BoundBatch) -> tuple[np.ndarray, np.ndarray]:
+        if len(bound.table) == 0:
+            return bound.table, bound.table
+        context, lists = self._parts
+        return bound.table[context], bound.table[lists]
 
 
 class ByteArrayEncoder:
@@ -150,7 +219,7 @@ class ByteArrayEncoder:
         """
         self.schema = schema
         plans = plan_columns(schema) if len(schema) == 1 else ()
-        if len(plans) != 1 or plans[0].kind != k.BINARY or plans[0].is_list:
+        if len(plans) != 1 or plans[0].kind != BINARY or plans[0].is_list:
             raise ConfigError(
                 "record type ByteArray takes one binary column",
                 received=", ".join(f"{field.name} ({field.type})" for field in schema) or "none",
@@ -199,12 +268,12 @@ class ByteArrayEncoder:
 
 def build_encoder(
     schema: pa.Schema, record_type: str = "Example"
-) -> ExampleEncoder | ByteArrayEncoder:
+) -> ExampleEncoder | SequenceEncoder | ByteArrayEncoder:
     """Builds the encoder of a record type.
 
     Args:
         schema: Schema of the batches.
-        record_type: `"Example"` or `"ByteArray"`.
+        record_type: `"Example"`, `"SequenceExample"` or `"ByteArray"`.
 
     Returns:
         An encoder with `encode` and `encode_chunks`.
@@ -214,6 +283,8 @@ def build_encoder(
     """
     if record_type == "Example":
         return ExampleEncoder(schema)
+    if record_type == "SequenceExample":
+        return SequenceEncoder(schema)
     if record_type == "ByteArray":
         return ByteArrayEncoder(schema)
     raise ConfigError(
@@ -228,7 +299,7 @@ def encode(batch: pa.RecordBatch, record_type: str = "Example") -> np.ndarray:
 
     Args:
         batch: Rows, sliced or not.
-        record_type: `"Example"` or `"ByteArray"`.
+        record_type: `"Example"`, `"SequenceExample"` or `"ByteArray"`.
 
     Returns:
         Framed records, uint8 `[bytes]`.

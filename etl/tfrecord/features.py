@@ -9,12 +9,13 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from etl.tfrecord import decode_kernels as k
+from etl.tfrecord import decode_kernels_keys as k
+from etl.tfrecord.walk_kernels import BYTES, FLOAT, INT
 
 Kind = Literal["int64", "float32", "bytes"]
 
-KIND_CODES: dict[Kind, int] = {"int64": k.INT, "float32": k.FLOAT, "bytes": k.BYTES}
-_ARROW_TYPES = {k.INT: pa.int64(), k.FLOAT: pa.float32(), k.BYTES: pa.binary()}
+KIND_CODES: dict[Kind, int] = {"int64": INT, "float32": FLOAT, "bytes": BYTES}
+_ARROW_TYPES = {INT: pa.int64(), FLOAT: pa.float32(), BYTES: pa.binary()}
 
 
 @dataclass(frozen=True)
@@ -22,11 +23,12 @@ class WireFeature:
     """A feature to decode.
 
     Attributes:
-        name: Key in `tf.train.Example`.
+        name: Key in `tf.train.Example`, or in the context or feature lists of a
+            `tf.train.SequenceExample`.
         kind: `"int64"`, `"float32"` or `"bytes"`.
         is_list: Whether a row holds a list; otherwise one value at most.
         is_sequence: Whether it is a feature list of `tf.train.SequenceExample`: a list of lists
-            per row.
+            per row, whatever `is_list` says.
     """
 
     name: str
@@ -41,6 +43,10 @@ class WireFeature:
         if self.is_sequence:
             return pa.list_(pa.list_(value_type))
         return pa.list_(value_type) if self.is_list else value_type
+
+
+# A ByteArray record as a column; the name is the one that other Spark connectors give it.
+BYTE_ARRAY_FEATURE = WireFeature("byteArray", "bytes")
 
 
 def _cell_head(key: bytes) -> np.ndarray:

@@ -3,73 +3,189 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from conf.errors import InputDataError
-from etl.tfrecord import decode_kernels as k
-from etl.tfrecord.features import KIND_CODES, KeyTable, WireFeature
+from conf.errors import ConfigError, InputDataError
+from etl.tfrecord import decode_kernels_survey as k
+from etl.tfrecord.decode_kernels import FEATURES_TAG
+from etl.tfrecord.decode_kernels_keys import MALFORMED
+from etl.tfrecord.decode_kernels_sequence import FEATURE_LISTS_TAG
+from etl.tfrecord.features import BYTE_ARRAY_FEATURE, KIND_CODES, KeyTable, WireFeature
 from etl.tfrecord.framing import Compression, RecordBlock, corrupt_record, read_record_blocks
+
+_FIRST_ROOM = 1024
+
+
+@dataclass
+class _Found:
+    """What is known of a key: kinds as bits, and its longest list."""
+
+    kinds: int
+    length: int
+
+
+class _MapSurvey:
+    """Survey of one map of a record: features, context or feature lists."""
+
+    def __init__(self, message: str, tag: int, is_sequence: bool) -> None:
+        self.found: dict[bytes, _Found] = {}
+        self._message, self._tag, self._is_sequence = message, tag, is_sequence
+        self._keys, self._room = KeyTable([]), _FIRST_ROOM
+
+    def update(self, block: RecordBlock, name: str) -> None:
+        """Takes in a block."""
+        data, index = np.ascontiguousarray(block.data), np.ascontiguousarray(block.index)
+        first, outcome = 0, k.NO_ROOM
+        while outcome == k.NO_ROOM:
+            kinds, lengths = np.zeros((2, len(self.found)), np.int64)
+            bits, unknown = kinds.astype(np.uint8), np.empty((self._room, k.UNKNOWN_FIELDS), int)
+            outcome, record, rows = k.survey(
+                data.ctypes.data, index, first, self._is_sequence, self._tag, self._keys.fields,
+                self._keys.table, bits, lengths, unknown,
+            )  # fmt: skip
+            for known, kind, length in zip(
+                self.found.values(), bits.tolist(), lengths.tolist(), strict=True
+            ):
+                known.kinds, known.length = known.kinds | kind, max(known.length, length)
+            self._take(data, unknown[:rows])
+            first = int(record)
+        if outcome == MALFORMED:
+            offset = block.offset + int(block.index[record, 0])
+            raise corrupt_record(
+                name, offset, block.first_record + int(record), f"not a {self._message}"
+            )
+
+    def _take(self, data: np.ndarray, unknown: np.ndarray) -> None:
+        """Takes over entries whose keys the kernel did not know."""
+        for start, length, kinds, count in unknown.tolist():
+            key = data[start : start + length].tobytes()
+            known = self.found.setdefault(key, _Found(0, 0))
+            known.kinds, known.length = known.kinds | kinds, max(known.length, count)
+        if len(unknown):
+            self._keys = KeyTable(list(self.found))
+            self._room = max(self._room, 2 * len(self.found))
+
+
+class FeatureSurvey:
+    """Gathers what records hold, block by block."""
+
+    def __init__(self, record_type: str = "Example") -> None:
+        """Starts an empty survey.
+
+        Args:
+            record_type: `"Example"`, `"SequenceExample"` or `"ByteArray"`.
+
+        Raises:
+            ConfigError: Unknown record type.
+        """
+        if record_type not in ("Example", "SequenceExample", "ByteArray"):
+            raise ConfigError(
+                "unknown TFRecord record type",
+                received=repr(record_type),
+                allowed="Example, SequenceExample, ByteArray",
+            )
+        self.records = 0
+        self._record_type = record_type
+        message = f"tf.train.{record_type}"
+        self._maps: list[_MapSurvey] = []
+        if record_type != "ByteArray":
+            self._maps.append(_MapSurvey(message, FEATURES_TAG, is_sequence=False))
+        if record_type == "SequenceExample":
+            self._maps.append(_MapSurvey(message, FEATURE_LISTS_TAG, is_sequence=True))
+
+    def update(self, block: RecordBlock, name: str = "<buffer>") -> None:
+        """Takes in a block of records.
+
+        Args:
+            block: Records whose framing is sound.
+            name: What to call the file in an error.
+
+        Raises:
+            CorruptRecordError: A record is not well-formed.
+        """
+        for survey in self._maps:
+            survey.update(block, name)
+        self.records += len(block.index)
+
+    def features(self) -> list[WireFeature]:
+        """Returns the features found so far, in the order in which they first occurred.
+
+        A feature that never held more than one value is a scalar, any other a list. One that
+        never held a list of any kind is left out. The context stands before the feature lists.
+
+        Raises:
+            InputDataError: A feature held different kinds of values, or a name is both in the
+                context and among the feature lists.
+        """
+        if self._record_type == "ByteArray":
+            return [BYTE_ARRAY_FEATURE]
+        features: list[WireFeature] = []
+        for is_sequence, survey in enumerate(self._maps):
+            for key, found in survey.found.items():
+                name = key.decode("utf-8", errors="replace")
+                present = [kind for kind, code in KIND_CODES.items() if found.kinds >> code & 1]
+                if len(present) > 1:
+                    raise _refuse(
+                        f"feature {name!r} holds different kinds of values in different records",
+                        ", ".join(present), "one kind",
+                    )  # fmt: skip
+                is_list = not is_sequence and found.length > 1
+                features += [WireFeature(name, kind, is_list, bool(is_sequence))
+                             for kind in present]  # fmt: skip
+        seen: set[str] = set()
+        for feature in features:
+            if feature.name in seen:
+                raise _refuse(
+                    f"feature {feature.name!r} occurs twice",
+                    "the same name in the context and among the feature lists, or two names that "
+                    "are no UTF-8",
+                    "distinct names",
+                )
+            seen.add(feature.name)
+        return features
+
+
+def _refuse(what: str, received: str, allowed: str) -> InputDataError:
+    fix = "give the features to read, without this one"
+    return InputDataError(what, received=received, allowed=allowed, fix=fix)
 
 
 def infer_features(
-    paths: Iterable[str | Path], compression: Compression | Literal["auto"] | None = "auto"
+    paths: Iterable[str | Path],
+    compression: Compression | Literal["auto"] | None = "auto",
+    record_type: str = "Example",
+    max_records: int | None = None,
 ) -> list[WireFeature]:
-    """Finds out which features files hold, reading all of them.
-
-    A feature that never holds more than one value is a scalar, any other a list. One that never
-    holds a list of any kind is left out.
+    """Finds out which features files hold; see `FeatureSurvey.features`.
 
     Args:
-        paths: TFRecord files of `tf.train.Example`.
+        paths: TFRecord files.
         compression: As for `read_record_blocks`.
+        record_type: `"Example"`, `"SequenceExample"` or `"ByteArray"`.
+        max_records: How many records to look at, from the first file on; None for all.
 
     Returns:
         Features in the order in which they first occur.
 
     Raises:
-        CorruptRecordError: A file is damaged, or a record is not an Example.
+        CorruptRecordError: A file is damaged, or a record is not of the record type.
         InputDataError: A feature holds different kinds of values in different records.
+        ConfigError: Unknown record type or compression.
     """
-    found: dict[bytes, tuple[int, int]] = {}
+    survey = FeatureSurvey(record_type)
+    if record_type == "ByteArray":
+        return survey.features()
     for path in paths:
+        if max_records is not None and survey.records >= max_records:
+            break
         for block in read_record_blocks(path, compression=compression):
-            _survey_block(block, found, str(path))
-    features: list[WireFeature] = []
-    for key, (kinds, length) in found.items():
-        name = key.decode("utf-8", errors="replace")
-        present = [kind for kind, code in KIND_CODES.items() if kinds >> code & 1]
-        if len(present) > 1:
-            raise InputDataError(
-                f"feature {name!r} holds different kinds of values in different records",
-                received=", ".join(present),
-                allowed="one kind",
-                fix="give the features to read, without this one",
-            )
-        features.extend(WireFeature(name, kind, length > 1) for kind in present)
-    return features
-
-
-def _survey_block(block: RecordBlock, found: dict[bytes, tuple[int, int]], name: str) -> None:
-    """Updates kinds (as bits) and longest list per key."""
-    base, first = block.data.ctypes.data, 0
-    while True:
-        keys = KeyTable(list(found))
-        kinds = np.zeros(len(found), np.uint8)
-        lengths = np.zeros(len(found), np.int64)
-        outcome, record, start, length = k.survey(
-            base, block.index, first, keys.fields, keys.table, kinds, lengths
-        )
-        for key, kind, longest in zip(list(found), kinds, lengths, strict=True):
-            found[key] = found[key][0] | int(kind), max(found[key][1], int(longest))
-        if outcome == k.OK:
-            return
-        if outcome == k.MALFORMED:
-            offset = block.offset + int(block.index[record, 0])
-            raise corrupt_record(
-                name, offset, block.first_record + int(record), "not a tf.train.Example"
-            )
-        found[block.data[start : start + length].tobytes()] = (0, 0)
-        first = int(record)
+            left = None if max_records is None else max_records - survey.records
+            few = RecordBlock(block.data, block.index[:left], block.offset, block.first_record)
+            survey.update(few, str(path))
+            if max_records is not None and survey.records >= max_records:
+                break
+    return survey.features()

@@ -1,25 +1,24 @@
 """Building blocks of the compiled codec: the `kernel` decorator and raw memory access.
 
 Modules with compiled code import it as `etl.tfrecord.kernels`; the cache of compiled code goes by
-that (see `digest_kernels`).
+that (see `jit_cache.digest_kernels`).
 
 Addresses and sizes are signed 64-bit integers throughout the kernels; values whose bits matter are
 unsigned. Mixing the two in one expression would make numba fall back to float64.
 """
 
 import contextlib
-import functools
-import hashlib
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.core import caching
+from numba.core import cgutils
 from numba.extending import intrinsic as _intrinsic
+
+from etl.tfrecord import jit_cache
 
 if sys.byteorder != "little":  # pragma: no cover - no such host in reach
     raise ImportError(
@@ -29,62 +28,16 @@ if sys.byteorder != "little":  # pragma: no cover - no such host in reach
 intrinsic: Any = _intrinsic  # what it returns is called with other arguments than declared
 
 WORD_BYTES = 8
-
-
-@functools.cache
-def digest_kernels(folder: Path) -> str:
-    """Digest of the sources in a folder that hold compiled code.
-
-    Args:
-        folder: Package folder; its modules that import this one are covered.
-
-    Returns:
-        Hex SHA-256.
-    """
-    digest = hashlib.sha256()
-    for source in sorted(folder.glob("*.py")):
-        text = source.read_bytes()
-        if b"etl.tfrecord.kernels" in text:
-            digest.update(text)
-    return digest.hexdigest()
-
-
-class _TolerantCache(caching.FunctionCache):
-    """Function cache that is an optimisation only: any trouble with it means recompiling.
-
-    Stock numba stamps the cache with the kernel's own source file, and so misses changes in the
-    functions it inlines from other files; here the stamp covers all compiled code of the kernel's
-    own package and of this one.
-    """
-
-    def __init__(self, py_func: Callable[..., Any]) -> None:
-        super().__init__(py_func)
-        folders = (Path(__file__).parent, Path(py_func.__code__.co_filename).parent)
-        self._cache_file = caching.IndexDataCacheFile(
-            cache_path=self._cache_path,
-            filename_base=self._impl.filename_base,
-            source_stamp=(self._impl.locator.get_source_stamp(), *map(digest_kernels, folders)),
-        )
-
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
-        try:
-            return super().load_overload(sig, target_context)
-        except Exception:  # truncated, foreign or unreadable: whatever it is, compile afresh
-            return None
-
-    def save_overload(self, sig: Any, data: Any) -> None:
-        try:
-            super().save_overload(sig, data)
-        except OSError:  # disk full or directory gone read-only since the check
-            self.disable()
+_LONG_BYTES = 64  # from here on a call of memcpy pays
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles an entry point with numba: no GIL, cached on disk where a directory is writable."""
+    """Compiles an entry point with numba: no GIL, cached on disk as `jit_cache` says."""
     compiled: Any = njit(nogil=True, error_model="numpy", boundscheck=False)(function)
-    # No writable cache directory, or another numba: compile in every process.
-    with contextlib.suppress(RuntimeError, OSError, AttributeError, TypeError):
-        compiled._cache = _TolerantCache(function)
+    if jit_cache.is_enabled():
+        # No directory for it, or another numba: compile in every process.
+        with contextlib.suppress(RuntimeError, OSError, AttributeError, TypeError):
+            compiled._cache = jit_cache.KernelCache(function)
     return compiled
 
 
@@ -158,10 +111,25 @@ def leading_zeros(typingctx: Any, value: Any) -> Any:
     return types.uint64(types.uint64), codegen
 
 
+@intrinsic
+def _copy_long(typingctx: Any, target: Any, source: Any, length: Any) -> Any:
+    """The C library's memcpy: the widest moves that the CPU has."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte = ir.IntType(8).as_pointer()
+        target, source = (builder.inttoptr(arg, byte) for arg in args[:2])
+        cgutils.raw_memcpy(builder, target, source, args[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
 @inlined
 def copy_bytes(target: int, source: int, length: int) -> None:
     """Copies `length` bytes, reading and writing nothing outside the two ranges."""
-    if length >= WORD_BYTES:
+    if length >= _LONG_BYTES:
+        _copy_long(target, source, length)
+    elif length >= WORD_BYTES:
         last = length - WORD_BYTES
         i = 0
         while i < last:

@@ -17,7 +17,7 @@ VALUE_TAG = 0x12
 
 
 @inlined
-def _read_length(p, end):
+def read_length(p, end):
     """Start and end of a length-delimited field whose length is at `p`; `FAILED` if cut."""
     length, p = read_varint(p, end)
     if p < 0 or length > np.uint64(end - p):
@@ -37,7 +37,7 @@ def read_field(p, end):
     wire_type = np.int64(tag & np.uint64(7))
     stop = np.int64(FAILED)
     if wire_type == 2:
-        p, stop = _read_length(p, end)
+        p, stop = read_length(p, end)
     elif wire_type == 0:
         _, stop = read_varint(p, end)
     elif wire_type == 1:
@@ -61,7 +61,7 @@ def _count_varints(p, end):
 
 
 @inlined
-def _measure_list(kind, p, end):
+def measure_list(kind, p, end):
     """Values in a BytesList, FloatList or Int64List and their total length; `FAILED` if bad."""
     count, total = np.int64(0), np.int64(0)
     while p < end:
@@ -87,38 +87,48 @@ def _measure_list(kind, p, end):
 
 
 @inlined
-def measure_entry(p, end):
-    """Walks a map entry's values.
+def measure_members(p, end, kind, count, total, since):
+    """Walks the members of a Feature, continuing what earlier pieces of it have left.
 
     Returns:
         Kind of the list it ends up with, number of values (`FAILED` if malformed), their total
         length in bytes where they are byte strings, and the address from which on its members
         count: what stands before belongs to a kind that was replaced.
     """
+    while p < end:
+        member, low, high = read_field(p, end)
+        if high < 0:
+            return kind, np.int64(FAILED), total, since
+        if member == 0x0A or member == 0x12 or member == 0x1A:
+            if kind != member >> 3:
+                kind, count, total, since = member >> 3, np.int64(0), np.int64(0), low
+            values, size = measure_list(kind, low, high)
+            if values < 0:
+                return kind, np.int64(FAILED), total, since
+            count += values
+            total += size
+        p = high
+    return kind, count, total, since
+
+
+@inlined
+def measure_entry(p, end):
+    """Walks the Feature of a map entry; returns what `measure_members` does."""
     kind, count, total, since = np.int64(ABSENT), np.int64(0), np.int64(0), np.int64(p)
     while p < end:
         tag, inner, stop = read_field(p, end)
         if stop < 0:
             return kind, np.int64(FAILED), total, since
-        while tag == VALUE_TAG and inner < stop:
-            member, low, high = read_field(inner, stop)
-            if high < 0:
-                return kind, np.int64(FAILED), total, since
-            if member == 0x0A or member == 0x12 or member == 0x1A:
-                if kind != member >> 3:
-                    kind, count, total, since = member >> 3, np.int64(0), np.int64(0), low
-                values, size = _measure_list(kind, low, high)
-                if values < 0:
-                    return kind, np.int64(FAILED), total, since
-                count += values
-                total += size
-            inner = high
+        if tag == VALUE_TAG:
+            kind, count, total, since = measure_members(inner, stop, kind, count, total, since)
+            if count < 0:
+                return kind, count, total, since
         p = stop
     return kind, count, total, since
 
 
 @inlined
-def _fill_list(kind, p, end, limit, values, offsets, at, byte_at):
+def fill_list(kind, p, end, limit, values, offsets, at, byte_at):
     """Copies a list's values from position `at` on; returns the next position, or `FAILED`."""
     while p < end:
         tag, start, stop = read_field(p, end)
@@ -147,16 +157,33 @@ def _fill_list(kind, p, end, limit, values, offsets, at, byte_at):
 
 
 @inlined
+def fill_members(kind, p, end, since, limit, values, offsets, at, byte_at):
+    """Copies the values of a Feature that `measure_members` has accepted, from position `at` on.
+
+    Returns:
+        The next position of values and of bytes; the first is `FAILED` for a varint over ten
+        bytes long.
+    """
+    while p < end:
+        member, low, high = read_field(p, end)
+        if low >= since and (member == 0x0A or member == 0x12 or member == 0x1A):
+            at, byte_at = fill_list(kind, low, high, limit, values, offsets, at, byte_at)
+            if at < 0:
+                return at, byte_at
+        p = high
+    return at, byte_at
+
+
+@inlined
 def fill_entry(kind, p, end, since, limit, values, offsets, at, byte_at):
-    """Copies the values of an entry that `measure_entry` has accepted."""
+    """Copies the values of an entry that `measure_entry` has accepted; as `fill_members`."""
     while p < end:
         tag, inner, stop = read_field(p, end)
-        while tag == VALUE_TAG and inner < stop:
-            member, low, high = read_field(inner, stop)
-            if low >= since and (member == 0x0A or member == 0x12 or member == 0x1A):
-                at, byte_at = _fill_list(kind, low, high, limit, values, offsets, at, byte_at)
-                if at < 0:
-                    return at, byte_at
-            inner = high
+        if tag == VALUE_TAG:
+            at, byte_at = fill_members(
+                kind, inner, stop, since, limit, values, offsets, at, byte_at
+            )
+            if at < 0:
+                return at, byte_at
         p = stop
     return at, byte_at

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from conf.errors import ConfigError
-from etl.tfrecord import encode_kernels as k
+from etl.tfrecord import encode_kernels_sizes as k
 from etl.tfrecord.columns import plan_columns, read_byte_offsets
 
 

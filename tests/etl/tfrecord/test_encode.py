@@ -198,17 +198,23 @@ def test_byte_array_takes_one_binary_column(schema: pa.Schema) -> None:
         build_encoder(schema, "ByteArray")
 
 
+def test_a_batch_may_differ_in_nullability() -> None:
+    encoder = build_encoder(pa.schema([("a", pa.int64())]))
+    strict = pa.schema([pa.field("a", pa.int64(), nullable=False)])
+    assert encoder.encode(pa.record_batch([pa.array([1])], strict).slice(0)).size
+
+
 def test_byte_array_refuses_null() -> None:
     with pytest.raises(InputDataError, match=r"(?s)'p'.*row 1"):
         encode(pa.record_batch({"p": [b"x", None]}), "ByteArray")
 
 
 def test_unknown_record_type_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"(?s)SequenceExample.*Example, ByteArray"):
-        build_encoder(pa.schema([]), "SequenceExample")
+    with pytest.raises(ConfigError, match=r"(?s)'example'.*Example, SequenceExample, ByteArray"):
+        build_encoder(pa.schema([]), "example")
 
 
-@pytest.mark.parametrize("record_type", ["Example", "ByteArray"])
+@pytest.mark.parametrize("record_type", ["Example", "SequenceExample", "ByteArray"])
 def test_zero_rows_give_zero_bytes(record_type: str) -> None:
     empty = pa.record_batch({"p": pa.array([], pa.binary())})
     assert encode(empty, record_type).size == 0
