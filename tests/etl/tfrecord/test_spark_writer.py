@@ -143,3 +143,42 @@ def test_the_sessions_settings_are_as_before(spark, tmp_path: Path, write_tfreco
     before = spark.conf.get(name)
     write_tfrecords(spark.range(3), tmp_path / "a")
     assert spark.conf.get(name) == before
+
+
+def test_sequence_examples_and_policies(spark, tmp_path: Path, write_tfrecords) -> None:
+    from etl.tfrecord.policies import ColumnPolicy
+
+    frame = spark.range(2, numPartitions=1).selectExpr(
+        "id", "array(array(id, 7L), array()) as nested", "date'1970-01-03' as day"
+    )
+    committed = write_tfrecords(
+        frame,
+        tmp_path / "a",
+        record_type="SequenceExample",
+        columns={"day": ColumnPolicy(dates="days")},
+    )
+    assert [(f.name, f.is_sequence) for f in committed.features] == [
+        ("id", False), ("nested", True), ("day", False)
+    ]  # fmt: skip
+    (shard,) = committed.shards
+    raw = [r.numpy() for r in tf.data.TFRecordDataset(str(tmp_path / "a" / shard.path))]
+    examples = [tf.train.SequenceExample.FromString(r) for r in raw]
+    assert [e.context.feature["day"].int64_list.value[0] for e in examples] == [2, 2]
+    lists = [e.feature_lists.feature_list["nested"].feature for e in examples]
+    assert [[list(f.int64_list.value) for f in item] for item in lists] == [
+        [[0, 7], []], [[1, 7], []]
+    ]  # fmt: skip
+
+
+def test_packed_layout_is_described(spark, tmp_path: Path, write_tfrecords) -> None:
+    frame = spark.range(0, 4, 1, 1).selectExpr("id", "id * 2 as b", "float(id) x", "array(id) l")
+    committed = write_tfrecords(frame, tmp_path / "a", layout="packed")
+    assert {f.name for f in committed.features} == {"packed.int64", "packed.float", "l"}
+    slots = committed.lowering["slots"]["packed.int64"]
+    assert [slot["name"] for slot in slots] == ["id", "b"]
+    raw = tf.data.TFRecordDataset(str(tmp_path / "a" / committed.shards[0].path))
+    values = [
+        list(tf.train.Example.FromString(r.numpy()).features.feature["packed.int64"].int64_list.value)
+        for r in raw
+    ]
+    assert values == [[k, 2 * k] for k in range(4)]
