@@ -36,7 +36,9 @@ def _to_field(name: str, data_type: spark_types.DataType, nullable: bool) -> pa.
     metadata = {SPARK_TYPE_KEY: data_type.simpleString().encode()}
     if _is_vector(data_type):
         return pa.field(name, VECTOR_STORAGE, nullable, {**metadata, **VECTOR_METADATA})
-    return pa.field(name, _to_type(data_type), nullable, metadata)
+    arrow_type = _to_type(data_type)
+    # Arrow takes no field of nulls alone that is not nullable.
+    return pa.field(name, arrow_type, nullable or pa.types.is_null(arrow_type), metadata)
 
 
 def _to_type(data_type: spark_types.DataType) -> pa.DataType:
@@ -51,6 +53,10 @@ def _to_type(data_type: spark_types.DataType) -> pa.DataType:
         return pa.map_(keys, values)
     if isinstance(data_type, spark_types.UserDefinedType):
         return pa.null()
+    if isinstance(data_type, spark_types.TimestampType):
+        return pa.timestamp("us", "UTC")
+    if isinstance(data_type, spark_types.CharType | spark_types.VarcharType):
+        return pa.string()
     try:
         return to_arrow_type(data_type)
     except Exception:  # PySpark raises various types for intervals and the like

@@ -85,7 +85,7 @@ def check_policies(options: LoweringOptions, meanings: Mapping[str, set[str]]) -
         without = [
             f"{option_name(f.name)}={getattr(policy, f.name)}"
             for f in fields(ColumnPolicy)
-            if getattr(policy, f.name) != getattr(options.default, f.name)
+            if getattr(policy, f.name) not in (f.default, getattr(options.default, f.name))
             and f.name not in by_name[name]
         ]
         if without:

@@ -13,8 +13,8 @@ from etl.tfrecord.lowering.values import Converted, Refusal, nulls, numbers, ref
 
 _NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _DAY_MS = 86_400_000
-# 0001-01-01 and 10000-01-01: what ISO 8601 writes with four digits.
-_FIRST_DAY, _END_DAY = -719_162, 2_932_897
+# 0001-01-01 and 9999-12-31: what ISO 8601 writes with four digits.
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 _ISO_YEARS = "years 1 to 9999"
 _AS_NUMBERS = "write them as numbers ({}), or filter the rows"
 
@@ -44,7 +44,7 @@ class DatesToText:
     def convert(self, values: pa.Array) -> Converted:
         """See `ValueRule`."""
         days = DatesToDays().convert(values)[0]
-        refusal = _refuse_years(numbers(days), _FIRST_DAY, _END_DAY, values, "dates=days")
+        refusal = _refuse_years(numbers(days), _FIRST_DAY, _LAST_DAY, values, "dates=days")
         return days.cast(pa.date32()).cast(pa.string()), refusal
 
 
@@ -99,8 +99,8 @@ class TimestampsToText:
         """See `ValueRule`."""
         ticks = numbers(values.cast(pa.int64()))
         per_day = _NANOSECONDS["s"] * 86_400 // _NANOSECONDS[self.source.unit]
-        limits = [min(d * per_day, np.iinfo(np.int64).max) for d in (_FIRST_DAY, _END_DAY)]
-        limits[0] = max(limits[0], np.iinfo(np.int64).min)
+        int64 = np.iinfo(np.int64)
+        limits = max(_FIRST_DAY * per_day, int64.min), min((_LAST_DAY + 1) * per_day - 1, int64.max)
         refusal = _refuse_years(ticks, limits[0], limits[1], values, "timestamps=us")
         if refusal is not None:
             return values, refusal
@@ -112,9 +112,9 @@ class TimestampsToText:
 
 
 def _refuse_years(
-    ticks: np.ndarray, first: int, end: int, values: pa.Array, option: str
+    ticks: np.ndarray, first: int, last: int, values: pa.Array, option: str
 ) -> Refusal | None:
-    bad = (ticks < first) | (ticks >= end)
+    bad = (ticks < first) | (ticks > last)
     return refuse_first(
         bad, values, "a date outside what ISO text holds", _ISO_YEARS, _AS_NUMBERS.format(option)
     )

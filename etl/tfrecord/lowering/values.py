@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -128,44 +127,38 @@ def refuse_first(
     if not bad.any():
         return None
     index = int(bad.argmax())
-    return Refusal(index, what, _show(lambda: values[index].as_py(), values, index), allowed, fix)
+    return Refusal(index, what, _show(values, index), allowed, fix)
 
 
-def _show(read: Callable[[], object], values: pa.Array, index: int) -> str:
+def _show(values: pa.Array, index: int) -> str:
     """A value as text; Python's own dates hold less than Arrow's."""
-    try:
-        return repr(read())
-    except (ValueError, OverflowError):
-        return str(values.slice(index, 1).cast(pa.int64())[0].as_py())
+    one = values.slice(index, 1)
+    if pa.types.is_timestamp(values.type):
+        return f"{one.cast(pa.int64())[0]} {values.type.unit} since 1970"
+    if pa.types.is_date(values.type):
+        return str(one.cast(pa.string())[0])
+    return repr(one[0].as_py())
 
 
 def holds_same(given: pa.DataType, planned: pa.DataType) -> bool:
     """Whether two types hold the same values: apart from zones, nullability and 64-bit offsets."""
+    return bool(_canonical(given) == _canonical(planned))
+
+
+def _canonical(data_type: pa.DataType) -> pa.DataType:
     t = pa.types
-    if t.is_timestamp(given) and t.is_timestamp(planned):
-        return given.unit == planned.unit and (given.tz is None) == (planned.tz is None)
-    for same in (
-        (t.is_string, t.is_large_string),
-        (t.is_binary, t.is_large_binary),
-        (t.is_list, t.is_large_list),
-    ):
-        if all(any(test(kind) for test in same) for kind in (given, planned)):
-            break
-    else:
-        if given.id != planned.id:
-            return False
-    if t.is_struct(given):
-        names = [field.name for field in given] == [field.name for field in planned]
-        pairs = zip(given, planned, strict=False)
-        return names and all(holds_same(a.type, b.type) for a, b in pairs)
-    if t.is_map(given):
-        keys = holds_same(given.key_type, planned.key_type)
-        return keys and holds_same(given.item_type, planned.item_type)
-    if given.num_fields:
-        return holds_same(given.value_type, planned.value_type)
-    return (
-        given == planned
-        or t.is_string(given)
-        or t.is_large_string(given)
-        or (t.is_binary(given) or t.is_large_binary(given))
-    )
+    if t.is_timestamp(data_type):
+        return pa.timestamp(data_type.unit, None if data_type.tz is None else "UTC")
+    if t.is_large_string(data_type):
+        return pa.string()
+    if t.is_large_binary(data_type):
+        return pa.binary()
+    if t.is_list(data_type) or t.is_large_list(data_type):
+        return pa.list_(_canonical(data_type.value_type))
+    if t.is_fixed_size_list(data_type):
+        return pa.list_(_canonical(data_type.value_type), data_type.list_size)
+    if t.is_struct(data_type):
+        return pa.struct([(field.name, _canonical(field.type)) for field in data_type])
+    if t.is_map(data_type):
+        return pa.map_(_canonical(data_type.key_type), _canonical(data_type.item_type))
+    return data_type

@@ -15,7 +15,7 @@ FLOATS = st.floats(width=32, allow_nan=False)
 DOUBLES = st.floats(-1e6, 1e6).map(lambda v: v if v == 0 or abs(v) > 1e-30 else 0.5)
 DATES = st.dates(datetime.date(1, 1, 1), datetime.date(9999, 12, 31))
 TIMES = st.datetimes(datetime.datetime(1, 1, 1), datetime.datetime(9999, 12, 31))
-UTC = datetime.timezone.utc
+UTC = datetime.UTC
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 
 SCALARS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
@@ -99,9 +99,7 @@ def batches(draw: st.DrawFn, plain: bool = False) -> pa.RecordBatch:
 
 def to_wire(column: pa.Array) -> pa.Array:
     """What the decoder makes of a lowered column: int64, float32, binary, lists of these."""
-    return pa.array(
-        [_plain(value) for value in column.to_pylist()], wire_type(column.type)
-    )
+    return pa.array([_plain(value) for value in column.to_pylist()], wire_type(column.type))
 
 
 def wire_type(kind: pa.DataType) -> pa.DataType:
