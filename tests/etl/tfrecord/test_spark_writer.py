@@ -138,13 +138,6 @@ def test_index_limits_and_compression(spark, tmp_path: Path, write_tfrecords) ->
     assert sorted(flatten(read_column(tmp_path / "b", packed))) == list(range(1000))
 
 
-def test_the_sessions_settings_are_as_before(spark, tmp_path: Path, write_tfrecords) -> None:
-    name = "spark.sql.execution.arrow.maxBytesPerBatch"
-    before = spark.conf.get(name)
-    write_tfrecords(spark.range(3), tmp_path / "a")
-    assert spark.conf.get(name) == before
-
-
 def test_sequence_examples_and_policies(spark, tmp_path: Path, write_tfrecords) -> None:
     from etl.tfrecord.policies import ColumnPolicy
 
@@ -178,7 +171,9 @@ def test_packed_layout_is_described(spark, tmp_path: Path, write_tfrecords) -> N
     assert [slot["name"] for slot in slots] == ["id", "b"]
     raw = tf.data.TFRecordDataset(str(tmp_path / "a" / committed.shards[0].path))
     values = [
-        list(tf.train.Example.FromString(r.numpy()).features.feature["packed.int64"].int64_list.value)
+        list(
+            tf.train.Example.FromString(r.numpy()).features.feature["packed.int64"].int64_list.value
+        )
         for r in raw
     ]
     assert values == [[k, 2 * k] for k in range(4)]
