@@ -49,7 +49,8 @@ def test_sorted_rows_are_not_copied() -> None:
     [
         (pa.array([True]), "true"),
         (pa.array([datetime.date(26, 1, 2)]), "0026-01-02"),
-        (pa.array([datetime.datetime(2026, 1, 2, 3, 4, 5)], pa.timestamp("us")), "2026-01-02 03:04:05"),
+        (pa.array([datetime.datetime(2026, 1, 2, 3, 4, 5)], pa.timestamp("us")),
+         "2026-01-02 03:04:05"),
         (pa.array([datetime.datetime(2026, 1, 2, 3, 4, 5, 120)], pa.timestamp("us")),
          "2026-01-02 03:04:05.00012"),
         (pa.array([1767322800000000], pa.timestamp("us", "Europe/Oslo")), "2026-01-02 04:00:00"),

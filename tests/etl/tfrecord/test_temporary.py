@@ -55,7 +55,7 @@ def test_a_job_with_a_dead_driver_is_swept_at_once_even_while_a_task_writes(tmp_
     create_temporary(tmp_path, "live", owner=here)
     create_temporary(tmp_path, "elsewhere", owner=replace(here, boot_id="x", start_ticks=-1))
     create_temporary(tmp_path, "dead", owner=replace(here, start_ticks=-1))
-    with (
+    with (  # noqa: PT012
         pytest.raises(FileNotFoundError),
         hold_attempt(tmp_path, "dead", "attempt") as attempt,
     ):
