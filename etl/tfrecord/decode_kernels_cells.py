@@ -7,6 +7,7 @@ Whatever deviates is left to the walk field by field.
 
 import numpy as np
 
+from etl.tfrecord.bit_groups import gather_groups
 from etl.tfrecord.decode_kernels_keys import (
     BYTE_COUNTS,
     COUNTS,
@@ -33,7 +34,7 @@ from etl.tfrecord.kernels import (
     store_u64,
     trailing_zeros,
 )
-from etl.tfrecord.varint import CONTINUATION, FAILED, gather_groups
+from etl.tfrecord.varint import CONTINUATION, FAILED
 from etl.tfrecord.walk_kernels import (
     BYTES,
     FLOAT,

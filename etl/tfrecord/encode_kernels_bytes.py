@@ -42,6 +42,7 @@ from etl.tfrecord.kernels import (
     kernel,
     load_f32,
     load_f64,
+    load_i32,
     load_i64,
     load_u64,
     store_u8,
@@ -145,9 +146,12 @@ def _write_values(column, address, first, last):
         if any_refused:
             return -1
         address += 4 * (last - first)
+    elif kind == INT64:
+        for i in range(first, last):
+            address = store_varint(address, load_i64(values + 8 * i))
     else:
         for i in range(first, last):
-            address = store_varint(address, load_int(kind == INT64, values, i))
+            address = store_varint(address, np.int64(load_i32(values + 4 * i)))
     return address
 
 

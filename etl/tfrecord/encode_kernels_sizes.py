@@ -8,6 +8,7 @@ Columns come as a table of addresses, so that one call serves a whole batch what
 import numpy as np
 
 from etl.tfrecord.kernels import inlined, is_valid, kernel, load_i32, load_i64, store_u64
+from etl.tfrecord.packed import packed_bytes
 from etl.tfrecord.varint import varint_bytes
 
 # Kinds of values.
@@ -78,8 +79,7 @@ def payload_bytes(kind, values, byte_offsets, first, last):
             size += 1 + varint_bytes(end - start) + end - start
             start = end
     elif kind == INT64:
-        for i in range(first, last):
-            size += varint_bytes(load_i64(values + 8 * i))
+        size += packed_bytes(values, first, last)
     else:
         for i in range(first, last):
             size += varint_bytes(np.int64(load_i32(values + 4 * i)))

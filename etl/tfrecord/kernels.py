@@ -102,6 +102,16 @@ def trailing_zeros(typingctx: Any, value: Any) -> Any:
 
 
 @intrinsic
+def count_ones(typingctx: Any, value: Any) -> Any:
+    """Set bits of a uint64, as uint64."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ctpop(args[0])
+
+    return types.uint64(types.uint64), codegen
+
+
+@intrinsic
 def leading_zeros(typingctx: Any, value: Any) -> Any:
     """Leading zero bits of a non-zero uint64, as uint64."""
 

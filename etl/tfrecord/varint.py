@@ -4,6 +4,7 @@
 
 import numpy as np
 
+from etl.tfrecord.bit_groups import gather_groups, spread_groups
 from etl.tfrecord.kernels import (
     inlined,
     leading_zeros,
@@ -30,29 +31,19 @@ def varint_bytes(value):
 def store_varint(address, value):
     """Stores a varint in whole words; returns the address past it."""
     value = np.uint64(value)
-    size = varint_bytes(value)
-    spread = value & np.uint64(0x00FFFFFFFFFFFFFF)
-    spread = (spread & np.uint64(0x000000000FFFFFFF)) | (
-        (spread & np.uint64(0x00FFFFFFF0000000)) << np.uint64(4)
-    )
-    spread = (spread & np.uint64(0x00003FFF00003FFF)) | (
-        (spread & np.uint64(0x0FFFC0000FFFC000)) << np.uint64(2)
-    )
-    spread = (spread & np.uint64(0x007F007F007F007F)) | (
-        (spread & np.uint64(0x3F803F803F803F80)) << np.uint64(1)
-    )
-    if size <= 8:
-        more = np.uint64(CONTINUATION) & (
-            (np.uint64(1) << np.uint64(8 * (size - 1))) - np.uint64(1)
-        )
-        store_u64(address, spread | more)
-    else:
-        store_u64(address, spread | np.uint64(CONTINUATION))
-        top = value >> np.uint64(56)
-        if size == 10:
-            top = (top & np.uint64(0x7F)) | np.uint64(0x180)
-        store_u64(address + 8, top)
-    return address + size
+    spread = spread_groups(value)
+    if value < np.uint64(1 << 56):
+        # Bit at which the last byte begins: below it, all bytes are followed by another.
+        last = (np.uint64(63) - leading_zeros(spread | np.uint64(1))) & np.uint64(0x38)
+        store_u64(address, spread | (np.uint64(CONTINUATION) & ~(~np.uint64(0) << last)))
+        return address + np.int64(last >> np.uint64(3)) + 1
+    store_u64(address, spread | np.uint64(CONTINUATION))
+    rest = value >> np.uint64(56)
+    if rest < np.uint64(0x80):
+        store_u64(address + 8, rest)
+        return address + 9
+    store_u64(address + 8, (rest & np.uint64(0x7F)) | np.uint64(0x180))
+    return address + 10
 
 
 @inlined
@@ -64,21 +55,6 @@ def store_exact_varint(address, value):
         address += 1
     store_u8(address, np.uint8(value))
     return address + 1
-
-
-@inlined
-def gather_groups(word):
-    """Joins the 7-bit groups of a varint of at most eight bytes."""
-    word &= np.uint64(0x7F7F7F7F7F7F7F7F)
-    word = (word & np.uint64(0x007F007F007F007F)) | (
-        (word & np.uint64(0x7F007F007F007F00)) >> np.uint64(1)
-    )
-    word = (word & np.uint64(0x00003FFF00003FFF)) | (
-        (word & np.uint64(0x3FFF00003FFF0000)) >> np.uint64(2)
-    )
-    return (word & np.uint64(0x000000000FFFFFFF)) | (
-        (word & np.uint64(0x0FFFFFFF00000000)) >> np.uint64(4)
-    )
 
 
 @inlined

@@ -7,8 +7,9 @@ Every read is checked against the end of the message that holds it.
 
 import numpy as np
 
-from etl.tfrecord.kernels import copy_bytes, inlined, load_u8, load_u32, store_u32, store_u64
-from etl.tfrecord.varint import FAILED, read_value_varint, read_varint
+from etl.tfrecord.kernels import copy_bytes, inlined, load_u32, store_u32, store_u64
+from etl.tfrecord.packed import count_packed, read_packed
+from etl.tfrecord.varint import FAILED, read_varint
 
 # Kinds of lists, numbered as the members of Feature's oneof.
 ABSENT, BYTES, FLOAT, INT = 0, 1, 2, 3
@@ -50,17 +51,6 @@ def read_field(p, end):
 
 
 @inlined
-def _count_varints(p, end):
-    """Varints in a packed range, or `FAILED` if the last one is cut."""
-    if p < end and load_u8(end - 1) >= np.uint8(0x80):
-        return np.int64(FAILED)
-    count = np.int64(0)
-    for i in range(p, end):
-        count += np.int64(load_u8(i) < np.uint8(0x80))
-    return count
-
-
-@inlined
 def measure_list(kind, p, end):
     """Values in a BytesList, FloatList or Int64List and their total length; `FAILED` if bad."""
     count, total = np.int64(0), np.int64(0)
@@ -72,7 +62,7 @@ def measure_list(kind, p, end):
             count += 1
             total += stop - start
         elif tag == 0x0A and kind == INT:
-            packed = _count_varints(start, stop)
+            packed = count_packed(start, stop)
             if packed < 0:
                 return np.int64(FAILED), total
             count += packed
@@ -146,12 +136,10 @@ def fill_list(kind, p, end, limit, values, offsets, at, byte_at):
             store_u32(values + 4 * at, load_u32(start))
             at += 1
         elif kind == INT and (tag == 0x0A or tag == 0x08):
-            while start < stop:
-                value, start = read_value_varint(start, stop, limit)
-                if start < 0:
-                    return np.int64(FAILED), byte_at
-                store_u64(values + 8 * at, value)
-                at += 1
+            after = read_packed(start, stop, limit, values + 8 * at)
+            if after < 0:
+                return np.int64(FAILED), byte_at
+            at = (after - values) >> 3
         p = stop
     return at, byte_at
 
