@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord import decode_kernels_keys as k
-from etl.tfrecord.decode_columns import Arena, Column
+from etl.tfrecord.decode_columns import PLACES, Arena, Column, Scratch
 from etl.tfrecord.features import KIND_CODES, WireFeature
 from etl.tfrecord.framing import CorruptRecordError, RecordBlock, corrupt_record
 
@@ -90,6 +90,7 @@ class ColumnDecoder(Decoder):
     def __init__(self, features: Sequence[WireFeature]) -> None:
         self.features = check_features(tuple(features))
         self.schema = pa.schema([(f.name, f.arrow_type) for f in self.features])
+        self._scratch = Scratch()
 
     @abstractmethod
     def _scan(
@@ -155,7 +156,9 @@ class ColumnDecoder(Decoder):
 
     def _allocate(self, rows: int) -> list[Column]:
         arena = Arena()
-        return [Column(feature, rows, arena) for feature in self.features]
+        noted = sum(f.is_list or f.is_sequence or f.kind == "bytes" for f in self.features)
+        self._scratch.begin(noted * PLACES * rows)
+        return [Column(feature, rows, arena, self._scratch) for feature in self.features]
 
     def _reason(self, feature: int) -> str:
         where = f" in feature {self.features[feature].name!r}" if feature >= 0 else ""

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from conf.errors import InputDataError
-from etl.tfrecord.decode_kernels import fill, gather
+from etl.tfrecord.decode_kernels import fill, fill_strings, gather, total
 from etl.tfrecord.decode_kernels_sequence import fill_feature_lists
 from etl.tfrecord.features import KIND_CODES, WireFeature
 from etl.tfrecord.walk_kernels import BYTES, FLOAT, INT
@@ -44,10 +44,39 @@ class Arena:
         return self._chunk.slice(at, size), self._start + at
 
 
+class Scratch:
+    """Memory in which a decoder notes where lists and byte strings lie, block after block.
+
+    It is neither zeroed nor asked of the system again; what it holds counts only for rows whose
+    feature is marked as present.
+    """
+
+    _KEPT_BYTES = 256 << 20
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.int64)
+        self._taken = 0
+
+    def begin(self, words: int) -> None:
+        """Makes room for so many words, giving up what was handed out before."""
+        if self._memory.size < words or 8 * self._memory.size > self._KEPT_BYTES:
+            self._memory = np.empty(words, np.int64)
+        self._taken = 0
+
+    def take(self, words: int) -> int:
+        """Address of the next so many words."""
+        address = self._memory.ctypes.data + 8 * self._taken
+        self._taken += words
+        return address
+
+
+PLACES = 6  # words per row: starts, ends, counts, byte counts, since, outer counts
+
+
 class Column:
     """One feature of a block of records."""
 
-    def __init__(self, feature: WireFeature, rows: int, arena: Arena) -> None:
+    def __init__(self, feature: WireFeature, rows: int, arena: Arena, scratch: Scratch) -> None:
         self._feature, self._code, self._rows = feature, KIND_CODES[feature.kind], rows
         self._is_nested = feature.is_list or feature.is_sequence
         self._is_scalar = not self._is_nested and self._code != BYTES
@@ -55,13 +84,12 @@ class Column:
         self._valid = np.frombuffer(valid, np.uint8)
         width = _DTYPES[self._code].itemsize if self._is_scalar else 0
         self._values, self._values_at = arena.allocate(width * rows)
-        # starts, ends, counts, byte counts, since, outer counts
-        self._places, self._places_at = arena.allocate(0 if self._is_scalar else 6 * 8 * rows)
+        self._places_at = scratch.take(0 if self._is_scalar else PLACES * rows)
 
     def fields(self, key: int, key_bytes: int) -> tuple[int, ...]:
         """Row of the feature table."""
         starts, ends, counts, byte_counts, since, outer = (
-            self._places_at + 8 * self._rows * i for i in range(6)
+            self._places_at + 8 * self._rows * i for i in range(PLACES)
         )
         return (self._code, int(self._feature.is_list), key, key_bytes, self._values_at,
                 self._valid_at, starts, ends, counts, byte_counts, since, outer)  # fmt: skip
@@ -84,31 +112,34 @@ class Column:
         """
         if self._is_scalar:
             return self._array([self._validity(), self._values]), -1
-        places = np.frombuffer(self._places, np.int64).reshape(6, self._rows)
-        counts, byte_counts, outer = places[[2, 3, 5]] * (self._valid == 1)
-        total, total_bytes = int(counts.sum()), int(byte_counts.sum())
-        total_lists = int(outer.sum()) if self._feature.is_sequence else 0
-        _check_totals(total, total_bytes, total_lists)
-        values = np.empty(total_bytes if self._code == BYTES else total, _DTYPES[self._code])
-        byte_offsets = np.zeros(total + 1 if self._code == BYTES else 1, np.int64)
-        offsets = np.zeros(total_lists + 1, np.int64)
-        inputs = (fields, self._rows, limit, values.ctypes.data, byte_offsets.ctypes.data)
-        if self._feature.is_sequence:
-            bad = fill_feature_lists(*inputs, offsets.ctypes.data, malformed)
+        depth = 2 if self._feature.is_sequence else int(self._is_nested)
+        totals = [int(number) for number in total(fields, depth, self._rows)]
+        _check_totals(*totals)
+        count, size, lists = totals
+        is_bytes = self._code == BYTES
+        values = _allocate(size if is_bytes else count * _DTYPES[self._code].itemsize)
+        rows = _allocate_offsets(self._rows)
+        inputs = (fields, self._rows, limit, values.address)
+        if depth == 0:
+            fill_strings(*inputs, rows.address)
+            return self._array([self._validity(), rows, values]), -1
+        byte_offsets = _allocate_offsets(count if is_bytes else 0)
+        offsets = _allocate_offsets(lists)
+        if depth == 1:
+            bad = fill(*inputs, byte_offsets.address, rows.address, malformed)
         else:
-            bad = fill(*inputs, malformed)
+            bad = fill_feature_lists(
+                *inputs, byte_offsets.address, offsets.address, rows.address, malformed
+            )
         if bad >= 0:
             return None, int(bad)
-        if not self._is_nested:
-            return self._array([self._validity(), _offsets(byte_counts), pa.py_buffer(values)]), -1
-        value_type = self._feature.arrow_type.value_type
-        if self._feature.is_sequence:
-            inner = _leaf(value_type.value_type, self._code, values, byte_offsets)
-            buffers = [None, pa.py_buffer(offsets.astype(np.int32))]
-            child = pa.Array.from_buffers(value_type, total_lists, buffers, children=[inner])
-            return self._array([self._validity(), _offsets(outer)], [child]), -1
-        child = _leaf(value_type, self._code, values, byte_offsets)
-        return self._array([self._validity(), _offsets(counts)], [child]), -1
+        child_type = self._feature.arrow_type.value_type
+        leaf_type = child_type if depth == 1 else child_type.value_type
+        leaves = [None, byte_offsets, values] if is_bytes else [None, values]
+        child = pa.Array.from_buffers(leaf_type, count, leaves)
+        if depth == 2:
+            child = pa.Array.from_buffers(child_type, lists, [None, offsets], children=[child])
+        return self._array([self._validity(), rows], [child]), -1
 
     def _array(
         self, buffers: list[pa.Buffer | None], children: list[pa.Array] | None = None
@@ -122,15 +153,16 @@ class Column:
         return pa.py_buffer(np.packbits(self._valid, bitorder="little"))
 
 
-def _leaf(
-    value_type: pa.DataType, code: int, values: np.ndarray, byte_offsets: np.ndarray
-) -> pa.Array:
-    """The values of lists, as an array without nulls."""
-    data = pa.py_buffer(values)
-    if code != BYTES:
-        return pa.Array.from_buffers(value_type, len(values), [None, data])
-    buffers = [None, pa.py_buffer(byte_offsets.astype(np.int32)), data]
-    return pa.Array.from_buffers(value_type, len(byte_offsets) - 1, buffers)
+def _allocate(size: int) -> pa.Buffer:
+    """Memory of Arrow's pool, which keeps its pages where numpy's go back to the system."""
+    return pa.allocate_buffer(size)
+
+
+def _allocate_offsets(count: int) -> pa.Buffer:
+    """Room for int32 `[count + 1]`, the first one zero."""
+    buffer = _allocate(4 * (count + 1))
+    np.frombuffer(buffer, np.int32, 1)[0] = 0
+    return buffer
 
 
 def _check_totals(*totals: int) -> None:

@@ -11,7 +11,12 @@ oneof wins, repeated occurrences of one member are concatenated.
 
 import numpy as np
 
-from etl.tfrecord.decode_kernels_cells import LIST_ALONE, read_compact, read_simple
+from etl.tfrecord.decode_kernels_cells import (
+    LIST_ALONE,
+    VALUE_ALONE,
+    read_compact,
+    read_simple,
+)
 from etl.tfrecord.decode_kernels_keys import (
     BYTE_COUNTS,
     COUNTS,
@@ -23,6 +28,7 @@ from etl.tfrecord.decode_kernels_keys import (
     NOT_SCALAR,
     OK,
     OTHER_KIND,
+    OUTER_COUNTS,
     REFUSED,
     SINCE,
     STARTS,
@@ -37,6 +43,8 @@ from etl.tfrecord.kernels import (
     kernel,
     load_i64,
     load_u8,
+    prefetch,
+    store_i32,
     store_u8,
     store_u64,
 )
@@ -46,11 +54,15 @@ from etl.tfrecord.walk_kernels import (
     INT,
     fill_entry,
     fill_list,
+    fill_numbers,
     measure_entry,
     read_field,
 )
 
 FEATURES_TAG = 0x0A
+
+# How far ahead memory is asked for.
+_ROWS_AHEAD, _RECORDS_AHEAD = 6, 4
 
 
 @kernel
@@ -62,15 +74,61 @@ def gather(base, index, target):
 
 
 @kernel
-def fill(feature, rows, limit, values, offsets, malformed):
-    """Copies the values of a list or bytes feature out of all rows that `scan` has measured.
+def total(feature, depth, rows):
+    """Adds up what `scan` has measured of a feature.
+
+    Args:
+        feature: Row of the feature table, int64 `[FEATURE_FIELDS]`.
+        depth: 0 for byte strings, 1 for lists, 2 for lists of lists.
+        rows: Number of records.
+
+    Returns:
+        Values (of lists alone), bytes of values (of byte strings alone), and inner lists.
+    """
+    count, size, lists = np.int64(0), np.int64(0), np.int64(0)
+    for row in range(rows):
+        if load_u8(feature[VALID] + row) == np.uint8(1):
+            if depth > 0:
+                count += load_i64(feature[COUNTS] + 8 * row)
+            if feature[KIND] == BYTES:
+                size += load_i64(feature[BYTE_COUNTS] + 8 * row)
+            if depth > 1:
+                lists += load_i64(feature[OUTER_COUNTS] + 8 * row)
+    return count, size, lists
+
+
+@inlined
+def _fetch_ahead(feature, row, rows):
+    """Asks for the bytes of a row that is due soon: the next row's are a record away."""
+    if row + _ROWS_AHEAD < rows:
+        start = load_i64(feature[STARTS] + 8 * (row + _ROWS_AHEAD))
+        prefetch(start)
+        prefetch(start + 64)
+        prefetch(start + 128)
+
+
+@inlined
+def _fill_row(feature, row, limit, values, offsets, at, byte_at):
+    start, end = load_i64(feature[STARTS] + 8 * row), load_i64(feature[ENDS] + 8 * row)
+    since = load_i64(feature[SINCE] + 8 * row)
+    if since == VALUE_ALONE:
+        return fill_numbers(feature[KIND], start, end, limit, values, at), byte_at
+    if since == LIST_ALONE:
+        return fill_list(feature[KIND], start, end, limit, values, offsets, at, byte_at)
+    return fill_entry(feature[KIND], start, end, since, limit, values, offsets, at, byte_at)
+
+
+@kernel
+def fill(feature, rows, limit, values, offsets, row_offsets, malformed):
+    """Copies the values of a list feature out of all rows that `scan` has measured.
 
     Args:
         feature: Row of the feature table, int64 `[FEATURE_FIELDS]`.
         rows: Number of records.
         limit: Address past the input buffer.
         values: Address of the output values.
-        offsets: Address of int64 `[values + 1]`, the first one set; bytes only.
+        offsets: Address of int32 `[values + 1]`, the first one set; bytes only.
+        row_offsets: Address of int32 `[rows + 1]`, the first one set.
         malformed: uint8 `[rows]` in which to mark malformed records, going on after each; empty
             to stop at the first.
 
@@ -79,24 +137,35 @@ def fill(feature, rows, limit, values, offsets, malformed):
     """
     at, byte_at = np.int64(0), np.int64(0)
     for row in range(rows):
+        _fetch_ahead(feature, row, rows)
         if load_u8(feature[VALID] + row) != np.uint8(0):
-            start, end = load_i64(feature[STARTS] + 8 * row), load_i64(feature[ENDS] + 8 * row)
-            since = load_i64(feature[SINCE] + 8 * row)
-            if since == LIST_ALONE:
-                next_at, next_byte = fill_list(
-                    feature[KIND], start, end, limit, values, offsets, at, byte_at
-                )
-            else:
-                next_at, next_byte = fill_entry(
-                    feature[KIND], start, end, since, limit, values, offsets, at, byte_at
-                )
+            next_at, next_byte = _fill_row(feature, row, limit, values, offsets, at, byte_at)
             if next_at >= 0:
                 at, byte_at = next_at, next_byte
             elif len(malformed) == 0:
                 return row
             else:
                 malformed[row] = np.uint8(1)
+        store_i32(row_offsets + 4 * (row + 1), np.int32(at))
     return -1
+
+
+@kernel
+def fill_strings(feature, rows, limit, values, row_offsets):
+    """Copies the byte strings of a feature that is no list out of all rows; see `fill`."""
+    byte_at = np.int64(0)
+    for row in range(rows):
+        if row + _ROWS_AHEAD < rows:
+            prefetch(load_i64(feature[STARTS] + 8 * (row + _ROWS_AHEAD)))
+        if load_u8(feature[VALID] + row) != np.uint8(0):
+            if load_i64(feature[SINCE] + 8 * row) == VALUE_ALONE:
+                size = load_i64(feature[BYTE_COUNTS] + 8 * row)
+                copy_bytes(values + byte_at, load_i64(feature[STARTS] + 8 * row), size)
+                byte_at += size
+            else:
+                offsets, at = row_offsets + 4 * row, np.int64(0)  # of the one value
+                _, byte_at = _fill_row(feature, row, limit, values, offsets, at, byte_at)
+        store_i32(row_offsets + 4 * (row + 1), np.int32(byte_at))
 
 
 @inlined
@@ -217,6 +286,8 @@ def scan(base, index, limit, features, table, successors, outcomes):
         Outcome, record and feature at which the scan ended; (OK, -1, -1) for all records.
     """
     for row in range(len(index)):
+        if row + _RECORDS_AHEAD < len(index):
+            prefetch(base + index[row + _RECORDS_AHEAD, 0])
         p = base + index[row, 0]
         end = p + index[row, 1]
         outcome, f = scan_record(features, table, successors, p, end, limit, row, FEATURES_TAG)

@@ -34,14 +34,15 @@ from etl.tfrecord.kernels import (
     store_u64,
     trailing_zeros,
 )
+from etl.tfrecord.packed import count_packed
 from etl.tfrecord.varint import CONTINUATION, FAILED
 from etl.tfrecord.walk_kernels import (
     BYTES,
     FLOAT,
     INT,
+    PACKED_TAG,
     VALUE_TAG,
     measure_list,
-    read_length,
 )
 
 # 12 <n + 4> <kind tag> <n + 2> 0A <n>: what follows the key in a cell with n bytes of numbers.
@@ -50,8 +51,9 @@ _FLOAT_TAIL = 0x0000_000A_0212_0412
 _BYTES_TAIL = 0x0000_000A_020A_0412
 _TAIL_STEP = 0x0000_0100_0100_0100
 _TAIL_MASK = 0x0000_FFFF_FFFF_FFFF
-# In place of an address to count from: what is stored is a list message, not an entry.
-LIST_ALONE = 0
+# In place of an address to count from: what is stored is no entry, but a list message, or the
+# packed numbers or the byte string themselves.
+LIST_ALONE, VALUE_ALONE = 0, 1
 
 
 @inlined
@@ -100,7 +102,10 @@ def read_compact(feature, p, end, limit, row):
     if (load_u64(tail) & np.uint64(_TAIL_MASK)) != pattern:
         return np.int64(FAILED)
     if kind == BYTES:
-        _store_list(feature, row, tail + 4, stop, np.int64(1), np.int64(n))
+        store_u64(feature[STARTS] + 8 * row, np.uint64(tail + 6))
+        store_u64(feature[SINCE] + 8 * row, np.uint64(VALUE_ALONE))
+        store_u64(feature[BYTE_COUNTS] + 8 * row, n)
+        store_u8(feature[VALID] + row, np.uint8(1))
         return stop
     if kind == FLOAT:
         if n != np.uint64(4):
@@ -119,6 +124,39 @@ def read_compact(feature, p, end, limit, row):
 
 
 @inlined
+def _read_short_length(p, end):
+    """Start and end of a field whose length at `p` takes one or two bytes; `FAILED` otherwise."""
+    if end - p < 2:
+        return np.int64(FAILED), np.int64(FAILED)
+    low, high = np.int64(load_u8(p)), np.int64(load_u8(p + 1))
+    start, length = p + 1, low
+    if low >= 0x80:
+        start, length = p + 2, (high << 7) | (low & 0x7F)
+        if high >= 0x80:
+            return np.int64(FAILED), np.int64(FAILED)
+    if length > end - start:
+        return np.int64(FAILED), np.int64(FAILED)
+    return start, start + length
+
+
+@inlined
+def _store_numbers(feature, row, start, stop):
+    """Takes over packed numbers; returns whether they are whole."""
+    if feature[KIND] == INT:
+        count = count_packed(start, stop)
+    else:
+        count = (stop - start) >> 2 if (stop - start) & 3 == 0 else np.int64(FAILED)
+    if count < 0:
+        return False
+    store_u8(feature[VALID] + row, np.uint8(1))
+    store_u64(feature[STARTS] + 8 * row, np.uint64(start))
+    store_u64(feature[ENDS] + 8 * row, np.uint64(stop))
+    store_u64(feature[SINCE] + 8 * row, np.uint64(VALUE_ALONE))
+    store_u64(feature[COUNTS] + 8 * row, np.uint64(count))
+    return True
+
+
+@inlined
 def read_simple(feature, p, end, row):
     """Takes over a list or byte string under the expected key, in the form that writers produce.
 
@@ -130,21 +168,25 @@ def read_simple(feature, p, end, row):
     if (not is_list and kind != BYTES) or load_u8(p) != np.uint8(ENTRY_TAG):
         return failed
     # Each message must fill the one around it: then nothing else is in there.
-    start, stop = read_length(p + 1, end)
+    start, stop = _read_short_length(p + 1, end)
     if start < 0 or start >= stop or load_u8(start) != np.uint8(KEY_TAG):
         return failed
-    key, after = read_length(start + 1, stop)
+    key, after = _read_short_length(start + 1, stop)
     length = feature[KEY_BYTES]
     if key < 0 or after - key != length or not same_bytes(feature[HEAD] + 4, key, length):
         return failed
     if after >= stop or load_u8(after) != np.uint8(VALUE_TAG):
         return failed
-    member, last = read_length(after + 1, stop)
+    member, last = _read_short_length(after + 1, stop)
     if last != stop or member >= stop or np.int64(load_u8(member)) != (kind << 3 | 2):
         return failed
-    low, high = read_length(member + 1, stop)
+    low, high = _read_short_length(member + 1, stop)
     if high != stop:
         return failed
+    if kind != BYTES and low < high and load_u8(low) == np.uint8(PACKED_TAG):
+        packed, last = _read_short_length(low + 1, high)
+        if last == high:
+            return stop if _store_numbers(feature, row, packed, last) else failed
     count, total = measure_list(kind, low, high)
     if count < 0 or (not is_list and count > 1):
         return failed

@@ -26,7 +26,7 @@ from etl.tfrecord.decode_kernels_keys import (
     find_feature,
     read_key,
 )
-from etl.tfrecord.kernels import inlined, kernel, load_i64, load_u8, store_u8, store_u64
+from etl.tfrecord.kernels import inlined, kernel, load_i64, load_u8, store_i32, store_u8, store_u64
 from etl.tfrecord.walk_kernels import (
     ABSENT,
     VALUE_TAG,
@@ -192,14 +192,16 @@ def _fill_feature_list(feature, row, limit, values, byte_offsets, offsets, at, b
                 if at < 0:
                     return at, byte_at, list_at
                 list_at += 1
-                store_u64(offsets + 8 * list_at, np.uint64(at))
+                store_i32(offsets + 4 * list_at, np.int32(at))
             inner = high
         p = stop
     return at, byte_at, list_at
 
 
 @kernel
-def fill_feature_lists(feature, rows, limit, values, byte_offsets, offsets, malformed):
+def fill_feature_lists(
+    feature, rows, limit, values, byte_offsets, offsets, row_offsets, malformed
+):
     """Copies the values of one feature list out of all rows that `scan_sequences` has measured.
 
     Args:
@@ -207,9 +209,11 @@ def fill_feature_lists(feature, rows, limit, values, byte_offsets, offsets, malf
         rows: Number of records.
         limit: Address past the input buffer.
         values: Address of the output values.
-        byte_offsets: Address of int64 `[values + 1]`, the first one set; bytes only.
-        offsets: Address of int64 `[features + 1]`, the first one set: where the values of each
+        byte_offsets: Address of int32 `[values + 1]`, the first one set; bytes only.
+        offsets: Address of int32 `[features + 1]`, the first one set: where the values of each
             inner list begin.
+        row_offsets: Address of int32 `[rows + 1]`, the first one set: where the inner lists of
+            each row begin.
         malformed: As for `decode_kernels.fill`.
 
     Returns:
@@ -217,15 +221,15 @@ def fill_feature_lists(feature, rows, limit, values, byte_offsets, offsets, malf
     """
     at, byte_at, list_at = np.int64(0), np.int64(0), np.int64(0)
     for row in range(rows):
-        if load_u8(feature[VALID] + row) == np.uint8(0):
-            continue
-        after, byte_after, list_after = _fill_feature_list(
-            feature, row, limit, values, byte_offsets, offsets, at, byte_at, list_at
-        )
-        if after >= 0:
-            at, byte_at, list_at = after, byte_after, list_after
-        elif len(malformed) == 0:
-            return row
-        else:
-            malformed[row] = np.uint8(1)
+        if load_u8(feature[VALID] + row) != np.uint8(0):
+            after, byte_after, list_after = _fill_feature_list(
+                feature, row, limit, values, byte_offsets, offsets, at, byte_at, list_at
+            )
+            if after >= 0:
+                at, byte_at, list_at = after, byte_after, list_after
+            elif len(malformed) == 0:
+                return row
+            else:
+                malformed[row] = np.uint8(1)
+        store_i32(row_offsets + 4 * (row + 1), np.int32(list_at))
     return -1

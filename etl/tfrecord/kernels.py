@@ -77,6 +77,7 @@ load_i64 = _build_load(ir.IntType(64), types.int64)
 load_f32 = _build_load(ir.FloatType(), types.float32)
 load_f64 = _build_load(ir.DoubleType(), types.float64)
 store_u8 = _build_store(ir.IntType(8), types.uint8)
+store_i32 = _build_store(ir.IntType(32), types.int32)
 store_u32 = _build_store(ir.IntType(32), types.uint32)
 store_u64 = _build_store(ir.IntType(64), types.uint64)
 
@@ -122,6 +123,22 @@ def leading_zeros(typingctx: Any, value: Any) -> Any:
 
 
 @intrinsic
+def prefetch(typingctx: Any, address: Any) -> Any:
+    """Asks for the cache line of an address, which may be any number."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        function = builder.module.declare_intrinsic(
+            "llvm.prefetch.p0", (), ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        )
+        # To read, from as near as possible, data.
+        builder.call(function, [builder.inttoptr(args[0], byte), word(0), word(3), word(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+@intrinsic
 def _copy_long(typingctx: Any, target: Any, source: Any, length: Any) -> Any:
     """The C library's memcpy: the widest moves that the CPU has."""
 
@@ -134,18 +151,43 @@ def _copy_long(typingctx: Any, target: Any, source: Any, length: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), codegen
 
 
+def _build_move(size: int) -> Callable[..., Any]:
+    @intrinsic
+    def move(typingctx: Any, target: Any, source: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            block = ir.VectorType(ir.IntType(8), size).as_pointer()
+            target, source = (builder.inttoptr(arg, block) for arg in args)
+            builder.store(builder.load(source, align=1), target, align=1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), codegen
+
+    return move
+
+
+_move_4, _move_8, _move_16, _move_32 = (_build_move(size) for size in (4, 8, 16, 32))
+
+
 @inlined
 def copy_bytes(target: int, source: int, length: int) -> None:
-    """Copies `length` bytes, reading and writing nothing outside the two ranges."""
+    """Copies `length` bytes, reading and writing nothing outside the two ranges.
+
+    Short ranges take two moves of the widest size that fits, which overlap where they must.
+    """
     if length >= _LONG_BYTES:
         _copy_long(target, source, length)
-    elif length >= WORD_BYTES:
-        last = length - WORD_BYTES
-        i = 0
-        while i < last:
-            store_u64(target + i, load_u64(source + i))
-            i += WORD_BYTES
-        store_u64(target + last, load_u64(source + last))  # overlaps the word before
+    elif length >= 32:
+        _move_32(target, source)
+        _move_32(target + length - 32, source + length - 32)
+    elif length >= 16:
+        _move_16(target, source)
+        _move_16(target + length - 16, source + length - 16)
+    elif length >= 8:
+        _move_8(target, source)
+        _move_8(target + length - 8, source + length - 8)
+    elif length >= 4:
+        _move_4(target, source)
+        _move_4(target + length - 4, source + length - 4)
     else:
         for i in range(length):
             store_u8(target + i, load_u8(source + i))

@@ -7,14 +7,14 @@ Every read is checked against the end of the message that holds it.
 
 import numpy as np
 
-from etl.tfrecord.kernels import copy_bytes, inlined, load_u32, store_u32, store_u64
+from etl.tfrecord.kernels import copy_bytes, inlined, load_u8, load_u32, store_i32, store_u32
 from etl.tfrecord.packed import count_packed, read_packed
 from etl.tfrecord.varint import FAILED, read_varint
 
 # Kinds of lists, numbered as the members of Feature's oneof.
 ABSENT, BYTES, FLOAT, INT = 0, 1, 2, 3
 
-VALUE_TAG = 0x12
+VALUE_TAG, PACKED_TAG = 0x12, 0x0A
 
 
 @inlined
@@ -51,10 +51,28 @@ def read_field(p, end):
 
 
 @inlined
+def _short_bytes(p, end):
+    """Length of the BytesList's value at `p` if it is whole and its length takes one byte, or -1.
+
+    Its bytes begin at `p + 2` then.
+    """
+    if end - p < 2 or load_u8(p) != np.uint8(0x0A):
+        return np.int64(FAILED)
+    size = np.int64(load_u8(p + 1))
+    return size if size < 0x80 and size <= end - p - 2 else np.int64(FAILED)
+
+
+@inlined
 def measure_list(kind, p, end):
     """Values in a BytesList, FloatList or Int64List and their total length; `FAILED` if bad."""
     count, total = np.int64(0), np.int64(0)
     while p < end:
+        size = _short_bytes(p, end) if kind == BYTES else np.int64(FAILED)
+        if size >= 0:
+            count += 1
+            total += size
+            p += 2 + size
+            continue
         tag, start, stop = read_field(p, end)
         if stop < 0:
             return np.int64(FAILED), total
@@ -118,9 +136,27 @@ def measure_entry(p, end):
 
 
 @inlined
+def fill_numbers(kind, start, stop, limit, values, at):
+    """Copies packed numbers to position `at` on; returns the next position, or `FAILED`."""
+    if kind == INT:
+        after = read_packed(start, stop, limit, values + 8 * at)
+        return (after - values) >> 3 if after >= 0 else np.int64(FAILED)
+    copy_bytes(values + 4 * at, start, stop - start)
+    return at + ((stop - start) >> 2)
+
+
+@inlined
 def fill_list(kind, p, end, limit, values, offsets, at, byte_at):
     """Copies a list's values from position `at` on; returns the next position, or `FAILED`."""
     while p < end:
+        size = _short_bytes(p, end) if kind == BYTES else np.int64(FAILED)
+        if size >= 0:
+            copy_bytes(values + byte_at, p + 2, size)
+            byte_at += size
+            at += 1
+            store_i32(offsets + 4 * at, np.int32(byte_at))
+            p += 2 + size
+            continue
         tag, start, stop = read_field(p, end)
         if stop < 0:
             return np.int64(FAILED), byte_at
@@ -128,18 +164,14 @@ def fill_list(kind, p, end, limit, values, offsets, at, byte_at):
             copy_bytes(values + byte_at, start, stop - start)
             byte_at += stop - start
             at += 1
-            store_u64(offsets + 8 * at, np.uint64(byte_at))
-        elif kind == FLOAT and tag == 0x0A:
-            copy_bytes(values + 4 * at, start, stop - start)
-            at += (stop - start) >> 2
+            store_i32(offsets + 4 * at, np.int32(byte_at))
         elif kind == FLOAT and tag == 0x0D:
             store_u32(values + 4 * at, load_u32(start))
             at += 1
-        elif kind == INT and (tag == 0x0A or tag == 0x08):
-            after = read_packed(start, stop, limit, values + 8 * at)
-            if after < 0:
-                return np.int64(FAILED), byte_at
-            at = (after - values) >> 3
+        elif kind != BYTES and (tag == PACKED_TAG or (kind == INT and tag == 0x08)):
+            at = fill_numbers(kind, start, stop, limit, values, at)
+            if at < 0:
+                return at, byte_at
         p = stop
     return at, byte_at
 

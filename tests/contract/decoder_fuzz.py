@@ -16,8 +16,8 @@ import numpy as np
 
 from etl.tfrecord import decode_kernels_keys as k
 from etl.tfrecord.decode import ExampleDecoder, SequenceDecoder, WireFeature
-from etl.tfrecord.decode_columns import Arena, Column
-from etl.tfrecord.decode_kernels import fill, scan
+from etl.tfrecord.decode_columns import PLACES, Arena, Column, Scratch
+from etl.tfrecord.decode_kernels import fill, fill_strings, scan, total
 from etl.tfrecord.decode_kernels_sequence import fill_feature_lists, scan_sequences
 from etl.tfrecord.kernels import kernel, load_i64, load_u8, store_u8
 from etl.tfrecord.walk_kernels import BYTES, FLOAT
@@ -109,16 +109,20 @@ def fill_all(features, limit, ends, malformed):
         is_nested = feature[k.OUTER_COUNTS] != 0 and feature[k.IS_LIST] == 2
         if (feature[k.IS_LIST] == 0 and feature[k.KIND] != BYTES) or load_u8(feature[k.VALID]) != 1:
             continue
-        count, size = load_i64(feature[k.COUNTS]), load_i64(feature[k.BYTE_COUNTS])
+        depth = 2 if is_nested else feature[k.IS_LIST]
+        count, size, lists = total(feature, depth, 1)
         width = 1 if feature[k.KIND] == BYTES else 4 if feature[k.KIND] == FLOAT else 8
         values = ends[0] - width * (size if feature[k.KIND] == BYTES else count)
-        byte_offsets = ends[1] - 8 * (count + 1)
+        byte_offsets, rows = ends[1] - 4 * (count + 1), ends[3] - 4 * 2
+        bad = np.int64(-1)
         if is_nested:
-            offsets = ends[2] - 8 * (load_i64(feature[k.OUTER_COUNTS]) + 1)
+            offsets = ends[2] - 4 * (lists + 1)
             bad = fill_feature_lists(
-                feature, 1, limit, values, byte_offsets, offsets, malformed)  # fmt: skip
+                feature, 1, limit, values, byte_offsets, offsets, rows, malformed)  # fmt: skip
+        elif depth == 1:
+            bad = fill(feature, 1, limit, values, byte_offsets, rows, malformed)
         else:
-            bad = fill(feature, 1, limit, values, byte_offsets, malformed)
+            fill_strings(feature, 1, limit, values, rows)
         if bad >= 0:
             return False
     return True
@@ -189,12 +193,13 @@ def main(record_type: str, records: int, seed: int, corpus_file: str, result_fil
     corpus, starts = loaded["corpus"], loaded["starts"]
     state = np.array([seed * 2654435761 + 88172645463325252], np.uint64)
     end = guarded_end()
-    ends = np.array([guarded_end(), guarded_end(), guarded_end()], np.int64)
+    ends = np.array([guarded_end() for _ in range(4)], np.int64)
     samples = np.zeros((SAMPLES, SAMPLE_BYTES), np.uint8)
     sample_lengths, counts = np.zeros(SAMPLES, np.int64), np.zeros(8, np.int64)
     features = FEATURES[record_type]
-    arena = Arena()
-    columns = [Column(feature, 1, arena) for feature in features]
+    arena, scratch = Arena(), Scratch()
+    scratch.begin(PLACES * len(features))
+    columns = [Column(feature, 1, arena, scratch) for feature in features]
     outputs = (samples, sample_lengths, counts)
     store = (records, state, corpus, starts, end, ends)
     if record_type == "Example":
