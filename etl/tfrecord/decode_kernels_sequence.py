@@ -199,9 +199,7 @@ def _fill_feature_list(feature, row, limit, values, byte_offsets, offsets, at, b
 
 
 @kernel
-def fill_feature_lists(
-    feature, rows, limit, values, byte_offsets, offsets, row_offsets, malformed
-):
+def fill_feature_lists(feature, rows, limit, values, byte_offsets, offsets, row_offsets, malformed):
     """Copies the values of one feature list out of all rows that `scan_sequences` has measured.
 
     Args:

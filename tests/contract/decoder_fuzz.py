@@ -19,7 +19,7 @@ from etl.tfrecord.decode import ExampleDecoder, SequenceDecoder, WireFeature
 from etl.tfrecord.decode_columns import PLACES, Arena, Column, Scratch
 from etl.tfrecord.decode_kernels import fill, fill_strings, scan, total
 from etl.tfrecord.decode_kernels_sequence import fill_feature_lists, scan_sequences
-from etl.tfrecord.kernels import kernel, load_i64, load_u8, store_u8
+from etl.tfrecord.kernels import kernel, load_u8, store_u8
 from etl.tfrecord.walk_kernels import BYTES, FLOAT
 
 FEATURES = {
@@ -36,7 +36,7 @@ FEATURES = {
     ),
 }  # fmt: skip
 REGION_BYTES = 1 << 20
-SAMPLES, SAMPLE_BYTES = 3000, 512
+SAMPLES, SAMPLE_BYTES = 3000, 2048
 
 
 def guarded_end(size: int = REGION_BYTES) -> int:

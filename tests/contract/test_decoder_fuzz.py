@@ -55,7 +55,8 @@ def build_record(record_type: str, rng: np.random.Generator) -> bytes:
             for _ in range(rng.integers(0, 4)):
                 fill(lists.feature.add(), wanted.kind, rng, 3)
         else:
-            most = 6 if wanted.is_list else 1
+            # Long lists are read in blocks, short ones byte by byte.
+            most = (90 if rng.random() < 0.2 else 6) if wanted.is_list else 1
             fill(map_of.feature[wanted.name], wanted.kind, rng, most)
     return message.SerializeToString()
 
