@@ -43,6 +43,7 @@ from etl.tfrecord.kernels import (
     kernel,
     load_i64,
     load_u8,
+    outlined,
     prefetch,
     store_i32,
     store_u8,
@@ -168,7 +169,7 @@ def fill_strings(feature, rows, limit, values, row_offsets):
         store_i32(row_offsets + 4 * (row + 1), np.int32(byte_at))
 
 
-@inlined
+@outlined
 def _store_entry(feature, p, end, limit, row):
     """Takes over an entry of any form: a scalar's value, or where a list's values lie."""
     kind, count, total, since = measure_entry(p, end)
@@ -243,7 +244,7 @@ def find_refused(features, row):
     return np.int64(OK), -1
 
 
-@inlined
+@outlined
 def scan_record(features, table, successors, p, end, limit, row, features_tag):
     """Decodes the Features message that a record holds under a tag.
 

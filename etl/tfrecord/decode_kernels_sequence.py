@@ -26,7 +26,16 @@ from etl.tfrecord.decode_kernels_keys import (
     find_feature,
     read_key,
 )
-from etl.tfrecord.kernels import inlined, kernel, load_i64, load_u8, store_i32, store_u8, store_u64
+from etl.tfrecord.kernels import (
+    inlined,
+    kernel,
+    load_i64,
+    load_u8,
+    outlined,
+    store_i32,
+    store_u8,
+    store_u64,
+)
 from etl.tfrecord.walk_kernels import (
     ABSENT,
     VALUE_TAG,
@@ -38,7 +47,7 @@ from etl.tfrecord.walk_kernels import (
 FEATURE_LISTS_TAG, FEATURE_TAG = 0x12, 0x0A
 
 
-@inlined
+@outlined
 def measure_feature_list(p, end, wanted):
     """Walks the FeatureList of a map entry.
 
@@ -173,7 +182,7 @@ def scan_sequences(
     return OK, -1, -1
 
 
-@inlined
+@outlined
 def _fill_feature_list(feature, row, limit, values, byte_offsets, offsets, at, byte_at, list_at):
     """Copies a row's values; the first result is `FAILED` for a malformed varint."""
     kind, none, zero = feature[KIND], np.int64(ABSENT), np.int64(0)

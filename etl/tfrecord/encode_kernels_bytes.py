@@ -45,6 +45,7 @@ from etl.tfrecord.kernels import (
     load_i32,
     load_i64,
     load_u64,
+    outlined,
     store_u8,
     store_u32,
     store_u64,
@@ -216,7 +217,7 @@ def _write_general(column, row, cursors):
     return -1
 
 
-@inlined
+@outlined
 def write_entries(columns, row, cursors):
     """Writes the map entries of single features at the cursors, and moves those past them.
 

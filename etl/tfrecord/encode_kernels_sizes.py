@@ -7,7 +7,7 @@ Columns come as a table of addresses, so that one call serves a whole batch what
 
 import numpy as np
 
-from etl.tfrecord.kernels import inlined, is_valid, kernel, load_i32, load_i64, store_u64
+from etl.tfrecord.kernels import inlined, is_valid, kernel, load_i32, load_i64, outlined, store_u64
 from etl.tfrecord.packed import packed_bytes
 from etl.tfrecord.varint import varint_bytes
 
@@ -121,7 +121,7 @@ def _measure_general(column, first, sizes):
         sizes[i] += 1 + varint_bytes(entry) + entry
 
 
-@inlined
+@outlined
 def measure_entries(columns, first, sizes):
     """Computes the bytes of the map entries of single features; see `measure`."""
     sizes[:] = 0

@@ -43,7 +43,18 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles a small helper that LLVM always inlines into the kernels that call it."""
-    return njit(nogil=True, error_model="numpy", boundscheck=False, forceinline=True)(function)
+    return njit(
+        nogil=True, error_model="numpy", boundscheck=False, forceinline=True,
+        no_cpython_wrapper=True, no_cfunc_wrapper=True,  # only kernels call it
+    )(function)  # fmt: skip
+
+
+def outlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles a larger helper once, to be called: what is inlined is compiled in each caller."""
+    return njit(
+        nogil=True, error_model="numpy", boundscheck=False,
+        no_cpython_wrapper=True, no_cfunc_wrapper=True,
+    )(function)  # fmt: skip
 
 
 def _build_load(element: ir.Type, result: types.Type) -> Callable[..., Any]:

@@ -7,7 +7,15 @@ Every read is checked against the end of the message that holds it.
 
 import numpy as np
 
-from etl.tfrecord.kernels import copy_bytes, inlined, load_u8, load_u32, store_i32, store_u32
+from etl.tfrecord.kernels import (
+    copy_bytes,
+    inlined,
+    load_u8,
+    load_u32,
+    outlined,
+    store_i32,
+    store_u32,
+)
 from etl.tfrecord.packed import count_packed, read_packed
 from etl.tfrecord.varint import FAILED, read_varint
 
@@ -62,7 +70,7 @@ def _short_bytes(p, end):
     return size if size < 0x80 and size <= end - p - 2 else np.int64(FAILED)
 
 
-@inlined
+@outlined
 def measure_list(kind, p, end):
     """Values in a BytesList, FloatList or Int64List and their total length; `FAILED` if bad."""
     count, total = np.int64(0), np.int64(0)
@@ -94,7 +102,7 @@ def measure_list(kind, p, end):
     return count, total
 
 
-@inlined
+@outlined
 def measure_members(p, end, kind, count, total, since):
     """Walks the members of a Feature, continuing what earlier pieces of it have left.
 
@@ -119,7 +127,7 @@ def measure_members(p, end, kind, count, total, since):
     return kind, count, total, since
 
 
-@inlined
+@outlined
 def measure_entry(p, end):
     """Walks the Feature of a map entry; returns what `measure_members` does."""
     kind, count, total, since = np.int64(ABSENT), np.int64(0), np.int64(0), np.int64(p)
@@ -145,7 +153,7 @@ def fill_numbers(kind, start, stop, limit, values, at):
     return at + ((stop - start) >> 2)
 
 
-@inlined
+@outlined
 def fill_list(kind, p, end, limit, values, offsets, at, byte_at):
     """Copies a list's values from position `at` on; returns the next position, or `FAILED`."""
     while p < end:
@@ -176,7 +184,7 @@ def fill_list(kind, p, end, limit, values, offsets, at, byte_at):
     return at, byte_at
 
 
-@inlined
+@outlined
 def fill_members(kind, p, end, since, limit, values, offsets, at, byte_at):
     """Copies the values of a Feature that `measure_members` has accepted, from position `at` on.
 
@@ -194,7 +202,7 @@ def fill_members(kind, p, end, since, limit, values, offsets, at, byte_at):
     return at, byte_at
 
 
-@inlined
+@outlined
 def fill_entry(kind, p, end, since, limit, values, offsets, at, byte_at):
     """Copies the values of an entry that `measure_entry` has accepted; as `fill_members`."""
     while p < end:
