@@ -30,10 +30,18 @@ intrinsic: Any = _intrinsic  # what it returns is called with other arguments th
 WORD_BYTES = 8
 _LONG_BYTES = 64  # from here on a call of memcpy pays
 
+# What is called by kernels alone needs no way in from Python or C.
+_KERNELS_ALONE = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+
+
+def _compile(function: Callable[..., Any], **options: bool) -> Any:
+    compiled: Any = njit  # takes more options than it declares
+    return compiled(nogil=True, error_model="numpy", boundscheck=False, **options)(function)
+
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles an entry point with numba: no GIL, cached on disk as `jit_cache` says."""
-    compiled: Any = njit(nogil=True, error_model="numpy", boundscheck=False)(function)
+    compiled = _compile(function)
     if jit_cache.is_enabled():
         # No directory for it, or another numba: compile in every process.
         with contextlib.suppress(RuntimeError, OSError, AttributeError, TypeError):
@@ -43,18 +51,12 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles a small helper that LLVM always inlines into the kernels that call it."""
-    return njit(
-        nogil=True, error_model="numpy", boundscheck=False, forceinline=True,
-        no_cpython_wrapper=True, no_cfunc_wrapper=True,  # only kernels call it
-    )(function)  # fmt: skip
+    return _compile(function, forceinline=True, **_KERNELS_ALONE)
 
 
 def outlined(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles a larger helper once, to be called: what is inlined is compiled in each caller."""
-    return njit(
-        nogil=True, error_model="numpy", boundscheck=False,
-        no_cpython_wrapper=True, no_cfunc_wrapper=True,
-    )(function)  # fmt: skip
+    return _compile(function, **_KERNELS_ALONE)
 
 
 def _build_load(element: ir.Type, result: types.Type) -> Callable[..., Any]:

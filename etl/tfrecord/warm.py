@@ -23,7 +23,7 @@ def warm_kernels() -> None:
     for record_type in RECORD_TYPES:
         columns: dict[str, pa.Array] = {"b": pa.array([b"x"])}
         if record_type != "ByteArray":
-            columns |= {"i": pa.array([1]), "l": pa.array([[1.0]], pa.list_(pa.float32()))}
+            columns |= {"i": pa.array([1]), "l": pa.array([[1.0, 2.0]], pa.list_(pa.float32()))}
         if record_type == "SequenceExample":
             columns["s"] = pa.array([[[1]]])
         batch = pa.record_batch(columns)
