@@ -6,6 +6,7 @@ import errno
 import importlib
 import importlib.metadata
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +24,9 @@ EXTRAS = {
     "keras": "training",
 }
 
+NO_JIT_CACHE = "--no-jit-cache"
+NO_JIT_CACHE_VARIABLE = "SLUICE_NO_JIT_CACHE"
+
 # What Typer makes of Ctrl-C.
 _INTERRUPTED = 130
 
@@ -34,6 +38,7 @@ SUBCOMMANDS = {
     "export": ("jobs.export", "SavedModels and embeddings of a trained run."),
     "predict": ("jobs.predict", "Top-k lists for every user, as .json.gz."),
     "inspect": ("jobs.inspect_dataset", "Show what a dataset, a shard or a run holds."),
+    "convert": ("jobs.convert", "TFRecord, Parquet, CSV, libsvm into each other, no Spark."),
     "report": ("jobs.report", "Write the HTML report of a run."),
     "demo": ("jobs.demo", "The whole chain on generated sample logs."),
 }
@@ -42,6 +47,9 @@ SUBCOMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the `sluice` command and returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and arguments[0] == NO_JIT_CACHE:
+        os.environ[NO_JIT_CACHE_VARIABLE] = "1"  # before anything compiled is imported
+        arguments = arguments[1:]
     if not arguments or arguments[0] in ("-h", "--help"):
         print(render_help())
         return ExitCode.OK
@@ -70,9 +78,12 @@ def render_help() -> str:
     rows = "\n".join(f"  {name:<{width}}{text}" for name, (_, text) in SUBCOMMANDS.items())
     return (
         "Spark logs in, TFRecord shards through, trained recommenders out.\n\n"
-        "Usage: sluice COMMAND [OPTIONS]\n\n"
+        "Usage: sluice [--no-jit-cache] COMMAND [OPTIONS]\n\n"
         f"Commands:\n{rows}\n\n"
-        "Options:\n  --version   Show the version.\n  -h, --help  Show this text.\n\n"
+        "Options:\n"
+        "  --version       Show the version.\n"
+        "  --no-jit-cache  Before COMMAND: keep compiled code in memory, touch no cache on disk.\n"
+        "  -h, --help      Show this text.\n\n"
         "`sluice COMMAND --help` shows a command's own options.\n\n"
         "Exit codes: 0 done, 2 usage or config, 3 input data refused, 4 upstream not ready,\n"
         "            5 training diverged, 1 anything else."

@@ -16,7 +16,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 from conf.dataset import read_manifest
 from conf.errors import ConfigError, InputDataError
 from conf.manifest import MANIFEST_FILE, Manifest
-from jobs.inspection.head import read_dataset_head, read_head, wire_features
+from jobs.inspection.files import list_record_files, summarize_files
+from jobs.inspection.head import read_dataset_head, read_files_head, read_head, wire_features
 from jobs.inspection.listing import list_summary, print_listings
 from jobs.inspection.summary import summarize_dataset, summarize_run, summarize_shard
 from jobs.inspection.target import Target, find_target
@@ -34,7 +35,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def main(
-    path: Annotated[str, typer.Argument(help="A dataset, a version, a shard file or a run.")],
+    path: Annotated[str, typer.Argument(help="A dataset, a version, TFRecord files or a run.")],
     verify: Annotated[
         bool, typer.Option("--verify", help="Recompute every CRC-32C and row count.")
     ] = False,
@@ -72,6 +73,8 @@ def inspect(
         return summarize_run(target.path)
     if target.kind == "dataset":
         return _inspect_dataset(target.path, verify, head, split)
+    if target.kind == "files":
+        return _inspect_files(target.path, head)
     return _inspect_shard(target, verify, head)
 
 
@@ -90,6 +93,17 @@ def _inspect_dataset(
             return summary
     if head is not None:
         summary["head"] = read_dataset_head(version, manifest, head, split)
+    return summary
+
+
+def _inspect_files(directory: Path, head: int | None) -> dict[str, Any]:
+    """Reads, and so verifies, every file: nothing else can tell what they hold."""
+    files = list_record_files(directory)
+    with _show_progress(sum(file.stat().st_size for file in files)) as on_bytes:
+        summary, result = summarize_files(directory, on_bytes)
+    summary["verification"] = result.to_json()
+    if head is not None and not result.problems:
+        summary["head"] = read_files_head(files, head, summary["record_type"])
     return summary
 
 

@@ -15,6 +15,8 @@ from jobs.java import ensure_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# See `etl.tfrecord.kernels`; spelt out here, where nothing compiled is imported yet.
+NO_JIT_CACHE_VARIABLE = "SLUICE_NO_JIT_CACHE"
 # Set by spark-submit for the Python processes that it starts.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 _LOG_CONFIG = Path(__file__).with_name("log4j2.properties").resolve()
@@ -62,12 +64,19 @@ def build_session(config: SparkConfig, app_name: str) -> SparkSession:
     return session
 
 
+def _forwarded_environment() -> dict[str, str]:
+    """Variables of this process that the executors' Python workers must see too."""
+    value = os.environ.get(NO_JIT_CACHE_VARIABLE)
+    return {} if value is None else {f"spark.executorEnv.{NO_JIT_CACHE_VARIABLE}": value}
+
+
 def _settings(config: SparkConfig, submitted: bool) -> dict[str, str]:
     needed = {
         # Event times are instants; a laptop's zone must not shift them.
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
+        **_forwarded_environment(),
         **config.conf,
     }
     if submitted:

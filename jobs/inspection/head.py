@@ -9,7 +9,9 @@ from typing import Any
 from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema
-from etl.tfrecord.decode import WireFeature, infer_features, read_batches
+from etl.tfrecord.decode import WireFeature, build_decoder, infer_features, read_batches
+from etl.tfrecord.encode import RecordType
+from etl.tfrecord.framing import read_record_blocks
 
 
 def wire_features(schema: FeatureSchema) -> list[WireFeature]:
@@ -67,6 +69,24 @@ def read_dataset_head(
             break
         wanted = wire_features(manifest.schema)
         records += read_head(version / shard.path, count - len(records), wanted)
+    return records
+
+
+def read_files_head(
+    files: Sequence[Path], count: int, record_type: RecordType
+) -> list[dict[str, Any]]:
+    """Reads the first records of files of any record type; see `read_head`."""
+    records: list[dict[str, Any]] = []
+    features = [WireFeature("byteArray", "bytes")]
+    if record_type != "ByteArray":
+        features = infer_features(files, record_type=record_type)
+    decoder = build_decoder(features, record_type)
+    for block in (block for path in files for block in read_record_blocks(path)):
+        for row in decoder.decode_block(block).slice(0, count - len(records)).to_pylist():
+            present = {name: _plain(value) for name, value in row.items() if value is not None}
+            records.append(present)
+        if len(records) >= count:
+            break
     return records
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from jobs.reporting.numbers import (
 )
 
 _LONGEST_VALUE = 60
+_WIDEST_BAR = 40
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,12 @@ def _rich_table(listing: Listing) -> Table:
 
 def list_summary(summary: Mapping[str, Any]) -> tuple[Listing, ...]:
     """Returns the tables of a summary of any kind."""
-    build = {"dataset": _list_dataset, "shard": _list_shard, "run": _list_run}[summary["kind"]]
+    build = {
+        "dataset": _list_dataset,
+        "shard": _list_shard,
+        "files": _list_files,
+        "run": _list_run,
+    }[summary["kind"]]
     tables = list(build(summary))
     if "verification" in summary:
         tables.append(_verification(summary["verification"]))
@@ -134,6 +141,42 @@ def _list_shard(summary: Mapping[str, Any]) -> Iterator[Listing]:
     yield _features(summary["features"])
 
 
+def _list_files(summary: Mapping[str, Any]) -> Iterator[Listing]:
+    unlisted = summary["not_in_manifest"]
+    yield _facts("TFRecord files", {
+        "path": summary["path"],
+        "files": format_count(summary["files"]),
+        "records": f"{format_count(summary['rows'])}, {summary['record_type']}",
+        "bytes": format_bytes(summary["bytes"]),
+        "compression": ", ".join(summary["compressions"]),
+        "partition columns": ", ".join(f"{n} {t}" for n, t in summary["partition_columns"]) or None,
+        "manifest": "as it says" if summary["manifest"] else "(none beside them)",
+        "not in the manifest": f"{len(unlisted)}: {', '.join(unlisted[:3])}" if unlisted else None,
+    })  # fmt: skip
+    if summary["features"]:
+        yield _features(summary["features"])
+    yield _record_sizes(summary["record_sizes"])
+
+
+def _record_sizes(sizes: Mapping[str, Any]) -> Listing:
+    """A histogram, the widest bar standing for the fullest bin."""
+    most = max((bin_["records"] for bin_ in sizes["bins"]), default=1)
+    total = sum(bin_["records"] for bin_ in sizes["bins"])
+    rows = tuple(
+        (f"{bin_['from']:,} to {bin_['to']:,}", format_count(bin_["records"]),
+         format_share(bin_["records"] / total),
+         "\N{FULL BLOCK}" * math.ceil(_WIDEST_BAR * bin_["records"] / most))
+        for bin_ in sizes["bins"]
+    )  # fmt: skip
+    mean = (
+        ""
+        if sizes["mean"] is None
+        else (f": {sizes['shortest']:,} to {sizes['longest']:,}, mean {sizes['mean']:,.1f}")
+    )
+    columns = ("bytes", "records", "share", " ")
+    return Listing(f"record sizes{mean}", columns, rows, frozenset({"bytes", "records", "share"}))
+
+
 def _list_run(summary: Mapping[str, Any]) -> Iterator[Listing]:
     card = summary["card"]
     plain = {k: v for k, v in card.items() if not isinstance(v, dict | list)}
@@ -166,7 +209,7 @@ def _features(features: Sequence[Mapping[str, Any]]) -> Listing:
     rows = tuple(
         (
             feature["name"],
-            f"list<{feature['dtype']}>" if feature["shape"] else feature["dtype"],
+            _type_name(feature["dtype"], len(feature["shape"])),
             feature.get("role", MISSING),
             format_count(feature.get("vocabulary_size")),
             str(feature.get("shared_embedding") or feature["name"])
@@ -177,6 +220,10 @@ def _features(features: Sequence[Mapping[str, Any]]) -> Listing:
         for feature in features
     )
     return Listing("features", columns, rows, frozenset({"vocabulary", "max length"}))
+
+
+def _type_name(dtype: str, dimensions: int) -> str:
+    return "list<" * dimensions + dtype + ">" * dimensions
 
 
 def _counts(counts: Mapping[str, Any], splits: Sequence[str]) -> Listing:

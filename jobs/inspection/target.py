@@ -11,8 +11,9 @@ from conf.errors import UpstreamNotReadyError
 from conf.manifest import MANIFEST_FILE
 from conf.pointer import CURRENT_FILE
 from conf.run import RUN_CARD_FILE, RUNS_DIR, resolve_run
+from jobs.inspection.files import list_record_files
 
-Kind = Literal["dataset", "shard", "run"]
+Kind = Literal["dataset", "shard", "files", "run"]
 
 _SHARD_PARENTS = 3
 
@@ -22,8 +23,8 @@ class Target:
     """What a path names.
 
     Attributes:
-        kind: A dataset version, a shard file, or a run.
-        path: The version's or run's directory, or the shard's file.
+        kind: A dataset version, a shard file, a directory of TFRecord files, or a run.
+        path: The version's, files' or run's directory, or the shard's file.
         version: For a shard, the dataset version that it lies in, or None.
     """
 
@@ -49,10 +50,12 @@ def find_target(path: str) -> Target:
     is_dataset = (place / MANIFEST_FILE).is_file() or (place / CURRENT_FILE).is_file()
     if is_dataset or (place / VERSIONS_DIR).is_dir():
         return Target("dataset", resolve_version(place))
+    if place.is_dir() and list_record_files(place):
+        return Target("files", place)
     raise UpstreamNotReadyError(
         "there is nothing here to inspect",
         received=place if place.exists() else f"{place} (does not exist)",
-        allowed="a dataset, one of its versions, a run, or a TFRecord file",
+        allowed="a dataset, one of its versions, a run, TFRecord files or one of them",
         fix="correct the path, or run `sluice build` or `sluice train` first",
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -24,13 +25,37 @@ def test_version(capsys):
     assert capsys.readouterr().out.startswith("sluice ")
 
 
+def test_the_cache_of_compiled_code_can_be_switched_off(tmp_path):
+    """Reads no cache and writes none, and the command works all the same."""
+    source = tmp_path / "a.csv"
+    source.write_text("id\n1\n")
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "jobs.cli", "--no-jit-cache", "convert", str(source),
+               str(tmp_path / "a.tfrecord")]  # fmt: skip
+    subprocess.run(command, check=True, env=environment, capture_output=True)
+    assert (tmp_path / "a.tfrecord").stat().st_size > 0
+    assert not (tmp_path / "cache").exists()
+
+
 def test_unknown_subcommand_names_the_nearest(capsys):
     assert main(["biuld"]) == 2
     assert "did you mean 'build'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    "name", ["data", "build", "train", "evaluate", "export", "predict", "inspect", "report", "demo"]
+    "name",
+    [
+        "data",
+        "build",
+        "train",
+        "evaluate",
+        "export",
+        "predict",
+        "inspect",
+        "convert",
+        "report",
+        "demo",
+    ],
 )
 def test_every_subcommand_explains_itself(capsys, name):
     assert main([name, "--help"]) == 0

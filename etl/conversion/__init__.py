@@ -1,0 +1,1 @@
+"""Files of one format to another on one machine, without Spark, in bounded memory."""

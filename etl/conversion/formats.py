@@ -1,0 +1,154 @@
+"""The formats that files are converted between, and how each is told apart."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+import pyarrow as pa
+
+from conf.errors import ConfigError, did_you_mean
+from etl.tfrecord.encode import RecordType
+from etl.tfrecord.policies import LoweringOptions
+from etl.tfrecord.writer import ShardOptions
+
+Format = Literal["tfrecord", "parquet", "csv", "libsvm"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+
+_SUFFIXES: Mapping[str, Format] = {
+    ".tfrecord": "tfrecord",
+    ".tfrecords": "tfrecord",
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".libsvm": "libsvm",
+    ".svm": "libsvm",
+}
+_COMPRESSED = (".gz", ".deflate", ".zlib")
+
+_VALUE_TYPES: Mapping[str, pa.DataType] = {
+    "int64": pa.int64(),
+    "float32": pa.float32(),
+    "float64": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+}
+
+
+@dataclass(frozen=True)
+class LibsvmColumns:
+    """Names of the three columns that a libsvm line becomes."""
+
+    label: str = "label"
+    indices: str = "indices"
+    values: str = "values"
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """How CSV is read and written.
+
+    Attributes:
+        separator: Between columns; None for a tab in `.tsv` files and a comma in others.
+        list_separator: Between the values of a list column.
+        types: Type by column name, over what is inferred: int64, float32, float64, string,
+            binary, or `list<…>` of these.
+    """
+
+    separator: str | None = None
+    list_separator: str = "|"
+    types: Mapping[str, pa.DataType] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """How files are converted.
+
+    Attributes:
+        record_type: Record type of TFRecord files, read or written.
+        shard: Compression and the like of written TFRecord files.
+        lowering: How columns become features.
+        text: How CSV is read and written.
+        libsvm: Names of a libsvm file's columns.
+    """
+
+    record_type: RecordType = "Example"
+    shard: ShardOptions = field(default_factory=ShardOptions)
+    lowering: LoweringOptions = field(default_factory=LoweringOptions)
+    text: TextOptions = TextOptions()
+    libsvm: LibsvmColumns = LibsvmColumns()
+
+
+def detect_format(path: Path) -> Format:
+    """Tells a file's format by the ending of its name, that of a compression left aside.
+
+    Raises:
+        ConfigError: The ending is none of those known.
+    """
+    name = path.name.lower()
+    for ending in _COMPRESSED:
+        name = name.removesuffix(ending)
+    suffix = Path(name).suffix
+    if suffix in _SUFFIXES:
+        return _SUFFIXES[suffix]
+    raise ConfigError(
+        f"cannot tell the format of {path} by its name",
+        received=suffix or "no ending",
+        allowed=", ".join(_SUFFIXES),
+        fix="name it: --from or --to with " + ", ".join(FORMATS),
+    )
+
+
+def list_inputs(path: Path, wanted: Format | None) -> list[Path]:
+    """Lists the files of an input in the order of their names.
+
+    Args:
+        path: A file, or a directory with files of one format; hidden ones are left out.
+        wanted: Format of the files; None to tell by their names.
+
+    Raises:
+        ConfigError: Nothing is there, or a directory holds several formats.
+    """
+    if path.is_file():
+        return [path]
+    files = sorted(p for p in path.rglob("*") if p.is_file() and not _is_hidden(p, path))
+    if not files:
+        raise ConfigError(
+            "there is nothing to convert",
+            received=path if path.is_dir() else f"{path} (does not exist)",
+            allowed="a file, or a directory with files",
+        )
+    if wanted is None:
+        found = {detect_format(file) for file in files}
+        if len(found) > 1:
+            raise ConfigError(
+                f"{path} holds files of several formats",
+                received=", ".join(sorted(found)),
+                fix="give one file, or a directory of one format",
+            )
+    return files
+
+
+def _is_hidden(path: Path, root: Path) -> bool:
+    return any(part[0] in "._" for part in path.relative_to(root).parts)
+
+
+def parse_type(text: str) -> pa.DataType:
+    """Parses the name of a column type, such as `int64` or `list<string>`.
+
+    Raises:
+        ConfigError: No such type.
+    """
+    match = re.fullmatch(r"list<(\w+)>", text.strip())
+    name = match[1] if match else text.strip()
+    if name not in _VALUE_TYPES:
+        raise ConfigError(
+            "unknown column type",
+            received=text,
+            allowed=f"{', '.join(_VALUE_TYPES)}, list<…> of these",
+            fix=did_you_mean(name, _VALUE_TYPES),
+        )
+    return pa.list_(_VALUE_TYPES[name]) if match else _VALUE_TYPES[name]

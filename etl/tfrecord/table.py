@@ -1,0 +1,206 @@
+"""TFRecord files for Arrow without Spark: `write_table`, `read_table`, and both as streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+from conf.errors import ConfigError
+from conf.manifest import ShardInfo
+from etl.tfrecord.decode import build_decoder
+from etl.tfrecord.encode import RecordType
+from etl.tfrecord.features import WireFeature
+from etl.tfrecord.framing import read_record_blocks
+from etl.tfrecord.infer import infer_features
+from etl.tfrecord.lowering import plan_lowering
+from etl.tfrecord.policies import LoweringOptions
+from etl.tfrecord.raising import plan_raising
+from etl.tfrecord.writer import ShardOptions, ShardWriter
+
+BYTE_ARRAY_COLUMN = "byteArray"  # as the JVM connectors name it
+
+PathLike = str | Path
+
+
+class TableWriter:
+    """Context manager that writes Arrow batches of any liftable type to one TFRecord file.
+
+    The file appears whole on a clean exit, and not at all otherwise.
+
+    Example:
+        >>> with TableWriter("train.tfrecord", batch.schema) as writer:
+        ...     writer.write(batch)
+        >>> writer.info.rows
+    """
+
+    def __init__(
+        self,
+        path: PathLike,
+        schema: pa.Schema,
+        options: ShardOptions | None = None,
+        lowering: LoweringOptions | None = None,
+    ) -> None:
+        """Plans the encoding; touches no file yet.
+
+        Args:
+            path: Target file; its directory must exist.
+            schema: Schema of the batches.
+            options: Record type and compression; the defaults if None.
+            lowering: Policies of types and values; the defaults if None.
+
+        Raises:
+            ConfigError: Columns that do not fit, all of them named.
+        """
+        options = options or ShardOptions()
+        self._lowering = plan_lowering(schema, options.record_type, lowering or LoweringOptions())
+        self._writer = ShardWriter(path, self._lowering.schema, options)
+
+    def __enter__(self) -> Self:
+        self._writer.__enter__()
+        return self
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Appends a batch.
+
+        Raises:
+            InputDataError: A value that does not fit; names the column and the row.
+        """
+        self._writer.write(self._lowering.apply(batch))
+
+    @property
+    def info(self) -> ShardInfo:
+        """Name, rows, bytes and checksum of the finished file."""
+        return self._writer.info
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._writer.__exit__(kind, error, trace)
+
+
+def write_table(
+    data: pa.Table | pa.RecordBatch,
+    path: PathLike,
+    *,
+    options: ShardOptions | None = None,
+    lowering: LoweringOptions | None = None,
+) -> ShardInfo:
+    """Writes a table as one TFRecord file.
+
+    Args:
+        data: Rows of any type that the wire or a policy has a place for.
+        path: File to create or replace.
+        options: Record type and compression; the defaults if None.
+        lowering: Policies of types and values; the defaults if None.
+
+    Returns:
+        Name, rows, bytes and checksum of the file.
+
+    Raises:
+        ConfigError: Columns that do not fit, all of them named.
+        InputDataError: A value that does not fit.
+
+    Example:
+        >>> write_table(pa.table({"user": [1, 2], "tags": [["a"], []]}), "train.tfrecord")
+    """
+    batches = [data] if isinstance(data, pa.RecordBatch) else data.to_batches()
+    with TableWriter(path, data.schema, options, lowering) as writer:
+        for batch in batches:
+            writer.write(batch)
+    return writer.info
+
+
+def infer_table_schema(paths: Iterable[PathLike], record_type: RecordType = "Example") -> pa.Schema:
+    """Finds out the columns of files by reading them: int64, float32, string, lists of these.
+
+    Raises:
+        CorruptRecordError: A file is damaged.
+        InputDataError: A feature is of several kinds.
+    """
+    if record_type == "ByteArray":
+        return pa.schema([(BYTE_ARRAY_COLUMN, pa.binary())])
+    features = infer_features(paths, record_type=record_type)
+    return pa.schema([(f.name, _as_text(f.arrow_type)) for f in features])
+
+
+def _as_text(data_type: pa.DataType) -> pa.DataType:
+    if pa.types.is_list(data_type):
+        return pa.list_(_as_text(data_type.value_type))
+    return pa.string() if pa.types.is_binary(data_type) else data_type
+
+
+def read_table_batches(
+    paths: Sequence[PathLike],
+    *,
+    schema: pa.Schema | None = None,
+    record_type: RecordType = "Example",
+    lowering: LoweringOptions | None = None,
+) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """Reads files batch by batch, each of some megabytes of records.
+
+    Args:
+        paths: TFRecord files, plain or compressed.
+        schema: Columns wanted, which are all that is decoded; None to infer them, which reads
+            the files once more.
+        record_type: What the records are.
+        lowering: The policies that the files were written with, where a date or the like is to
+            come back.
+
+    Returns:
+        The schema, and the batches in the order of the files.
+
+    Raises:
+        ConfigError: A column of a type that no feature can be read as.
+        CorruptRecordError: A file is damaged.
+        InputDataError: A feature does not fit its column.
+    """
+    target = infer_table_schema(paths, record_type) if schema is None else schema
+    if record_type == "ByteArray":
+        return target, _read_payloads(paths, target)
+    raising = plan_raising(target, record_type, lowering or LoweringOptions(), {})
+    decoder = build_decoder(raising.features, record_type)
+
+    def read() -> Iterator[pa.RecordBatch]:
+        for path in paths:
+            for block in read_record_blocks(path):
+                yield raising.apply(decoder.decode_block(block, str(path)), str(path))
+
+    return target, read()
+
+
+def _read_payloads(paths: Sequence[PathLike], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    if len(schema) != 1 or not pa.types.is_binary(schema.field(0).type):
+        raise ConfigError(
+            "record type ByteArray is read as one binary column", received=str(schema)
+        )
+    decoder = build_decoder((WireFeature(schema.names[0], "bytes"),), "ByteArray")
+    for path in paths:
+        for block in read_record_blocks(path):
+            yield decoder.decode_block(block, str(path)).cast(schema)
+
+
+def read_table(
+    paths: PathLike | Sequence[PathLike],
+    *,
+    schema: pa.Schema | None = None,
+    record_type: RecordType = "Example",
+    lowering: LoweringOptions | None = None,
+) -> pa.Table:
+    """Reads whole files; arguments and errors as for `read_table_batches`.
+
+    Example:
+        >>> read_table("train.tfrecord").column("user").to_pylist()
+        [1, 2]
+    """
+    listed = [paths] if isinstance(paths, str | Path) else list(paths)
+    found, batches = read_table_batches(
+        listed, schema=schema, record_type=record_type, lowering=lowering
+    )
+    return pa.Table.from_batches(batches, found)

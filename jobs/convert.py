@@ -1,0 +1,149 @@
+"""`sluice convert`: TFRecord, Parquet, CSV and libsvm into each other, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from conf.errors import ConfigError, did_you_mean
+from etl.conversion.convert import convert_files
+from etl.conversion.formats import (
+    FORMATS,
+    ConvertOptions,
+    Format,
+    LibsvmColumns,
+    TextOptions,
+    detect_format,
+    list_inputs,
+    parse_type,
+)
+from etl.tfrecord.encode import RECORD_TYPES
+from etl.tfrecord.framing import Compression
+from etl.tfrecord.policies import LOWERING_OPTIONS, parse_lowering_options
+from etl.tfrecord.writer import ShardOptions
+
+app = typer.Typer(help=__doc__, add_completion=False)
+
+_COMPRESSIONS: dict[str, Compression | None] = {"none": None, "gzip": "GZIP", "zlib": "ZLIB"}
+
+
+@app.command()
+def main(
+    source: Annotated[Path, typer.Argument(help="File, or directory with files of one format.")],
+    output: Annotated[Path, typer.Argument(help="File to create.")],
+    source_format: Annotated[
+        str | None, typer.Option("--from", help=f"{', '.join(FORMATS)}; default: by the name.")
+    ] = None,
+    target_format: Annotated[str | None, typer.Option("--to", help="Likewise.")] = None,
+    record_type: Annotated[str, typer.Option(help=", ".join(RECORD_TYPES))] = "Example",
+    compression: Annotated[
+        str | None, typer.Option(help="Of TFRecord: none, gzip, zlib; default: by the name.")
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Column policy, such as nulls=default."),
+    ] = None,
+    types: Annotated[
+        str | None, typer.Option(help="Of CSV columns: price=float32,tags=list<string>.")
+    ] = None,
+    separator: Annotated[str | None, typer.Option(help="Of CSV; default: by the name.")] = None,
+    list_separator: Annotated[str, typer.Option(help="Between values of a CSV list.")] = "|",
+    label: Annotated[str, typer.Option(help="Column of libsvm's labels.")] = "label",
+    indices: Annotated[str, typer.Option(help="Column of its indices.")] = "indices",
+    values: Annotated[str, typer.Option(help="Column of its values.")] = "values",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output.")] = False,
+) -> None:
+    """Convert files of one format to a file of another, in bounded memory."""
+    if output.exists() and (output.is_dir() or not overwrite):
+        raise ConfigError(
+            "the output exists already", received=output, fix="name another, or add --overwrite"
+        )
+    if not output.parent.is_dir():
+        raise ConfigError("the output's directory does not exist", received=output.parent)
+    read_as = _parse_format(source_format)
+    files = list_inputs(source, read_as)
+    options = ConvertOptions(
+        record_type=_choose("record type", record_type, {name: name for name in RECORD_TYPES}),
+        shard=ShardOptions(
+            record_type=_choose("record type", record_type, {name: name for name in RECORD_TYPES}),
+            compression=_choose_compression(output, compression),
+        ),
+        lowering=parse_lowering_options(_parse_policies(option or ())),
+        text=TextOptions(separator, list_separator, _parse_types(types)),
+        libsvm=LibsvmColumns(label, indices, values),
+    )
+    target = _parse_format(target_format) or detect_format(output)
+    with _show_rows() as on_rows:
+        rows = convert_files(
+            files, read_as or detect_format(files[0]), output, target, options, on_rows
+        )
+    print(f"wrote {output}: {rows:,} rows, {output.stat().st_size:,} bytes")
+
+
+def _choose(what: str, value: str, choices: dict[str, Any]) -> Any:
+    if value not in choices:
+        raise ConfigError(
+            f"unknown {what}", received=value, allowed=", ".join(choices),
+            fix=did_you_mean(value, choices),
+        )  # fmt: skip
+    return choices[value]
+
+
+def _parse_format(name: str | None) -> Format | None:
+    return None if name is None else _choose("format", name, {f: f for f in FORMATS})
+
+
+def _choose_compression(output: Path, name: str | None) -> Compression | None:
+    if name is not None:
+        chosen: Compression | None = _choose("compression", name, _COMPRESSIONS)
+        return chosen
+    by_suffix: dict[str, Compression] = {".gz": "GZIP", ".deflate": "ZLIB", ".zlib": "ZLIB"}
+    return by_suffix.get(output.suffix.lower())
+
+
+def _parse_policies(pairs: Sequence[str]) -> dict[str, str]:
+    known = {name.lower() for name in LOWERING_OPTIONS}
+    policies = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or name.lower() not in known:
+            raise ConfigError(
+                "unknown column policy", received=pair, allowed=", ".join(LOWERING_OPTIONS),
+                fix=did_you_mean(name, LOWERING_OPTIONS),
+            )  # fmt: skip
+        policies[name.lower()] = value
+    return policies
+
+
+def _parse_types(text: str | None) -> dict[str, Any]:
+    types = {}
+    for pair in (text or "").split(","):
+        name, equals, value = pair.partition("=")
+        if equals:
+            types[name.strip()] = parse_type(value)
+        elif pair.strip():
+            raise ConfigError("--types takes name=type pairs", received=pair)
+    return types
+
+
+@contextmanager
+def _show_rows() -> Iterator[Any]:
+    """Shows the rows so far on a terminal's standard error; elsewhere nothing."""
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.completed:,} rows"), TimeElapsedColumn())
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda count: bar.advance(task, count)
+
+
+if __name__ == "__main__":
+    from jobs.cli import run_app
+
+    raise SystemExit(run_app(app))
