@@ -76,6 +76,8 @@ def _settings(config: SparkConfig, submitted: bool) -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
+        # Filters on partition columns of TFRecord directories spare whole files.
+        "spark.sql.python.filterPushdown.enabled": "true",
         **_forwarded_environment(),
         **config.conf,
     }

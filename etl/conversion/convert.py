@@ -6,11 +6,11 @@ import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from conf.dataset import sync_directory
 from conf.errors import ConfigError
 from etl.conversion.formats import ConvertOptions, Format
 from etl.conversion.sinks import open_sink
 from etl.conversion.sources import open_stream
-from etl.tfrecord.writer import sync_directory
 
 
 def convert_files(

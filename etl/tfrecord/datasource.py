@@ -148,7 +148,7 @@ def _find_jvm_provider(spark: SparkSession, name: str) -> str | None:
 
 def _register(spark: SparkSession, source: type[DataSource]) -> None:
     """Registers a format, unless its name is registered already: Spark would log a warning."""
-    manager: Any = spark._jsparkSession.sessionState().dataSourceManager()  # type: ignore[attr-defined]
+    manager: Any = spark._jsparkSession.sessionState().dataSourceManager()
     if not manager.dataSourceExists(source.name()):
         spark.dataSource.register(source)
 

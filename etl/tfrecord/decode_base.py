@@ -136,7 +136,8 @@ class ColumnDecoder(Decoder):
         refused = (outcomes[:, 0] != k.OK) & (outcomes[:, 0] != k.MALFORMED)
         if refused.any():
             record = int(refused.argmax())
-            raise self._error(*outcomes[record][:1], block, record, int(outcomes[record, 1]), name)
+            outcome, feature = outcomes[record].tolist()
+            raise self._error(outcome, block, record, feature, name)
         bad = {
             int(record): int(outcomes[record, 1])
             for record in np.flatnonzero(outcomes[:, 0] == k.MALFORMED)

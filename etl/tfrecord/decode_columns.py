@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 
@@ -12,7 +14,11 @@ from etl.tfrecord.features import KIND_CODES, WireFeature
 from etl.tfrecord.walk_kernels import BYTES, FLOAT, INT
 
 _MAX_OFFSET = 2**31 - 1
-_DTYPES = {INT: np.dtype(np.int64), FLOAT: np.dtype(np.float32), BYTES: np.dtype(np.uint8)}
+_DTYPES: dict[int, np.dtype[Any]] = {
+    INT: np.dtype(np.int64),
+    FLOAT: np.dtype(np.float32),
+    BYTES: np.dtype(np.uint8),
+}
 _STOP_AT_FIRST = np.empty(0, np.uint8)
 
 
@@ -49,9 +55,8 @@ class Column:
         self._valid = np.frombuffer(valid, np.uint8)
         width = _DTYPES[self._code].itemsize if self._is_scalar else 0
         self._values, self._values_at = arena.allocate(width * rows)
-        self._places, self._places_at = (
-            (None, 0) if self._is_scalar else arena.allocate(6 * 8 * rows)
-        )
+        # starts, ends, counts, byte counts, since, outer counts
+        self._places, self._places_at = arena.allocate(0 if self._is_scalar else 6 * 8 * rows)
 
     def fields(self, key: int, key_bytes: int) -> tuple[int, ...]:
         """Row of the feature table."""

@@ -11,14 +11,13 @@ oneof wins, repeated occurrences of one member are concatenated.
 
 import numpy as np
 
+from etl.tfrecord.decode_kernels_cells import LIST_ALONE, read_compact, read_simple
 from etl.tfrecord.decode_kernels_keys import (
     BYTE_COUNTS,
     COUNTS,
     ENDS,
     ENTRY_TAG,
-    HEAD,
     IS_LIST,
-    KEY_BYTES,
     KIND,
     MALFORMED,
     NOT_SCALAR,
@@ -38,29 +37,19 @@ from etl.tfrecord.kernels import (
     kernel,
     load_i64,
     load_u8,
-    load_u32,
-    load_u64,
     store_u8,
-    store_u32,
     store_u64,
-    trailing_zeros,
 )
-from etl.tfrecord.varint import CONTINUATION, FAILED, gather_groups
 from etl.tfrecord.walk_kernels import (
     ABSENT,
     BYTES,
-    FLOAT,
     INT,
     fill_entry,
+    fill_list,
     measure_entry,
     read_field,
 )
 
-# 12 <n + 4> <kind tag> <n + 2> 0A <n>: what follows the key in a cell with n bytes of numbers.
-_INT_TAIL = 0x0000_000A_021A_0412
-_FLOAT_TAIL = 0x0000_000A_0212_0412
-_TAIL_STEP = 0x0000_0100_0100_0100
-_TAIL_MASK = 0x0000_FFFF_FFFF_FFFF
 FEATURES_TAG = 0x0A
 
 
@@ -91,13 +80,16 @@ def fill(feature, rows, limit, values, offsets, malformed):
     at, byte_at = np.int64(0), np.int64(0)
     for row in range(rows):
         if load_u8(feature[VALID] + row) != np.uint8(0):
-            next_at, next_byte = fill_entry(
-                feature[KIND],
-                load_i64(feature[STARTS] + 8 * row),
-                load_i64(feature[ENDS] + 8 * row),
-                load_i64(feature[SINCE] + 8 * row),
-                limit, values, offsets, at, byte_at,
-            )  # fmt: skip
+            start, end = load_i64(feature[STARTS] + 8 * row), load_i64(feature[ENDS] + 8 * row)
+            since = load_i64(feature[SINCE] + 8 * row)
+            if since == LIST_ALONE:
+                next_at, next_byte = fill_list(
+                    feature[KIND], start, end, limit, values, offsets, at, byte_at
+                )
+            else:
+                next_at, next_byte = fill_entry(
+                    feature[KIND], start, end, since, limit, values, offsets, at, byte_at
+                )
             if next_at >= 0:
                 at, byte_at = next_at, next_byte
             elif len(malformed) == 0:
@@ -105,53 +97,6 @@ def fill(feature, rows, limit, values, offsets, malformed):
             else:
                 malformed[row] = np.uint8(1)
     return -1
-
-
-@inlined
-def _read_compact(feature, p, end, limit, row):
-    """Reads a cell with the expected key and one number in canonical form.
-
-    Returns:
-        The address past the cell, or `FAILED` where it is anything else: nothing is stored then.
-    """
-    kind, head, head_bytes = feature[KIND], feature[HEAD], feature[KEY_BYTES] + 4
-    if feature[IS_LIST] != 0 or kind == BYTES or p + head_bytes + 8 > limit:
-        return np.int64(FAILED)
-    word = load_u64(p)
-    size = np.int64((word >> np.uint64(8)) & np.uint64(0xFF))
-    stop = p + 2 + size
-    rest = stop - p - head_bytes
-    # All loads below end within 16 bytes of the cell's end.
-    if size > 127 or rest < 7 or rest > 14 or stop > end or stop + 16 > limit:
-        return np.int64(FAILED)
-    word &= ~np.uint64(0xFF00)
-    i = 0
-    while i + 8 < head_bytes:
-        if word != load_u64(head + i):
-            return np.int64(FAILED)
-        i += 8
-        word = load_u64(p + i)
-    beyond = np.uint64(8 * (8 - (head_bytes - i)))
-    if (word << beyond) != (load_u64(head + i) << beyond):
-        return np.int64(FAILED)
-    tail, n = p + head_bytes, np.uint64(rest - 6)
-    pattern = np.uint64(_INT_TAIL if kind == INT else _FLOAT_TAIL) + n * np.uint64(_TAIL_STEP)
-    if (load_u64(tail) & np.uint64(_TAIL_MASK)) != pattern:
-        return np.int64(FAILED)
-    if kind == FLOAT:
-        if n != np.uint64(4):
-            return np.int64(FAILED)
-        store_u32(feature[VALUES] + 4 * row, load_u32(tail + 6))
-    else:
-        word = load_u64(tail + 6)
-        ends = ~word & np.uint64(CONTINUATION)
-        bits = n << np.uint64(3)
-        if ends == np.uint64(0) or trailing_zeros(ends) + np.uint64(1) != bits:
-            return np.int64(FAILED)
-        value = gather_groups(word & (~np.uint64(0) >> (np.uint64(64) - bits)))
-        store_u64(feature[VALUES] + 8 * row, value)
-    store_u8(feature[VALID] + row, np.uint8(1))
-    return stop
 
 
 @inlined
@@ -194,7 +139,9 @@ def _scan_features(features, table, successors, p, end, limit, row):
     previous, refused = len(features), False
     while p < end:
         expected = successors[previous]
-        stop = _read_compact(features[expected], p, end, limit, row)
+        stop = read_compact(features[expected], p, end, limit, row)
+        if stop < 0:
+            stop = read_simple(features[expected], p, end, row)
         if stop > 0:
             previous, p = expected, stop
             continue

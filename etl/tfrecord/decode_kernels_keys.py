@@ -28,7 +28,7 @@ OK, MALFORMED, OTHER_KIND, NOT_SCALAR, REFUSED = 0, 1, 2, 3, 4
 ) = range(12)
 FEATURE_FIELDS = 12
 
-ENTRY_TAG, _KEY_TAG = 0x0A, 0x0A
+ENTRY_TAG, KEY_TAG = 0x0A, 0x0A
 
 
 @inlined
@@ -83,7 +83,7 @@ def read_key(p, end):
         tag, start, stop = read_field(p, end)
         if stop < 0:
             return np.int64(FAILED), length
-        if tag == _KEY_TAG:
+        if tag == KEY_TAG:
             key, length = start, stop - start
         p = stop
     return key, length

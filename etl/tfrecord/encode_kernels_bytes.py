@@ -177,6 +177,19 @@ def write_entry_head(column, p, value_size):
 
 
 @inlined
+def _write_short_string(column, row, p):
+    """Writes the cell of a byte string whose lengths take a byte each; returns the end."""
+    # 12 <n + 4> 0A <n + 2> 0A <n> in one word, n being the bytes of the string.
+    tail = np.uint64(0x0000_000A_020A_0412)
+    start = load_i64(column[BYTE_OFFSETS] + 8 * row)
+    size = load_i64(column[BYTE_OFFSETS] + 8 * (row + 1)) - start
+    p = _store_head(column[HEAD], column[KEY_BYTES] + 4, p, size)
+    store_u64(p, tail + np.uint64(size) * np.uint64(0x0000_0100_0100_0100))
+    copy_bytes(p + 6, column[VALUES] + start, size)
+    return p + 6 + size
+
+
+@inlined
 def _write_general(column, row, cursors):
     """Returns the first row with a refused value, or -1."""
     kind = column[KIND]
@@ -184,6 +197,9 @@ def _write_general(column, row, cursors):
         if not is_valid(column[VALIDITY], column[VALIDITY_BIT] + row + i):
             continue
         payload = load_i64(column[SIZES] + 8 * (row + i))
+        if column[IS_LIST] == 0 and kind == BINARY and payload + column[KEY_BYTES] < 120:
+            cursors[i] = _write_short_string(column, row + i, cursors[i])
+            continue
         p = write_entry_head(column, cursors[i], feature_bytes(kind, payload))
         start, end = row + i, row + i + 1
         if column[IS_LIST] != 0:

@@ -79,7 +79,9 @@ def list_input_files(options: ReadOptions) -> Listing:
     ordered = [files[path] for path in sorted(files)]
     committed = _common_manifest(manifests, [file for file, _ in ordered])
     columns = infer_partition_types(values for _, values in ordered)
-    if committed is not None and columns:
+    if committed is not None and not ordered:
+        columns = committed.partition_columns
+    elif committed is not None:
         known = dict(committed.partition_columns)
         columns = tuple((name, known.get(name, inferred)) for name, inferred in columns)
     return Listing(tuple(file for file, _ in ordered), columns, committed)

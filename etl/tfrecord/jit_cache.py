@@ -121,6 +121,25 @@ def find_directory(source: Path) -> Path | None:
     return None
 
 
+def find_shipped(source: Path) -> Path | None:
+    """Finds a filled cache next to sources that this user cannot write to.
+
+    An image or a shared installation is warmed by whoever makes it, and read by everybody.
+
+    Args:
+        source: Source file.
+
+    Returns:
+        The directory, or None where the sources' writers are not to be trusted, or keep no cache.
+    """
+    directory = source.parent / "__pycache__"
+    try:
+        is_ours = _is_private(directory.stat(), source.parent.stat().st_mode)
+    except OSError:
+        return None
+    return directory if is_ours and any(directory.glob(f"*{_SUFFIX}")) else None
+
+
 class _Locator:
     """What numba asks of a cache's place."""
 
@@ -145,7 +164,9 @@ class _Impl(caching.CompileResultCacheImpl):
 
     def __init__(self, py_func: Callable[..., Any]) -> None:
         source = inspect.getfile(py_func)
-        directory = find_directory(Path(source).absolute())
+        path = Path(source).absolute()
+        self.shipped = find_shipped(path)
+        directory = find_directory(path) or self.shipped
         if directory is None:
             raise RuntimeError(f"no directory for the compiled code of {source}")
         self._lineno = py_func.__code__.co_firstlineno
@@ -160,19 +181,27 @@ class CacheFiles:
     A file is a SHA-256 of the rest, then the pickled entry.
     """
 
-    def __init__(self, directory: Path, base: str, stamp: str) -> None:
+    def __init__(self, directory: Path, base: str, stamp: str, shipped: Path | None = None) -> None:
         self._directory, self._prefix, self._stamp = directory, f"{base}-", stamp[:16]
+        self._shipped = shipped
 
-    def _path(self, key: Any) -> Path:
+    def _name(self, key: Any) -> str:
         digest = hashlib.sha256(f"{self._stamp} {key!r}".encode()).hexdigest()[:32]
-        return self._directory / f"{self._prefix}{self._stamp}-{digest}{_SUFFIX}"
+        return f"{self._prefix}{self._stamp}-{digest}{_SUFFIX}"
 
     def load(self, key: Any) -> Any:
-        """Returns an entry, or None where there is none that is whole and this user's own."""
+        """Returns an entry, or None where there is none that is whole and to be trusted."""
+        for directory in dict.fromkeys((self._directory, self._shipped)):
+            entry = None if directory is None else self._load_from(directory, key)
+            if entry is not None:
+                return entry
+        return None
+
+    def _load_from(self, directory: Path, key: Any) -> Any:
         try:
-            with self._path(key).open("rb") as file:
+            with (directory / self._name(key)).open("rb") as file:
                 info = os.fstat(file.fileno())
-                trusted = self._directory.stat()
+                trusted = directory.stat()
                 if not _is_private(trusted, trusted.st_mode) or not _is_private(
                     info, trusted.st_mode
                 ):
@@ -192,10 +221,11 @@ class CacheFiles:
             OSError: The disk is full, or the directory has become read-only.
         """
         entry = dumps(data)
-        path = self._path(key)
+        path = self._directory / self._name(key)
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            # Readable by others: a cache that is made with the installation serves everybody.
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(hashlib.sha256(entry).digest() + entry)
             temporary.replace(path)
@@ -233,7 +263,9 @@ class KernelCache(caching.FunctionCache):
                  sys.version, str(Path(self._impl.locator._py_file).name))
             ).encode()
         ).hexdigest()  # fmt: skip
-        self._cache_file = CacheFiles(Path(self._cache_path), self._impl.filename_base, stamp)
+        self._cache_file: Any = CacheFiles(
+            Path(self._cache_path), self._impl.filename_base, stamp, self._impl.shipped
+        )
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Returns a compiled function, or None."""

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic as _intrinsic
 
 from etl.tfrecord import jit_cache
@@ -27,6 +28,7 @@ if sys.byteorder != "little":  # pragma: no cover - no such host in reach
 intrinsic: Any = _intrinsic  # what it returns is called with other arguments than declared
 
 WORD_BYTES = 8
+_LONG_BYTES = 64  # from here on a call of memcpy pays
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,10 +111,25 @@ def leading_zeros(typingctx: Any, value: Any) -> Any:
     return types.uint64(types.uint64), codegen
 
 
+@intrinsic
+def _copy_long(typingctx: Any, target: Any, source: Any, length: Any) -> Any:
+    """The C library's memcpy: the widest moves that the CPU has."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte = ir.IntType(8).as_pointer()
+        target, source = (builder.inttoptr(arg, byte) for arg in args[:2])
+        cgutils.raw_memcpy(builder, target, source, args[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
 @inlined
 def copy_bytes(target: int, source: int, length: int) -> None:
     """Copies `length` bytes, reading and writing nothing outside the two ranges."""
-    if length >= WORD_BYTES:
+    if length >= _LONG_BYTES:
+        _copy_long(target, source, length)
+    elif length >= WORD_BYTES:
         last = length - WORD_BYTES
         i = 0
         while i < last:

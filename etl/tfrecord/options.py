@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from conf.errors import ConfigError, did_you_mean
@@ -78,10 +78,10 @@ class WriteOptions:
     deterministic_names: bool = False
     encoders: str | None = None
     statistics: bool = False
-    limits: ShardLimits = ShardLimits()
+    limits: ShardLimits = field(default_factory=ShardLimits)
     index: bool = False
     partition_by: tuple[str, ...] = ()
-    lowering: LoweringOptions = LoweringOptions()
+    lowering: LoweringOptions = field(default_factory=LoweringOptions)
     job_id: str | None = None
 
     @property

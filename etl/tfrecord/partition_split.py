@@ -106,7 +106,7 @@ def split_partitions(
         order = np.argsort(codes, kind="stable")
         batch, codes = batch.take(pa.array(order)), codes[order]
         starts = np.flatnonzero(np.diff(codes, prepend=-1))
-    for start, end in zip(starts, np.append(starts[1:], batch.num_rows), strict=True):
+    for start, end in zip(starts, np.append(starts, batch.num_rows)[1:], strict=True):
         yield _look_up(int(codes[start]), dictionaries), batch.slice(start, end - start)
 
 

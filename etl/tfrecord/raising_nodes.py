@@ -75,6 +75,10 @@ class RaisedLeaf:
             ) from error
 
     def _cut(self, column: pa.Array, cut: Cut, name: str) -> pa.Array:
+        if column.null_count == 0 and not pa.types.is_binary(column.type.value_type):
+            offsets = np.asarray(column.offsets)
+            if (offsets[1:] - offsets[:-1] == cut.total).all():
+                return _cut_numbers(column.flatten(), cut, column.type)
         values, rows = split_lists(column)
         present = ~rows.is_null if rows.is_null is not None else np.ones(len(column), bool)
         wrong = present & (rows.lengths != cut.total)
@@ -91,6 +95,16 @@ class RaisedLeaf:
         offsets = np.concatenate([[0], np.cumsum(present * cut.width)])
         taken = values.take(pa.array(places[present].reshape(-1)))
         return Rows(offsets, rows.is_null).build(taken, column.type)
+
+
+def _cut_numbers(values: pa.Array, cut: Cut, lists: pa.DataType) -> pa.Array:
+    """A slot of rows that all hold all values, the common case, some times faster."""
+    matrix = values.to_numpy().reshape(-1, cut.total)[:, cut.start : cut.start + cut.width]
+    numbers = pa.array(np.ascontiguousarray(matrix).reshape(-1))
+    if not cut.is_list:
+        return numbers
+    offsets = np.arange(len(matrix) + 1, dtype=np.int64) * cut.width
+    return Rows(offsets, None).build(numbers, lists)
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,12 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
+from etl.tfrecord.committed import COMMIT_FILE
+from etl.tfrecord.folders import list_folders, make_folders
 from etl.tfrecord.modes import SUCCESS_FILE
 from etl.tfrecord.shard_file import sync_directory
 
@@ -72,9 +74,9 @@ def replace_files(directory: Path, job_id: str, plan: Plan) -> Iterator[None]:
             (directory / name).replace(aside / name)
         make_folders(directory, plan.new)
         yield
-        for name in _folders([*plan.old, *plan.new]):
+        for name in list_folders([*plan.old, *plan.new]):
             sync_directory(directory / name)
-        for name in _folders(plan.old):
+        for name in list_folders(plan.old):
             sync_directory(aside / name)
         sync_directory(aside)
         sync_directory(directory)
@@ -103,20 +105,8 @@ def is_publishing(directory: Path) -> bool:
     return any(directory.glob(f"{PUBLISHING_PREFIX}*"))
 
 
-def make_folders(root: Path, names: Iterable[str]) -> None:
-    """Makes the folders of files, given by paths relative to the root."""
-    for name in _folders(names):
-        (root / name).mkdir(parents=True, exist_ok=True)
-
-
-def _folders(names: Iterable[str]) -> list[str]:
-    """Folders of files and the folders around those, outermost first, the root left out."""
-    folders = {str(p) for name in names for p in PurePosixPath(name).parents if str(p) != "."}
-    return sorted(folders)
-
-
 def _remove_empty(directory: Path, plan: Plan) -> None:
-    for name in reversed(_folders([*plan.old, *plan.new])):
+    for name in reversed(list_folders([*plan.old, *plan.new])):
         with contextlib.suppress(OSError):  # not empty, or not there
             (directory / name).rmdir()
 
@@ -148,23 +138,32 @@ def _take_back(directory: Path, aside: Path) -> None:
     if all((aside / name).exists() for name in plan.old):
         for name in plan.new:
             (directory / name).unlink(missing_ok=True)
+    _unfinished(directory / COMMIT_FILE).unlink(missing_ok=True)
     make_folders(directory, plan.old)
     for name in reversed(plan.old):  # `_SUCCESS` last
         if (aside / name).exists():
             (aside / name).replace(directory / name)
     _remove_empty(directory, plan)
-    for name in _folders(plan.old):
+    for name in list_folders(plan.old):
         if (directory / name).is_dir():
             sync_directory(directory / name)
     sync_directory(directory)
     shutil.rmtree(aside)
 
 
+def _unfinished(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp")
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Writes a text file that appears whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    temporary = _unfinished(path)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from conf.errors import ConfigError
 from conf.manifest import ShardInfo
+from etl.tfrecord.folders import make_folders
 from etl.tfrecord.record_offsets import find_record_starts
 from etl.tfrecord.shard_file import ShardFile, ShardOptions
 from etl.tfrecord.side_index import index_path
@@ -143,14 +144,12 @@ class RollingWriter:
 
     def _open(self, schema: pa.Schema) -> ShardFile:
         plan, self._path = self._plan, self._name()
-        path = plan.root / self._path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        index = plan.root / index_path(self._path) if plan.index else None
-        if index is not None:
-            index.parent.mkdir(parents=True, exist_ok=True)
+        side = index_path(self._path) if plan.index else None
+        make_folders(plan.root, [self._path, *([side] if side else [])])
         if plan.build_accumulator is not None:
             self._accumulator = plan.build_accumulator(schema)
-        self._file = ShardFile(path, plan.options, index)
+        index = plan.root / side if side else None
+        self._file = ShardFile(plan.root / self._path, plan.options, index)
         return self._file
 
     def _count_fitting(self, file: ShardFile, framed: np.ndarray, starts: np.ndarray) -> int:

@@ -130,7 +130,7 @@ class ShardFile:
         trial = self._compress.copy()
         return self._bytes + len(trial.compress(framed)) + len(trial.flush()) <= limit_bytes
 
-    def _put(self, data: bytes | np.ndarray) -> None:
+    def _put(self, data: Any) -> None:
         self._file.write(data)
         self._crc = crc32c(data, self._crc)
         self._bytes += len(data)

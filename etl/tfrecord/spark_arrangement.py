@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from etl.tfrecord.write_config import WriteConfig
 
 _KEY, _SALT = "__sluice_key", "__sluice_salt"
+_PARTITIONS = "spark.sql.shuffle.partitions"
 _BUCKET_BITS = 16
 # A shard this much above or below the mean is as even as anyone needs.
 _TOLERANCE = 0.01
@@ -38,7 +39,7 @@ def arrange_rows(frame: DataFrame, config: WriteConfig) -> DataFrame:
     """
     order = list(config.partition_by)
     if config.shuffle_seed is not None:
-        shards = config.shards or int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions"))
+        shards = config.shards or int(str(frame.sparkSession.conf.get(_PARTITIONS)))
         return _shuffle(frame, config.shuffle_seed, shards, order)
     if config.shards is not None:
         frame = frame.repartition(config.shards)

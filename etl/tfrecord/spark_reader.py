@@ -23,11 +23,11 @@ from etl.tfrecord.framing import (
     read_record_blocks,
 )
 from etl.tfrecord.input_files import list_input_files
-from etl.tfrecord.partition_values import prune_files, select_files
 from etl.tfrecord.quarantine import DamageLog
 from etl.tfrecord.read_options import ReadOptions
-from etl.tfrecord.read_plan import partition_types, plan_read
-from etl.tfrecord.read_schema import build_schema
+from etl.tfrecord.spark_partitions import prune_files, select_files
+from etl.tfrecord.spark_read_plan import partition_types, plan_read
+from etl.tfrecord.spark_read_schema import build_schema
 from etl.tfrecord.splits import FileSplit, plan_splits
 
 # Spark's planner runs this module where filters may be pushed down, and only there.
@@ -121,7 +121,7 @@ class TFRecordReader(DataSourceReader):
         if not isinstance(partition, ReadPartition):  # Spark's stand-in where there is nothing
             return
         plan = self._plan
-        decoder = build_decoder(plan.raising.features if plan.raising else (), plan.record_type)
+        decoder = build_decoder(plan.features, plan.record_type)
         for split in partition.splits:
             for batch in self._read_split(split, decoder):
                 yield plan.complete(batch, split.partition, split.path)

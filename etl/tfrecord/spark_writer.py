@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import uuid
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,9 +31,6 @@ _MODES: dict[str, SaveMode] = {
     "ignore": "ignore",
 }
 _OVERWRITE_MODE = "spark.sql.sources.partitionOverwriteMode"
-_BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
-# What the encoder and the hand-over keep in the cache; Spark's default is 64 MiB.
-_HANDOVER_BYTES = 2 << 20
 
 
 def write_tfrecords(
@@ -72,18 +67,27 @@ def write_tfrecords(
         return read_committed(root) or plan.job.description
     take_baseline(root, plan.options.mode)  # refuses early what the mode protects
     register_tfrecord(spark)
+    _activate(spark)
     spark_mode = "overwrite" if plan.options.mode == "overwrite" else "append"
     options = config.to_options(str(path), plan.options.mode, plan.job.job_id)
     try:
-        with _small_batches(spark):
-            writer = arrange_rows(frame, config).write.format(SluiceDataSource.name())
-            writer.mode(spark_mode).options(**options).save()
+        writer = arrange_rows(frame, config).write.format(SluiceDataSource.name())
+        writer.mode(spark_mode).options(**options).save()
     except PySparkException as error:
         cause = translate_failure(error)
         if cause is None:
             raise
         raise cause from error
     return read_committed(root) or plan.job.description
+
+
+def _activate(spark: SparkSession) -> None:
+    """Makes the session that of this thread: Spark looks formats up in no other.
+
+    In a thread that never ran a query it would not find the format, registered or not.
+    """
+    jvm: Any = spark._jvm
+    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
 
 
 def _parse_mode(mode: str) -> SaveMode:
@@ -118,21 +122,3 @@ def _plan(frame: DataFrame, path: str, mode: SaveMode, config: WriteConfig) -> W
     options = parse_write_options(given, mode == "overwrite")
     types = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
     return plan_write(to_arrow_schema(frame.schema), options, types)
-
-
-@contextlib.contextmanager
-def _small_batches(spark: SparkSession) -> Iterator[None]:
-    """Lowers the bytes per Arrow batch for queries planned in the block.
-
-    Another thread's query of the same session may get smaller batches too, which changes nothing
-    but its speed.
-    """
-    before = spark.conf.get(_BATCH_BYTES, None)
-    if before is None:  # Spark 4.0 has no such setting
-        yield
-        return
-    spark.conf.set(_BATCH_BYTES, str(_HANDOVER_BYTES))
-    try:
-        yield
-    finally:
-        spark.conf.set(_BATCH_BYTES, before)

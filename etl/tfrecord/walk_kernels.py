@@ -17,7 +17,7 @@ VALUE_TAG = 0x12
 
 
 @inlined
-def _read_length(p, end):
+def read_length(p, end):
     """Start and end of a length-delimited field whose length is at `p`; `FAILED` if cut."""
     length, p = read_varint(p, end)
     if p < 0 or length > np.uint64(end - p):
@@ -37,7 +37,7 @@ def read_field(p, end):
     wire_type = np.int64(tag & np.uint64(7))
     stop = np.int64(FAILED)
     if wire_type == 2:
-        p, stop = _read_length(p, end)
+        p, stop = read_length(p, end)
     elif wire_type == 0:
         _, stop = read_varint(p, end)
     elif wire_type == 1:
@@ -61,7 +61,7 @@ def _count_varints(p, end):
 
 
 @inlined
-def _measure_list(kind, p, end):
+def measure_list(kind, p, end):
     """Values in a BytesList, FloatList or Int64List and their total length; `FAILED` if bad."""
     count, total = np.int64(0), np.int64(0)
     while p < end:
@@ -102,7 +102,7 @@ def measure_members(p, end, kind, count, total, since):
         if member == 0x0A or member == 0x12 or member == 0x1A:
             if kind != member >> 3:
                 kind, count, total, since = member >> 3, np.int64(0), np.int64(0), low
-            values, size = _measure_list(kind, low, high)
+            values, size = measure_list(kind, low, high)
             if values < 0:
                 return kind, np.int64(FAILED), total, since
             count += values
@@ -128,7 +128,7 @@ def measure_entry(p, end):
 
 
 @inlined
-def _fill_list(kind, p, end, limit, values, offsets, at, byte_at):
+def fill_list(kind, p, end, limit, values, offsets, at, byte_at):
     """Copies a list's values from position `at` on; returns the next position, or `FAILED`."""
     while p < end:
         tag, start, stop = read_field(p, end)
@@ -167,7 +167,7 @@ def fill_members(kind, p, end, since, limit, values, offsets, at, byte_at):
     while p < end:
         member, low, high = read_field(p, end)
         if low >= since and (member == 0x0A or member == 0x12 or member == 0x1A):
-            at, byte_at = _fill_list(kind, low, high, limit, values, offsets, at, byte_at)
+            at, byte_at = fill_list(kind, low, high, limit, values, offsets, at, byte_at)
             if at < 0:
                 return at, byte_at
         p = high

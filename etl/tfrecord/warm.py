@@ -33,3 +33,7 @@ def warm_kernels() -> None:
         survey.update(RecordBlock(data, index, 0, 0))
         features = survey.features()
         build_decoder(features, record_type).decode(data, np.ascontiguousarray(index))
+
+
+if __name__ == "__main__":
+    warm_kernels()

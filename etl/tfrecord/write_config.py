@@ -46,7 +46,7 @@ class WriteConfig:
     shard_bytes: int | None = None
     shuffle_seed: int | None = None
     layout: Literal["columns", "packed"] = "columns"
-    policy: ColumnPolicy = ColumnPolicy()
+    policy: ColumnPolicy = field(default_factory=ColumnPolicy)
     columns: Mapping[str, ColumnPolicy] = field(default_factory=dict)
     index: bool = False
     statistics: bool = False

@@ -118,8 +118,9 @@ def plan_lowering(
     names, collisions = resolve_names(outputs, options)
     planner.problems += collisions
     if planner.problems:
+        message = _MESSAGES.get(record_type, record_type)
         raise ConfigError(
-            f"{len(planner.problems)} column(s) cannot be written as {_MESSAGES[record_type]}",
+            f"{len(planner.problems)} column(s) cannot be written as {message}",
             received="; ".join(planner.problems),
             allowed="booleans, integers, floats, decimals, strings, binary, lists of these; by "
             "option dates, timestamps, maps, structs' fields, vectors",

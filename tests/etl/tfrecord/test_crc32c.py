@@ -10,7 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from etl.tfrecord.crc32c import crc32c, select_advance
+from etl.tfrecord.crc32c import crc32c, select_advance, select_multiply
+
+_by_shifts, _ = select_multiply("riscv64-unknown-linux-gnu", {})
+_on_host, _ = select_multiply(llvm.get_process_triple(), dict(llvm.get_host_cpu_features()))
+
+
+@njit
+def run_fallback(left, right):
+    return _by_shifts(left, right)
+
+
+@njit
+def run_hardware(left, right):
+    return _on_host(left, right)
 
 
 def bitwise_crc(data: bytes) -> int:
@@ -37,7 +50,9 @@ def test_matches_rfc_3720_vectors(data: bytes, expected: int) -> None:
     assert crc32c(data) == expected
 
 
-@pytest.mark.parametrize("size", [1, 7, 8, 9, 3071, 3072, 3073, 10_000])
+@pytest.mark.parametrize(
+    "size", [1, 7, 8, 9, 143, 144, 145, 167, 168, 3071, 3073, 12_287, 12_288, 12_289, 40_000]
+)
 def test_lanes_match_bitwise_reference(size: int) -> None:
     data = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8).tobytes()
     assert crc32c(data) == bitwise_crc(data)
@@ -77,6 +92,17 @@ def test_table_fallback_matches_reference() -> None:
     assert run(data[:96].view(np.uint64), data[96:]) == bitwise_crc(data.tobytes())
 
 
+@given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
+@settings(deadline=None)
+def test_multiplications_agree(left: int, right: int) -> None:
+    """The instruction that this CPU has, the loop that stands in for it, and plain integers."""
+    expected = 0
+    for bit in range(32):
+        expected ^= (left << bit) * (right >> bit & 1)
+    for multiply in (run_hardware, run_fallback):
+        assert int(multiply(np.uint64(left), np.uint64(right))) == expected
+
+
 def test_x86_without_sse42_uses_tables() -> None:
     fallback = select_advance("riscv64-unknown-linux-gnu", {})
     assert select_advance("x86_64-unknown-linux-gnu", {"sse4.2": False}) == fallback
@@ -100,10 +126,17 @@ def test_aarch64_intrinsics_compile_to_the_instruction() -> None:
         "  %z = zext i8 %b to i32\n"
         "  %y = call i32 @llvm.aarch64.crc32cb(i32 %x, i32 %z)\n"
         "  ret i32 %y\n}\n"
+        "declare <16 x i8> @llvm.aarch64.neon.pmull64(i64, i64)\n"
+        "define i64 @g(i64 %a, i64 %b) {\n"
+        "  %p = call <16 x i8> @llvm.aarch64.neon.pmull64(i64 %a, i64 %b)\n"
+        "  %q = bitcast <16 x i8> %p to <2 x i64>\n"
+        "  %r = extractelement <2 x i64> %q, i32 0\n"
+        "  ret i64 %r\n}\n"
     )
-    assembly = target.create_target_machine(features="+crc").emit_assembly(module)
+    assembly = target.create_target_machine(features="+crc,+aes").emit_assembly(module)
     assert "crc32cx" in assembly
     assert "crc32cb" in assembly
+    assert "pmull" in assembly
 
 
 def test_works_without_a_writable_cache_directory(tmp_path) -> None:

@@ -59,8 +59,26 @@ def test_next_to_the_sources_and_used_again(project: Path) -> None:
     assert run(project) == ["41", "0"]
     (entry,) = entries(project)
     assert entry.parent == project / "__pycache__"
-    assert stat.S_IMODE(entry.stat().st_mode) == 0o600
+    assert not stat.S_IMODE(entry.stat().st_mode) & 0o022
     assert run(project) == ["41", "1"]
+
+
+def test_a_cache_that_came_with_the_sources_is_read_though_it_cannot_be_written(
+    tmp_path: Path,
+) -> None:
+    own, source = tmp_path / "own", tmp_path / "package" / "module.py"
+    shipped = source.parent / "__pycache__"
+    for folder in (own, shipped):
+        folder.mkdir(mode=0o755, parents=True)
+    assert jit_cache.find_shipped(source) is None
+    jit_cache.CacheFiles(shipped, "run", "stamp").save("key", "code")
+    assert jit_cache.find_shipped(source) == shipped
+    files = jit_cache.CacheFiles(own, "run", "stamp", shipped)
+    assert files.load("key") == "code"
+    assert files.load("another CPU's") is None
+    shipped.chmod(0o777)
+    assert jit_cache.find_shipped(source) is None
+    assert files.load("key") is None
 
 
 def test_switched_off_reads_and_writes_nothing(project: Path) -> None:

@@ -17,7 +17,9 @@ def run_same(left: int, right: int, length: int) -> bool:
     return kernels.same_bytes(left, right, length)
 
 
-@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 15, 16, 17, 64])
+@pytest.mark.parametrize(
+    "length", [0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 90]
+)
 def test_copy_touches_its_range_alone(length: int) -> None:
     source = np.arange(1, 101, dtype=np.uint8)
     target = np.zeros(100, np.uint8)

@@ -59,9 +59,27 @@ def test_unknown_option_suggests_the_nearest() -> None:
         parse_read_options({"path": "/x", "recordTyp": "Example"})
 
 
-def test_sequence_example_is_refused_with_what_is_allowed() -> None:
-    with pytest.raises(ConfigError, match=r"(?s)SequenceExample.*Example, ByteArray"):
-        parse_write_options({"path": "/x", "recordType": "SequenceExample"}, True)
+def test_an_unknown_record_type_is_refused_with_what_is_allowed() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)Sequence.*Example, SequenceExample, ByteArray"):
+        parse_write_options({"path": "/x", "recordType": "Sequence"}, True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"maxRecordsPerFile": "many"},
+        {"maxBytesPerFile": "-1"},
+        {"compressionLevel": "10", "compression": "gzip"},
+        {"compressionLevel": "5"},
+        {"partitionOverwriteMode": "dynamic", "partitionBy": "d,d"},
+        {"jobId": "../x"},
+        {"saveMode": "replace"},
+        {"columns": "x"},
+    ],
+)
+def test_bad_values_name_the_option(options: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="partitionBy|" + next(iter(options))):
+        parse_write_options({"path": "/x", **options}, True)
 
 
 def test_deterministic_names_need_overwrite() -> None:

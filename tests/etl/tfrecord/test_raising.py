@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from typing import Any
 
@@ -12,8 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.errors import ConfigError, InputDataError
+from etl.tfrecord.decode import ExampleDecoder
+from etl.tfrecord.encode import encode
 from etl.tfrecord.features import WireFeature
-from etl.tfrecord.lowering import Slot, plan_lowering
+from etl.tfrecord.framing import index_records
+from etl.tfrecord.lowering import Slot, plan_lowering, read_description
 from etl.tfrecord.lowering.vectors import VECTOR_METADATA, VECTOR_STORAGE
 from etl.tfrecord.policies import ColumnPolicy, LoweringOptions
 from etl.tfrecord.raising import plan_raising
@@ -199,6 +203,10 @@ def test_slots_are_cut_out_of_packed_features() -> None:
     assert raising.apply(pa.record_batch({"packed.int64": packed})).to_pylist() == [
         {"c": 4, "s": {"b": [2, 3]}}, {"c": None, "s": None}, {"c": 8, "s": {"b": [6, 7]}}
     ]  # fmt: skip
+    whole = pa.record_batch({"packed.int64": packed.drop_null()})
+    assert raising.apply(whole).to_pylist() == [
+        {"c": 4, "s": {"b": [2, 3]}}, {"c": 8, "s": {"b": [6, 7]}}
+    ]  # fmt: skip
 
 
 def test_slots_that_are_not_as_wanted_are_refused() -> None:
@@ -215,3 +223,30 @@ def test_slots_that_are_not_as_wanted_are_refused() -> None:
 def test_no_column_keeps_the_rows() -> None:
     batch = pa.RecordBatch.from_struct_array(pa.array([{}] * 3, pa.struct([])))
     assert plan_raising(pa.schema([]), "Example").apply(batch).num_rows == 3
+
+
+@pytest.mark.parametrize("layout", ["columns", "packed"])
+def test_through_the_codec(layout: Any) -> None:
+    names = pa.array(["a", "", "é"])
+    batch = pa.record_batch(
+        {
+            "x": pa.array([1, -2, 3], pa.int8()),
+            "f": [0.1, 2.0, -0.0],
+            "n": names,
+            "pair": pa.array([["u", "v"], ["", "w"], ["x", "y"]], pa.list_(pa.string(), 2)),
+            "l": [[1.5], [], [2.5, 3.5]],
+            "s": pa.StructArray.from_arrays([names, pa.array([4, 5, 6])], ["n", "k"]),
+            "t": pa.array([0, -1, 10**15], pa.timestamp("us", "UTC")),
+            "m": pa.array([[("k", 1)], [], [("a", 2), ("b", 3)]], pa.map_(pa.string(), pa.int64())),
+        }
+    )
+    options = LoweringOptions(ColumnPolicy(timestamps="iso", maps="entries"), layout=layout)
+    lowering = plan_lowering(batch.schema, "Example", options)
+    described = read_description(json.loads(json.dumps(lowering.describe())))
+    raising = plan_raising(batch.schema, "Example", *described)
+    data = encode(lowering.apply(batch))
+    decoded = ExampleDecoder(raising.features).decode(data, index_records(data))
+    assert raising.apply(decoded).to_pylist() == [
+        {f.name: expected(row[f.name], f.type, "entries") for f in batch.schema}
+        for row in batch.to_pylist()
+    ]

@@ -13,7 +13,6 @@ from etl.tfrecord.replacement import (
     lock_directory,
     replace_files,
     settle_interrupted,
-    write_atomically,
 )
 from etl.tfrecord.spark_reader import list_files
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pyspark.sql.functions as F
@@ -18,6 +19,10 @@ def write_tfrecords(spark):
     from etl.tfrecord.spark_writer import write_tfrecords
 
     return write_tfrecords
+
+
+def flatten(shards: list[list[int]]) -> list[int]:
+    return list(itertools.chain.from_iterable(shards))
 
 
 def read_column(root: Path, committed: Committed, name: str = "id") -> list[list[int]]:
@@ -37,12 +42,12 @@ def test_modes(spark, tmp_path: Path, write_tfrecords) -> None:
     out = tmp_path / "out"
     first = write_tfrecords(spark.range(0, 6, 1, 2), out)
     assert read_committed(out) == first
-    assert sorted(sum(read_column(out, first), [])) == list(range(6))
+    assert sorted(flatten(read_column(out, first))) == list(range(6))
     with pytest.raises(ConfigError, match="holds data already"):
         write_tfrecords(spark.range(1), out)
     assert write_tfrecords(spark.range(1), out, mode="ignore") == first
     both = write_tfrecords(spark.range(10, 12), out, mode="append")
-    assert sorted(sum(read_column(out, both), [])) == [*range(6), 10, 11]
+    assert sorted(flatten(read_column(out, both))) == [*range(6), 10, 11]
     only = write_tfrecords(spark.range(1), out, mode="Overwrite")
     assert read_column(out, only) == [[0]]
     with pytest.raises(ConfigError, match="did you mean 'overwrite'"):
@@ -69,7 +74,7 @@ def test_exactly_so_many_files(spark, tmp_path: Path, write_tfrecords) -> None:
     assert len(rows) == 4
     assert sum(rows) == 1003
     assert max(rows) - min(rows) <= 3
-    assert sorted(sum(read_column(tmp_path / "a", committed), [])) == list(range(1003))
+    assert sorted(flatten(read_column(tmp_path / "a", committed))) == list(range(1003))
 
 
 def test_seeded_shuffle_depends_on_content_and_seed_alone(spark, tmp_path, write_tfrecords):
@@ -85,9 +90,9 @@ def test_seeded_shuffle_depends_on_content_and_seed_alone(spark, tmp_path, write
         orders[name] = read_column(out, committed)
     assert orders["a"] == orders["b"]
     assert orders["a"] != orders["c"]
-    flat = sum(orders["a"], [])
+    flat = flatten(orders["a"])
     assert sorted(flat) == list(range(500))
-    assert sum(1 for x, y in zip(flat, flat[1:], strict=False) if y == x + 1) < 10
+    assert sum(1 for x, y in itertools.pairwise(flat) if y == x + 1) < 10
 
 
 def test_seeded_shuffle_of_equal_rows_is_even(spark, tmp_path: Path, write_tfrecords) -> None:
@@ -130,11 +135,45 @@ def test_index_limits_and_compression(spark, tmp_path: Path, write_tfrecords) ->
     assert all(shard.bytes <= 2000 for shard in packed.shards)
     assert sum(shard.rows for shard in packed.shards) == 1000
     assert all(shard.path.endswith(".tfrecord.gz") for shard in packed.shards)
-    assert sorted(sum(read_column(tmp_path / "b", packed), [])) == list(range(1000))
+    assert sorted(flatten(read_column(tmp_path / "b", packed))) == list(range(1000))
 
 
-def test_the_sessions_settings_are_as_before(spark, tmp_path: Path, write_tfrecords) -> None:
-    name = "spark.sql.execution.arrow.maxBytesPerBatch"
-    before = spark.conf.get(name)
-    write_tfrecords(spark.range(3), tmp_path / "a")
-    assert spark.conf.get(name) == before
+def test_sequence_examples_and_policies(spark, tmp_path: Path, write_tfrecords) -> None:
+    from etl.tfrecord.policies import ColumnPolicy
+
+    frame = spark.range(2, numPartitions=1).selectExpr(
+        "id", "array(array(id, 7L), array()) as nested", "date'1970-01-03' as day"
+    )
+    committed = write_tfrecords(
+        frame,
+        tmp_path / "a",
+        record_type="SequenceExample",
+        columns={"day": ColumnPolicy(dates="days")},
+    )
+    assert [(f.name, f.is_sequence) for f in committed.features] == [
+        ("id", False), ("nested", True), ("day", False)
+    ]  # fmt: skip
+    (shard,) = committed.shards
+    raw = [r.numpy() for r in tf.data.TFRecordDataset(str(tmp_path / "a" / shard.path))]
+    examples = [tf.train.SequenceExample.FromString(r) for r in raw]
+    assert [e.context.feature["day"].int64_list.value[0] for e in examples] == [2, 2]
+    lists = [e.feature_lists.feature_list["nested"].feature for e in examples]
+    assert [[list(f.int64_list.value) for f in item] for item in lists] == [
+        [[0, 7], []], [[1, 7], []]
+    ]  # fmt: skip
+
+
+def test_packed_layout_is_described(spark, tmp_path: Path, write_tfrecords) -> None:
+    frame = spark.range(0, 4, 1, 1).selectExpr("id", "id * 2 as b", "float(id) x", "array(id) l")
+    committed = write_tfrecords(frame, tmp_path / "a", layout="packed")
+    assert {f.name for f in committed.features} == {"packed.int64", "packed.float", "l"}
+    slots = committed.lowering["slots"]["packed.int64"]
+    assert [slot["name"] for slot in slots] == ["id", "b"]
+    raw = tf.data.TFRecordDataset(str(tmp_path / "a" / committed.shards[0].path))
+    values = [
+        list(
+            tf.train.Example.FromString(r.numpy()).features.feature["packed.int64"].int64_list.value
+        )
+        for r in raw
+    ]
+    assert values == [[k, 2 * k] for k in range(4)]

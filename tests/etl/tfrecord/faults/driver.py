@@ -47,7 +47,9 @@ def main(master: str) -> None:
         job = json.loads(line)
         try:
             settings = job.get("settings", {})
-            write_tfrecords(build_frame(spark, job), Path(job["path"]), mode=job["mode"], **settings)
+            write_tfrecords(
+                build_frame(spark, job), Path(job["path"]), mode=job["mode"], **settings
+            )
             print("{}", flush=True)
         except Exception as error:  # whatever it is, the test wants to see it
             print(json.dumps({"error": f"{type(error).__name__}: {error}"}), flush=True)

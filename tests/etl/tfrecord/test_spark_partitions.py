@@ -11,7 +11,7 @@ from pyspark.sql import datasource as f
 
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.input_files import DataFile
-from etl.tfrecord.partition_values import parse_partition_value, prune_files, select_files
+from etl.tfrecord.spark_partitions import parse_partition_value, prune_files, select_files
 
 TYPES = {"date": pa.date32(), "hour": pa.int32(), "name": pa.string()}
 ROWS = [

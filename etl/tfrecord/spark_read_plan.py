@@ -10,13 +10,14 @@ from pyspark.sql import types as spark_types
 from pyspark.sql.pandas.types import to_arrow_schema as to_spark_arrow_schema
 
 from conf.errors import ConfigError
+from etl.tfrecord.features import WireFeature
 from etl.tfrecord.input_files import Listing
 from etl.tfrecord.lowering.description import read_description
-from etl.tfrecord.partition_values import parse_partition_value
 from etl.tfrecord.policies import parse_lowering_options
 from etl.tfrecord.raising import Raising, plan_raising
 from etl.tfrecord.read_options import ReadOptions
-from etl.tfrecord.read_schema import BYTE_ARRAY_COLUMN, parse_simple_type, resolve_record_type
+from etl.tfrecord.spark_partitions import parse_partition_value
+from etl.tfrecord.spark_read_schema import BYTE_ARRAY_COLUMN, parse_simple_type, resolve_record_type
 from etl.tfrecord.spark_schema import to_arrow_schema
 
 
@@ -27,12 +28,14 @@ class ReadPlan:
     Attributes:
         record_type: Record type of the files.
         target: Arrow schema that Spark expects.
+        features: What to decode.
         raising: From features to data columns; None for raw payloads.
         partition_names: Partition columns of the files, in their order.
     """
 
     record_type: str
     target: pa.Schema
+    features: tuple[WireFeature, ...]
     raising: Raising | None
     partition_names: tuple[str, ...]
 
@@ -50,6 +53,8 @@ class ReadPlan:
             InputDataError: A value does not fit its column.
         """
         columns = (self.raising.apply(batch, name) if self.raising else batch).columns
+        if not self.target.names:
+            return batch
         if not self.partition_names:
             return pa.RecordBatch.from_arrays(columns, schema=self.target)
         values = dict(zip(self.partition_names, partition, strict=True))
@@ -82,17 +87,19 @@ def plan_read(options: ReadOptions, listing: Listing, schema: spark_types.Struct
     data = pa.schema([field for field in wanted if field.name not in names])
     target = pa.schema([field.remove_metadata() for field in wanted])
     if record_type == "ByteArray":
-        if data.types != [pa.binary()]:
+        if data.types not in ([pa.binary()], []):
             raise ConfigError(
                 "record type ByteArray is read as one binary column",
                 received=schema.simpleString(),
                 allowed=f"struct<{BYTE_ARRAY_COLUMN}:binary>",
             )
-        return ReadPlan(record_type, target, None, names)
+        features = tuple(WireFeature(name, "bytes") for name in data.names)
+        return ReadPlan(record_type, target, features, None, names)
     lowering, slots = read_description(listing.committed.lowering if listing.committed else {})
     if options.lowering:
         lowering = parse_lowering_options(options.lowering)
-    return ReadPlan(record_type, target, plan_raising(data, record_type, lowering, slots), names)
+    raising = plan_raising(data, record_type, lowering, slots)
+    return ReadPlan(record_type, target, raising.features, raising, names)
 
 
 def partition_types(listing: Listing) -> Mapping[str, pa.DataType]:

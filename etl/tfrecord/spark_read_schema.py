@@ -61,7 +61,7 @@ def _data_schema(options: ReadOptions, listing: Listing) -> spark_types.StructTy
     if record_type == "ByteArray":
         return spark_types.StructType().add(BYTE_ARRAY_COLUMN, spark_types.BinaryType())
     committed = listing.committed
-    if committed is not None and committed.record_type == record_type and listing.files:
+    if committed is not None and committed.record_type == record_type:
         _, slots = read_description(committed.lowering)
         features: Sequence[WireFeature] = committed.features
     else:

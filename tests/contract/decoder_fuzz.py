@@ -1,0 +1,218 @@
+"""Feeds mutated records to the compiled decoder, each ending where memory ends.
+
+Run in a process of its own by `test_decoder_fuzz.py`: input and outputs lie right before pages
+that may not be touched, so that a single byte read or written too far kills the process.
+
+    python decoder_fuzz.py RECORD_TYPE RECORDS SEED CORPUS.npz RESULT.npz
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+
+import numpy as np
+
+from etl.tfrecord import decode_kernels_keys as k
+from etl.tfrecord.decode import ExampleDecoder, SequenceDecoder, WireFeature
+from etl.tfrecord.decode_columns import Arena, Column
+from etl.tfrecord.decode_kernels import fill, scan
+from etl.tfrecord.decode_kernels_sequence import fill_feature_lists, scan_sequences
+from etl.tfrecord.kernels import kernel, load_i64, load_u8, store_u8
+from etl.tfrecord.walk_kernels import BYTES, FLOAT
+
+FEATURES = {
+    "Example": (
+        WireFeature("i", "int64"), WireFeature("f", "float32"), WireFeature("b", "bytes"),
+        WireFeature("il", "int64", True), WireFeature("fl", "float32", True),
+        WireFeature("bl", "bytes", True),
+    ),
+    "SequenceExample": (
+        WireFeature("i", "int64"), WireFeature("bl", "bytes", True),
+        WireFeature("is", "int64", is_sequence=True),
+        WireFeature("fs", "float32", is_sequence=True),
+        WireFeature("bs", "bytes", is_sequence=True),
+    ),
+}  # fmt: skip
+REGION_BYTES = 1 << 20
+SAMPLES, SAMPLE_BYTES = 3000, 512
+
+
+def guarded_end(size: int = REGION_BYTES) -> int:
+    """Address past a readable and writable region that is followed by a forbidden page."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    page = mmap.PAGESIZE
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    start = libc.mmap(None, size + page, mmap.PROT_READ | mmap.PROT_WRITE,
+                      mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)  # fmt: skip
+    if libc.mprotect(start + size, page, 0):
+        raise OSError(ctypes.get_errno(), "mprotect")
+    return start + size
+
+
+@kernel
+def draw(state, below):
+    """The next random number of an xorshift generator, in [0, below)."""
+    x = state[0]
+    x ^= x << np.uint64(13)
+    x ^= x >> np.uint64(7)
+    x ^= x << np.uint64(17)
+    state[0] = x
+    return np.int64((x >> np.uint64(11)) % np.uint64(max(1, below)))
+
+
+@kernel
+def mutate(corpus, starts, state, record):
+    """Copies a record of the corpus and damages it; returns its length."""
+    n = draw(state, len(starts) - 1)
+    length = min(starts[n + 1] - starts[n], len(record))
+    record[:length] = corpus[starts[n] : starts[n] + length]
+    for _ in range(draw(state, 4)):
+        what, at = draw(state, 8), draw(state, length)
+        if length == 0:
+            break
+        if what == 0:
+            record[at] ^= np.uint8(1 << draw(state, 8))
+        elif what == 1:
+            record[at] = np.uint8(draw(state, 256))
+        elif what == 2:
+            length = at
+        elif what == 3:  # a length, most likely: a small byte a little more or less
+            record[at] = np.uint8(np.int64(record[at]) + draw(state, 9) - 4)
+        elif what == 4:  # another record's bytes
+            other = draw(state, len(corpus))
+            size = min(draw(state, 24), len(corpus) - other, length - at)
+            record[at : at + size] = corpus[other : other + size]
+        elif what == 5:  # a piece twice, what follows moved
+            size = min(draw(state, 24), length - at, len(record) - length)
+            for i in range(length - 1, at - 1, -1):
+                record[i + size] = record[i]
+            length += size
+        elif what == 6:  # a piece left out
+            size = min(draw(state, 24), length - at)
+            record[at : length - size] = record[at + size : length].copy()
+            length -= size
+        else:  # a varint that goes on
+            size = min(draw(state, 12), length - at)
+            record[at : at + size] = np.uint8(0xFF if draw(state, 2) else 0x80)
+    return length
+
+
+@kernel
+def fill_all(features, limit, ends, malformed):
+    """Copies the values of every list and byte string; returns whether all was sound."""
+    for f in range(len(features)):
+        feature = features[f]
+        is_nested = feature[k.OUTER_COUNTS] != 0 and feature[k.IS_LIST] == 2
+        if (feature[k.IS_LIST] == 0 and feature[k.KIND] != BYTES) or load_u8(feature[k.VALID]) != 1:
+            continue
+        count, size = load_i64(feature[k.COUNTS]), load_i64(feature[k.BYTE_COUNTS])
+        width = 1 if feature[k.KIND] == BYTES else 4 if feature[k.KIND] == FLOAT else 8
+        values = ends[0] - width * (size if feature[k.KIND] == BYTES else count)
+        byte_offsets = ends[1] - 8 * (count + 1)
+        if is_nested:
+            offsets = ends[2] - 8 * (load_i64(feature[k.OUTER_COUNTS]) + 1)
+            bad = fill_feature_lists(
+                feature, 1, limit, values, byte_offsets, offsets, malformed)  # fmt: skip
+        else:
+            bad = fill(feature, 1, limit, values, byte_offsets, malformed)
+        if bad >= 0:
+            return False
+    return True
+
+
+@kernel
+def run_examples(records, state, corpus, starts, end, ends, features, table, successors, samples,
+                 sample_lengths, counts):  # fmt: skip
+    """Decodes mutated records one by one; counts outcomes and keeps some accepted ones."""
+    record, index = np.empty(4096, np.uint8), np.zeros((1, 2), np.int64)
+    no_outcomes, none = np.empty((0, 2), np.int64), np.empty(0, np.uint8)
+    sampled = 0
+    for _ in range(records):
+        length = mutate(corpus, starts, state, record)
+        base = end - length
+        for i in range(length):
+            store_u8(base + i, record[i])
+        for f in range(len(features)):
+            store_u8(features[f, k.VALID], np.uint8(0))
+        index[0, 1] = length
+        outcome, _, _ = scan(base, index, end, features, table, successors, no_outcomes)
+        if outcome == k.OK and not fill_all(features, end, ends, none):
+            outcome = k.MALFORMED
+        counts[outcome] += 1
+        chosen = draw(state, max(1, records // (2 * len(samples)))) == 0
+        if chosen and outcome == k.OK and sampled < len(samples) and length <= samples.shape[1]:
+            samples[sampled, :length] = record[:length]
+            sample_lengths[sampled] = length
+            sampled += 1
+    return sampled
+
+
+@kernel
+def run_sequences(records, state, corpus, starts, end, ends, context, context_table, successors,
+                  lists, list_table, samples, sample_lengths, counts):  # fmt: skip
+    """As `run_examples`."""
+    record, index = np.empty(4096, np.uint8), np.zeros((1, 2), np.int64)
+    no_outcomes, none = np.empty((0, 2), np.int64), np.empty(0, np.uint8)
+    sampled = 0
+    for _ in range(records):
+        length = mutate(corpus, starts, state, record)
+        base = end - length
+        for i in range(length):
+            store_u8(base + i, record[i])
+        for f in range(len(context)):
+            store_u8(context[f, k.VALID], np.uint8(0))
+        for f in range(len(lists)):
+            store_u8(lists[f, k.VALID], np.uint8(0))
+        index[0, 1] = length
+        outcome, _, _ = scan_sequences(
+            base, index, end, context, context_table, successors, lists, list_table, no_outcomes
+        )
+        sound = fill_all(context, end, ends, none) if outcome == k.OK else True
+        if outcome == k.OK and not (sound and fill_all(lists, end, ends, none)):
+            outcome = k.MALFORMED
+        counts[outcome] += 1
+        chosen = draw(state, max(1, records // (2 * len(samples)))) == 0
+        if chosen and outcome == k.OK and sampled < len(samples) and length <= samples.shape[1]:
+            samples[sampled, :length] = record[:length]
+            sample_lengths[sampled] = length
+            sampled += 1
+    return sampled
+
+
+def main(record_type: str, records: int, seed: int, corpus_file: str, result_file: str) -> None:
+    """Runs and writes counts by outcome, and accepted records to be checked by protobuf."""
+    loaded = np.load(corpus_file)
+    corpus, starts = loaded["corpus"], loaded["starts"]
+    state = np.array([seed * 2654435761 + 88172645463325252], np.uint64)
+    end = guarded_end()
+    ends = np.array([guarded_end(), guarded_end(), guarded_end()], np.int64)
+    samples = np.zeros((SAMPLES, SAMPLE_BYTES), np.uint8)
+    sample_lengths, counts = np.zeros(SAMPLES, np.int64), np.zeros(8, np.int64)
+    features = FEATURES[record_type]
+    arena = Arena()
+    columns = [Column(feature, 1, arena) for feature in features]
+    outputs = (samples, sample_lengths, counts)
+    store = (records, state, corpus, starts, end, ends)
+    if record_type == "Example":
+        part = ExampleDecoder(features)._part
+        sampled = run_examples(*store, part.fields(columns), part.table, part.successors, *outputs)
+    else:
+        decoder = SequenceDecoder(features)
+        split = decoder._split
+        context, lists = decoder._context, decoder._lists
+        list_fields = lists.fields(columns[split:])
+        list_fields[:, k.IS_LIST] = 2  # which the kernels of feature lists do not look at
+        sampled = run_sequences(
+            *store, context.fields(columns[:split]), context.table, context.successors,
+            list_fields, lists.table, *outputs,
+        )  # fmt: skip
+    np.savez(result_file, samples=samples[:sampled], lengths=sample_lengths[:sampled],
+             counts=counts)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5])

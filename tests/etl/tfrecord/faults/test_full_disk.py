@@ -1,0 +1,93 @@
+"""A disk that fills up at any moment of a write: the earlier output stands, and nothing is left."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from etl.tfrecord.commit import JobPlan, TaskResult, begin_job, publish
+from etl.tfrecord.committed import Committed, read_committed
+from etl.tfrecord.features import WireFeature
+from etl.tfrecord.options import WriteOptions
+from etl.tfrecord.rolling import ShardLimits
+from etl.tfrecord.task_sink import TaskSink
+from etl.tfrecord.temporary import discard, hold_attempt
+from tests.etl.tfrecord.faults.conftest import Driver, check_output
+
+DISK_BYTES = 4 << 20
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(disk)]
+    if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("a file system of a few megabytes cannot be mounted here (needs root)")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def run_job(root: Path, job: str, rows: range) -> None:
+    description = Committed("Example", None, (WireFeature("id", "int64"),), {}, (), ())
+    plan = JobPlan(job, "overwrite", False, description)
+    options = WriteOptions(str(root), limits=ShardLimits(rows=20), index=True)
+    try:
+        begin_job(root, plan)
+        with hold_attempt(root, job, "attempt") as attempt:
+            batch = pa.record_batch({"id": list(rows)})
+            shards = TaskSink(attempt, f"part-{job}", options).write_all(iter([batch]))
+        publish(root, plan, [TaskResult(0, "attempt", shards)])
+    except BaseException:
+        discard(root, job)
+        raise
+
+
+def listing(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def test_the_disk_fills_up_at_every_moment_in_turn(small_disk: Path) -> None:
+    root = small_disk / "out"
+    run_job(root, "a", range(100))
+    before, folders = listing(root), {p for p in root.rglob("*") if p.is_dir()}
+    filler = small_disk / "filler"
+    failures, pages = 0, 0
+    while True:
+        free = os.statvfs(small_disk)
+        filler.write_bytes(b"\0" * max(0, free.f_bavail * free.f_frsize - pages * PAGE_BYTES))
+        try:
+            run_job(root, "b", range(100, 200))
+            break
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+        finally:
+            filler.unlink()
+        assert listing(root) == before
+        assert {p for p in root.rglob("*") if p.is_dir()} == folders
+        failures, pages = failures + 1, pages + 1
+    assert failures > 10
+    assert {shard.job_id for shard in read_committed(root).shards} == {"b"}
+    assert len([name for name in listing(root) if name.startswith("part-")]) == 5
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_the_job_and_the_next_one_succeeds(
+    local_driver: Driver, small_disk: Path
+) -> None:
+    root = small_disk / "out"
+    assert local_driver.run(path=str(root), mode="overwrite", rows=1000) == {}
+    before = listing(root)
+    reply = local_driver.run(path=str(root), mode="overwrite", rows=100_000)
+    assert "the disk is full" in reply["error"]
+    assert listing(root) == before
+    assert local_driver.run(path=str(root), mode="overwrite", rows=2000) == {}
+    check_output(root, 2000)
