@@ -16,6 +16,7 @@ STORAGE_OPTION, STORAGE_PREFIX = "storage", "fs."
 
 _ALIASES = {"s3a": "s3", "s3n": "s3"}
 _SETTINGS = ("endpoint_override", "region", "scheme")
+STORAGE_OPTIONS = (STORAGE_OPTION, *(f"{STORAGE_PREFIX}{name}" for name in _SETTINGS))
 _SECRETS = re.compile("key|secret|token|password|credential", re.IGNORECASE)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _FROM_ENVIRONMENT = (

@@ -29,12 +29,14 @@ class ObjectView:
         manifest: Text of the manifest, or None.
         committed: The same, parsed.
         visible: Digest of each shard that a reader sees, by key.
+        unfinished: Keys that jobs are creating, where there is no manifest.
     """
 
     objects: Mapping[str, StoredObject]
     manifest: bytes | None
     committed: Committed | None
     visible: Mapping[str, str]
+    unfinished: frozenset[str] = frozenset()
 
     @property
     def holds_output(self) -> bool:
@@ -134,7 +136,7 @@ def _build_view(
             for key, item in objects.items()
             if is_data_key(key) and key not in hidden
         }
-    return ObjectView(objects, manifest, committed, visible)
+    return ObjectView(objects, manifest, committed, visible, frozenset(hidden))
 
 
 def read_committed_object(storage: Storage) -> Committed | None:

@@ -10,11 +10,18 @@ from pathlib import Path
 from conf.errors import ConfigError, did_you_mean
 from etl.tfrecord.encode import RECORD_TYPES, RecordType
 from etl.tfrecord.framing import Compression
+from etl.tfrecord.locations import (
+    STORAGE_OPTIONS,
+    is_remote,
+    parse_storage,
+    split_storage_options,
+)
 from etl.tfrecord.modes import SaveMode
 from etl.tfrecord.partition_split import parse_partition_by
 from etl.tfrecord.policies import LOWERING_OPTIONS, LoweringOptions, parse_lowering_options
 from etl.tfrecord.rolling import ShardLimits
 from etl.tfrecord.side_index import check_indexable
+from etl.tfrecord.storage import Settings, Storage
 
 _COMPRESSIONS: Mapping[str, Compression | None] = {
     "none": None,
@@ -32,7 +39,7 @@ _SUFFIXES: Mapping[Compression | None, str] = {None: "", "GZIP": ".gz", "ZLIB": 
 
 _DEFAULT_LEVEL, _MAX_LEVEL = 6, 9
 
-COMMON_OPTIONS = ("path", "recordType", "compression", "codec")
+COMMON_OPTIONS = ("path", "recordType", "compression", "codec", *STORAGE_OPTIONS)
 _WRITE_OPTIONS = (
     *COMMON_OPTIONS, "compressionLevel", "deterministicNames", "encoders", "index", "jobId",
     "maxBytesPerFile", "maxRecordsPerFile", "partitionBy", "partitionOverwriteMode", "saveMode",
@@ -53,7 +60,7 @@ class WriteOptions:
     """Resolved options of a write.
 
     Attributes:
-        directory: Absolute local output directory.
+        directory: Absolute local output directory, or URI of one in an object store.
         mode: What becomes of what is there.
         replaces_partitions: Whether an overwrite replaces only the partitions that it writes.
         record_type: Record type of the shards.
@@ -67,6 +74,7 @@ class WriteOptions:
         partition_by: Columns whose values become directories.
         lowering: How columns become features.
         job_id: Id that the job is to have, or None for a new one.
+        storage: The directory where it lies in an object store, else None.
     """
 
     directory: str
@@ -83,6 +91,7 @@ class WriteOptions:
     partition_by: tuple[str, ...] = ()
     lowering: LoweringOptions = field(default_factory=LoweringOptions)
     job_id: str | None = None
+    storage: Storage | None = None
 
     @property
     def suffix(self) -> str:
@@ -105,12 +114,36 @@ def resolve_local_path(path: str) -> str:
         local = re.sub(r"^file:(//(localhost)?(?=/))?", "", path, flags=re.IGNORECASE)
     if not path or (scheme is not None and local == path) or local.startswith("//"):
         raise ConfigError(
-            "TFRecord paths are local for now",
-            received=path or "no path",
-            allowed="a path such as /data/train, or file:///data/train",
-            fix="write to a file system that driver and executors share as a mount",
+            "not a local path",
+            received=_without_credentials(path) or "no path",
+            allowed="a path such as /data/train, or file:///data/train; where shards are read and "
+            "written also s3://, s3a:// and gs://, and hdfs:// for reading",
+            fix="use one of these, or a file system that driver and executors share as a mount",
         )
     return str(Path(local).absolute())
+
+
+def _without_credentials(path: str) -> str:
+    return re.sub(r"//[^/]*@", "//***@", path)
+
+
+def parse_path(path: str, settings: Settings) -> tuple[str, Storage | None]:
+    """Reads the path of a data set.
+
+    Args:
+        path: As the user gave it.
+        settings: Of object stores.
+
+    Returns:
+        Absolute local path and None, or URI and its place in an object store.
+
+    Raises:
+        ConfigError: Another scheme, or a URI with more than a place in it.
+    """
+    if not is_remote(path):
+        return resolve_local_path(path), None
+    storage = parse_storage(path, settings)
+    return storage.uri, storage
 
 
 def check_names(options: Mapping[str, str], allowed: tuple[str, ...]) -> dict[str, str]:
@@ -228,6 +261,13 @@ def _check_combinations(options: WriteOptions) -> None:
             received="save mode append",
             fix="use mode('overwrite'), or leave deterministicNames out",
         )
+    if options.deterministic_names and options.storage is not None:
+        raise ConfigError(
+            "option deterministicNames would replace objects under the eyes of their readers",
+            received=options.directory,
+            fix="leave it out: in an object store names hold the job's id, so that none is used "
+            "twice; the manifest lists them",
+        )
     if options.index:
         check_indexable(options.compression)
     if options.replaces_partitions and options.mode == "overwrite" and not options.partition_by:
@@ -249,7 +289,9 @@ def parse_write_options(options: Mapping[str, str], overwrite: bool) -> WriteOpt
     Raises:
         ConfigError: Unknown option, bad value, or options that exclude each other.
     """
+    options, settings = split_storage_options(options)
     given = check_names(options, _WRITE_OPTIONS)
+    directory, storage = parse_path(given.get("path", ""), settings)
     if "writelocality" in given:
         parse_choice(given, "writeLocality", {"distributed": True})
     replaces_partitions = "partitionoverwritemode" in given and bool(
@@ -260,7 +302,7 @@ def parse_write_options(options: Mapping[str, str], overwrite: bool) -> WriteOpt
         parse_count(given, "maxRecordsPerFile"), parse_count(given, "maxBytesPerFile")
     )
     resolved = WriteOptions(
-        directory=resolve_local_path(given.get("path", "")),
+        directory=directory,
         mode=_parse_mode(given, overwrite),
         replaces_partitions=replaces_partitions,
         record_type=parse_record_type(given),
@@ -274,6 +316,7 @@ def parse_write_options(options: Mapping[str, str], overwrite: bool) -> WriteOpt
         partition_by=parse_partition_by(given["partitionby"]) if "partitionby" in given else (),
         lowering=parse_lowering_options(given),
         job_id=_parse_job_id(given),
+        storage=storage,
     )
     _check_combinations(resolved)
     return resolved

@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from conf.errors import ConfigError
 from conf.manifest import ShardInfo
-from etl.tfrecord.folders import make_folders
 from etl.tfrecord.record_offsets import find_record_starts
 from etl.tfrecord.shard_file import ShardFile, ShardOptions
-from etl.tfrecord.side_index import index_path
+from etl.tfrecord.shard_target import open_target
+from etl.tfrecord.storage import Storage
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class ShardPlan:
         build_accumulator: Makes what collects the statistics of a file, or None.
     """
 
-    root: Path
+    root: Path | Storage
     options: ShardOptions
     limits: ShardLimits = ShardLimits()
     index: bool = False
@@ -144,12 +144,10 @@ class RollingWriter:
 
     def _open(self, schema: pa.Schema) -> ShardFile:
         plan, self._path = self._plan, self._name()
-        side = index_path(self._path) if plan.index else None
-        make_folders(plan.root, [self._path, *([side] if side else [])])
+        target = open_target(plan.root, self._path, plan.index)
         if plan.build_accumulator is not None:
             self._accumulator = plan.build_accumulator(schema)
-        index = plan.root / side if side else None
-        self._file = ShardFile(plan.root / self._path, plan.options, index)
+        self._file = ShardFile(target, plan.options)
         return self._file
 
     def _count_fitting(self, file: ShardFile, framed: np.ndarray, starts: np.ndarray) -> int:

@@ -115,6 +115,7 @@ def _survey_file(
         compression=options.compression,
         block_bytes=_SAMPLE_BLOCK_BYTES,
         on_corrupt=_pass_over if is_lenient else None,  # what is read later tells of it
+        opener=options.opener,
     ):
         sample = RecordBlock(block.data, block.index[:left], block.offset, block.first_record)
         try:

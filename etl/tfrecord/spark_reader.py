@@ -108,6 +108,7 @@ class TFRecordReader(DataSourceReader):
             compression=options.compression,
             split_bytes=options.split_bytes,
             min_partitions=options.min_partitions,
+            opener=options.opener,
         )
         return [ReadPartition(splits) for splits in planned]
 
@@ -135,6 +136,7 @@ class TFRecordReader(DataSourceReader):
             compression=None if is_range else self._options.compression,
             start=split.start,
             stop=split.stop,
+            opener=self._options.opener,
         )
         if self._options.on_corrupt == "fail":
             for block in read():

@@ -18,9 +18,12 @@ from etl.tfrecord.partition_split import PartitionValues, split_partitions
 from etl.tfrecord.partitions import partition_path
 from etl.tfrecord.rolling import RollingWriter, ShardPlan, WrittenShard
 from etl.tfrecord.shard_file import ShardOptions
+from etl.tfrecord.storage import Storage
 
 # Each costs a file descriptor and up to half a megabyte of buffers.
 MAX_OPEN_FILES = 64
+# Each upload holds some parts of ten megabytes.
+MAX_OPEN_UPLOADS = 8
 
 
 @dataclass(frozen=True)
@@ -60,23 +63,26 @@ class TaskSink:
 
     def __init__(
         self,
-        root: Path,
+        root: Path | Storage,
         stem: str,
         options: WriteOptions,
         source: pa.Schema | None = None,
-        max_open_files: int = MAX_OPEN_FILES,
+        max_open_files: int | None = None,
     ) -> None:
         """Plans the files; touches none yet.
 
         Args:
-            root: Directory of the task attempt.
+            root: Directory of the task attempt, or its place in an object store.
             stem: Name of its files without number and ending, for example `part-00000-<job>`.
             options: Options of the write.
             source: Columns as planned; their metadata says what a column stands for.
-            max_open_files: Partition values whose files are open at the same time.
+            max_open_files: Partition values whose files are open at the same time; what suits
+                the place if None.
         """
         self._source = source
-        self._options, self._stem, self._max_open_files = options, stem, max_open_files
+        self._options, self._stem = options, stem
+        fitting = MAX_OPEN_UPLOADS if isinstance(root, Storage) else MAX_OPEN_FILES
+        self._max_open_files = max_open_files or fitting
         self._plan = ShardPlan(
             root,
             ShardOptions(options.record_type, options.compression, options.compression_level),
