@@ -10,6 +10,7 @@ from pathlib import Path
 from conf.errors import ConfigError, did_you_mean
 from etl.tfrecord.encode import RECORD_TYPES, RecordType
 from etl.tfrecord.framing import Compression
+from etl.tfrecord.lowering.prepacked import Prepacked
 from etl.tfrecord.modes import SaveMode
 from etl.tfrecord.partition_split import parse_partition_by
 from etl.tfrecord.policies import LOWERING_OPTIONS, LoweringOptions, parse_lowering_options
@@ -35,7 +36,8 @@ _DEFAULT_LEVEL, _MAX_LEVEL = 6, 9
 COMMON_OPTIONS = ("path", "recordType", "compression", "codec")
 _WRITE_OPTIONS = (
     *COMMON_OPTIONS, "compressionLevel", "deterministicNames", "encoders", "index", "jobId",
-    "maxBytesPerFile", "maxRecordsPerFile", "partitionBy", "partitionOverwriteMode", "saveMode",
+    "maxBytesPerFile", "maxRecordsPerFile", "partitionBy", "partitionOverwriteMode", "prepacked",
+    "saveMode",
     "statistics", "writeLocality", *LOWERING_OPTIONS,
 )  # fmt: skip
 _SAVE_MODES: Mapping[str, SaveMode] = {
@@ -67,6 +69,7 @@ class WriteOptions:
         partition_by: Columns whose values become directories.
         lowering: How columns become features.
         job_id: Id that the job is to have, or None for a new one.
+        prepacked: Columns that arrive packed already.
     """
 
     directory: str
@@ -83,6 +86,7 @@ class WriteOptions:
     partition_by: tuple[str, ...] = ()
     lowering: LoweringOptions = field(default_factory=LoweringOptions)
     job_id: str | None = None
+    prepacked: Prepacked = field(default_factory=Prepacked)
 
     @property
     def suffix(self) -> str:
@@ -274,6 +278,7 @@ def parse_write_options(options: Mapping[str, str], overwrite: bool) -> WriteOpt
         partition_by=parse_partition_by(given["partitionby"]) if "partitionby" in given else (),
         lowering=parse_lowering_options(given),
         job_id=_parse_job_id(given),
+        prepacked=Prepacked.loads(given["prepacked"]) if "prepacked" in given else Prepacked(),
     )
     _check_combinations(resolved)
     return resolved
