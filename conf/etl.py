@@ -205,6 +205,11 @@ class OutputConfig(Strict):
     shards: int = Field(8, ge=1, description="Shards of the train split.")
     eval_shards: int = Field(2, ge=1, description="Shards of each other split.")
     compression: Literal["gzip"] | None = None
+    writer: Literal["native", "connector"] = Field(
+        "native",
+        description="`connector`: the shards are written by the JVM connector spark-tfrecord, "
+        "which `spark.conf` must bring to the class path.",
+    )
     seed: int = Field(0, description="Salt of the content hash that orders the records.")
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,9 +16,10 @@ from conf.dataset import DatasetPaths, local_path, write_text_atomic
 from conf.encoders import ENCODERS_FILE, EncoderPlan
 from conf.errors import InputDataError
 from conf.etl import BuildConfig
-from conf.manifest import FileInfo, Manifest, ShardInfo, SourceSnapshot, SplitInfo
+from conf.manifest import FileInfo, Manifest, SourceSnapshot
 from conf.schema import fingerprint
 from etl.accounting import account_rows
+from etl.connector import check_connector
 from etl.encoders.vocabulary import fit_vocabulary, write_vocabulary
 from etl.events import count_events, kept, prepare_events
 from etl.features import FeaturePlan, build_plan, plan_features
@@ -30,12 +30,10 @@ from etl.records import (
     build_samples,
     build_users,
     drop_short_histories,
-    shard_counts,
 )
+from etl.shards import write_splits
 from etl.sources import Source, SourceCounts, check_bad_rows, count_rows, read_source
 from etl.split import EVENT_SPLITS, SPLIT_COLUMN, TRAIN
-from etl.statistics import merge_statistics, summarize_statistics
-from etl.tfrecord.committed import CommittedShard, read_committed
 from etl.tfrecord.crc32c import crc32c
 
 if TYPE_CHECKING:
@@ -89,16 +87,19 @@ def build_dataset(
     """Builds and publishes a dataset version.
 
     Args:
-        spark: Session with the `tfrecord` format registered.
+        spark: Session with the `sluice` format registered.
         config: What to build.
         peak_memory: Called at the end; its figures go into the manifest.
 
     Raises:
-        ConfigError: The features do not fit the declared columns.
+        ConfigError: The features do not fit the declared columns, or the session lacks the
+            connector that is to write.
         InputDataError: A source or split was refused; the last version stays current.
         UpstreamNotReadyError: Another build of this dataset is running.
     """
     plan = plan_features(config)
+    if config.output.writer == "connector":
+        check_connector(spark)
     paths = DatasetPaths(local_path(config.output.root).resolve(), config.name)
     digest, code_version = fingerprint(config.resolved()), _code_version()
     with hold_lock(paths):
@@ -145,7 +146,9 @@ def _run_stages(build: _Build) -> dict[str, Any]:
             encoder_plan, files, item_tokens = _fit_encoders(build, events)
         with clock.stage("write records"):
             records = _build_records(build, events, sources, item_tokens)
-            splits, statistics = _write_records(build, records)
+            splits, statistics = write_splits(
+                records, config, build.staging, build.staging / ENCODERS_DIR
+            )
     return {
         "splits": splits,
         "schema": encoder_plan.schema,
@@ -233,54 +236,6 @@ def _build_records(
     users = build_users(events, config, plan)
     records = samples.unionByName(catalog, allowMissingColumns=True)
     return arrange(records.unionByName(users, allowMissingColumns=True), config, plan)
-
-
-def _write_records(
-    build: _Build, records: DataFrame
-) -> tuple[tuple[SplitInfo, ...], dict[str, dict[str, Any]]]:
-    """Runs the one pass that transforms, encodes and writes every split."""
-    target = build.staging / "records"
-    writer = (
-        records.write.format("tfrecord")
-        .mode("overwrite")
-        .option("recordType", "Example")
-        .option("compression", build.config.output.compression or "none")
-        .option("deterministicNames", "true")
-        .option("encoders", str(build.staging / ENCODERS_DIR))
-        .option("statistics", "true")
-    )
-    writer.save(str(target))
-    committed = read_committed(target)
-    written = committed.shards if committed else ()
-    splits, statistics, start = [], {}, 0
-    for split, count in shard_counts(build.config).items():
-        chosen = [s for s in written if start <= s.partition < start + count]
-        shards = _move_shards(build.staging, target, split, chosen, start, count)
-        splits.append(SplitInfo(split, shards))
-        merged = merge_statistics([shard.statistics or {} for shard in chosen])
-        statistics[split] = summarize_statistics(merged)
-        start += count
-    # An attempt that Spark gave up on may still be leaving files here.
-    shutil.rmtree(target, ignore_errors=True)
-    return tuple(splits), statistics
-
-
-def _move_shards(
-    staging: Path,
-    target: Path,
-    split: str,
-    chosen: Sequence[CommittedShard],
-    start: int,
-    count: int,
-) -> tuple[ShardInfo, ...]:
-    (staging / split).mkdir()
-    shards = []
-    for shard in sorted(chosen, key=lambda s: s.partition):
-        suffix = "".join(Path(shard.path).suffixes)
-        name = f"part-{shard.partition - start:05d}-of-{count:05d}{suffix}"
-        (target / shard.path).rename(staging / split / name)
-        shards.append(ShardInfo(f"{split}/{name}", shard.rows, shard.bytes, shard.crc32c))
-    return tuple(shards)
 
 
 def _label_rate(plan: FeaturePlan, statistics: Mapping[str, Any]) -> dict[str, float]:

@@ -10,12 +10,16 @@ from pathlib import Path
 from conf.errors import ConfigError, did_you_mean
 from etl.tfrecord.encode import RECORD_TYPES, RecordType
 from etl.tfrecord.framing import Compression
+<<<<<<< HEAD
 from etl.tfrecord.locations import (
     STORAGE_OPTIONS,
     is_remote,
     parse_storage,
     split_storage_options,
 )
+=======
+from etl.tfrecord.lowering.prepacked import Prepacked
+>>>>>>> main
 from etl.tfrecord.modes import SaveMode
 from etl.tfrecord.partition_split import parse_partition_by
 from etl.tfrecord.policies import LOWERING_OPTIONS, LoweringOptions, parse_lowering_options
@@ -42,7 +46,8 @@ _DEFAULT_LEVEL, _MAX_LEVEL = 6, 9
 COMMON_OPTIONS = ("path", "recordType", "compression", "codec", *STORAGE_OPTIONS)
 _WRITE_OPTIONS = (
     *COMMON_OPTIONS, "compressionLevel", "deterministicNames", "encoders", "index", "jobId",
-    "maxBytesPerFile", "maxRecordsPerFile", "partitionBy", "partitionOverwriteMode", "saveMode",
+    "maxBytesPerFile", "maxRecordsPerFile", "partitionBy", "partitionOverwriteMode", "prepacked",
+    "saveMode",
     "statistics", "writeLocality", *LOWERING_OPTIONS,
 )  # fmt: skip
 _SAVE_MODES: Mapping[str, SaveMode] = {
@@ -74,7 +79,11 @@ class WriteOptions:
         partition_by: Columns whose values become directories.
         lowering: How columns become features.
         job_id: Id that the job is to have, or None for a new one.
+<<<<<<< HEAD
         storage: The directory where it lies in an object store, else None.
+=======
+        prepacked: Columns that arrive packed already.
+>>>>>>> main
     """
 
     directory: str
@@ -91,7 +100,11 @@ class WriteOptions:
     partition_by: tuple[str, ...] = ()
     lowering: LoweringOptions = field(default_factory=LoweringOptions)
     job_id: str | None = None
+<<<<<<< HEAD
     storage: Storage | None = None
+=======
+    prepacked: Prepacked = field(default_factory=Prepacked)
+>>>>>>> main
 
     @property
     def suffix(self) -> str:
@@ -316,7 +329,11 @@ def parse_write_options(options: Mapping[str, str], overwrite: bool) -> WriteOpt
         partition_by=parse_partition_by(given["partitionby"]) if "partitionby" in given else (),
         lowering=parse_lowering_options(given),
         job_id=_parse_job_id(given),
+<<<<<<< HEAD
         storage=storage,
+=======
+        prepacked=Prepacked.loads(given["prepacked"]) if "prepacked" in given else Prepacked(),
+>>>>>>> main
     )
     _check_combinations(resolved)
     return resolved

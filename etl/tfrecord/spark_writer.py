@@ -17,6 +17,7 @@ from etl.tfrecord.datasource import SluiceDataSource, register_tfrecord
 from etl.tfrecord.modes import SaveMode
 from etl.tfrecord.options import parse_write_options
 from etl.tfrecord.spark_arrangement import arrange_rows
+from etl.tfrecord.spark_packing import pack_columns
 from etl.tfrecord.spark_schema import to_arrow_schema
 from etl.tfrecord.write_config import WriteConfig
 from etl.tfrecord.write_plan import WritePlan, plan_write
@@ -73,7 +74,10 @@ def write_tfrecords(
     spark_mode = "overwrite" if plan.options.mode == "overwrite" else "append"
     options = config.to_options(str(path), plan.options.mode, plan.job.job_id)
     try:
-        writer = arrange_rows(frame, config).write.format(SluiceDataSource.name())
+        rows, prepacked = pack_columns(arrange_rows(frame, config), config)
+        if prepacked.packed:
+            options["prepacked"] = prepacked.dumps()
+        writer = rows.write.format(SluiceDataSource.name())
         writer.mode(spark_mode).options(**options).save()
     except PySparkException as error:
         cause = translate_failure(error)

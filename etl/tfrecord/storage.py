@@ -139,7 +139,7 @@ class Storage:
         """Reads a small object; None where there is none."""
         system, path = self._locate(key)
         try:
-            with system.open_input_stream(path) as stream:
+            with system.open_input_stream(path, compression=None) as stream:
                 return cast(bytes, stream.read())
         except FileNotFoundError:
             return None
@@ -152,7 +152,8 @@ class Storage:
     def open_output(self, key: str) -> Any:
         """Opens an upload; the object appears when the stream is closed."""
         system, path = self._locate(key)
-        return system.open_output_stream(path)
+        # The default compresses once more what ends in .gz.
+        return system.open_output_stream(path, compression=None)
 
     def open_input(self, key: str = "") -> BinaryIO:
         """Opens an object for reading and seeking."""

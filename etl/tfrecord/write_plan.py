@@ -51,7 +51,9 @@ def plan_write(
     if options.encoders is not None:
         schema = read_pipeline(options.encoders).output_schema
     source = pa.schema([field for field in schema if field.name not in options.partition_by])
-    lowering = plan_lowering(source, options.record_type, options.lowering)
+    lowering = plan_lowering(
+        options.prepacked.unpacked_schema(source), options.record_type, options.lowering
+    )
     build_encoder(lowering.schema, options.record_type)
     description = Committed(
         record_type=options.record_type,

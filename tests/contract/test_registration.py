@@ -19,7 +19,7 @@ spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "fals
 spark.range(5).write.format("tfrecord").mode("overwrite").save(sys.argv[1])
 print(spark.read.format("sluice").load(sys.argv[1]).agg({"id": "sum"}).first()[0])
 try:
-    spark.range(5).write.partitionBy("id").format("tfrecord").save(sys.argv[1])
+    spark.range(5).write.partitionBy("id").format("tfrecord").mode("append").save(sys.argv[1])
 except Exception as error:
     print("refused" if "partitioning" in str(error) else error)
 """

@@ -1,0 +1,197 @@
+"""What we write the JVM connector reads as the same DataFrame, and the other way round.
+
+Needs the connector: its jar in SLUICE_CONNECTOR_JAR, or a Maven that Spark can resolve it from.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.dataset import read_manifest
+from etl.tfrecord.decode import WireFeature, read_tfrecords
+from etl.tfrecord.encode import RECORD_TYPES
+from tests.contract.connector_client import ConnectorSession, ConnectorUnavailableError
+from tests.etl.logs import build_config, write_logs
+
+pytestmark = pytest.mark.slow
+
+GZIP = "org.apache.hadoop.io.compress.GzipCodec"
+HAS_SEQUENCES = "SequenceExample" in RECORD_TYPES
+INT64 = (-(2**63), 2**63 - 1)
+INT32 = (-(2**31), 2**31 - 1)
+# All types that the connector supports, but decimals: it scales them wrongly.
+SCHEMA = (
+    "row int, i int, l long, f float, d double, s string, b binary, ints array<int>, "
+    "longs array<long>, floats array<float>, doubles array<double>, strings array<string>, "
+    "blobs array<binary>"
+)
+ROWS: list[tuple[Any, ...]] = [
+    (0, 1, 2, 0.5, 0.25, "text", b"\x00\xff", [1], [2], [0.5], [0.25], ["a"], [b"\x00"]),
+    (1, *[None] * 12),
+    (2, INT32[0], INT64[0], -math.inf, math.inf, "", b"", [], [], [], [], [], []),
+    (3, INT32[1], INT64[1], 2.0**-149, 3.4028234663852886e38, "grüße 漢字 🎉", bytes(range(256)),
+     list(INT32), list(INT64), [math.inf, -0.0], [2.0**-149, -math.inf], ["", "ü"], [b"", b"\xff"]),
+    (4, 0, 0, 0.0, -0.0, "x" * 100_000, b"y" * 70_000, list(range(500)), list(range(500)),
+     [0.5] * 500, [0.25] * 500, ["z"] * 500, [b"z"] * 500),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def connector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectorSession]:
+    with ExitStack() as stack:
+        log = tmp_path_factory.mktemp("connector") / "stderr.log"
+        try:
+            session = stack.enter_context(ConnectorSession(log))
+        except ConnectorUnavailableError as error:
+            pytest.skip(str(error))
+        yield session
+
+
+def collect(frame: Any) -> list[dict[str, Any]]:
+    return sorted((row.asDict(True) for row in frame.collect()), key=lambda row: str(row))
+
+
+def write_ours(frame: Any, records: Path, **options: str) -> None:
+    frame.write.format("tfrecord").options(**options).mode("overwrite").save(str(records))
+
+
+def read_theirs(
+    connector: ConnectorSession, spark: Any, records: Path, schema: Any, **options: str
+) -> Any:
+    table = records.with_name(f"{records.name}.read.parquet")
+    connector.call(
+        "read", records=str(records), table=str(table), options=options,
+        schema=None if schema is None else schema.jsonValue(),
+    )  # fmt: skip
+    return spark.read.parquet(str(table))
+
+
+def write_theirs(connector: ConnectorSession, frame: Any, records: Path, **options: str) -> None:
+    table = records.with_name(f"{records.name}.write.parquet")
+    frame.write.mode("overwrite").parquet(str(table))
+    connector.call("write", table=str(table), records=str(records), options=options)
+
+
+@pytest.fixture
+def frame(spark):
+    return spark.createDataFrame(ROWS, SCHEMA).repartition(2)
+
+
+@pytest.mark.parametrize("codec", [None, GZIP])
+def test_connector_reads_our_examples_as_the_same_frame(connector, spark, frame, tmp_path, codec):
+    options = {} if codec is None else {"codec": codec}
+    write_ours(frame, tmp_path / "ours", recordType="Example", **options)
+    theirs = read_theirs(connector, spark, tmp_path / "ours", frame.schema, recordType="Example")
+    assert theirs.schema.simpleString() == frame.schema.simpleString()
+    assert collect(theirs) == collect(frame)
+
+
+@pytest.mark.parametrize("codec", [None, GZIP])
+def test_we_read_the_connectors_examples_as_the_same_frame(
+    connector, spark, frame, tmp_path, codec
+):
+    options = {} if codec is None else {"codec": codec}
+    write_theirs(connector, frame, tmp_path / "theirs", recordType="Example", **options)
+    ours = spark.read.format("tfrecord").schema(frame.schema).load(str(tmp_path / "theirs"))
+    assert collect(ours) == collect(frame)
+
+
+def test_both_infer_the_same_types(connector, spark, frame, tmp_path):
+    write_ours(frame, tmp_path / "ours")
+    ours = spark.read.format("tfrecord").load(str(tmp_path / "ours"))
+    theirs = read_theirs(connector, spark, tmp_path / "ours", None)
+    assert {f.name: f.dataType for f in ours.schema} == {f.name: f.dataType for f in theirs.schema}
+
+
+def test_byte_arrays_go_both_ways(connector, spark, tmp_path):
+    rows = [(b"",), (b"\x00",), (bytes(range(256)),), (b"z" * 100_000,)]
+    frame = spark.createDataFrame(rows, "byteArray binary").repartition(2)
+    write_ours(frame, tmp_path / "ours", recordType="ByteArray")
+    theirs = read_theirs(
+        connector, spark, tmp_path / "ours", frame.schema, recordType="ByteArray"
+    )  # fmt: skip
+    assert collect(theirs) == collect(frame)
+    write_theirs(connector, frame, tmp_path / "theirs", recordType="ByteArray")
+    ours = spark.read.format("tfrecord").option("recordType", "ByteArray")
+    assert collect(ours.load(str(tmp_path / "theirs"))) == collect(frame)
+
+
+@pytest.mark.skipif(not HAS_SEQUENCES, reason="this version has no record type SequenceExample")
+@pytest.mark.parametrize("codec", [None, GZIP])
+def test_sequence_examples_go_both_ways(connector, spark, tmp_path, codec):
+    schema = f"{SCHEMA}, ll array<array<long>>, ff array<array<float>>, ss array<array<string>>"
+    nested: list[tuple[Any, ...]] = [
+        ([[1, 2], [3]], [[0.5], []], [["a"], ["", "ü"]]),
+        (None, None, None),
+        ([], [], []),
+        ([list(INT64), []], [[math.inf]], [["x" * 1000]]),
+        ([[7]] * 300, [[0.5, 1.5]] * 300, [["y"]] * 300),
+    ]
+    rows = [(*row, *more) for row, more in zip(ROWS, nested, strict=True)]
+    frame = spark.createDataFrame(rows, schema).repartition(2)
+    options = {"recordType": "SequenceExample", **({} if codec is None else {"codec": codec})}
+    write_ours(frame, tmp_path / "ours", **options)
+    theirs = read_theirs(
+        connector, spark, tmp_path / "ours", frame.schema, recordType="SequenceExample"
+    )
+    assert collect(theirs) == collect(frame)
+    write_theirs(connector, frame, tmp_path / "theirs", **options)
+    reader = spark.read.format("tfrecord").option("recordType", "SequenceExample")
+    assert collect(reader.schema(frame.schema).load(str(tmp_path / "theirs"))) == collect(frame)
+
+
+def test_empty_files_of_the_connector_are_read_as_no_rows(connector, spark, tmp_path):
+    frame = spark.createDataFrame([(1,), (2,)], "id long").where("id < 0")
+    write_theirs(connector, frame, tmp_path / "theirs")
+    files = list((tmp_path / "theirs").glob("part-*"))
+    assert files
+    assert all(file.stat().st_size == 0 for file in files)
+    ours = spark.read.format("tfrecord").schema("id long").load(str(tmp_path / "theirs"))
+    assert ours.count() == 0
+
+
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_build_by_either_writer_gives_equal_rows(
+    connector, built, tmp_path, compression
+):  # fmt: skip
+    logs = write_logs(tmp_path / "logs")
+    config = build_config(
+        logs, tmp_path,
+        output={"root": str(tmp_path / "datasets"), "shards": 2, "eval_shards": 1,
+                "writer": "connector", "compression": compression},
+    )  # fmt: skip
+    version = Path(connector.call("build", config=config.resolved())["version"])
+    theirs, ours = read_manifest(version), built[0].manifest
+    suffix = ".gz" if compression else ""
+    assert [(s.path, s.rows) for split in theirs.splits for s in split.shards] == [
+        (f"{s.path}{suffix}", s.rows) for split in ours.splits for s in split.shards
+    ]
+    for name in ("schema", "statistics", "label_rate", "counts", "encoders_fingerprint"):
+        assert getattr(theirs, name) == getattr(ours, name), name
+    wire = [WireFeature(s.name, s.dtype, s.is_list) for s in ours.schema.features]
+    for split in ours.splits:
+        for shard in split.shards:
+            native = read_tfrecords(built[0].version / shard.path, wire)
+            assert read_tfrecords(version / f"{shard.path}{suffix}", wire).equals(native)
+    for split in theirs.splits:
+        for shard in split.shards:
+            assert (version / shard.path).stat().st_size == shard.bytes
+    assert not (version / "records").exists()
+
+
+def test_times_are_refused_by_us_before_a_job_starts_where_the_connector_fails_in_it(
+    connector, spark, tmp_path
+):
+    frame = spark.createDataFrame([(datetime.date(2026, 1, 1),)], "day date")
+    with pytest.raises(Exception, match="unsupported data type"):
+        write_theirs(connector, frame, tmp_path / "theirs")
+    with pytest.raises(Exception, match=r"day.*date"):
+        write_ours(frame, tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()

@@ -1,0 +1,76 @@
+"""The clocks see the work that is done, in this process and below it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jobs.bench.tfrecord.clock import (
+    PeakMemory,
+    pin_to_one_core,
+    process_tree,
+    time_best,
+    time_tree,
+)
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+
+BUSY = "import time\nend = time.process_time() + {s}\nwhile time.process_time() < end: pass"
+
+
+def busy(seconds: float) -> None:
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+def test_sleep_costs_wall_time_only_and_work_both():
+    asleep, awake = time_best(lambda: time.sleep(0.05), 2), time_best(lambda: busy(0.05), 2)
+    assert asleep.wall_s >= 0.05
+    assert asleep.cpu_s < 0.02
+    assert awake.cpu_s >= 0.05
+
+
+def test_short_work_is_timed_per_call():
+    assert 0 < time_best(lambda: None, 2).wall_s < 1e-3
+
+
+def test_the_tree_counts_children_that_live_and_children_that_have_ended():
+    command = [sys.executable, "-c", BUSY.format(s=0.3) + "\nprint(flush=True); input()"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def work() -> None:
+        subprocess.run([sys.executable, "-c", BUSY.format(s=0.3)], check=True)
+        assert child.stdout is not None
+        child.stdout.readline()
+
+    # Before the clock starts the child may have run for a moment, but not for half its work.
+    times = time_tree(work)
+    assert child.pid in process_tree(os.getpid())
+    child.communicate(b"\n", timeout=30)
+    assert times.cpu_s >= 0.4
+    assert child.pid not in process_tree(os.getpid())
+
+
+def test_peak_memory_is_that_of_the_largest_child():
+    with PeakMemory() as peak:
+        child = subprocess.Popen(
+            [sys.executable, "-c", "x = bytearray(200 << 20); print(len(x), flush=True); input()"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        assert child.stdout is not None
+        child.stdout.readline()
+    child.communicate(b"\n", timeout=30)
+    assert peak.bytes["other"] >= 200 << 20
+
+
+def test_one_core_is_given_back():
+    before = os.sched_getaffinity(0)
+    with pin_to_one_core():
+        assert len(os.sched_getaffinity(0)) == 1
+    assert os.sched_getaffinity(0) == before
