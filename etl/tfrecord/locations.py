@@ -131,6 +131,53 @@ def parse_storage(path: str, settings: Settings = ()) -> Storage:
     return Storage(find_scheme(path) or "", "/".join(parts), settings)
 
 
+def resolve_local_path(path: str) -> str:
+    """Turns a plain path or a `file:` URI into an absolute local path.
+
+    Args:
+        path: As the user gave it.
+
+    Raises:
+        ConfigError: Another scheme, or a `file:` URI that names a host.
+    """
+    scheme = _SCHEME.match(path)
+    local = path
+    if scheme is not None and scheme[1].lower() == "file":
+        local = re.sub(r"^file:(//(localhost)?(?=/))?", "", path, flags=re.IGNORECASE)
+    if not path or (scheme is not None and local == path) or local.startswith("//"):
+        raise ConfigError(
+            "not a local path",
+            received=_without_credentials(path) or "no path",
+            allowed="a path such as /data/train, or file:///data/train; where shards are read and "
+            "written also s3://, s3a:// and gs://, and hdfs:// for reading",
+            fix="use one of these, or a file system that driver and executors share as a mount",
+        )
+    return str(Path(local).absolute())
+
+
+def _without_credentials(path: str) -> str:
+    return re.sub(r"//[^/]*@", "//***@", path)
+
+
+def parse_path(path: str, settings: Settings) -> tuple[str, Storage | None]:
+    """Reads the path of a data set.
+
+    Args:
+        path: As the user gave it.
+        settings: Of object stores.
+
+    Returns:
+        Absolute local path and None, or URI and its place in an object store.
+
+    Raises:
+        ConfigError: Another scheme, or a URI with more than a place in it.
+    """
+    if not is_remote(path):
+        return resolve_local_path(path), None
+    storage = parse_storage(path, settings)
+    return storage.uri, storage
+
+
 @dataclass(frozen=True)
 class FileOpener:
     """Opens input files wherever they lie; picklable.

@@ -5,27 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from conf.errors import ConfigError, did_you_mean
 from etl.tfrecord.encode import RECORD_TYPES, RecordType
 from etl.tfrecord.framing import Compression
-<<<<<<< HEAD
 from etl.tfrecord.locations import (
     STORAGE_OPTIONS,
-    is_remote,
-    parse_storage,
+    parse_path,
+    resolve_local_path,
     split_storage_options,
 )
-=======
 from etl.tfrecord.lowering.prepacked import Prepacked
->>>>>>> main
 from etl.tfrecord.modes import SaveMode
 from etl.tfrecord.partition_split import parse_partition_by
 from etl.tfrecord.policies import LOWERING_OPTIONS, LoweringOptions, parse_lowering_options
 from etl.tfrecord.rolling import ShardLimits
 from etl.tfrecord.side_index import check_indexable
-from etl.tfrecord.storage import Settings, Storage
+from etl.tfrecord.storage import Storage
 
 _COMPRESSIONS: Mapping[str, Compression | None] = {
     "none": None,
@@ -79,11 +75,8 @@ class WriteOptions:
         partition_by: Columns whose values become directories.
         lowering: How columns become features.
         job_id: Id that the job is to have, or None for a new one.
-<<<<<<< HEAD
         storage: The directory where it lies in an object store, else None.
-=======
         prepacked: Columns that arrive packed already.
->>>>>>> main
     """
 
     directory: str
@@ -100,63 +93,13 @@ class WriteOptions:
     partition_by: tuple[str, ...] = ()
     lowering: LoweringOptions = field(default_factory=LoweringOptions)
     job_id: str | None = None
-<<<<<<< HEAD
     storage: Storage | None = None
-=======
     prepacked: Prepacked = field(default_factory=Prepacked)
->>>>>>> main
 
     @property
     def suffix(self) -> str:
         """Ending of the shards' names."""
         return f".tfrecord{_SUFFIXES[self.compression]}"
-
-
-def resolve_local_path(path: str) -> str:
-    """Turns a plain path or a `file:` URI into an absolute local path.
-
-    Args:
-        path: As the user gave it.
-
-    Raises:
-        ConfigError: Another scheme, or a `file:` URI that names a host.
-    """
-    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", path)
-    local = path
-    if scheme is not None and scheme[1].lower() == "file":
-        local = re.sub(r"^file:(//(localhost)?(?=/))?", "", path, flags=re.IGNORECASE)
-    if not path or (scheme is not None and local == path) or local.startswith("//"):
-        raise ConfigError(
-            "not a local path",
-            received=_without_credentials(path) or "no path",
-            allowed="a path such as /data/train, or file:///data/train; where shards are read and "
-            "written also s3://, s3a:// and gs://, and hdfs:// for reading",
-            fix="use one of these, or a file system that driver and executors share as a mount",
-        )
-    return str(Path(local).absolute())
-
-
-def _without_credentials(path: str) -> str:
-    return re.sub(r"//[^/]*@", "//***@", path)
-
-
-def parse_path(path: str, settings: Settings) -> tuple[str, Storage | None]:
-    """Reads the path of a data set.
-
-    Args:
-        path: As the user gave it.
-        settings: Of object stores.
-
-    Returns:
-        Absolute local path and None, or URI and its place in an object store.
-
-    Raises:
-        ConfigError: Another scheme, or a URI with more than a place in it.
-    """
-    if not is_remote(path):
-        return resolve_local_path(path), None
-    storage = parse_storage(path, settings)
-    return storage.uri, storage
 
 
 def check_names(options: Mapping[str, str], allowed: tuple[str, ...]) -> dict[str, str]:
@@ -329,11 +272,8 @@ def parse_write_options(options: Mapping[str, str], overwrite: bool) -> WriteOpt
         partition_by=parse_partition_by(given["partitionby"]) if "partitionby" in given else (),
         lowering=parse_lowering_options(given),
         job_id=_parse_job_id(given),
-<<<<<<< HEAD
         storage=storage,
-=======
         prepacked=Prepacked.loads(given["prepacked"]) if "prepacked" in given else Prepacked(),
->>>>>>> main
     )
     _check_combinations(resolved)
     return resolved
