@@ -11,8 +11,9 @@ from typing import Protocol
 from etl.tfrecord.commit import JobPlan, TaskResult, begin_job, publish
 from etl.tfrecord.committed import Committed, read_committed
 from etl.tfrecord.modes import SaveMode, holds_output, take_baseline
-from etl.tfrecord.object_attempts import discard_job, hold_object_attempt
+from etl.tfrecord.object_attempts import hold_object_attempt
 from etl.tfrecord.object_commit import (
+    abort_objects,
     begin_object_job,
     check_mode,
     check_writable,
@@ -111,7 +112,7 @@ class ObjectCommitter:
 
     def discard(self, job_id: str) -> None:
         """Removes what a job left aside."""
-        discard_job(self.storage, job_id)
+        abort_objects(self.storage, job_id)
 
     def read(self) -> Committed | None:
         """Reads the manifest."""

@@ -15,13 +15,14 @@ import json
 import logging
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from conf.errors import UpstreamNotReadyError
-from etl.tfrecord.committed import COMMIT_FILE
+from conf.errors import InputDataError, UpstreamNotReadyError
+from etl.tfrecord.committed import COMMIT_FILE, Committed
 from etl.tfrecord.liveness import Owner, find_owner, is_dead
 from etl.tfrecord.modes import SUCCESS_FILE
+from etl.tfrecord.side_index import index_path
 from etl.tfrecord.storage import Storage, StoredObject
 
 INTENT_PREFIX = "_publishing-"
@@ -216,11 +217,37 @@ def settle(storage: Storage, intent: Intent) -> None:
         intent: Intent of a job that has ended.
     """
     if intent.manifest is not None:
-        is_decided = digest_manifest(storage.read(COMMIT_FILE)) == intent.manifest
-        storage.delete_all(intent.old if is_decided else intent.new)
+        text = storage.read(COMMIT_FILE)
+        is_decided = digest_manifest(text) == intent.manifest
+        storage.delete_all(_drop_listed(intent.old if is_decided else intent.new, text))
         if is_decided or intent.had_success:
             storage.put(SUCCESS_FILE, b"")
     storage.delete(intent.key)
+
+
+def _drop_listed(keys: Sequence[str], manifest: bytes | None) -> list[str]:
+    """Keys without those that the manifest lists: whatever an intent says, they are in use."""
+    if manifest is None:
+        return list(keys)
+    try:
+        committed = Committed.loads(manifest.decode("utf-8", errors="replace"), COMMIT_FILE)
+    except InputDataError:  # better too much is left than too little
+        return []
+    listed = {shard.path for shard in committed.shards}
+    listed |= {index_path(path) for path in listed}
+    return [key for key in keys if key not in listed]
+
+
+def abandon(storage: Storage, job_id: str) -> None:
+    """Gives up the intent of a job that failed, in case who held it was killed.
+
+    Args:
+        storage: Output directory.
+        job_id: The job; it publishes nothing any more.
+    """
+    intent = read_intent(storage, f"{INTENT_PREFIX}{job_id}")
+    if intent is not None:
+        storage.put(intent.key, replace(intent, is_over=True).dumps())
 
 
 def _clear_up(storage: Storage, intent: Intent) -> None:

@@ -12,13 +12,14 @@ that know no manifest.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
 from conf.errors import ConfigError, InternalError
 from etl.tfrecord.commit import JobPlan, TaskResult, list_shards, plan_moves
 from etl.tfrecord.committed import COMMIT_FILE, Committed
-from etl.tfrecord.intents import HeldIntent, digest_manifest, hold_intent
+from etl.tfrecord.intents import HeldIntent, abandon, digest_manifest, hold_intent, is_intent
 from etl.tfrecord.listing import changed_partitions
 from etl.tfrecord.manifest_merge import merge_description
 from etl.tfrecord.modes import (
@@ -41,6 +42,8 @@ from etl.tfrecord.storage import READ_ONLY_SCHEMES, Storage
 
 # A large job copies for some minutes; the others wait rather than throw their work away.
 PATIENCE_S = 600.0
+
+_LOGGER = logging.getLogger(__name__)
 
 
 def check_writable(storage: Storage) -> None:
@@ -85,6 +88,8 @@ def begin_object_job(storage: Storage, plan: JobPlan) -> None:
     check_writable(storage)
     sweep_dead_jobs(storage)
     view = check_mode(storage, plan.mode)
+    for key in filter(is_intent, view.objects):
+        _LOGGER.warning("%s/%s: another job is publishing there, or died", storage.uri, key)
     if plan.keeps_shards:
         _merge(storage, plan, view)
     digests = view.digest_partitions() if plan.mode == "overwrite" else {}
@@ -125,6 +130,17 @@ def publish_objects(
             _publish_alone(storage, plan, results, held, view)
     discard_job(storage, plan.job_id)
     return not ignored
+
+
+def abort_objects(storage: Storage, job_id: str) -> None:
+    """Ends a job that failed, at whatever point; the next write clears up what it left.
+
+    Args:
+        storage: Output directory.
+        job_id: The job.
+    """
+    abandon(storage, job_id)
+    discard_job(storage, job_id)
 
 
 def _publish_alone(

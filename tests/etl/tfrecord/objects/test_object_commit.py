@@ -10,13 +10,15 @@ from collections.abc import Callable
 
 import pytest
 
-from conf.errors import ConfigError, InternalError, UpstreamNotReadyError
+from conf.errors import ConfigError, InputDataError, InternalError, UpstreamNotReadyError
 from etl.tfrecord import storage as storage_module
 from etl.tfrecord.committed import COMMIT_FILE
+from etl.tfrecord.committer import ObjectCommitter
 from etl.tfrecord.intents import Intent
 from etl.tfrecord.liveness import Owner
 from etl.tfrecord.object_attempts import hold_object_attempt, sweep_dead_jobs
 from etl.tfrecord.object_view import read_committed_object
+from etl.tfrecord.side_index import index_path
 from etl.tfrecord.storage import Storage
 
 from .conftest import FakeStore
@@ -202,6 +204,49 @@ def test_death_after_every_request(
         pytest.fail("the job never came to its end")
     assert outcomes == {tuple(words), tuple(new)}
     assert living.results == []
+
+
+def test_a_commit_that_was_killed_is_aborted_by_its_driver(store: FakeStore, root: Storage) -> None:
+    """The driver lives on: what a killed commit left must not stand in the way until it ends."""
+    for step in range(0, 60, 3):
+        _prepare(root, "overwrite", ["a", "b"])
+        job = Job(root, "overwrite", ["x", "y"]).begin().run_tasks()
+        _die_at(store, step)
+        with contextlib.suppress(Death):
+            job.publish()
+        store.hook = lambda _: None
+        ObjectCommitter(root).discard(job.plan.job_id)
+        seen = read_words(root)
+        assert seen in (["a", "b"], ["x", "y"])
+        Job(root, "append", ["next"]).run()
+        assert read_words(root) == sorted([*seen, "next"])
+        assert leftovers(store, root) == []
+
+
+def test_an_intent_that_outlived_its_job_removes_nothing_in_use(
+    store: FakeStore, root: Storage
+) -> None:
+    Job(root, "append", ["a"]).run()
+    committed = read_committed_object(root)
+    assert committed is not None
+    keys = (committed.shards[0].path, index_path(committed.shards[0].path))
+    stale = Intent("j", None, "another digest", new=keys, old=keys, is_over=True)
+    root.put(stale.key, stale.dumps())
+    Job(root, "append", ["b"]).run()
+    assert read_words(root) == ["a", "b"]
+    assert leftovers(store, root) == []
+
+
+def test_a_damaged_manifest_is_refused_or_replaced(store: FakeStore, root: Storage) -> None:
+    Job(root, "append", ["a"]).run()
+    root.put(COMMIT_FILE, b"{")
+    with pytest.raises(InputDataError, match="damaged"):
+        Job(root, "append", ["b"]).begin()
+    with pytest.raises(ConfigError, match="without a manifest"):
+        Job(root, "overwrite", ["b"], replaces_partitions=True).begin()
+    Job(root, "overwrite", ["c"]).run()
+    assert read_words(root) == ["c"]
+    assert leftovers(store, root) == []
 
 
 def test_death_while_clearing_up_after_a_death(
