@@ -30,7 +30,6 @@ from etl.tfrecord.replacement import (
     write_atomically,
 )
 from etl.tfrecord.side_index import index_path
-from etl.tfrecord.task_sink import TaskShard
 from etl.tfrecord.temporary import (
     create_temporary,
     discard,
@@ -38,6 +37,7 @@ from etl.tfrecord.temporary import (
     sweep_stale,
     temporary_directory,
 )
+from etl.tfrecord.written_shard import TaskShard
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""`format("tfrecord")` for Spark: TFRecord files in and out through the Python Data Source API."""
+"""`format("tfrecord")` for Spark: TFRecord files in and out through the Python Data Source API.
+
+Spark starts a process each to look the format up, to plan a write and to commit it; none of these
+needs compiled code, so what does is imported where it is used.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +25,7 @@ from etl.tfrecord.commit import TaskResult
 from etl.tfrecord.committer import build_committer
 from etl.tfrecord.options import parse_write_options
 from etl.tfrecord.read_options import parse_read_options
-from etl.tfrecord.spark_reader import TFRecordReader, infer_schema
 from etl.tfrecord.spark_schema import to_arrow_schema
-from etl.tfrecord.task_sink import TaskSink
 from etl.tfrecord.write_plan import WritePlan, plan_write
 
 if TYPE_CHECKING:
@@ -55,6 +57,8 @@ class TFRecordWriter(DataSourceArrowWriter):
         Raises:
             InputDataError: A value that the wire cannot carry; the attempt's files are removed.
         """
+        from etl.tfrecord.task_sink import TaskSink
+
         context = TaskContext.get()
         if context is None:
             raise RuntimeError("TFRecordWriter.write runs inside a Spark task only")
@@ -99,6 +103,8 @@ class TFRecordDataSource(DataSource):
             ConfigError: No such path, or a bad option.
             CorruptRecordError: A file is damaged.
         """
+        from etl.tfrecord.spark_reader import infer_schema
+
         return infer_schema(parse_read_options(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -107,6 +113,8 @@ class TFRecordDataSource(DataSource):
         Raises:
             ConfigError: A bad option, or a column type that no feature can be read as.
         """
+        from etl.tfrecord.spark_reader import TFRecordReader
+
         return TFRecordReader(parse_read_options(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> TFRecordWriter:

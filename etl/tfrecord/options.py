@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from conf.errors import ConfigError, did_you_mean
-from etl.tfrecord.encode import RECORD_TYPES, RecordType
-from etl.tfrecord.framing import Compression
+from etl.tfrecord.byte_source import Compression
 from etl.tfrecord.locations import (
     STORAGE_OPTIONS,
     parse_path,
@@ -19,9 +18,10 @@ from etl.tfrecord.lowering.prepacked import Prepacked
 from etl.tfrecord.modes import SaveMode
 from etl.tfrecord.partition_split import parse_partition_by
 from etl.tfrecord.policies import LOWERING_OPTIONS, LoweringOptions, parse_lowering_options
-from etl.tfrecord.rolling import ShardLimits
+from etl.tfrecord.record_types import RECORD_TYPES, RecordType
 from etl.tfrecord.side_index import check_indexable
 from etl.tfrecord.storage import Storage
+from etl.tfrecord.written_shard import ShardLimits
 
 _COMPRESSIONS: Mapping[str, Compression | None] = {
     "none": None,

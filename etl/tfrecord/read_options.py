@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from conf.errors import ConfigError
-from etl.tfrecord.encode import RecordType
-from etl.tfrecord.framing import Compression
+from etl.tfrecord.byte_source import Compression
 from etl.tfrecord.locations import FileOpener, split_storage_options
 from etl.tfrecord.options import (
     COMMON_OPTIONS,
@@ -23,6 +22,7 @@ from etl.tfrecord.options import (
     resolve_local_path,
 )
 from etl.tfrecord.policies import LOWERING_OPTIONS
+from etl.tfrecord.record_types import RecordType
 from etl.tfrecord.storage import Settings
 
 OnCorrupt = Literal["fail", "skip", "quarantine"]

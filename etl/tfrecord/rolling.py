@@ -3,66 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from conf.errors import ConfigError
 from conf.manifest import ShardInfo
 from etl.tfrecord.record_offsets import find_record_starts
 from etl.tfrecord.shard_file import ShardFile, ShardOptions
 from etl.tfrecord.shard_target import open_target
 from etl.tfrecord.storage import Storage
-
-
-@dataclass(frozen=True)
-class ShardLimits:
-    """When a file is full.
-
-    Attributes:
-        rows: Records at most, or None for no limit.
-        bytes: Bytes at most, as stored, or None; a record that is longer gets a file of its own.
-    """
-
-    rows: int | None = None
-    bytes: int | None = None
-
-    def __post_init__(self) -> None:
-        """Refuses limits below 1.
-
-        Raises:
-            ConfigError: A limit is not positive.
-        """
-        for name, limit in (("rows", self.rows), ("bytes", self.bytes)):
-            if limit is not None and limit < 1:
-                raise ConfigError(
-                    f"bad limit of {name} per shard", received=limit, allowed="1 or more, or none"
-                )
-
-    @property
-    def is_none(self) -> bool:
-        """Whether there is no limit at all."""
-        return self.rows is None and self.bytes is None
-
-
-@dataclass(frozen=True)
-class WrittenShard:
-    """A finished file.
-
-    Attributes:
-        info: Path relative to the root that it was written under, rows, bytes and checksum.
-        split_offsets: Byte offsets at which records begin, see `ShardFile`.
-        statistics: Statistics of its features, or None.
-        has_index: Whether its side file was written.
-    """
-
-    info: ShardInfo
-    split_offsets: tuple[int, ...]
-    statistics: dict[str, Any] | None = None
-    has_index: bool = False
+from etl.tfrecord.written_shard import ShardLimits, WrittenShard
 
 
 class _Accumulator(Protocol):
@@ -89,7 +42,7 @@ class ShardPlan:
 
     root: Path | Storage
     options: ShardOptions
-    limits: ShardLimits = ShardLimits()
+    limits: ShardLimits = field(default_factory=ShardLimits)
     index: bool = False
     build_accumulator: Callable[[pa.Schema], _Accumulator] | None = None
 

@@ -11,8 +11,9 @@ import numpy as np
 from conf.errors import ConfigError
 from conf.manifest import ShardInfo
 from etl.tfrecord.crc32c import crc32c
-from etl.tfrecord.encode import CHUNK_ROWS, RecordType
+from etl.tfrecord.encode import CHUNK_ROWS
 from etl.tfrecord.framing import Compression
+from etl.tfrecord.record_types import RecordType
 from etl.tfrecord.shard_target import ShardTarget
 from etl.tfrecord.side_index import format_index
 

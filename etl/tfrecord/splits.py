@@ -11,9 +11,8 @@ from typing import Literal
 
 import numpy as np
 
+from etl.tfrecord.byte_source import Compression
 from etl.tfrecord.data_file import DataFile
-from etl.tfrecord.framing import HEADER_BYTES, Compression, detect_compression
-from etl.tfrecord.framing_kernels import is_header, walk_headers
 from etl.tfrecord.locations import FileOpener, is_remote
 from etl.tfrecord.object_input import read_stored_index
 
@@ -83,7 +82,8 @@ def _split_file(
     opener: FileOpener,
 ) -> list[FileSplit]:
     bounds = [0]
-    if file.bytes > size and not _is_compressed(file.path, compression, opener):
+    is_plain = bool(file.split_offsets)  # the manifest gives none of compressed files
+    if file.bytes > size and (is_plain or not _is_compressed(file.path, compression, opener)):
         bounds += _pick(_find_offsets(file, size, opener), size)
     stops: list[int | None] = [*bounds[1:], None]
     return [
@@ -97,6 +97,8 @@ def _is_compressed(
 ) -> bool:
     if compression != "auto":
         return compression is not None
+    from etl.tfrecord.framing import HEADER_BYTES, detect_compression  # compiled
+
     with opener(path) as file:
         return detect_compression(file.read(HEADER_BYTES)) is not None
 
@@ -117,6 +119,8 @@ def _find_offsets(file: DataFile, size: int, opener: FileOpener) -> np.ndarray:
         text = read_stored_index(file.path, opener.settings)
         offsets = None if text is None else _parse_offsets(text, file.bytes)
         return np.empty(0, np.int64) if offsets is None else offsets
+    from etl.tfrecord.framing_kernels import walk_headers  # compiled
+
     with Path(file.path).open("rb") as stream:
         memory = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     try:
@@ -139,6 +143,8 @@ def _read_side_index(file: DataFile, data: np.ndarray) -> np.ndarray | None:
     offsets = _parse_offsets(path.read_bytes(), file.bytes)
     if offsets is None:
         return None
+    from etl.tfrecord.framing_kernels import is_header  # compiled
+
     base = data.ctypes.data
     if not all(is_header(base + o, file.bytes - o) for o in offsets.tolist()):
         return None

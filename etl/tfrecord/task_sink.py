@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,34 +16,16 @@ from etl.tfrecord.lowering.prepacked import plan_prepacked
 from etl.tfrecord.options import WriteOptions
 from etl.tfrecord.partition_split import PartitionValues, split_partitions
 from etl.tfrecord.partitions import partition_path
-from etl.tfrecord.rolling import RollingWriter, ShardPlan, WrittenShard
+from etl.tfrecord.rolling import RollingWriter, ShardPlan
 from etl.tfrecord.shard_file import ShardOptions
 from etl.tfrecord.storage import Storage
+from etl.tfrecord.write_plan import read_pipeline
+from etl.tfrecord.written_shard import TaskShard
 
 # Each costs a file descriptor and up to half a megabyte of buffers.
 MAX_OPEN_FILES = 64
 # Each upload holds some parts of ten megabytes.
 MAX_OPEN_UPLOADS = 8
-
-
-@dataclass(frozen=True)
-class TaskShard:
-    """A file that a task left behind.
-
-    Attributes:
-        shard: The file; its path is relative to the task's directory.
-        partition_values: Value by partition column, None for null.
-    """
-
-    shard: WrittenShard
-    partition_values: dict[str, str | None] = field(default_factory=dict)
-
-
-def read_pipeline(path: str) -> Any:
-    """Reads fitted encoders; imported late, for they are no part of the wire."""
-    from etl.encoders.pipeline import read_pipeline
-
-    return read_pipeline(path)
 
 
 def build_accumulator(schema: pa.Schema) -> Any:

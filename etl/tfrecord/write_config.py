@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from conf.errors import ConfigError
-from etl.tfrecord.encode import RecordType
 from etl.tfrecord.policies import ColumnPolicy, option_name
+from etl.tfrecord.record_types import RecordType
 
 
 @dataclass(frozen=True)
