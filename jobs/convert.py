@@ -23,9 +23,9 @@ from etl.conversion.formats import (
     list_inputs,
     parse_type,
 )
-from etl.tfrecord.encode import RECORD_TYPES
 from etl.tfrecord.framing import Compression
 from etl.tfrecord.policies import LOWERING_OPTIONS, parse_lowering_options
+from etl.tfrecord.record_types import RECORD_TYPES
 from etl.tfrecord.writer import ShardOptions
 
 app = typer.Typer(help=__doc__, add_completion=False)

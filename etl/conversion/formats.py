@@ -11,8 +11,8 @@ from typing import Literal, get_args
 import pyarrow as pa
 
 from conf.errors import ConfigError, did_you_mean
-from etl.tfrecord.encode import RecordType
 from etl.tfrecord.policies import LoweringOptions
+from etl.tfrecord.record_types import RecordType
 from etl.tfrecord.writer import ShardOptions
 
 Format = Literal["tfrecord", "parquet", "csv", "libsvm"]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 Compression = Literal["GZIP", "ZLIB"]
+Opener = Callable[[str | Path], BinaryIO]
 
 _WBITS = {"GZIP": 31, "ZLIB": 15}
 _PIECE_BYTES = 1 << 20
@@ -97,11 +99,18 @@ def _salvage(inflate: Any, data: bytes) -> bytes:
     return b"".join(pieces)
 
 
-def is_intact(path: str | Path, compression: Compression | None) -> bool:
+def open_local(path: str | Path) -> BinaryIO:
+    """Opens a local file."""
+    return Path(path).open("rb", buffering=0)
+
+
+def is_intact(
+    path: str | Path, compression: Compression | None, opener: Opener = open_local
+) -> bool:
     """Whether a file inflates without an error; one that is not compressed always does."""
     if compression is None:
         return True
-    with Path(path).open("rb", buffering=0) as file:
+    with opener(path) as file:
         source = ByteSource(file, compression)
         while source.read(_PIECE_BYTES):
             pass

@@ -30,7 +30,6 @@ from etl.tfrecord.replacement import (
     write_atomically,
 )
 from etl.tfrecord.side_index import index_path
-from etl.tfrecord.task_sink import TaskShard
 from etl.tfrecord.temporary import (
     create_temporary,
     discard,
@@ -38,6 +37,7 @@ from etl.tfrecord.temporary import (
     sweep_stale,
     temporary_directory,
 )
+from etl.tfrecord.written_shard import TaskShard
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def publish(directory: str | Path, plan: JobPlan, results: Sequence[TaskResult])
     root = Path(directory)
     temporary = temporary_directory(root, plan.job_id)
     results = sorted(results, key=lambda result: result.partition)
-    moves = _plan_moves(results)
+    moves = plan_moves(results)
     with lock_directory(root):
         settle_interrupted(root)
         _check_attempts(temporary, results)
@@ -138,7 +138,7 @@ def _publish_locked(
     root: Path, plan: JobPlan, results: Sequence[TaskResult], moves: dict[str, str]
 ) -> None:
     temporary = temporary_directory(root, plan.job_id)
-    shards = _list_shards(plan.job_id, results)
+    shards = list_shards(plan.job_id, results)
     written = {shard.path.rpartition("/")[0] for shard in shards}
     replaced = written if plan.replaces_partitions else None
     check_baseline(root, plan.mode, read_baseline(root, plan.job_id), replaced)
@@ -168,7 +168,7 @@ def _plan_removal(root: Path, plan: JobPlan, replaced: set[str] | None) -> list[
     ]
 
 
-def _plan_moves(results: Sequence[TaskResult]) -> dict[str, str]:
+def plan_moves(results: Sequence[TaskResult]) -> dict[str, str]:
     """Where each file of the attempts goes: final path, and path in the temporary directory."""
     moves: dict[str, str] = {}
     for result in results:
@@ -180,7 +180,8 @@ def _plan_moves(results: Sequence[TaskResult]) -> dict[str, str]:
     return moves
 
 
-def _list_shards(job_id: str, results: Sequence[TaskResult]) -> list[CommittedShard]:
+def list_shards(job_id: str, results: Sequence[TaskResult]) -> list[CommittedShard]:
+    """Describes the shards of a job for the manifest, by partition."""
     return [
         CommittedShard(
             path=item.shard.info.path,

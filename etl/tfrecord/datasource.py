@@ -1,4 +1,8 @@
-"""`format("tfrecord")` for Spark: TFRecord files in and out through the Python Data Source API."""
+"""`format("tfrecord")` for Spark: TFRecord files in and out through the Python Data Source API.
+
+Spark starts a process each to look the format up, to plan a write and to commit it; none of these
+needs compiled code, so what does is imported where it is used.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +21,11 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from etl.tfrecord.commit import TaskResult, begin_job, publish
+from etl.tfrecord.commit import TaskResult
+from etl.tfrecord.committer import build_committer
 from etl.tfrecord.options import parse_write_options
 from etl.tfrecord.read_options import parse_read_options
-from etl.tfrecord.spark_reader import TFRecordReader, infer_schema
 from etl.tfrecord.spark_schema import to_arrow_schema
-from etl.tfrecord.task_sink import TaskSink
-from etl.tfrecord.temporary import discard, hold_attempt
 from etl.tfrecord.write_plan import WritePlan, plan_write
 
 if TYPE_CHECKING:
@@ -55,6 +57,8 @@ class TFRecordWriter(DataSourceArrowWriter):
         Raises:
             InputDataError: A value that the wire cannot carry; the attempt's files are removed.
         """
+        from etl.tfrecord.task_sink import TaskSink
+
         context = TaskContext.get()
         if context is None:
             raise RuntimeError("TFRecordWriter.write runs inside a Spark task only")
@@ -63,18 +67,18 @@ class TFRecordWriter(DataSourceArrowWriter):
         name = f"part-{partition:05d}"
         attempt = f"{name}-attempt-{context.taskAttemptId()}"
         stem = name if options.deterministic_names else f"{name}-{job_id}"
-        with hold_attempt(options.directory, job_id, attempt) as root:
+        with build_committer(options).hold_attempt(job_id, attempt) as root:
             shards = TaskSink(root, stem, options, self._plan.source).write_all(iterator)
         return TaskMessage(TaskResult(partition, attempt, shards))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Runs on the driver side once all tasks have succeeded: publishes their shards."""
         results = [m.result for m in messages if isinstance(m, TaskMessage)]
-        publish(self._plan.options.directory, self._plan.job, results)
+        build_committer(self._plan.options).publish(self._plan.job, results)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Runs on the driver side when a task has failed for good: leaves no trace."""
-        discard(self._plan.options.directory, self._plan.job.job_id)
+        build_committer(self._plan.options).discard(self._plan.job.job_id)
 
 
 class TFRecordDataSource(DataSource):
@@ -83,8 +87,8 @@ class TFRecordDataSource(DataSource):
     Write options: `recordType` (Example, SequenceExample, ByteArray); `compression` (none, gzip,
     zlib) or `codec` (Hadoop class name), `compressionLevel`; `partitionBy` (Spark refuses
     `.partitionBy()` for Python data sources), `partitionOverwriteMode`; `maxRecordsPerFile`,
-    `maxBytesPerFile`; `index`, `statistics`, `encoders`, `deterministicNames`; `saveMode`; and
-    those of `etl.tfrecord.policies`.
+    `maxBytesPerFile`; `index`, `statistics`, `encoders`, `deterministicNames`; `saveMode`;
+    `storage` or `fs.<setting>` for object stores; and those of `etl.tfrecord.policies`.
     """
 
     @classmethod
@@ -99,6 +103,8 @@ class TFRecordDataSource(DataSource):
             ConfigError: No such path, or a bad option.
             CorruptRecordError: A file is damaged.
         """
+        from etl.tfrecord.spark_reader import infer_schema
+
         return infer_schema(parse_read_options(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -107,6 +113,8 @@ class TFRecordDataSource(DataSource):
         Raises:
             ConfigError: A bad option, or a column type that no feature can be read as.
         """
+        from etl.tfrecord.spark_reader import TFRecordReader
+
         return TFRecordReader(parse_read_options(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> TFRecordWriter:
@@ -118,7 +126,7 @@ class TFRecordDataSource(DataSource):
         options = parse_write_options(self.options, overwrite)
         types = {field.name: field.dataType.simpleString() for field in schema.fields}
         plan = plan_write(to_arrow_schema(schema), options, types)
-        begin_job(options.directory, plan.job)
+        build_committer(options).begin(plan.job)
         return TFRecordWriter(plan)
 
 

@@ -22,9 +22,10 @@ from etl.tfrecord.decode_base import (
 from etl.tfrecord.decode_columns import Column, gather_binary
 from etl.tfrecord.decode_kernels import scan
 from etl.tfrecord.decode_kernels_sequence import scan_sequences
-from etl.tfrecord.features import BYTE_ARRAY_FEATURE, KeyTable, Kind, WireFeature
+from etl.tfrecord.features import BYTE_ARRAY_FEATURE, Kind, WireFeature
 from etl.tfrecord.framing import Compression, RecordBlock, read_record_blocks
 from etl.tfrecord.infer import FeatureSurvey, infer_features
+from etl.tfrecord.key_table import KeyTable
 
 __all__ = [
     "BadRecord", "ByteArrayDecoder", "ExampleDecoder", "FeatureSurvey", "Kind",

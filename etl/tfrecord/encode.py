@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,9 +22,7 @@ from etl.tfrecord.columns import (
 from etl.tfrecord.encode_kernels_sizes import BINARY, COLUMN_FIELDS, measure
 from etl.tfrecord.framing import FOOTER_BYTES, HEADER_BYTES, MAX_RECORD_BYTES
 from etl.tfrecord.narrowing import describe_refusal
-
-RecordType = Literal["Example", "SequenceExample", "ByteArray"]
-RECORD_TYPES: tuple[RecordType, ...] = ("Example", "SequenceExample", "ByteArray")
+from etl.tfrecord.record_types import RECORD_TYPES, RecordType
 
 # Rows encoded into one buffer at a time: small enough for the cache, large enough for the calls.
 CHUNK_ROWS = 2048

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from conf.errors import ConfigError
 from conf.manifest import ShardInfo
-from etl.tfrecord.encode import RecordType
 from etl.tfrecord.policies import LoweringOptions
+from etl.tfrecord.record_types import RecordType
 from etl.tfrecord.table import PathLike, read_table, write_table
 from etl.tfrecord.writer import ShardOptions
 

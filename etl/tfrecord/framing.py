@@ -15,7 +15,7 @@ import numpy as np
 from conf.errors import ConfigError
 from etl.tfrecord import framing_kernels as k
 from etl.tfrecord.block_cutter import BlockCutter, RecordBlock, scan_buffer
-from etl.tfrecord.byte_source import ByteSource, Compression, is_intact
+from etl.tfrecord.byte_source import ByteSource, Compression, Opener, is_intact, open_local
 from etl.tfrecord.framing_kernels import FOOTER_BYTES, HEADER_BYTES, MAX_RECORD_BYTES
 from etl.tfrecord.recovery import (
     REASONS,
@@ -91,6 +91,7 @@ def read_record_blocks(
     start: int = 0,
     stop: int | None = None,
     on_corrupt: Callable[[BadRange], None] | None = None,
+    opener: Opener = open_local,
 ) -> Iterator[RecordBlock]:
     """Reads a file, or a range of an uncompressed one, as runs of whole, verified records.
 
@@ -109,6 +110,7 @@ def read_record_blocks(
         start: Byte offset of a record to start at.
         stop: Byte offset of a record to stop before, None for the end.
         on_corrupt: Receives damage; None to raise it.
+        opener: Opens the file for reading and seeking, where it is not a local one.
 
     Yields:
         Blocks in file order, none of them empty. Record numbers count from `start`, and a bad
@@ -124,7 +126,7 @@ def read_record_blocks(
     is_range = start > 0 or stop is not None
     if is_range and compression not in (None, "auto"):
         raise ConfigError("no range of a compressed file can be read", received=path)
-    with Path(path).open("rb", buffering=0) as file:
+    with opener(path) as file:
         if compression == "auto":
             compression = None if is_range else detect_compression(file.read(HEADER_BYTES))
         file.seek(start)
@@ -132,7 +134,7 @@ def read_record_blocks(
         source = ByteSource(file, compression, limit=limit, is_salvaging=on_corrupt is not None)
         name = f"{path} (from byte {start} on)" if start else str(path)
         report = DamageReport(
-            name, compression is not None, on_corrupt, lambda: is_intact(path, compression)
+            name, compression is not None, on_corrupt, lambda: is_intact(path, compression, opener)
         )
         yield from BlockCutter(source, start, report).cut(block_bytes, verify)
 

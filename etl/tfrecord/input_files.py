@@ -10,29 +10,14 @@ from pathlib import Path
 
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.committed import Committed, CommittedShard, read_committed
+from etl.tfrecord.data_file import DataFile
+from etl.tfrecord.locations import is_remote
+from etl.tfrecord.object_input import FileWithValues, list_stored_files
 from etl.tfrecord.partitions import infer_partition_types, parse_partition_path
 from etl.tfrecord.read_options import ReadOptions
 from etl.tfrecord.replacement import is_publishing
 
 _LOGGER = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class DataFile:
-    """A file to read.
-
-    Attributes:
-        path: Absolute path.
-        bytes: Its size.
-        partition: Partition values in the order of the columns, None for null.
-        split_offsets: Byte offsets of records as the manifest lists them; None where it does not
-            list the file.
-    """
-
-    path: str
-    bytes: int
-    partition: tuple[str | None, ...] = ()
-    split_offsets: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -64,18 +49,16 @@ def list_input_files(options: ReadOptions) -> Listing:
         InputDataError: A directory is in the middle of a write, a file has another size than its
             manifest says, or the partition directories contradict each other.
     """
-    roots = [root for path in options.paths for root in _expand(path)]
-    files: dict[str, tuple[DataFile, dict[str, str | None]]] = {}
+    files: dict[str, FileWithValues] = {}
     manifests: list[Committed | None] = []
-    for root in roots:
-        directory, committed = _locate_manifest(root)
-        manifests.append(committed)
-        shards = {} if committed is None else {shard.path: shard for shard in committed.shards}
-        base = Path(options.base_path) if options.base_path else _base_of(root)
-        for path in _walk(root, options.is_recursive):
-            shard = shards.get(str(path.relative_to(directory))) if directory else None
-            values = {} if options.is_recursive else _partition_of(path, base)
-            files[str(path)] = _build_file(path, shard, values), values
+    for path in options.paths:
+        if is_remote(path):
+            found = [list_stored_files(path, options)]
+        else:
+            found = [_list_local_files(root, options) for root in _expand(path)]
+        for committed, listed in found:
+            manifests.append(committed)
+            files.update({file.path: (file, values) for file, values in listed})
     ordered = [files[path] for path in sorted(files)]
     committed = _common_manifest(manifests, [file for file, _ in ordered])
     columns = infer_partition_types(values for _, values in ordered)
@@ -85,6 +68,20 @@ def list_input_files(options: ReadOptions) -> Listing:
         known = dict(committed.partition_columns)
         columns = tuple((name, known.get(name, inferred)) for name, inferred in columns)
     return Listing(tuple(file for file, _ in ordered), columns, committed)
+
+
+def _list_local_files(
+    root: Path, options: ReadOptions
+) -> tuple[Committed | None, list[FileWithValues]]:
+    directory, committed = _locate_manifest(root)
+    shards = {} if committed is None else {shard.path: shard for shard in committed.shards}
+    base = Path(options.base_path) if options.base_path else _base_of(root)
+    files = []
+    for path in _walk(root, options.is_recursive):
+        shard = shards.get(str(path.relative_to(directory))) if directory else None
+        values = {} if options.is_recursive else _partition_of(path, base)
+        files.append((_build_file(path, shard, values), values))
+    return committed, files
 
 
 def _expand(path: str) -> list[Path]:

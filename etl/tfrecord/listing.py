@@ -14,7 +14,8 @@ def is_data_file(name: str) -> bool:
     return not name.startswith((".", "_")) and (name.startswith("part-") or ".tfrecord" in name)
 
 
-def _is_partition(name: str) -> bool:
+def is_partition(name: str) -> bool:
+    """Whether a directory is a partition by its name."""
     return "=" in name and not name.startswith((".", "_", "="))
 
 
@@ -22,7 +23,7 @@ def _walk(folder: Path, relative: str) -> Iterator[tuple[str, os.DirEntry[str]]]
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
             if entry.is_dir(follow_symlinks=False):
-                if _is_partition(entry.name):
+                if is_partition(entry.name):
                     yield from _walk(folder / entry.name, f"{relative}{entry.name}/")
             elif is_data_file(entry.name) and entry.is_file():
                 yield f"{relative}{entry.name}", entry

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -56,11 +56,7 @@ def take_baseline(root: Path, mode: SaveMode) -> Baseline:
         ConfigError: The mode is `errorifexists`, and there is output.
     """
     if mode == "errorifexists" and holds_output(root):
-        raise ConfigError(
-            "the output directory holds data already",
-            received=root,
-            fix="write elsewhere, or choose mode append, overwrite or ignore",
-        )
+        raise refuse_output(root)
     return Baseline(digest_partitions(root) if mode == "overwrite" else {}, _list_job_ids(root))
 
 
@@ -87,12 +83,34 @@ def check_baseline(
     if not changed:
         return
     since = sorted(set(_list_job_ids(root)) - set(baseline.job_ids))
+    raise refuse_changed(root, changed, since)
+
+
+def refuse_output(where: object) -> ConfigError:
+    """Builds the error for output that `errorifexists` protects."""
+    return ConfigError(
+        "the output directory holds data already",
+        received=where,
+        fix="write elsewhere, or choose mode append, overwrite or ignore",
+    )
+
+
+def refuse_changed(
+    root: object, changed: Sequence[str], job_ids: Sequence[str]
+) -> UpstreamNotReadyError:
+    """Builds the error for output of another job that this one would replace unseen.
+
+    Args:
+        root: Output directory.
+        changed: Partition directories whose shards have changed, "" for the root itself.
+        job_ids: Jobs that published them, as far as that is known.
+    """
     where = ", ".join(directory or "." for directory in changed[:5])
-    raise UpstreamNotReadyError(
+    return UpstreamNotReadyError(
         "another job has published in this directory since this one began; nothing of this job "
         "was published",
         received=f"{root}: {where}: published by "
-        + (f"job {', '.join(since)}" if since else "a job that left no manifest"),
+        + (f"job {', '.join(job_ids)}" if job_ids else "a job that left no manifest"),
         fix="look at what the other job wrote, and run this one again if its data is to win",
     )
 

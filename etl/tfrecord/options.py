@@ -5,16 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from conf.errors import ConfigError, did_you_mean
-from etl.tfrecord.encode import RECORD_TYPES, RecordType
-from etl.tfrecord.framing import Compression
+from etl.tfrecord.byte_source import Compression
+from etl.tfrecord.locations import (
+    STORAGE_OPTIONS,
+    parse_path,
+    resolve_local_path,
+    split_storage_options,
+)
+from etl.tfrecord.lowering.prepacked import Prepacked
 from etl.tfrecord.modes import SaveMode
 from etl.tfrecord.partition_split import parse_partition_by
 from etl.tfrecord.policies import LOWERING_OPTIONS, LoweringOptions, parse_lowering_options
-from etl.tfrecord.rolling import ShardLimits
+from etl.tfrecord.record_types import RECORD_TYPES, RecordType
 from etl.tfrecord.side_index import check_indexable
+from etl.tfrecord.storage import Storage
+from etl.tfrecord.written_shard import ShardLimits
 
 _COMPRESSIONS: Mapping[str, Compression | None] = {
     "none": None,
@@ -32,10 +39,11 @@ _SUFFIXES: Mapping[Compression | None, str] = {None: "", "GZIP": ".gz", "ZLIB": 
 
 _DEFAULT_LEVEL, _MAX_LEVEL = 6, 9
 
-COMMON_OPTIONS = ("path", "recordType", "compression", "codec")
+COMMON_OPTIONS = ("path", "recordType", "compression", "codec", *STORAGE_OPTIONS)
 _WRITE_OPTIONS = (
     *COMMON_OPTIONS, "compressionLevel", "deterministicNames", "encoders", "index", "jobId",
-    "maxBytesPerFile", "maxRecordsPerFile", "partitionBy", "partitionOverwriteMode", "saveMode",
+    "maxBytesPerFile", "maxRecordsPerFile", "partitionBy", "partitionOverwriteMode", "prepacked",
+    "saveMode",
     "statistics", "writeLocality", *LOWERING_OPTIONS,
 )  # fmt: skip
 _SAVE_MODES: Mapping[str, SaveMode] = {
@@ -53,7 +61,7 @@ class WriteOptions:
     """Resolved options of a write.
 
     Attributes:
-        directory: Absolute local output directory.
+        directory: Absolute local output directory, or URI of one in an object store.
         mode: What becomes of what is there.
         replaces_partitions: Whether an overwrite replaces only the partitions that it writes.
         record_type: Record type of the shards.
@@ -67,6 +75,8 @@ class WriteOptions:
         partition_by: Columns whose values become directories.
         lowering: How columns become features.
         job_id: Id that the job is to have, or None for a new one.
+        storage: The directory where it lies in an object store, else None.
+        prepacked: Columns that arrive packed already.
     """
 
     directory: str
@@ -83,34 +93,13 @@ class WriteOptions:
     partition_by: tuple[str, ...] = ()
     lowering: LoweringOptions = field(default_factory=LoweringOptions)
     job_id: str | None = None
+    storage: Storage | None = None
+    prepacked: Prepacked = field(default_factory=Prepacked)
 
     @property
     def suffix(self) -> str:
         """Ending of the shards' names."""
         return f".tfrecord{_SUFFIXES[self.compression]}"
-
-
-def resolve_local_path(path: str) -> str:
-    """Turns a plain path or a `file:` URI into an absolute local path.
-
-    Args:
-        path: As the user gave it.
-
-    Raises:
-        ConfigError: Another scheme, or a `file:` URI that names a host.
-    """
-    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", path)
-    local = path
-    if scheme is not None and scheme[1].lower() == "file":
-        local = re.sub(r"^file:(//(localhost)?(?=/))?", "", path, flags=re.IGNORECASE)
-    if not path or (scheme is not None and local == path) or local.startswith("//"):
-        raise ConfigError(
-            "TFRecord paths are local for now",
-            received=path or "no path",
-            allowed="a path such as /data/train, or file:///data/train",
-            fix="write to a file system that driver and executors share as a mount",
-        )
-    return str(Path(local).absolute())
 
 
 def check_names(options: Mapping[str, str], allowed: tuple[str, ...]) -> dict[str, str]:
@@ -228,6 +217,13 @@ def _check_combinations(options: WriteOptions) -> None:
             received="save mode append",
             fix="use mode('overwrite'), or leave deterministicNames out",
         )
+    if options.deterministic_names and options.storage is not None:
+        raise ConfigError(
+            "option deterministicNames would replace objects under the eyes of their readers",
+            received=options.directory,
+            fix="leave it out: in an object store names hold the job's id, so that none is used "
+            "twice; the manifest lists them",
+        )
     if options.index:
         check_indexable(options.compression)
     if options.replaces_partitions and options.mode == "overwrite" and not options.partition_by:
@@ -249,7 +245,9 @@ def parse_write_options(options: Mapping[str, str], overwrite: bool) -> WriteOpt
     Raises:
         ConfigError: Unknown option, bad value, or options that exclude each other.
     """
+    options, settings = split_storage_options(options)
     given = check_names(options, _WRITE_OPTIONS)
+    directory, storage = parse_path(given.get("path", ""), settings)
     if "writelocality" in given:
         parse_choice(given, "writeLocality", {"distributed": True})
     replaces_partitions = "partitionoverwritemode" in given and bool(
@@ -260,7 +258,7 @@ def parse_write_options(options: Mapping[str, str], overwrite: bool) -> WriteOpt
         parse_count(given, "maxRecordsPerFile"), parse_count(given, "maxBytesPerFile")
     )
     resolved = WriteOptions(
-        directory=resolve_local_path(given.get("path", "")),
+        directory=directory,
         mode=_parse_mode(given, overwrite),
         replaces_partitions=replaces_partitions,
         record_type=parse_record_type(given),
@@ -274,6 +272,8 @@ def parse_write_options(options: Mapping[str, str], overwrite: bool) -> WriteOpt
         partition_by=parse_partition_by(given["partitionby"]) if "partitionby" in given else (),
         lowering=parse_lowering_options(given),
         job_id=_parse_job_id(given),
+        storage=storage,
+        prepacked=Prepacked.loads(given["prepacked"]) if "prepacked" in given else Prepacked(),
     )
     _check_combinations(resolved)
     return resolved

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from conf.errors import ConfigError
-from etl.tfrecord.encode import RecordType
-from etl.tfrecord.framing import Compression
+from etl.tfrecord.byte_source import Compression
+from etl.tfrecord.locations import FileOpener, split_storage_options
 from etl.tfrecord.options import (
     COMMON_OPTIONS,
     check_names,
@@ -17,10 +17,13 @@ from etl.tfrecord.options import (
     parse_compression,
     parse_count,
     parse_flag,
+    parse_path,
     parse_record_type,
     resolve_local_path,
 )
 from etl.tfrecord.policies import LOWERING_OPTIONS
+from etl.tfrecord.record_types import RecordType
+from etl.tfrecord.storage import Settings
 
 OnCorrupt = Literal["fail", "skip", "quarantine"]
 
@@ -38,7 +41,7 @@ class ReadOptions:
     """Resolved options of a read.
 
     Attributes:
-        paths: Absolute local files, directories or glob patterns.
+        paths: Absolute local files, directories or glob patterns; URIs of object stores.
         record_type: Record type of the files, or None for the manifest's, else `Example`.
         compression: `"auto"` tells each file's compression from its content.
         base_path: Directory below which `<column>=<value>` directories are partition columns;
@@ -53,6 +56,7 @@ class ReadOptions:
         infer_records: Records to infer a schema from, None for all.
         where: Allowed values, as text, by partition column.
         lowering: Options that say how columns became features, by lower-case name.
+        settings: How to reach object stores.
     """
 
     paths: tuple[str, ...]
@@ -67,6 +71,12 @@ class ReadOptions:
     infer_records: int | None = INFER_RECORDS
     where: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
     lowering: Mapping[str, str] = field(default_factory=dict)
+    settings: Settings = ()
+
+    @property
+    def opener(self) -> FileOpener:
+        """Opens the files, wherever they lie."""
+        return FileOpener(self.settings)
 
 
 def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
@@ -79,15 +89,16 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         ConfigError: Unknown option or bad value.
     """
     _refuse_silent_loss(options)
+    options, settings = split_storage_options(options)
     given = check_names(options, _READ_OPTIONS)
     stated = "compression" in given or "codec" in given
     base_path, quarantine = given.get("basepath"), given.get("quarantinepath")
     lowering = {name.lower() for name in LOWERING_OPTIONS}
     parsed = ReadOptions(
-        paths=_parse_paths(given),
+        paths=_parse_paths(given, settings),
         record_type=parse_record_type(given) if "recordtype" in given else None,
         compression=parse_compression(given) if stated else "auto",
-        base_path=None if base_path is None else resolve_local_path(base_path),
+        base_path=None if base_path is None else parse_path(base_path, settings)[0],
         is_recursive=parse_flag(given, "recursiveFileLookup"),
         on_corrupt=_parse_on_corrupt(given),
         quarantine=None if quarantine is None else resolve_local_path(quarantine),
@@ -96,6 +107,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         infer_records=_parse_infer_records(given),
         where=_parse_where(given),
         lowering={name: value for name, value in given.items() if name in lowering},
+        settings=settings,
     )
     _check_quarantine(parsed)
     return parsed
@@ -112,14 +124,14 @@ def _refuse_silent_loss(options: Mapping[str, str]) -> None:
             )
 
 
-def _parse_paths(given: Mapping[str, str]) -> tuple[str, ...]:
+def _parse_paths(given: Mapping[str, str], settings: Settings) -> tuple[str, ...]:
     """The path of `load("a")`, or the paths of `load(["a", "b"])`, which Spark hands as JSON."""
     if "path" in given or "paths" not in given:
-        return (resolve_local_path(given.get("path", "")),)
+        return (parse_path(given.get("path", ""), settings)[0],)
     paths = _parse_json(given, "paths")
     if not isinstance(paths, list) or not paths or not all(isinstance(p, str) for p in paths):
         raise ConfigError("option 'paths' is no list of paths", received=given["paths"])
-    return tuple(resolve_local_path(path) for path in paths)
+    return tuple(parse_path(path, settings)[0] for path in paths)
 
 
 def _parse_on_corrupt(given: Mapping[str, str]) -> OnCorrupt:

@@ -19,7 +19,7 @@ from pathlib import Path
 from etl.tfrecord.committed import COMMIT_FILE
 from etl.tfrecord.folders import list_folders, make_folders
 from etl.tfrecord.modes import SUCCESS_FILE
-from etl.tfrecord.shard_file import sync_directory
+from etl.tfrecord.shard_target import sync_directory
 
 PUBLISHING_PREFIX = "_publishing-"
 

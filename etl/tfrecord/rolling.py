@@ -3,66 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from conf.errors import ConfigError
 from conf.manifest import ShardInfo
-from etl.tfrecord.folders import make_folders
 from etl.tfrecord.record_offsets import find_record_starts
 from etl.tfrecord.shard_file import ShardFile, ShardOptions
-from etl.tfrecord.side_index import index_path
-
-
-@dataclass(frozen=True)
-class ShardLimits:
-    """When a file is full.
-
-    Attributes:
-        rows: Records at most, or None for no limit.
-        bytes: Bytes at most, as stored, or None; a record that is longer gets a file of its own.
-    """
-
-    rows: int | None = None
-    bytes: int | None = None
-
-    def __post_init__(self) -> None:
-        """Refuses limits below 1.
-
-        Raises:
-            ConfigError: A limit is not positive.
-        """
-        for name, limit in (("rows", self.rows), ("bytes", self.bytes)):
-            if limit is not None and limit < 1:
-                raise ConfigError(
-                    f"bad limit of {name} per shard", received=limit, allowed="1 or more, or none"
-                )
-
-    @property
-    def is_none(self) -> bool:
-        """Whether there is no limit at all."""
-        return self.rows is None and self.bytes is None
-
-
-@dataclass(frozen=True)
-class WrittenShard:
-    """A finished file.
-
-    Attributes:
-        info: Path relative to the root that it was written under, rows, bytes and checksum.
-        split_offsets: Byte offsets at which records begin, see `ShardFile`.
-        statistics: Statistics of its features, or None.
-        has_index: Whether its side file was written.
-    """
-
-    info: ShardInfo
-    split_offsets: tuple[int, ...]
-    statistics: dict[str, Any] | None = None
-    has_index: bool = False
+from etl.tfrecord.shard_target import open_target
+from etl.tfrecord.storage import Storage
+from etl.tfrecord.written_shard import ShardLimits, WrittenShard
 
 
 class _Accumulator(Protocol):
@@ -87,9 +40,9 @@ class ShardPlan:
         build_accumulator: Makes what collects the statistics of a file, or None.
     """
 
-    root: Path
+    root: Path | Storage
     options: ShardOptions
-    limits: ShardLimits = ShardLimits()
+    limits: ShardLimits = field(default_factory=ShardLimits)
     index: bool = False
     build_accumulator: Callable[[pa.Schema], _Accumulator] | None = None
 
@@ -144,12 +97,10 @@ class RollingWriter:
 
     def _open(self, schema: pa.Schema) -> ShardFile:
         plan, self._path = self._plan, self._name()
-        side = index_path(self._path) if plan.index else None
-        make_folders(plan.root, [self._path, *([side] if side else [])])
+        target = open_target(plan.root, self._path, plan.index)
         if plan.build_accumulator is not None:
             self._accumulator = plan.build_accumulator(schema)
-        index = plan.root / side if side else None
-        self._file = ShardFile(plan.root / self._path, plan.options, index)
+        self._file = ShardFile(target, plan.options)
         return self._file
 
     def _count_fitting(self, file: ShardFile, framed: np.ndarray, starts: np.ndarray) -> int:

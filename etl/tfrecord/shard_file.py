@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import uuid
 import zlib
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
 from conf.errors import ConfigError
 from conf.manifest import ShardInfo
 from etl.tfrecord.crc32c import crc32c
-from etl.tfrecord.encode import CHUNK_ROWS, RecordType
+from etl.tfrecord.encode import CHUNK_ROWS
 from etl.tfrecord.framing import Compression
+from etl.tfrecord.record_types import RecordType
+from etl.tfrecord.shard_target import ShardTarget
 from etl.tfrecord.side_index import format_index
 
 SPLIT_BYTES = 16 << 20
@@ -69,29 +68,21 @@ class ShardFile:
             zero left out; empty where the file is compressed.
     """
 
-    def __init__(self, path: Path, options: ShardOptions, index: Path | None = None) -> None:
-        """Opens a temporary file next to the target.
+    def __init__(self, target: ShardTarget, options: ShardOptions) -> None:
+        """Starts an empty shard.
 
         Args:
-            path: Target; its directory must exist.
+            target: Where its bytes go.
             options: Compression.
-            index: Side file to write as well, or None.
-
-        Raises:
-            OSError: The files cannot be created.
         """
-        self.path, self.rows = path, 0
+        self.rows = 0
         self.split_offsets: list[int] = []
-        self._temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+        self._target = target
         self._compress: Any = None
         if options.compression is not None:
             wbits = _WBITS[options.compression]
             self._compress = zlib.compressobj(options.compression_level, zlib.DEFLATED, wbits)
         self._bytes, self._crc = 0, 0
-        self._file = self._temporary.open("xb", buffering=1 << 18)
-        self._index: TextIO | None = None
-        if index is not None:
-            self._index = index.open("x", encoding="ascii")
 
     def append(self, framed: np.ndarray, starts: np.ndarray) -> None:
         """Appends whole records.
@@ -105,8 +96,8 @@ class ShardFile:
         """
         if self._compress is None:
             self._note_splits(starts)
-            if self._index is not None:
-                self._index.write(format_index(starts, self._bytes))
+            if self._target.has_index:
+                self._target.write_index(format_index(starts, self._bytes))
             self._put(framed)
         else:
             self._put(self._compress.compress(framed))
@@ -131,7 +122,7 @@ class ShardFile:
         return self._bytes + len(trial.compress(framed)) + len(trial.flush()) <= limit_bytes
 
     def _put(self, data: Any) -> None:
-        self._file.write(data)
+        self._target.write(data)
         self._crc = crc32c(data, self._crc)
         self._bytes += len(data)
 
@@ -147,30 +138,11 @@ class ShardFile:
         try:
             if self._compress is not None:
                 self._put(self._compress.flush())
-            for file in (self._file, self._index):
-                if file is not None:
-                    file.flush()
-                    os.fsync(file.fileno())
-            self._temporary.replace(self.path)
-            sync_directory(self.path.parent)
+            self._target.finish()
         finally:
-            self.discard()
-        return ShardInfo(self.path.name, self.rows, self._bytes, f"{self._crc:08x}")
+            self._target.discard()
+        return ShardInfo(self._target.name, self.rows, self._bytes, f"{self._crc:08x}")
 
     def discard(self) -> None:
-        """Closes the file and removes it, unless it has its name already."""
-        try:
-            if self._index is not None:
-                self._index.close()
-            self._file.close()  # flushes, and so fails on a full disk
-        finally:
-            self._temporary.unlink(missing_ok=True)
-
-
-def sync_directory(directory: Path) -> None:
-    """Makes renames in a directory durable."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        """Leaves nothing of it, unless it is finished already."""
+        self._target.discard()

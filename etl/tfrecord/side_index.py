@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from conf.errors import ConfigError
-from etl.tfrecord.framing import Compression
+from etl.tfrecord.byte_source import Compression
 
 # Hidden, so that no reader takes the side files for data.
 INDEX_DIRECTORY = "_index"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,18 +12,7 @@ import pyarrow as pa
 from pyspark.sql import types as spark_types
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from conf.errors import InputDataError
-from etl.tfrecord.decode import build_decoder
-from etl.tfrecord.framing import (
-    FOOTER_BYTES,
-    HEADER_BYTES,
-    BadRange,
-    CorruptRecordError,
-    RecordBlock,
-    read_record_blocks,
-)
 from etl.tfrecord.input_files import list_input_files
-from etl.tfrecord.quarantine import DamageLog
 from etl.tfrecord.read_options import ReadOptions
 from etl.tfrecord.spark_partitions import prune_files, select_files
 from etl.tfrecord.spark_read_plan import partition_types, plan_read
@@ -108,6 +97,7 @@ class TFRecordReader(DataSourceReader):
             compression=options.compression,
             split_bytes=options.split_bytes,
             min_partitions=options.min_partitions,
+            opener=options.opener,
         )
         return [ReadPartition(splits) for splits in planned]
 
@@ -120,56 +110,11 @@ class TFRecordReader(DataSourceReader):
         """
         if not isinstance(partition, ReadPartition):  # Spark's stand-in where there is nothing
             return
-        plan = self._plan
-        decoder = build_decoder(plan.features, plan.record_type)
+        from etl.tfrecord.spark_read_task import ReadTask  # compiled: not for Spark's planner
+
+        task = ReadTask(self._plan, self._options)
         for split in partition.splits:
-            for batch in self._read_split(split, decoder):
-                yield plan.complete(batch, split.partition, split.path)
-
-    def _read_split(self, split: FileSplit, decoder: Any) -> Iterator[pa.RecordBatch]:
-        name = f"{split.path} (from byte {split.start} on)" if split.start else split.path
-        is_range = split.start > 0 or split.stop is not None
-        read = functools.partial(
-            read_record_blocks,
-            split.path,
-            compression=None if is_range else self._options.compression,
-            start=split.start,
-            stop=split.stop,
-        )
-        if self._options.on_corrupt == "fail":
-            for block in read():
-                yield _explain(decoder.decode_block, block, name)
-            return
-        with DamageLog(split.path, split.start, self._options.quarantine) as log:
-            for block in read(on_corrupt=log.add):
-                batch, malformed = _explain(decoder.decode_sound, block, name)
-                for bad in malformed:
-                    log.add(_framed_range(block, bad.record, bad.reason))
-                yield batch
-
-
-def _explain(decode: Callable[..., Any], block: RecordBlock, name: str) -> Any:
-    """Decodes; an error over what a feature holds says what to do if the schema was inferred."""
-    try:
-        return decode(block, name)
-    except CorruptRecordError:
-        raise
-    except InputDataError as error:
-        fix = f"{error.fix or 'change the schema'}; if it was inferred, from a sample of the "
-        raise InputDataError(
-            error.what,
-            received=error.received,
-            allowed=error.allowed,
-            fix=f"{fix}records: option inferRecords=all, or give a schema",
-        ) from error
-
-
-def _framed_range(block: RecordBlock, record: int, reason: str) -> BadRange:
-    """A record with its framing."""
-    start, length = block.index[record].tolist()
-    start, stop = start - HEADER_BYTES, start + length + FOOTER_BYTES
-    number = block.first_record + record
-    return BadRange(block.offset + start, block.data[start:stop], number, reason)
+            yield from task.read(split)
 
 
 def _is_pushdown_planned() -> bool:

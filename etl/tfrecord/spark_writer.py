@@ -11,11 +11,13 @@ from pyspark.errors import PySparkException
 
 from conf.errors import ConfigError, did_you_mean
 from etl.failures import translate_failure
-from etl.tfrecord.committed import Committed, read_committed
+from etl.tfrecord.committed import Committed
+from etl.tfrecord.committer import build_committer
 from etl.tfrecord.datasource import SluiceDataSource, register_tfrecord
-from etl.tfrecord.modes import SaveMode, holds_output, take_baseline
+from etl.tfrecord.modes import SaveMode
 from etl.tfrecord.options import parse_write_options
 from etl.tfrecord.spark_arrangement import arrange_rows
+from etl.tfrecord.spark_packing import pack_columns
 from etl.tfrecord.spark_schema import to_arrow_schema
 from etl.tfrecord.write_config import WriteConfig
 from etl.tfrecord.write_plan import WritePlan, plan_write
@@ -45,7 +47,8 @@ def write_tfrecords(
 
     Args:
         frame: The rows.
-        path: Output directory: a local path or `file:` URI that driver and executors share.
+        path: Output directory: a local path or `file:` URI that driver and executors share, or
+            an `s3://`, `s3a://` or `gs://` URI.
         mode: `append`, `overwrite`, `errorifexists` (or `error`), or `ignore`.
         config: How to write; the defaults if None.
         **settings: Fields of `WriteConfig` that take precedence over `config`.
@@ -62,23 +65,26 @@ def write_tfrecords(
     spark = frame.sparkSession
     config = _resolve(spark, config or WriteConfig(), settings)
     plan = _plan(frame, str(path), _parse_mode(mode), config)
-    root = Path(plan.options.directory)
-    if plan.options.mode == "ignore" and holds_output(root):
-        return read_committed(root) or plan.job.description
-    take_baseline(root, plan.options.mode)  # refuses early what the mode protects
+    committer = build_committer(plan.options)
+    holds_output = committer.check_mode(plan.options.mode)  # refuses early what it protects
+    if plan.options.mode == "ignore" and holds_output:
+        return committer.read() or plan.job.description
     register_tfrecord(spark)
     _activate(spark)
     spark_mode = "overwrite" if plan.options.mode == "overwrite" else "append"
     options = config.to_options(str(path), plan.options.mode, plan.job.job_id)
     try:
-        writer = arrange_rows(frame, config).write.format(SluiceDataSource.name())
+        rows, prepacked = pack_columns(arrange_rows(frame, config), config)
+        if prepacked.packed:
+            options["prepacked"] = prepacked.dumps()
+        writer = rows.write.format(SluiceDataSource.name())
         writer.mode(spark_mode).options(**options).save()
     except PySparkException as error:
         cause = translate_failure(error)
         if cause is None:
             raise
         raise cause from error
-    return read_committed(root) or plan.job.description
+    return committer.read() or plan.job.description
 
 
 def _activate(spark: SparkSession) -> None:

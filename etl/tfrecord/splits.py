@@ -11,9 +11,10 @@ from typing import Literal
 
 import numpy as np
 
-from etl.tfrecord.framing import HEADER_BYTES, Compression, detect_compression
-from etl.tfrecord.framing_kernels import is_header, walk_headers
-from etl.tfrecord.input_files import DataFile
+from etl.tfrecord.byte_source import Compression
+from etl.tfrecord.data_file import DataFile
+from etl.tfrecord.locations import FileOpener, is_remote
+from etl.tfrecord.object_input import read_stored_index
 
 # What opening a file costs, in bytes read meanwhile: Spark's spark.sql.files.openCostInBytes.
 OPEN_COST_BYTES = 4 << 20
@@ -42,6 +43,7 @@ def plan_splits(
     compression: Compression | Literal["auto"] | None,
     split_bytes: int,
     min_partitions: int | None = None,
+    opener: FileOpener | None = None,
 ) -> list[tuple[FileSplit, ...]]:
     """Distributes files over partitions, in file order.
 
@@ -50,6 +52,7 @@ def plan_splits(
         compression: As for `read_record_blocks`; a compressed file is never split.
         split_bytes: Bytes per partition at most, where records allow it.
         min_partitions: Partitions wanted at least; None for one per CPU of this machine.
+        opener: Opens the files; None for local ones.
 
     Returns:
         The splits of each partition; none for files without a byte.
@@ -62,7 +65,7 @@ def plan_splits(
     current: list[FileSplit] = []
     filled = 0
     for file in files:
-        for split in _split_file(file, compression, min(size, split_bytes)):
+        for split in _split_file(file, compression, min(size, split_bytes), opener or FileOpener()):
             length = (file.bytes if split.stop is None else split.stop) - split.start
             if current and filled + length > size:
                 partitions.append(tuple(current))
@@ -73,11 +76,15 @@ def plan_splits(
 
 
 def _split_file(
-    file: DataFile, compression: Compression | Literal["auto"] | None, size: int
+    file: DataFile,
+    compression: Compression | Literal["auto"] | None,
+    size: int,
+    opener: FileOpener,
 ) -> list[FileSplit]:
     bounds = [0]
-    if file.bytes > size and not _is_compressed(file.path, compression):
-        bounds += _pick(_find_offsets(file, size), size)
+    is_plain = bool(file.split_offsets)  # the manifest gives none of compressed files
+    if file.bytes > size and (is_plain or not _is_compressed(file.path, compression, opener)):
+        bounds += _pick(_find_offsets(file, size, opener), size)
     stops: list[int | None] = [*bounds[1:], None]
     return [
         FileSplit(file.path, start, stop, file.partition)
@@ -85,10 +92,14 @@ def _split_file(
     ]
 
 
-def _is_compressed(path: str, compression: Compression | Literal["auto"] | None) -> bool:
+def _is_compressed(
+    path: str, compression: Compression | Literal["auto"] | None, opener: FileOpener
+) -> bool:
     if compression != "auto":
         return compression is not None
-    with Path(path).open("rb") as file:
+    from etl.tfrecord.framing import HEADER_BYTES, detect_compression  # compiled
+
+    with opener(path) as file:
         return detect_compression(file.read(HEADER_BYTES)) is not None
 
 
@@ -100,10 +111,16 @@ def _pick(offsets: np.ndarray, size: int) -> list[int]:
     return np.unique(offsets[np.searchsorted(offsets, marks)]).tolist()
 
 
-def _find_offsets(file: DataFile, size: int) -> np.ndarray:
+def _find_offsets(file: DataFile, size: int, opener: FileOpener) -> np.ndarray:
     """Offsets of records, in ascending order: all that are known, or those that are needed."""
     if file.split_offsets:
         return np.asarray(file.split_offsets, np.int64)
+    if is_remote(file.path):  # reading all of it to find records would cost more than it gains
+        text = read_stored_index(file.path, opener.settings)
+        offsets = None if text is None else _parse_offsets(text, file.bytes)
+        return np.empty(0, np.int64) if offsets is None else offsets
+    from etl.tfrecord.framing_kernels import walk_headers  # compiled
+
     with Path(file.path).open("rb") as stream:
         memory = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     try:
@@ -123,18 +140,27 @@ def _read_side_index(file: DataFile, data: np.ndarray) -> np.ndarray | None:
     path = _side_index_path(Path(file.path))
     if path is None:
         return None
-    try:
-        values = np.array(path.read_bytes().split(), np.int64)
-    except ValueError:
+    offsets = _parse_offsets(path.read_bytes(), file.bytes)
+    if offsets is None:
         return None
-    if not values.size or values.size % 2 or int(values[-2:].sum()) != file.bytes:
-        return None
-    offsets = values[::2][1:]
-    in_order = bool((np.diff(values[::2]) > 0).all()) and int(values[0]) == 0
+    from etl.tfrecord.framing_kernels import is_header  # compiled
+
     base = data.ctypes.data
-    if not in_order or not all(is_header(base + o, file.bytes - o) for o in offsets.tolist()):
+    if not all(is_header(base + o, file.bytes - o) for o in offsets.tolist()):
         return None
     return offsets
+
+
+def _parse_offsets(text: bytes, size: int) -> np.ndarray | None:
+    """Offsets of all records but the first, or None where they cannot be those of the file."""
+    try:
+        values = np.array(text.split(), np.int64)
+    except ValueError:
+        return None
+    if not values.size or values.size % 2 or int(values[-2:].sum()) != size:
+        return None
+    in_order = bool((np.diff(values[::2]) > 0).all()) and int(values[0]) == 0
+    return values[::2][1:] if in_order else None
 
 
 def _side_index_path(path: Path) -> Path | None:

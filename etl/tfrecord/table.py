@@ -12,13 +12,13 @@ import pyarrow as pa
 from conf.errors import ConfigError
 from conf.manifest import ShardInfo
 from etl.tfrecord.decode import build_decoder
-from etl.tfrecord.encode import RecordType
 from etl.tfrecord.features import WireFeature
 from etl.tfrecord.framing import read_record_blocks
 from etl.tfrecord.infer import infer_features
 from etl.tfrecord.lowering import plan_lowering
 from etl.tfrecord.policies import LoweringOptions
 from etl.tfrecord.raising import plan_raising
+from etl.tfrecord.record_types import RecordType
 from etl.tfrecord.writer import ShardOptions, ShardWriter
 
 BYTE_ARRAY_COLUMN = "byteArray"  # as the JVM connectors name it

@@ -5,42 +5,27 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from etl.tfrecord.encode import build_encoder
-from etl.tfrecord.lowering import plan_lowering
+from etl.tfrecord.lowering import Lowering
+from etl.tfrecord.lowering.prepacked import plan_prepacked
 from etl.tfrecord.options import WriteOptions
 from etl.tfrecord.partition_split import PartitionValues, split_partitions
 from etl.tfrecord.partitions import partition_path
-from etl.tfrecord.rolling import RollingWriter, ShardPlan, WrittenShard
+from etl.tfrecord.rolling import RollingWriter, ShardPlan
 from etl.tfrecord.shard_file import ShardOptions
+from etl.tfrecord.storage import Storage
+from etl.tfrecord.write_plan import read_pipeline
+from etl.tfrecord.written_shard import TaskShard
 
 # Each costs a file descriptor and up to half a megabyte of buffers.
 MAX_OPEN_FILES = 64
-
-
-@dataclass(frozen=True)
-class TaskShard:
-    """A file that a task left behind.
-
-    Attributes:
-        shard: The file; its path is relative to the task's directory.
-        partition_values: Value by partition column, None for null.
-    """
-
-    shard: WrittenShard
-    partition_values: dict[str, str | None] = field(default_factory=dict)
-
-
-def read_pipeline(path: str) -> Any:
-    """Reads fitted encoders; imported late, for they are no part of the wire."""
-    from etl.encoders.pipeline import read_pipeline
-
-    return read_pipeline(path)
+# Each upload holds some parts of ten megabytes.
+MAX_OPEN_UPLOADS = 8
 
 
 def build_accumulator(schema: pa.Schema) -> Any:
@@ -60,23 +45,26 @@ class TaskSink:
 
     def __init__(
         self,
-        root: Path,
+        root: Path | Storage,
         stem: str,
         options: WriteOptions,
         source: pa.Schema | None = None,
-        max_open_files: int = MAX_OPEN_FILES,
+        max_open_files: int | None = None,
     ) -> None:
         """Plans the files; touches none yet.
 
         Args:
-            root: Directory of the task attempt.
+            root: Directory of the task attempt, or its place in an object store.
             stem: Name of its files without number and ending, for example `part-00000-<job>`.
             options: Options of the write.
             source: Columns as planned; their metadata says what a column stands for.
-            max_open_files: Partition values whose files are open at the same time.
+            max_open_files: Partition values whose files are open at the same time; what suits
+                the place if None.
         """
         self._source = source
-        self._options, self._stem, self._max_open_files = options, stem, max_open_files
+        self._options, self._stem = options, stem
+        fitting = MAX_OPEN_UPLOADS if isinstance(root, Storage) else MAX_OPEN_FILES
+        self._max_open_files = max_open_files or fitting
         self._plan = ShardPlan(
             root,
             ShardOptions(options.record_type, options.compression, options.compression_level),
@@ -134,8 +122,11 @@ class TaskSink:
         """Plans by the batches' own types, which settings of the session may vary."""
         fields = [field.with_metadata(self._metadata(field.name)) for field in schema]
         options = self._options
-        lowering = plan_lowering(pa.schema(fields), options.record_type, options.lowering)
-        self._lower = None if lowering.is_identity else lowering.apply
+        lowering = plan_prepacked(
+            pa.schema(fields), options.record_type, options.lowering, options.prepacked
+        )
+        is_identity = isinstance(lowering, Lowering) and lowering.is_identity
+        self._lower = None if is_identity else lowering.apply
         self._encoder = build_encoder(lowering.schema, options.record_type)
 
     def _metadata(self, name: str) -> dict[bytes, bytes] | None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from etl.tfrecord import framing_kernels
 from etl.tfrecord.crc32c import crc32c
 from etl.tfrecord.decode import build_decoder
-from etl.tfrecord.encode import RECORD_TYPES, build_encoder
+from etl.tfrecord.encode import build_encoder
 from etl.tfrecord.framing import RecordBlock, index_records
 from etl.tfrecord.infer import FeatureSurvey
+from etl.tfrecord.record_types import RECORD_TYPES
 
 
 def warm_kernels() -> None:
@@ -20,6 +22,7 @@ def warm_kernels() -> None:
     or on the driver before local workers start.
     """
     crc32c(b"")
+    _warm_framing()
     for record_type in RECORD_TYPES:
         columns: dict[str, pa.Array] = {"b": pa.array([b"x"])}
         if record_type != "ByteArray":
@@ -33,6 +36,15 @@ def warm_kernels() -> None:
         survey.update(RecordBlock(data, index, 0, 0))
         features = survey.features()
         build_decoder(features, record_type).decode(data, np.ascontiguousarray(index))
+
+
+def _warm_framing() -> None:
+    """What reading past damage and splitting files need."""
+    nothing = np.zeros(16, np.uint8)
+    address = nothing.ctypes.data
+    framing_kernels.find_record(address, nothing.size, True)
+    framing_kernels.is_header(address, nothing.size)
+    framing_kernels.walk_headers(address, nothing.size, nothing.size, np.empty(2, np.int64))
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from conf.errors import ConfigError
-from etl.tfrecord.encode import RecordType
 from etl.tfrecord.policies import ColumnPolicy, option_name
+from etl.tfrecord.record_types import RecordType
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class WriteConfig:
         statistics: Whether statistics of each shard go into the manifest.
         deterministic_names: Whether shards are named without the job's id.
         encoders: Directory of fitted encoders to apply, or None.
+        storage: How to reach an object store: `endpoint_override`, `region`, `scheme`; never
+            credentials, which come from the environment.
     """
 
     record_type: RecordType = "Example"
@@ -52,6 +54,7 @@ class WriteConfig:
     statistics: bool = False
     deterministic_names: bool = False
     encoders: str | None = None
+    storage: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         """Refuses settings that exclude each other.
@@ -87,6 +90,7 @@ class WriteConfig:
             "statistics": str(self.statistics).lower(),
             "deterministicNames": str(self.deterministic_names).lower(),
             "encoders": self.encoders,
+            "storage": json.dumps(dict(self.storage)) if self.storage else None,
             **_policy_options(self.policy, ColumnPolicy()),
         }
         if self.partition_by and self.replace_partitions:

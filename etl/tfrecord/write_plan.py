@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 import uuid
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
 from etl.tfrecord.commit import JobPlan
 from etl.tfrecord.committed import Committed
-from etl.tfrecord.encode import build_encoder
 from etl.tfrecord.lowering import plan_lowering
 from etl.tfrecord.manifest_merge import describe_features
 from etl.tfrecord.options import WriteOptions
 from etl.tfrecord.partition_split import check_partition_columns
-from etl.tfrecord.task_sink import read_pipeline
+
+
+def read_pipeline(path: str) -> Any:
+    """Reads fitted encoders; imported late, for they are no part of the wire."""
+    from etl.encoders.pipeline import read_pipeline
+
+    return read_pipeline(path)
 
 
 @dataclass(frozen=True)
@@ -51,8 +57,9 @@ def plan_write(
     if options.encoders is not None:
         schema = read_pipeline(options.encoders).output_schema
     source = pa.schema([field for field in schema if field.name not in options.partition_by])
-    lowering = plan_lowering(source, options.record_type, options.lowering)
-    build_encoder(lowering.schema, options.record_type)
+    lowering = plan_lowering(
+        options.prepacked.unpacked_schema(source), options.record_type, options.lowering
+    )
     description = Committed(
         record_type=options.record_type,
         compression=options.compression,

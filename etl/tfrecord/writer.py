@@ -12,6 +12,7 @@ from conf.manifest import ShardInfo
 from etl.tfrecord.encode import build_encoder
 from etl.tfrecord.record_offsets import find_record_starts
 from etl.tfrecord.shard_file import ShardFile, ShardOptions
+from etl.tfrecord.shard_target import LocalTarget
 
 __all__ = ["ShardOptions", "ShardWriter"]
 
@@ -47,7 +48,7 @@ class ShardWriter:
         self._info: ShardInfo | None = None
 
     def __enter__(self) -> Self:
-        self._file = ShardFile(self.path, self._options)
+        self._file = ShardFile(LocalTarget(self.path), self._options)
         return self
 
     def write(self, batch: pa.RecordBatch) -> None:

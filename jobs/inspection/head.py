@@ -10,8 +10,8 @@ from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema
 from etl.tfrecord.decode import WireFeature, build_decoder, infer_features, read_batches
-from etl.tfrecord.encode import RecordType
 from etl.tfrecord.framing import read_record_blocks
+from etl.tfrecord.record_types import RecordType
 
 
 def wire_features(schema: FeatureSchema) -> list[WireFeature]:

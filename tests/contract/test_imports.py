@@ -106,6 +106,9 @@ def test_no_job_hides_a_module_of_the_standard_library():
         ("etl.encoders.pipeline", ["tensorflow", "pyspark", "pandas", "pydantic"]),
         ("etl.statistics", ["tensorflow", "pyspark", "pandas", "pydantic"]),
         ("etl.tfrecord.decode", ["tensorflow", "pyspark", "pandas", "pydantic"]),
+        # Spark starts a process each to look a format up, to plan a read or write, to commit it.
+        ("etl.tfrecord.datasource", ["numba", "tensorflow", "pandas", "pydantic"]),
+        ("etl.tfrecord.spark_reader", ["numba", "tensorflow", "pandas", "pydantic"]),
         ("etl.build", ["tensorflow", "keras", "training"]),
         ("training.trainer", ["pyspark", "py4j"]),
         ("training.export", ["pyspark", "py4j"]),

@@ -20,7 +20,7 @@ def test_local_paths(given: str, expected: str) -> None:
 
 @pytest.mark.parametrize("path", ["s3a://b/k", "hdfs:///x", "gs://b", "file://host/x", ""])
 def test_other_paths_are_refused(path: str) -> None:
-    with pytest.raises(ConfigError, match="local for now"):
+    with pytest.raises(ConfigError, match="not a local path"):
         resolve_local_path(path)
 
 

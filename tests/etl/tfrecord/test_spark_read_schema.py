@@ -14,7 +14,8 @@ from etl.tfrecord.features import WireFeature
 from etl.tfrecord.framing import CorruptRecordError
 from etl.tfrecord.input_files import list_input_files
 from etl.tfrecord.read_options import parse_read_options
-from etl.tfrecord.spark_read_schema import build_schema, infer_sample, parse_simple_type
+from etl.tfrecord.schema_sample import infer_sample
+from etl.tfrecord.spark_read_schema import build_schema, parse_simple_type
 
 
 def write(path: Path, *rows: dict[str, list[int]]) -> Path:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from etl.tfrecord import splits
+from etl.tfrecord import framing_kernels, splits
 from etl.tfrecord.input_files import DataFile
 from etl.tfrecord.splits import plan_splits
 
@@ -60,7 +60,7 @@ def test_side_index_is_used_where_it_fits(frame, tmp_path: Path, monkeypatch) ->
     file = write(folder / "f", frame([bytes(84)] * 10))
     index = tmp_path / "_index" / "date=1" / "f.idx"
     index.parent.mkdir(parents=True)
-    monkeypatch.setattr(splits, "walk_headers", lambda *a: pytest.fail("walked"))
+    monkeypatch.setattr(framing_kernels, "walk_headers", lambda *a: pytest.fail("walked"))
     index.write_text("".join(f"{100 * k} 100\n" for k in range(10)))
     assert [s.start for g in plan(file, size=300) for s in g] == [0, 300, 600, 900]
     monkeypatch.undo()

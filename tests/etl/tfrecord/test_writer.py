@@ -129,7 +129,8 @@ def test_a_full_disk_at_close_leaves_no_temporary_file(tmp_path: Path) -> None:
 
     writer = ShardWriter(tmp_path / "shard", BATCH.schema)
     with pytest.raises(OSError, match="No space"), writer:  # noqa: PT012
-        writer._file._file = FullAtClose(writer._file._file)
+        target = writer._file._target
+        target._file = FullAtClose(target._file)
         writer.write(BATCH)
         raise OSError(28, "No space left on device")
     assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,70 @@
+"""Jobs without Spark: what tasks and the driver do, one after the other."""
+
+from __future__ import annotations
+
+import uuid
+
+from conf.manifest import ShardInfo
+from etl.tfrecord.commit import JobPlan, TaskResult
+from etl.tfrecord.committed import Committed
+from etl.tfrecord.modes import SaveMode
+from etl.tfrecord.object_attempts import hold_object_attempt
+from etl.tfrecord.object_commit import begin_object_job, publish_objects
+from etl.tfrecord.object_view import view_directory
+from etl.tfrecord.rolling import WrittenShard
+from etl.tfrecord.storage import Storage
+from etl.tfrecord.task_sink import TaskShard
+
+DESCRIPTION = Committed("ByteArray", None, (), {}, (), ())
+
+
+class Job:
+    """A write of some shards, each of one row that is a word."""
+
+    def __init__(
+        self,
+        root: Storage,
+        mode: SaveMode,
+        words: list[str],
+        *,
+        replaces_partitions: bool = False,
+        job_id: str | None = None,
+    ) -> None:
+        self.root, self.words = root, words
+        self.plan = JobPlan(job_id or uuid.uuid4().hex, mode, replaces_partitions, DESCRIPTION)
+        self.results: list[TaskResult] = []
+
+    def begin(self) -> Job:
+        begin_object_job(self.root, self.plan)
+        return self
+
+    def run_tasks(self) -> Job:
+        for partition, word in enumerate(self.words):
+            folder, _, text = word.rpartition("/")
+            path = f"part-{partition:05d}-{self.plan.job_id}-c000.tfrecord"
+            path = f"{folder}/{path}" if folder else path
+            attempt = f"part-{partition:05d}-attempt-{partition}"
+            with hold_object_attempt(self.root, self.plan.job_id, attempt) as place:
+                place.put(path, text.encode())
+                place.put(f"_index/{path}.idx", b"0 1\n")
+            info = ShardInfo(path, 1, len(text), "00000000")
+            shard = TaskShard(WrittenShard(info, (), None, has_index=True))
+            self.results.append(TaskResult(partition, attempt, (shard,)))
+        return self
+
+    def publish(self, patience_s: float = 0.0) -> bool:
+        return publish_objects(self.root, self.plan, self.results, patience_s)
+
+    def run(self) -> bool:
+        return self.begin().run_tasks().publish()
+
+
+def read_words(root: Storage) -> list[str]:
+    """What a reader sees: partition and word of each row; fails where an object is missing."""
+    words = []
+    for key in view_directory(root).visible:
+        data = root.read(key)
+        assert data is not None, f"{key} is listed but not there"
+        folder = key.rpartition("/")[0]
+        words.append(f"{folder}/{data.decode()}" if folder else data.decode())
+    return sorted(words)
