@@ -1,4 +1,4 @@
 """The wire: Arrow batches to standard TFRecord files and back, and Spark's `format("tfrecord")`.
 
-Needs numpy, numba and pyarrow; PySpark only in `datasource` and the modules named `spark_…`.
+Needs numpy, numba and pyarrow; PySpark only in `datasource` and in `etl.tfrecord.spark`.
 """

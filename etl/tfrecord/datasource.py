@@ -21,11 +21,11 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from etl.tfrecord.commit import TaskResult
-from etl.tfrecord.committer import build_committer
 from etl.tfrecord.options import parse_write_options
+from etl.tfrecord.publishing.commit import TaskResult
+from etl.tfrecord.publishing.committer import build_committer
 from etl.tfrecord.read_options import parse_read_options
-from etl.tfrecord.spark_schema import to_arrow_schema
+from etl.tfrecord.spark.schema import to_arrow_schema
 from etl.tfrecord.write_plan import WritePlan, plan_write
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class TaskMessage(WriterCommitMessage):
 
 
 class TFRecordWriter(DataSourceArrowWriter):
-    """Writes the shards of each Spark partition; see `etl.tfrecord.commit` for the protocol."""
+    """Writes each Spark partition's shards; the protocol: `etl.tfrecord.publishing.commit`."""
 
     def __init__(self, plan: WritePlan) -> None:
         self._plan = plan
@@ -103,7 +103,7 @@ class TFRecordDataSource(DataSource):
             ConfigError: No such path, or a bad option.
             CorruptRecordError: A file is damaged.
         """
-        from etl.tfrecord.spark_reader import infer_schema
+        from etl.tfrecord.spark.reader import infer_schema
 
         return infer_schema(parse_read_options(self.options))
 
@@ -113,7 +113,7 @@ class TFRecordDataSource(DataSource):
         Raises:
             ConfigError: A bad option, or a column type that no feature can be read as.
         """
-        from etl.tfrecord.spark_reader import TFRecordReader
+        from etl.tfrecord.spark.reader import TFRecordReader
 
         return TFRecordReader(parse_read_options(self.options), schema)
 

@@ -14,8 +14,8 @@ from etl.tfrecord.data_file import DataFile
 from etl.tfrecord.locations import is_remote
 from etl.tfrecord.object_input import FileWithValues, list_stored_files
 from etl.tfrecord.partitions import infer_partition_types, parse_partition_path
+from etl.tfrecord.publishing.replacement import is_publishing
 from etl.tfrecord.read_options import ReadOptions
-from etl.tfrecord.replacement import is_publishing
 
 _LOGGER = logging.getLogger(__name__)
 

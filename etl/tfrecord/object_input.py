@@ -10,8 +10,8 @@ from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.committed import COMMIT_FILE, Committed, CommittedShard
 from etl.tfrecord.data_file import DataFile
 from etl.tfrecord.locations import is_remote, parse_storage
-from etl.tfrecord.object_view import ObjectView, view_directory
 from etl.tfrecord.partitions import parse_partition_path
+from etl.tfrecord.publishing.object_view import ObjectView, view_directory
 from etl.tfrecord.read_options import ReadOptions
 from etl.tfrecord.storage import Settings, Storage, StoredObject
 

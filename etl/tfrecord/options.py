@@ -15,13 +15,13 @@ from etl.tfrecord.locations import (
     split_storage_options,
 )
 from etl.tfrecord.lowering.prepacked import Prepacked
-from etl.tfrecord.modes import SaveMode
 from etl.tfrecord.partition_split import parse_partition_by
 from etl.tfrecord.policies import LOWERING_OPTIONS, LoweringOptions, parse_lowering_options
+from etl.tfrecord.publishing.modes import SaveMode
+from etl.tfrecord.publishing.written_shard import ShardLimits
 from etl.tfrecord.record_types import RECORD_TYPES, RecordType
 from etl.tfrecord.side_index import check_indexable
 from etl.tfrecord.storage import Storage
-from etl.tfrecord.written_shard import ShardLimits
 
 _COMPRESSIONS: Mapping[str, Compression | None] = {
     "none": None,

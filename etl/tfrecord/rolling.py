@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from conf.manifest import ShardInfo
+from etl.tfrecord.publishing.written_shard import ShardLimits, WrittenShard
 from etl.tfrecord.record_offsets import find_record_starts
 from etl.tfrecord.shard_file import ShardFile, ShardOptions
 from etl.tfrecord.shard_target import open_target
 from etl.tfrecord.storage import Storage
-from etl.tfrecord.written_shard import ShardLimits, WrittenShard
 
 
 class _Accumulator(Protocol):

@@ -8,7 +8,7 @@ import uuid
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from etl.tfrecord.folders import make_folders
+from etl.tfrecord.publishing.folders import make_folders
 from etl.tfrecord.side_index import index_path
 from etl.tfrecord.storage import Storage
 

@@ -16,11 +16,11 @@ from etl.tfrecord.lowering.prepacked import plan_prepacked
 from etl.tfrecord.options import WriteOptions
 from etl.tfrecord.partition_split import PartitionValues, split_partitions
 from etl.tfrecord.partitions import partition_path
+from etl.tfrecord.publishing.written_shard import TaskShard
 from etl.tfrecord.rolling import RollingWriter, ShardPlan
 from etl.tfrecord.shard_file import ShardOptions
 from etl.tfrecord.storage import Storage
 from etl.tfrecord.write_plan import read_pipeline
-from etl.tfrecord.written_shard import TaskShard
 
 # Each costs a file descriptor and up to half a megabyte of buffers.
 MAX_OPEN_FILES = 64

@@ -9,12 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from etl.tfrecord.commit import JobPlan
 from etl.tfrecord.committed import Committed
 from etl.tfrecord.lowering import plan_lowering
-from etl.tfrecord.manifest_merge import describe_features
 from etl.tfrecord.options import WriteOptions
 from etl.tfrecord.partition_split import check_partition_columns
+from etl.tfrecord.publishing.commit import JobPlan
+from etl.tfrecord.publishing.manifest_merge import describe_features
 
 
 def read_pipeline(path: str) -> Any:

@@ -80,7 +80,7 @@ def test_training_knows_the_wire_and_nothing_else_of_etl(path):
 @pytest.mark.parametrize("path", modules("etl/tfrecord"), ids=str)
 def test_the_wire_needs_numpy_numba_and_pyarrow_alone(path):
     allowed = STDLIB | WIRE_PACKAGES
-    if path.stem in SPARK_FACING or path.stem.startswith("spark_"):
+    if path.stem in SPARK_FACING or path.parent.name == "spark":
         allowed |= {"pyspark"}
     if path.stem == "frames":
         allowed |= {"pandas"}
@@ -108,7 +108,7 @@ def test_no_job_hides_a_module_of_the_standard_library():
         ("etl.tfrecord.decode", ["tensorflow", "pyspark", "pandas", "pydantic"]),
         # Spark starts a process each to look a format up, to plan a read or write, to commit it.
         ("etl.tfrecord.datasource", ["numba", "tensorflow", "pandas", "pydantic"]),
-        ("etl.tfrecord.spark_reader", ["numba", "tensorflow", "pandas", "pydantic"]),
+        ("etl.tfrecord.spark.reader", ["numba", "tensorflow", "pandas", "pydantic"]),
         ("etl.build", ["tensorflow", "keras", "training"]),
         ("training.trainer", ["pyspark", "py4j"]),
         ("training.export", ["pyspark", "py4j"]),

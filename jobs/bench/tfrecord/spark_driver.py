@@ -84,7 +84,7 @@ def _write_native(frame: DataFrame, job: SparkJob) -> None:
 
 def _write_packed(frame: DataFrame, job: SparkJob) -> None:
     try:
-        from etl.tfrecord.spark_writer import write_tfrecords
+        from etl.tfrecord.spark.writer import write_tfrecords
     except ImportError as error:
         raise UnavailableError("the packed layout needs write_tfrecords") from error
     write_tfrecords(frame, job.output, mode="overwrite", layout="packed")

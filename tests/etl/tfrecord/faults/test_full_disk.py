@@ -11,13 +11,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from etl.tfrecord.commit import JobPlan, TaskResult, begin_job, publish
 from etl.tfrecord.committed import Committed, read_committed
 from etl.tfrecord.features import WireFeature
 from etl.tfrecord.options import WriteOptions
+from etl.tfrecord.publishing.commit import JobPlan, TaskResult, begin_job, publish
+from etl.tfrecord.publishing.temporary import discard, hold_attempt
 from etl.tfrecord.rolling import ShardLimits
 from etl.tfrecord.task_sink import TaskSink
-from etl.tfrecord.temporary import discard, hold_attempt
 from tests.etl.tfrecord.faults.conftest import Driver, check_output
 
 DISK_BYTES = 4 << 20

@@ -16,7 +16,7 @@ from pyarrow import fs
 
 from etl.tfrecord import storage as storage_module
 from etl.tfrecord.committed import Committed
-from etl.tfrecord.liveness import Owner, describe_process
+from etl.tfrecord.publishing.liveness import Owner, describe_process
 from etl.tfrecord.storage import Storage
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import uuid
 
 from conf.manifest import ShardInfo
-from etl.tfrecord.commit import JobPlan, TaskResult
 from etl.tfrecord.committed import Committed
-from etl.tfrecord.modes import SaveMode
-from etl.tfrecord.object_attempts import hold_object_attempt
-from etl.tfrecord.object_commit import begin_object_job, publish_objects
-from etl.tfrecord.object_view import view_directory
+from etl.tfrecord.publishing.commit import JobPlan, TaskResult
+from etl.tfrecord.publishing.modes import SaveMode
+from etl.tfrecord.publishing.object_attempts import hold_object_attempt
+from etl.tfrecord.publishing.object_commit import begin_object_job, publish_objects
+from etl.tfrecord.publishing.object_view import view_directory
 from etl.tfrecord.rolling import WrittenShard
 from etl.tfrecord.storage import Storage
 from etl.tfrecord.task_sink import TaskShard

@@ -8,7 +8,7 @@ import sys
 def main() -> None:
     from pyspark.sql import SparkSession
 
-    from etl.tfrecord.spark_writer import write_tfrecords
+    from etl.tfrecord.spark.writer import write_tfrecords
 
     uri, endpoint = sys.argv[1:3]
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")

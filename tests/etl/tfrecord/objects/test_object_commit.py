@@ -13,11 +13,11 @@ import pytest
 from conf.errors import ConfigError, InputDataError, InternalError, UpstreamNotReadyError
 from etl.tfrecord import storage as storage_module
 from etl.tfrecord.committed import COMMIT_FILE
-from etl.tfrecord.committer import ObjectCommitter
-from etl.tfrecord.intents import Intent
-from etl.tfrecord.liveness import Owner
-from etl.tfrecord.object_attempts import hold_object_attempt, sweep_dead_jobs
-from etl.tfrecord.object_view import read_committed_object
+from etl.tfrecord.publishing.committer import ObjectCommitter
+from etl.tfrecord.publishing.intents import Intent
+from etl.tfrecord.publishing.liveness import Owner
+from etl.tfrecord.publishing.object_attempts import hold_object_attempt, sweep_dead_jobs
+from etl.tfrecord.publishing.object_view import read_committed_object
 from etl.tfrecord.side_index import index_path
 from etl.tfrecord.storage import Storage
 

@@ -8,13 +8,13 @@ import pyarrow as pa
 import pytest
 
 from conf.errors import ConfigError, InputDataError
-from etl.tfrecord.commit import JobPlan, TaskResult
 from etl.tfrecord.committed import COMMIT_FILE
-from etl.tfrecord.committer import ObjectCommitter
 from etl.tfrecord.framing import read_record_blocks, read_records
 from etl.tfrecord.input_files import Listing, list_input_files
-from etl.tfrecord.intents import Intent
 from etl.tfrecord.options import WriteOptions, parse_write_options
+from etl.tfrecord.publishing.commit import JobPlan, TaskResult
+from etl.tfrecord.publishing.committer import ObjectCommitter
+from etl.tfrecord.publishing.intents import Intent
 from etl.tfrecord.read_options import parse_read_options
 from etl.tfrecord.splits import plan_splits
 from etl.tfrecord.storage import Storage

@@ -21,9 +21,9 @@ from pyarrow import fs
 from conf.errors import ConfigError
 from etl.tfrecord.committed import COMMIT_FILE
 from etl.tfrecord.datasource import register_tfrecord
-from etl.tfrecord.object_view import read_committed_object
-from etl.tfrecord.spark_read import read_tfrecords
-from etl.tfrecord.spark_writer import write_tfrecords
+from etl.tfrecord.publishing.object_view import read_committed_object
+from etl.tfrecord.spark.read import read_tfrecords
+from etl.tfrecord.spark.writer import write_tfrecords
 from etl.tfrecord.storage import Storage
 
 pytestmark = pytest.mark.slow

@@ -1,0 +1,1 @@
+"""How shards become visible: attempts, commits, modes, leftovers; files and objects."""

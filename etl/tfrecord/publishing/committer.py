@@ -1,0 +1,126 @@
+"""The commit protocol of an output directory: renames on a file system, or an object store's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from etl.tfrecord.committed import Committed, read_committed
+from etl.tfrecord.options import WriteOptions
+from etl.tfrecord.publishing.commit import JobPlan, TaskResult, begin_job, publish
+from etl.tfrecord.publishing.modes import SaveMode, holds_output, take_baseline
+from etl.tfrecord.publishing.object_attempts import hold_object_attempt
+from etl.tfrecord.publishing.object_commit import (
+    abort_objects,
+    begin_object_job,
+    check_mode,
+    check_writable,
+    publish_objects,
+)
+from etl.tfrecord.publishing.object_view import read_committed_object
+from etl.tfrecord.publishing.temporary import discard, hold_attempt
+from etl.tfrecord.storage import Storage
+
+
+class Committer(Protocol):
+    """What a write needs of its output directory."""
+
+    def check_mode(self, mode: SaveMode) -> bool:
+        """Refuses what the mode protects; tells whether there is output."""
+
+    def begin(self, plan: JobPlan) -> None:
+        """Opens a job; see `begin_job`."""
+
+    def hold_attempt(self, job_id: str, name: str) -> AbstractContextManager[Path | Storage]:
+        """Gives a task attempt a place of its own."""
+
+    def publish(self, plan: JobPlan, results: Sequence[TaskResult]) -> bool:
+        """Makes the shards visible; see `publish`."""
+
+    def discard(self, job_id: str) -> None:
+        """Removes what a job left aside."""
+
+    def read(self) -> Committed | None:
+        """Reads the manifest."""
+
+
+@dataclass(frozen=True)
+class LocalCommitter:
+    """A directory of a file system.
+
+    Attributes:
+        directory: Its absolute path.
+    """
+
+    directory: str
+
+    def check_mode(self, mode: SaveMode) -> bool:
+        """Refuses what the mode protects; tells whether there is output."""
+        take_baseline(Path(self.directory), mode)
+        return holds_output(Path(self.directory))
+
+    def begin(self, plan: JobPlan) -> None:
+        """Opens a job."""
+        begin_job(self.directory, plan)
+
+    def hold_attempt(self, job_id: str, name: str) -> AbstractContextManager[Path | Storage]:
+        """Gives a task attempt a directory of its own."""
+        return hold_attempt(self.directory, job_id, name)
+
+    def publish(self, plan: JobPlan, results: Sequence[TaskResult]) -> bool:
+        """Makes the shards visible."""
+        return publish(self.directory, plan, results)
+
+    def discard(self, job_id: str) -> None:
+        """Removes what a job left aside."""
+        discard(self.directory, job_id)
+
+    def read(self) -> Committed | None:
+        """Reads the manifest."""
+        return read_committed(self.directory)
+
+
+@dataclass(frozen=True)
+class ObjectCommitter:
+    """A directory of an object store.
+
+    Attributes:
+        storage: The directory.
+    """
+
+    storage: Storage
+
+    def check_mode(self, mode: SaveMode) -> bool:
+        """Refuses what the mode protects; tells whether there is output."""
+        check_writable(self.storage)
+        return check_mode(self.storage, mode).holds_output
+
+    def begin(self, plan: JobPlan) -> None:
+        """Opens a job."""
+        begin_object_job(self.storage, plan)
+
+    def hold_attempt(self, job_id: str, name: str) -> AbstractContextManager[Path | Storage]:
+        """Gives a task attempt a place of its own."""
+        return hold_object_attempt(self.storage, job_id, name)
+
+    def publish(self, plan: JobPlan, results: Sequence[TaskResult]) -> bool:
+        """Makes the shards visible."""
+        return publish_objects(self.storage, plan, results)
+
+    def discard(self, job_id: str) -> None:
+        """Removes what a job left aside."""
+        abort_objects(self.storage, job_id)
+
+    def read(self) -> Committed | None:
+        """Reads the manifest."""
+        return read_committed_object(self.storage)
+
+
+def build_committer(options: WriteOptions) -> Committer:
+    """Chooses the protocol by the output directory of a write."""
+    if options.storage is None:
+        return LocalCommitter(options.directory)
+    return ObjectCommitter(options.storage)

@@ -1,0 +1,234 @@
+"""How features become one column: the tree that a plan of `raising` is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from conf.errors import InputDataError
+from etl.tfrecord.lowering.lists import Rows, split_lists
+from etl.tfrecord.raising.values import cast_values
+
+
+class Node(Protocol):
+    """Builds a column, or a field of a struct, from decoded features; picklable."""
+
+    def build(self, batch: pa.RecordBatch, name: str) -> pa.Array:
+        """Builds it for a decoded batch of the origin `name`.
+
+        Raises:
+            InputDataError: A value that does not fit; names the origin and the feature.
+        """
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Place in a packed feature.
+
+    Attributes:
+        start: First value.
+        width: Number of values.
+        total: Values of the whole feature.
+        is_list: Whether they become a list; otherwise the width is 1.
+    """
+
+    start: int
+    width: int
+    total: int
+    is_list: bool
+
+
+@dataclass(frozen=True)
+class RaisedLeaf:
+    """A column from one feature.
+
+    Attributes:
+        feature: The feature's name.
+        target: Type of the column.
+        form: How dates and timestamps were written, see `cast_values`.
+        cut: Where it lies in the feature, or None where it is all of it.
+        shown: The column's name in an error.
+    """
+
+    feature: str
+    target: pa.DataType
+    form: str
+    cut: Cut | None
+    shown: str
+
+    def build(self, batch: pa.RecordBatch, name: str) -> pa.Array:
+        """See `Node`."""
+        column = batch.column(self.feature)
+        if self.cut is not None:
+            column = self._cut(column, self.cut, name)
+        try:
+            return cast_values(column, self.target, self.form)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise InputDataError(
+                f"{name}: feature {self.shown!r} does not fit the type it is to be read as",
+                received=str(error),
+                allowed=str(self.target),
+                fix="read it as a wider type",
+            ) from error
+
+    def _cut(self, column: pa.Array, cut: Cut, name: str) -> pa.Array:
+        if column.null_count == 0 and not pa.types.is_binary(column.type.value_type):
+            offsets = np.asarray(column.offsets)
+            if (offsets[1:] - offsets[:-1] == cut.total).all():
+                return _cut_numbers(column.flatten(), cut, column.type)
+        values, rows = split_lists(column)
+        present = ~rows.is_null if rows.is_null is not None else np.ones(len(column), bool)
+        wrong = present & (rows.lengths != cut.total)
+        if wrong.any():
+            raise InputDataError(
+                f"{name}: packed feature {self.feature!r} does not hold the slots it should",
+                received=f"{rows.lengths[wrong.argmax()]} values",
+                allowed=f"{cut.total} values, of which {self.shown!r} is one or several",
+                fix="read it with the manifest of the directory it was written to",
+            )
+        places = rows.offsets[:-1, None] + cut.start + np.arange(cut.width)
+        if not cut.is_list:
+            return values.take(pa.array(places[:, 0], mask=~present))
+        offsets = np.concatenate([[0], np.cumsum(present * cut.width)])
+        taken = values.take(pa.array(places[present].reshape(-1)))
+        return Rows(offsets, rows.is_null).build(taken, column.type)
+
+
+def _cut_numbers(values: pa.Array, cut: Cut, lists: pa.DataType) -> pa.Array:
+    """A slot of rows that all hold all values, the common case, some times faster."""
+    matrix = values.to_numpy().reshape(-1, cut.total)[:, cut.start : cut.start + cut.width]
+    numbers = pa.array(np.ascontiguousarray(matrix).reshape(-1))
+    if not cut.is_list:
+        return numbers
+    offsets = np.arange(len(matrix) + 1, dtype=np.int64) * cut.width
+    return Rows(offsets, None).build(numbers, lists)
+
+
+@dataclass(frozen=True)
+class RaisedStruct:
+    """A struct from its fields; null where all of them are.
+
+    Attributes:
+        target: Type of the column.
+        children: One per field.
+        shown: The column's name in an error.
+    """
+
+    target: pa.StructType
+    children: tuple[Node, ...]
+    shown: str
+
+    def build(self, batch: pa.RecordBatch, name: str) -> pa.Array:
+        """See `Node`."""
+        if not self.children:
+            return pa.StructArray.from_buffers(self.target, batch.num_rows, [None])
+        arrays = [child.build(batch, name) for child in self.children]
+        absent = np.logical_and.reduce([np.asarray(array.is_null()) for array in arrays])
+        for field, array in zip(self.target, arrays, strict=True):
+            missing = np.asarray(array.is_null()) & ~absent
+            if not field.nullable and missing.any():
+                raise InputDataError(
+                    f"{name}: field {field.name!r} of {self.shown!r} is missing in "
+                    f"{missing.sum()} record(s), but is not nullable",
+                    fix="make the field nullable in the schema",
+                )
+        return pa.StructArray.from_arrays(
+            arrays, fields=list(self.target), mask=pa.array(absent) if absent.any() else None
+        )
+
+
+@dataclass(frozen=True)
+class RaisedEntries:
+    """A map from the list of its keys and the list of its values.
+
+    Attributes:
+        target: Type of the column.
+        keys: Reads the keys.
+        values: Reads the values.
+        shown: The column's name in an error.
+    """
+
+    target: pa.MapType
+    keys: Node
+    values: Node
+    shown: str
+
+    def build(self, batch: pa.RecordBatch, name: str) -> pa.Array:
+        """See `Node`."""
+        keys, rows = split_lists(self.keys.build(batch, name))
+        values, value_rows = split_lists(self.values.build(batch, name))
+        if not np.array_equal(rows.offsets, value_rows.offsets):
+            row = int(np.argmax(rows.lengths != value_rows.lengths))
+            raise InputDataError(
+                f"{name}: map {self.shown!r} has other numbers of keys than of values",
+                received=f"{rows.lengths[row]} keys and {value_rows.lengths[row]} values in row "
+                f"{row} of the batch",
+                allowed="a value for each key",
+            )
+        return build_maps(keys, values, rows, self.target)
+
+
+@dataclass(frozen=True)
+class RaisedKeys:
+    """A map from a feature for each of some keys; null where a row has none of them.
+
+    Attributes:
+        target: Type of the column.
+        keys: The keys, as text.
+        children: Reads the values, one per key.
+    """
+
+    target: pa.MapType
+    keys: tuple[str, ...]
+    children: tuple[Node, ...]
+
+    def build(self, batch: pa.RecordBatch, name: str) -> pa.Array:
+        """See `Node`."""
+        arrays = [child.build(batch, name) for child in self.children]
+        present = np.stack([np.asarray(array.is_valid()) for array in arrays], axis=1)
+        row, key = np.nonzero(present)
+        offsets = np.concatenate([[0], np.cumsum(present.sum(axis=1))])
+        values = pa.concat_arrays(arrays).take(pa.array(key * batch.num_rows + row))
+        keys = pa.array(self.keys).cast(self.target.key_type).take(pa.array(key))
+        absent = np.asarray(~present.any(axis=1))
+        return build_maps(keys, values, Rows(offsets, absent if absent.any() else None),
+                          self.target)  # fmt: skip
+
+
+def build_maps(keys: pa.Array, values: pa.Array, rows: Rows, target: pa.MapType) -> pa.Array:
+    """Puts keys and values of all rows into maps."""
+    mask = None if rows.is_null is None else pa.array(rows.is_null)
+    offsets = pa.array(rows.offsets, pa.int32())
+    return pa.MapArray.from_arrays(offsets, keys, values, type=target, mask=mask)
+
+
+@dataclass(frozen=True)
+class RaisedVector:
+    """An ML vector in Spark's storage, from a list or from indices, values and size.
+
+    Attributes:
+        target: Type of the column.
+        parts: Reads the values; or indices, values and size.
+    """
+
+    target: pa.StructType
+    parts: tuple[Node, ...]
+
+    def build(self, batch: pa.RecordBatch, name: str) -> pa.Array:
+        """See `Node`."""
+        arrays = [part.build(batch, name) for part in self.parts]
+        is_sparse = len(arrays) > 1
+        indices, values, size = arrays if is_sparse else (None, arrays[0], None)
+        absent = np.logical_or.reduce([np.asarray(array.is_null()) for array in arrays])
+        kinds = pa.array(np.full(len(values), 0 if is_sparse else 1, np.int8))
+        fields = list(self.target)
+        nothing = [pa.nulls(len(values), field.type) for field in fields]
+        return pa.StructArray.from_arrays(
+            [kinds, size if is_sparse else nothing[1], indices if is_sparse else nothing[2],
+             values],
+            fields=fields,
+            mask=pa.array(absent) if absent.any() else None,
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Spark's side of the wire: arranging, writing, planning reads, and reading."""
