@@ -181,7 +181,7 @@ def _check_no_null(
             f"column {plan.name!r} has a null inside a list",
             received=f"row {first_row + int(rows[0])} of the batch",
             allowed="null for the whole list (the feature is left out), never for an element",
-            fix="filter the elements or fill them with a value of your choice",
+            fix="option nullElements=drop or nullElements=default, or fill them before the write",
         )
 
 

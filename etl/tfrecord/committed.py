@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from conf.errors import InputDataError
-from etl.tfrecord.features import WireFeature
+from etl.tfrecord.features import Kind, WireFeature
 
 COMMIT_FILE = "_sluice_commit.json"
 COMMIT_FORMAT_VERSION = 2
@@ -93,7 +93,7 @@ class Committed:
             return cls(
                 record_type=data.pop("record_type"),
                 compression=data.pop("compression"),
-                features=tuple(WireFeature(**item) for item in data.pop("features")),
+                features=tuple(_parse_feature(item) for item in data.pop("features")),
                 lowering=data.pop("lowering"),
                 partition_columns=tuple((n, t) for n, t in data.pop("partition_columns")),
                 shards=tuple(_parse_shard(item) for item in data.pop("shards")),
@@ -104,6 +104,13 @@ class Committed:
                 received=repr(error),
                 fix="write the directory again; the shards themselves are not affected",
             ) from error
+
+
+def _parse_feature(item: dict[str, Any]) -> WireFeature:
+    feature = WireFeature(**item)
+    if feature.kind not in get_args(Kind):
+        raise ValueError(f"feature {feature.name!r} of kind {feature.kind!r}")
+    return feature
 
 
 def _parse_shard(item: dict[str, Any]) -> CommittedShard:

@@ -46,8 +46,8 @@ def list_input_files(options: ReadOptions) -> Listing:
 
     Raises:
         ConfigError: A path does not exist.
-        InputDataError: A directory is in the middle of a write, a file has another size than its
-            manifest says, or the partition directories contradict each other.
+        InputDataError: A directory is in the middle of a write, a file is missing or has another
+            size than its manifest says, or the partition directories contradict each other.
     """
     files: dict[str, FileWithValues] = {}
     manifests: list[Committed | None] = []
@@ -81,7 +81,25 @@ def _list_local_files(
         shard = shards.get(str(path.relative_to(directory))) if directory else None
         values = {} if options.is_recursive else _partition_of(path, base)
         files.append((_build_file(path, shard, values), values))
+    if directory is not None and root.is_dir():
+        _refuse_missing([directory / name for name in shards], root)
     return committed, files
+
+
+def _refuse_missing(listed: Sequence[Path], root: Path) -> None:
+    """Refuses rows that went without a word; a partition removed as a whole was meant to go."""
+    missing = [
+        path
+        for path in listed
+        if path.is_relative_to(root) and path.parent.is_dir() and not path.exists()
+    ]
+    if missing:
+        raise InputDataError(
+            f"{missing[0]} is missing, but its manifest lists it",
+            received=f"{len(missing)} of {len(listed)} listed files missing",
+            fix="restore the files, or write the directory again; to read what is left, remove "
+            "the manifest",
+        )
 
 
 def _expand(path: str) -> list[Path]:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from conf.errors import InputDataError
-from etl.tfrecord.lowering.lists import Rows, split_lists
+from etl.tfrecord.lowering.lists import Rows, is_list, split_lists
 from etl.tfrecord.raising.values import cast_values
 
 
@@ -71,7 +71,7 @@ class RaisedLeaf:
                 f"{name}: feature {self.shown!r} does not fit the type it is to be read as",
                 received=str(error),
                 allowed=str(self.target),
-                fix="read it as a wider type",
+                fix=_advise(column.type, self.target, self.shown),
             ) from error
 
     def _cut(self, column: pa.Array, cut: Cut, name: str) -> pa.Array:
@@ -232,3 +232,17 @@ class RaisedVector:
             fields=fields,
             mask=pa.array(absent) if absent.any() else None,
         )  # fmt: skip
+
+
+def _advise(wire: pa.DataType, target: pa.DataType, shown: str) -> str:
+    """What a schema should ask for where a feature does not fit."""
+    values, wanted = _innermost(wire), _innermost(target)
+    if pa.types.is_string(wanted) and pa.types.is_binary(values):
+        return f"give a schema with {shown!r} as binary: its bytes are no text"
+    return "read it as a wider type"
+
+
+def _innermost(kind: pa.DataType) -> pa.DataType:
+    while is_list(kind):
+        kind = kind.value_type
+    return kind

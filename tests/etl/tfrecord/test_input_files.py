@@ -84,6 +84,27 @@ def test_file_that_no_manifest_lists_is_read_and_takes_it_out_of_use(tmp_path: P
     assert "not in the manifest" in caplog.text
 
 
+def test_listed_file_that_is_gone_is_refused_but_not_a_partition_that_is(tmp_path: Path) -> None:
+    for name in ("date=2026-01-01/f", "date=2026-01-01/g", "date=2026-01-02/f"):
+        touch(tmp_path / name, b"12345678")
+    commit(tmp_path, *((f"date=2026-01-0{n}", 8) for n in ("1/f", "1/g", "2/f")))
+    (tmp_path / "date=2026-01-02" / "f").unlink()
+    with pytest.raises(InputDataError, match=r"(?s)date=2026-01-02/f is missing.*1 of 3"):
+        listed(tmp_path)
+    assert names(tmp_path / "date=2026-01-01") == ["f", "g"]
+    (tmp_path / "date=2026-01-02").rmdir()
+    assert names(tmp_path) == ["f", "g"]
+
+
+def test_manifest_with_an_unknown_kind_is_damaged(tmp_path: Path) -> None:
+    touch(tmp_path / "f", b"12345678")
+    commit(tmp_path, ("f", 8))
+    manifest = tmp_path / COMMIT_FILE
+    manifest.write_text(manifest.read_text().replace('"int64"', '"float"'))
+    with pytest.raises(InputDataError, match=r"(?s)damaged.*of kind 'float'"):
+        listed(tmp_path)
+
+
 def test_unfinished_write_is_refused(tmp_path: Path) -> None:
     touch(tmp_path / "f")
     (tmp_path / "_publishing-1").mkdir()

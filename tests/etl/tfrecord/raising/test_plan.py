@@ -104,6 +104,16 @@ def test_what_does_not_fit_names_file_and_feature(value: Any, wire: Any, target:
     assert raise_one([None], wire, target, dates="days") == [None]
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_bytes_that_are_no_text_are_to_be_read_as_binary(nested: bool) -> None:
+    def wrap(kind: pa.DataType) -> pa.DataType:
+        return pa.list_(kind) if nested else kind
+
+    value = [b"\xff"] if nested else b"\xff"
+    with pytest.raises(InputDataError, match="'x' as binary"):
+        raise_one([value], wrap(pa.binary()), wrap(pa.string()))
+
+
 def test_text_that_is_no_date_is_refused() -> None:
     with pytest.raises(InputDataError, match="'x' does not fit"):
         raise_one([b"yesterday"], pa.binary(), pa.date32(), dates="iso")

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pyarrow as pa
+import pytest
 from pyspark.ml.linalg import MatrixUDT, Vectors, VectorUDT
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema as spark_arrow_schema
 
+from conf.errors import ConfigError
 from etl.tfrecord.features import WireFeature
-from etl.tfrecord.lowering import Slot
+from etl.tfrecord.lowering import Slot, plan_lowering
 from etl.tfrecord.lowering.values import holds_same
 from etl.tfrecord.lowering.vectors import VECTOR_STORAGE, is_vector
 from etl.tfrecord.spark.schema import SPARK_TYPE_KEY, to_arrow_schema, to_spark_schema
@@ -35,6 +37,13 @@ def test_types_without_an_arrow_form_are_null_and_keep_their_name() -> None:
     arrow = to_arrow_schema(schema)
     assert arrow.types == [pa.null()] * 4
     assert arrow.field("y").metadata[SPARK_TYPE_KEY] == b"interval year to month"
+
+
+def test_variants_are_refused_rather_than_written_as_their_internals() -> None:
+    schema = T.StructType().add("v", T.VariantType()).add("a", T.ArrayType(T.VariantType()))
+    with pytest.raises(ConfigError) as caught:
+        plan_lowering(to_arrow_schema(schema), "Example")
+    assert "2 column(s)" in str(caught.value)
 
 
 def test_equals_what_spark_hands_over(spark) -> None:
