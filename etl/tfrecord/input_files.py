@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from conf.errors import ConfigError, InputDataError
@@ -14,6 +14,7 @@ from etl.tfrecord.data_file import DataFile
 from etl.tfrecord.locations import is_remote
 from etl.tfrecord.object_input import FileWithValues, list_stored_files
 from etl.tfrecord.partitions import infer_partition_types, parse_partition_path
+from etl.tfrecord.publishing.listing import refuse_missing
 from etl.tfrecord.publishing.replacement import is_publishing
 from etl.tfrecord.read_options import ReadOptions
 
@@ -80,26 +81,10 @@ def _list_local_files(
     for path in _walk(root, options.is_recursive):
         shard = shards.get(str(path.relative_to(directory))) if directory else None
         values = {} if options.is_recursive else _partition_of(path, base)
-        files.append((_build_file(path, shard, values), values))
+        files.append((_build_file(path, shard, values, options.on_corrupt == "fail"), values))
     if directory is not None and root.is_dir():
-        _refuse_missing([directory / name for name in shards], root)
+        refuse_missing([directory / name for name in shards], root)
     return committed, files
-
-
-def _refuse_missing(listed: Sequence[Path], root: Path) -> None:
-    """Refuses rows that went without a word; a partition removed as a whole was meant to go."""
-    missing = [
-        path
-        for path in listed
-        if path.is_relative_to(root) and path.parent.is_dir() and not path.exists()
-    ]
-    if missing:
-        raise InputDataError(
-            f"{missing[0]} is missing, but its manifest lists it",
-            received=f"{len(missing)} of {len(listed)} listed files missing",
-            fix="restore the files, or write the directory again; to read what is left, remove "
-            "the manifest",
-        )
 
 
 def _expand(path: str) -> list[Path]:
@@ -162,15 +147,19 @@ def _locate_manifest(root: Path) -> tuple[Path | None, Committed | None]:
 
 
 def _build_file(
-    path: Path, shard: CommittedShard | None, values: dict[str, str | None]
+    path: Path, shard: CommittedShard | None, values: dict[str, str | None], is_strict: bool
 ) -> DataFile:
     size = path.stat().st_size
+    if shard is not None and shard.bytes != size and not is_strict:
+        _LOGGER.warning("%s: %d bytes, its manifest says %d", path, size, shard.bytes)
+        shard = replace(shard, bytes=size, split_offsets=())  # the offsets may be past its end
     if shard is not None and shard.bytes != size:
         raise InputDataError(
             f"{path} has another size than its manifest says",
             received=f"{size} bytes",
             allowed=f"{shard.bytes} bytes",
-            fix="copy or write the file again; reading goes on as soon as the size is right",
+            fix="copy or write the file again, or read what is sound of it with "
+            "onCorrupt=skip or quarantine",
         )
     offsets = None if shard is None else shard.split_offsets
     return DataFile(str(path), size, tuple(values.values()), offsets)

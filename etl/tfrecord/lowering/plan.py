@@ -14,6 +14,7 @@ from etl.tfrecord.lowering.description import write_description
 from etl.tfrecord.lowering.nodes import Node, Output
 from etl.tfrecord.lowering.packing import Packing, Slot, plan_packing
 from etl.tfrecord.lowering.tree import Planner
+from etl.tfrecord.lowering.types import is_binary
 from etl.tfrecord.lowering.values import holds_same
 from etl.tfrecord.policies import LoweringOptions
 
@@ -91,7 +92,9 @@ class Lowering:
 
     def describe(self) -> dict[str, Any]:
         """What reading back needs, as JSON; see `description.read_description`."""
-        return write_description(self.options, self.slots)
+        binary = [f.name for f in self.schema if is_binary(f.type) and f.name not in self.slots]
+        description = write_description(self.options, self.slots)
+        return {**description, "binary": binary} if binary else description
 
 
 def plan_lowering(

@@ -17,6 +17,13 @@ from etl.tfrecord.lowering.values import Cast, Decode, Keep, ValueRule, chain
 from etl.tfrecord.policies import ColumnPolicy
 
 
+def is_binary(data_type: pa.DataType) -> bool:
+    """Whether a type is bytes that need not be text, or lists of such."""
+    while is_list(data_type):
+        data_type = data_type.value_type
+    return pa.types.is_binary(data_type) or pa.types.is_large_binary(data_type)
+
+
 class UnfitError(ValueError):
     """A type that the wire cannot carry under the policies; the message says what would mend it."""
 

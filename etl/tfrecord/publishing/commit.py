@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from conf.errors import InternalError
+from conf.errors import ConfigError, InternalError
 from etl.tfrecord.committed import COMMIT_FILE, Committed, CommittedShard, read_committed
-from etl.tfrecord.publishing.listing import list_data_files
+from etl.tfrecord.publishing.listing import list_data_files, refuse_missing
 from etl.tfrecord.publishing.liveness import find_owner
 from etl.tfrecord.publishing.manifest_merge import merge_description
 from etl.tfrecord.publishing.modes import (
@@ -88,17 +88,31 @@ def begin_job(directory: str | Path, plan: JobPlan) -> None:
 
     Raises:
         ConfigError: The mode forbids the write, or the shards would not fit those that stay.
-        InputDataError: The manifest of shards that stay is damaged.
+        InputDataError: The manifest of shards that stay is damaged, or one of them is gone.
     """
     root = Path(directory)
-    root.mkdir(parents=True, exist_ok=True)
+    _make_directory(root)
     with lock_directory(root):
         settle_interrupted(root)
         sweep_stale(root)
         baseline = take_baseline(root, plan.mode)
         if plan.keeps_shards:
-            merge_description(read_committed(root), plan.description, root)
+            committed = read_committed(root)
+            merge_description(committed, plan.description, root)
+            if plan.mode == "append" and committed is not None:
+                refuse_missing([root / shard.path for shard in committed.shards], root)
         create_temporary(root, plan.job_id, baseline, find_owner())
+
+
+def _make_directory(root: Path) -> None:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError, PermissionError, FileNotFoundError) as error:
+        raise ConfigError(
+            "the output directory cannot be made",
+            received=f"{root}: {error.strerror}",
+            allowed="a directory, or a path below one that may be written to",
+        ) from error
 
 
 def publish(directory: str | Path, plan: JobPlan, results: Sequence[TaskResult]) -> bool:

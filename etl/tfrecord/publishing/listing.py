@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+from conf.errors import InputDataError
 
 
 def is_data_file(name: str) -> bool:
@@ -73,3 +75,27 @@ def changed_partitions(
     """
     directories = before.keys() | now.keys() if scope is None else scope
     return sorted(d for d in directories if before.get(d) != now.get(d))
+
+
+def refuse_missing(listed: Sequence[Path], root: Path) -> None:
+    """Refuses rows that went without a word; a partition removed as a whole was meant to go.
+
+    Args:
+        listed: Files that a manifest lists.
+        root: Only files below it count.
+
+    Raises:
+        InputDataError: One is gone.
+    """
+    missing = [
+        path
+        for path in listed
+        if path.is_relative_to(root) and path.parent.is_dir() and not path.exists()
+    ]
+    if missing:
+        raise InputDataError(
+            f"{missing[0]} is missing, but its manifest lists it",
+            received=f"{len(missing)} of {len(listed)} listed files missing",
+            fix="restore the files, or write the directory again; to read what is left, remove "
+            "the manifest",
+        )

@@ -72,7 +72,11 @@ def merge_description(old: Committed | None, new: Committed, directory: object) 
             fix="write them alike, overwrite the whole directory, or write to another",
         )
     added = tuple(f for f in new.features if f.name not in kinds)
-    return replace(new, features=(*old.features, *added), shards=old.shards)
+    # Bytes that one of them knows to be no text are none in either.
+    binary = {*old.lowering.get("binary", ()), *new.lowering.get("binary", ())}
+    lowering = {**new.lowering, **({"binary": sorted(binary)} if binary else {})}
+    features = (*old.features, *added)
+    return replace(new, features=features, lowering=lowering, shards=old.shards)
 
 
 def _traits(committed: Committed) -> dict[str, Any]:

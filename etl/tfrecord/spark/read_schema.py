@@ -57,10 +57,11 @@ def _data_schema(options: ReadOptions, listing: Listing) -> spark_types.StructTy
     if committed is not None and committed.record_type == record_type:
         _, slots = read_description(committed.lowering)
         features: Sequence[WireFeature] = committed.features
+        binary = committed.lowering.get("binary", ())
     else:
         from etl.tfrecord.schema_sample import infer_sample  # compiled, and seldom needed
 
-        slots = {}
+        slots, binary = {}, ()
         features = infer_sample(listing.files, options, record_type)
     if not features:
         raise InputDataError(
@@ -68,4 +69,4 @@ def _data_schema(options: ReadOptions, listing: Listing) -> spark_types.StructTy
             received=", ".join(options.paths),
             fix="give a schema: spark.read.schema(...)",
         )
-    return to_spark_schema(features, slots)
+    return to_spark_schema(features, slots, binary=binary)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -73,6 +73,7 @@ def to_spark_schema(
     features: Sequence[WireFeature],
     slots: Mapping[str, Sequence[Slot]] | None = None,
     string_type: spark_types.DataType | None = None,
+    binary: Collection[str] = (),
 ) -> spark_types.StructType:
     """Spark schema of features, as the JVM connectors infer it: Long, Float, String, arrays.
 
@@ -80,11 +81,16 @@ def to_spark_schema(
         features: In column order.
         slots: What lies where in packed features, each of which becomes the columns of its slots.
         string_type: Type of bytes features; None for String.
+        binary: Names of features that are Binary, whatever the others are.
     """
     schema = spark_types.StructType()
     for feature in features:
         for part in _split(feature, (slots or {}).get(feature.name, ())):
-            schema.add(part.name, _spark_type(part, string_type or spark_types.StringType()))
+            text = string_type or spark_types.StringType()
+            is_binary = part.name in binary
+            schema.add(
+                part.name, _spark_type(part, spark_types.BinaryType() if is_binary else text)
+            )
     return schema
 
 

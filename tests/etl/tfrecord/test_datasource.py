@@ -275,3 +275,39 @@ def test_an_append_that_does_not_fit_is_refused(spark, tmp_path: Path) -> None:
     assert files_of(tmp_path) == before
     write(spark.range(3).selectExpr("id", "1.5f as x"), tmp_path, "append")
     assert read_ids(spark, tmp_path) == [0, 0, 1, 1, 2, 2]
+
+
+def test_the_manifest_knows_which_columns_are_binary(spark, tmp_path: Path) -> None:
+    frame = spark.createDataFrame(
+        [(b"\xff\x00", "text", [b"\x80"])], "b binary, s string, l array<binary>"
+    )
+    write(frame, tmp_path / "out")
+    found = spark.read.format("sluice").load(str(tmp_path / "out"))
+    assert found.dtypes == frame.dtypes
+    assert found.collect() == frame.collect()
+    write(frame.select("b", "s", "l"), tmp_path / "out", "append")
+    assert spark.read.format("sluice").load(str(tmp_path / "out")).dtypes == frame.dtypes
+
+
+def test_a_cut_file_is_read_as_far_as_it_goes_where_that_is_wanted(spark, tmp_path: Path) -> None:
+    write(spark.range(0, 100, 1, 1), tmp_path / "out")
+    (shard,) = (tmp_path / "out").glob("part-*")
+    shard.write_bytes(shard.read_bytes()[:-5])
+    with pytest.raises(Exception, match="another size"):
+        spark.read.format("sluice").load(str(tmp_path / "out")).collect()
+    skipped = spark.read.format("sluice").option("onCorrupt", "skip").load(str(tmp_path / "out"))
+    assert sorted(row.id for row in skipped.collect()) == list(range(99))
+
+
+def test_an_append_beside_a_lost_shard_is_refused(spark, tmp_path: Path) -> None:
+    write(spark.range(0, 10, 1, 2), tmp_path / "out")
+    sorted((tmp_path / "out").glob("part-*"))[0].unlink()
+    with pytest.raises(Exception, match="is missing, but its manifest lists it"):
+        write(spark.range(5), tmp_path / "out", "append")
+
+
+def test_a_file_as_output_is_refused_in_words(spark, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("precious")
+    with pytest.raises(Exception, match="output directory cannot be made"):
+        write(spark.range(5), tmp_path / "out")
+    assert (tmp_path / "out").read_text() == "precious"
