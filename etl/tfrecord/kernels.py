@@ -30,9 +30,6 @@ intrinsic: Any = _intrinsic  # what it returns is called with other arguments th
 WORD_BYTES = 8
 _LONG_BYTES = 64  # from here on a call of memcpy pays
 
-# What is called by kernels alone needs no way in from Python or C.
-_KERNELS_ALONE = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-
 
 def _compile(function: Callable[..., Any], **options: bool) -> Any:
     compiled: Any = njit  # takes more options than it declares
@@ -51,12 +48,12 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles a small helper that LLVM always inlines into the kernels that call it."""
-    return _compile(function, forceinline=True, **_KERNELS_ALONE)
+    return _compile(function, forceinline=True)
 
 
 def outlined(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles a larger helper once, to be called: what is inlined is compiled in each caller."""
-    return _compile(function, **_KERNELS_ALONE)
+    return _compile(function)
 
 
 def _build_load(element: ir.Type, result: types.Type) -> Callable[..., Any]:
