@@ -10,12 +10,14 @@ PROGRAM = """
 import gc
 import numpy as np, pyarrow as pa
 from numba.core.dispatcher import Dispatcher
+from etl.tfrecord.jit_cache import KernelCache
 from etl.tfrecord.warm import warm_kernels
 
 warm_kernels()
 entries = [d for d in gc.get_objects() if isinstance(d, Dispatcher)
            and d.py_func.__module__.startswith("etl.")
-           and "no_cpython_wrapper" not in d.targetoptions]  # called by kernels alone
+           and isinstance(d._cache, KernelCache)]  # the others are called by kernels alone
+assert len(entries) > 10
 before = {d: len(d.signatures) for d in entries}
 assert all(before.values()), [d.py_func.__name__ for d, n in before.items() if not n]
 
