@@ -163,7 +163,7 @@ def owner(monkeypatch: pytest.MonkeyPatch) -> Callable[[Owner | None], None]:
 
     def choose(chosen: Owner | None) -> None:
         for module in ("intents", "object_attempts"):
-            monkeypatch.setattr(f"etl.tfrecord.{module}.find_owner", lambda: chosen)
+            monkeypatch.setattr(f"etl.tfrecord.publishing.{module}.find_owner", lambda: chosen)
 
     choose(describe_process(os.getpid()))
     return choose

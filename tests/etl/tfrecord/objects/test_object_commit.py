@@ -339,7 +339,7 @@ class Turns:
 def test_two_jobs_request_by_request(
     store: FakeStore, root: Storage, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("etl.tfrecord.intents._FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr("etl.tfrecord.publishing.intents._FIRST_WAIT_S", 0.001)
     for seed in range(60):
         root.delete_tree()
         jobs = [Job(root, mode, words).begin().run_tasks() for words in (["x", "y"], ["z"])]
