@@ -22,7 +22,7 @@ CONF_PURE = (
     "dataset",
     "pointer",
     "run",
-    "references",
+
 )
 TENSORFLOW = {"tensorflow", "keras"}
 # Modules of the wire that are Spark's own side of it.
