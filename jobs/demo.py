@@ -35,60 +35,34 @@ def main(
 ) -> int:
     """Generate logs, build a dataset, train, evaluate, export, recommend, report."""
     start = time.monotonic()
-    data, datasets, runs = out / "demo-logs", out / "datasets", out / "runs"
-    run = str(runs / "demo")
-    steps: list[tuple[str, list[str]]] = [
-        (
-            "generate sample logs",
-            [
-                "data",
-                "generate",
-                "--out",
-                str(data),
-                "--ratings",
-                str(ratings),
-                "--seed",
-                str(seed),
-                "--overwrite",
-            ],
-        ),
-        (
-            "build the dataset",
-            [
-                "build",
-                "demo",
-                "--data",
-                str(data),
-                "--set",
-                f"output.root={_quote(datasets)}",
-            ],
-        ),
-        (
-            "train",
-            [
-                "train",
-                "demo",
-                "--dataset",
-                str(datasets / "demo"),
-                "--set",
-                f"root={_quote(runs)}",
-                "--set",
-                f"seed={seed}",
-            ],
-        ),
-        ("evaluate", ["evaluate", "--run", run]),
-        ("export", ["export", "--run", run]),
-        ("recommend", ["predict", "--run", run]),
-        ("report", ["report", "--run", run]),
-    ]
+    dataset, run = out / "datasets" / "demo", out / "runs" / "demo"
+    steps = list_steps(out, ratings, seed)
     for number, (title, arguments) in enumerate(steps, start=1):
         print(f"\n[{number}/{len(steps)}] {title}:  sluice {shlex.join(arguments)}", flush=True)
         code = run_step(arguments)
         if code != ExitCode.OK:
             print(f"error: step {title!r} ended with exit code {code}", file=sys.stderr)
             return code
-    print_result(datasets / "demo", resolve_run(run), time.monotonic() - start)
+    print_result(dataset, resolve_run(run), time.monotonic() - start)
     return ExitCode.OK
+
+
+def list_steps(out: Path, ratings: int, seed: int) -> list[tuple[str, list[str]]]:
+    """Returns the title and the arguments of each subcommand, in the order of the chain."""
+    data, datasets, runs = out / "demo-logs", out / "datasets", out / "runs"
+    of_run = ["--run", str(runs / "demo")]
+    generate = f"--ratings {ratings} --seed {seed} --overwrite".split()
+    build = ["--data", str(data), "--set", f"output.root={_quote(datasets)}"]
+    settings = ["--set", f"root={_quote(runs)}", "--set", f"seed={seed}"]
+    return [
+        ("generate sample logs", ["data", "generate", "--out", str(data), *generate]),
+        ("build the dataset", ["build", "demo", *build]),
+        ("train", ["train", "demo", "--dataset", str(datasets / "demo"), *settings]),
+        ("evaluate", ["evaluate", *of_run]),
+        ("export", ["export", *of_run]),
+        ("recommend", ["predict", *of_run]),
+        ("report", ["report", *of_run]),
+    ]
 
 
 def _quote(path: Path) -> str:
