@@ -43,7 +43,7 @@ def main(
         if code != ExitCode.OK:
             print(f"error: step {title!r} ended with exit code {code}", file=sys.stderr)
             return code
-    print_result(dataset, resolve_run(run), time.monotonic() - start)
+    print_result(dataset, resolve_run(str(run)), time.monotonic() - start)
     return ExitCode.OK
 
 
