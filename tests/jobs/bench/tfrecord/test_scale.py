@@ -27,14 +27,16 @@ def test_a_table_beyond_the_disk_is_left_out(tmp_path):
 
 
 def test_the_table_marks_a_drift_beyond_the_tolerance():
+    start_s = 2.0
     figures = [
-        Measurement("scale", "narrow", "a", rows / 1e6, cpu, rows, 1,
+        Measurement("scale", "narrow", "a", start_s + rows / 1e6, start_s + cpu, rows, 1,
                     {"peak_rss_bytes": {"python_worker": 300_000_000}})
-        for rows, cpu in ((10**6, 1.0), (10**7, 10.5), (10**8, 150.0))
+        for rows, cpu in ((0, 0.0), (10**6, 1.0), (10**7, 10.5), (10**8, 150.0))
     ]  # fmt: skip
     console = Console(file=io.StringIO(), width=200)
     console.print(build_scale_table(figures))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert "start of a write 2.00 s" in lines[0]
     assert "+5.0% " in next(line for line in lines if "10,000,000" in line)
     assert "+50.0% (!)" in next(line for line in lines if "100,000,000" in line)
     assert sum("300" in line for line in lines) == 3
