@@ -53,6 +53,22 @@ class BoundColumn:
     keep_alive: tuple[Any, ...]
 
 
+class BoundBatch:
+    """The column table of one batch and all that its addresses point to.
+
+    Attributes:
+        batch: The batch.
+        table: Column table, int64 `[columns, COLUMN_FIELDS]`.
+    """
+
+    def __init__(self, batch: pa.RecordBatch, columns: tuple[BoundColumn, ...]) -> None:
+        self._columns = columns
+        self.batch = batch
+        self.table = np.array([column.fields for column in columns], np.int64).reshape(
+            len(columns), k.COLUMN_FIELDS
+        )
+
+
 def _is_list(data_type: pa.DataType) -> bool:
     return (
         pa.types.is_list(data_type)

@@ -68,6 +68,19 @@ def _store_list(feature, row, low, high, count, total):
 
 
 @inlined
+def _has_head(p, head, head_bytes):
+    """Whether a cell begins as `head` does, its own length aside; reads whole words."""
+    word, i = load_u64(p) & ~np.uint64(0xFF00), 0
+    while i + 8 < head_bytes:
+        if word != load_u64(head + i):
+            return False
+        i += 8
+        word = load_u64(p + i)
+    beyond = np.uint64(8 * (8 - (head_bytes - i)))
+    return (word << beyond) == (load_u64(head + i) << beyond)
+
+
+@inlined
 def read_compact(feature, p, end, limit, row):
     """Reads a cell with the expected key and one number or short string in canonical form.
 
@@ -77,8 +90,7 @@ def read_compact(feature, p, end, limit, row):
     kind, head, head_bytes = feature[KIND], feature[HEAD], feature[KEY_BYTES] + 4
     if feature[IS_LIST] != 0 or p + head_bytes + 8 > limit:
         return np.int64(FAILED)
-    word = load_u64(p)
-    size = np.int64((word >> np.uint64(8)) & np.uint64(0xFF))
+    size = np.int64(load_u8(p + 1))
     stop = p + 2 + size
     rest = stop - p - head_bytes
     # All loads below end within 16 bytes of the cell's end.
@@ -86,15 +98,7 @@ def read_compact(feature, p, end, limit, row):
         return np.int64(FAILED)
     if kind != BYTES and (rest < 7 or rest > 14):
         return np.int64(FAILED)
-    word &= ~np.uint64(0xFF00)
-    i = 0
-    while i + 8 < head_bytes:
-        if word != load_u64(head + i):
-            return np.int64(FAILED)
-        i += 8
-        word = load_u64(p + i)
-    beyond = np.uint64(8 * (8 - (head_bytes - i)))
-    if (word << beyond) != (load_u64(head + i) << beyond):
+    if not _has_head(p, head, head_bytes):
         return np.int64(FAILED)
     tail, n = p + head_bytes, np.uint64(rest - 6)
     form = _INT_TAIL if kind == INT else _FLOAT_TAIL if kind == FLOAT else _BYTES_TAIL

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
@@ -13,13 +14,13 @@ from conf.errors import ConfigError, InputDataError
 from etl.tfrecord import encode_kernels_bytes as k
 from etl.tfrecord import encode_kernels_sequence as sequence
 from etl.tfrecord.columns import (
-    BoundColumn,
+    BoundBatch,
     bind_column,
     buffer_address,
     plan_columns,
     read_byte_offsets,
 )
-from etl.tfrecord.encode_kernels_sizes import BINARY, COLUMN_FIELDS, measure
+from etl.tfrecord.encode_kernels_sizes import BINARY, measure
 from etl.tfrecord.framing import FOOTER_BYTES, HEADER_BYTES, MAX_RECORD_BYTES
 from etl.tfrecord.narrowing import describe_refusal
 from etl.tfrecord.record_types import RECORD_TYPES, RecordType
@@ -34,9 +35,19 @@ class _ColumnEncoder(ABC):
     Buffers are reused between calls, so an encoder belongs to one thread.
     """
 
-    def __init__(self, schema: pa.Schema, record_type: RecordType) -> None:
+    _record_type: RecordType
+
+    def __init__(self, schema: pa.Schema) -> None:
+        """Plans the encoding.
+
+        Args:
+            schema: Schema of the batches.
+
+        Raises:
+            ConfigError: Columns that the wire cannot carry, all named in one error.
+        """
         self.schema = schema
-        self._plans = plan_columns(schema, record_type)
+        self._plans = plan_columns(schema, self._record_type)
         self._buffer = np.empty(0, np.uint8)
 
     def encode(self, batch: pa.RecordBatch) -> np.ndarray:
@@ -81,7 +92,7 @@ class _ColumnEncoder(ABC):
             self._write(bound, first, sizes, self._buffer)
             yield self._buffer[:total]
 
-    def _bind(self, batch: pa.RecordBatch) -> _BoundBatch:
+    def _bind(self, batch: pa.RecordBatch) -> BoundBatch:
         given, planned = batch.schema, self.schema
         if not given.equals(planned) and (
             given.names != planned.names or given.types != planned.types
@@ -92,16 +103,16 @@ class _ColumnEncoder(ABC):
                 allowed=str(self.schema),
             )
         if batch.num_rows == 0:
-            return _BoundBatch(batch, ())
+            return BoundBatch(batch, ())
         pairs = zip(self._plans, batch.columns, strict=True)
-        return _BoundBatch(batch, tuple(bind_column(plan, array) for plan, array in pairs))
+        return BoundBatch(batch, tuple(bind_column(plan, array) for plan, array in pairs))
 
     @abstractmethod
-    def _measure(self, bound: _BoundBatch, first: int, rows: int) -> tuple[Any, int]:
+    def _measure(self, bound: BoundBatch, first: int, rows: int) -> tuple[Any, int]:
         """Sizes that `_write` wants, and bytes of all framed records."""
 
     @abstractmethod
-    def _write(self, bound: _BoundBatch, first: int, sizes: Any, out: np.ndarray) -> None:
+    def _write(self, bound: BoundBatch, first: int, sizes: Any, out: np.ndarray) -> None:
         """Writes the framed records."""
 
 
@@ -115,17 +126,6 @@ def _check_record_bytes(largest: int, row: int) -> None:
         )
 
 
-class _BoundBatch:
-    """The column table of one batch and all that its addresses point to."""
-
-    def __init__(self, batch: pa.RecordBatch, columns: tuple[BoundColumn, ...]) -> None:
-        self._columns = columns
-        self.batch = batch
-        self.table = np.array([column.fields for column in columns], np.int64).reshape(
-            len(columns), COLUMN_FIELDS
-        )
-
-
 class ExampleEncoder(_ColumnEncoder):
     """Encodes batches of one schema as framed `tf.train.Example` records.
 
@@ -133,24 +133,15 @@ class ExampleEncoder(_ColumnEncoder):
     to one thread.
     """
 
-    def __init__(self, schema: pa.Schema) -> None:
-        """Plans the encoding.
+    _record_type = "Example"
 
-        Args:
-            schema: Schema of the batches.
-
-        Raises:
-            ConfigError: Columns that the wire cannot carry, all named in one error.
-        """
-        super().__init__(schema, "Example")
-
-    def _measure(self, bound: _BoundBatch, first: int, rows: int) -> tuple[Any, int]:
+    def _measure(self, bound: BoundBatch, first: int, rows: int) -> tuple[Any, int]:
         sizes = np.empty(rows, np.int64)
         total, largest = measure(bound.table, first, sizes)
         _check_record_bytes(largest, first + int(sizes.argmax()) if rows else 0)
         return sizes, total
 
-    def _write(self, bound: _BoundBatch, first: int, sizes: Any, out: np.ndarray) -> None:
+    def _write(self, bound: BoundBatch, first: int, sizes: Any, out: np.ndarray) -> None:
         cursors = np.empty(len(sizes), np.int64)
         column, row = k.write(bound.table, first, sizes, cursors, out.ctypes.data)
         if column >= 0:
@@ -168,26 +159,21 @@ class SequenceEncoder(_ColumnEncoder):
     encoder belongs to one thread.
     """
 
-    def __init__(self, schema: pa.Schema) -> None:
-        """Plans the encoding.
+    _record_type = "SequenceExample"
 
-        Args:
-            schema: Schema of the batches.
-
-        Raises:
-            ConfigError: Columns that the wire cannot carry, all named in one error.
-        """
-        super().__init__(schema, "SequenceExample")
+    @functools.cached_property
+    def _parts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of the context's columns, and of the feature lists."""
         is_sequence = np.array([plan.is_sequence for plan in self._plans], bool)
-        self._parts = (np.flatnonzero(~is_sequence), np.flatnonzero(is_sequence))
+        return np.flatnonzero(~is_sequence), np.flatnonzero(is_sequence)
 
-    def _measure(self, bound: _BoundBatch, first: int, rows: int) -> tuple[Any, int]:
+    def _measure(self, bound: BoundBatch, first: int, rows: int) -> tuple[Any, int]:
         sizes = np.empty((2, rows), np.int64)
         total, largest = sequence.measure_sequences(*self._tables(bound), first, *sizes)
         _check_record_bytes(largest, first + int(sizes.sum(axis=0).argmax()) if rows else 0)
         return sizes, total
 
-    def _write(self, bound: _BoundBatch, first: int, sizes: Any, out: np.ndarray) -> None:
+    def _write(self, bound: BoundBatch, first: int, sizes: Any, out: np.ndarray) -> None:
         cursors = np.empty(sizes.shape[1], np.int64)
         part, column, row = sequence.write_sequences(
             *self._tables(bound), first, *sizes, cursors, out.ctypes.data
@@ -196,7 +182,7 @@ class SequenceEncoder(_ColumnEncoder):
             number = int(self._parts[part][column])
             raise describe_refusal(self._plans[number].name, bound.batch.column(number), int(row))
 
-    def _tables(self, bound: _BoundBatch) -> tuple[np.ndarray, np.ndarray]:
+    def _tables(self, bound: BoundBatch) -> tuple[np.ndarray, np.ndarray]:
         if len(bound.table) == 0:
             return bound.table, bound.table
         context, lists = self._parts

@@ -50,6 +50,7 @@ from etl.tfrecord.kernels import (
     store_u32,
     store_u64,
 )
+from etl.tfrecord.packed import write_packed
 from etl.tfrecord.varint import store_exact_varint, store_varint, varint_bytes
 
 SLACK_BYTES = 16
@@ -148,8 +149,7 @@ def _write_values(column, address, first, last):
             return -1
         address += 4 * (last - first)
     elif kind == INT64:
-        for i in range(first, last):
-            address = store_varint(address, load_i64(values + 8 * i))
+        address = write_packed(values + 8 * first, values + 8 * last, address)
     else:
         for i in range(first, last):
             address = store_varint(address, np.int64(load_i32(values + 4 * i)))

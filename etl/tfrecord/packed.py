@@ -1,7 +1,7 @@
 """Packed varints, many at a time.
 
 Where they end is read off a bit mask of 64 bytes: no value waits for the one before it to be
-decoded.
+decoded. Where the CPU has lanes for them they go through these, all but long ones.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -11,19 +11,23 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 
 from etl.tfrecord.bit_groups import gather_groups
 from etl.tfrecord.kernels import (
     count_ones,
     inlined,
     intrinsic,
+    leading_zeros,
     load_i64,
     load_u8,
     load_u64,
+    outlined,
     store_u64,
     trailing_zeros,
 )
-from etl.tfrecord.varint import CONTINUATION, FAILED, read_varint, varint_bytes
+from etl.tfrecord.packed_lanes import HAS_LANES, LANES, drop_lanes, pack_lanes, unpack_lanes
+from etl.tfrecord.varint import CONTINUATION, FAILED, read_varint, store_varint, varint_bytes
 
 _BLOCK_BYTES = 64
 # What `read_packed` may load past a list: a block that begins at its last byte, and a word past it.
@@ -44,8 +48,8 @@ def _load_ends(typingctx: Any, address: Any) -> Any:
 
 
 @intrinsic
-def _sum_bytes(typingctx: Any, address: Any) -> Any:
-    """Bytes that the eight int64 at an address take as varints; see `varint_bytes`."""
+def _sum_bytes(typingctx: Any, address: Any, blocks: Any) -> Any:
+    """Bytes that 8 * blocks int64 at an address take as varints; see `varint_bytes`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         words, flag = ir.VectorType(ir.IntType(64), 8), ir.IntType(1)
@@ -57,26 +61,26 @@ def _sum_bytes(typingctx: Any, address: Any) -> Any:
             signature = ir.FunctionType(result, [argument.type for argument in arguments])
             return builder.call(builder.module.declare_intrinsic(name, (), signature), arguments)
 
-        loaded = builder.load(builder.inttoptr(args[0], words.as_pointer()), align=1)
-        zeros = call("llvm.ctlz.v8i64", words, builder.or_(loaded, splat(1)), flag(1))
-        nines = builder.add(builder.shl(zeros, splat(3)), zeros)  # 9 * (64 - bits)
-        sizes = builder.lshr(builder.sub(splat(64 + 9 * 64), nines), splat(6))
-        return call("llvm.vector.reduce.add.v8i64", words.element, sizes)
+        pointer = builder.inttoptr(args[0], words.as_pointer())
+        sums = cgutils.alloca_once_value(builder, splat(0))
+        with cgutils.for_range(builder, args[1]) as loop:
+            loaded = builder.load(builder.gep(pointer, [loop.index]), align=1)
+            zeros = call("llvm.ctlz.v8i64", words, builder.or_(loaded, splat(1)), flag(1))
+            nines = builder.add(builder.shl(zeros, splat(3)), zeros)  # 9 * (64 - bits)
+            sizes = builder.lshr(builder.sub(splat(64 + 9 * 64), nines), splat(6))
+            builder.store(builder.add(builder.load(sums), sizes), sums)
+        return call("llvm.vector.reduce.add.v8i64", words.element, builder.load(sums))
 
-    return types.int64(types.int64), codegen
+    return types.int64(types.int64, types.int64), codegen
 
 
 @inlined
 def packed_bytes(values, first, last):
     """Bytes that the int64 [first, last) at an address take as varints."""
-    size = np.int64(0)
-    i = first
-    while i + 8 <= last:
-        size += _sum_bytes(values + 8 * i)
-        i += 8
-    while i < last:
+    blocks = (last - first) >> 3
+    size = _sum_bytes(values + 8 * first, blocks)
+    for i in range(first + 8 * blocks, last):
         size += varint_bytes(load_i64(values + 8 * i))
-        i += 1
     return size
 
 
@@ -122,20 +126,48 @@ def _read_exactly(p, end, target):
 
 
 @inlined
-def read_packed(p, end, limit, target):
-    """Decodes the varints in [p, end).
+def _has_long(ends):
+    """Whether eight bytes in a row end no varint."""
+    runs = ~ends
+    runs &= runs >> np.uint64(1)
+    runs &= runs >> np.uint64(2)
+    return runs & (runs >> np.uint64(4)) != np.uint64(0)
 
-    Args:
-        p: Address of the first.
-        end: Address past the last.
-        limit: Address past the buffer.
-        target: Address of the output, int64.
+
+@inlined
+def read_lanes(p, end, target):
+    """Reads varints, `LANES` at a time, up to a block that holds one of more than eight bytes.
+
+    Reads from the byte before the list up to `_REACH_BYTES` past it.
 
     Returns:
-        The address past the values, or `FAILED` for a varint that is cut or over ten bytes long.
+        The address past the last varint that was read, and past its value.
     """
-    if limit - end < _REACH_BYTES:
-        return _read_exactly(p, end, target)
+    last = p - 1  # where the value before the next one ends
+    block, fresh = last, ~np.uint64(1)
+    while block + 8 < end or block + 1 == p:
+        ends = _load_ends(block)
+        beyond = np.uint64(0)
+        if end - block < _BLOCK_BYTES:
+            beyond = ~_low_bits(end - block)
+        if _has_long(ends | beyond):
+            break
+        ends = (ends & fresh & ~beyond) | (np.uint64(1) << np.uint64(last - block))
+        left = np.int64(count_ones(ends)) - 1
+        last = block + 63 - np.int64(leading_zeros(ends))
+        while left > 0:
+            target += 8 * unpack_lanes(block, ends, min(left, LANES), target)
+            left -= LANES
+            ends = drop_lanes(ends)
+        # Blocks overlap by what may belong to a value that ends in the next one.
+        block += _BLOCK_BYTES - 8
+        fresh = ~np.uint64(0xFF)
+    return last + 1, target
+
+
+@inlined
+def read_words(p, end, target):
+    """As `read_packed`, value by value; reads up to `_REACH_BYTES` past the list."""
     start = p
     while p < end:
         ends = _load_ends(p)
@@ -158,3 +190,54 @@ def read_packed(p, end, limit, target):
             start = after
         p += _BLOCK_BYTES
     return np.int64(target) if start == end else np.int64(FAILED)
+
+
+@outlined
+def read_packed(p, end, limit, target):
+    """Decodes the varints in [p, end), which a byte of the same buffer precedes.
+
+    Args:
+        p: Address of the first.
+        end: Address past the last.
+        limit: Address past the buffer.
+        target: Address of the output, int64.
+
+    Returns:
+        The address past the values, or `FAILED` for a varint that is cut or over ten bytes long.
+    """
+    if limit - end < _REACH_BYTES:
+        return _read_exactly(p, end, target)
+    if HAS_LANES and p < end:
+        p, target = read_lanes(p, end, target)
+    return read_words(p, end, target)
+
+
+@inlined
+def write_words(p, end, address):
+    """As `write_packed`, value by value."""
+    while p < end:
+        address = store_varint(address, load_u64(p))
+        p += 8
+    return address
+
+
+@outlined
+def write_packed(p, end, address):
+    """Stores int64 as varints, touching at most seven bytes past them.
+
+    Args:
+        p: Address of the first value.
+        end: Address past the last one.
+        address: Where to store.
+
+    Returns:
+        The address past the varints.
+    """
+    while HAS_LANES and p < end:
+        count = min(LANES, (end - p) >> 3)
+        size = pack_lanes(address, p, count)
+        if size == 0:
+            break
+        address += size
+        p += 8 * count
+    return write_words(p, end, address)

@@ -4,15 +4,13 @@
 
 import numpy as np
 
-from etl.tfrecord.bit_groups import gather_groups, spread_groups
+from etl.tfrecord.bit_groups import spread_groups
 from etl.tfrecord.kernels import (
     inlined,
     leading_zeros,
     load_u8,
-    load_u64,
     store_u8,
     store_u64,
-    trailing_zeros,
 )
 
 # The bit of each byte that says that more bytes follow.
@@ -69,18 +67,3 @@ def read_varint(p, end):
             return value, p
         shift += np.uint64(7)
     return value, FAILED
-
-
-@inlined
-def read_value_varint(p, end, limit):
-    """As `read_varint`, a word at a time where the buffer (up to `limit`) allows."""
-    if p + 8 <= limit:
-        word = load_u64(p)
-        ends = ~word & np.uint64(CONTINUATION)
-        if ends != np.uint64(0):
-            bits = trailing_zeros(ends) + np.uint64(1)
-            stop = p + np.int64(bits >> np.uint64(3))
-            if stop <= end:
-                return gather_groups(word & (~np.uint64(0) >> (np.uint64(64) - bits))), stop
-            return np.uint64(0), np.int64(FAILED)
-    return read_varint(p, end)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,18 +16,20 @@ import pyarrow as pa
 from etl.tfrecord.crc32c import crc32c
 from etl.tfrecord.decode import ExampleDecoder
 from etl.tfrecord.encode import build_encoder
-from etl.tfrecord.framing import index_records
+from etl.tfrecord.framing import FOOTER_BYTES, HEADER_BYTES, index_records
 from jobs.bench.tfrecord.clock import time_best
 from jobs.bench.tfrecord.peers import TfxBsl
 from jobs.bench.tfrecord.report import Bar, Measurement
 from jobs.bench.tfrecord.shapes import Shape, build_batch
 
 MEMCPY = "memcpy"
+COLD_MEMCPY = "memcpy, cold"
 CRC = "CRC-32C"
 ENCODE = "encode, framing and CRC included"
 DECODE = "decode, without CRC"
 VERIFY_AND_DECODE = "verify CRC and decode"
-PYTHON_EXAMPLE = "Python tf.train.Example, no framing"
+PYTHON_EXAMPLE = "Python tf.train.Example and TFRecordWriter"
+PYTHON_EXTEND = "Python tf.train.Example by extend, no framing"
 PARSE_EXAMPLE = "batched tf.io.parse_example"
 PARSE_RAGGED = "batched tf.io.parse_example, lists ragged"
 TFX_ENCODE = "tfx_bsl encode, no framing"
@@ -33,6 +38,7 @@ TFX_DECODE = "tfx_bsl decode"
 CODEC_BARS = (
     Bar(ENCODE, TFX_ENCODE, 6),
     Bar(ENCODE, PYTHON_EXAMPLE, 80),
+    Bar(ENCODE, PYTHON_EXTEND, None),
     # Like for like: TensorFlow's parser gets payloads whose checksums nobody verified.
     Bar(DECODE, PARSE_EXAMPLE, 4),
     Bar(DECODE, PARSE_RAGGED, 4),
@@ -40,6 +46,7 @@ CODEC_BARS = (
     Bar(DECODE, TFX_DECODE, None),
 )
 ENCODE_GOAL_MB_PER_S = 700  # of finished TFRecord, on the CTR shape
+_COLD_BYTES = 256 << 20  # more than a processor's caches hold
 _PYTHON_ROWS = 500  # one Python object per value is slow: few rows tell as much
 
 
@@ -86,12 +93,25 @@ def _measure_own(shape: Shape, batch: pa.RecordBatch) -> Iterator[_Work]:
 
     for name, work in (
         (MEMCPY, lambda: np.copyto(target, data)),
+        (COLD_MEMCPY, _build_cold_copy(data)),
         (CRC, lambda: crc32c(data)),
         (ENCODE, encode),
         (DECODE, lambda: decoder.decode(data, index)),
         (VERIFY_AND_DECODE, lambda: decoder.decode(data, index_records(data))),
     ):
         yield name, work, rows, data.size
+
+
+def _build_cold_copy(data: np.ndarray) -> Callable[[], None]:
+    """Copies that find neither end in the cache: each call takes the next of many buffers."""
+    pairs = [(data.copy(), data.copy()) for _ in range(1 + _COLD_BYTES // (2 * data.size))]
+    turns = itertools.cycle(pairs)
+
+    def copy() -> None:
+        target, source = next(turns)
+        np.copyto(target, source)
+
+    return copy
 
 
 def _measure_tensorflow(shape: Shape, batch: pa.RecordBatch) -> Iterator[_Work]:
@@ -101,9 +121,7 @@ def _measure_tensorflow(shape: Shape, batch: pa.RecordBatch) -> Iterator[_Work]:
     data: np.ndarray = build_encoder(batch.schema).encode(batch)
     payloads = [data[s : s + n].tobytes() for s, n in index_records(data).tolist()]
     raw = tf.constant(payloads)
-    few = batch.slice(0, _PYTHON_ROWS).to_pylist()
-    size = sum(map(len, payloads[: len(few)]))
-    yield PYTHON_EXAMPLE, lambda: encode_with_protobuf(shape, few), len(few), size
+    yield from _measure_protobuf(shape, batch.slice(0, _PYTHON_ROWS).to_pylist(), payloads)
     fixed, ragged = {}, {}
     for column, feature in zip(shape.columns, shape.features, strict=True):
         kind, length = kinds[feature.kind], [column.length] if feature.is_list else []
@@ -115,8 +133,45 @@ def _measure_tensorflow(shape: Shape, batch: pa.RecordBatch) -> Iterator[_Work]:
         yield name, partial(parse, raw), batch.num_rows, sum(map(len, payloads))
 
 
-def encode_with_protobuf(shape: Shape, rows: list[dict[str, Any]]) -> list[bytes]:
-    """Encodes rows as TensorFlow's tutorials do: one protobuf object per row."""
+def _measure_protobuf(
+    shape: Shape, rows: list[dict[str, Any]], payloads: list[bytes]
+) -> Iterator[_Work]:
+    size = sum(map(len, payloads[: len(rows)]))
+    memory = Path("/dev/shm")  # noqa: S108 - a folder of its own is made there
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        path = str(Path(folder) / "rows.tfrecord")
+        framed = size + len(rows) * (HEADER_BYTES + FOOTER_BYTES)
+        yield PYTHON_EXAMPLE, lambda: write_with_tensorflow(shape, rows, path), len(rows), framed
+    yield PYTHON_EXTEND, lambda: encode_by_extend(shape, rows), len(rows), size
+
+
+def write_with_tensorflow(shape: Shape, rows: list[dict[str, Any]], path: str) -> None:
+    """Writes a file as TensorFlow's guide does.
+
+    Source: "TFRecord and tf.train.Example", tensorflow.org/tutorials/load_data/tfrecord.
+    """
+    import tensorflow as tf
+
+    train, features = tf.train, shape.features
+    with tf.io.TFRecordWriter(path) as writer:
+        for row in rows:
+            made = {}
+            for feature in features:
+                value = row[feature.name]
+                values = value if feature.is_list else [value]
+                if feature.kind == "bytes":
+                    texts = train.BytesList(value=[text.encode() for text in values])
+                    made[feature.name] = train.Feature(bytes_list=texts)
+                elif feature.kind == "float32":
+                    made[feature.name] = train.Feature(float_list=train.FloatList(value=values))
+                else:
+                    made[feature.name] = train.Feature(int64_list=train.Int64List(value=values))
+            example = train.Example(features=train.Features(feature=made))
+            writer.write(example.SerializeToString())
+
+
+def encode_by_extend(shape: Shape, rows: list[dict[str, Any]]) -> list[bytes]:
+    """Encodes rows as leanly as Python's messages allow: lists extended in place, no file."""
     import tensorflow as tf
 
     features, records = shape.features, []

@@ -1,5 +1,7 @@
 """Packed varints against protobuf's own encoder, in blocks and byte by byte."""
 
+from collections.abc import Callable
+
 import llvmlite.binding as llvm
 import numpy as np
 import pytest
@@ -26,11 +28,26 @@ def read(address: int, end: int, limit: int, target: int) -> int:
 
 
 @njit
+def write(first: int, last: int, address: int) -> int:
+    return packed.write_packed(first, last, address)
+
+
+@njit
+def read_by_words(address: int, end: int, limit: int, target: int) -> int:
+    return packed.read_words(address, end, target)
+
+
+@njit
+def write_by_words(first: int, last: int, address: int) -> int:
+    return packed.write_words(first, last, address)
+
+
+@njit
 def measure(address: int, first: int, last: int) -> int:
     return packed.packed_bytes(address, first, last)
 
 
-def run(data: bytes, spare: int) -> tuple[int, list[int] | None]:
+def run(data: bytes, spare: int, read: Callable[..., int] = read) -> tuple[int, list[int] | None]:
     """Number of varints, and their values or None."""
     buffer = np.frombuffer(b"\x80\x01" + data + b"\x85" * spare, np.uint8)
     start = buffer.ctypes.data + 2
@@ -49,6 +66,21 @@ def run(data: bytes, spare: int) -> tuple[int, list[int] | None]:
 @settings(max_examples=300, deadline=None)
 def test_reading_matches_protobuf(values: list[int], spare: int) -> None:
     assert run(b"".join(map(_VarintBytes, values)), spare) == (len(values), values)
+
+
+@given(st.lists(_VALUES | st.integers(0, 2**21), max_size=80))
+@settings(max_examples=300, deadline=None)
+def test_lanes_and_words_read_and_write_what_protobuf_does(values: list[int]) -> None:
+    expected = b"".join(map(_VarintBytes, values))
+    array = np.array([7, *values, 7], np.uint64)
+    first, last = array.ctypes.data + 8, array.ctypes.data + 8 * (1 + len(values))
+    for store in (write, write_by_words):
+        out = np.full(len(expected) + 8, 0xEE, np.uint8)
+        assert int(store(first, last, out.ctypes.data)) - out.ctypes.data == len(expected)
+        assert out[: len(expected)].tobytes() == expected
+        assert out[-1] == 0xEE
+    for load in (read, read_by_words):
+        assert run(expected, 72, load) == (len(values), values)
 
 
 @pytest.mark.parametrize("spare", _SPARES)
