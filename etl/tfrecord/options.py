@@ -126,7 +126,7 @@ def parse_choice(options: Mapping[str, str], name: str, choices: Mapping[str, ob
         f"bad value of TFRecord option {name!r}",
         received=repr(value),
         allowed=", ".join(choice for choice in choices if choice),
-        fix=did_you_mean(value, choices),
+        fix=did_you_mean(value, filter(None, choices)),
     )
 
 

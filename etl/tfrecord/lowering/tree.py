@@ -56,6 +56,8 @@ class Planner:
             return self._plan_vector(path, policy)
         if pa.types.is_struct(column.type):
             self.meanings.setdefault(path, set())
+            if not column.type.num_fields:
+                raise UnfitError("a struct without fields holds nothing: drop it")
             children = [self.plan(self.join(path, f.name), f) for f in column.type]
             return FlattenStruct(tuple(child for child in children if child is not None))
         if pa.types.is_map(column.type):
@@ -137,7 +139,7 @@ class Planner:
 
     def _plan_map_keys(self, path: str, data_type: pa.DataType, policy: ColumnPolicy) -> Node:
         if not policy.map_keys:
-            raise UnfitError("maps=keys needs the keys: option mapKeys")
+            raise UnfitError("maps=keys needs option mapKeys, the keys")
         key_type = data_type.key_type
         if pa.types.is_dictionary(key_type):
             key_type = key_type.value_type

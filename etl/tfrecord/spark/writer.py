@@ -17,6 +17,7 @@ from etl.tfrecord.options import parse_write_options
 from etl.tfrecord.publishing.committer import build_committer
 from etl.tfrecord.publishing.modes import SaveMode
 from etl.tfrecord.spark.arrangement import arrange_rows
+from etl.tfrecord.spark.columns import describe_columns
 from etl.tfrecord.spark.packing import pack_columns
 from etl.tfrecord.spark.schema import to_arrow_schema
 from etl.tfrecord.write_config import WriteConfig
@@ -70,7 +71,6 @@ def write_tfrecords(
     if plan.options.mode == "ignore" and holds_output:
         return committer.read() or plan.job.description
     register_tfrecord(spark)
-    _activate(spark)
     spark_mode = "overwrite" if plan.options.mode == "overwrite" else "append"
     options = config.to_options(str(path), plan.options.mode, plan.job.job_id)
     try:
@@ -85,15 +85,6 @@ def write_tfrecords(
             raise
         raise cause from error
     return committer.read() or plan.job.description
-
-
-def _activate(spark: SparkSession) -> None:
-    """Makes the session that of this thread: Spark looks formats up in no other.
-
-    In a thread that never ran a query it would not find the format, registered or not.
-    """
-    jvm: Any = spark._jvm
-    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
 
 
 def _parse_mode(mode: str) -> SaveMode:
@@ -127,4 +118,5 @@ def _plan(frame: DataFrame, path: str, mode: SaveMode, config: WriteConfig) -> W
     given = config.to_options(path, mode, uuid.uuid4().hex)
     options = parse_write_options(given, mode == "overwrite")
     types = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
-    return plan_write(to_arrow_schema(frame.schema), options, types)
+    columns = describe_columns(frame.schema, options)
+    return plan_write(to_arrow_schema(frame.schema), options, types, columns)
