@@ -42,9 +42,7 @@ class Planner:
         try:
             return self._plan(path, column, self.options.policy(path))
         except UnfitError as error:
-            spark_type = (column.metadata or {}).get(b"sluice.spark_type")
-            shown = spark_type.decode() if spark_type else column.type
-            self.problems.append(f"{path} ({shown}): {error}")
+            self.problems.append(error.describe(path, column))
             return None
 
     def join(self, path: str, name: str) -> str:

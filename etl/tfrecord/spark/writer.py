@@ -13,7 +13,7 @@ from conf.errors import ConfigError, did_you_mean
 from etl.failures import translate_failure
 from etl.tfrecord.committed import Committed
 from etl.tfrecord.datasource import SluiceDataSource, register_tfrecord
-from etl.tfrecord.options import parse_write_options
+from etl.tfrecord.options import SAVE_MODES, parse_write_options
 from etl.tfrecord.publishing.committer import build_committer
 from etl.tfrecord.publishing.modes import SaveMode
 from etl.tfrecord.spark.arrangement import arrange_rows
@@ -26,13 +26,6 @@ from etl.tfrecord.write_plan import WritePlan, plan_write
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_MODES: dict[str, SaveMode] = {
-    "append": "append",
-    "overwrite": "overwrite",
-    "errorifexists": "errorifexists",
-    "error": "errorifexists",
-    "ignore": "ignore",
-}
 _OVERWRITE_MODE = "spark.sql.sources.partitionOverwriteMode"
 
 
@@ -88,14 +81,14 @@ def write_tfrecords(
 
 
 def _parse_mode(mode: str) -> SaveMode:
-    if mode.lower() not in _MODES:
+    if mode.lower() not in SAVE_MODES:
         raise ConfigError(
             "unknown save mode",
             received=repr(mode),
-            allowed=", ".join(_MODES),
-            fix=did_you_mean(mode, _MODES),
+            allowed=", ".join(SAVE_MODES),
+            fix=did_you_mean(mode, SAVE_MODES),
         )
-    return _MODES[mode.lower()]
+    return SAVE_MODES[mode.lower()]
 
 
 def _resolve(spark: SparkSession, config: WriteConfig, settings: dict[str, Any]) -> WriteConfig:
