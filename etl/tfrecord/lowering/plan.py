@@ -87,9 +87,6 @@ class Lowering:
         arrays = [array for node, column in pairs for array in node.apply(column)]
         if self.packing is not None:
             arrays = self.packing.apply(arrays, batch.num_rows)
-        if not arrays:
-            rows = pa.StructArray.from_buffers(pa.struct([]), batch.num_rows, [None])
-            return pa.RecordBatch.from_struct_array(rows)
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _conform(self, batch: pa.RecordBatch) -> list[pa.Array]:
