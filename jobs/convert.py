@@ -57,6 +57,7 @@ def main(
     label: Annotated[str, typer.Option(help="Column of libsvm's labels.")] = "label",
     indices: Annotated[str, typer.Option(help="Column of its indices.")] = "indices",
     values: Annotated[str, typer.Option(help="Column of its values.")] = "values",
+    qid: Annotated[str, typer.Option(help="Column of its query ids.")] = "qid",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output.")] = False,
 ) -> None:
     """Convert files of one format to a file of another, in bounded memory."""
@@ -76,7 +77,7 @@ def main(
         ),
         lowering=parse_lowering_options(_parse_policies(option or ())),
         text=TextOptions(separator, list_separator, _parse_types(types)),
-        libsvm=LibsvmColumns(label, indices, values),
+        libsvm=LibsvmColumns(label, indices, values, qid),
     )
     target = _parse_format(target_format) or detect_format(output)
     with _show_rows() as on_rows:

@@ -40,11 +40,12 @@ _VALUE_TYPES: Mapping[str, pa.DataType] = {
 
 @dataclass(frozen=True)
 class LibsvmColumns:
-    """Names of the three columns that a libsvm line becomes."""
+    """Names of the columns that a libsvm line becomes; `qid` only where lines have one."""
 
     label: str = "label"
     indices: str = "indices"
     values: str = "values"
+    qid: str = "qid"
 
 
 @dataclass(frozen=True)

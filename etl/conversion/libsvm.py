@@ -1,4 +1,7 @@
-"""libsvm text (`label index:value …`) to Arrow and back, a block of lines at a time."""
+"""libsvm text (`label index:value …`) to Arrow and back, a block of lines at a time.
+
+Ranking data has a query's id after the label: `label qid:3 index:value …`.
+"""
 
 from __future__ import annotations
 
@@ -13,25 +16,44 @@ import pyarrow.compute as pc
 from conf.errors import ConfigError, InputDataError
 from etl.conversion.formats import LibsvmColumns
 
-_BLOCK_BYTES = 4 << 20
+_BLOCK_BYTES, _HEAD_BYTES = 4 << 20, 1 << 16
+_QID = "qid:"
 _NUMBER = r"^[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[iI][nN][fF]|[nN][aA][nN])$"
 # Up to 9219999999999999999, so that every one fits int64.
 _INDEX = r"^(\d{1,18}|[0-8]\d{18}|9[01]\d{17}|92[01]\d{16})$"
 
 
-def libsvm_schema(columns: LibsvmColumns) -> pa.Schema:
-    """Schema of a libsvm file: label, indices, values."""
+def libsvm_schema(columns: LibsvmColumns, has_qid: bool = False) -> pa.Schema:
+    """Schema of a libsvm file: label, the query's id where there is one, indices, values."""
+    qid = [(columns.qid, pa.int64())] if has_qid else []
     return pa.schema(
         [
             (columns.label, pa.float32()),
+            *qid,
             (columns.indices, pa.list_(pa.int64())),
             (columns.values, pa.list_(pa.float32())),
         ]
     )
 
 
+def has_query_ids(path: Path) -> bool:
+    """Whether the first line of a file that is no comment has a query's id."""
+    with pa.input_stream(str(path), compression="detect") as stream:
+        rest = b""
+        while data := stream.read(_HEAD_BYTES):
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                if tokens := line.split(b"#")[0].split():
+                    return _is_query_id(tokens)
+    return _is_query_id(rest.split(b"#")[0].split())
+
+
+def _is_query_id(tokens: list[bytes]) -> bool:
+    return len(tokens) > 1 and tokens[1].startswith(_QID.encode())
+
+
 def read_libsvm(
-    path: Path, columns: LibsvmColumns, block_bytes: int = _BLOCK_BYTES
+    path: Path, columns: LibsvmColumns, block_bytes: int = _BLOCK_BYTES, has_qid: bool = False
 ) -> Iterator[pa.RecordBatch]:
     """Reads a file block by block; empty lines and `#` comments are passed over.
 
@@ -39,25 +61,26 @@ def read_libsvm(
         path: Text file, plain or gzip.
         columns: Names of the columns.
         block_bytes: Bytes read at a time; a longer line is read whole.
+        has_qid: Whether every line has a query's id, or none.
 
     Yields:
-        Batches of label, indices as they stand in the file, and values.
+        Batches of `libsvm_schema`, indices as they stand in the file.
 
     Raises:
         InputDataError: A line is malformed; names the file and the line.
     """
-    first_line, rest = 1, b""
+    first_line, rest, schema = 1, b"", libsvm_schema(columns, has_qid)
     with pa.input_stream(str(path), compression="detect") as stream:
         while data := stream.read(block_bytes):
             whole, newline, rest = (rest + data).rpartition(b"\n")
             if newline:
-                yield _parse_block(whole, path, first_line, columns)
+                yield _parse_block(whole, path, first_line, schema)
                 first_line += whole.count(b"\n") + 1
     if rest:
-        yield _parse_block(rest, path, first_line, columns)
+        yield _parse_block(rest, path, first_line, schema)
 
 
-def _parse_block(data: bytes, path: Path, first_line: int, columns: LibsvmColumns) -> Any:
+def _parse_block(data: bytes, path: Path, first_line: int, schema: pa.Schema) -> Any:
     try:
         text = pa.array([data.replace(b"\r", b"").decode("ascii")])
     except UnicodeDecodeError as error:
@@ -69,25 +92,46 @@ def _parse_block(data: bytes, path: Path, first_line: int, columns: LibsvmColumn
     tokens = pc.ascii_split_whitespace(lines.filter(pc.greater(pc.binary_length(lines), 0)))
     offsets = np.asarray(tokens.offsets).astype(np.int64)
     flat = tokens.flatten()
-    is_label = np.zeros(len(flat), bool)
-    is_label[offsets[:-1]] = True
-    owners = np.repeat(numbers, np.diff(offsets))[~is_label]
-    labels, pairs = flat.filter(pa.array(is_label)), flat.filter(pa.array(~is_label))
+    heads = len(schema) - 2  # the label, and the query's id
+    _require_heads(lines.filter(pc.greater(pc.binary_length(lines), 0)), heads, path, numbers)
+    is_pair = np.ones(len(flat), bool)
+    is_pair[offsets[:-1]] = is_pair[offsets[:-1] + heads - 1] = False
+    owners, pairs = np.repeat(numbers, np.diff(offsets))[is_pair], flat.filter(pa.array(is_pair))
+    labels = flat.take(pa.array(offsets[:-1]))
     _require(labels, _NUMBER, path, numbers, "a label that is no number")
     _require(pairs, "^[^:]*:[^:]*$", path, owners, "a pair that is not index:value")
     parts = pc.split_pattern(pairs, ":").flatten()
     indices, values = parts[::2], parts[1::2]
     _require(indices, _INDEX, path, owners, "an index that is no whole number of 0 or more")
     _require(values, _NUMBER, path, owners, "a value that is no number")
-    bounds = pa.array((offsets - np.arange(len(offsets))).astype(np.int32))
+    bounds = pa.array((offsets - heads * np.arange(len(offsets))).astype(np.int32))
+    qids = []
+    if heads > 1:
+        ids = pc.replace_substring(flat.take(pa.array(offsets[:-1] + 1)), _QID, "")
+        _require(ids, _INDEX, path, numbers, "a query id that is no whole number of 0 or more")
+        qids = [ids.cast(pa.int64())]
     return pa.RecordBatch.from_arrays(
         [
             _parse_floats(labels),
+            *qids,
             pa.ListArray.from_arrays(bounds, indices.cast(pa.int64())),
             pa.ListArray.from_arrays(bounds, _parse_floats(values)),
         ],
-        schema=libsvm_schema(columns),
+        schema=schema,
     )
+
+
+def _require_heads(lines: pa.Array, heads: int, path: Path, numbers: np.ndarray) -> None:
+    """Refuses lines with a query's id among lines without, or the other way round."""
+    fits = np.asarray(pc.match_substring_regex(lines, rf"^\S+\s+{_QID}")) == (heads > 1)
+    if not fits.all():
+        what = (
+            "no query id, the first line has one"
+            if heads > 1
+            else "a query id, which the first line lacks"
+        )
+        bad = int(np.argmin(fits))
+        raise _malformed(path, int(numbers[bad]), f"{what}: {lines[bad].as_py()[:80]!r}")
 
 
 def _parse_floats(texts: pa.Array) -> pa.Array:
@@ -105,7 +149,7 @@ def _malformed(path: Path, line: int, received: str) -> InputDataError:
     return InputDataError(
         f"{path}: line {line} is not libsvm",
         received=received,
-        allowed="label index:value index:value …",
+        allowed="label index:value index:value …, or label qid:3 index:value … in every line",
         fix="correct the line or take it out",
     )
 
@@ -114,20 +158,24 @@ def format_libsvm(batch: pa.RecordBatch, columns: LibsvmColumns) -> bytes:
     """Formats a batch as libsvm lines; a null or missing list is a line with a label alone.
 
     Args:
-        batch: Rows with the three columns.
+        batch: Rows with the columns, that of the queries' ids or not.
         columns: Their names.
 
     Raises:
-        InputDataError: A label is null, or the two lists of a row differ in length.
+        InputDataError: A label or a query's id is null, or the two lists of a row differ in length.
     """
     label, indices, values = (
         batch.column(name) for name in (columns.label, columns.indices, columns.values)
     )
-    if label.null_count:
-        raise InputDataError(
-            f"column {columns.label!r} has a null, which libsvm cannot express",
-            fix="filter those rows, or give them a label",
-        )
+    heads = [columns.label]
+    if columns.qid in batch.schema.names:
+        heads.append(columns.qid)
+    for name in heads:
+        if batch.column(name).null_count:
+            raise InputDataError(
+                f"column {name!r} has a null, which libsvm cannot express",
+                fix="filter those rows, or fill them in",
+            )
     lengths = [pc.fill_null(pc.list_value_length(lists), 0) for lists in (indices, values)]
     if not lengths[0].equals(lengths[1]):
         raise InputDataError(
@@ -139,6 +187,11 @@ def format_libsvm(batch: pa.RecordBatch, columns: LibsvmColumns) -> bytes:
     )
     offsets = np.concatenate([[0], np.cumsum(np.asarray(lengths[0]))]).astype(np.int32)
     joined = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), pairs), " ")
+    if len(heads) > 1:
+        qids = batch.column(columns.qid).cast(pa.string())
+        joined = pc.binary_join_element_wise(
+            _QID, qids, pc.binary_join_element_wise(" ", joined, ""), ""
+        )
     lines = pc.binary_join_element_wise(label.cast(pa.string()), joined, " ")
     text = "\n".join(pc.ascii_rtrim_whitespace(lines).to_pylist())
     return f"{text}\n".encode() if len(lines) else b""
@@ -148,14 +201,17 @@ def check_libsvm_schema(schema: pa.Schema, columns: LibsvmColumns) -> None:
     """Refuses, before anything is read, columns that libsvm has no place for.
 
     Raises:
-        ConfigError: One of the three columns is missing or of another kind, or there are more.
+        ConfigError: One of the columns is missing or of another kind, or there are more.
     """
     wanted = {columns.label: False, columns.indices: True, columns.values: True}
+    if columns.qid in schema.names and pa.types.is_integer(schema.field(columns.qid).type):
+        wanted[columns.qid] = False
     kinds = {field.name: pa.types.is_list(field.type) for field in schema}
     if kinds != wanted:
         raise ConfigError(
             "these columns cannot be written as libsvm",
             received=", ".join(f"{field.name} ({field.type})" for field in schema),
-            allowed=f"{columns.label} (a number), {columns.indices} and {columns.values} (lists)",
-            fix="name the columns with --label, --indices and --values",
+            allowed=f"{columns.label} (a number), {columns.indices} and {columns.values} (lists); "
+            f"{columns.qid} (whole numbers) or not",
+            fix="name the columns with --label, --indices, --values and --qid",
         )

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from conf.errors import InputDataError
 from etl.conversion.csv import CsvReader
 from etl.conversion.formats import ConvertOptions, Format
-from etl.conversion.libsvm import libsvm_schema, read_libsvm
+from etl.conversion.libsvm import has_query_ids, libsvm_schema, read_libsvm
 from etl.tfrecord.table import read_table_batches
 
 _BATCH_ROWS = 10_000
@@ -97,8 +97,11 @@ def _open_csv(files: Sequence[Path], options: ConvertOptions) -> Stream:
 
 
 def _open_libsvm(files: Sequence[Path], options: ConvertOptions) -> Stream:
-    batches = (batch for path in files for batch in read_libsvm(path, options.libsvm))
-    return Stream(libsvm_schema(options.libsvm), batches)
+    has_qid = has_query_ids(files[0])
+    batches = (
+        batch for path in files for batch in read_libsvm(path, options.libsvm, has_qid=has_qid)
+    )
+    return Stream(libsvm_schema(options.libsvm, has_qid), batches)
 
 
 def _check_schema(path: Path, found: pa.Schema, wanted: pa.Schema) -> None:

@@ -54,6 +54,8 @@ class Committed:
         lowering: How columns became features, for reading them back.
         partition_columns: Name and Spark type of each partition column.
         shards: Every file.
+        columns: Columns as they were written, in the JSON form of Spark's schemas, partition
+            columns left out; None where that is not known.
     """
 
     record_type: str
@@ -62,12 +64,14 @@ class Committed:
     lowering: Mapping[str, Any]
     partition_columns: tuple[tuple[str, str], ...]
     shards: tuple[CommittedShard, ...]
+    columns: Mapping[str, Any] | None = None
 
     def dumps(self) -> str:
         """Returns the manifest as JSON text."""
-        return (
-            json.dumps({"format_version": COMMIT_FORMAT_VERSION, **asdict(self)}, indent=1) + "\n"
-        )
+        data = {"format_version": COMMIT_FORMAT_VERSION, **asdict(self)}
+        if self.columns is None:
+            del data["columns"]
+        return json.dumps(data, indent=1) + "\n"
 
     @classmethod
     def loads(cls, text: str, origin: str) -> Committed:
@@ -97,12 +101,14 @@ class Committed:
                 lowering=data.pop("lowering"),
                 partition_columns=tuple((n, t) for n, t in data.pop("partition_columns")),
                 shards=tuple(_parse_shard(item) for item in data.pop("shards")),
+                columns=_check_columns(data.pop("columns", None)),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InputDataError(
                 f"{origin} is damaged",
                 received=repr(error),
-                fix="write the directory again; the shards themselves are not affected",
+                fix="overwrite the directory; or delete this one file: the shards are sound, "
+                "readers then infer their schema, and an append begins a new manifest",
             ) from error
 
 
@@ -111,6 +117,13 @@ def _parse_feature(item: dict[str, Any]) -> WireFeature:
     if feature.kind not in get_args(Kind):
         raise ValueError(f"feature {feature.name!r} of kind {feature.kind!r}")
     return feature
+
+
+def _check_columns(columns: Any) -> Mapping[str, Any] | None:
+    fields = [] if columns is None else columns["fields"]
+    if not all(isinstance(f, dict) and "type" in f and isinstance(f["name"], str) for f in fields):
+        raise ValueError(f"columns {columns!r}")
+    return None if columns is None else dict(columns)
 
 
 def _parse_shard(item: dict[str, Any]) -> CommittedShard:

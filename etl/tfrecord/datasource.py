@@ -25,6 +25,7 @@ from etl.tfrecord.options import parse_write_options
 from etl.tfrecord.publishing.commit import TaskResult
 from etl.tfrecord.publishing.committer import build_committer
 from etl.tfrecord.read_options import parse_read_options
+from etl.tfrecord.spark.columns import describe_columns
 from etl.tfrecord.spark.schema import to_arrow_schema
 from etl.tfrecord.write_plan import WritePlan, plan_write
 
@@ -68,7 +69,8 @@ class TFRecordWriter(DataSourceArrowWriter):
         attempt = f"{name}-attempt-{context.taskAttemptId()}"
         stem = name if options.deterministic_names else f"{name}-{job_id}"
         with build_committer(options).hold_attempt(job_id, attempt) as root:
-            shards = TaskSink(root, stem, options, self._plan.source).write_all(iterator)
+            sink = TaskSink(root, stem, options, self._plan.source)
+            shards = sink.write_all(iterator, f"Spark partition {partition}")
         return TaskMessage(TaskResult(partition, attempt, shards))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -125,7 +127,8 @@ class TFRecordDataSource(DataSource):
         """
         options = parse_write_options(self.options, overwrite)
         types = {field.name: field.dataType.simpleString() for field in schema.fields}
-        plan = plan_write(to_arrow_schema(schema), options, types)
+        columns = describe_columns(schema, options)
+        plan = plan_write(to_arrow_schema(schema), options, types, columns)
         build_committer(options).begin(plan.job)
         return TFRecordWriter(plan)
 
@@ -161,8 +164,20 @@ def _register(spark: SparkSession, source: type[DataSource]) -> None:
         spark.dataSource.register(source)
 
 
+def _activate(spark: SparkSession) -> None:
+    """Makes the session that of this thread: a write looks formats up in no other.
+
+    Spark does so by itself in the thread that built the session alone.
+    """
+    jvm: Any = spark._jvm
+    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
+
+
 def register_tfrecord(spark: SparkSession) -> None:
     """Registers `format("tfrecord")` and `format("sluice")` in a session; twice does no harm.
+
+    A thread other than that in which the session was built calls it before `df.write.format(...)`
+    there: Spark does not find any Python data source in it otherwise.
 
     Warns where a JVM connector on the class path claims the first name: Spark then prefers that
     one, and `sluice` is the name to use.
@@ -170,6 +185,7 @@ def register_tfrecord(spark: SparkSession) -> None:
     Args:
         spark: Session to register in.
     """
+    _activate(spark)
     _register(spark, SluiceDataSource)
     provider = _find_jvm_provider(spark, TFRecordDataSource.name())
     if provider is not None:

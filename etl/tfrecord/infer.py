@@ -112,6 +112,11 @@ class FeatureSurvey:
             survey.update(block, name)
         self.records += len(block.index)
 
+    def names(self) -> list[str]:
+        """Names of all features found so far, also of those that never held a value."""
+        keys = [key for survey in self._maps for key in survey.found]
+        return [key.decode("utf-8", errors="replace") for key in keys]
+
     def features(self) -> list[WireFeature]:
         """Returns the features found so far, in the order in which they first occurred.
 

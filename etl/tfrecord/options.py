@@ -46,7 +46,7 @@ _WRITE_OPTIONS = (
     "saveMode",
     "statistics", "writeLocality", *LOWERING_OPTIONS,
 )  # fmt: skip
-_SAVE_MODES: Mapping[str, SaveMode] = {
+SAVE_MODES: Mapping[str, SaveMode] = {
     "append": "append",
     "overwrite": "overwrite",
     "errorifexists": "errorifexists",
@@ -126,7 +126,7 @@ def parse_choice(options: Mapping[str, str], name: str, choices: Mapping[str, ob
         f"bad value of TFRecord option {name!r}",
         received=repr(value),
         allowed=", ".join(choice for choice in choices if choice),
-        fix=did_you_mean(value, choices),
+        fix=did_you_mean(value, filter(None, choices)),
     )
 
 
@@ -189,7 +189,7 @@ def _parse_mode(options: Mapping[str, str], overwrite: bool) -> SaveMode:
     """The save mode: Spark's own, or one that Spark does not let through."""
     if "savemode" not in options:
         return "overwrite" if overwrite else "append"
-    mode: SaveMode = parse_choice(options, "saveMode", _SAVE_MODES)  # type: ignore[assignment]
+    mode: SaveMode = parse_choice(options, "saveMode", SAVE_MODES)  # type: ignore[assignment]
     if overwrite != (mode == "overwrite"):
         raise ConfigError(
             "TFRecord option 'saveMode' contradicts the save mode of the write",

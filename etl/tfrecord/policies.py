@@ -78,6 +78,7 @@ class LoweringOptions:
         return path
 
 
+_COLUMNS_EXAMPLE = 'JSON such as {"price": {"float64": "cast"}}'
 # Option names by field, as users write them.
 _POLICY_OPTIONS: Mapping[str, str] = {
     "float64": "float64",
@@ -119,19 +120,21 @@ def parse_lowering_options(given: Mapping[str, str]) -> LoweringOptions:
         option: given[option.lower()] for option in _POLICY_OPTIONS if option.lower() in given
     }
     if "mapKeys" in policies:
-        policies["mapKeys"] = _parse_json("mapKeys", policies["mapKeys"])
+        policies["mapKeys"] = parse_json_option(
+            "mapKeys", policies["mapKeys"], 'a JSON list of keys, such as ["clicks", "views"]'
+        )
     default = _parse_policy(policies, ColumnPolicy(), "")
     layout = {
         field: _parse_choice(option, given[option.lower()], field, LoweringOptions)
         for option, field in _LAYOUT_OPTIONS.items()
         if option.lower() in given
     }
-    columns = _parse_json("columns", given.get("columns", "{}"))
+    columns = parse_json_option("columns", given.get("columns", "{}"), _COLUMNS_EXAMPLE)
     if not isinstance(columns, dict) or not all(isinstance(v, dict) for v in columns.values()):
         raise ConfigError(
             "TFRecord option 'columns' is not an object of objects",
             received=given["columns"],
-            allowed='JSON such as {"price": {"float64": "cast"}}',
+            allowed=_COLUMNS_EXAMPLE,
         )
     return LoweringOptions(
         default=default,
@@ -143,12 +146,22 @@ def parse_lowering_options(given: Mapping[str, str]) -> LoweringOptions:
     )
 
 
-def _parse_json(option: str, text: str) -> Any:
+def parse_json_option(option: str, text: str, allowed: str) -> Any:
+    """Parses the value of an option that is JSON.
+
+    Args:
+        option: Its name.
+        text: Its value.
+        allowed: What it should look like.
+
+    Raises:
+        ConfigError: It is not JSON; says where that ends.
+    """
     try:
         return json.loads(text)
     except ValueError as error:
         raise ConfigError(
-            f"TFRecord option {option!r} is not JSON", received=text, allowed=str(error)
+            f"TFRecord option {option!r} is not JSON: {error}", received=text, allowed=allowed
         ) from error
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -21,10 +20,11 @@ from etl.tfrecord.options import (
     parse_record_type,
     resolve_local_path,
 )
-from etl.tfrecord.policies import LOWERING_OPTIONS
+from etl.tfrecord.policies import LOWERING_OPTIONS, parse_json_option
 from etl.tfrecord.record_types import RecordType
 from etl.tfrecord.storage import Settings
 
+_WHERE_EXAMPLE = 'JSON such as {"date": ["2026-01-01", "2026-01-02"]}'
 OnCorrupt = Literal["fail", "skip", "quarantine"]
 
 SPLIT_BYTES = 128 << 20
@@ -32,7 +32,7 @@ INFER_RECORDS = 10_000
 
 _READ_OPTIONS = (
     *COMMON_OPTIONS, "paths", "basePath", "recursiveFileLookup", "onCorrupt", "quarantinePath",
-    "splitBytes", "minPartitions", "inferRecords", "where", *LOWERING_OPTIONS,
+    "splitBytes", "minPartitions", "inferRecords", "readAs", "where", *LOWERING_OPTIONS,
 )  # fmt: skip
 
 
@@ -54,6 +54,8 @@ class ReadOptions:
         min_partitions: Partitions to make at least, where the files allow it; None for one per CPU
             of the driver.
         infer_records: Records to infer a schema from, None for all.
+        reads_features: Whether a schema from the manifest is that of the features on the wire, not
+            of the columns that were written.
         where: Allowed values, as text, by partition column.
         lowering: Options that say how columns became features, by lower-case name.
         settings: How to reach object stores.
@@ -69,6 +71,7 @@ class ReadOptions:
     split_bytes: int = SPLIT_BYTES
     min_partitions: int | None = None
     infer_records: int | None = INFER_RECORDS
+    reads_features: bool = False
     where: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
     lowering: Mapping[str, str] = field(default_factory=dict)
     settings: Settings = ()
@@ -105,6 +108,8 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         split_bytes=parse_count(given, "splitBytes") or SPLIT_BYTES,
         min_partitions=parse_count(given, "minPartitions"),
         infer_records=_parse_infer_records(given),
+        reads_features="readas" in given
+        and bool(parse_choice(given, "readAs", {"columns": False, "features": True})),
         where=_parse_where(given),
         lowering={name: value for name, value in given.items() if name in lowering},
         settings=settings,
@@ -128,7 +133,7 @@ def _parse_paths(given: Mapping[str, str], settings: Settings) -> tuple[str, ...
     """The path of `load("a")`, or the paths of `load(["a", "b"])`, which Spark hands as JSON."""
     if "path" in given or "paths" not in given:
         return (parse_path(given.get("path", ""), settings)[0],)
-    paths = _parse_json(given, "paths")
+    paths = parse_json_option("paths", given["paths"], "a JSON list of paths")
     if not isinstance(paths, list) or not paths or not all(isinstance(p, str) for p in paths):
         raise ConfigError("option 'paths' is no list of paths", received=given["paths"])
     return tuple(parse_path(path, settings)[0] for path in paths)
@@ -147,26 +152,15 @@ def _parse_infer_records(given: Mapping[str, str]) -> int | None:
     return parse_count(given, "inferRecords") or INFER_RECORDS
 
 
-def _parse_json(given: Mapping[str, str], name: str) -> object:
-    try:
-        return json.loads(given[name.lower()])
-    except ValueError as error:
-        raise ConfigError(
-            f"TFRecord option {name!r} is not JSON",
-            received=given[name.lower()],
-            allowed=str(error),
-        ) from error
-
-
 def _parse_where(given: Mapping[str, str]) -> dict[str, tuple[str | None, ...]]:
     if "where" not in given:
         return {}
-    where = _parse_json(given, "where")
+    where = parse_json_option("where", given["where"], _WHERE_EXAMPLE)
     if not isinstance(where, dict) or not all(isinstance(v, list) for v in where.values()):
         raise ConfigError(
             "TFRecord option 'where' does not list values by partition column",
             received=given["where"],
-            allowed='JSON such as {"date": ["2026-01-01", "2026-01-02"]}',
+            allowed=_WHERE_EXAMPLE,
         )
     return {
         name: tuple(value if value is None else _as_text(value) for value in values)

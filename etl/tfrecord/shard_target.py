@@ -8,6 +8,7 @@ import uuid
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
+from conf.dataset import sync_directory
 from etl.tfrecord.publishing.folders import make_folders
 from etl.tfrecord.side_index import index_path
 from etl.tfrecord.storage import Storage
@@ -154,12 +155,3 @@ def open_target(root: Path | Storage, path: str, has_index: bool) -> ShardTarget
         return StoredTarget(root, path, side)
     make_folders(root, [path, *([side] if side else [])])
     return LocalTarget(root / path, root / side if side else None)
-
-
-def sync_directory(directory: Path) -> None:
-    """Makes renames in a directory durable."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

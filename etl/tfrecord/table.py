@@ -19,6 +19,7 @@ from etl.tfrecord.lowering import plan_lowering
 from etl.tfrecord.policies import LoweringOptions
 from etl.tfrecord.raising import plan_raising
 from etl.tfrecord.record_types import RecordType
+from etl.tfrecord.row_places import locate_rows
 from etl.tfrecord.writer import ShardOptions, ShardWriter
 
 BYTE_ARRAY_COLUMN = "byteArray"  # as the JVM connectors name it
@@ -58,6 +59,7 @@ class TableWriter:
         options = options or ShardOptions()
         self._lowering = plan_lowering(schema, options.record_type, lowering or LoweringOptions())
         self._writer = ShardWriter(path, self._lowering.schema, options)
+        self._rows = 0
 
     def __enter__(self) -> Self:
         self._writer.__enter__()
@@ -69,7 +71,9 @@ class TableWriter:
         Raises:
             InputDataError: A value that does not fit; names the column and the row.
         """
-        self._writer.write(self._lowering.apply(batch))
+        with locate_rows(batch, self._rows, "the table"):
+            self._writer.write(self._lowering.apply(batch))
+        self._rows += batch.num_rows
 
     @property
     def info(self) -> ShardInfo:
@@ -170,7 +174,10 @@ def read_table_batches(
     def read() -> Iterator[pa.RecordBatch]:
         for path in paths:
             for block in read_record_blocks(path):
-                yield raising.apply(decoder.decode_block(block, str(path)), str(path))
+                batch = decoder.decode_block(block, str(path))
+                with locate_rows(batch, block.first_record, "the file"):
+                    raised = raising.apply(batch, str(path))
+                yield raised
 
     return target, read()
 

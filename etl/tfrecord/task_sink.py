@@ -18,6 +18,7 @@ from etl.tfrecord.partition_split import PartitionValues, split_partitions
 from etl.tfrecord.partitions import partition_path
 from etl.tfrecord.publishing.written_shard import TaskShard
 from etl.tfrecord.rolling import RollingWriter, ShardPlan
+from etl.tfrecord.row_places import locate_rows
 from etl.tfrecord.shard_file import ShardOptions
 from etl.tfrecord.storage import Storage
 from etl.tfrecord.write_plan import read_pipeline
@@ -79,11 +80,14 @@ class TaskSink:
         self._counters: dict[PartitionValues, Iterator[int]] = {}
         self._shards: list[TaskShard] = []
 
-    def write_all(self, batches: Iterator[pa.RecordBatch]) -> tuple[TaskShard, ...]:
+    def write_all(
+        self, batches: Iterator[pa.RecordBatch], place: str = "the rows"
+    ) -> tuple[TaskShard, ...]:
         """Writes all rows; without any, no file.
 
         Args:
             batches: Batches of one schema.
+            place: What to call all of them in an error.
 
         Returns:
             The files, by partition value and number.
@@ -92,10 +96,12 @@ class TaskSink:
             InputDataError: A value that the wire cannot carry.
             OSError: A file cannot be written.
         """
+        first_row = 0
         try:
             for batch in batches:
                 if batch.num_rows:
-                    self._write(batch)
+                    self._write(batch, first_row, place)
+                first_row += batch.num_rows
             while self._writers:
                 self._retire()
         except BaseException:
@@ -104,7 +110,7 @@ class TaskSink:
             raise
         return tuple(sorted(self._shards, key=lambda item: item.shard.info.path))
 
-    def _write(self, batch: pa.RecordBatch) -> None:
+    def _write(self, batch: pa.RecordBatch, first_row: int, place: str) -> None:
         names = self._options.partition_by
         keys = [batch.column(name) for name in names]
         if self._pipeline is not None:
@@ -113,10 +119,16 @@ class TaskSink:
         if self._encoder is None:
             self._plan_records(batch.schema)
         if self._lower is not None:
-            batch = self._lower(batch)
+            with locate_rows(batch, first_row, place):
+                batch = self._lower(batch)
         pieces = split_partitions(batch, keys) if names else [((), batch)]
         for values, rows in pieces:
-            self._find_writer(values).write(rows)
+            with locate_rows(rows, None if names else first_row, self._describe(place, values)):
+                self._find_writer(values).write(rows)
+
+    def _describe(self, place: str, values: PartitionValues) -> str:
+        directory = partition_path(self._options.partition_by, values)
+        return f"{place} in {directory}" if directory else place
 
     def _plan_records(self, schema: pa.Schema) -> None:
         """Plans by the batches' own types, which settings of the session may vary."""

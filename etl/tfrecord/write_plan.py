@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +41,10 @@ class WritePlan:
 
 
 def plan_write(
-    schema: pa.Schema, options: WriteOptions, partition_types: dict[str, str] | None = None
+    schema: pa.Schema,
+    options: WriteOptions,
+    partition_types: dict[str, str] | None = None,
+    columns: Mapping[str, Any] | None = None,
 ) -> WritePlan:
     """Checks a schema against the options, and describes what will be written.
 
@@ -48,6 +52,7 @@ def plan_write(
         schema: Columns of the rows.
         options: Options of the write.
         partition_types: Spark's simple type name by partition column.
+        columns: Columns for the manifest, see `Committed`; None where it is to hold none.
 
     Raises:
         ConfigError: Columns that the wire cannot carry or partitions cannot be made of, all of
@@ -69,6 +74,7 @@ def plan_write(
             (name, (partition_types or {})[name]) for name in options.partition_by
         ),
         shards=(),
+        columns=None if lowering.renames is None else columns,
     )
     job_id = options.job_id or uuid.uuid4().hex
     job = JobPlan(job_id, options.mode, options.replaces_partitions, description)

@@ -50,15 +50,15 @@ def resolve_names(outputs: list[Output], options: LoweringOptions) -> tuple[list
             if count > 1
         ]
         return wanted, problems
-    names: list[str] = []
+    names: dict[str, None] = {}
     taken = set(wanted)
     for name in wanted:
         number, free = 1, name
         while free in names or (free != name and free in taken):
             number += 1
             free = f"{name}_{number}"
-        names.append(free)
-    return names, problems
+        names[free] = None
+    return list(names), problems
 
 
 def check_policies(options: LoweringOptions, meanings: Mapping[str, set[str]]) -> list[str]:
@@ -104,6 +104,4 @@ def _contradictions(policy: ColumnPolicy) -> list[str]:
         texts.append("option default needs nulls=default or nullElements=default")
     if policy.map_keys and policy.maps != "keys":
         texts.append("option mapKeys needs maps=keys")
-    if policy.maps == "keys" and not policy.map_keys:
-        texts.append("maps=keys needs option mapKeys")
     return texts

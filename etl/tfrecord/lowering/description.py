@@ -59,12 +59,31 @@ def read_description(
             for name, group in description.get("slots", {}).items()
         }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InputDataError(
-            "the manifest's account of the columns is damaged",
-            received=repr(error),
-            fix="write the directory again, or read it with a schema and options of your own",
-        ) from error
+        raise _damaged(error) from error
     return options, slots
+
+
+def read_renames(description: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Reads what `nameCollisions=rename` did; see `Lowering.renames`.
+
+    Raises:
+        InputDataError: It is not of that form.
+    """
+    try:
+        return {
+            str(column): {str(wanted): str(name) for wanted, name in names.items()}
+            for column, names in description.get("renamed", {}).items()
+        }
+    except AttributeError as error:
+        raise _damaged(error) from error
+
+
+def _damaged(error: Exception) -> InputDataError:
+    return InputDataError(
+        "the manifest's account of the columns is damaged",
+        received=repr(error),
+        fix="write the directory again, or read it with a schema and options of your own",
+    )
 
 
 def _read_policy(given: Mapping[str, Any]) -> ColumnPolicy:

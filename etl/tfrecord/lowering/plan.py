@@ -43,6 +43,26 @@ class Lowering:
         return {} if self.packing is None else self.packing.slots
 
     @property
+    def renames(self) -> dict[str, dict[str, str]] | None:
+        """By column, the names that its features got by `nameCollisions=rename`.
+
+        Each by the name that it would have had; None where two parts of one column had the same,
+        so that none could tell which is which.
+        """
+        names, _ = resolve_names([o for node in self.nodes for o in node.outputs], self.options)
+        final, seen = iter(names), set()
+        renames: dict[str, dict[str, str]] = {}
+        for column, node in zip(self.source.names, self.nodes, strict=True):
+            for wanted in (output.name for output in node.outputs):
+                if (column, wanted) in seen:
+                    return None
+                seen.add((column, wanted))
+                name = next(final)
+                if name != wanted:
+                    renames.setdefault(column, {})[wanted] = name
+        return renames
+
+    @property
     def is_identity(self) -> bool:
         """Whether batches go out as they come in."""
         return self.source is self.schema
@@ -67,9 +87,6 @@ class Lowering:
         arrays = [array for node, column in pairs for array in node.apply(column)]
         if self.packing is not None:
             arrays = self.packing.apply(arrays, batch.num_rows)
-        if not arrays:
-            rows = pa.StructArray.from_buffers(pa.struct([]), batch.num_rows, [None])
-            return pa.RecordBatch.from_struct_array(rows)
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _conform(self, batch: pa.RecordBatch) -> list[pa.Array]:
@@ -93,8 +110,9 @@ class Lowering:
     def describe(self) -> dict[str, Any]:
         """What reading back needs, as JSON; see `description.read_description`."""
         binary = [f.name for f in self.schema if is_binary(f.type) and f.name not in self.slots]
+        extras = {"binary": binary, "renamed": self.renames}
         description = write_description(self.options, self.slots)
-        return {**description, "binary": binary} if binary else description
+        return {**description, **{name: value for name, value in extras.items() if value}}
 
 
 def plan_lowering(

@@ -28,14 +28,16 @@ class Prepacked:
     Attributes:
         order: All columns as they were, partition columns left out.
         packed: Columns by packed feature, in their order; all that belong there.
+        types: Spark's name for the type that each of these had.
     """
 
     order: tuple[str, ...] = ()
     packed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    types: Mapping[str, str] = field(default_factory=dict)
 
     def dumps(self) -> str:
         """Returns it as JSON, for an option."""
-        return json.dumps({"order": self.order, "packed": self.packed})
+        return json.dumps({"order": self.order, "packed": self.packed, "types": self.types})
 
     @classmethod
     def loads(cls, text: str) -> Prepacked:
@@ -49,7 +51,7 @@ class Prepacked:
             packed = {name: tuple(columns) for name, columns in data["packed"].items()}
             if not set(packed) <= set(_TYPES):
                 raise ValueError(f"no packed feature of numbers: {', '.join(packed)}")
-            return cls(tuple(data["order"]), packed)
+            return cls(tuple(data["order"]), packed, dict(data["types"]))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 "bad value of TFRecord option 'prepacked'",

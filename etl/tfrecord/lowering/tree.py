@@ -42,9 +42,7 @@ class Planner:
         try:
             return self._plan(path, column, self.options.policy(path))
         except UnfitError as error:
-            spark_type = (column.metadata or {}).get(b"sluice.spark_type")
-            shown = spark_type.decode() if spark_type else column.type
-            self.problems.append(f"{path} ({shown}): {error}")
+            self.problems.append(error.describe(path, column))
             return None
 
     def join(self, path: str, name: str) -> str:
@@ -56,6 +54,8 @@ class Planner:
             return self._plan_vector(path, policy)
         if pa.types.is_struct(column.type):
             self.meanings.setdefault(path, set())
+            if not column.type.num_fields:
+                raise UnfitError("a struct without fields holds nothing: drop it")
             children = [self.plan(self.join(path, f.name), f) for f in column.type]
             return FlattenStruct(tuple(child for child in children if child is not None))
         if pa.types.is_map(column.type):
@@ -137,7 +137,7 @@ class Planner:
 
     def _plan_map_keys(self, path: str, data_type: pa.DataType, policy: ColumnPolicy) -> Node:
         if not policy.map_keys:
-            raise UnfitError("maps=keys needs the keys: option mapKeys")
+            raise UnfitError("maps=keys needs option mapKeys, the keys")
         key_type = data_type.key_type
         if pa.types.is_dictionary(key_type):
             key_type = key_type.value_type

@@ -27,6 +27,16 @@ def is_binary(data_type: pa.DataType) -> bool:
 class UnfitError(ValueError):
     """A type that the wire cannot carry under the policies; the message says what would mend it."""
 
+    def describe(self, path: str, column: pa.Field) -> str:
+        """One sentence on a column or field, which is named by its Spark type where that is known.
+
+        Args:
+            path: Its name, with those of the structs around it.
+            column: Its Arrow form.
+        """
+        spark_type = (column.metadata or {}).get(b"sluice.spark_type")
+        return f"{path} ({spark_type.decode() if spark_type else column.type}): {self}"
+
 
 def plan_value(data_type: pa.DataType, policy: ColumnPolicy, in_place: bool) -> ValueRule:
     """Picks the conversion of values that are no lists, structs or maps.

@@ -12,6 +12,9 @@ from conf.errors import ConfigError
 from etl.tfrecord.committed import Committed
 from etl.tfrecord.features import Kind, WireFeature
 
+# Policies by which a column's features differ, not only the values in them.
+_READING_POLICIES = ("dates", "timestamps", "maps", "map_keys", "vectors")
+
 
 def describe_features(schema: pa.Schema, record_type: str) -> tuple[WireFeature, ...]:
     """Features that columns become on the wire.
@@ -76,7 +79,35 @@ def merge_description(old: Committed | None, new: Committed, directory: object) 
     binary = {*old.lowering.get("binary", ()), *new.lowering.get("binary", ())}
     lowering = {**new.lowering, **({"binary": sorted(binary)} if binary else {})}
     features = (*old.features, *added)
-    return replace(new, features=features, lowering=lowering, shards=old.shards)
+    columns = _merge_columns(old, new)
+    return replace(new, features=features, lowering=lowering, shards=old.shards, columns=columns)
+
+
+def _merge_columns(old: Committed, new: Committed) -> Mapping[str, Any] | None:
+    """Columns that hold for both, where both turned them into features by the same rules.
+
+    One that had two types is left out: it is read as its feature.
+    """
+    is_alike = _reading_rules(old.lowering) == _reading_rules(new.lowering)
+    if old.columns is None or new.columns is None or not is_alike:
+        return None
+    fields = {field["name"]: field for field in old.columns["fields"]}
+    for field in new.columns["fields"]:
+        known = fields.setdefault(field["name"], field)
+        if known is not None and known["type"] != field["type"]:
+            fields[field["name"]] = None
+    return {**old.columns, "fields": [field for field in fields.values() if field is not None]}
+
+
+def _reading_rules(lowering: Mapping[str, Any]) -> Any:
+    """What of a description decides how features are read back."""
+    policies = {"": lowering.get("policy", {}), **lowering.get("columns", {})}
+    rules = {
+        name: {key: policy[key] for key in _READING_POLICIES if key in policy}
+        for name, policy in policies.items()
+    }
+    separator = lowering.get("struct_separator", ".")
+    return rules, separator, lowering.get("slots", {}), lowering.get("renamed", {})
 
 
 def _traits(committed: Committed) -> dict[str, Any]:

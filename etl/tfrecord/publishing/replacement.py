@@ -16,10 +16,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from conf.dataset import sync_directory
 from etl.tfrecord.committed import COMMIT_FILE
 from etl.tfrecord.publishing.folders import list_folders, make_folders
 from etl.tfrecord.publishing.modes import SUCCESS_FILE
-from etl.tfrecord.shard_target import sync_directory
 
 PUBLISHING_PREFIX = "_publishing-"
 

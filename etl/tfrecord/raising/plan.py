@@ -11,6 +11,7 @@ from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.features import WireFeature
 from etl.tfrecord.lowering.packing import Slot
 from etl.tfrecord.policies import LoweringOptions
+from etl.tfrecord.raising.names import FeatureNames
 from etl.tfrecord.raising.nodes import Node
 from etl.tfrecord.raising.planner import Planner
 
@@ -62,6 +63,7 @@ def plan_raising(
     record_type: str,
     options: LoweringOptions | None = None,
     slots: Mapping[str, tuple[Slot, ...]] | None = None,
+    names: FeatureNames | None = None,
 ) -> Raising:
     """Plans how features become the columns of a schema.
 
@@ -71,12 +73,14 @@ def plan_raising(
         options: How dates, timestamps, maps, vectors and structs were written; None for the
             defaults.
         slots: What lies where in packed features.
+        names: What the features are called; None where every column goes by its own name.
 
     Raises:
         ConfigError: Columns that cannot be read, all of them in one message.
     """
-    planner = Planner(record_type, options or LoweringOptions(), slots or {})
-    nodes = [planner.plan(field.name, field) for field in target]
+    options = options or LoweringOptions()
+    planner = Planner(record_type, options, slots or {}, names or FeatureNames())
+    nodes = [planner.plan_column(field) for field in target]
     if planner.problems:
         raise ConfigError(
             f"{len(planner.problems)} column(s) cannot be read from tf.train.{record_type}",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import pyarrow as pa
 
@@ -20,6 +22,7 @@ from etl.tfrecord.lowering.tree import (
 from etl.tfrecord.lowering.types import UnfitError
 from etl.tfrecord.lowering.vectors import is_vector
 from etl.tfrecord.policies import ColumnPolicy, LoweringOptions
+from etl.tfrecord.raising.names import FeatureNames
 from etl.tfrecord.raising.nodes import (
     Cut,
     Node,
@@ -45,6 +48,7 @@ class Planner:
         record_type: Record type to be read.
         options: How columns were lowered.
         slots: What lies where in packed features.
+        names: What the features are called.
         features: What is to be decoded so far, by name.
         problems: What cannot be read, one sentence each.
     """
@@ -52,17 +56,35 @@ class Planner:
     record_type: str
     options: LoweringOptions
     slots: Mapping[str, tuple[Slot, ...]]
+    names: FeatureNames
     features: dict[str, WireFeature] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    _column: str = ""
+
+    @cached_property
+    def _places(self) -> dict[str, tuple[str, Cut]]:
+        """Packed feature of each slot, and its place there."""
+        places = {}
+        for packed, slots in self.slots.items():
+            total, start = sum(slot.width for slot in slots), 0
+            for slot in slots:
+                places[slot.name] = packed, Cut(start, slot.width, total, is_list=True)
+                start += slot.width
+        return places
+
+    def plan_column(self, column: pa.Field) -> Node | None:
+        """Plans a column; None, with a problem noted, where it cannot be read."""
+        self._column = column.name
+        with contextlib.suppress(UnfitError):  # told below
+            self._column = self.names.find(column.name)
+        return self.plan(column.name, column)
 
     def plan(self, path: str, column: pa.Field) -> Node | None:
         """Plans a column or a field; None, with a problem noted, where it cannot be read."""
         try:
-            return self._plan(path, column)
+            return self._plan(self.names.find(path), column)
         except UnfitError as error:
-            spark_type = (column.metadata or {}).get(b"sluice.spark_type")
-            shown = spark_type.decode() if spark_type else column.type
-            self.problems.append(f"{path} ({shown}): {error}")
+            self.problems.append(error.describe(path, column))
             return None
 
     def _join(self, path: str, name: str) -> str:
@@ -86,14 +108,14 @@ class Planner:
         if depth > 2 or (depth == 2 and self.record_type != "SequenceExample"):
             raise UnfitError("arrays of arrays are feature lists of record type SequenceExample")
         kind, form = _wire_kind(values, policy)
-        cut, feature = None, WireFeature(path, kind, depth == 1, depth == 2)
-        for packed, slots in self.slots.items():
-            names = [slot.name for slot in slots]
-            if path in names:
-                cut = _plan_cut(slots, names.index(path), depth)
-                if _PACKED_KINDS.get(packed, kind) != kind:
-                    raise UnfitError(f"it was packed into {packed}")
-                feature = WireFeature(packed, kind, True)
+        name = self.names.resolve(self._column, path)
+        cut, feature = None, WireFeature(name, kind, depth == 1, depth == 2)
+        if name in self._places:
+            packed, place = self._places[name]
+            cut = _plan_cut(place, depth)
+            if _PACKED_KINDS.get(packed, kind) != kind:
+                raise UnfitError(f"it was packed into {packed}")
+            feature = WireFeature(packed, kind, True)
         if self.features.setdefault(feature.name, feature) != feature:
             raise UnfitError(f"feature {feature.name} is also wanted in another form")
         return RaisedLeaf(feature.name, target, form, cut, path)
@@ -126,12 +148,10 @@ class Planner:
         return RaisedVector(target, leaves)
 
 
-def _plan_cut(slots: tuple[Slot, ...], number: int, depth: int) -> Cut:
-    width = slots[number].width
-    if depth > 1 or (depth == 0 and width != 1):
-        raise UnfitError(f"its slot holds {width} value(s): read it as an array of values")
-    start = sum(slot.width for slot in slots[:number])
-    return Cut(start, width, sum(slot.width for slot in slots), depth == 1)
+def _plan_cut(place: Cut, depth: int) -> Cut:
+    if depth > 1 or (depth == 0 and place.width != 1):
+        raise UnfitError(f"its slot holds {place.width} value(s): read it as an array of values")
+    return replace(place, is_list=depth == 1)
 
 
 def _wire_kind(data_type: pa.DataType, policy: ColumnPolicy) -> tuple[Kind, str]:

@@ -49,7 +49,9 @@ def pack_columns(frame: DataFrame, config: WriteConfig) -> tuple[DataFrame, Prep
     chosen = {name: tuple(columns) for name, columns in packed.items() if len(columns) > 1}
     if not chosen or any(f.name.startswith("packed.") for f in fields):
         return frame, Prepacked()
-    given = Prepacked(tuple(f.name for f in fields), chosen)
+    types = {f.name: str(f.dataType.jsonValue()) for f in fields}
+    packed_types = {name: types[name] for names in chosen.values() for name in names}
+    given = Prepacked(tuple(types), chosen, packed_types)
     rest = [name for name in frame.columns if name not in given.columns]
     lists = [
         F.array(*(_number(frame, n, _SPARK_TYPES[key], config) for n in names)).alias(key)

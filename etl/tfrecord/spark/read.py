@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pyspark.sql import types as spark_types
 
 from conf.errors import ConfigError, did_you_mean
+from etl.tfrecord.raising.names import find_name
 from etl.tfrecord.read_options import parse_read_options
 from etl.tfrecord.spark.reader import infer_schema
 
@@ -34,7 +35,8 @@ def read_tfrecords(
     Args:
         spark: Session with the format registered.
         path: Files, directories or glob patterns.
-        columns: Columns to read, partition columns among them, in this order; None for all.
+        columns: Columns to read, partition columns among them, in this order, upper or lower case
+            as in Spark; None for all.
         schema: Schema to read by; None to take it from the manifest, or to infer it.
         where: Allowed values by partition column, such as `{"date": ["2026-01-01"]}`.
         **options: Read options of `format("tfrecord")`.
@@ -74,7 +76,8 @@ def _as_option(value: object) -> str:
 
 
 def _select(schema: spark_types.StructType, columns: Sequence[str]) -> spark_types.StructType:
-    unknown = [name for name in columns if name not in schema.names]
+    found = [find_name(name, schema.names) for name in columns]
+    unknown = [name for name, names in zip(columns, found, strict=True) if len(names) != 1]
     if unknown:
         raise ConfigError(
             "no such column(s)",
@@ -82,4 +85,4 @@ def _select(schema: spark_types.StructType, columns: Sequence[str]) -> spark_typ
             allowed=", ".join(schema.names),
             fix=did_you_mean(unknown[0], schema.names),
         )
-    return spark_types.StructType([schema[name] for name in columns])
+    return spark_types.StructType([schema[name] for (name,) in found])

@@ -15,6 +15,7 @@ from etl.tfrecord.input_files import Listing
 from etl.tfrecord.lowering.description import read_description
 from etl.tfrecord.policies import parse_lowering_options
 from etl.tfrecord.raising import Raising, plan_raising
+from etl.tfrecord.raising.names import find_name, read_names
 from etl.tfrecord.read_options import ReadOptions
 from etl.tfrecord.spark.partitions import parse_partition_value
 from etl.tfrecord.spark.read_schema import BYTE_ARRAY_COLUMN, parse_simple_type, resolve_record_type
@@ -30,14 +31,18 @@ class ReadPlan:
         target: Arrow schema that Spark expects.
         features: What to decode.
         raising: From features to data columns; None for raw payloads.
-        partition_names: Partition columns of the files, in their order.
+        partitions: For each partition column of the files, in their order, the column of `target`
+            that it fills, or None.
+        suspects: Features to look for in another case where a file lacks them: no manifest told
+            their names.
     """
 
     record_type: str
     target: pa.Schema
     features: tuple[WireFeature, ...]
     raising: Raising | None
-    partition_names: tuple[str, ...]
+    partitions: tuple[str | None, ...]
+    suspects: frozenset[str] = frozenset()
 
     def complete(
         self, batch: pa.RecordBatch, partition: Sequence[str | None], name: str
@@ -55,9 +60,9 @@ class ReadPlan:
         columns = (self.raising.apply(batch, name) if self.raising else batch).columns
         if not self.target.names:
             return batch
-        if not self.partition_names:
+        if not self.partitions:
             return pa.RecordBatch.from_arrays(columns, schema=self.target)
-        values = dict(zip(self.partition_names, partition, strict=True))
+        values = dict(zip(self.partitions, partition, strict=True))
         data = iter(columns)
         return pa.RecordBatch.from_arrays(
             [
@@ -82,9 +87,9 @@ def plan_read(options: ReadOptions, listing: Listing, schema: spark_types.Struct
         ConfigError: Columns that cannot be read, all of them in one message.
     """
     record_type = resolve_record_type(options, listing)
-    names = tuple(name for name, _ in listing.partition_columns)
+    partitions = _match_partitions(listing, schema.names)
     wanted = _arrow_schema(schema)
-    data = pa.schema([field for field in wanted if field.name not in names])
+    data = pa.schema([field for field in wanted if field.name not in partitions])
     target = pa.schema([field.remove_metadata() for field in wanted])
     if record_type == "ByteArray":
         if data.types not in ([pa.binary()], []):
@@ -94,12 +99,20 @@ def plan_read(options: ReadOptions, listing: Listing, schema: spark_types.Struct
                 allowed=f"struct<{BYTE_ARRAY_COLUMN}:binary>",
             )
         features = tuple(WireFeature(name, "bytes") for name in data.names)
-        return ReadPlan(record_type, target, features, None, names)
-    lowering, slots = read_description(listing.committed.lowering if listing.committed else {})
+        return ReadPlan(record_type, target, features, None, partitions)
+    committed = listing.committed
+    lowering, slots = read_description(committed.lowering if committed else {})
     if options.lowering:
         lowering = parse_lowering_options(options.lowering)
-    raising = plan_raising(data, record_type, lowering, slots)
-    return ReadPlan(record_type, target, raising.features, raising, names)
+    raising = plan_raising(data, record_type, lowering, slots, read_names(committed))
+    suspects = frozenset() if committed else frozenset(f.name for f in raising.features)
+    return ReadPlan(record_type, target, raising.features, raising, partitions, suspects)
+
+
+def _match_partitions(listing: Listing, columns: Sequence[str]) -> tuple[str | None, ...]:
+    """Column that each partition column fills; upper and lower case do not matter, as in Spark."""
+    found = [find_name(name, columns) for name, _ in listing.partition_columns]
+    return tuple(names[0] if names else None for names in found)
 
 
 def partition_types(listing: Listing) -> Mapping[str, pa.DataType]:

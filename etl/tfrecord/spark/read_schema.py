@@ -12,6 +12,7 @@ from etl.tfrecord.features import WireFeature
 from etl.tfrecord.input_files import Listing
 from etl.tfrecord.lowering.description import read_description
 from etl.tfrecord.read_options import ReadOptions
+from etl.tfrecord.spark.columns import restore_columns
 from etl.tfrecord.spark.schema import to_spark_schema
 
 BYTE_ARRAY_COLUMN = "byteArray"  # as the JVM connectors name it
@@ -69,4 +70,7 @@ def _data_schema(options: ReadOptions, listing: Listing) -> spark_types.StructTy
             received=", ".join(options.paths),
             fix="give a schema: spark.read.schema(...)",
         )
-    return to_spark_schema(features, slots, binary=binary)
+    schema = to_spark_schema(features, slots, binary=binary)
+    if options.reads_features or committed is None or committed.record_type != record_type:
+        return schema
+    return restore_columns(schema, committed)

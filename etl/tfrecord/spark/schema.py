@@ -13,7 +13,8 @@ from etl.tfrecord.features import Kind, WireFeature
 from etl.tfrecord.lowering.packing import Slot
 from etl.tfrecord.lowering.vectors import VECTOR_METADATA, VECTOR_STORAGE
 
-_VECTOR_MODULES = ("pyspark.ml.linalg", "pyspark.mllib.linalg")
+# Told by name, so that the ML libraries need not be imported.
+VECTOR_CLASSES = ("pyspark.ml.linalg.VectorUDT", "pyspark.mllib.linalg.VectorUDT")
 SPARK_TYPE_KEY = b"sluice.spark_type"
 
 
@@ -64,9 +65,9 @@ def _to_type(data_type: spark_types.DataType) -> pa.DataType:
 
 
 def _is_vector(data_type: spark_types.DataType) -> bool:
-    """Whether a type is a vector of either ML library, told without importing them."""
+    """Whether a type is a vector of either ML library."""
     kind = type(data_type)
-    return kind.__name__ == "VectorUDT" and kind.__module__ in _VECTOR_MODULES
+    return f"{kind.__module__}.{kind.__name__}" in VECTOR_CLASSES
 
 
 def to_spark_schema(

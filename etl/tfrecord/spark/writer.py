@@ -13,10 +13,11 @@ from conf.errors import ConfigError, did_you_mean
 from etl.failures import translate_failure
 from etl.tfrecord.committed import Committed
 from etl.tfrecord.datasource import SluiceDataSource, register_tfrecord
-from etl.tfrecord.options import parse_write_options
+from etl.tfrecord.options import SAVE_MODES, parse_write_options
 from etl.tfrecord.publishing.committer import build_committer
 from etl.tfrecord.publishing.modes import SaveMode
 from etl.tfrecord.spark.arrangement import arrange_rows
+from etl.tfrecord.spark.columns import describe_columns
 from etl.tfrecord.spark.packing import pack_columns
 from etl.tfrecord.spark.schema import to_arrow_schema
 from etl.tfrecord.write_config import WriteConfig
@@ -25,13 +26,6 @@ from etl.tfrecord.write_plan import WritePlan, plan_write
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_MODES: dict[str, SaveMode] = {
-    "append": "append",
-    "overwrite": "overwrite",
-    "errorifexists": "errorifexists",
-    "error": "errorifexists",
-    "ignore": "ignore",
-}
 _OVERWRITE_MODE = "spark.sql.sources.partitionOverwriteMode"
 
 
@@ -70,7 +64,6 @@ def write_tfrecords(
     if plan.options.mode == "ignore" and holds_output:
         return committer.read() or plan.job.description
     register_tfrecord(spark)
-    _activate(spark)
     spark_mode = "overwrite" if plan.options.mode == "overwrite" else "append"
     options = config.to_options(str(path), plan.options.mode, plan.job.job_id)
     try:
@@ -87,24 +80,15 @@ def write_tfrecords(
     return committer.read() or plan.job.description
 
 
-def _activate(spark: SparkSession) -> None:
-    """Makes the session that of this thread: Spark looks formats up in no other.
-
-    In a thread that never ran a query it would not find the format, registered or not.
-    """
-    jvm: Any = spark._jvm
-    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
-
-
 def _parse_mode(mode: str) -> SaveMode:
-    if mode.lower() not in _MODES:
+    if mode.lower() not in SAVE_MODES:
         raise ConfigError(
             "unknown save mode",
             received=repr(mode),
-            allowed=", ".join(_MODES),
-            fix=did_you_mean(mode, _MODES),
+            allowed=", ".join(SAVE_MODES),
+            fix=did_you_mean(mode, SAVE_MODES),
         )
-    return _MODES[mode.lower()]
+    return SAVE_MODES[mode.lower()]
 
 
 def _resolve(spark: SparkSession, config: WriteConfig, settings: dict[str, Any]) -> WriteConfig:
@@ -127,4 +111,5 @@ def _plan(frame: DataFrame, path: str, mode: SaveMode, config: WriteConfig) -> W
     given = config.to_options(path, mode, uuid.uuid4().hex)
     options = parse_write_options(given, mode == "overwrite")
     types = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
-    return plan_write(to_arrow_schema(frame.schema), options, types)
+    columns = describe_columns(frame.schema, options)
+    return plan_write(to_arrow_schema(frame.schema), options, types, columns)

@@ -13,6 +13,7 @@ from etl.conversion.formats import LibsvmColumns
 from etl.conversion.libsvm import (
     check_libsvm_schema,
     format_libsvm,
+    has_query_ids,
     libsvm_schema,
     read_libsvm,
 )
@@ -131,3 +132,54 @@ def test_agrees_with_an_independent_reader(tmp_path):
         assert row["label"] == float(label)
         assert row["indices"] == [int(pair.split(":")[0]) for pair in pairs]
         assert row["values"] == [float(np.float32(pair.split(":")[1])) for pair in pairs]
+
+
+RANKING = "# queries\n2 qid:3 1:0.5 2:1\n0 qid:3\n1  qid:12 7:2 # tail\n"
+
+
+def test_query_ids_there_and_back(tmp_path):
+    path = tmp_path / "a.libsvm"
+    path.write_text(RANKING)
+    assert has_query_ids(path)
+    schema = libsvm_schema(COLUMNS, has_qid=True)
+    for block_bytes in (3, 1 << 20):
+        batches = read_libsvm(path, COLUMNS, block_bytes, has_qid=True)
+        table = pa.Table.from_batches(batches, schema)
+        assert table.to_pylist() == [
+            {"label": 2.0, "qid": 3, "indices": [1, 2], "values": [0.5, 1.0]},
+            {"label": 0.0, "qid": 3, "indices": [], "values": []},
+            {"label": 1.0, "qid": 12, "indices": [7], "values": [2.0]},
+        ]
+    check_libsvm_schema(schema, COLUMNS)
+    (batch,) = table.combine_chunks().to_batches()
+    assert format_libsvm(batch, COLUMNS) == b"2 qid:3 1:0.5 2:1\n0 qid:3\n1 qid:12 7:2\n"
+    nulled = batch.set_column(1, "qid", pa.array([1, None, 2]))
+    with pytest.raises(InputDataError, match="'qid' has a null"):
+        format_libsvm(nulled, COLUMNS)
+    with pytest.raises(ConfigError, match="--qid"):
+        check_libsvm_schema(schema.set(1, pa.field("qid", pa.string())), COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("text", "has_qid", "message"),
+    [
+        ("1 qid:1 1:1\n1 1:1\n", True, "line 2 .*\n.*no query id"),
+        ("1 qid:1 1:1\n1\n", True, "line 2 .*\n.*no query id"),
+        ("1 1:1\n1 qid:1 1:1\n", False, "line 2 .*\n.*a query id, which the first line lacks"),
+        ("1 qid:x 1:1\n", True, "line 1 .*\n.*a query id that is no whole number"),
+        ("1 qid:1 qid:2\n", True, "line 1 .*\n.*index"),
+    ],
+)
+def test_lines_with_and_without_query_ids_do_not_mix(tmp_path, text, has_qid, message):
+    path = tmp_path / "a.libsvm"
+    path.write_text(text)
+    assert has_query_ids(path) == has_qid
+    with pytest.raises(InputDataError, match=message):
+        list(read_libsvm(path, COLUMNS, has_qid=has_qid))
+
+
+@pytest.mark.parametrize("text", ["", "# all comment", "1 qid:7", "\n# c\n\n1 qid:7 1:1"])
+def test_query_ids_are_told_by_the_first_line(tmp_path, text):
+    path = tmp_path / "a.libsvm"
+    path.write_text(text)
+    assert has_query_ids(path) == ("qid" in text)

@@ -97,3 +97,9 @@ def test_flags_are_true_or_false() -> None:
 def test_reading_detects_compression_unless_told() -> None:
     assert parse_read_options({"path": "/x"}).compression == "auto"
     assert parse_read_options({"path": "/x", "compression": "none"}).compression is None
+
+
+def test_hints_name_no_empty_value() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_write_options({"path": "/x", "compression": "snappy"}, overwrite=False)
+    assert "use one of: deflate, gzip" in str(caught.value)

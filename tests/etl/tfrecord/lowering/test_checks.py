@@ -39,7 +39,7 @@ def policy(**given: Any) -> ColumnPolicy:
         ({"tags": policy(float64="cast")}, r"tags: float64=cast means nothing"),
         ({"price": policy(null_elements="drop")}, r"price: nullElements=drop means nothing"),
         ({"s": policy(float64="cast")}, r"s: float64=cast means nothing"),
-        ({"m": policy(maps="keys")}, r"m: maps=keys needs option mapKeys"),
+        ({"m": policy(maps="keys")}, r"(?s)^1 column.*m \(map.*\): maps=keys needs option mapKeys"),
         ({"m": policy(map_keys=("a",))}, r"m: option mapKeys needs maps=keys"),
         ({"price": policy(default=1)}, r"price: option default needs nulls=default"),
         ({"price": policy(nulls="default", default="x")}, r"price \(double\): default 'x' is no"),
@@ -48,6 +48,15 @@ def policy(**given: Any) -> ColumnPolicy:
 def test_policies_that_make_no_sense(columns: dict[str, ColumnPolicy], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plan(columns)
+
+
+def test_a_struct_without_fields_is_refused_beside_all_else() -> None:
+    hollow = pa.struct([("inner", pa.struct([])), ("n", pa.int64())])
+    schema = pa.schema({"s": hollow, "t": pa.struct([]), "d": pa.date32()})
+    with pytest.raises(ConfigError) as caught:
+        plan_lowering(schema, "Example", LoweringOptions())
+    for part in ("3 column(s)", "s.inner (", "t (", "a struct without fields", "d (date32"):
+        assert part in str(caught.value)
 
 
 def test_policies_that_do() -> None:

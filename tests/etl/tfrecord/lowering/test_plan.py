@@ -144,8 +144,8 @@ def test_batches_may_differ_in_zone_and_nullability_only() -> None:
             lowering.apply(pa.record_batch(other))
 
 
-def test_keeps_rows_where_no_column_is_left() -> None:
-    batch = pa.record_batch({"s": pa.array([{}, {}, {}], pa.struct([]))})
+def test_keeps_rows_where_there_is_no_column() -> None:
+    batch = pa.RecordBatch.from_struct_array(pa.array([{}] * 3, pa.struct([])))
     assert plan_lowering(batch.schema, "Example").apply(batch).num_rows == 3
 
 

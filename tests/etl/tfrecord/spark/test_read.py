@@ -85,6 +85,7 @@ def test_chosen_columns_and_partitions(spark, partitioned: Path) -> None:
         where={"date": [datetime.date(2026, 1, 2)], "country": ["NO"]},
     )  # fmt: skip
     assert frame.collect() == [Row(country="NO", x=2), Row(country="NO", x=20)]
+    assert read_tfrecords(spark, partitioned, columns=["Country", "X"]).columns == ["country", "x"]
     assert read_tfrecords(spark, [partitioned], columns=["date"], schema="date date").count() == 8
     with pytest.raises(ConfigError, match="did you mean 'country'"):
         read_tfrecords(spark, partitioned, columns=["contry"])
