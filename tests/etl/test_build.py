@@ -19,6 +19,7 @@ from conf.errors import InputDataError, UpstreamNotReadyError
 from conf.manifest import Manifest
 from etl.build import build_dataset
 from etl.publish import hold_lock
+from etl.runs import RunRequest
 from etl.tfrecord.decode import WireFeature, read_tfrecords
 from tests.etl.logs import RATINGS, build_config, write_logs
 
@@ -121,7 +122,7 @@ def test_second_build_gives_the_same_bytes_however_spark_partitions(spark, built
     spark.conf.set("spark.sql.shuffle.partitions", "3")
     spark.conf.set("spark.sql.files.maxPartitionBytes", "40")
     try:
-        again = build_dataset(spark, config)
+        again = build_dataset(spark, config, request=RunRequest(force=True))
     finally:
         spark.conf.set("spark.sql.shuffle.partitions", "4")
         spark.conf.unset("spark.sql.files.maxPartitionBytes")
@@ -318,7 +319,7 @@ def test_killed_build_leaves_the_last_version_and_the_next_one_sweeps(spark, tmp
     config = build_config(write_logs(tmp_path / "logs"), root)
     config_file = tmp_path / "build.yaml"
     config_file.write_text(json.dumps(config.resolved()))
-    command = [sys.executable, "-m", "jobs.build_dataset", str(config_file)]
+    command = [sys.executable, "-m", "jobs.build_dataset", str(config_file), "--force"]
     first = build_dataset(spark, config).version
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     versions = root / "small" / "versions"
@@ -331,7 +332,7 @@ def test_killed_build_leaves_the_last_version_and_the_next_one_sweeps(spark, tmp
     assert resolve_version(root / "small") == first
     read_manifest(first)
     assert list(versions.glob(".staging-*"))
-    second = build_dataset(spark, config).version
+    second = build_dataset(spark, config, request=RunRequest(force=True)).version
     assert resolve_version(root / "small") == second != first
     assert not list(versions.glob(".staging-*"))
     assert shard_bytes(first, read_manifest(first)) == shard_bytes(second, read_manifest(second))
