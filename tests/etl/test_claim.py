@@ -36,9 +36,11 @@ def test_only_one_holds_at_a_time(tmp_path):
 
 def test_a_live_holder_is_waited_for_and_then_reported(tmp_path):
     with hold_claim(tmp_path / "c"):
-        with pytest.raises(UpstreamNotReadyError, match="is publishing here"):
-            with hold_claim(tmp_path / "c", wait_s=0.1):
-                pass
+        with (
+            pytest.raises(UpstreamNotReadyError, match="is publishing here"),
+            hold_claim(tmp_path / "c", wait_s=0.1),
+        ):
+            pass
         assert (tmp_path / "c").exists()
 
 

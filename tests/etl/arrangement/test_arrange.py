@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,7 @@ def test_grouped_records_of_a_user_are_adjacent_in_one_shard_by_time_of_the_log(
     places = defaultdict(set)
     for number, shard in enumerate(shards):
         users = [row["user"] for row in shard]
-        changes = sum(a != b for a, b in zip(users, users[1:], strict=False))
+        changes = sum(a != b for a, b in itertools.pairwise(users))
         assert changes == len(set(users)) - 1
         for row in shard:
             places[row["user"]].add(number)
@@ -136,7 +137,10 @@ def test_the_order_is_the_same_however_the_rows_come(records, output):
 
 def test_nulls_and_odd_values_have_partitions_of_their_own(spark):
     rows = [("train", 1, 1, 1, 0, 0, value) for value in (None, "a/b", "null", "")]
-    schema = "__split string, user bigint, item bigint, __position bigint, ts bigint, __event_ts_ms bigint, tag string"
+    schema = (
+        "__split string, user bigint, item bigint, __position bigint, ts bigint, "
+        "__event_ts_ms bigint, tag string"
+    )
     config = make_config(partition_by=["tag"], shards=1)
     found = place(spark.createDataFrame(rows, schema), config)
     assert set(found) == {
