@@ -70,19 +70,24 @@ def write_parquet(export: ParquetExport, shard: str) -> FileInfo:
     import os
     import uuid
 
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     from etl.file_info import describe_file
     from etl.tfrecord.decode import build_decoder, read_batches
+    from etl.tfrecord.feature_lists import flatten_lists
 
     root = Path(export.version)
     target = root / parquet_path(shard)
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
     features, record_type = export.features, export.record_type
     try:
-        with pq.ParquetWriter(temporary, build_decoder(features, record_type).schema) as writer:
+        # Feature lists of one value per step are lists again, as in the other record type.
+        lists = [feature.name for feature in features if feature.is_sequence]
+        empty = pa.RecordBatch.from_pylist([], schema=build_decoder(features, record_type).schema)
+        with pq.ParquetWriter(temporary, flatten_lists(empty, lists).schema) as writer:
             for batch in read_batches(root / shard, features, record_type=record_type):
-                writer.write_batch(batch)
+                writer.write_batch(flatten_lists(batch, lists))
         with temporary.open("rb+") as handle:
             os.fsync(handle.fileno())
         temporary.replace(target)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
@@ -16,21 +14,10 @@ from conf.errors import UpstreamNotReadyError
 from etl.publish import (
     hold_lock,
     new_version_id,
-    publish_version,
-    read_current,
     stage_version,
     sweep_leftovers,
 )
-from tests.conf.manifests import build_manifest
-
-
-def publish(paths: DatasetPaths, version_id: str) -> Path:
-    with stage_version(paths, version_id) as staging:
-        (staging / "train").mkdir()
-        (staging / "train" / "part-0").write_bytes(b"x" * 10)
-        return publish_version(
-            paths, staging, replace(build_manifest(version_id), parent=read_current(paths))
-        )
+from tests.etl.versions.versions import publish
 
 
 def test_published_version_is_current_and_staging_is_gone(tmp_path):

@@ -1,4 +1,4 @@
-"""Lists as feature lists: TensorFlow parses one value per step, and back again they are the same."""
+"""Lists as feature lists: TensorFlow parses one value per step, and back they are the same."""
 
 from __future__ import annotations
 
