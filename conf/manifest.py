@@ -169,6 +169,16 @@ class Manifest:
     exports: tuple[FileInfo, ...] = ()
     format_version: int = MANIFEST_FORMAT_VERSION
 
+    @property
+    def other_files(self) -> tuple[FileInfo, ...]:
+        """All listed files but the shards."""
+        return (*self.encoder_files, *self.exports)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all listed files."""
+        return sum(split.bytes for split in self.splits) + sum(f.bytes for f in self.other_files)
+
     def split(self, name: str) -> SplitInfo:
         """Returns a split by name.
 

@@ -246,7 +246,8 @@ def _count_events(build: _Build, frame: DataFrame) -> EventCounts:
     counts = count_events(frame, config, allow_empty=build.base is not None)
     if dates is None or config.events.time is None:
         return counts
-    return leave_out(counts, count_outside(kept(frame), dates))
+    outside = count_outside(kept(frame), dates)
+    return leave_out(counts, outside, allow_empty=build.base is not None)
 
 
 def _prepare_encoders(build: _Build, events: DataFrame) -> FittedEncoders:

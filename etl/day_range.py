@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from conf.dates import DateRange
+from conf.errors import InputDataError
 from etl.events import EventCounts
 from etl.split import SPLIT_COLUMN
 
@@ -36,12 +37,31 @@ def count_outside(events: DataFrame, dates: DateRange) -> dict[str, int]:
     return {row[SPLIT_COLUMN]: row["count"] for row in rows}
 
 
-def leave_out(counts: EventCounts, outside: Mapping[str, int]) -> EventCounts:
-    """Accounts for events outside the run's days as left out, for that reason."""
+def leave_out(
+    counts: EventCounts, outside: Mapping[str, int], *, allow_empty: bool = False
+) -> EventCounts:
+    """Accounts for events outside the run's days as left out, for that reason.
+
+    Args:
+        counts: Counts of all events.
+        outside: Events outside the days, by split.
+        allow_empty: Whether a split may have none inside.
+
+    Raises:
+        InputDataError: A split that has events has none on the run's days.
+    """
     total = sum(outside.values())
     if not total:
         return counts
     splits = {split: n - outside.get(split, 0) for split, n in counts.splits.items()}
+    empty = [split for split, n in splits.items() if not n]
+    if empty and not allow_empty:
+        raise InputDataError(
+            f"the {' and the '.join(empty)} split would be empty",
+            received=f"{total:,} events lie outside the run's days, all of these splits' too",
+            allowed="at least one record in each split",
+            fix="build more days (--date, --date-to), or move the bounds of `split`",
+        )
     return replace(
         counts,
         splits={split: n for split, n in splits.items() if n},

@@ -69,16 +69,10 @@ def _describe(paths: DatasetPaths, version_id: str, is_current: bool) -> Version
         is_current,
         manifest.created_at,
         {split.name: split.rows for split in manifest.splits},
-        count_bytes(manifest),
+        manifest.bytes,
         _dates(manifest),
         manifest.parent,
     )
-
-
-def count_bytes(manifest: Manifest) -> int:
-    """Bytes of all files that a manifest lists."""
-    others = (*manifest.encoder_files, *manifest.exports)
-    return sum(split.bytes for split in manifest.splits) + sum(file.bytes for file in others)
 
 
 def _dates(manifest: Manifest) -> tuple[str, str] | None:
