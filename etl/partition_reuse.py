@@ -135,7 +135,8 @@ def link_file(source: Path, target: Path) -> None:
 def write_shard_statistics(staging: Path, shards: Sequence[WrittenShard]) -> Path:
     """Writes what a later version needs to merge these shards with its own."""
     path = staging / SHARD_STATISTICS_FILE
-    data = json.dumps({shard.info.path: shard.statistics for shard in shards}, sort_keys=True)
+    # In the order of the features, which merging compares.
+    data = json.dumps({shard.info.path: shard.statistics for shard in shards})
     with path.open("wb") as handle:
         handle.write(gzip.compress(data.encode(), mtime=0))
         handle.flush()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
 from rich.console import Console
 
+from jobs.bench.command import describe_arguments, run_command
 from jobs.bench.etl.logs import LogSize
 from jobs.bench.etl.scale import (
     BAR,
@@ -59,9 +59,7 @@ def check_arguments(parser: argparse.ArgumentParser, arguments: argparse.Namespa
 
 def run(arguments: argparse.Namespace, console: Console) -> Report:
     """Measures what the command line asks for and prints it."""
-    settings = {key: str(value) if isinstance(value, Path) else value
-                for key, value in vars(arguments).items()}  # fmt: skip
-    report = Report({**settings, **describe_machine()})
+    report = Report({**describe_arguments(arguments), **describe_machine()})
     sizes = [LogSize(rows) for rows in sorted(arguments.rows)]
     skewed = [LogSize(rows, is_skewed=True) for rows in sorted(arguments.skewed_rows)]
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
@@ -98,13 +96,7 @@ def _measure(size: LogSize, settings: EtlSettings, report: Report, console: Cons
 
 def main() -> None:
     """Parses the command line and runs."""
-    parser = build_parser()
-    arguments = parser.parse_args()
-    check_arguments(parser, arguments)
-    # A pipe or file has no width of its own, and the tables are wide.
-    report = run(arguments, Console(width=None if sys.stdout.isatty() else 160))
-    if arguments.json is not None:
-        report.write(arguments.json)
+    run_command(build_parser(), check_arguments, run)
 
 
 if __name__ == "__main__":
