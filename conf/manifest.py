@@ -119,8 +119,33 @@ class RowCounts:
 
 
 @dataclass(frozen=True)
+class RunInfo:
+    """The run that made the version.
+
+    Attributes:
+        fingerprint: Of all that decides the content: config, inputs, days, code version.
+        first_day: First day that it was asked to build (`2026-01-31`), or None for no dates.
+        last_day: Last day.
+        days: Fingerprint of the run that made each day's partitions, by day.
+        reused_rows: Records per split that the version shares with its parent.
+    """
+
+    fingerprint: str
+    first_day: str | None = None
+    last_day: str | None = None
+    days: Mapping[str, str] = field(default_factory=dict)
+    reused_rows: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Manifest:
-    """A published dataset version."""
+    """A published dataset version.
+
+    Attributes:
+        parent: Version that was current when this one was built, None for the first.
+        run: The run that made it; None where an earlier release wrote the manifest.
+        exports: Further files: the records as Parquet, statistics of single shards.
+    """
 
     dataset_name: str
     dataset_version: str
@@ -139,7 +164,20 @@ class Manifest:
     code_version: str
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     peak_memory_bytes: Mapping[str, int] = field(default_factory=dict)
+    parent: str | None = None
+    run: RunInfo | None = None
+    exports: tuple[FileInfo, ...] = ()
     format_version: int = MANIFEST_FORMAT_VERSION
+
+    @property
+    def other_files(self) -> tuple[FileInfo, ...]:
+        """All listed files but the shards."""
+        return (*self.encoder_files, *self.exports)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all listed files."""
+        return sum(split.bytes for split in self.splits) + sum(f.bytes for f in self.other_files)
 
     def split(self, name: str) -> SplitInfo:
         """Returns a split by name.
@@ -213,7 +251,7 @@ def _manifest_fields(data: dict[str, Any], origin: str) -> dict[str, Any]:
             f"{origin}: the schema does not match its fingerprint",
             fix="the file was edited or damaged; build the dataset again",
         )
-    source = fields.pop("source")
+    source, run = fields.pop("source"), fields.pop("run", None)
     time_range = source.pop("event_ts_ms_range")
     return {
         **fields,
@@ -224,6 +262,8 @@ def _manifest_fields(data: dict[str, Any], origin: str) -> dict[str, Any]:
         ),
         "keys": DatasetKeys(**fields["keys"]),
         "encoder_files": tuple(FileInfo(**item) for item in fields["encoder_files"]),
+        "exports": tuple(FileInfo(**item) for item in fields.get("exports", ())),
+        "run": None if run is None else RunInfo(**run),
         "source": SourceSnapshot(
             inputs=tuple(InputFile(**item) for item in source.pop("inputs")),
             event_ts_ms_range=None if time_range is None else (time_range[0], time_range[1]),

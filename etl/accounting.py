@@ -28,7 +28,7 @@ def account_rows(
     written = {split.name: split.rows for split in splits}
     short = {split: n - written[split] for split, n in events.splits.items()}
     filtered = config.history is not None and config.history.min_len is not None
-    if min(short.values()) < 0 or (any(short.values()) and not filtered):
+    if min(short.values(), default=0) < 0 or (any(short.values()) and not filtered):
         raise InternalError(
             "the number of records written is not the number of events kept",
             received=written,

@@ -2,123 +2,138 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conf.dataset import DatasetPaths, local_path, write_text_atomic
-from conf.encoders import ENCODERS_FILE, EncoderPlan
-from conf.errors import InputDataError
+from conf.dataset import DatasetPaths, local_path
+from conf.errors import ConfigError, InputDataError
 from conf.etl import BuildConfig
-from conf.manifest import FileInfo, Manifest, SourceSnapshot
+from conf.manifest import Manifest, RunInfo, SourceSnapshot
 from conf.schema import fingerprint
 from etl.accounting import account_rows
+from etl.arrangement import check_partition_columns
 from etl.connector import check_connector
-from etl.encoders.vocabulary import fit_vocabulary, write_vocabulary
-from etl.events import count_events, kept, prepare_events
-from etl.features import FeaturePlan, build_plan, plan_features
+from etl.day_range import count_outside, leave_out
+from etl.encoder_files import FittedEncoders, fit_encoders, take_over_encoders
+from etl.events import EventCounts, count_events, kept, prepare_events
+from etl.features import FeaturePlan, plan_features
+from etl.partition_reuse import check_reusable, check_split_by_day
 from etl.publish import hold_lock, new_version_id, publish_version, stage_version, sweep_leftovers
-from etl.records import (
-    arrange,
-    build_catalog,
-    build_samples,
-    build_users,
-    drop_short_histories,
+from etl.record_stage import RecordStage, Written
+from etl.runs import (
+    Parent,
+    RunRequest,
+    can_compare_inputs,
+    describe_run,
+    find_same_version,
+    fingerprint_run,
+    read_code_version,
+    read_parent,
+    take_same_version,
+    used_sources,
 )
-from etl.shards import write_splits
 from etl.sources import Source, SourceCounts, check_bad_rows, count_rows, read_source
-from etl.split import EVENT_SPLITS, SPLIT_COLUMN, TRAIN
-from etl.tfrecord.crc32c import crc32c
+from etl.split import EVENT_SPLITS
+from etl.stage_clock import StageClock
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 logger = logging.getLogger("sluice.build")
 
-ENCODERS_DIR = "encoders"
 QUARANTINE_DIR = "quarantine"
-
-
-@dataclass
-class StageClock:
-    """Wall time of each stage, logged as it ends."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Times one stage."""
-        logger.info("%s …", name)
-        start = time.monotonic()
-        yield
-        self.seconds[name] = round(time.monotonic() - start, 3)
-        logger.info("%s: %.1f s", name, self.seconds[name])
 
 
 @dataclass(frozen=True)
 class BuildResult:
-    """A published version."""
+    """A published version.
+
+    Attributes:
+        version: Its directory.
+        manifest: Its manifest.
+        is_new: False where a version with the same content was there already.
+    """
 
     version: Path
     manifest: Manifest
+    is_new: bool = True
 
 
 @dataclass(frozen=True)
 class _Build:
-    """What the stages of one build share."""
+    """What the stages of one build share.
+
+    `base` is the version whose other partitions are kept, None where all is built.
+    """
 
     spark: SparkSession
     config: BuildConfig
     plan: FeaturePlan
+    request: RunRequest
     staging: Path
     clock: StageClock
+    base: tuple[Path, Manifest] | None = None
 
 
 def build_dataset(
-    spark: SparkSession, config: BuildConfig, peak_memory: Callable[[], Mapping[str, int]] = dict
+    spark: SparkSession,
+    config: BuildConfig,
+    peak_memory: Callable[[], Mapping[str, int]] = dict,
+    request: RunRequest | None = None,
 ) -> BuildResult:
-    """Builds and publishes a dataset version.
+    """Builds and publishes a dataset version, unless there is one with the same content.
 
     Args:
         spark: Session with the `sluice` format registered.
         config: What to build.
         peak_memory: Called at the end; its figures go into the manifest.
+        request: The days to build, and whether to build although nothing has changed.
 
     Raises:
-        ConfigError: The features do not fit the declared columns, or the session lacks the
-            connector that is to write.
+        ConfigError: The features do not fit the declared columns, the session lacks the
+            connector that is to write, or kept partitions were built by another config.
         InputDataError: A source or split was refused; the last version stays current.
-        UpstreamNotReadyError: Another build of this dataset is running.
+        UpstreamNotReadyError: Another build of this dataset is running, or was faster.
     """
-    plan = plan_features(config)
+    request = request or RunRequest()
+    plan = check_config(config, request)
     if config.output.writer == "connector":
         check_connector(spark)
     paths = DatasetPaths(local_path(config.output.root).resolve(), config.name)
-    digest, code_version = fingerprint(config.resolved()), _code_version()
     with hold_lock(paths):
         for name in sweep_leftovers(paths):
             logger.warning("removed what an interrupted build left: %s", name)
-        version_id = new_version_id(digest)
+        sources = _read_sources(spark, config, request)
+        inputs = tuple(file for source in sources.values() for file in source.files)
+        run = describe_run(fingerprint_run(config, inputs, request.dates), request)
+        parent = read_parent(paths)
+        base = _find_base(paths, config, request, parent)
+        if not request.force and can_compare_inputs(config, inputs):
+            same = find_same_version(paths, parent, run, replaces_days=base is not None)
+            if same is not None:
+                take_same_version(paths, parent, same[0])
+                return BuildResult(*same, is_new=False)
+        version_id = new_version_id(run.fingerprint)
         with stage_version(paths, version_id) as staging:
-            build = _Build(spark, config, plan, staging, StageClock())
-            parts = _run_stages(build)
+            build = _Build(spark, config, plan, request, staging, StageClock(), base)
+            parts = _run_stages(build, sources)
             manifest = Manifest(
                 dataset_name=config.name,
                 dataset_version=version_id,
                 created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-                record_type="Example",
+                record_type=config.output.record_type,
                 compression=config.output.compression,
                 keys=plan.keys,
-                code_version=code_version,
+                code_version=read_code_version(),
                 stage_seconds=build.clock.seconds,
                 peak_memory_bytes=peak_memory(),
+                parent=None if parent is None else parent.version_id,
+                run=_complete_run(run, base, parts.pop("reused_rows")),
                 **parts,
             )
             version = publish_version(paths, staging, manifest)
@@ -126,57 +141,119 @@ def build_dataset(
     return BuildResult(version, manifest)
 
 
-def _run_stages(build: _Build) -> dict[str, Any]:
+def check_config(config: BuildConfig, request: RunRequest) -> FeaturePlan:
+    """Checks all of a config that needs no data, and plans its features.
+
+    Raises:
+        ConfigError: The features or partition columns do not fit the declared columns, or days
+            are to be replaced without naming them.
+    """
+    plan = plan_features(config)
+    check_partition_columns(config, plan.column_types)
+    if config.output.partition_overwrite == "dynamic":
+        check_split_by_day(config)
+        if request.dates is None:
+            raise ConfigError(
+                "output.partition_overwrite: dynamic replaces the days of a run, but none is given",
+                received="no --date",
+                fix="give --date (and --date-to), or --set output.partition_overwrite=static",
+            )
+    return plan
+
+
+def _find_base(
+    paths: DatasetPaths, config: BuildConfig, request: RunRequest, parent: Parent | None
+) -> tuple[Path, Manifest] | None:
+    if config.output.partition_overwrite != "dynamic" or parent is None:
+        return None
+    if parent.manifest is None:
+        raise InputDataError(
+            "the current version, whose other days would be kept, is damaged",
+            received=paths.version(parent.version_id),
+            fix="roll back to an earlier version by `sluice versions rollback`, or build all days "
+            "with --set output.partition_overwrite=static",
+        )
+    check_reusable(config, parent.manifest)
+    return paths.version(parent.version_id), parent.manifest
+
+
+def _complete_run(
+    run: RunInfo, base: tuple[Path, Manifest] | None, reused_rows: Mapping[str, int]
+) -> RunInfo:
+    if base is None:
+        return run
+    earlier = {} if base[1].run is None else base[1].run.days
+    return replace(run, days=dict(sorted({**earlier, **run.days}.items())), reused_rows=reused_rows)
+
+
+def _read_sources(
+    spark: SparkSession, config: BuildConfig, request: RunRequest
+) -> dict[str, Source]:
+    used = used_sources(config)
+    return {
+        name: read_source(spark, name, source, config.data_dir, request.dates)
+        for name, source in config.sources.items()
+        if name in used
+    }
+
+
+def _run_stages(build: _Build, sources: Mapping[str, Source]) -> dict[str, Any]:
     config, clock = build.config, build.clock
     with clock.stage("read sources"):
-        sources = {
-            name: read_source(build.spark, name, source, config.data_dir)
-            for name, source in config.sources.items()
-            if name in _used_sources(config)
-        }
         counts = {name: count_rows(source) for name, source in sources.items()}
         _handle_bad_rows(build, sources, counts)
     with ExitStack() as resources:
         with clock.stage("join and split events"):
             prepared = prepare_events(config, sources)
             resources.callback(prepared.release)
-            event_counts = count_events(prepared.frame, config)
+            event_counts = _count_events(build, prepared.frame)
             events = kept(prepared.frame)
         with clock.stage("fit encoders"):
-            encoder_plan, files, item_tokens = _fit_encoders(build, events)
+            encoders = _prepare_encoders(build, events)
         with clock.stage("write records"):
-            records = _build_records(build, events, sources, item_tokens)
-            splits, statistics = write_splits(
-                records, config, build.staging, build.staging / ENCODERS_DIR
-            )
+            stage = RecordStage(build.spark, config, build.plan, build.staging, build.request.dates)
+            written = stage.write(events, sources, encoders, build.base)
+        if config.output.parquet:
+            with clock.stage("export Parquet"):
+                written = stage.export_parquet(written, encoders)
     return {
-        "splits": splits,
-        "schema": encoder_plan.schema,
-        "encoder_files": files,
-        "encoders_fingerprint": encoder_plan.fingerprint,
-        "statistics": statistics,
-        "label_rate": _label_rate(build.plan, statistics),
+        **_describe(build, encoders, written),
         "source": SourceSnapshot(
             inputs=tuple(file for source in sources.values() for file in source.files),
             event_ts_ms_range=event_counts.event_ts_ms_range,
             config=config.resolved(),
             config_sha256=fingerprint(config.resolved()),
         ),
-        "counts": account_rows(config, counts, event_counts, splits),
+        "counts": account_rows(config, counts, event_counts, written.built),
     }
 
 
-def _code_version() -> str:
-    """Version of this code; sources that were shipped to a cluster as files carry none."""
-    try:
-        return importlib.metadata.version("sluice")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
+def _describe(build: _Build, encoders: FittedEncoders, written: Written) -> dict[str, Any]:
+    return {
+        "splits": written.splits,
+        "schema": encoders.plan.schema,
+        "encoder_files": encoders.files,
+        "encoders_fingerprint": encoders.plan.fingerprint,
+        "statistics": written.statistics,
+        "label_rate": _label_rate(build.plan, written),
+        "exports": written.exports,
+        "reused_rows": written.reused_rows,
+    }
 
 
-def _used_sources(config: BuildConfig) -> set[str | None]:
-    joined = {join.source for join in config.joins}
-    return {config.events.source, config.split.test_source, *joined}
+def _count_events(build: _Build, frame: DataFrame) -> EventCounts:
+    config, dates = build.config, build.request.dates
+    counts = count_events(frame, config, allow_empty=build.base is not None)
+    if dates is None or config.events.time is None:
+        return counts
+    outside = count_outside(kept(frame), dates)
+    return leave_out(counts, outside, allow_empty=build.base is not None)
+
+
+def _prepare_encoders(build: _Build, events: DataFrame) -> FittedEncoders:
+    if build.base is not None:
+        return take_over_encoders(build.base[0], build.plan, build.staging)
+    return fit_encoders(events, build.plan, build.staging)
 
 
 def _handle_bad_rows(
@@ -192,55 +269,11 @@ def _handle_bad_rows(
             source.bad.repartition(1).write.json(str(target))
 
 
-def _fit_encoders(
-    build: _Build, events: DataFrame
-) -> tuple[EncoderPlan, tuple[FileInfo, ...], pa.Table]:
-    """Fits every vocabulary on the train split, and writes the encoders' files."""
-    directory = build.staging / ENCODERS_DIR
-    directory.mkdir()
-    train = events.where(events[SPLIT_COLUMN] == TRAIN)
-    item = next(f for f in build.plan.features if f.name == build.plan.keys.item)
-    specs, item_tokens = [], None
-    for vocabulary in build.plan.vocabularies:
-        table = fit_vocabulary(train, vocabulary.columns, vocabulary.min_count, vocabulary.max_size)
-        logger.info("vocabulary %s: %s tokens", vocabulary.name, f"{table.num_rows:,}")
-        specs.append(write_vocabulary(table, directory / f"{vocabulary.name}.parquet"))
-        if vocabulary.name == build.plan.vocabulary_name(item):
-            item_tokens = table.select(["token"])
-    if item_tokens is None or not item_tokens.num_rows:
-        raise InputDataError(
-            "the vocabulary of the items is empty: nothing could be ranked",
-            received=f"feature {item.name!r}: {item.encoding}",
-            fix="lower `min_count`, or check the log",
-        )
-    plan = build_plan(build.plan, specs)
-    write_text_atomic(directory / ENCODERS_FILE, plan.dumps())
-    files = tuple(
-        _describe(build.staging, path) for path in sorted(directory.iterdir()) if path.is_file()
-    )
-    return plan, files, item_tokens
-
-
-def _describe(root: Path, path: Path) -> FileInfo:
-    data = path.read_bytes()
-    return FileInfo(str(path.relative_to(root)), len(data), f"{crc32c(data):08x}")
-
-
-def _build_records(
-    build: _Build, events: DataFrame, sources: Mapping[str, Source], item_tokens: pa.Table
-) -> DataFrame:
-    config, plan = build.config, build.plan
-    samples = drop_short_histories(build_samples(events, config), config)
-    tokens = build.spark.createDataFrame(item_tokens)
-    catalog = build_catalog(config, plan, sources, tokens)
-    users = build_users(events, config, plan)
-    records = samples.unionByName(catalog, allowMissingColumns=True)
-    return arrange(records.unionByName(users, allowMissingColumns=True), config, plan)
-
-
-def _label_rate(plan: FeaturePlan, statistics: Mapping[str, Any]) -> dict[str, float]:
-    label = plan.keys.label
-    if label is None:
+def _label_rate(plan: FeaturePlan, written: Written) -> dict[str, float]:
+    if plan.keys.label is None:
         return {}
-    rates = {split: statistics[split].get(label, {}).get("mean") for split in EVENT_SPLITS}
+    rates = {
+        split: written.statistics[split].get(plan.keys.label, {}).get("mean")
+        for split in EVENT_SPLITS
+    }
     return {split: float(rate) for split, rate in rates.items() if rate is not None}

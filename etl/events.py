@@ -174,8 +174,15 @@ class EventCounts:
     event_ts_ms_range: tuple[int, int] | None
 
 
-def count_events(events: DataFrame, config: BuildConfig) -> EventCounts:
+def count_events(
+    events: DataFrame, config: BuildConfig, *, allow_empty: bool = False
+) -> EventCounts:
     """Counts kept events per split and dropped ones per reason.
+
+    Args:
+        events: Annotated events.
+        config: The build's config.
+        allow_empty: Whether a split may be empty: single days of a dataset need not have each.
 
     Raises:
         InputDataError: The train or the test split is empty.
@@ -197,7 +204,7 @@ def count_events(events: DataFrame, config: BuildConfig) -> EventCounts:
     splits = {row[SPLIT_COLUMN]: row["n"] for row in good}
     wanted = [s for s in EVENT_SPLITS if s != "validation" or config.split.validation]
     empty = [split for split in wanted if not splits.get(split)]
-    if empty:
+    if empty and not allow_empty:
         raise InputDataError(
             f"the {' and the '.join(empty)} split would be empty",
             received=f"{sum(splits.values()):,} events after joins: {splits or 'none'}; "

@@ -10,15 +10,12 @@ from pyspark.sql import functions as F
 from conf.errors import ConfigError
 from conf.etl import BuildConfig
 from etl.features import SEEN, FeaturePlan
-from etl.history import POSITION_COLUMN, add_history, add_seen, all_seen, build_sequences, latest
+from etl.history import add_history, add_seen, all_seen, build_sequences, latest
 from etl.sources import Source
-from etl.split import ALL_SPLITS, CATALOG, SPLIT_COLUMN, TRAIN, USERS
+from etl.split import CATALOG, SPLIT_COLUMN, TRAIN, USERS
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-
-HASH_COLUMN = "__hash"
-SHARD_COLUMN = "__shard"
+    from pyspark.sql import DataFrame
 
 
 def build_samples(events: DataFrame, config: BuildConfig) -> DataFrame:
@@ -116,38 +113,3 @@ def _check_columns(config: BuildConfig, columns: set[str], key: str, role: str) 
             allowed=", ".join(sorted(known | {key})),
             fix="give the feature the role context, or join a dictionary",
         )
-
-
-def shard_counts(config: BuildConfig) -> dict[str, int]:
-    """Returns the number of shards per split, in the order of their partition ids."""
-    return {
-        split: config.output.shards if split == TRAIN else config.output.eval_shards
-        for split in ALL_SPLITS
-    }
-
-
-def arrange(records: DataFrame, config: BuildConfig, plan: FeaturePlan) -> DataFrame:
-    """Puts each record into its shard and place by a hash of its content.
-
-    The same rows give the same shards in the same order, whatever the number of executors,
-    input blocks or retries; and the order within a split is a global shuffle.
-
-    Returns:
-        The features' raw columns, partitioned by shard and sorted within.
-    """
-    user, item = config.events.user, config.events.item
-    identity = [F.col(SPLIT_COLUMN), F.col(user), F.col(item), F.col(POSITION_COLUMN)]
-    hashed = records.withColumn(HASH_COLUMN, F.xxhash64(F.lit(config.output.seed), *identity))
-    start, shard = 0, F.lit(None).cast("int")
-    for split, count in shard_counts(config).items():
-        inside = F.pmod(F.col(HASH_COLUMN), F.lit(count)).cast("int") + F.lit(start)
-        shard = F.when(F.col(SPLIT_COLUMN) == split, inside).otherwise(shard)
-        start += count
-    arranged = hashed.withColumn(SHARD_COLUMN, shard).repartitionById(start, F.col(SHARD_COLUMN))
-    ordered = arranged.sortWithinPartitions(HASH_COLUMN, user, item, POSITION_COLUMN)
-    return ordered.select(*_raw_columns(plan))
-
-
-def _raw_columns(plan: FeaturePlan) -> list[Column]:
-    names = dict.fromkeys(feature.column for feature in plan.features)
-    return [F.col(name) for name in names]

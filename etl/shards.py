@@ -2,92 +2,140 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conf.etl import BuildConfig
-from conf.manifest import ShardInfo, SplitInfo
+from conf.manifest import ShardInfo
+from conf.schema import FeatureSchema
+from etl.arrangement import ShardCell, ShardPlan
 from etl.connector import ConnectorWrite, write_with_connector
-from etl.records import shard_counts
-from etl.statistics import merge_statistics, summarize_statistics
+from etl.split import ALL_SPLITS
 from etl.tfrecord.committed import read_committed
 from etl.tfrecord.framing import Compression
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+RECORD_COMPRESSIONS: Mapping[str | None, Compression | None] = {
+    None: None, "gzip": "GZIP", "zlib": "ZLIB",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class WrittenShard:
+    """A shard in the version, and the statistics of its features, which merge."""
+
+    info: ShardInfo
+    statistics: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RecordFormat:
+    """How records become shards.
+
+    Attributes:
+        encoders: Directory of the fitted encoders.
+        schema: Features of the records.
+        config: The build's config; its `output` says the rest.
+    """
+
+    encoders: Path
+    schema: FeatureSchema
+    config: BuildConfig
+
+    @property
+    def feature_lists(self) -> tuple[str, ...]:
+        """Features that go into the feature lists of a SequenceExample."""
+        output = self.config.output
+        if output.record_type != "SequenceExample":
+            return ()
+        lists = tuple(spec.name for spec in self.schema.features if spec.is_list)
+        return lists if output.feature_lists is None else output.feature_lists
+
 
 def write_splits(
-    records: DataFrame, config: BuildConfig, staging: Path, encoders: Path
-) -> tuple[tuple[SplitInfo, ...], dict[str, dict[str, Any]]]:
+    records: DataFrame, records_format: RecordFormat, staging: Path, plan: ShardPlan
+) -> dict[str, list[WrittenShard]]:
     """Writes the shards of every split.
 
     Args:
-        records: Raw columns, partitioned by shard (`etl.records.arrange`).
-        config: The build's config; its `output` says how to write.
+        records: Raw columns, partitioned by shard (`etl.arrangement.arrange`).
+        records_format: How records become shards.
         staging: Directory of the version, which gets a folder per split.
-        encoders: Directory of the fitted encoders.
+        plan: The shards.
 
     Returns:
-        The splits, and the statistics of their features by split.
+        The shards that hold records, by split, in the order of their Spark partitions.
     """
     target = staging / "records"
-    write = _write_by_connector if config.output.writer == "connector" else _write_natively
-    entries = write(records, config, target, encoders)
-    splits, statistics, start = [], {}, 0
-    for split, count in shard_counts(config).items():
-        chosen = [s for s in entries if start <= s["partition"] < start + count]
-        splits.append(SplitInfo(split, _move_shards(staging, target, split, chosen, start, count)))
-        merged = merge_statistics([shard["statistics"] for shard in chosen])
-        statistics[split] = summarize_statistics(merged)
-        start += count
+    config = records_format.config
+    write = _write_by_connector if config.output.writer == "connector" else write_natively
+    entries = sorted(write(records, records_format, target), key=lambda s: int(s["partition"]))
+    written = {}
+    for split in ALL_SPLITS:
+        (staging / split).mkdir()
+        written[split] = [
+            shard
+            for cell in plan.of_split(split)
+            for shard in _move_shards(staging, target, cell, entries)
+        ]
     # An attempt that Spark gave up on may still be leaving files here.
     shutil.rmtree(target, ignore_errors=True)
-    return tuple(splits), statistics
+    return written
 
 
-def _write_natively(
-    records: DataFrame, config: BuildConfig, target: Path, encoders: Path
+def write_natively(
+    records: DataFrame, records_format: RecordFormat, target: Path
 ) -> list[dict[str, Any]]:
+    """Writes one shard per partition that holds records.
+
+    Returns:
+        One entry per shard: `path` (relative to the target), `rows`, `bytes`, `crc32c`,
+        `partition`, `statistics`.
+    """
+    output, lists = records_format.config.output, records_format.feature_lists
     writer = (
         # Not `tfrecord`: a JVM connector on the class path would silently take that name.
         records.write.format("sluice")
         .mode("overwrite")
-        .option("recordType", "Example")
-        .option("compression", config.output.compression or "none")
+        .option("recordType", output.record_type)
+        .option("compression", output.compression or "none")
         .option("deterministicNames", "true")
-        .option("encoders", str(encoders))
+        .option("encoders", str(records_format.encoders))
         .option("statistics", "true")
     )
+    if lists:
+        writer = writer.option("featureLists", json.dumps(lists))
     writer.save(str(target))
     committed = read_committed(target)
     return [] if committed is None else [asdict(shard) for shard in committed.shards]
 
 
 def _write_by_connector(
-    records: DataFrame, config: BuildConfig, target: Path, encoders: Path
+    records: DataFrame, records_format: RecordFormat, target: Path
 ) -> list[dict[str, Any]]:
-    compression: Compression | None = "GZIP" if config.output.compression == "gzip" else None
-    return write_with_connector(records, ConnectorWrite(str(target), str(encoders), compression))
+    compression = RECORD_COMPRESSIONS[records_format.config.output.compression]
+    write = ConnectorWrite(str(target), str(records_format.encoders), compression)
+    return write_with_connector(records, write)
 
 
 def _move_shards(
-    staging: Path,
-    target: Path,
-    split: str,
-    chosen: Sequence[Mapping[str, Any]],
-    start: int,
-    count: int,
-) -> tuple[ShardInfo, ...]:
-    (staging / split).mkdir()
-    shards = []
-    for shard in sorted(chosen, key=lambda s: int(s["partition"])):
+    staging: Path, target: Path, cell: ShardCell, entries: Sequence[Mapping[str, Any]]
+) -> list[WrittenShard]:
+    (staging / cell.split / cell.folder).mkdir(parents=True, exist_ok=True)
+    moved = []
+    for entry in entries:
+        if not cell.start <= entry["partition"] < cell.start + cell.count:
+            continue
         # From the extension on: a name may hold other dots.
-        suffix = ".tfrecord" + shard["path"].rpartition(".tfrecord")[2]
-        name = f"part-{shard['partition'] - start:05d}-of-{count:05d}{suffix}"
-        (target / shard["path"]).rename(staging / split / name)
-        shards.append(ShardInfo(f"{split}/{name}", shard["rows"], shard["bytes"], shard["crc32c"]))
-    return tuple(shards)
+        suffix = ".tfrecord" + entry["path"].rpartition(".tfrecord")[2]
+        path = cell.path(entry["partition"], suffix)
+        (target / entry["path"]).rename(staging / path)
+        info = ShardInfo(path, entry["rows"], entry["bytes"], entry["crc32c"])
+        moved.append(WrittenShard(info, entry["statistics"]))
+    return moved

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
+from conf.dates import DateRange
 from conf.errors import InputDataError
 from conf.etl import ColumnConfig, SourceConfig
 from conf.manifest import InputFile
@@ -75,7 +76,13 @@ class Source:
         )
 
 
-def read_source(spark: SparkSession, name: str, config: SourceConfig, data_dir: str) -> Source:
+def read_source(
+    spark: SparkSession,
+    name: str,
+    config: SourceConfig,
+    data_dir: str,
+    dates: DateRange | None = None,
+) -> Source:
     """Reads a source lazily.
 
     Args:
@@ -83,6 +90,7 @@ def read_source(spark: SparkSession, name: str, config: SourceConfig, data_dir: 
         name: The source's name in the config.
         config: Its declaration.
         data_dir: Directory that a relative path starts from.
+        dates: Days that the run covers, for sources that are split by day.
 
     Returns:
         The source; nothing has been scanned yet.

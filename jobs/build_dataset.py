@@ -6,78 +6,137 @@ import contextlib
 import json
 import os
 import re
+import sys
+from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from conf.dates import DateRange
+from conf.errors import ConfigError
 from conf.etl import BuildConfig
 from conf.load import load_config
-from conf.manifest import Manifest
+from conf.manifest import InputFile, Manifest
 from jobs.logs import LogFormat, setup_logging
+from jobs.options import CONFIG_HELP, DryRun, LogFormatOption, Overrides, list_overrides
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command()
 def main(
-    config: Annotated[str, typer.Argument(help="Preset name, or path of a YAML file.")],
+    config: Annotated[str, typer.Argument(help=CONFIG_HELP)],
     data: Annotated[
         str | None, typer.Option(help="Folder that the sources' paths start from.")
     ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")
+    date: Annotated[
+        datetime | None, typer.Option(formats=["%Y-%m-%d"], help="Day to build (UTC).")
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved plan; touch nothing.")
+    date_to: Annotated[
+        datetime | None,
+        typer.Option(formats=["%Y-%m-%d"], help="Last day, to build several at once."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Build although nothing has changed.")
     ] = False,
-    log_format: Annotated[LogFormat, typer.Option(help="How to log.")] = LogFormat.TEXT,
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Build a dataset version: ETL, encoders, TFRecord shards, manifest, publish."""
     setup_logging(log_format)
-    settings = list(overrides or [])
-    if data is not None:
-        settings.insert(0, f"data_dir={json.dumps(data, ensure_ascii=False)}")
+    settings = list_overrides(overrides, {"data_dir": data})
     resolved = load_config(BuildConfig, "etl", config, settings)
+    dates = parse_dates(date, date_to)
     if dry_run:
-        print(json.dumps(plan(resolved), indent=1))
+        print_plan(plan(resolved, dates), log_format)
         return 0
-    version, manifest = build(resolved)
+    version, manifest, is_new = build(resolved, dates, force=force)
     if log_format is LogFormat.JSON:
-        print(json.dumps({"version": str(version), "kept": dict(manifest.counts.kept)}))
+        kept = dict(manifest.counts.kept)
+        print(json.dumps({"version": str(version), "kept": kept, "is_new": is_new}))
     else:
-        print_summary(version, manifest)
+        print_summary(version, manifest, is_new=is_new)
     return 0
 
 
-def plan(config: BuildConfig) -> dict[str, object]:
-    """Returns what a build would do, from the config and the input files' sizes alone.
+def parse_dates(date: datetime | None, date_to: datetime | None) -> DateRange | None:
+    """Returns the days of a run: one, a range, or None.
+
+    Raises:
+        ConfigError: A last day without a first one, or before it.
+    """
+    if date is None:
+        if date_to is not None:
+            raise ConfigError("--date-to needs --date", received=f"--date-to {date_to.date()}")
+        return None
+    return DateRange(date.date(), (date_to or date).date())
+
+
+def plan(config: BuildConfig, dates: DateRange | None = None) -> dict[str, Any]:
+    """Returns what a build would do, from the config and a look at the input files alone.
 
     Raises:
         ConfigError: The features do not fit the declared columns.
         InputDataError: A source file is missing or empty.
     """
-    from etl.features import plan_features
-    from etl.records import shard_counts
-    from etl.sources import find_files
+    from etl.build import check_config
+    from etl.estimate import declared_shards, estimate_sizes
+    from etl.runs import RunRequest
 
-    features = plan_features(config)
+    features = check_config(config, RunRequest(dates))
+    inputs = _find_inputs(config)
+    sizes = estimate_sizes(config, features, inputs)
     return {
         "config": config.resolved(),
+        "dates": None if dates is None else [str(dates.first), str(dates.last)],
         "inputs": [
-            {"source": file.source, "path": file.path, "bytes": file.bytes}
-            for name, source in config.sources.items()
-            for file in find_files(name, source, config.data_dir)
+            {"source": file.source, "path": file.path, "bytes": file.bytes} for file in inputs
         ],
         "features": [feature.name for feature in features.features],
         "vocabularies": [vocabulary.name for vocabulary in features.vocabularies],
-        "shards": shard_counts(config),
+        "shards": declared_shards(config, sizes),
+        "estimate": sizes.to_json(),
         "output": str(Path(config.output.root) / config.name),
     }
 
 
-def build(config: BuildConfig) -> tuple[Path, Manifest]:
+def print_plan(planned: dict[str, Any], log_format: LogFormat) -> None:
+    """Prints the plan as JSON, and the estimated sizes in words where a person reads along."""
+    print(json.dumps(planned, indent=None if log_format is LogFormat.JSON else 1))
+    if log_format is LogFormat.TEXT:
+        sizes = planned["estimate"]
+        print(
+            f"about {sizes['input_bytes'] / 1e6:,.1f} MB in, {sizes['records']:,} records, "
+            f"{sizes['output_bytes'] / 1e6:,.1f} MB out before compression, "
+            f"{sizes['train_shards']:,} train shards",
+            file=sys.stderr,
+        )
+
+
+def _find_inputs(config: BuildConfig) -> list[InputFile]:
+    from etl.sources import find_files
+
+    return [
+        file
+        for name, source in config.sources.items()
+        for file in find_files(name, source, config.data_dir)
+    ]
+
+
+def build(
+    config: BuildConfig, dates: DateRange | None = None, *, force: bool = False
+) -> tuple[Path, Manifest, bool]:
     """Runs the build in a Spark session of its own, or the submitter's.
+
+    Args:
+        config: What to build.
+        dates: Days to build, or None.
+        force: Whether to build although nothing has changed.
+
+    Returns:
+        The version's directory, its manifest, and whether it is new.
 
     Raises:
         SluiceError: The build was refused or failed for a known reason.
@@ -85,19 +144,18 @@ def build(config: BuildConfig) -> tuple[Path, Manifest]:
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    from etl.build import build_dataset
+    from etl.build import build_dataset, check_config
     from etl.failures import translate_failure
-    from etl.features import plan_features
-    from etl.sources import find_files
+    from etl.runs import RunRequest
     from jobs.spark import build_session
 
     # What is wrong with the config or the paths is said before a JVM is started.
-    plan_features(config)
-    for name, source in config.sources.items():
-        find_files(name, source, config.data_dir)
+    request = RunRequest(dates, force)
+    check_config(config, request)
+    _find_inputs(config)
     session = build_session(config.spark, f"sluice build {config.name}")
     try:
-        result = build_dataset(session, config, lambda: _peak_memory(session))
+        result = build_dataset(session, config, lambda: _peak_memory(session), request)
     except (PySparkException, Py4JError) as error:
         known = translate_failure(error)
         if known is None:
@@ -107,7 +165,7 @@ def build(config: BuildConfig) -> tuple[Path, Manifest]:
         # After a crash of the JVM this fails too, and would hide what happened.
         with contextlib.suppress(Exception):
             session.stop()
-    return result.version, result.manifest
+    return result.version, result.manifest, result.is_new
 
 
 def _peak_memory(session: object) -> dict[str, int]:
@@ -126,7 +184,7 @@ def _peak_of(pid: int) -> int | None:
     return int(found[1]) * 1024 if found else None
 
 
-def print_summary(version: Path, manifest: Manifest) -> None:
+def print_summary(version: Path, manifest: Manifest, *, is_new: bool = True) -> None:
     """Prints what was read, dropped and written."""
     from rich.console import Console
     from rich.table import Table
@@ -149,6 +207,8 @@ def print_summary(version: Path, manifest: Manifest) -> None:
         )
     console = Console()
     console.print(table)
+    if not is_new:
+        console.print("nothing has changed since this version was built; --force builds anyway")
     console.print(f"version: {version}", soft_wrap=True)
 
 

@@ -33,6 +33,7 @@ _INTERRUPTED = 130
 SUBCOMMANDS = {
     "data": ("jobs.data", "Generate sample logs, or fetch a public data set."),
     "build": ("jobs.build_dataset", "Logs and dictionaries to a published TFRecord dataset."),
+    "versions": ("jobs.versions", "List, compare, roll back and remove dataset versions."),
     "train": ("jobs.train", "Train a model on a dataset version."),
     "evaluate": ("jobs.evaluate", "Rank the catalogue and compare with the baselines."),
     "export": ("jobs.export", "SavedModels and embeddings of a trained run."),

@@ -12,6 +12,7 @@ import typer
 
 from conf.run import METRICS_FILE, update_run_card, write_json
 from jobs.logs import LogFormat, setup_logging
+from jobs.options import LogFormatOption
 from jobs.trained_run import Checkpoint, override_section, restore, timed
 
 app = typer.Typer(add_completion=False)
@@ -30,7 +31,7 @@ def main(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key of `evaluation`."),
     ] = None,
-    log_format: Annotated[LogFormat, typer.Option(help="How to log.")] = LogFormat.TEXT,
+    log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Rank the catalogue and compare with the baselines."""
     setup_logging(log_format)

@@ -10,6 +10,7 @@ import typer
 
 from conf.run import read_json
 from jobs.logs import LogFormat, setup_logging
+from jobs.options import LogFormatOption
 from jobs.trained_run import Checkpoint, restore, timed
 
 app = typer.Typer(add_completion=False)
@@ -21,7 +22,7 @@ def main(
     checkpoint: Annotated[
         Checkpoint, typer.Option(help="The best epoch's weights, or the last one's.")
     ] = Checkpoint.BEST,
-    log_format: Annotated[LogFormat, typer.Option(help="How to log.")] = LogFormat.TEXT,
+    log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Write SavedModels with raw inputs, and all embeddings as Parquet and text."""
     setup_logging(log_format)

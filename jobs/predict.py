@@ -13,6 +13,7 @@ import typer
 
 from conf.run import update_run_card
 from jobs.logs import LogFormat, setup_logging
+from jobs.options import LogFormatOption
 from jobs.trained_run import Checkpoint, override_section, restore, timed
 
 app = typer.Typer(add_completion=False)
@@ -31,7 +32,7 @@ def main(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key of `predict`."),
     ] = None,
-    log_format: Annotated[LogFormat, typer.Option(help="How to log.")] = LogFormat.TEXT,
+    log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Write the best items for every user, best first, without those already met."""
     setup_logging(log_format)

@@ -11,6 +11,7 @@ import typer
 from conf.load import load_config
 from conf.training import TrainConfig
 from jobs.logs import LogFormat, setup_logging
+from jobs.options import CONFIG_HELP, DryRun, LogFormatOption, Overrides, list_overrides
 from jobs.quiet import quiet_tensorflow
 
 app = typer.Typer(add_completion=False)
@@ -18,28 +19,20 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def main(
-    config: Annotated[
-        str | None, typer.Argument(help="Preset name, or path of a YAML file.")
-    ] = None,
+    config: Annotated[str | None, typer.Argument(help=CONFIG_HELP)] = None,
     dataset: Annotated[
         str | None, typer.Option(help="Dataset directory (its current version), or a version's.")
     ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved plan; touch nothing.")
-    ] = False,
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with this config's newest run, if unfinished.")
     ] = False,
-    log_format: Annotated[LogFormat, typer.Option(help="How to log.")] = LogFormat.TEXT,
+    log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Train a model on a dataset version."""
     setup_logging(log_format)
-    settings = list(overrides or [])
-    if dataset is not None:
-        settings.insert(0, f"dataset={json.dumps(dataset)}")
+    settings = list_overrides(overrides, {"dataset": dataset})
     resolved = load_config(TrainConfig, "training", config, settings)
     if dry_run:
         print(json.dumps(plan(resolved), indent=1))

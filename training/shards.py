@@ -11,7 +11,7 @@ from conf.errors import InputDataError
 from conf.manifest import Manifest
 
 READ_BUFFER_BYTES = 1 << 20
-COMPRESSION_TYPES = {None: "", "gzip": "GZIP"}
+COMPRESSION_TYPES = {None: "", "gzip": "GZIP", "zlib": "ZLIB"}
 EXAMPLE_RECORDS = "Example"
 
 

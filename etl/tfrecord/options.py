@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from conf.errors import ConfigError, did_you_mean
 from etl.tfrecord.byte_source import Compression
+from etl.tfrecord.feature_lists import parse_feature_lists
 from etl.tfrecord.locations import (
     STORAGE_OPTIONS,
     parse_path,
@@ -41,10 +42,9 @@ _DEFAULT_LEVEL, _MAX_LEVEL = 6, 9
 
 COMMON_OPTIONS = ("path", "recordType", "compression", "codec", *STORAGE_OPTIONS)
 _WRITE_OPTIONS = (
-    *COMMON_OPTIONS, "compressionLevel", "deterministicNames", "encoders", "index", "jobId",
-    "maxBytesPerFile", "maxRecordsPerFile", "partitionBy", "partitionOverwriteMode", "prepacked",
-    "saveMode",
-    "statistics", "writeLocality", *LOWERING_OPTIONS,
+    *COMMON_OPTIONS, "compressionLevel", "deterministicNames", "encoders", "featureLists", "index",
+    "jobId", "maxBytesPerFile", "maxRecordsPerFile", "partitionBy", "partitionOverwriteMode",
+    "prepacked", "saveMode", "statistics", "writeLocality", *LOWERING_OPTIONS,
 )  # fmt: skip
 SAVE_MODES: Mapping[str, SaveMode] = {
     "append": "append",
@@ -69,6 +69,7 @@ class WriteOptions:
         compression_level: zlib's level, 1 to 9.
         deterministic_names: Whether shards are named without the job's id.
         encoders: Directory of fitted encoders to apply before encoding, or None.
+        feature_lists: Encoded list columns whose values become steps of feature lists.
         statistics: Whether statistics of the written features are collected.
         limits: When a shard is full.
         index: Whether side files with the place of every record are written.
@@ -87,6 +88,7 @@ class WriteOptions:
     compression_level: int = 6
     deterministic_names: bool = False
     encoders: str | None = None
+    feature_lists: tuple[str, ...] = ()
     statistics: bool = False
     limits: ShardLimits = field(default_factory=ShardLimits)
     index: bool = False
@@ -224,6 +226,14 @@ def _check_combinations(options: WriteOptions) -> None:
             fix="leave it out: in an object store names hold the job's id, so that none is used "
             "twice; the manifest lists them",
         )
+    if options.feature_lists and (
+        options.record_type != "SequenceExample" or options.encoders is None
+    ):
+        raise ConfigError(
+            "option featureLists is for encoded records of type SequenceExample",
+            received=f"recordType {options.record_type}, encoders {options.encoders}",
+            fix="leave it out: columns that are lists of lists become feature lists by themselves",
+        )
     if options.index:
         check_indexable(options.compression)
     if options.replaces_partitions and options.mode == "overwrite" and not options.partition_by:
@@ -266,6 +276,7 @@ def parse_write_options(options: Mapping[str, str], overwrite: bool) -> WriteOpt
         compression_level=_parse_level(given, compression),
         deterministic_names=parse_flag(given, "deterministicNames"),
         encoders=None if encoders is None else resolve_local_path(encoders),
+        feature_lists=parse_feature_lists(given["featurelists"]) if "featurelists" in given else (),
         statistics=parse_flag(given, "statistics"),
         limits=limits,
         index=parse_flag(given, "index"),

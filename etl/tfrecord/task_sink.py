@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from etl.tfrecord.encode import build_encoder
+from etl.tfrecord.feature_lists import flatten_lists, nest_lists
 from etl.tfrecord.lowering import Lowering
 from etl.tfrecord.lowering.prepacked import plan_prepacked
 from etl.tfrecord.options import WriteOptions
@@ -34,6 +35,22 @@ def build_accumulator(schema: pa.Schema) -> Any:
     from etl.statistics import StatisticsAccumulator
 
     return StatisticsAccumulator(schema)
+
+
+class _ListStatistics:
+    """Statistics of records with feature lists: of the lists' values, as without nesting."""
+
+    def __init__(self, schema: pa.Schema, names: tuple[str, ...]) -> None:
+        self._names = names
+        self._accumulator = build_accumulator(
+            flatten_lists(pa.RecordBatch.from_pylist([], schema=schema), names).schema
+        )
+
+    def update(self, batch: pa.RecordBatch) -> None:
+        self._accumulator.update(flatten_lists(batch, self._names))
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self._accumulator.to_dict())
 
 
 class TaskSink:
@@ -71,7 +88,7 @@ class TaskSink:
             ShardOptions(options.record_type, options.compression, options.compression_level),
             options.limits,
             options.index,
-            build_accumulator if options.statistics else None,
+            self._build_statistics if options.statistics else None,
         )
         self._pipeline = None if options.encoders is None else read_pipeline(options.encoders)
         self._lower: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
@@ -79,6 +96,10 @@ class TaskSink:
         self._writers: OrderedDict[PartitionValues, RollingWriter] = OrderedDict()
         self._counters: dict[PartitionValues, Iterator[int]] = {}
         self._shards: list[TaskShard] = []
+
+    def _build_statistics(self, schema: pa.Schema) -> Any:
+        names = self._options.feature_lists
+        return _ListStatistics(schema, names) if names else build_accumulator(schema)
 
     def write_all(
         self, batches: Iterator[pa.RecordBatch], place: str = "the rows"
@@ -114,7 +135,7 @@ class TaskSink:
         names = self._options.partition_by
         keys = [batch.column(name) for name in names]
         if self._pipeline is not None:
-            batch = self._pipeline.apply(batch)
+            batch = nest_lists(self._pipeline.apply(batch), self._options.feature_lists)
         batch = batch.drop_columns([name for name in names if name in batch.schema.names])
         if self._encoder is None:
             self._plan_records(batch.schema)

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from etl.tfrecord.committed import Committed
+from etl.tfrecord.feature_lists import nest_schema
 from etl.tfrecord.lowering import plan_lowering
 from etl.tfrecord.options import WriteOptions
 from etl.tfrecord.partition_split import check_partition_columns
@@ -60,7 +61,8 @@ def plan_write(
     """
     check_partition_columns(schema, options.partition_by)
     if options.encoders is not None:
-        schema = read_pipeline(options.encoders).output_schema
+        encoded = read_pipeline(options.encoders).output_schema
+        schema = nest_schema(encoded, options.feature_lists)
     source = pa.schema([field for field in schema if field.name not in options.partition_by])
     lowering = plan_lowering(
         options.prepacked.unpacked_schema(source), options.record_type, options.lowering

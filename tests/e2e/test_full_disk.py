@@ -13,6 +13,7 @@ import pytest
 
 from conf.dataset import read_manifest, resolve_version
 from etl.build import build_dataset
+from etl.runs import RunRequest
 from tests.etl.logs import build_config, write_logs
 
 pytestmark = pytest.mark.slow
@@ -60,7 +61,7 @@ def test_full_disk_during_a_build_keeps_the_last_version(spark, small_disk, tmp_
     version = build_dataset(spark, config).version
     # Enough for the encoders, too little for the records.
     fill(small_disk, leave_bytes=60_000)
-    second = sluice("build", str(file))
+    second = sluice("build", str(file), "--force")
     assert second.returncode == 1
     assert "No space left on device" in second.stderr or "disk is full" in second.stderr
     assert "fix:" in second.stderr
@@ -69,4 +70,5 @@ def test_full_disk_during_a_build_keeps_the_last_version(spark, small_disk, tmp_
     read_manifest(version)
     (small_disk / "filler").unlink()
     assert sluice("inspect", str(root / "small"), "--verify").returncode == 0
-    assert build_dataset(spark, config).version != version
+    again = build_dataset(spark, config, request=RunRequest(force=True))
+    assert again.version != version

@@ -6,21 +6,18 @@ import os
 import subprocess
 import sys
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
 from conf.dataset import DatasetPaths, resolve_version
 from conf.errors import UpstreamNotReadyError
-from etl.publish import hold_lock, new_version_id, publish_version, stage_version, sweep_leftovers
-from tests.conf.manifests import build_manifest
-
-
-def publish(paths: DatasetPaths, version_id: str) -> Path:
-    with stage_version(paths, version_id) as staging:
-        (staging / "train").mkdir()
-        (staging / "train" / "part-0").write_bytes(b"x" * 10)
-        return publish_version(paths, staging, build_manifest(version_id))
+from etl.publish import (
+    hold_lock,
+    new_version_id,
+    stage_version,
+    sweep_leftovers,
+)
+from tests.etl.versions.versions import publish
 
 
 def test_published_version_is_current_and_staging_is_gone(tmp_path):

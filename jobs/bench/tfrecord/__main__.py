@@ -7,7 +7,6 @@ left out, and the end of the output says how to get them.
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from etl.connector import CONNECTOR_PACKAGE
+from jobs.bench.command import describe_arguments, run_command
 from jobs.bench.tfrecord.clock import pin_to_one_core
 from jobs.bench.tfrecord.codec import (
     CODEC_BARS,
@@ -164,9 +164,7 @@ def run(arguments: argparse.Namespace, console: Console) -> Report:
     Returns:
         All figures.
     """
-    settings = {key: str(value) if isinstance(value, Path) else value
-                for key, value in vars(arguments).items()}  # fmt: skip
-    report = Report({**settings, **describe_machine()})
+    report = Report({**describe_arguments(arguments), **describe_machine()})
     sections = [] if arguments.only_scale else arguments.sections
     if "codec" in sections:
         run_codec(arguments, report, console)
@@ -198,13 +196,7 @@ def _add_connector(
 
 def main() -> None:
     """Parses the command line and runs."""
-    parser = build_parser()
-    arguments = parser.parse_args()
-    check_arguments(parser, arguments)
-    # A pipe or file has no width of its own, and the tables are wide.
-    report = run(arguments, Console(width=None if sys.stdout.isatty() else 160))
-    if arguments.json is not None:
-        report.write(arguments.json)
+    run_command(build_parser(), check_arguments, run)
 
 
 if __name__ == "__main__":

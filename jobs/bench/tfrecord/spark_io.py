@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from jobs.bench.driver_process import run_driver_process
 from jobs.bench.tfrecord.peers import Connector, PeerMissingError
 from jobs.bench.tfrecord.report import Bar, Measurement
 from jobs.bench.tfrecord.shapes import Shape
 from jobs.bench.tfrecord.spark_driver import UNAVAILABLE, SparkJob
 
-ROOT = Path(__file__).parents[3]
 TITLES = {
     "scan": "scan to noop",
     "hand_over": "hand-over as Arrow, dropped",
@@ -63,21 +59,14 @@ def run_driver(job: SparkJob) -> dict[str, Any]:
         PeerMissingError: What the job needs is not there.
         RuntimeError: The driver failed.
     """
-    # In a file: a job that fails may have printed more than a pipe holds.
-    with tempfile.TemporaryFile("w+") as errors:
-        done = subprocess.run(  # noqa: S603 - this module's own code
-            [sys.executable, "-m", "jobs.bench.tfrecord.spark_driver", json.dumps(asdict(job))],
-            stdout=subprocess.PIPE, stderr=errors, text=True, check=False, cwd=ROOT,
-        )  # fmt: skip
-        errors.seek(0)
-        text = errors.read()
+    done = run_driver_process("jobs.bench.tfrecord.spark_driver", asdict(job))
     if done.returncode == UNAVAILABLE:
-        raise PeerMissingError(json.loads(done.stdout.splitlines()[-1])["unavailable"])
+        raise PeerMissingError(done.value["unavailable"])
     if done.returncode:
-        if "unresolved dependency" in text:
+        if "unresolved dependency" in done.errors:
             raise PeerMissingError("JVM connector: Spark cannot resolve it from Maven here")
-        raise RuntimeError(f"{job.task} on {job.shape} failed:\n{text[-3000:]}")
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+        raise RuntimeError(f"{job.task} on {job.shape} failed:\n{done.errors[-3000:]}")
+    return done.value
 
 
 def spark_bars(shape: Shape, source: str) -> tuple[Bar, ...]:

@@ -26,9 +26,9 @@ HIDDEN_PREFIXES = ("_temporary-", "_publishing-", "_replaced-", ".")
 
 
 class Driver:
-    """A driver process of `driver.py`."""
+    """A driver process of `driver.py`, or of another script that talks like it."""
 
-    def __init__(self, master: str, home: Path) -> None:
+    def __init__(self, master: str, home: Path, script: Path | None = None) -> None:
         # A Spark home of its own: workers of a local cluster write below it.
         home.mkdir()
         for entry in Path(pyspark.__path__[0]).iterdir():
@@ -40,7 +40,7 @@ class Driver:
             "SPARK_HOME": str(home),
             "SPARK_SCALA_VERSION": "2.13",
         }
-        script = Path(__file__).with_name("driver.py")
+        script = script or Path(__file__).with_name("driver.py")
         self.process = subprocess.Popen(
             [sys.executable, str(script), master],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,

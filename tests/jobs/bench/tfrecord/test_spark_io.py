@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from jobs.bench.driver_process import ROOT
 from jobs.bench.tfrecord import __main__ as bench
 from jobs.bench.tfrecord.peers import TFX_PYTHON_VARIABLE, PeerMissingError
 from jobs.bench.tfrecord.report import judge
@@ -16,7 +17,6 @@ from jobs.bench.tfrecord.shapes import SHAPES
 from jobs.bench.tfrecord.spark_driver import TASKS as DRIVER_TASKS
 from jobs.bench.tfrecord.spark_driver import SparkJob, count_bytes, open_source
 from jobs.bench.tfrecord.spark_io import (
-    ROOT,
     TITLES,
     Measurement,
     SparkSettings,

@@ -1,0 +1,69 @@
+"""A run with dates makes samples of its own days only; earlier events serve the histories."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from conf.dates import DateRange
+from conf.errors import InputDataError
+from etl.events import EventCounts
+from etl.split import SPLIT_COLUMN
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+OUTSIDE_DATES = "outside_dates"
+_TIME = "__event_ts_ms"
+_DAY_MS = 24 * 3600 * 1000
+_EPOCH = datetime.date(1970, 1, 1)
+
+
+def is_inside(dates: DateRange) -> Column:
+    """Whether an event's UTC day is one of the run's; events without a time are."""
+    first = (dates.first - _EPOCH).days * _DAY_MS
+    end = ((dates.last - _EPOCH).days + 1) * _DAY_MS
+    time = F.col(_TIME)
+    return time.isNull() | ((time >= first) & (time < end))
+
+
+def count_outside(events: DataFrame, dates: DateRange) -> dict[str, int]:
+    """Counts the kept events outside the run's days, by split."""
+    rows = events.where(~is_inside(dates)).groupBy(SPLIT_COLUMN).count().collect()
+    return {row[SPLIT_COLUMN]: row["count"] for row in rows}
+
+
+def leave_out(
+    counts: EventCounts, outside: Mapping[str, int], *, allow_empty: bool = False
+) -> EventCounts:
+    """Accounts for events outside the run's days as left out, for that reason.
+
+    Args:
+        counts: Counts of all events.
+        outside: Events outside the days, by split.
+        allow_empty: Whether a split may have none inside.
+
+    Raises:
+        InputDataError: A split that has events has none on the run's days.
+    """
+    total = sum(outside.values())
+    if not total:
+        return counts
+    splits = {split: n - outside.get(split, 0) for split, n in counts.splits.items()}
+    empty = [split for split, n in splits.items() if not n]
+    if empty and not allow_empty:
+        raise InputDataError(
+            f"the {' and the '.join(empty)} split would be empty",
+            received=f"{total:,} events lie outside the run's days, all of these splits' too",
+            allowed="at least one record in each split",
+            fix="build more days (--date, --date-to), or move the bounds of `split`",
+        )
+    return replace(
+        counts,
+        splits={split: n for split, n in splits.items() if n},
+        dropped=dict(sorted({**counts.dropped, OUTSIDE_DATES: total}.items())),
+    )

@@ -1,0 +1,173 @@
+"""The stage that makes records of events, writes them, and joins them with kept partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conf.dates import DateRange
+from conf.etl import BuildConfig
+from conf.manifest import FileInfo, Manifest, SplitInfo
+from etl.arrangement import ShardPlan, add_keys, arrange, fixed_plan, needs_survey, plan_by_survey
+from etl.connector import wire_features
+from etl.day_range import is_inside
+from etl.encoder_files import ENCODERS_DIR, FittedEncoders
+from etl.encoders.pipeline import read_pipeline
+from etl.features import FeaturePlan
+from etl.file_info import describe_file
+from etl.parquet_export import ParquetExport, export_parquet
+from etl.partition_reuse import (
+    link_shards,
+    read_shard_statistics,
+    select_kept,
+    write_shard_statistics,
+)
+from etl.records import build_catalog, build_samples, build_users, drop_short_histories
+from etl.shard_sizes import estimate_bytes_per_row
+from etl.shards import RecordFormat, WrittenShard, write_splits
+from etl.sources import Source
+from etl.split import ALL_SPLITS
+from etl.statistics import merge_statistics, summarize_statistics
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True)
+class Written:
+    """What the stage left in the version.
+
+    Attributes:
+        splits: All splits, kept partitions included.
+        built: The splits without these: what this run has made.
+        statistics: Statistics by split and feature, of all records.
+        reused_rows: Kept records by split; empty where all were built.
+        exports: Further files.
+    """
+
+    splits: tuple[SplitInfo, ...]
+    built: tuple[SplitInfo, ...]
+    statistics: dict[str, dict[str, Any]]
+    reused_rows: Mapping[str, int]
+    exports: tuple[FileInfo, ...] = ()
+
+
+@dataclass(frozen=True)
+class RecordStage:
+    """Makes and writes the records.
+
+    Attributes:
+        spark: Session.
+        config: The build's config.
+        plan: Its features.
+        staging: Directory of the version.
+        dates: Days whose events become samples, or None for all.
+    """
+
+    spark: SparkSession
+    config: BuildConfig
+    plan: FeaturePlan
+    staging: Path
+    dates: DateRange | None = None
+
+    def write(
+        self,
+        events: DataFrame,
+        sources: Mapping[str, Source],
+        encoders: FittedEncoders,
+        base: tuple[Path, Manifest] | None = None,
+    ) -> Written:
+        """Writes the records, and links the partitions that are kept.
+
+        Args:
+            events: Kept events.
+            sources: The sources as read.
+            encoders: The encoders.
+            base: Version whose other days are kept, or None.
+        """
+        encoders_dir = self.staging / ENCODERS_DIR
+        records_format = RecordFormat(encoders_dir, encoders.plan.schema, self.config)
+        keyed = add_keys(self._build_records(events, sources, encoders), self.config)
+        shards = self._plan_shards(keyed, records_format)
+        arranged = arrange(keyed, self.config, self.plan, shards)
+        built = write_splits(arranged, records_format, self.staging, shards)
+        kept = {} if base is None else self._link(*base)
+        return self._summarize(built, kept)
+
+    def export_parquet(self, written: Written, encoders: FittedEncoders) -> Written:
+        """Writes the records as Parquet too."""
+        encoders_dir = self.staging / ENCODERS_DIR
+        schema = read_pipeline(encoders_dir).output_schema
+        lists = RecordFormat(encoders_dir, encoders.plan.schema, self.config).feature_lists
+        features = tuple(
+            replace(feature, is_sequence=feature.name in lists) for feature in wire_features(schema)
+        )
+        export = ParquetExport(str(self.staging), features, self.config.output.record_type)
+        paths = [shard.path for split in written.splits for shard in split.shards]
+        files = export_parquet(self.spark, export, paths)
+        return replace(written, exports=(*written.exports, *files))
+
+    def _plan_shards(self, keyed: DataFrame, records_format: RecordFormat) -> ShardPlan:
+        if not needs_survey(self.config):
+            return fixed_plan(self.config)
+        sizes: dict[str, float] = {}
+        if self.config.output.shard_bytes is not None:
+            columns = list(dict.fromkeys(feature.column for feature in self.plan.features))
+            sizes = estimate_bytes_per_row(keyed, records_format, columns, self.staging)
+        return plan_by_survey(keyed, self.config, sizes)
+
+    def _build_records(
+        self, events: DataFrame, sources: Mapping[str, Source], encoders: FittedEncoders
+    ) -> DataFrame:
+        config, plan = self.config, self.plan
+        samples = drop_short_histories(build_samples(events, config), config)
+        if self.dates is not None and config.events.time is not None:
+            samples = samples.where(is_inside(self.dates))
+        tokens = self.spark.createDataFrame(encoders.item_tokens)
+        catalog = build_catalog(config, plan, sources, tokens)
+        users = build_users(events, config, plan)
+        records = samples.unionByName(catalog, allowMissingColumns=True)
+        return records.unionByName(users, allowMissingColumns=True)
+
+    def _link(self, base: Path, manifest: Manifest) -> dict[str, list[WrittenShard]]:
+        if self.dates is None:
+            return {}
+        statistics = read_shard_statistics(base)
+        return {
+            split: link_shards(base, self.staging, shards, statistics)
+            for split, shards in select_kept(manifest, self.dates).items()
+        }
+
+    def _summarize(
+        self,
+        built: Mapping[str, list[WrittenShard]],
+        kept: Mapping[str, list[WrittenShard]],
+    ) -> Written:
+        together = {
+            split: sorted((*built[split], *kept.get(split, ())), key=lambda s: s.info.path)
+            if kept
+            else built[split]
+            for split in ALL_SPLITS
+        }
+        exports: tuple[FileInfo, ...] = ()
+        if self.config.output.partition_by:
+            every = [shard for shards in together.values() for shard in shards]
+            exports = (describe_file(self.staging, write_shard_statistics(self.staging, every)),)
+        return Written(
+            splits=_split_infos(together),
+            built=_split_infos(built),
+            statistics={
+                split: summarize_statistics(merge_statistics([s.statistics for s in shards]))
+                for split, shards in together.items()
+            },
+            reused_rows={split: sum(s.info.rows for s in shards) for split, shards in kept.items()},
+            exports=exports,
+        )
+
+
+def _split_infos(shards: Mapping[str, list[WrittenShard]]) -> tuple[SplitInfo, ...]:
+    return tuple(
+        SplitInfo(split, tuple(shard.info for shard in shards[split])) for split in ALL_SPLITS
+    )

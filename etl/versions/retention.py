@@ -1,0 +1,107 @@
+"""Which versions may go, and their removal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+from conf.dataset import DatasetPaths
+from conf.errors import ConfigError
+from etl.publish import hold_lock, remove_version, sweep_leftovers
+from etl.versions.listing import VersionInfo, list_versions
+
+
+def select_garbage(
+    versions: Sequence[VersionInfo],
+    keep: int | None,
+    older_than_days: float | None,
+    now: datetime | None = None,
+) -> list[str]:
+    """Chooses the versions that may go; never the current one.
+
+    Args:
+        versions: All versions, oldest first.
+        keep: Number of newest versions that stay, the current one always beside them.
+        older_than_days: Versions younger than this stay.
+        now: The present; for tests.
+
+    Returns:
+        Ids, oldest first. With both limits a version must pass both to go.
+
+    Raises:
+        ConfigError: No limit is given, or a negative one.
+    """
+    if keep is None and older_than_days is None:
+        raise ConfigError(
+            "gc needs to be told what may go",
+            received="neither --keep nor --older-than",
+            allowed="--keep N, --older-than DAYS, or both: then a version must pass both to go",
+        )
+    if (keep is not None and keep < 1) or (older_than_days is not None and older_than_days < 0):
+        raise ConfigError(
+            "a limit of gc is out of range",
+            received=f"--keep {keep}, --older-than {older_than_days}",
+            allowed="--keep 1 or more, --older-than 0 or more",
+        )
+    kept = {v.version_id for v in (versions[-keep:] if keep is not None else ())}
+    limit = None
+    if older_than_days is not None:
+        limit = (now or datetime.now(UTC)) - timedelta(days=older_than_days)
+    return [
+        v.version_id
+        for v in versions
+        if not v.is_current and v.version_id not in kept and _is_older(v, limit)
+    ]
+
+
+def _is_older(version: VersionInfo, limit: datetime | None) -> bool:
+    if limit is None:
+        return True
+    moment = _created(version)
+    return moment is not None and moment < limit
+
+
+def _created(version: VersionInfo) -> datetime | None:
+    if version.created_at is not None:
+        return datetime.fromisoformat(version.created_at)
+    try:  # a damaged manifest does not tell; the id does
+        moment = datetime.strptime(version.version_id.partition("-")[0], "%Y%m%dT%H%M%S%fZ")
+    except ValueError:
+        return None
+    return moment.replace(tzinfo=UTC)
+
+
+def collect_garbage(
+    paths: DatasetPaths,
+    keep: int | None,
+    older_than_days: float | None,
+    *,
+    dry_run: bool = False,
+) -> list[VersionInfo]:
+    """Removes versions that may go, and what dead builds left.
+
+    Args:
+        paths: The dataset.
+        keep: As for `select_garbage`.
+        older_than_days: As for `select_garbage`.
+        dry_run: Whether to remove nothing.
+
+    Returns:
+        The versions that were removed, or would be.
+
+    Raises:
+        ConfigError: As for `select_garbage`.
+        UpstreamNotReadyError: A build is running, or there is no such dataset.
+    """
+    if dry_run:
+        versions = list_versions(paths)
+        chosen = select_garbage(versions, keep, older_than_days)
+        return [v for v in versions if v.version_id in chosen]
+    list_versions(paths)  # refuses a wrong path before a lock file is made there
+    with hold_lock(paths):
+        versions = list_versions(paths)
+        chosen = select_garbage(versions, keep, older_than_days)
+        for version_id in chosen:
+            remove_version(paths, version_id)
+        sweep_leftovers(paths)
+    return [v for v in versions if v.version_id in chosen]

@@ -1,0 +1,195 @@
+"""`sluice versions`: list, compare, roll back and remove the versions of a dataset."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from conf.dataset import DatasetPaths, local_path, read_manifest
+from conf.errors import ConfigError
+from conf.pointer import CURRENT_FILE
+from etl.publish import read_current
+from etl.versions import (
+    VersionInfo,
+    collect_garbage,
+    diff_manifests,
+    list_versions,
+    roll_back,
+)
+from jobs.logs import LogFormat, setup_logging
+from jobs.options import LogFormatOption
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+Dataset = Annotated[str, typer.Argument(metavar="DATASET", help="Its directory, <root>/<name>.")]
+
+
+@app.command("list")
+def list_command(dataset: Dataset, log_format: LogFormatOption = LogFormat.TEXT) -> int:
+    """List the published versions, oldest first."""
+    versions = list_versions(find_dataset(dataset))
+    if log_format is LogFormat.JSON:
+        for version in versions:
+            print(json.dumps(version.to_json()))
+    else:
+        print_versions(versions)
+    return 0
+
+
+@app.command("diff")
+def diff_command(
+    dataset: Dataset,
+    old: Annotated[str | None, typer.Argument(help="Version; the one before NEW if none.")] = None,
+    new: Annotated[str | None, typer.Argument(help="Version; the current one if none.")] = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
+) -> int:
+    """Compare two versions: rows, schema, vocabularies, config, statistics."""
+    paths = find_dataset(dataset)
+    old_id, new_id = choose_pair(paths, old, new)
+    found = diff_manifests(
+        read_manifest(paths.version(old_id)), read_manifest(paths.version(new_id))
+    )
+    if log_format is LogFormat.JSON:
+        print(json.dumps({"old": old_id, "new": new_id, "diff": found}))
+    else:
+        print_diff(old_id, new_id, found)
+    return 0
+
+
+@app.command("rollback")
+def rollback_command(
+    dataset: Dataset,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="ID", help="Version; the previous one if none.")
+    ] = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
+) -> int:
+    """Make an earlier version current again; refuses a damaged one."""
+    setup_logging(log_format)
+    paths = find_dataset(dataset)
+    before, after = read_current(paths), roll_back(paths, to)
+    if log_format is LogFormat.JSON:
+        print(json.dumps({"before": before, "current": after}))
+    else:
+        print(f"current: {after} (before: {before})")
+    return 0
+
+
+@app.command("gc")
+def gc_command(
+    dataset: Dataset,
+    keep: Annotated[
+        int | None, typer.Option(metavar="N", help="Newest versions that stay.")
+    ] = None,
+    older_than: Annotated[
+        float | None, typer.Option(metavar="DAYS", help="Younger versions stay.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Remove nothing.")] = False,
+    log_format: LogFormatOption = LogFormat.TEXT,
+) -> int:
+    """Remove old versions, never the current one; with both limits both must allow it."""
+    setup_logging(log_format)
+    removed = collect_garbage(find_dataset(dataset), keep, older_than, dry_run=dry_run)
+    if log_format is LogFormat.JSON:
+        ids = [version.version_id for version in removed]
+        print(json.dumps({"removed": [] if dry_run else ids, "would_remove": ids}))
+    elif not removed:
+        print("nothing to remove")
+    else:
+        for version in removed:
+            print(f"{'would remove' if dry_run else 'removed'} {version.version_id}")
+    return 0
+
+
+def find_dataset(dataset: str) -> DatasetPaths:
+    """Returns the paths of a dataset by its directory.
+
+    Raises:
+        ConfigError: It is not the directory of a dataset.
+    """
+    base = local_path(dataset).resolve()
+    if (base / "manifest.json").is_file():
+        raise ConfigError(
+            "this is one version, not a dataset",
+            received=base,
+            allowed=f"the directory that holds {CURRENT_FILE}",
+            fix=f"give {base.parent.parent}",
+        )
+    return DatasetPaths(base.parent, base.name)
+
+
+def choose_pair(paths: DatasetPaths, old: str | None, new: str | None) -> tuple[str, str]:
+    """Returns the ids of the versions to compare; by default the current one and its predecessor.
+
+    Raises:
+        ConfigError: An id is unknown, or there is only one version.
+    """
+    ids = [version.version_id for version in list_versions(paths)]
+    new = new or read_current(paths) or ids[-1]
+    earlier = [name for name in ids if name < new]
+    old = old or (earlier[-1] if earlier else None)
+    for name in (old, new):
+        if name not in ids:
+            raise ConfigError(
+                "there is no such version to compare" if name else "there is only one version",
+                received=name or new,
+                allowed=", ".join(ids),
+            )
+    return str(old), new
+
+
+def print_versions(versions: list[VersionInfo]) -> None:
+    """Prints a table of versions."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    for name in ("", "version", "created", "rows", "size", "dates", "parent"):
+        table.add_column(name, overflow="fold")
+    for v in versions:
+        rows = ", ".join(f"{split} {n:,}" for split, n in (v.rows or {}).items())
+        table.add_row(
+            "*" if v.is_current else "",
+            v.version_id,
+            v.created_at or "",
+            rows if v.damage is None else f"damaged: {v.damage}",
+            "" if v.bytes is None else f"{v.bytes / 1e6:,.1f} MB",
+            "" if v.dates is None else " to ".join(dict.fromkeys(v.dates)),
+            v.parent or "",
+        )
+    console = Console()
+    console.print(table)
+    console.print("* current")
+
+
+def print_diff(old_id: str, new_id: str, found: dict[str, dict[str, Any]]) -> None:
+    """Prints the differences, part by part."""
+    print(f"{old_id} -> {new_id}")
+    if not found:
+        print("no differences")
+    for part, changes in found.items():
+        print(f"{part}:")
+        for name, change in changes.items():
+            if isinstance(change, dict):
+                shown = ", ".join(f"{key} {_pair(pair)}" for key, pair in change.items())
+            else:
+                shown = _pair(change)
+            print(f"  {name}: {shown}")
+
+
+def _pair(pair: list[Any]) -> str:
+    return " -> ".join(_show(value) for value in pair)
+
+
+def _show(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    from jobs.cli import run_app
+
+    raise SystemExit(run_app(app))
