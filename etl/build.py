@@ -32,7 +32,14 @@ from etl.records import (
     drop_short_histories,
 )
 from etl.shards import write_splits
-from etl.sources import Source, SourceCounts, check_bad_rows, count_rows, read_source
+from etl.sources import (
+    Source,
+    SourceCounts,
+    check_bad_rows,
+    check_columns,
+    count_rows,
+    read_source,
+)
 from etl.split import EVENT_SPLITS, SPLIT_COLUMN, TRAIN
 from etl.tfrecord.crc32c import crc32c
 
@@ -185,6 +192,7 @@ def _handle_bad_rows(
     for name, source in sources.items():
         declared = build.config.sources[name]
         check_bad_rows(source, counts[name], declared)
+        check_columns(name, declared, counts[name])
         bad = counts[name].bad_rows
         logger.info("%s: %s rows read, %s bad", name, f"{counts[name].read:,}", f"{bad:,}")
         if bad and declared.bad_rows.policy == "quarantine":
