@@ -111,7 +111,7 @@ def _cast(column: ColumnConfig, raw: Column, found: T.DataType) -> Column:
             return epoch_millis(raw.cast("bigint"), column.timestamp_format or "")
         return F.unix_millis(raw.cast("timestamp"))
     if column.element_type == "int64" and isinstance(found, _FRACTIONS):
-        whole = F.floor(raw) == raw
+        whole = raw % F.lit(1) == F.lit(0)
         if not isinstance(found, T.DecimalType):
             # The cast would let 2**63 pass as the number before it.
             whole = whole & (raw < F.lit(_INT64_END))

@@ -69,5 +69,5 @@ def epoch_millis(number: Column, written: str) -> Column:
     if EPOCH_UNITS[written] == "ms":
         return number
     if EPOCH_UNITS[written] == "us":
-        return F.floor(number / F.lit(1000)).cast("bigint")
+        return F.unix_millis(F.timestamp_micros(number))
     return F.try_multiply(number, F.lit(1000).cast("bigint"))

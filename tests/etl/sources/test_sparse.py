@@ -75,7 +75,9 @@ def test_query_ids_are_read_where_they_are_declared_and_passed_over_else(spark, 
 
 
 PAIRS = st.lists(
-    st.tuples(st.integers(0, 2**63 - 1), st.floats(width=32, allow_nan=False, allow_infinity=False)),
+    st.tuples(
+        st.integers(0, 2**63 - 1), st.floats(width=32, allow_nan=False, allow_infinity=False)
+    ),
     max_size=6,
 )
 
