@@ -15,7 +15,8 @@ from conf.errors import ConfigError, InputDataError
 from etl.sources import check_columns, count_rows
 from tests.etl.sources.inputs import INT, declare, good, outcomes, read, reasons
 
-UTC = datetime.UTC
+DECIMAL = pa.decimal128(25, 1)
+INSTANT = datetime.datetime(2024, 3, 1, 0, 0, 1, tzinfo=datetime.UTC)
 
 
 def write(folder: Path, name: str = "a.parquet", **columns: Any) -> None:
@@ -32,16 +33,16 @@ def test_wider_types_are_cast_and_what_does_not_fit_is_counted(spark, tmp_path):
     write(
         tmp_path,
         small=pa.array([1, 2, 3, 4], pa.int8()),
-        big=pa.array([Decimal(7), Decimal(2**63), Decimal("8.5"), Decimal(9)], pa.decimal128(25, 1)),
+        big=pa.array([Decimal(7), Decimal(2**63), Decimal("8.5"), Decimal(9)], DECIMAL),
         real=pa.array([2.0, 3.0, 4.0, 2.0**63]),
         flag=[True, False, True, True],
         code=pa.array([Decimal("1.50")] * 4, pa.decimal128(5, 2)),
         blob=pa.array([b"caf\xc3\xa9"] * 4),
         day=[day] * 4,
-        at=pa.array([datetime.datetime(2024, 3, 1, 0, 0, 1, tzinfo=UTC)] * 4, pa.timestamp("us", "UTC")),
+        at=pa.array([INSTANT] * 4, pa.timestamp("us", "UTC")),
         text=["1"] * 4,
         w=pa.array([[1.5, 2.0]] * 4, pa.list_(pa.float64())),
-    )  # fmt: skip
+    )
     kinds = {"small": "int64", "big": "int64", "real": "int64", "flag": "int64", "code": "string"}
     kinds |= {"blob": "string", "day": "timestamp", "at": "timestamp", "text": "float64"}
     columns = [column(kind, name) for name, kind in {**kinds, "w": "list<float32>"}.items()]

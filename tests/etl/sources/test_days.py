@@ -50,7 +50,7 @@ def test_an_empty_day_is_refused_unless_it_may_be(week):
     write_day(week, 5, "5\n")
     write_day(week, 4, "")
     for dates in (days(3, 5), days(4, 4), None):
-        with pytest.raises(InputDataError, match="empty|nothing for 1") as refused:
+        with pytest.raises(InputDataError, match=r"empty|nothing for 1") as refused:
             found(week, dates)
     assert "2024-03-03" in str(refused.value)
     with pytest.raises(InputDataError, match="nothing for 2"):

@@ -11,6 +11,7 @@ from conf.errors import ConfigError
 from tests.etl.sources.inputs import INT, declare, outcomes, read
 
 DAY = datetime.date(2024, 3, 1)
+BAD = "not_timestamp:at"
 DAY_MS = 1_709_251_200_000
 
 
@@ -24,13 +25,13 @@ def times(written: str | None, **options: object) -> dict[str, object]:
         (
             None,
             ["2024-03-01", "2024-03-01T01:00:00.5+01:00", "12:30", "2024-13-01", "now"],
-            [(DAY_MS,), (DAY_MS + 500,), *["not_timestamp:at"] * 3],
+            [(DAY_MS,), (DAY_MS + 500,), BAD, BAD, BAD],
         ),
-        ("dd.MM.yyyy HH:mm", ["01.03.2024 00:01", "2024-03-01"], [(DAY_MS + 60_000,), "not_timestamp:at"]),
-        ("epoch_s", ["1709251200", "9223372036854775807", "1.5"], [(DAY_MS,), *["not_timestamp:at"] * 2]),
+        ("dd.MM.yyyy HH:mm", ["01.03.2024 00:01", "2024-03-01"], [(DAY_MS + 60_000,), BAD]),
+        ("epoch_s", ["1709251200", str(2**63 - 1), "1.5"], [(DAY_MS,), BAD, BAD]),
         ("epoch_us", ["1709251200000999", "-1"], [(DAY_MS,), (-1,)]),
     ],
-)  # fmt: skip
+)
 def test_times_are_read_as_milliseconds(spark, tmp_path, written, texts, expected):
     (tmp_path / "in").write_text("\n".join(texts) + "\n")
     assert outcomes(read(spark, tmp_path, declare(times(written)))) == expected
