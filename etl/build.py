@@ -37,7 +37,14 @@ from etl.runs import (
     take_same_version,
     used_sources,
 )
-from etl.sources import Source, SourceCounts, check_bad_rows, count_rows, read_source
+from etl.sources import (
+    Source,
+    SourceCounts,
+    check_bad_rows,
+    check_columns,
+    count_rows,
+    read_source,
+)
 from etl.split import EVENT_SPLITS
 from etl.stage_clock import StageClock
 
@@ -262,6 +269,7 @@ def _handle_bad_rows(
     for name, source in sources.items():
         declared = build.config.sources[name]
         check_bad_rows(source, counts[name], declared)
+        check_columns(name, declared, counts[name])
         bad = counts[name].bad_rows
         logger.info("%s: %s rows read, %s bad", name, f"{counts[name].read:,}", f"{bad:,}")
         if bad and declared.bad_rows.policy == "quarantine":

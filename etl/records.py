@@ -89,7 +89,7 @@ def build_catalog(
     _check_columns(config, columns, item, "item")
     catalog = tokens.toDF(item)
     for join in config.joins:
-        wanted = [c.name for c in config.sources[join.source].columns if c.name in columns]
+        wanted = [c for c in config.sources[join.source].column_types if c in columns]
         if join.column == item and wanted:
             key = config.sources[join.source].key or ""
             dictionary = sources[join.source].good.select(F.col(key).alias(item), *wanted)
@@ -99,10 +99,10 @@ def build_catalog(
 
 def _check_columns(config: BuildConfig, columns: set[str], key: str, role: str) -> None:
     known = {
-        column.name
+        column
         for join in config.joins
         if join.column == key
-        for column in config.sources[join.source].columns
+        for column in config.sources[join.source].column_types
     }
     unknown = sorted(columns - known)
     if unknown:

@@ -36,6 +36,11 @@ def check_references(config: BuildConfig) -> None:
 def _check_events(config: BuildConfig, source: str) -> None:
     """User, item and time must be there in every event: a null could be placed nowhere."""
     events, declared = config.events, config.sources[source]
+    if events.time is None and not declared.has_order:
+        raise ValueError(
+            f"events.time: rows of {source!r} have no order of their own (format "
+            f"{declared.format}); name the column of their time"
+        )
     wanted = {"user": events.user, "item": events.item, "time": events.time}
     for part, name in wanted.items():
         column = declared.column(name) if name is not None else None
@@ -48,14 +53,19 @@ def _check_events(config: BuildConfig, source: str) -> None:
             )
         if column.nullable:
             raise ValueError(f"events.{part}: column {name!r} of {source!r} must not be nullable")
-        allowed = ("int64",) if part == "time" else ("int64", "string")
+        allowed = ("int64", "timestamp") if part == "time" else ("int64", "string")
         if column.type not in allowed:
             raise ValueError(
                 f"events.{part}: column {name!r} of {source!r} is {column.type}; it must be "
                 f"{' or '.join(allowed)}"
             )
+        if column.type == "timestamp" and events.time_unit != "ms":
+            raise ValueError(
+                f"events.time: timestamps such as {name!r} are read as milliseconds; set "
+                "`events.time_unit: ms`"
+            )
         expected = config.sources[events.source].column_types.get(name)
-        if column.type != expected:
+        if column.read_type != expected:
             raise ValueError(
                 f"events.{part}: {name!r} is {column.type} in {source!r}, "
                 f"{expected} in {events.source!r}"

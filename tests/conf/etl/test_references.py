@@ -33,6 +33,7 @@ def data(tmp_path) -> dict[str, Any]:
         ("events.time", "tss", "has no column 'tss'"),
         ("events.user", "usr", "has no column 'usr'"),
         ("events.source", "nope", "not declared under `sources`"),
+        ("sources.ratings.columns.3.type", "timestamp", "events.time_unit: ms"),
         ("sources.ratings.columns.3.nullable", True, "must not be nullable"),
         ("sources.ratings.columns.0.nullable", True, "must not be nullable"),
         ("sources.ratings.columns.3.type", "string", "must be int64"),

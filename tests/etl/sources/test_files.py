@@ -8,7 +8,7 @@ import pytest
 
 from conf.errors import InputDataError
 from conf.etl import SourceConfig
-from etl.input_files import count_levels, find_files
+from etl.sources.files import count_levels, find_files
 
 
 def found(path: str, data_dir: Path) -> list[str]:

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import datetime
 import glob
 from collections.abc import Iterable
 from pathlib import Path
 
 from conf.dataset import local_path
+from conf.dates import DateRange
 from conf.errors import InputDataError
 from conf.etl import SourceConfig
 from conf.manifest import InputFile
+from etl.sources.days import (
+    check_empty_days,
+    check_repeated_days,
+    day_pattern,
+    find_days,
+    run_days,
+)
 
 
-def find_files(name: str, config: SourceConfig, data_dir: str) -> tuple[InputFile, ...]:
-    """Lists the files of a source: a file, all of a directory, or a glob.
+def find_files(
+    name: str, config: SourceConfig, data_dir: str, dates: DateRange | None = None
+) -> tuple[InputFile, ...]:
+    """Lists the files of a source: a file, all of a directory, or a glob, of each day if dated.
 
     Hidden files and folders (a name with `.` or `_` in front, or one that Hadoop is still copying)
     are left out, as Spark leaves them out. A file that is reached twice, by a link, counts once.
@@ -22,23 +33,27 @@ def find_files(name: str, config: SourceConfig, data_dir: str) -> tuple[InputFil
         name: The source's name in the config.
         config: Its declaration; `path` may be a `file:` URI.
         data_dir: Directory that a relative path starts from, taken literally.
+        dates: The run's days; None: all days from the first to the last that a dated path has.
 
     Returns:
-        The files by path, links resolved.
+        The files by path, links resolved; none for a table or a query.
 
     Raises:
-        InputDataError: There is none, all are empty, or a hidden file is asked for by name.
+        InputDataError: There is none, all are empty, a hidden file is asked for by name, or a day
+            is empty or stands there twice.
     """
-    path = local_path(config.path)
-    root = local_path(data_dir)
-    base = root / path
-    if base.is_file():
-        _refuse_hidden(name, base)
-        found = {base.resolve()}
-    elif base.is_dir():
-        found = _visible((entry, entry.relative_to(base).parts) for entry in base.rglob("*"))
+    if config.path is None:
+        return ()
+    base = local_path(data_dir) / local_path(config.path)
+    if config.day_in_path and config.days is not None:
+        by_day = find_files_by_day(name, config, data_dir, dates)
+        found = {file for files in by_day.values() for file in files}
+        empty = [day for day, files in by_day.items() if not any(f.stat().st_size for f in files)]
+        if found and len(empty) < len(by_day):
+            check_empty_days(name, config.days, empty)
+            check_repeated_days(name, config.days, by_day)
     else:
-        found = _expand(path, root)
+        found = _find(name, local_path(config.path), local_path(data_dir))
     if not found:
         raise InputDataError(
             f"source {name!r}: no such file",
@@ -54,6 +69,31 @@ def find_files(name: str, config: SourceConfig, data_dir: str) -> tuple[InputFil
     if not any(file.bytes for file in files):
         raise InputDataError(f"source {name!r} is empty", received=base)
     return files
+
+
+def find_files_by_day(
+    name: str, config: SourceConfig, data_dir: str, dates: DateRange | None
+) -> dict[datetime.date, set[Path]]:
+    """Lists the files of each day of a dated path; a day without one has an empty set.
+
+    Raises:
+        InputDataError: A path has something else in the place of the day.
+    """
+    path, days, root = config.path, config.days, local_path(data_dir)
+    if path is None or days is None:
+        return {}
+    wanted = run_days(days, dates).days() if dates else find_days(name, path, days, root)
+    return {day: _find(name, local_path(day_pattern(path, days, day)), root) for day in wanted}
+
+
+def _find(name: str, path: Path, root: Path) -> set[Path]:
+    base = root / path
+    if base.is_file():
+        _refuse_hidden(name, base)
+        return {base.resolve()}
+    if base.is_dir():
+        return _visible((entry, entry.relative_to(base).parts) for entry in base.rglob("*"))
+    return _expand(path, root)
 
 
 def count_levels(files: Iterable[InputFile]) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from conf.errors import InputDataError
+from conf.errors import InputDataError, did_you_mean
 from conf.etl import SourceConfig
 from conf.manifest import InputFile
 
@@ -33,8 +33,9 @@ def read_header(
 ) -> bytes:
     """Reads the first line of each file, which must be the same header in all of them.
 
-    The columns are taken by position: the header may name them as it likes, but there must be as
-    many names as declared columns, and declared names must stand where they are declared.
+    Columns are taken by position: the header may name them as it likes, but there must be as many
+    names as declared columns, and declared names must stand where they are declared. With
+    `header: by_name` each declared column must be named in it, once; there may be more.
 
     Args:
         spark: Session, for compressed files.
@@ -83,21 +84,41 @@ def _read_first_line(spark: SparkSession, name: str, path: str) -> bytes:
     return line
 
 
+def header_names(config: SourceConfig, header: bytes) -> list[str]:
+    """The names in a header line, without the quotes around them."""
+    names = header.decode(config.encoding, errors="replace").split(config.field_separator)
+    mark = config.quote_mark
+    return [name.strip(mark) if mark else name for name in names]
+
+
 def _check_header(name: str, config: SourceConfig, header: bytes, path: str) -> None:
     if config.pattern is not None:
         return
-    encoding = "latin-1" if config.encoding == "latin-1" else "utf-8"
-    fields = header.decode(encoding, errors="replace").split(config.separator)
-    declared = [column.name for column in config.columns]
+    fields = header_names(config, header)
+    declared = [column.field_name for column in config.columns]
+    if config.header == "by_name":
+        _check_names(name, declared, fields, path)
+        return
     reordered = sorted(fields) == sorted(declared) and fields != declared
     if len(fields) == len(declared) and not reordered:
         return
     raise InputDataError(
         f"source {name!r}: its header does not fit the declared columns",
         received=f"{path}: {_show(header)}",
-        allowed=f"{len(declared)} fields, by position: {config.separator.join(declared)}",
+        allowed=f"{len(declared)} fields, by position: {config.field_separator.join(declared)}",
         fix=f"correct sources.{name}.columns or .separator, or set header: false if there is none",
     )
+
+
+def _check_names(name: str, declared: list[str], fields: list[str], path: str) -> None:
+    wrong = [field for field in declared if fields.count(field) != 1]
+    if wrong:
+        raise InputDataError(
+            f"source {name!r}: its header does not name each declared column once",
+            received=f"{path}: missing or repeated: {', '.join(wrong)}",
+            allowed=f"a name in the header: {', '.join(fields)}",
+            fix=f"{did_you_mean(wrong[0], fields)}; correct sources.{name}.columns (name or field)",
+        )
 
 
 def _show(line: bytes) -> str:

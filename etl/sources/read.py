@@ -1,0 +1,191 @@
+"""Reads a source of any format lazily: each row with its values, or the reason why it is bad."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from conf.dates import DateRange
+from conf.errors import InputDataError
+from conf.etl import SourceConfig
+from conf.etl.columns import SPARK_TYPES
+from conf.etl.sources import SPARSE_FORMATS
+from conf.manifest import InputFile
+from etl.sources.column_files import read_column_files
+from etl.sources.day_rows import check_days_of_rows, value_in_days
+from etl.sources.drift import check_new_columns
+from etl.sources.faults import column_faults, first_reason
+from etl.sources.fields import split_lines
+from etl.sources.files import find_files, find_files_by_day
+from etl.sources.frames import lay_out_frame, undeclared_fields
+from etl.sources.headers import header_names, read_header
+from etl.sources.jdbc import read_jdbc
+from etl.sources.json_lines import parse_json_lines
+from etl.sources.lines import file_order, line_faults, read_lines
+from etl.sources.source import (
+    FILE_COLUMN,
+    LINE_COLUMN,
+    NEW_COLUMN,
+    ORDER_COLUMN,
+    REASON_COLUMN,
+    Cell,
+    Layout,
+    Source,
+)
+from etl.sources.sparse import split_sparse_lines
+from etl.sources.tables import read_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_COLUMN_FILES = ("parquet", "orc", "avro")
+
+
+def read_source(
+    spark: SparkSession,
+    name: str,
+    config: SourceConfig,
+    data_dir: str,
+    dates: DateRange | None = None,
+) -> Source:
+    """Reads a source lazily.
+
+    Args:
+        spark: Session.
+        name: The source's name in the config.
+        config: Its declaration.
+        data_dir: Directory that a relative path starts from.
+        dates: The run's days; None: a dated input is read whole.
+
+    Returns:
+        The source; nothing has been scanned yet but, where days are a column of the input, that.
+
+    Raises:
+        InputDataError: No such file, nothing in it, a header, column or type that does not fit, or
+            a day without a row.
+        ConfigError: The session cannot read the format, or the run lacks a date.
+        UpstreamNotReadyError: A database does not answer.
+    """
+    files = find_files(name, config, data_dir, dates)
+    header = read_header(spark, name, config, files) if config.header else None
+    if config.format in _COLUMN_FILES:
+        frames = read_column_files(spark, name, config, files)
+        layouts = _lay_out_frames(name, config, frames, files, dates)
+    elif config.table is not None:
+        table = read_table(spark, name, config.table).withColumn(FILE_COLUMN, F.lit(config.table))
+        layouts = _lay_out_frames(name, config, (table,), files, dates)
+    elif config.jdbc is not None:
+        rows = read_jdbc(spark, name, config.jdbc).withColumn(FILE_COLUMN, F.lit(config.jdbc.url))
+        layouts = _lay_out_frames(name, config, (rows,), files, dates)
+    else:
+        layouts = (_lay_out_lines(spark, name, config, files, header),)
+    days = _made_days(name, config, data_dir, dates)
+    parsed = reduce(
+        lambda one, other: one.unionByName(other),
+        (_finish(config, layout, dates, days) for layout in layouts),
+    )
+    column = config.column(config.days.column) if config.days and config.days.column else None
+    if dates is not None and config.days and column is not None and not config.day_in_path:
+        check_days_of_rows(name, config.days, column, parsed, dates)
+    headers = sum(file.bytes > 0 for file in files) if config.header else 0
+    nullable = tuple(column.name for column in config.columns if column.nullable)
+    counted = nullable if config.all_null_columns != "ignore" else ()
+    return Source(name, parsed, files, headers, counted)
+
+
+def _lay_out_frames(
+    name: str,
+    config: SourceConfig,
+    frames: tuple[DataFrame, ...],
+    files: Sequence[InputFile],
+    dates: DateRange | None,
+) -> tuple[Layout, ...]:
+    check_new_columns(name, config, undeclared_fields(config, frames))
+    order = file_order(files) if files else None
+    return tuple(lay_out_frame(name, config, frame, frames, dates, order) for frame in frames)
+
+
+def _lay_out_lines(
+    spark: SparkSession,
+    name: str,
+    config: SourceConfig,
+    files: Sequence[InputFile],
+    header: bytes | None,
+) -> Layout:
+    lines = read_lines(spark, config, files)
+    faults = line_faults(config, header)
+    new = None
+    if config.format == "json":
+        frame, cells, shape, keys = parse_json_lines(lines, config)
+        new = keys if config.new_columns != "ignore" else None
+    elif config.format in SPARSE_FORMATS:
+        frame, cells, shape = split_sparse_lines(lines, config)
+    else:
+        names = None
+        if header is not None and config.header == "by_name":
+            names = header_names(config, header)
+            declared = {column.field_name for column in config.columns}
+            check_new_columns(name, config, [field for field in names if field not in declared])
+        frame, cells, shape = split_lines(lines, config, names)
+    return Layout(frame, cells, (*faults, *shape), file_order(files), new)
+
+
+def _finish(
+    config: SourceConfig, layout: Layout, dates: DateRange | None, days: dict[str, str]
+) -> DataFrame:
+    """The declared columns, the reason and the books of each row of the run's days."""
+    cells, frame = dict(layout.cells), layout.frame
+    if config.days and dates is not None and not config.day_in_path:
+        column = next(column for column in config.columns if column.name == config.days.column)
+        inside = value_in_days(column, config.days, dates, cells[column.name].value)
+        frame = frame.where(F.coalesce(inside, F.lit(True)))
+    if config.made_day_column:
+        day = _day_of_file(days)
+        cells[config.made_day_column] = Cell(day, day.isNotNull(), day)
+    faults = list(layout.faults)
+    for column in config.outputs:
+        faults += column_faults(column, cells[column.name], dates)
+    return frame.select(
+        *[
+            cells[column.name].value.cast(SPARK_TYPES[column.type]).alias(column.name)
+            for column in config.outputs
+        ],
+        FILE_COLUMN,
+        LINE_COLUMN,
+        first_reason(faults).alias(REASON_COLUMN),
+        *([] if layout.new is None else [layout.new.alias(NEW_COLUMN)]),
+        layout.order.alias(ORDER_COLUMN),
+    )
+
+
+def _made_days(
+    name: str, config: SourceConfig, data_dir: str, dates: DateRange | None
+) -> dict[str, str]:
+    """The day of each folder, where a column is to be made of it."""
+    if config.made_day_column is None:
+        return {}
+    days: dict[str, str] = {}
+    for day, files in find_files_by_day(name, config, data_dir, dates).items():
+        for file in files:
+            if days.setdefault(str(file.parent), str(day)) != str(day):
+                raise InputDataError(
+                    f"source {name!r}: a folder has files of two days, and `days.column` tells "
+                    "days apart by folder",
+                    received=f"{days[str(file.parent)]} and {day} in {file.parent}",
+                    fix="give each day a folder, as in logs/date={date}/part.tsv, or leave "
+                    "`days.column` out",
+                )
+    return days
+
+
+def _day_of_file(days: dict[str, str]) -> Column:
+    """The day of a row's folder; a path is decoded from the URI that Spark gives."""
+    folder = F.regexp_replace(FILE_COLUMN, "/[^/]*$", "")
+    folder = F.regexp_replace(folder, "^file:/+", "/")
+    # In a URI a plus is a plus; only in a query does it stand for a space.
+    plain = F.try_url_decode(F.replace(folder, F.lit("+"), F.lit("%2B")))
+    entries = [F.lit(text) for entry in days.items() for text in entry]
+    return F.try_element_at(F.create_map(*entries), plain)

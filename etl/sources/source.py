@@ -1,0 +1,104 @@
+"""A source as read, and the columns that keep its books."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
+from conf.manifest import InputFile
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+ORDER_COLUMN = "__order"
+REASON_COLUMN = "__reason"
+LINE_COLUMN = "__line"
+FILE_COLUMN = "__file"
+NEW_COLUMN = "__new"
+REPEATED_HEADER = "repeated_header"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source as read: parsed rows, and why the others did not parse.
+
+    Attributes:
+        name: Its name in the config.
+        rows: Declared columns plus `__order` (position in the input), `__reason` (null for good
+            rows), `__line`, `__file` and, for JSON lines, `__new` (keys that are not declared);
+            each line that equals the header has the reason `repeated_header`, the header itself
+            included. `__line` is the text, or the row as JSON where the input is no text.
+        files: The input files, as they stood.
+        headers: Number of header lines: one per file that has a line, or none.
+        nullable: Columns that may be null, and should not be so in every row.
+    """
+
+    name: str
+    rows: DataFrame
+    files: tuple[InputFile, ...]
+    headers: int = 0
+    nullable: tuple[str, ...] = ()
+
+    @property
+    def good(self) -> DataFrame:
+        """Rows that fit the declared schema, without the bookkeeping but `__order`."""
+        return self.rows.where(F.col(REASON_COLUMN).isNull()).drop(
+            REASON_COLUMN, LINE_COLUMN, FILE_COLUMN, NEW_COLUMN
+        )
+
+    @property
+    def bad(self) -> DataFrame:
+        """Rows that do not: file, line, reason."""
+        bad = self.rows.where(F.col(REASON_COLUMN).isNotNull())
+        if self.headers:
+            # The first of its kind is the header. Only bad rows are sorted for that.
+            same = Window.partitionBy(FILE_COLUMN, REASON_COLUMN).orderBy(ORDER_COLUMN)
+            header = (F.col(REASON_COLUMN) == REPEATED_HEADER) & (F.col("__rank") == 1)
+            bad = bad.withColumn("__rank", F.row_number().over(same)).where(~header)
+        return bad.select(
+            F.col(FILE_COLUMN).alias("file"),
+            F.col(LINE_COLUMN).alias("line"),
+            F.col(REASON_COLUMN).alias("reason"),
+        )
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One declared column on its way in: what it means, and what may be wrong with it.
+
+    Attributes:
+        value: The value in the column's Spark type; null where there is none, or it does not
+            parse.
+        present: Whether the input holds something there.
+        faults: Conditions that make the row a bad row, each with its reason, before the checks
+            that every column has.
+        text: The value as text, for `one_of`.
+    """
+
+    value: Column
+    present: Column
+    text: Column
+    faults: tuple[tuple[Column, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The rows of an input, taken apart.
+
+    Attributes:
+        frame: The rows, with `__line` and `__file`.
+        cells: One cell by the name of each column that the source gives.
+        faults: Conditions on the whole row that make it a bad row, in the order of their checks.
+        order: Position in the input: a struct of file, block and line.
+        new: Names of columns of this row that are not declared, an array; None: no row has its
+            own.
+    """
+
+    frame: DataFrame
+    cells: dict[str, Cell]
+    faults: tuple[tuple[Column, str], ...]
+    order: Column
+    new: Column | None = None

@@ -1,0 +1,56 @@
+"""What a source's declaration may say, and what contradicts itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from conf.etl import SourceConfig
+
+INT = {"name": "id", "type": "int64"}
+LIST = {"name": "ids", "type": "list<int64>"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"path": None}, "is read from `path`"),
+        ({"table": "t"}, "is read from `path`, and from nothing else"),
+        ({"format": "table"}, "is read from `table`"),
+        ({"format": "parquet", "separator": ","}, "has no separator"),
+        ({"format": "json", "header": True}, "has no header"),
+        ({"format": "orc", "encoding": "gbk"}, "has no encoding"),
+        ({"format": "pattern", "pattern": "(.)", "header": "by_name"}, "by_name"),
+        ({"escape": "\\"}, "needs a `quote`"),
+        ({"quote": ",", "separator": ",,"}, "must be different"),
+        ({"columns": [LIST]}, "needs a separator"),
+        ({"columns": [{**INT, "field": "x"}]}, "by_name"),
+        ({"columns": [{**INT, "timestamp_format": "epoch_s"}]}, "cannot have"),
+        ({"columns": [{**INT, "type": "string", "minimum": 1}]}, "cannot have bounds"),
+        ({"columns": [{**INT, "pair": {"name": "b"}}]}, "needs a `default`"),
+        ({"columns": [{**INT, "pair": {"name": "b", "default": "x"}}]}, "needs a `default`"),
+        ({"columns": [{**INT, "pair": {"name": "ID", "default": 0}}]}, "declared twice"),
+        ({"columns": [{**INT, "pair": {"name": "b", "default": 2**63}}]}, "beyond int64"),
+        ({"format": "libsvm", "columns": [INT]}, "libsvm has label"),
+        ({"format": "libsvm", "columns": [{**LIST, "field": "fields"}]}, "libsvm has label"),
+        ({"days": {}}, "needs {date} in `path`"),
+        ({"days": {"column": "nope"}}, "needs {date} in `path`"),
+        ({"path": "{date}/{date}"}, "more than once"),
+        ({"path": "{date}", "days": {"format": "%m-%d"}}, "does not tell year, month and day"),
+    ],
+)
+def test_contradictions_are_refused(changes, message):
+    data: dict[str, Any] = {"path": "in", "columns": [INT], **changes}
+    if changes.get("format") == "table":
+        del data["path"]
+    with pytest.raises(ValidationError, match=message):
+        SourceConfig.model_validate(data)
+
+
+def test_a_sparse_format_brings_its_columns_and_a_dated_path_its_days():
+    config = SourceConfig.model_validate({"path": "x/{date}", "format": "libffm"})
+    assert list(config.column_types) == ["label", "fields", "indices", "values"]
+    assert config.days is not None
+    assert config.days.lookback_days == 0
