@@ -16,6 +16,7 @@ from conf.dataset import DatasetPaths, local_path, write_text_atomic
 from conf.encoders import ENCODERS_FILE, EncoderPlan
 from conf.errors import InputDataError
 from conf.etl import BuildConfig
+from conf.etl.references import used_sources
 from conf.manifest import FileInfo, Manifest, SourceSnapshot
 from conf.schema import fingerprint
 from etl.accounting import account_rows
@@ -23,6 +24,7 @@ from etl.connector import check_connector
 from etl.encoders.vocabulary import fit_vocabulary, write_vocabulary
 from etl.events import count_events, kept, prepare_events
 from etl.features import FeaturePlan, build_plan, plan_features
+from etl.negatives import Negatives, add_negatives
 from etl.publish import hold_lock, new_version_id, publish_version, stage_version, sweep_leftovers
 from etl.records import (
     arrange,
@@ -30,11 +32,13 @@ from etl.records import (
     build_samples,
     build_users,
     drop_short_histories,
+    record_splits,
 )
 from etl.shards import write_splits
 from etl.sources import Source, SourceCounts, check_bad_rows, count_rows, read_source
-from etl.split import EVENT_SPLITS, SPLIT_COLUMN, TRAIN
+from etl.split import CATALOG, EVENT_SPLITS, SPLIT_COLUMN, TRAIN, USERS
 from etl.tfrecord.crc32c import crc32c
+from etl.weights import add_weights
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -132,7 +136,7 @@ def _run_stages(build: _Build) -> dict[str, Any]:
         sources = {
             name: read_source(build.spark, name, source, config.data_dir)
             for name, source in config.sources.items()
-            if name in _used_sources(config)
+            if name in used_sources(config)
         }
         counts = {name: count_rows(source) for name, source in sources.items()}
         _handle_bad_rows(build, sources, counts)
@@ -145,7 +149,10 @@ def _run_stages(build: _Build) -> dict[str, Any]:
         with clock.stage("fit encoders"):
             encoder_plan, files, item_tokens = _fit_encoders(build, events)
         with clock.stage("write records"):
-            records = _build_records(build, events, sources, item_tokens)
+            sampled = _sample(build, events, sources)
+            resources.callback(sampled.release)
+            samples = add_weights(sampled.samples, config, event_counts.newest_ts_ms)
+            records = _build_records(build, samples, events, sources, item_tokens)
             splits, statistics = write_splits(
                 records, config, build.staging, build.staging / ENCODERS_DIR
             )
@@ -162,7 +169,7 @@ def _run_stages(build: _Build) -> dict[str, Any]:
             config=config.resolved(),
             config_sha256=fingerprint(config.resolved()),
         ),
-        "counts": account_rows(config, counts, event_counts, splits),
+        "counts": account_rows(config, counts, event_counts, splits, sampled.drawn),
     }
 
 
@@ -172,11 +179,6 @@ def _code_version() -> str:
         return importlib.metadata.version("sluice")
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
-
-
-def _used_sources(config: BuildConfig) -> set[str | None]:
-    joined = {join.source for join in config.joins}
-    return {config.events.source, config.split.test_source, *joined}
 
 
 def _handle_bad_rows(
@@ -194,20 +196,20 @@ def _handle_bad_rows(
 
 def _fit_encoders(
     build: _Build, events: DataFrame
-) -> tuple[EncoderPlan, tuple[FileInfo, ...], pa.Table]:
+) -> tuple[EncoderPlan, tuple[FileInfo, ...], pa.Table | None]:
     """Fits every vocabulary on the train split, and writes the encoders' files."""
     directory = build.staging / ENCODERS_DIR
     directory.mkdir()
     train = events.where(events[SPLIT_COLUMN] == TRAIN)
-    item = next(f for f in build.plan.features if f.name == build.plan.keys.item)
+    item = next((f for f in build.plan.features if f.name == build.plan.keys.item), None)
     specs, item_tokens = [], None
     for vocabulary in build.plan.vocabularies:
         table = fit_vocabulary(train, vocabulary.columns, vocabulary.min_count, vocabulary.max_size)
         logger.info("vocabulary %s: %s tokens", vocabulary.name, f"{table.num_rows:,}")
         specs.append(write_vocabulary(table, directory / f"{vocabulary.name}.parquet"))
-        if vocabulary.name == build.plan.vocabulary_name(item):
+        if item is not None and vocabulary.name == build.plan.vocabulary_name(item):
             item_tokens = table.select(["token"])
-    if item_tokens is None or not item_tokens.num_rows:
+    if item is not None and (item_tokens is None or not item_tokens.num_rows):
         raise InputDataError(
             "the vocabulary of the items is empty: nothing could be ranked",
             received=f"feature {item.name!r}: {item.encoding}",
@@ -226,16 +228,26 @@ def _describe(root: Path, path: Path) -> FileInfo:
     return FileInfo(str(path.relative_to(root)), len(data), f"{crc32c(data):08x}")
 
 
+def _sample(build: _Build, events: DataFrame, sources: Mapping[str, Source]) -> Negatives:
+    samples = drop_short_histories(build_samples(events, build.config), build.config)
+    return add_negatives(samples, events, build.config, sources)
+
+
 def _build_records(
-    build: _Build, events: DataFrame, sources: Mapping[str, Source], item_tokens: pa.Table
+    build: _Build,
+    samples: DataFrame,
+    events: DataFrame,
+    sources: Mapping[str, Source],
+    item_tokens: pa.Table | None,
 ) -> DataFrame:
-    config, plan = build.config, build.plan
-    samples = drop_short_histories(build_samples(events, config), config)
-    tokens = build.spark.createDataFrame(item_tokens)
-    catalog = build_catalog(config, plan, sources, tokens)
-    users = build_users(events, config, plan)
-    records = samples.unionByName(catalog, allowMissingColumns=True)
-    return arrange(records.unionByName(users, allowMissingColumns=True), config, plan)
+    config, plan, records = build.config, build.plan, samples
+    if item_tokens is not None and CATALOG in record_splits(config):
+        catalog = build_catalog(config, plan, sources, build.spark.createDataFrame(item_tokens))
+        records = records.unionByName(catalog, allowMissingColumns=True)
+    if USERS in record_splits(config):
+        users = build_users(events, config, plan)
+        records = records.unionByName(users, allowMissingColumns=True)
+    return arrange(records, config, plan)
 
 
 def _label_rate(plan: FeaturePlan, statistics: Mapping[str, Any]) -> dict[str, float]:

@@ -10,9 +10,11 @@ from pyspark.sql import functions as F
 from conf.errors import ConfigError
 from conf.etl import BuildConfig
 from etl.features import SEEN, FeaturePlan
-from etl.history import POSITION_COLUMN, add_history, add_seen, all_seen, build_sequences, latest
+from etl.history import add_history, add_seen, all_seen, build_sequences, latest
+from etl.identity import identity_columns
+from etl.skips import SKIP_COLUMN
 from etl.sources import Source
-from etl.split import ALL_SPLITS, CATALOG, SPLIT_COLUMN, TRAIN, USERS
+from etl.split import ALL_SPLITS, CATALOG, EVENT_SPLITS, SPLIT_COLUMN, TRAIN, USERS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -22,16 +24,18 @@ SHARD_COLUMN = "__shard"
 
 
 def build_samples(events: DataFrame, config: BuildConfig) -> DataFrame:
-    """Builds one row per kept event, with its history, and what evaluation needs to know.
+    """Builds one row per event that is a sample, with its history, and what evaluation needs.
 
     Args:
         events: Kept events (`etl.events.prepare_events`).
         config: The build's config.
     """
-    user, item = config.events.user, config.events.item
+    user, item = config.events.user or "", config.events.item or ""
     samples = events
     if config.history:
         samples = add_history(samples, user, item, config.history.name, config.history.max_len)
+    # After the windows: an event that is no sample stays in the histories of those that are.
+    samples = samples.where(F.col(SKIP_COLUMN).isNull())
     if not config.seen:
         return samples
     is_train = F.col(SPLIT_COLUMN) == TRAIN
@@ -54,7 +58,7 @@ def build_users(events: DataFrame, config: BuildConfig, plan: FeaturePlan) -> Da
     Raises:
         ConfigError: A user feature is a column of the event, not of a dictionary of users.
     """
-    user, item = config.events.user, config.events.item
+    user, item = config.events.user or "", config.events.item or ""
     history = config.history.name if config.history else None
     columns = {
         f.column for f in plan.features if f.role == "user" and f.column not in (user, history)
@@ -87,7 +91,7 @@ def build_catalog(
     Raises:
         ConfigError: An item feature is a column of the event, not of a dictionary of items.
     """
-    item = config.events.item
+    item = config.events.item or ""
     columns = {f.column for f in plan.features if f.role == "item" and f.column != item}
     _check_columns(config, columns, item, "item")
     catalog = tokens.toDF(item)
@@ -122,8 +126,19 @@ def shard_counts(config: BuildConfig) -> dict[str, int]:
     """Returns the number of shards per split, in the order of their partition ids."""
     return {
         split: config.output.shards if split == TRAIN else config.output.eval_shards
-        for split in ALL_SPLITS
+        for split in record_splits(config)
     }
+
+
+def record_splits(config: BuildConfig) -> tuple[str, ...]:
+    """Returns the splits that a build writes: no catalogue without items, nor users without both.
+
+    A log's rows that belong to no one have no latest state to serve.
+    """
+    made = [*EVENT_SPLITS]
+    made += [CATALOG] if config.events.item is not None else []
+    made += [USERS] if config.events.has_behaviour else []
+    return tuple(split for split in ALL_SPLITS if split in made)
 
 
 def arrange(records: DataFrame, config: BuildConfig, plan: FeaturePlan) -> DataFrame:
@@ -135,16 +150,17 @@ def arrange(records: DataFrame, config: BuildConfig, plan: FeaturePlan) -> DataF
     Returns:
         The features' raw columns, partitioned by shard and sorted within.
     """
-    user, item = config.events.user, config.events.item
-    identity = [F.col(SPLIT_COLUMN), F.col(user), F.col(item), F.col(POSITION_COLUMN)]
-    hashed = records.withColumn(HASH_COLUMN, F.xxhash64(F.lit(config.output.seed), *identity))
+    identity = identity_columns(config)
+    hashed = records.withColumn(
+        HASH_COLUMN, F.xxhash64(F.lit(config.output.seed), F.col(SPLIT_COLUMN), *identity)
+    )
     start, shard = 0, F.lit(None).cast("int")
     for split, count in shard_counts(config).items():
         inside = F.pmod(F.col(HASH_COLUMN), F.lit(count)).cast("int") + F.lit(start)
         shard = F.when(F.col(SPLIT_COLUMN) == split, inside).otherwise(shard)
         start += count
     arranged = hashed.withColumn(SHARD_COLUMN, shard).repartitionById(start, F.col(SHARD_COLUMN))
-    ordered = arranged.sortWithinPartitions(HASH_COLUMN, user, item, POSITION_COLUMN)
+    ordered = arranged.sortWithinPartitions(HASH_COLUMN, *identity)
     return ordered.select(*_raw_columns(plan))
 
 

@@ -167,8 +167,8 @@ def build_objective(
     items = None
     if objective.uniform_negatives is not None:
         items = ItemFeatures(version_dir, manifest, model.item_inputs)
-    size = int(manifest.schema[manifest.keys.item].vocabulary_size or 0)
-    return SampledSoftmax(objective, manifest.keys.item, size, log_counts, items)
+    size = int(manifest.schema[manifest.require_key("item")].vocabulary_size or 0)
+    return SampledSoftmax(objective, manifest.require_key("item"), size, log_counts, items)
 
 
 def _offset(seed: tf.Tensor, stream: int) -> tf.Tensor:
