@@ -57,7 +57,12 @@ def build_alias_table(weights: FloatArray, groups: IntArray) -> AliasTable:
     uneven = last >= first
     thresholds[small[uneven]] = scaled[small[uneven]]
     aliases[small[uneven]] = large[giver[uneven]]
-    given = missing[np.searchsorted(missing[:-1], surplus, "left")]
+    filled = np.clip(
+        np.searchsorted(missing[:-1], surplus, "left"),
+        np.searchsorted(groups[small], groups[large], "left"),
+        np.searchsorted(groups[small], groups[large], "right"),
+    )
+    given = missing[filled]
     has_next = np.append(groups[large[1:]] == groups[large[:-1]], False)
     thresholds[large] = np.where(has_next, np.clip(1 - (given - surplus), 0, 1), 1.0)
     aliases[large] = np.where(has_next, np.append(large[1:], 0), large)
