@@ -37,7 +37,7 @@ def add_conversion_label(
     """
     scale = F.lit(1000 if conversion.time_unit == "s" else 1)
     conversions = source.select(
-        *[F.col(other).alias(column) for column, other in conversion.on.items()],
+        *[F.col(other).alias(column) for column, other in conversion.keys.items()],
         (F.col(conversion.time) * scale).alias(_CONVERTED),
     ).where(F.col(_CONVERTED).isNotNull())
     window_ms = round(conversion.within_hours * _HOUR_MS)
@@ -50,17 +50,19 @@ def add_conversion_label(
     )
     following = (
         # At the same moment the event comes first: it then sees that conversion.
-        Window.partitionBy(*conversion.on)
+        Window.partitionBy(*conversion.keys)
         .orderBy("__event_ts_ms", F.col(_CONVERTED).asc_nulls_first())
         .rowsBetween(Window.currentRow, Window.unboundedFollowing)
     )
     label = config.label_name or ""
     next_ms = F.min(_CONVERTED).over(following)
     in_time = F.col("__next_ms") - F.col("__event_ts_ms") <= window_ms
+    # A given event without a time has no window, hence no label.
+    timed = F.col("__event_ts_ms").isNotNull()
     labelled = (
         merged.withColumn("__next_ms", next_ms)
         .where(F.col(_CONVERTED).isNull())
-        .withColumn(label, F.coalesce(in_time, F.lit(False)).cast("float"))
+        .withColumn(label, F.when(timed, F.coalesce(in_time, F.lit(False))).cast("float"))
         .drop("__next_ms", _CONVERTED)
     )
     if conversion.immature == "keep":

@@ -15,7 +15,7 @@ class ConversionConfig(Strict):
     """Positive if a conversion of the same keys follows within the attribution window."""
 
     source: str = Field(description="Source of the conversions: one row each.")
-    on: dict[str, str] = Field(
+    keys: dict[str, str] = Field(
         min_length=1, description="Column of the event to the conversion's column of equal type."
     )
     time: str = Field(description="Time column of the conversions.")

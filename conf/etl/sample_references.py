@@ -85,11 +85,11 @@ def _check_conversion(config: BuildConfig, conversion: ConversionConfig) -> None
             f"{types.get(conversion.time, 'not declared')} in {conversion.source!r}; it must be of "
             f"the type of events.time, {_log_types(config)[config.events.time]}"
         )
-    for column, other in conversion.on.items():
+    for column, other in conversion.keys.items():
         kind = _log_types(config).get(column)
         if kind is None or kind.startswith("list<") or types.get(other) != kind:
             raise ValueError(
-                f"label.conversion.on: {_describe(config, column)}, {other!r} is "
+                f"label.conversion.keys: {_describe(config, column)}, {other!r} is "
                 f"{types.get(other, 'not declared')} in {conversion.source!r}; both must be there, "
                 "of one type, not lists"
             )

@@ -66,7 +66,7 @@ def test_conversions_count_within_the_window_and_recent_events_wait(spark):
     )
     conversion = {
         "source": "orders",
-        "on": {"user": "buyer", "item": "product"},
+        "keys": {"user": "buyer", "item": "product"},
         "time": "at",
         "within_hours": 10,
         "until_ts": 100 * HOUR,

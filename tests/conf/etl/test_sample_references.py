@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from tests.etl.samples_log import ctr_config, log_config
 
-ORDERS = {"source": "orders", "on": {"user": "buyer"}, "time": "at", "within_hours": 1}
+ORDERS = {"source": "orders", "keys": {"user": "buyer"}, "time": "at", "within_hours": 1}
 
 
 @pytest.mark.parametrize(
@@ -21,8 +21,8 @@ ORDERS = {"source": "orders", "on": {"user": "buyer"}, "time": "at", "within_hou
         ({"label": {"column": "action", "at_least": 1}}, "'action' is string"),
         ({"label": {"column": "action", "one_of": [1]}}, "received 1"),
         ({"label": {"column": "dwell", "equals": "long"}}, "received 'long'"),
-        ({"label": {"conversion": {**ORDERS, "on": {"user": "by"}}}}, "'by' is not declared"),
-        ({"label": {"conversion": {**ORDERS, "on": {"action": "buyer"}}}}, "of one type"),
+        ({"label": {"conversion": {**ORDERS, "keys": {"user": "by"}}}}, "'by' is not declared"),
+        ({"label": {"conversion": {**ORDERS, "keys": {"action": "buyer"}}}}, "of one type"),
         ({"label": {"conversion": {**ORDERS, "time": "when"}}}, "'when' is not declared"),
         ({"label": {"conversion": {**ORDERS, "source": "sales"}}}, "under `sources`: sales"),
         ({"split": {"strategy": "hash", "key": "usr"}}, "split.key: 'usr' is not declared"),
