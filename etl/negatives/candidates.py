@@ -31,8 +31,8 @@ class Candidates:
     """An alias table as frames, joined to draws by index.
 
     Attributes:
-        table: `__group`, `__index`, `token`, `probability`, `threshold`, `alias`,
-            `alias_probability`: one row per item.
+        table: `__group`, `__index`, `__token`, `__item_probability`, `__threshold`, `__alias`,
+            `__alias_probability`: one row per item.
         sizes: `__group` and `__size`, its number of items.
     """
 
@@ -52,18 +52,18 @@ class Candidates:
         hashed = slots.join(self.sizes, GROUP_COLUMN).withColumn(_HASH, F.xxhash64(*key))
         hashed = hashed.withColumn(_INDEX, F.pmod(F.col(_HASH), F.col(_SIZE)))
         drawn = hashed.join(self.table, [GROUP_COLUMN, _INDEX])
-        own = hash_fraction(F.col(_HASH), F.lit("alias")) < F.col("threshold")
+        own = hash_fraction(F.col(_HASH), F.lit("alias")) < F.col("__threshold")
         return drawn.withColumns(
             {
-                CANDIDATE_COLUMN: F.when(own, F.col("token")).otherwise(F.col("alias")),
-                PROBABILITY_COLUMN: F.when(own, F.col("probability")).otherwise(
-                    F.col("alias_probability")
+                CANDIDATE_COLUMN: F.when(own, F.col("__token")).otherwise(F.col("__alias")),
+                PROBABILITY_COLUMN: F.when(own, F.col("__item_probability")).otherwise(
+                    F.col("__alias_probability")
                 ),
             }
         ).drop(_SIZE, _HASH, _INDEX, *_TABLE_COLUMNS)
 
 
-_TABLE_COLUMNS = ("token", "probability", "threshold", "alias", "alias_probability")
+_TABLE_COLUMNS = ("__token", "__item_probability", "__threshold", "__alias", "__alias_probability")
 
 
 def group_of(config: NegativesConfig) -> Column:
@@ -84,31 +84,31 @@ def fit_candidates(events: DataFrame, item: str, config: NegativesConfig) -> Can
     train = events.where(F.col(SPLIT_COLUMN) == TRAIN)
     # An item's category is its dictionary's; the least, should an item ever have two.
     counted = (
-        train.groupBy(F.col(item).alias("token"))
+        train.groupBy(F.col(item).alias("__token"))
         .agg(F.count("*").alias("count"), F.min(group_of(config)).alias(GROUP_COLUMN))
         .where(F.col(GROUP_COLUMN).isNotNull())
     )
-    items = counted.toArrow().sort_by([(GROUP_COLUMN, "ascending"), ("token", "ascending")])
+    items = counted.toArrow().sort_by([(GROUP_COLUMN, "ascending"), ("__token", "ascending")])
     items = items.combine_chunks()
     groups = _group_numbers(items[GROUP_COLUMN])
     weights = items["count"].to_numpy().astype(np.float64) ** config.exponent
     alias = build_alias_table(weights, groups)
     starts = np.searchsorted(groups, groups, "left")
-    token = items["token"].combine_chunks()
+    token = items["__token"].combine_chunks()
     table = pa.table(
         {
             GROUP_COLUMN: items[GROUP_COLUMN],
             _INDEX: np.arange(len(groups), dtype=np.int64) - starts,
-            "token": token,
-            "probability": alias.probabilities,
-            "threshold": alias.thresholds,
-            "alias": token.take(pa.array(alias.aliases)),
-            "alias_probability": alias.probabilities[alias.aliases],
+            "__token": token,
+            "__item_probability": alias.probabilities,
+            "__threshold": alias.thresholds,
+            "__alias": token.take(pa.array(alias.aliases)),
+            "__alias_probability": alias.probabilities[alias.aliases],
         }
     )
     spark = events.sparkSession
-    sizes = table.group_by(GROUP_COLUMN).aggregate([("token", "count")])
-    sizes = sizes.rename_columns([GROUP_COLUMN, _SIZE])
+    sizes = table.group_by(GROUP_COLUMN).aggregate([("__token", "count")])
+    sizes = sizes.select([GROUP_COLUMN, "__token_count"]).rename_columns([GROUP_COLUMN, _SIZE])
     return Candidates(spark.createDataFrame(table), spark.createDataFrame(sizes))
 
 

@@ -93,10 +93,10 @@ def draw_unseen(
 def _met_probability(met: DataFrame, candidates: Candidates, user: str) -> DataFrame:
     """The probability of all items that a user has met, by user and group."""
     items = candidates.table.select(
-        GROUP_COLUMN, F.col("token").alias(CANDIDATE_COLUMN), "probability"
+        GROUP_COLUMN, F.col("__token").alias(CANDIDATE_COLUMN), "__item_probability"
     )
     # Whole numbers: their sum does not hang on the order, as that of floats does.
-    units = F.sum(F.round(F.col("probability") * _UNIT).cast("long"))
+    units = F.sum(F.round(F.col("__item_probability") * _UNIT).cast("long"))
     return (
         met.join(items, CANDIDATE_COLUMN)
         .groupBy(user, GROUP_COLUMN)
