@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from conf.errors import InputDataError
+from conf.errors import ConfigError, InputDataError
 from conf.schema import FeatureSchema
 
 MANIFEST_FILE = "manifest.json"
@@ -63,20 +63,24 @@ class DatasetKeys:
     """Which feature plays which part; None where the dataset has no such feature.
 
     Attributes:
-        user: Scalar id of the user.
-        item: Scalar id of the target item.
+        user: Scalar id of the user; None where rows belong to no one.
+        item: Scalar id of the target item; None where rows are samples without one.
         history: Ragged item ids before the event, most recent first.
         seen: Ragged item ids that the user had met before the event, unbounded.
         candidates: Ragged item ids to rank against in a sampled protocol, target excluded.
         label: The label.
+        weight: What the loss of the sample is multiplied by.
+        sampling_probability: Probability by which a negative was sampled; 1 where it was not.
     """
 
-    user: str
-    item: str
+    user: str | None
+    item: str | None
     history: str | None = None
     seen: str | None = None
     candidates: str | None = None
     label: str | None = None
+    weight: str | None = None
+    sampling_probability: str | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,7 @@ class RowCounts:
         joined: Event rows after parsing, de-duplication and dictionary joins.
         kept: Records written per split.
         dropped: Event rows left out, by reason.
+        drawn: Negatives that were drawn and written, per split.
     """
 
     read: Mapping[str, int]
@@ -116,6 +121,7 @@ class RowCounts:
     joined: int
     kept: Mapping[str, int]
     dropped: Mapping[str, int]
+    drawn: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -193,6 +199,23 @@ class Manifest:
             received=name,
             allowed=", ".join(split.name for split in self.splits),
         )
+
+    def require_key(self, part: Literal["user", "item"]) -> str:
+        """Returns the feature that is the user's or the item's id.
+
+        Raises:
+            ConfigError: The dataset has none: its rows are samples without users or items.
+        """
+        name = self.keys.user if part == "user" else self.keys.item
+        if name is None:
+            raise ConfigError(
+                f"dataset {self.dataset_name!r} has no {part}: nothing can be looked up or ranked "
+                f"by {part}",
+                received=f"keys.{part} = None",
+                allowed=f"a dataset whose build config declares events.{part}",
+                fix=f"declare events.{part} and build again, or use what needs a label alone",
+            )
+        return name
 
     def has_split(self, name: str) -> bool:
         """Whether the version has that split with at least one record."""

@@ -18,15 +18,24 @@ def account_rows(
     counts: Mapping[str, SourceCounts],
     events: EventCounts,
     splits: Sequence[SplitInfo],
+    drawn: Mapping[str, int] | None = None,
 ) -> RowCounts:
-    """Accounts for every event.
+    """Accounts for every event, and for every negative that was drawn.
+
+    Args:
+        config: The build's config.
+        counts: Rows of each source.
+        events: Events kept as samples and dropped.
+        splits: What was written.
+        drawn: Negatives by split.
 
     Raises:
         InternalError: Fewer or more records were written than events were kept.
         InputDataError: A split has no sample left.
     """
     written = {split.name: split.rows for split in splits}
-    short = {split: n - written[split] for split, n in events.splits.items()}
+    drawn = drawn or {}
+    short = {s: n + drawn.get(s, 0) - written[s] for s, n in events.splits.items()}
     filtered = config.history is not None and config.history.min_len is not None
     if min(short.values(), default=0) < 0 or (any(short.values()) and not filtered):
         raise InternalError(
@@ -50,4 +59,5 @@ def account_rows(
         joined=events.joined,
         kept=written,
         dropped=dropped,
+        drawn=drawn,
     )

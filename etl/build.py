@@ -13,18 +13,21 @@ from typing import TYPE_CHECKING, Any
 from conf.dataset import DatasetPaths, local_path
 from conf.errors import ConfigError, InputDataError
 from conf.etl import BuildConfig
+from conf.etl.references import used_sources
 from conf.manifest import Manifest, RunInfo, SourceSnapshot
 from conf.schema import fingerprint
 from etl.accounting import account_rows
 from etl.arrangement import check_partition_columns
 from etl.connector import check_connector
-from etl.day_range import count_outside, leave_out
+from etl.day_range import count_outside, is_inside, leave_out
 from etl.encoder_files import FittedEncoders, fit_encoders, take_over_encoders
 from etl.events import EventCounts, count_events, kept, prepare_events
 from etl.features import FeaturePlan, plan_features
+from etl.negatives import Negatives, add_negatives
 from etl.partition_reuse import check_reusable, check_split_by_day
 from etl.publish import hold_lock, new_version_id, publish_version, stage_version, sweep_leftovers
-from etl.record_stage import RecordStage, Written
+from etl.record_stage import RecordStage, Rows, Written
+from etl.records import build_samples, drop_short_histories
 from etl.runs import (
     Parent,
     RunRequest,
@@ -35,7 +38,6 @@ from etl.runs import (
     read_code_version,
     read_parent,
     take_same_version,
-    used_sources,
 )
 from etl.sources import (
     Source,
@@ -47,6 +49,7 @@ from etl.sources import (
 )
 from etl.split import EVENT_SPLITS
 from etl.stage_clock import StageClock
+from etl.weights import add_weights
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -218,8 +221,11 @@ def _run_stages(build: _Build, sources: Mapping[str, Source]) -> dict[str, Any]:
         with clock.stage("fit encoders"):
             encoders = _prepare_encoders(build, events)
         with clock.stage("write records"):
+            sampled = _sample(build, events, sources)
+            resources.callback(sampled.release)
+            samples = add_weights(sampled.samples, config, event_counts.newest_ts_ms)
             stage = RecordStage(build.spark, config, build.plan, build.staging, build.request.dates)
-            written = stage.write(events, sources, encoders, build.base)
+            written = stage.write(Rows(samples, events, sources), encoders, build.base)
         if config.output.parquet:
             with clock.stage("export Parquet"):
                 written = stage.export_parquet(written, encoders)
@@ -231,7 +237,7 @@ def _run_stages(build: _Build, sources: Mapping[str, Source]) -> dict[str, Any]:
             config=config.resolved(),
             config_sha256=fingerprint(config.resolved()),
         ),
-        "counts": account_rows(config, counts, event_counts, written.built),
+        "counts": account_rows(config, counts, event_counts, written.built, sampled.drawn),
     }
 
 
@@ -275,6 +281,13 @@ def _handle_bad_rows(
         if bad and declared.bad_rows.policy == "quarantine":
             target = build.staging / QUARANTINE_DIR / name
             source.bad.repartition(1).write.json(str(target))
+
+
+def _sample(build: _Build, events: DataFrame, sources: Mapping[str, Source]) -> Negatives:
+    samples = drop_short_histories(build_samples(events, build.config), build.config)
+    if build.request.dates is not None and build.config.events.time is not None:
+        samples = samples.where(is_inside(build.request.dates))
+    return add_negatives(samples, events, build.config, sources)
 
 
 def _label_rate(plan: FeaturePlan, written: Written) -> dict[str, float]:

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from conf.dates import DateRange
 from conf.errors import InputDataError
 from etl.events import EventCounts
+from etl.skips import SKIP_COLUMN
 from etl.split import SPLIT_COLUMN
 
 if TYPE_CHECKING:
@@ -32,8 +33,13 @@ def is_inside(dates: DateRange) -> Column:
 
 
 def count_outside(events: DataFrame, dates: DateRange) -> dict[str, int]:
-    """Counts the kept events outside the run's days, by split."""
-    rows = events.where(~is_inside(dates)).groupBy(SPLIT_COLUMN).count().collect()
+    """Counts the kept events that would be samples but for the run's days, by split."""
+    rows = (
+        events.where(F.col(SKIP_COLUMN).isNull() & ~is_inside(dates))
+        .groupBy(SPLIT_COLUMN)
+        .count()
+        .collect()
+    )
     return {row[SPLIT_COLUMN]: row["count"] for row in rows}
 
 

@@ -34,12 +34,12 @@ class FittedEncoders:
     Attributes:
         plan: What they do.
         files: Their files.
-        item_tokens: The items' vocabulary, one column `token`.
+        item_tokens: The items' vocabulary, one column `token`; None where records have no item.
     """
 
     plan: EncoderPlan
     files: tuple[FileInfo, ...]
-    item_tokens: pa.Table
+    item_tokens: pa.Table | None
 
 
 def fit_encoders(events: DataFrame, features: FeaturePlan, staging: Path) -> FittedEncoders:
@@ -84,10 +84,10 @@ def take_over_encoders(parent: Path, features: FeaturePlan, staging: Path) -> Fi
 
 def _read_fitted(plan: EncoderPlan, features: FeaturePlan, staging: Path) -> FittedEncoders:
     directory = staging / ENCODERS_DIR
-    item = next(f for f in features.features if f.name == features.keys.item)
-    name = features.vocabulary_name(item)
+    item = next((f for f in features.features if f.name == features.keys.item), None)
+    name = None if item is None else features.vocabulary_name(item)
     tokens = load_vocabulary(directory, plan.vocabulary(name)).select(["token"]) if name else None
-    if tokens is None or not tokens.num_rows:
+    if item is not None and (tokens is None or not tokens.num_rows):
         raise InputDataError(
             "the vocabulary of the items is empty: nothing could be ranked",
             received=f"feature {item.name!r}: {item.encoding}",

@@ -11,7 +11,7 @@ from typing import Any
 from conf.etl import BuildConfig, FeatureConfig
 from conf.manifest import InputFile
 from etl.features import SEEN, FeaturePlan
-from etl.split import ALL_SPLITS, TRAIN
+from etl.split import TRAIN, record_splits
 
 _SAMPLE_BYTES = 1 << 16
 _SAMPLE_FILES = 8
@@ -111,5 +111,5 @@ def declared_shards(config: BuildConfig, estimate: SizeEstimate) -> dict[str, in
     """Shards by split, as far as they are known before the data is read."""
     return {
         split: estimate.shards if split == TRAIN else config.output.eval_shards
-        for split in ALL_SPLITS
+        for split in record_splits(config)
     }

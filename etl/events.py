@@ -14,16 +14,28 @@ from conf.errors import InputDataError
 from conf.etl import BuildConfig
 from etl.features import CANDIDATES
 from etl.history import POSITION_COLUMN
+from etl.identity import add_row_identity
 from etl.joins import DROP_COLUMN, check_all_matched, check_unique_key, join_dictionary
+from etl.labels import add_label
+from etl.skips import SKIP_COLUMN, mark_skipped
+from etl.sliding import mark_outside_window
 from etl.sources import ORDER_COLUMN, Source
-from etl.split import EVENT_SPLITS, GIVEN_TEST_COLUMN, SPLIT_COLUMN, TOTAL_COLUMN, add_split
+from etl.split import (
+    EVENT_SPLITS,
+    GIVEN_TEST_COLUMN,
+    GIVEN_TOTAL_COLUMN,
+    GIVEN_VALIDATION_COLUMN,
+    SPLIT_COLUMN,
+    TOTAL_COLUMN,
+    add_split,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 DUPLICATE = "duplicate"
 AFTER_TEST = "after_test"
-UNLABELLED = "unlabelled"
+AFTER_VALIDATION = "after_validation"
 
 
 @dataclass(frozen=True)
@@ -43,15 +55,17 @@ def prepare_events(config: BuildConfig, sources: Mapping[str, Source]) -> Prepar
 
     Returns:
         A frame of event and dictionary columns, `__drop` (null, or why the row is left out),
-        `__position` (rank among its user's kept events, from 1), `__total`, `__split`,
-        `__event_ts_ms` and the label where one is declared.
+        `__position` (rank among its user's kept events, from 1) and `__total` where there are
+        users, `__split`, `__skip` (null, or why a kept event is no sample), `__event_ts_ms` and
+        the label where one is declared.
 
     Raises:
         InputDataError: A dictionary's key is not unique, or an event that must match does not.
     """
     events = _read_log(config, sources)
     events = _mark_duplicates(events, config)
-    events = _mark_after_test(events, config)
+    events = _mark_after_given(events, config)
+    events = mark_outside_window(events, config.split)
     for join in config.joins:
         dictionary = sources[join.source].good
         key = config.sources[join.source].key or ""
@@ -60,35 +74,53 @@ def prepare_events(config: BuildConfig, sources: Mapping[str, Source]) -> Prepar
             check_all_matched(events, join.source, dictionary, key, join.column)
         drops = join.unmatched == "drop"
         events = join_dictionary(events, join.source, dictionary, key, join.column, drops)
-    events = _add_label(events, config)
+    events = add_label(events, config, sources)
     # Persisted before the split, whose choice of users would else run all of this once more.
     positioned = _add_positions(events, config).drop(ORDER_COLUMN)
     positioned.persist(StorageLevel.MEMORY_AND_DISK)
-    frame = add_split(
-        positioned, config.split, config.events.user, config.events.time, config.output.seed
-    )
-    return PreparedEvents(frame.drop("__given_total"), positioned)
+    frame = mark_skipped(add_split(positioned, config), config)
+    return PreparedEvents(frame.drop(GIVEN_TOTAL_COLUMN), positioned)
 
 
 def _read_log(config: BuildConfig, sources: Mapping[str, Source]) -> DataFrame:
-    log = sources[config.events.source].good.withColumn(GIVEN_TEST_COLUMN, F.lit(False))
-    if config.split.test_source:
-        test = sources[config.split.test_source].good.withColumn(GIVEN_TEST_COLUMN, F.lit(True))
-        if config.split.candidates:
-            test = test.withColumnRenamed(config.split.candidates, CANDIDATES)
-        log = log.unionByName(test, allowMissingColumns=True)
+    log = _union_given(config, sources)
     time = config.events.time
     scale = 1000 if config.events.time_unit == "s" else 1
     ts = F.col(time) * F.lit(scale) if time else F.lit(None).cast("bigint")
     log = log.withColumn("__event_ts_ms", ts).withColumn(DROP_COLUMN, F.lit(None).cast("string"))
+    if config.events.history and config.events.history_order == "oldest_first":
+        log = log.withColumn(config.events.history, F.reverse(config.events.history))
+    if config.events.user is None:
+        return add_row_identity(log, config.sources[config.events.source].column_types)
     # One shuffle serves every window below: all of them run inside a user.
     return log.repartition(F.col(config.events.user))
 
 
+def _union_given(config: BuildConfig, sources: Mapping[str, Source]) -> DataFrame:
+    """The log and the given test and validation events, each marked as what it is."""
+    split = config.split
+
+    def mark(name: str, test: bool, validation: bool) -> DataFrame:
+        marked = sources[name].good.withColumn(GIVEN_TEST_COLUMN, F.lit(test))
+        return marked.withColumn(GIVEN_VALIDATION_COLUMN, F.lit(validation))
+
+    log = mark(config.events.source, False, False)
+    if split.validation_source:
+        validation = mark(split.validation_source, False, True)
+        log = log.unionByName(validation, allowMissingColumns=True)
+    if split.test_source:
+        test = mark(split.test_source, True, False)
+        if split.candidates:
+            test = test.withColumnRenamed(split.candidates, CANDIDATES)
+        log = log.unionByName(test, allowMissingColumns=True)
+    return log
+
+
 def _mark_duplicates(events: DataFrame, config: BuildConfig) -> DataFrame:
-    if not config.events.deduplicate or config.events.time is None:
+    user, item, time = config.events.user, config.events.item, config.events.time
+    if not config.events.deduplicate or user is None or item is None or time is None:
         return events
-    same = [config.events.user, config.events.item, config.events.time, GIVEN_TEST_COLUMN]
+    same = [user, item, time, GIVEN_TEST_COLUMN, GIVEN_VALIDATION_COLUMN]
     rank = F.row_number().over(Window.partitionBy(*same).orderBy(ORDER_COLUMN))
     return (
         events.withColumn("__rank", rank)
@@ -97,43 +129,36 @@ def _mark_duplicates(events: DataFrame, config: BuildConfig) -> DataFrame:
     )
 
 
-def _mark_after_test(events: DataFrame, config: BuildConfig) -> DataFrame:
-    """Leaves out what the log holds from a given test event's time on: it is the future.
+def _mark_after_given(events: DataFrame, config: BuildConfig) -> DataFrame:
+    """Leaves out what comes at or after a given event of the same user: it is the future.
 
-    A test source without times comes after the whole log, by declaration.
+    A given source without times comes after the whole log, by declaration.
     """
-    time = config.events.time
-    test_source = config.split.test_source
-    if time is None or test_source is None or config.sources[test_source].column(time) is None:
-        return events
-    of_user = Window.partitionBy(config.events.user)
-    first_test = F.min(F.when(F.col(GIVEN_TEST_COLUMN), F.col(time))).over(of_user)
-    late = ~F.col(GIVEN_TEST_COLUMN) & (F.col(time) >= F.col("__first_test"))
-    reason = F.when(late, F.lit(AFTER_TEST))
-    return (
-        events.withColumn("__first_test", first_test)
-        .withColumn(DROP_COLUMN, F.coalesce(F.col(DROP_COLUMN), reason))
-        .drop("__first_test")
-    )
-
-
-def _add_label(events: DataFrame, config: BuildConfig) -> DataFrame:
-    """Adds the label. An event of a given test set may lack one, an event of the log may not."""
-    if config.label is None:
-        return events
-    value = F.col(config.label.column)
-    # The bound in the column's own precision: 4.1 read as float32 is not below 4.1.
-    bound = F.lit(config.label.at_least).cast(events.schema[config.label.column].dataType)
-    label = F.when(value.isNotNull(), (value >= bound).cast("float"))
-    reason = F.when(value.isNull() & ~F.col(GIVEN_TEST_COLUMN), F.lit(UNLABELLED))
-    return events.withColumn(config.label.name, label).withColumn(
-        DROP_COLUMN, F.coalesce(F.col(DROP_COLUMN), reason)
-    )
+    time, user = config.events.time, config.events.user
+    given = {
+        AFTER_TEST: (config.split.test_source, F.col(GIVEN_TEST_COLUMN)),
+        AFTER_VALIDATION: (config.split.validation_source, F.col(GIVEN_VALIDATION_COLUMN)),
+    }
+    earlier = ~F.col(GIVEN_TEST_COLUMN)
+    for reason, (source, is_given) in given.items():
+        if time is None or user is None or source is None:
+            continue
+        if config.sources[source].column(time) is not None:
+            first = F.min(F.when(is_given, F.col(time))).over(Window.partitionBy(user))
+            late = earlier & ~is_given & (F.col(time) >= F.col("__first_given"))
+            events = (
+                events.withColumn("__first_given", first)
+                .withColumn(DROP_COLUMN, F.coalesce(F.col(DROP_COLUMN), F.when(late, reason)))
+                .drop("__first_given")
+            )
+    return events
 
 
 def _add_positions(events: DataFrame, config: BuildConfig) -> DataFrame:
     user = config.events.user
-    order = [F.col(GIVEN_TEST_COLUMN)]
+    if user is None:
+        return events
+    order = [F.col(GIVEN_TEST_COLUMN), F.col(GIVEN_VALIDATION_COLUMN)]
     if config.events.time:
         order.append(F.col(config.events.time))
     kept = F.when(F.col(DROP_COLUMN).isNull(), 1).otherwise(0)
@@ -148,7 +173,7 @@ def _add_positions(events: DataFrame, config: BuildConfig) -> DataFrame:
     return (
         events.withColumn(POSITION_COLUMN, F.sum(kept).over(running))
         .withColumn(TOTAL_COLUMN, F.sum(kept).over(whole))
-        .withColumn("__given_total", F.sum(given).over(whole))
+        .withColumn(GIVEN_TOTAL_COLUMN, F.sum(given).over(whole))
     )
 
 
@@ -163,8 +188,8 @@ class EventCounts:
 
     Attributes:
         joined: Events after parsing, de-duplication and joins.
-        splits: Of these, per split.
-        dropped: Events left out, by reason.
+        splits: Of these, per split, those that are samples.
+        dropped: Events left out, by reason, and those that are no samples.
         event_ts_ms_range: First and last event time, None without a time column.
     """
 
@@ -172,6 +197,11 @@ class EventCounts:
     splits: Mapping[str, int]
     dropped: Mapping[str, int]
     event_ts_ms_range: tuple[int, int] | None
+
+    @property
+    def newest_ts_ms(self) -> int | None:
+        """Time of the last event."""
+        return None if self.event_ts_ms_range is None else self.event_ts_ms_range[1]
 
 
 def count_events(
@@ -188,7 +218,8 @@ def count_events(
         InputDataError: The train or the test split is empty.
     """
     rows = (
-        events.groupBy(DROP_COLUMN, SPLIT_COLUMN)
+        events.withColumn("__reason", F.coalesce(DROP_COLUMN, SKIP_COLUMN))
+        .groupBy(DROP_COLUMN, "__reason", SPLIT_COLUMN)
         .agg(
             F.count("*").alias("n"),
             F.min("__event_ts_ms").alias("low"),
@@ -198,11 +229,11 @@ def count_events(
     )
     dropped: dict[str, int] = {}
     for row in rows:
-        if row[DROP_COLUMN] is not None:
-            dropped[row[DROP_COLUMN]] = dropped.get(row[DROP_COLUMN], 0) + row["n"]
+        if row["__reason"] is not None:
+            dropped[row["__reason"]] = dropped.get(row["__reason"], 0) + row["n"]
     good = [row for row in rows if row[DROP_COLUMN] is None]
-    splits = {row[SPLIT_COLUMN]: row["n"] for row in good}
-    wanted = [s for s in EVENT_SPLITS if s != "validation" or config.split.validation]
+    splits = {row[SPLIT_COLUMN]: row["n"] for row in good if row["__reason"] is None}
+    wanted = [s for s in EVENT_SPLITS if s != "validation" or config.split.has_validation]
     empty = [split for split in wanted if not splits.get(split)]
     if empty and not allow_empty:
         raise InputDataError(
@@ -215,7 +246,7 @@ def count_events(
     lows = [row["low"] for row in good if row["low"] is not None]
     highs = [row["high"] for row in good if row["high"] is not None]
     return EventCounts(
-        joined=sum(splits.values()),
+        joined=sum(row["n"] for row in good),
         splits={split: splits[split] for split in EVENT_SPLITS if split in splits},
         dropped=dict(sorted(dropped.items())),
         event_ts_ms_range=(min(lows), max(highs)) if lows else None,

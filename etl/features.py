@@ -10,6 +10,7 @@ from conf.errors import ConfigError, did_you_mean
 from conf.etl import BuildConfig, FeatureConfig, VocabularyConfig
 from conf.manifest import DatasetKeys
 from conf.schema import DType, FeatureSchema, FeatureSpec
+from etl.sample_columns import automatic_features, made_columns
 
 SEEN = "seen"
 CANDIDATES = "candidates"
@@ -88,39 +89,28 @@ def declared_columns(config: BuildConfig) -> dict[str, str]:
         dictionary = config.sources[join.source]
         added = dictionary.column_types.items()
         types.update({name: kind for name, kind in added if name != dictionary.key})
-    item_type = types.get(config.events.item, "int64")
+    item_type = types.get(config.events.item or "", "int64")
     if config.history:
         types[config.history.name] = f"list<{item_type}>"
     if config.seen:
         types[SEEN] = f"list<{item_type}>"
     if config.split.test_source and config.split.candidates:
         types[CANDIDATES] = f"list<{item_type}>"
-    if config.label:
-        types[config.label.name] = "float32"
-    return types
+    return {**types, **made_columns(config)}
 
 
 def _automatic_features(config: BuildConfig, types: Mapping[str, str]) -> tuple[FeatureConfig, ...]:
-    """Seen items, candidates and label need no declaration: the config says that they exist."""
+    """What the config says that exists needs no declaration: seen items, label, weight, …."""
+    automatic = automatic_features(config)
     declared = {feature.column for feature in config.features}
-    item = next(f for f in config.features if f.column == config.events.item and f.role == "item")
-    shared = VocabularyConfig(name=_name_of(item))
-    automatic = [
-        FeatureConfig(name=column, column=column, role="id", encoding=shared)
-        for column in (SEEN, CANDIDATES)
-        if column in types and column not in declared
-    ]
-    if config.label and config.label.name not in declared:
-        automatic.append(
-            FeatureConfig.model_validate(
-                {
-                    "name": config.label.name,
-                    "column": config.label.name,
-                    "role": "label",
-                    "encoding": {"kind": "identity"},
-                }
-            )
-        )
+    items = [f for f in config.features if f.column == config.events.item and f.role == "item"]
+    lists = [column for column in (SEEN, CANDIDATES) if column in types and column not in declared]
+    if items:
+        shared = VocabularyConfig(name=_name_of(items[0]))
+        automatic = [
+            FeatureConfig(name=column, column=column, role="id", encoding=shared)
+            for column in lists
+        ] + automatic
     return tuple(automatic)
 
 
@@ -194,24 +184,21 @@ def _limits(name: str, features: Sequence[FeatureConfig]) -> tuple[int, int | No
 
 def _keys(config: BuildConfig, features: Sequence[FeatureConfig]) -> DatasetKeys:
     def find(column: str | None, role: str | None = None) -> str | None:
+        if column is None:
+            return None
         return next(
             (f.name for f in features if f.column == column and role in (None, f.role)), None
         )
 
-    user, item = find(config.events.user, "user"), find(config.events.item, "item")
-    if user is None or item is None:
-        raise ConfigError(
-            "the user's id must be a feature of role user, and the item's of role item",
-            received=f"user: {user}, item: {item}",
-            fix=f"encode columns {config.events.user!r} and {config.events.item!r}",
-        )
     return DatasetKeys(
-        user=user,
-        item=item,
-        history=find(config.history.name) if config.history else None,
+        user=find(config.events.user, "user"),
+        item=find(config.events.item, "item"),
+        history=find(config.history.name if config.history else config.events.history),
         seen=find(SEEN) if config.seen else None,
         candidates=find(CANDIDATES),
-        label=find(config.label.name) if config.label else None,
+        label=find(config.label_name),
+        weight=find(config.weight_name),
+        sampling_probability=find(config.negatives.probability) if config.negatives else None,
     )
 
 

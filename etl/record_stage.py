@@ -12,7 +12,6 @@ from conf.etl import BuildConfig
 from conf.manifest import FileInfo, Manifest, SplitInfo
 from etl.arrangement import ShardPlan, add_keys, arrange, fixed_plan, needs_survey, plan_by_survey
 from etl.connector import wire_features
-from etl.day_range import is_inside
 from etl.encoder_files import ENCODERS_DIR, FittedEncoders
 from etl.encoders.pipeline import read_pipeline
 from etl.features import FeaturePlan
@@ -24,11 +23,11 @@ from etl.partition_reuse import (
     select_kept,
     write_shard_statistics,
 )
-from etl.records import build_catalog, build_samples, build_users, drop_short_histories
+from etl.records import build_catalog, build_users
 from etl.shard_sizes import estimate_bytes_per_row
 from etl.shards import RecordFormat, WrittenShard, write_splits
 from etl.sources import Source
-from etl.split import ALL_SPLITS
+from etl.split import CATALOG, USERS, record_splits
 from etl.statistics import merge_statistics, summarize_statistics
 
 if TYPE_CHECKING:
@@ -55,6 +54,21 @@ class Written:
 
 
 @dataclass(frozen=True)
+class Rows:
+    """What records are made of.
+
+    Attributes:
+        samples: Rows of the event splits: kept events, and drawn negatives.
+        events: Kept events.
+        sources: The sources as read.
+    """
+
+    samples: DataFrame
+    events: DataFrame
+    sources: Mapping[str, Source]
+
+
+@dataclass(frozen=True)
 class RecordStage:
     """Makes and writes the records.
 
@@ -74,22 +88,20 @@ class RecordStage:
 
     def write(
         self,
-        events: DataFrame,
-        sources: Mapping[str, Source],
+        rows: Rows,
         encoders: FittedEncoders,
         base: tuple[Path, Manifest] | None = None,
     ) -> Written:
         """Writes the records, and links the partitions that are kept.
 
         Args:
-            events: Kept events.
-            sources: The sources as read.
+            rows: What the records are made of.
             encoders: The encoders.
             base: Version whose other days are kept, or None.
         """
         encoders_dir = self.staging / ENCODERS_DIR
         records_format = RecordFormat(encoders_dir, encoders.plan.schema, self.config)
-        keyed = add_keys(self._build_records(events, sources, encoders), self.config)
+        keyed = add_keys(self._build_records(rows, encoders), self.config)
         shards = self._plan_shards(keyed, records_format)
         arranged = arrange(keyed, self.config, self.plan, shards)
         built = write_splits(arranged, records_format, self.staging, shards)
@@ -118,18 +130,16 @@ class RecordStage:
             sizes = estimate_bytes_per_row(keyed, records_format, columns, self.staging)
         return plan_by_survey(keyed, self.config, sizes)
 
-    def _build_records(
-        self, events: DataFrame, sources: Mapping[str, Source], encoders: FittedEncoders
-    ) -> DataFrame:
-        config, plan = self.config, self.plan
-        samples = drop_short_histories(build_samples(events, config), config)
-        if self.dates is not None and config.events.time is not None:
-            samples = samples.where(is_inside(self.dates))
-        tokens = self.spark.createDataFrame(encoders.item_tokens)
-        catalog = build_catalog(config, plan, sources, tokens)
-        users = build_users(events, config, plan)
-        records = samples.unionByName(catalog, allowMissingColumns=True)
-        return records.unionByName(users, allowMissingColumns=True)
+    def _build_records(self, rows: Rows, encoders: FittedEncoders) -> DataFrame:
+        config, plan, records = self.config, self.plan, rows.samples
+        if encoders.item_tokens is not None and CATALOG in record_splits(config):
+            tokens = self.spark.createDataFrame(encoders.item_tokens)
+            catalog = build_catalog(config, plan, rows.sources, tokens)
+            records = records.unionByName(catalog, allowMissingColumns=True)
+        if USERS in record_splits(config):
+            users = build_users(rows.events, config, plan)
+            records = records.unionByName(users, allowMissingColumns=True)
+        return records
 
     def _link(self, base: Path, manifest: Manifest) -> dict[str, list[WrittenShard]]:
         if self.dates is None:
@@ -149,7 +159,7 @@ class RecordStage:
             split: sorted((*built[split], *kept.get(split, ())), key=lambda s: s.info.path)
             if kept
             else built[split]
-            for split in ALL_SPLITS
+            for split in built
         }
         exports: tuple[FileInfo, ...] = ()
         if self.config.output.partition_by:
@@ -168,6 +178,4 @@ class RecordStage:
 
 
 def _split_infos(shards: Mapping[str, list[WrittenShard]]) -> tuple[SplitInfo, ...]:
-    return tuple(
-        SplitInfo(split, tuple(shard.info for shard in shards[split])) for split in ALL_SPLITS
-    )
+    return tuple(SplitInfo(split, tuple(shard.info for shard in shards[split])) for split in shards)

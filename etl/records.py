@@ -11,6 +11,7 @@ from conf.errors import ConfigError
 from conf.etl import BuildConfig
 from etl.features import SEEN, FeaturePlan
 from etl.history import add_history, add_seen, all_seen, build_sequences, latest
+from etl.skips import SKIP_COLUMN
 from etl.sources import Source
 from etl.split import CATALOG, SPLIT_COLUMN, TRAIN, USERS
 
@@ -19,16 +20,18 @@ if TYPE_CHECKING:
 
 
 def build_samples(events: DataFrame, config: BuildConfig) -> DataFrame:
-    """Builds one row per kept event, with its history, and what evaluation needs to know.
+    """Builds one row per event that is a sample, with its history, and what evaluation needs.
 
     Args:
         events: Kept events (`etl.events.prepare_events`).
         config: The build's config.
     """
-    user, item = config.events.user, config.events.item
+    user, item = config.events.user or "", config.events.item or ""
     samples = events
     if config.history:
         samples = add_history(samples, user, item, config.history.name, config.history.max_len)
+    # After the windows: an event that is no sample stays in the histories of those that are.
+    samples = samples.where(F.col(SKIP_COLUMN).isNull())
     if not config.seen:
         return samples
     is_train = F.col(SPLIT_COLUMN) == TRAIN
@@ -51,7 +54,7 @@ def build_users(events: DataFrame, config: BuildConfig, plan: FeaturePlan) -> Da
     Raises:
         ConfigError: A user feature is a column of the event, not of a dictionary of users.
     """
-    user, item = config.events.user, config.events.item
+    user, item = config.events.user or "", config.events.item or ""
     history = config.history.name if config.history else None
     columns = {
         f.column for f in plan.features if f.role == "user" and f.column not in (user, history)
@@ -84,7 +87,7 @@ def build_catalog(
     Raises:
         ConfigError: An item feature is a column of the event, not of a dictionary of items.
     """
-    item = config.events.item
+    item = config.events.item or ""
     columns = {f.column for f in plan.features if f.role == "item" and f.column != item}
     _check_columns(config, columns, item, "item")
     catalog = tokens.toDF(item)

@@ -13,6 +13,7 @@ from conf.dataset import DatasetPaths, published_versions, read_manifest
 from conf.dates import DateRange
 from conf.errors import InputDataError
 from conf.etl import BuildConfig
+from conf.etl.references import used_sources
 from conf.manifest import InputFile, Manifest, RunInfo
 from conf.schema import fingerprint
 from etl.publish import make_current, read_current
@@ -157,10 +158,4 @@ def _is_made_by(manifest: Manifest, run: RunInfo) -> bool:
 def can_compare_inputs(config: BuildConfig, inputs: tuple[InputFile, ...]) -> bool:
     """Whether each source is files whose change shows; a table or a query may change unseen."""
     seen = {file.source for file in inputs if file.modified_ms > 0}
-    return seen >= used_sources(config) and all(file.modified_ms > 0 for file in inputs)
-
-
-def used_sources(config: BuildConfig) -> set[str]:
-    """Names of the sources that the build reads."""
-    names = {join.source for join in config.joins} | {config.events.source}
-    return names | ({config.split.test_source} if config.split.test_source else set())
+    return seen.issuperset(used_sources(config)) and all(file.modified_ms > 0 for file in inputs)

@@ -14,7 +14,7 @@ from conf.manifest import ShardInfo
 from conf.schema import FeatureSchema
 from etl.arrangement import ShardCell, ShardPlan
 from etl.connector import ConnectorWrite, write_with_connector
-from etl.split import ALL_SPLITS
+from etl.split import record_splits
 from etl.tfrecord.committed import read_committed
 from etl.tfrecord.framing import Compression
 
@@ -77,7 +77,7 @@ def write_splits(
     write = _write_by_connector if config.output.writer == "connector" else write_natively
     entries = sorted(write(records, records_format, target), key=lambda s: int(s["partition"]))
     written = {}
-    for split in ALL_SPLITS:
+    for split in record_splits(config):
         (staging / split).mkdir()
         written[split] = [
             shard

@@ -1,15 +1,18 @@
-"""Splits of the event log: leave-one-out, temporal, or given; never at random by row."""
+"""Splits of the event log: by place, time, hash or as given; never by an unseeded draw."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
 from conf.errors import InputDataError
-from conf.etl import SplitConfig
+from conf.etl import BuildConfig, SplitConfig
 from etl.history import POSITION_COLUMN
+from etl.identity import ROW_COLUMNS, hash_fraction
 from etl.joins import DROP_COLUMN
+from etl.sliding import WINDOW_COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
 SPLIT_COLUMN = "__split"
 TOTAL_COLUMN = "__total"
 GIVEN_TEST_COLUMN = "__given_test"
+GIVEN_VALIDATION_COLUMN = "__given_validation"
+GIVEN_TOTAL_COLUMN = "__given_total"
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 CATALOG, USERS = "catalog", "users"
@@ -24,42 +29,92 @@ EVENT_SPLITS = (TRAIN, VALIDATION, TEST)
 ALL_SPLITS = (*EVENT_SPLITS, CATALOG, USERS)
 
 
-def add_split(
-    events: DataFrame, config: SplitConfig, user: str, time: str | None, seed: int
-) -> DataFrame:
+def record_splits(config: BuildConfig) -> tuple[str, ...]:
+    """Returns the splits that a build writes: no catalogue without items, nor users without both.
+
+    A log's rows that belong to no one have no latest state to serve.
+    """
+    made = [*EVENT_SPLITS]
+    made += [CATALOG] if config.events.item is not None else []
+    made += [USERS] if config.events.has_behaviour else []
+    return tuple(split for split in ALL_SPLITS if split in made)
+
+
+def add_split(events: DataFrame, config: BuildConfig) -> DataFrame:
     """Adds `__split` to kept events.
 
     Args:
-        events: Kept events with `__position` and `__total` (events of the user), and, for a
-            given split, `__given_test`.
-        config: The strategy.
-        user: User column.
-        time: Time column, or None.
-        seed: Salt of the hash that chooses the validation users.
+        events: Kept events; with users also their `__position` and `__total` (events of the
+            user), and `__given_test`, `__given_validation` and the day of a sliding window.
+        config: The build's config; `split` is the strategy.
     """
-    if config.strategy == "temporal":
-        return events.withColumn(SPLIT_COLUMN, _temporal(events, config, time))
+    split, user, time = config.split, config.events.user, config.events.time
+    if split.strategy == "temporal":
+        return events.withColumn(SPLIT_COLUMN, _temporal(events, split, time))
+    if split.strategy == "sliding":
+        return events.withColumn(SPLIT_COLUMN, _sliding(split))
+    if split.strategy == "hash":
+        return events.withColumn(SPLIT_COLUMN, _hash(config))
+    if split.strategy == "given" and (user is None or split.validation_source):
+        return events.withColumn(SPLIT_COLUMN, _given(config))
+    return _leave_out(events, config, user or "")
+
+
+def _leave_out(events: DataFrame, config: BuildConfig, user: str) -> DataFrame:
+    """The end of each user's log; what a given split has not said is told in the same way."""
+    split = config.split
     remaining = F.col(TOTAL_COLUMN) - F.col(POSITION_COLUMN)
-    enough = F.col(TOTAL_COLUMN) >= config.min_events
-    if config.strategy == "given":
+    enough = F.col(TOTAL_COLUMN) >= split.least_events
+    if split.strategy == "given":
         is_test = F.col(GIVEN_TEST_COLUMN)
-        remaining = remaining - F.col("__given_total") + F.lit(1)
+        remaining = remaining - F.col(GIVEN_TOTAL_COLUMN) + F.lit(1)
     else:
-        is_test = enough & (remaining == 0)
+        is_test = enough & (remaining < split.leave_out)
     validation = F.lit(False)
-    if config.validation:
-        validation = enough & (remaining == 1) & ~is_test
-        if config.validation_users is not None:
-            chosen = _choose_users(events, user, config, seed)
+    if split.validation:
+        last = (remaining >= split.leave_out) & (remaining < 2 * split.leave_out)
+        validation = enough & last & ~is_test
+        if split.validation_users is not None:
+            chosen = _choose_users(events, user, split, config.output.seed)
             events = events.join(F.broadcast(chosen), user, "left")
             validation = validation & F.col("__validation_user").isNotNull()
-    split = F.when(is_test, TEST).when(validation, VALIDATION).otherwise(TRAIN)
-    return events.withColumn(SPLIT_COLUMN, split).drop("__validation_user")
+    chosen_split = F.when(is_test, TEST).when(validation, VALIDATION).otherwise(TRAIN)
+    return events.withColumn(SPLIT_COLUMN, chosen_split).drop("__validation_user")
+
+
+def _given(config: BuildConfig) -> Column:
+    split = F.when(F.col(GIVEN_TEST_COLUMN), TEST).when(F.col(GIVEN_VALIDATION_COLUMN), VALIDATION)
+    if config.split.validation and config.split.validation_source is None:
+        held_out = _key_fraction(config, ROW_COLUMNS) < config.split.validation_fraction
+        split = split.when(held_out, VALIDATION)
+    return split.otherwise(TRAIN)
+
+
+def _hash(config: BuildConfig) -> Column:
+    """All rows of a key go one way; equal rows do, where the row's content is the key."""
+    split, user = config.split, config.events.user
+    key = split.key or user
+    fraction = _key_fraction(config, (key,) if key else ROW_COLUMNS)
+    chosen = F.when(fraction < split.test_fraction, TEST)
+    if split.validation:
+        chosen = chosen.when(fraction < split.test_fraction + split.validation_fraction, VALIDATION)
+    return chosen.otherwise(TRAIN)
+
+
+def _key_fraction(config: BuildConfig, key: Sequence[str]) -> Column:
+    seed = config.output.seed if config.split.seed is None else config.split.seed
+    return hash_fraction(F.lit(seed), F.lit("split"), *map(F.col, key))
+
+
+def _sliding(split: SplitConfig) -> Column:
+    day, train_days = F.col(WINDOW_COLUMN), split.train_days or 0
+    validation = F.when(day < train_days + (split.validation_days or 0), VALIDATION)
+    return F.when(day < train_days, TRAIN).otherwise(validation.otherwise(TEST))
 
 
 def _choose_users(events: DataFrame, user: str, config: SplitConfig, seed: int) -> DataFrame:
     """The users with the smallest hashes: the same ones however the data is partitioned."""
-    users = events.where(F.col(TOTAL_COLUMN) >= config.min_events).select(user).distinct()
+    users = events.where(F.col(TOTAL_COLUMN) >= config.least_events).select(user).distinct()
     return (
         users.orderBy(F.xxhash64(F.lit(seed), F.col(user)), F.col(user))
         .limit(config.validation_users or 0)

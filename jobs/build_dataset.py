@@ -200,6 +200,8 @@ def print_summary(version: Path, manifest: Manifest, *, is_new: bool = True) -> 
     for reason, rows in counts.dropped.items():
         table.add_row(f"dropped: {reason}", f"{rows:,}")
     table.add_row("joined", f"{counts.joined:,}")
+    for name, rows in counts.drawn.items():
+        table.add_row(f"negatives drawn for {name}", f"{rows:,}")
     for split in manifest.splits:
         table.add_row(
             f"written to {split.name} ({len(split.shards)} shards, {split.bytes / 1e6:.1f} MB)",

@@ -131,7 +131,7 @@ class _Evaluation:
         inputs = (
             *trained.model.user_inputs,
             *((self.labels and self.labels.inputs) or ()),
-            trained.manifest.keys.user,
+            *((self.users.name,) if self.users.name else ()),
         )
         negatives = None
         if self.sampled is not None and not self.given and config.sampled_negatives is not None:
@@ -208,19 +208,22 @@ class _CandidatePool:
 
 
 class _UserCount:
-    """Distinct users; those outside the vocabulary cannot be told apart and count one each."""
+    """Distinct users; those that cannot be told apart count one each.
+
+    Those are users outside the vocabulary, and all rows of a dataset without users.
+    """
 
     def __init__(self, manifest: Manifest) -> None:
-        self._name = manifest.keys.user
-        self._size = manifest.schema[self._name].vocabulary_size
+        self.name = manifest.keys.user
+        self._size = manifest.schema[self.name].vocabulary_size if self.name else None
         self._seen = np.zeros(self._size or 0, dtype=bool)
         self._other = 0
 
     def update(self, batch: RankingBatch) -> None:
-        ids = np.asarray(batch.features[self._name])
-        if self._size is None:
-            self._other += len(ids)
+        if self.name is None or self._size is None:
+            self._other += batch.rows
             return
+        ids = np.asarray(batch.features[self.name])
         known = (ids > 1) & (ids < self._size)
         self._seen[ids[known]] = True
         self._other += int(np.count_nonzero(~known))

@@ -217,7 +217,7 @@ def _write_embeddings(directory: Path, trained: TrainedModel) -> dict[str, Any]:
 
 def _write_items(directory: Path, trained: TrainedModel, index: ItemIndex) -> int:
     manifest = trained.manifest
-    vocabulary = read_key_vocabulary(trained.version_dir, manifest, manifest.keys.item)
+    vocabulary = read_key_vocabulary(trained.version_dir, manifest, manifest.require_key("item"))
     with EmbeddingWriter(directory, "items", _key_type(vocabulary)) as writer:
         _write_known(writer, vocabulary, index.ids, index.vectors)
         return writer.rows
@@ -226,7 +226,7 @@ def _write_items(directory: Path, trained: TrainedModel, index: ItemIndex) -> in
 def _write_users(directory: Path, trained: TrainedModel) -> tuple[int, int]:
     """Writes all users of the `users` split; returns rows written and users without a token."""
     manifest = trained.manifest
-    vocabulary = read_key_vocabulary(trained.version_dir, manifest, manifest.keys.user)
+    vocabulary = read_key_vocabulary(trained.version_dir, manifest, manifest.require_key("user"))
     unknown = 0
     with EmbeddingWriter(directory, "users", _key_type(vocabulary)) as writer:
         for batch in read_user_vectors(trained, seen=False):

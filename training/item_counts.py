@@ -21,12 +21,12 @@ def read_item_counts(version_dir: Path, manifest: Manifest) -> np.ndarray:
 
     Returns:
         int64 `[vocabulary_size]`, indexed by item id; 0 for padding. Id 1 (OOV) holds the train
-        rows whose item is not in the vocabulary.
+        rows whose item is not in the vocabulary; drawn negatives count as none of these.
 
     Raises:
         InputDataError: The item feature has no vocabulary, or its file is missing or damaged.
     """
-    spec = manifest.schema[manifest.keys.item]
+    spec = manifest.schema[manifest.require_key("item")]
     plan = read_plan(version_dir, manifest)
     try:
         vocabulary = plan.vocabulary(spec.encoding)
@@ -45,5 +45,6 @@ def read_item_counts(version_dir: Path, manifest: Manifest) -> np.ndarray:
             fix="build the dataset again",
         )
     counts = read_token_counts(version_dir, vocabulary)
-    counts[OOV_ID] = max(0, manifest.split("train").rows - int(counts.sum()))
+    events = manifest.split("train").rows - manifest.counts.drawn.get("train", 0)
+    counts[OOV_ID] = max(0, events - int(counts.sum()))
     return counts

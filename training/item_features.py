@@ -27,7 +27,7 @@ class ItemFeatures:
     """
 
     def __init__(self, version_dir: Path, manifest: Manifest, names: Sequence[str]) -> None:
-        self._key = manifest.keys.item
+        self._key = manifest.require_key("item")
         others = [name for name in names if name != self._key]
         self._columns: dict[str, tf.Tensor] = {}
         if others:

@@ -146,7 +146,8 @@ def build_objective(
         batch_size: Rows per step, over all replicas.
 
     Raises:
-        ConfigError: A binary objective on a dataset without label.
+        ConfigError: A binary objective on a dataset without label, or a softmax over items on one
+            without items or with drawn negatives.
     """
     objective = config.objective
     if not isinstance(objective, SampledSoftmaxConfig):
@@ -158,6 +159,8 @@ def build_objective(
                 fix="set model.objective.kind=sampled_softmax, or declare `label` in the build",
             )
         return BinaryCrossEntropy(manifest.keys.label)
+    item = manifest.require_key("item")
+    _refuse_drawn_negatives(manifest)
     log_counts = None
     if objective.logq_correction:
         counts = read_item_counts(version_dir, manifest)
@@ -167,8 +170,21 @@ def build_objective(
     items = None
     if objective.uniform_negatives is not None:
         items = ItemFeatures(version_dir, manifest, model.item_inputs)
-    size = int(manifest.schema[manifest.keys.item].vocabulary_size or 0)
-    return SampledSoftmax(objective, manifest.keys.item, size, log_counts, items)
+    size = int(manifest.schema[item].vocabulary_size or 0)
+    return SampledSoftmax(objective, item, size, log_counts, items)
+
+
+def _refuse_drawn_negatives(manifest: Manifest) -> None:
+    """To a softmax over items each row is a positive: drawn negatives would be taught as such."""
+    drawn = manifest.counts.drawn.get("train", 0)
+    if drawn:
+        raise ConfigError(
+            "a softmax over items takes its negatives from the batch, and the dataset has drawn "
+            "ones, which it would take for positives",
+            received=f"{drawn:,} drawn negatives in the train split",
+            allowed="model.objective.kind = binary, or a dataset without drawn negatives",
+            fix="set model.objective.kind=binary, or build without `negatives`",
+        )
 
 
 def _offset(seed: tf.Tensor, stream: int) -> tf.Tensor:

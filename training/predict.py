@@ -67,9 +67,9 @@ def write_recommendations(
         trained.model, version_dir, manifest, trained.config.evaluation.batch_size
     )
     item_tokens = _item_tokens(
-        index, read_key_vocabulary(version_dir, manifest, manifest.keys.item)
+        index, read_key_vocabulary(version_dir, manifest, manifest.require_key("item"))
     )
-    vocabulary = read_key_vocabulary(version_dir, manifest, manifest.keys.user)
+    vocabulary = read_key_vocabulary(version_dir, manifest, manifest.require_key("user"))
     target = run_dir / RECOMMENDATIONS_FILE
     users = unknown = 0
     with (

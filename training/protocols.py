@@ -158,7 +158,7 @@ class BatchReader:
         seen = seen and carries_seen(self.manifest, split)
         ragged = [*optional, *([keys.seen] if seen and keys.seen else [])]
         ragged += [keys.candidates] if given and keys.candidates else []
-        names = tuple(dict.fromkeys((keys.item, *self.inputs, *ragged)))
+        names = tuple(dict.fromkeys((self.manifest.require_key("item"), *self.inputs, *ragged)))
         rows = max(1, min(self.batch_size, BLOCK_CELLS // len(self.index)))
         dataset = build_eval_dataset(
             self.version_dir, self.manifest, split, rows, names, tuple(ragged)
@@ -174,7 +174,7 @@ class BatchReader:
         given: bool,
     ) -> RankingBatch:
         keys = self.manifest.keys
-        ids = np.asarray(features[keys.item], dtype=np.int64)
+        ids = np.asarray(features[self.manifest.require_key("item")], dtype=np.int64)
         targets = self.index.columns_of(ids)
         met = self._cells(features, keys.seen, targets) if seen and keys.seen else None
         candidates = None

@@ -73,7 +73,7 @@ def build_item_index(
     Raises:
         InputDataError: The catalogue is empty or lists an item twice, or a vector is not finite.
     """
-    key = manifest.keys.item
+    key = manifest.require_key("item")
     names = tuple(dict.fromkeys((key, *model.item_inputs)))
     ids, vectors = [], []
     dataset = build_eval_dataset(version_dir, manifest, CATALOG_SPLIT, batch_size, names)

@@ -41,7 +41,7 @@ def read_user_vectors(trained: TrainedModel, *, seen: bool) -> Iterator[UserBatc
         InputDataError: There is no `users` split, a record is damaged, or a vector is not finite.
     """
     model, manifest, version_dir = trained.model, trained.manifest, trained.version_dir
-    user = manifest.keys.user
+    user = manifest.require_key("user")
     ragged = (manifest.keys.seen,) if seen and manifest.keys.seen else ()
     names = tuple(dict.fromkeys((user, *model.user_inputs, *ragged)))
     dataset = build_eval_dataset(

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field, model_validator
 
 from conf.etl.base import Name, Strict
-from conf.etl.events import EventsConfig, HistoryConfig, JoinConfig, LabelConfig
+from conf.etl.events import EventsConfig, HistoryConfig, JoinConfig
 from conf.etl.features import FeatureConfig
+from conf.etl.labels import LabelConfig
+from conf.etl.negatives import NegativesConfig
 from conf.etl.output import OutputConfig, SparkConfig
 from conf.etl.references import check_references
 from conf.etl.sources import SourceConfig
 from conf.etl.split import SplitConfig
+from conf.etl.weights import DownSamplingConfig, WeightsConfig
+
+LABEL = "label"
+WEIGHT = "weight"
 
 
 class BuildConfig(Strict):
@@ -26,15 +33,43 @@ class BuildConfig(Strict):
     history: HistoryConfig | None = HistoryConfig()
     seen: bool = Field(True, description="Carry the user's earlier items in evaluation splits.")
     label: LabelConfig | None = None
+    negatives: NegativesConfig | None = None
+    down_sampling: DownSamplingConfig | None = None
+    weights: WeightsConfig | None = None
     split: SplitConfig = SplitConfig()
     features: tuple[FeatureConfig, ...] = Field(min_length=1)
     output: OutputConfig = OutputConfig()
     spark: SparkConfig = SparkConfig()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _rows_without_past(cls, data: Any) -> Any:
+        """Histories and seen items are off by default where rows have no user or no item."""
+        events = data.get("events") if isinstance(data, Mapping) else None
+        if isinstance(events, EventsConfig):
+            events = events.model_dump()
+        if not isinstance(events, Mapping) or (events.get("user") and events.get("item")):
+            return data
+        return {"history": None, "seen": False, **data}
+
     @model_validator(mode="after")
     def _references(self) -> BuildConfig:
         check_references(self)
         return self
+
+    @property
+    def label_name(self) -> str | None:
+        """Column of the label; drawn negatives make one where the config declares none."""
+        if self.label is not None:
+            return self.label.name
+        return LABEL if self.negatives is not None and self.negatives.draws else None
+
+    @property
+    def weight_name(self) -> str | None:
+        """Column of the sample's weight, None where all weigh the same."""
+        if self.weights is not None:
+            return self.weights.name
+        return WEIGHT if self.down_sampling is not None else None
 
     def resolved(self) -> dict[str, Any]:
         """Returns the config as plain JSON values."""

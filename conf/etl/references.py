@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from conf.etl.sample_references import check_samples
+
 if TYPE_CHECKING:
     from conf.etl import BuildConfig
 
@@ -14,27 +16,37 @@ def check_references(config: BuildConfig) -> None:
     Raises:
         ValueError: A source or column is not declared, or cannot play the part it is given.
     """
-    used = [config.events.source, *(join.source for join in config.joins)]
-    if config.split.test_source:
-        used.append(config.split.test_source)
-    unknown = sorted(set(used) - set(config.sources))
+    unknown = sorted(set(used_sources(config)) - set(config.sources))
     if unknown:
         raise ValueError(f"not declared under `sources`: {', '.join(unknown)}")
-    _check_events(config, config.events.source)
-    if config.split.test_source:
-        _check_events(config, config.split.test_source)
+    for source in (config.events.source, config.split.test_source, config.split.validation_source):
+        if source:
+            _check_events(config, source)
     _check_joins(config)
-    _check_label_and_candidates(config)
-    roles = {feature.role for feature in config.features if feature.column == config.events.user}
-    items = {feature.role for feature in config.features if feature.column == config.events.item}
-    if "user" not in roles or "item" not in items:
-        raise ValueError(
-            "`features` must encode the event's user column (role user) and item column (role item)"
-        )
+    check_samples(config)
+    for role, column in (("user", config.events.user), ("item", config.events.item)):
+        roles = {feature.role for feature in config.features if feature.column == column}
+        if column is not None and role not in roles:
+            raise ValueError(
+                f"`features` must encode the event's {role} column {column!r} (role {role})"
+            )
+
+
+def used_sources(config: BuildConfig) -> tuple[str, ...]:
+    """Returns the sources that a build reads, each once, the event log first."""
+    conversion = config.label.conversion if config.label else None
+    used = [
+        config.events.source,
+        config.split.test_source,
+        config.split.validation_source,
+        *(join.source for join in config.joins),
+        conversion.source if conversion else None,
+    ]
+    return tuple(dict.fromkeys(name for name in used if name))
 
 
 def _check_events(config: BuildConfig, source: str) -> None:
-    """User, item and time must be there in every event: a null could be placed nowhere."""
+    """User, item and time, where declared, stand in every event: a null could be placed nowhere."""
     events, declared = config.events, config.sources[source]
     if events.time is None and not declared.has_order:
         raise ValueError(
@@ -45,7 +57,7 @@ def _check_events(config: BuildConfig, source: str) -> None:
     for part, name in wanted.items():
         column = declared.column(name) if name is not None else None
         if name is None or (part == "time" and source != events.source and column is None):
-            continue
+            continue  # A given test event without a time comes after the whole log.
         if column is None:
             raise ValueError(
                 f"events.{part}: source {source!r} has no column {name!r}; it has "
@@ -96,7 +108,9 @@ def _check_joins(config: BuildConfig) -> None:
         known.update(added)
     made = [config.history.name] if config.history else []
     made += ["seen"] if config.seen else []
-    made += [config.label.name] if config.label else []
+    made += [name for name in (config.label_name, config.weight_name) if name]
+    made += [config.negatives.probability] if config.negatives else []
+    made += [config.down_sampling.name] if config.down_sampling else []
     made += ["candidates"] if config.split.candidates else []
     clashing = sorted({n.lower() for n in made} & {n.lower() for n in known})
     if clashing or len(made) != len({n.lower() for n in made}):
@@ -104,22 +118,3 @@ def _check_joins(config: BuildConfig) -> None:
             f"columns that the build makes are there already: {', '.join(clashing or made)}; "
             "rename the sources' columns, or set history.name and label.name"
         )
-
-
-def _check_label_and_candidates(config: BuildConfig) -> None:
-    types = config.sources[config.events.source].column_types
-    if config.label and types.get(config.label.column) not in ("int64", "float32"):
-        raise ValueError(
-            f"label.column: {config.label.column!r} is "
-            f"{types.get(config.label.column, 'not declared')} in {config.events.source!r}; it "
-            "must be int64 or float32"
-        )
-    if config.split.candidates:
-        declared = config.sources[config.split.test_source or ""].column_types
-        wanted = f"list<{types[config.events.item]}>"
-        if declared.get(config.split.candidates) != wanted:
-            raise ValueError(
-                f"split.candidates: {config.split.candidates!r} is "
-                f"{declared.get(config.split.candidates, 'not declared')} in "
-                f"{config.split.test_source!r}; it must be {wanted}"
-            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -12,29 +13,69 @@ from conf.etl.base import Strict
 class SplitConfig(Strict):
     """Which event goes into which split.
 
-    `leave_one_out`: each user's last event is test, the last but one of `validation_users`
-    users (chosen by a hash of their id; None: all) is validation, the rest train.
-    `temporal`: events from `validation_from_ts`/`test_from_ts` (source's unit) on, or the last
-    fractions in time where those are not given.
-    `given`: `test_source` holds the test events, the log holds the others; validation as in
-    leave_one_out, from the end of the log.
+    `leave_one_out`: each user's last `leave_out` events are test, as many before them, of
+    `validation_users` users (chosen by a hash of their id; None: all), are validation, the rest
+    train. `temporal`: events from `validation_from_ts`/`test_from_ts` (source's unit) on, or the
+    last fractions in time where those are not given. `hash`: by a hash of `key`, so that all rows
+    of a key stay together. `sliding`: window number `window` of a backtest, each `step_days` later
+    than the one before: `train_days`, then `validation_days` if given, then `test_days`; events
+    outside are left out. `given`: `test_source` holds the test events, `validation_source` those
+    of validation, the log the others; without the latter, validation is the end of the log as in
+    leave_one_out, or, without users, a fraction of it by hash.
     """
 
-    strategy: Literal["leave_one_out", "temporal", "given"] = "leave_one_out"
+    strategy: Literal["leave_one_out", "temporal", "hash", "sliding", "given"] = "leave_one_out"
     validation: bool = True
     validation_users: int | None = Field(None, ge=1)
+    leave_out: int = Field(1, ge=1, description="leave_one_out: events per user and split.")
     min_events: int = Field(3, ge=2, description="Users with fewer events stay in train.")
     test_fraction: float = Field(0.1, gt=0, lt=1)
     validation_fraction: float = Field(0.1, gt=0, lt=1)
     test_from_ts: int | None = None
     validation_from_ts: int | None = None
+    key: str | None = Field(
+        None, description="hash: column; None: the user, or the row's content where there is none."
+    )
+    seed: int | None = Field(None, description="hash: salt; None: output.seed.")
+    train_days: int | None = Field(None, ge=1)
+    validation_days: int | None = Field(None, ge=1)
+    test_days: int | None = Field(None, ge=1)
+    step_days: int | None = Field(None, ge=1, description="None: test_days.")
+    window: int = Field(0, ge=0, description="sliding: which window, 0 is the first.")
+    start_date: datetime.date | None = Field(
+        None, description="sliding: UTC day that window 0 begins on; None: the log's first."
+    )
     test_source: str | None = None
+    validation_source: str | None = None
     candidates: str | None = Field(None, description="Column of `test_source`: items to rank.")
 
     @model_validator(mode="after")
-    def _given_has_source(self) -> SplitConfig:
+    def _consistent(self) -> SplitConfig:
         if (self.strategy == "given") != (self.test_source is not None):
             raise ValueError("`test_source` goes with `strategy: given`, and only with it")
+        if self.validation_source is not None and self.test_source is None:
+            raise ValueError("`validation_source` goes with `strategy: given`, and only with it")
         if self.test_fraction + self.validation_fraction >= 1:
             raise ValueError("`test_fraction` and `validation_fraction` leave nothing to train on")
+        days = [value is not None for value in (self.train_days, self.test_days)]
+        if not all(days) if self.strategy == "sliding" else any(days):
+            raise ValueError("`train_days` and `test_days` go with `strategy: sliding`, both")
+        if self.key is not None and self.strategy != "hash":
+            raise ValueError("`key` goes with `strategy: hash`, and only with it")
+        if self.leave_out > 1 and self.strategy != "leave_one_out":
+            raise ValueError("`leave_out` goes with `strategy: leave_one_out`, and only with it")
         return self
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether the config asks for a validation split."""
+        if self.strategy == "sliding":
+            return self.validation_days is not None
+        return self.validation or self.validation_source is not None
+
+    @property
+    def least_events(self) -> int:
+        """Events that a user must have to be split: one more than leave k out twice takes."""
+        return (
+            self.min_events if self.leave_out == 1 else max(self.min_events, 2 * self.leave_out + 1)
+        )

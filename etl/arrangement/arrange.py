@@ -12,6 +12,7 @@ from etl.arrangement.plan import ShardPlan
 from etl.arrangement.survey import bucket_column, join_bounds
 from etl.features import FeaturePlan
 from etl.history import POSITION_COLUMN
+from etl.identity import identity_columns
 from etl.split import SPLIT_COLUMN
 
 if TYPE_CHECKING:
@@ -75,9 +76,9 @@ def _cell_table(keyed: DataFrame, shards: ShardPlan) -> DataFrame:
 
 
 def _order(config: BuildConfig) -> list[Column]:
-    user, item = config.events.user, config.events.item
-    content = [F.col(HASH_COLUMN), F.col(user), F.col(item), F.col(POSITION_COLUMN)]
-    if config.output.group_by is not None:
+    content = [F.col(name) for name in (HASH_COLUMN, *identity_columns(config))]
+    user = config.events.user
+    if config.output.group_by is not None and user is not None:
         return [F.col(GROUP_HASH_COLUMN), F.col(user), F.col(POSITION_COLUMN), *content]
     if config.output.order == "time":
         return [F.col(TIME_COLUMN), *content]

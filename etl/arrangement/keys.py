@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from conf.errors import ConfigError, did_you_mean
 from conf.etl import BuildConfig
 from conf.etl.output import DATE_PARTITION
-from etl.history import POSITION_COLUMN
+from etl.identity import identity_columns
 from etl.split import EVENT_SPLITS, SPLIT_COLUMN
 from etl.tfrecord.partitions import partition_path
 
@@ -35,9 +35,15 @@ def check_partition_columns(config: BuildConfig, column_types: Mapping[str, str]
 
     Raises:
         ConfigError: Names the first such column; or records without a time are to be ordered or
-            partitioned by it.
+            partitioned by it, or records without a user grouped by it.
     """
     output = config.output
+    if output.group_by is not None and config.events.user is None:
+        raise ConfigError(
+            "the output is to be grouped by user, but the events have none",
+            received="events.user: null",
+            fix="declare events.user, or leave out output.group_by",
+        )
     for name in output.partition_by:
         if name == DATE_PARTITION and name not in column_types:
             continue
@@ -63,15 +69,15 @@ def check_partition_columns(config: BuildConfig, column_types: Mapping[str, str]
 def add_keys(records: DataFrame, config: BuildConfig) -> DataFrame:
     """Adds `__hash`, `__part` and, for grouped output, `__group_hash`.
 
-    The hash is of split, user, item and position: the same rows have the same keys whatever the
-    number of executors, input blocks or retries.
+    The hash is of the split and of what tells records apart: the same rows have the same keys
+    whatever the number of executors, input blocks or retries.
     """
     output, events = config.output, config.events
-    names = (SPLIT_COLUMN, events.user, events.item, POSITION_COLUMN)
+    names = (SPLIT_COLUMN, *identity_columns(config))
     seed, identity = F.lit(output.seed), [F.col(name) for name in names]
     keyed = records.withColumn(HASH_COLUMN, F.xxhash64(seed, *identity))
     keyed = keyed.withColumn(PART_COLUMN, _part(keyed, config))
-    if output.group_by is None:
+    if output.group_by is None or events.user is None:
         return keyed
     group = F.xxhash64(seed, F.coalesce(F.col(events.user).cast("string"), F.lit("")))
     # Rows of no user (the catalogue) are spread as without groups.

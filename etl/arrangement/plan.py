@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 import numpy as np
 
 from conf.etl import BuildConfig
-from etl.split import ALL_SPLITS, TRAIN
+from etl.split import TRAIN, record_splits
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def declared_count(config: BuildConfig, split: str) -> int:
 def fixed_plan(config: BuildConfig) -> ShardPlan:
     """Plans the shards where the config alone says how many there are."""
     cells, start = [], 0
-    for split in ALL_SPLITS:
+    for split in record_splits(config):
         count = declared_count(config, split)
         cells.append(ShardCell(split, "", "", start, count))
         start += count

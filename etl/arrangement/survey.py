@@ -25,7 +25,7 @@ from etl.arrangement.plan import (
     assign_heaviest_first,
     declared_count,
 )
-from etl.split import ALL_SPLITS, SPLIT_COLUMN
+from etl.split import SPLIT_COLUMN, record_splits
 from etl.tfrecord.spark.arrangement import assign_buckets
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def plan_by_survey(
     counts = {cell: _shard_count(config, cell, n, bytes_per_row) for cell, n in rows.items()}
     tables = _assign(keyed, config, counts, bounds) if _has_buckets(config) else {}
     cells, start = [], 0
-    for split in ALL_SPLITS:
+    for split in record_splits(config):
         for cell in sorted((c for c in counts if c[0] == split), key=lambda c: c[1]):
             folder, table = partition_folder(config, cell[1]), tuple(tables.get(cell, ()))
             cells.append(ShardCell(split, cell[1], folder, start, counts[cell], table))

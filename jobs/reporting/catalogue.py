@@ -52,11 +52,13 @@ def read_catalogue(version: Path, manifest: Manifest) -> ItemCatalogue | None:
     """Reads the item vocabulary of a version, and the titles where its catalogue has any.
 
     Returns:
-        The catalogue, or None where the item is not encoded by a vocabulary.
+        The catalogue, or None where there is no item, or none encoded by a vocabulary.
 
     Raises:
         InputDataError: The encoders are damaged.
     """
+    if manifest.keys.item is None:
+        return None
     directory = version / ENCODERS_DIR
     plan = EncoderPlan.from_json(json.loads((directory / ENCODERS_FILE).read_text("utf-8")))
     encoding = manifest.schema[manifest.keys.item].encoding
@@ -77,7 +79,7 @@ def _read_titles(version: Path, manifest: Manifest, vocabulary: pa.Table) -> dic
     if feature is None or not manifest.has_split(CATALOG_SPLIT):
         return {}
     tokens = dict(zip(vocabulary["id"].to_pylist(), vocabulary["token"].to_pylist(), strict=True))
-    wanted = [WireFeature(manifest.keys.item, "int64"), WireFeature(feature, "bytes")]
+    wanted = [WireFeature(manifest.require_key("item"), "int64"), WireFeature(feature, "bytes")]
     titles: dict[str, str] = {}
     for shard in manifest.split(CATALOG_SPLIT).shards:
         for batch in read_batches(version / shard.path, wanted):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -13,38 +12,11 @@ import pytest
 
 from conf.dataset import DatasetPaths, read_manifest, resolve_version
 from conf.errors import InputDataError, UpstreamNotReadyError
-from conf.manifest import Manifest
 from etl.build import build_dataset
 from etl.publish import hold_lock
 from etl.runs import RunRequest
-from etl.tfrecord.decode import WireFeature, read_tfrecords
 from tests.etl.logs import RATINGS, build_config, write_logs
-
-
-def read_split(version: Path, manifest: Manifest, split: str) -> list[dict[str, Any]]:
-    """Rows of a split with its ids turned back into tokens."""
-    tokens: dict[str, dict[int, Any]] = {}
-    for spec in manifest.schema.features:
-        if spec.vocabulary_size:
-            table = pq.read_table(version / "encoders" / f"{spec.encoding}.parquet").to_pydict()
-            tokens[spec.name] = dict(zip(table["id"], table["token"], strict=True))
-    wire = [WireFeature(s.name, s.dtype, s.is_list) for s in manifest.schema.features]
-    rows = []
-    for shard in manifest.split(split).shards:
-        for row in read_tfrecords(version / shard.path, wire).to_pylist():
-            rows.append(
-                {
-                    name: _decode(value, tokens[name]) if name in tokens else value
-                    for name, value in row.items()
-                }
-            )
-    return rows
-
-
-def _decode(value: Any, tokens: dict[int, Any]) -> Any:
-    if isinstance(value, list):
-        return [tokens.get(item, "OOV") for item in value]
-    return None if value is None else tokens.get(value, "OOV")
+from tests.etl.reading import read_split, shard_digests
 
 
 def test_every_event_is_accounted_for(built):
@@ -106,14 +78,6 @@ def test_label_rate_and_statistics_are_those_of_the_records(built):
     assert manifest.statistics["train"]["history"]["rows"] == 6
 
 
-def shard_bytes(version: Path, manifest: Manifest) -> dict[str, str]:
-    return {
-        shard.path: hashlib.sha256((version / shard.path).read_bytes()).hexdigest()
-        for split in manifest.splits
-        for shard in split.shards
-    }
-
-
 def test_second_build_gives_the_same_bytes_however_spark_partitions(spark, built):
     result, config = built
     spark.conf.set("spark.sql.shuffle.partitions", "3")
@@ -124,7 +88,7 @@ def test_second_build_gives_the_same_bytes_however_spark_partitions(spark, built
         spark.conf.set("spark.sql.shuffle.partitions", "4")
         spark.conf.unset("spark.sql.files.maxPartitionBytes")
     assert again.version != result.version
-    assert shard_bytes(again.version, again.manifest) == shard_bytes(
+    assert shard_digests(again.version, again.manifest) == shard_digests(
         result.version, result.manifest
     )
     assert again.manifest.encoders_fingerprint == result.manifest.encoders_fingerprint

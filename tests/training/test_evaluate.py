@@ -220,6 +220,13 @@ def test_without_seen_items_only_the_unmasked_protocol_is_reported(
     assert report["headline"] == "full_all"
 
 
+def test_rows_without_a_user_id_count_one_each(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    model = _trained(tiny_version, tiny_manifest, sampled_negatives=None)
+    nobody = replace(tiny_manifest, keys=replace(tiny_manifest.keys, user=None))
+    report = evaluate_split(replace(model, manifest=nobody), "test")
+    assert report["users"] == report["rows"]
+
+
 def test_an_empty_split_is_refused(tmp_path: Path) -> None:
     version = write_tiny_dataset(tmp_path, config=TinyConfig(validation=False))
     manifest = read_manifest(version)

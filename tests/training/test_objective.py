@@ -86,6 +86,22 @@ def test_binary_reads_the_label(tiny_version: Path, tiny_manifest: Manifest, bat
     np.testing.assert_allclose(np.exp(-first) + np.exp(-second), 1, rtol=1e-5)
 
 
+def test_softmax_refuses_datasets_whose_rows_are_not_all_positives_of_items(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    config = MFConfig()
+    model = build_model(config, tiny_manifest, 1)
+    drawn = replace(tiny_manifest, counts=replace(tiny_manifest.counts, drawn={"train": 7}))
+    with pytest.raises(ConfigError, match="drawn"):
+        build_objective(config, tiny_version, drawn, model, 32)
+    no_item = replace(tiny_manifest, keys=replace(tiny_manifest.keys, item=None))
+    with pytest.raises(ConfigError, match="has no item"):
+        build_objective(config, tiny_version, no_item, model, 32)
+    no_user = replace(tiny_manifest, keys=replace(tiny_manifest.keys, user=None))
+    with pytest.raises(ConfigError, match=r"events\.user"):
+        build_model(config, no_user, 1)
+
+
 def test_binary_without_a_label_is_refused(tiny_version: Path, tiny_manifest: Manifest) -> None:
     manifest = replace(tiny_manifest, keys=replace(tiny_manifest.keys, label=None))
     config = MFConfig(objective=BinaryConfig())

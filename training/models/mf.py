@@ -26,8 +26,8 @@ class MatrixFactorization(RetrievalModel):
 
     def __init__(self, config: MFConfig, manifest: Manifest, seed: int) -> None:
         super().__init__(name="mf")
-        user = find_feature(manifest, manifest.keys.user)
-        item = find_feature(manifest, manifest.keys.item)
+        user = find_feature(manifest, manifest.require_key("user"))
+        item = find_feature(manifest, manifest.require_key("item"))
         self.user_inputs = (user.name,)
         self.item_inputs = (item.name,)
         self.temperature = config.temperature

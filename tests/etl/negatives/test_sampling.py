@@ -1,0 +1,115 @@
+"""Drawn negatives: the stated distribution, nothing that the user has met, the same for ever."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from etl.negatives import add_negatives
+from etl.sources import Source
+from tests.etl.samples_log import frame, log_config
+
+TYPES = {"user": "bigint", "item": "bigint", "action": "string", "genre": "string"}
+ITEMS = range(1, 25)
+
+
+def genre(item: int) -> str:
+    return "abc"[item % 3]
+
+
+def log_rows() -> list[dict]:
+    """User 1 has met items 1 to 8, 60 times each; users 10 on made the popularity of the others."""
+    pairs = [(1, 1 + i % 8) for i in range(480)]
+    pairs += [(10 + copy, item) for item in ITEMS for copy in range(item)]
+    return [
+        {"user": u, "item": i, "action": "buy", "genre": genre(i), "__position": p, "label": 1.0}
+        for p, (u, i) in enumerate(pairs)
+    ]
+
+
+def sample(spark, rows=None, partitions=2, **negatives):
+    config = log_config(
+        label={"column": "action", "equals": "buy"},
+        negatives={"strategy": "popularity", "per_positive": 10, **negatives},
+    )
+    dictionary = spark.createDataFrame(
+        [(i, genre(i), None, None) for i in ITEMS],
+        "item bigint, genre string, __order string, __reason string",
+    )
+    events = frame(spark, TYPES, rows or log_rows()).repartition(partitions, "__position")
+    sources = {"items": Source("items", dictionary, ())}
+    made = add_negatives(events, events, config, sources)
+    try:
+        return made.samples.collect(), made.drawn
+    finally:
+        made.release()
+
+
+def popularity(items, counts: Counter) -> dict[int, float]:
+    weights = {item: counts[item] ** 0.75 for item in items}
+    total = sum(weights.values())
+    return {item: weight / total for item, weight in weights.items()}
+
+
+def check_distribution(drawn: list[int], expected: dict[int, float]) -> None:
+    """Pearson's chi-square stays within five standard deviations of its mean."""
+    counts = Counter(drawn)
+    assert set(counts) <= set(expected)
+    wanted = np.array([expected[i] * len(drawn) for i in expected])
+    got = np.array([counts[i] for i in expected])
+    freedom = len(expected) - 1
+    assert np.sum((got - wanted) ** 2 / wanted) < freedom + 5 * np.sqrt(2 * freedom)
+
+
+def test_draws_follow_the_distorted_popularity_and_state_it(spark):
+    rows, drawn = sample(spark)
+    counts = Counter(row["item"] for row in log_rows())
+    expected = popularity(ITEMS, counts)
+    negatives = [r for r in rows if r["__draw"] > 0]
+    assert drawn == {"train": len(negatives)} == {"train": 10 * len(log_rows())}
+    check_distribution([r["item"] for r in negatives], expected)
+    for row in negatives:
+        assert row["sampling_probability"] == pytest.approx(expected[row["item"]], rel=1e-6)
+        assert (row["genre"], row["action"], row["label"]) == (genre(row["item"]), None, 0.0)
+    assert {r["sampling_probability"] for r in rows if r["__draw"] == 0} == {1.0}
+
+
+def test_unseen_draws_leave_out_what_the_user_met_whatever_the_layout(spark):
+    rows, drawn = sample(spark, not_seen="train")
+    met = {(r["user"], r["item"]) for r in log_rows()}
+    negatives = [r for r in rows if r["__draw"] > 0]
+    assert not [r for r in negatives if (r["user"], r["item"]) in met]
+    assert drawn["train"] == len(negatives)
+    # User 1's draws follow the popularity of what is left to meet.
+    counts = Counter(row["item"] for row in log_rows())
+    expected = popularity([i for i in ITEMS if i > 8], counts)
+    mine = [r for r in negatives if r["user"] == 1]
+    assert len(mine) == 4800
+    check_distribution([r["item"] for r in mine], expected)
+    for row in mine:
+        assert row["sampling_probability"] == pytest.approx(expected[row["item"]], rel=1e-6)
+    again, _ = sample(spark, partitions=5, not_seen="train")
+    assert sorted(map(str, again)) == sorted(map(str, rows))
+
+
+def test_categories_and_splits_bound_the_draws(spark):
+    rows = log_rows()
+    rows += [{**rows[0], "item": 1, "__position": 9999, "__split": "test"}]
+    rows += [{**rows[0], "__position": 9998, "label": 0.0}]
+    made, drawn = sample(spark, rows, strategy="uniform", category="genre", per_positive=2)
+    negatives = [r for r in made if r["__draw"] > 0]
+    assert drawn == {"train": len(negatives)} == {"train": 2 * len(log_rows())}
+    origin = {r["__position"]: r["genre"] for r in made if r["__draw"] == 0}
+    assert all(r["genre"] == origin[r["__position"]] for r in negatives)
+    assert {r["sampling_probability"] for r in negatives} == {0.125}
+
+
+def test_user_who_met_everything_gets_no_negative(spark):
+    rows = [
+        {"user": 1, "item": i, "action": "buy", "genre": "a", "__position": i, "label": 1.0}
+        for i in (1, 2)
+    ]
+    made, drawn = sample(spark, rows, not_seen="all", per_positive=1)
+    assert (len(made), drawn) == (2, {})

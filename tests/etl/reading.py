@@ -1,0 +1,46 @@
+"""Reads a built version back, with its ids turned into tokens."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from conf.manifest import Manifest
+from etl.tfrecord.decode import WireFeature, read_tfrecords
+
+
+def read_split(version: Path, manifest: Manifest, split: str) -> list[dict[str, Any]]:
+    """Rows of a split with its ids turned back into tokens."""
+    tokens: dict[str, dict[int, Any]] = {}
+    for spec in manifest.schema.features:
+        if spec.vocabulary_size:
+            table = pq.read_table(version / "encoders" / f"{spec.encoding}.parquet").to_pydict()
+            tokens[spec.name] = dict(zip(table["id"], table["token"], strict=True))
+    wire = [WireFeature(s.name, s.dtype, s.is_list) for s in manifest.schema.features]
+    rows = []
+    for shard in manifest.split(split).shards:
+        for row in read_tfrecords(version / shard.path, wire).to_pylist():
+            rows.append(
+                {
+                    name: _decode(value, tokens[name]) if name in tokens else value
+                    for name, value in row.items()
+                }
+            )
+    return rows
+
+
+def _decode(value: Any, tokens: dict[int, Any]) -> Any:
+    if isinstance(value, list):
+        return [tokens.get(item, "OOV") for item in value]
+    return None if value is None else tokens.get(value, "OOV")
+
+
+def shard_digests(version: Path, manifest: Manifest) -> dict[str, str]:
+    return {
+        shard.path: hashlib.sha256((version / shard.path).read_bytes()).hexdigest()
+        for split in manifest.splits
+        for shard in split.shards
+    }
