@@ -109,6 +109,8 @@ class RowCounts:
         joined: Event rows after parsing, de-duplication and dictionary joins.
         kept: Records written per split.
         dropped: Event rows left out, by reason.
+        unmatched: Event rows without an entry in a dictionary, by dictionary and reason, kept or
+            not.
     """
 
     read: Mapping[str, int]
@@ -116,6 +118,7 @@ class RowCounts:
     joined: int
     kept: Mapping[str, int]
     dropped: Mapping[str, int]
+    unmatched: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

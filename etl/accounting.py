@@ -50,4 +50,5 @@ def account_rows(
         joined=events.joined,
         kept=written,
         dropped=dropped,
+        unmatched=events.unmatched,
     )

@@ -232,8 +232,8 @@ def _build_records(
     config, plan = build.config, build.plan
     samples = drop_short_histories(build_samples(events, config), config)
     tokens = build.spark.createDataFrame(item_tokens)
-    catalog = build_catalog(config, plan, sources, tokens)
-    users = build_users(events, config, plan)
+    catalog = build_catalog(events, config, plan, sources, tokens)
+    users = build_users(events, config, plan, sources)
     records = samples.unionByName(catalog, allowMissingColumns=True)
     return arrange(records.unionByName(users, allowMissingColumns=True), config, plan)
 

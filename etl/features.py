@@ -10,6 +10,7 @@ from conf.errors import ConfigError, did_you_mean
 from conf.etl import BuildConfig, FeatureConfig, VocabularyConfig
 from conf.manifest import DatasetKeys
 from conf.schema import DType, FeatureSchema, FeatureSpec
+from etl.behaviour.columns import column_origins, made_columns
 
 SEEN = "seen"
 CANDIDATES = "candidates"
@@ -89,8 +90,7 @@ def declared_columns(config: BuildConfig) -> dict[str, str]:
         added = dictionary.column_types.items()
         types.update({name: kind for name, kind in added if name != dictionary.key})
     item_type = types.get(config.events.item, "int64")
-    if config.history:
-        types[config.history.name] = f"list<{item_type}>"
+    types |= made_columns(config, types)
     if config.seen:
         types[SEEN] = f"list<{item_type}>"
     if config.split.test_source and config.split.candidates:
@@ -137,9 +137,12 @@ def _name_of(feature: FeatureConfig) -> str:
 def _plan_vocabularies(
     config: BuildConfig, features: Sequence[FeatureConfig], types: Mapping[str, str]
 ) -> tuple[VocabularyPlan, ...]:
-    derived = {SEEN, CANDIDATES, config.history.name if config.history else ""}
+    origins = column_origins(config)
+    of_items = {name for name, column in origins.items() if column == config.events.item}
+    derived = {SEEN, CANDIDATES, *of_items}
     plans: dict[str, VocabularyPlan] = {}
-    for feature in features:
+    # What a history carries along comes last: it shares the vocabulary of its column, if any.
+    for feature in sorted(features, key=lambda feature: feature.column in origins):
         if not isinstance(feature.encoding, VocabularyConfig) or feature.column in derived:
             continue
         name = feature.encoding.name or feature.name
@@ -158,7 +161,10 @@ def _plan_vocabularies(
                 received=f"{known.token_dtype} and {dtype}",
                 fix="give the features vocabularies of their own",
             )
-        columns = (*(known.columns if known else ()), feature.column)
+        if known and feature.column in origins:
+            continue
+        column = origins.get(feature.column, feature.column)
+        columns = (*(known.columns if known else ()), column)
         plans[name] = VocabularyPlan(name, columns, dtype, *_limits(name, features))
     for feature in features:
         if isinstance(feature.encoding, VocabularyConfig):

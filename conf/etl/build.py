@@ -7,8 +7,15 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from conf.etl.base import Name, Strict
-from conf.etl.events import EventsConfig, HistoryConfig, JoinConfig, LabelConfig
+from conf.etl.events import EventsConfig, LabelConfig
 from conf.etl.features import FeatureConfig
+from conf.etl.histories import (
+    BehaviourHistoryConfig,
+    HistoryConfig,
+    RollingConfig,
+    SessionsConfig,
+)
+from conf.etl.joins import JoinConfig
 from conf.etl.output import OutputConfig, SparkConfig
 from conf.etl.references import check_references
 from conf.etl.sources import SourceConfig
@@ -24,6 +31,9 @@ class BuildConfig(Strict):
     events: EventsConfig
     joins: tuple[JoinConfig, ...] = ()
     history: HistoryConfig | None = HistoryConfig()
+    histories: tuple[BehaviourHistoryConfig, ...] = ()
+    sessions: SessionsConfig | None = None
+    rolling: tuple[RollingConfig, ...] = ()
     seen: bool = Field(True, description="Carry the user's earlier items in evaluation splits.")
     label: LabelConfig | None = None
     split: SplitConfig = SplitConfig()

@@ -1,10 +1,10 @@
-"""The behaviour log, the dictionaries joined to it, histories and labels."""
+"""The behaviour log and its labels."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from conf.etl.base import Name, Strict
 
@@ -22,28 +22,6 @@ class EventsConfig(Strict):
         description="Of equal (user, item, time) keep the first. Without a time column repeats "
         "cannot be told from duplicates, and all are kept.",
     )
-
-
-class JoinConfig(Strict):
-    """A dictionary joined to each event by key."""
-
-    source: str
-    column: str = Field(description="Column of the event that holds the dictionary's key.")
-    unmatched: Literal["drop", "keep", "fail"] = "drop"
-
-
-class HistoryConfig(Strict):
-    """The user's items strictly before the event (ties in time: file order), latest first."""
-
-    name: Name = "history"
-    max_len: int = Field(50, ge=1)
-    min_len: int | None = Field(None, ge=1, description="Samples with fewer are dropped.")
-
-    @model_validator(mode="after")
-    def _reachable(self) -> HistoryConfig:
-        if self.min_len is not None and self.min_len > self.max_len:
-            raise ValueError("`min_len` above `max_len` drops every sample")
-        return self
 
 
 class LabelConfig(Strict):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from conf.etl.behaviour_references import check_as_of, check_behaviours, made_names
+
 if TYPE_CHECKING:
     from conf.etl import BuildConfig
 
@@ -83,8 +85,11 @@ def _check_joins(config: BuildConfig) -> None:
                 f"dictionary {join.source!r} has columns that the event already has: "
                 f"{', '.join(clashing)}; rename them in sources.{join.source}.columns"
             )
+        check_as_of(config, join)
         known.update(added)
-    made = [config.history.name] if config.history else []
+    check_behaviours(config, known)
+    made = [*made_names(config)]
+    made += [config.history.name] if config.history else []
     made += ["seen"] if config.seen else []
     made += [config.label.name] if config.label else []
     made += ["candidates"] if config.split.candidates else []
@@ -92,7 +97,8 @@ def _check_joins(config: BuildConfig) -> None:
     if clashing or len(made) != len({n.lower() for n in made}):
         raise ValueError(
             f"columns that the build makes are there already: {', '.join(clashing or made)}; "
-            "rename the sources' columns, or set history.name and label.name"
+            "rename the sources' columns, or set the `name` of history, histories, sessions, "
+            "rolling and label"
         )
 
 
