@@ -86,9 +86,7 @@ def declared_columns(config: BuildConfig) -> dict[str, str]:
     """Returns the type of each column that a feature may read."""
     types = dict(config.sources[config.events.source].column_types)
     for join in config.joins:
-        dictionary = config.sources[join.source]
-        added = dictionary.column_types.items()
-        types.update({name: kind for name, kind in added if name != dictionary.key})
+        types.update(join.added_columns(config.sources[join.source]))
     item_type = types.get(config.events.item, "int64")
     types |= made_columns(config, types)
     if config.seen:

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from conf.etl.base import Strict
+from conf.etl.sources import SourceConfig
 
 
 class AsOfConfig(Strict):
@@ -57,6 +58,15 @@ class JoinConfig(Strict):
         "frequent keys of a sample are, over as many tasks as a shuffle has.",
     )
     as_of: AsOfConfig | None = None
+
+    def added_columns(self, dictionary: SourceConfig) -> dict[str, str]:
+        """Returns name and type of the columns that the events get from the dictionary.
+
+        Not its key, and not `valid_to`: an entry is often closed by what came after the event.
+        """
+        left_out = {dictionary.key, self.as_of.valid_to if self.as_of else None}
+        types = dictionary.column_types.items()
+        return {name: kind for name, kind in types if name not in left_out}
 
     @model_validator(mode="after")
     def _consistent(self) -> JoinConfig:

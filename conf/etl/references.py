@@ -78,7 +78,7 @@ def _check_joins(config: BuildConfig) -> None:
                 f"{known.get(join.column, 'not declared')}, "
                 f"the key {dictionary.key!r} is {key_type}"
             )
-        added = {n: t for n, t in dictionary.column_types.items() if n != dictionary.key}
+        added = join.added_columns(dictionary)
         clashing = sorted({n.lower() for n in added} & {n.lower() for n in known})
         if clashing:
             raise ValueError(

@@ -41,7 +41,7 @@ def join_as_of(events: DataFrame, dictionary: DataFrame, join: DictionaryJoin) -
         has no entry is noted (`etl.joins.unmatched`).
     """
     as_of = _as_of(join)
-    columns = _payload(dictionary, join)
+    columns = _added(dictionary, join)
     left = events.withColumns(
         {_KEY: F.col(join.on), _TS: F.col(EVENT_TS_COLUMN), _IS_EVENT: F.lit(True)}
     )
@@ -93,7 +93,7 @@ def select_latest(dictionary: DataFrame, join: DictionaryJoin, end: DataFrame) -
         F.max_by(_ENTRY, _VERSION).alias(_ENTRY), F.max(EVENT_TS_COLUMN).alias(EVENT_TS_COLUMN)
     )
     valid = latest.where(~F.coalesce(_has_ended(_as_of(join)), F.lit(False)))
-    columns = [F.col(_ENTRY)[column].alias(column) for column in _payload(dictionary, join)]
+    columns = [F.col(_ENTRY)[column].alias(column) for column in _added(dictionary, join)]
     return valid.select(F.col(_KEY).alias(join.key), *columns)
 
 
@@ -105,6 +105,12 @@ def _as_of(join: DictionaryJoin) -> AsOfConfig:
 
 def _payload(dictionary: DataFrame, join: DictionaryJoin) -> list[str]:
     return [column for column in dictionary.columns if column not in (join.key, ORDER_COLUMN)]
+
+
+def _added(dictionary: DataFrame, join: DictionaryJoin) -> list[str]:
+    # `valid_to` says what came later.
+    ends = _as_of(join).valid_to
+    return [column for column in _payload(dictionary, join) if column != ends]
 
 
 def _entries(dictionary: DataFrame, join: DictionaryJoin) -> DataFrame:
