@@ -84,11 +84,8 @@ def plan_features(config: BuildConfig) -> FeaturePlan:
 
 def declared_columns(config: BuildConfig) -> dict[str, str]:
     """Returns the type of each column that a feature may read."""
-    types = dict(config.sources[config.events.source].column_types)
-    for join in config.joins:
-        types.update(join.added_columns(config.sources[join.source]))
+    types = config.event_column_types | made_columns(config)
     item_type = types.get(config.events.item, "int64")
-    types |= made_columns(config, types)
     if config.seen:
         types[SEEN] = f"list<{item_type}>"
     if config.split.test_source and config.split.candidates:

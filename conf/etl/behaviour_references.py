@@ -37,6 +37,8 @@ def check_behaviours(config: BuildConfig, known: Mapping[str, str]) -> None:
         ValueError: A column is missing or of a type that cannot play its part, or event times
             are needed and not there.
     """
+    if (config.histories or config.sessions) and not (config.events.user and config.events.item):
+        raise ValueError("histories and sessions need events.user and events.item")
     for history in config.histories:
         where = f"histories.{history.name}"
         _check_where(where, history.where, known)

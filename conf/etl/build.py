@@ -46,6 +46,14 @@ class BuildConfig(Strict):
         check_references(self)
         return self
 
+    @property
+    def event_column_types(self) -> dict[str, str]:
+        """Type of each column of the events: the log's, and what the dictionaries add."""
+        types = dict(self.sources[self.events.source].column_types)
+        for join in self.joins:
+            types.update(join.added_columns(self.sources[join.source]))
+        return types
+
     def resolved(self) -> dict[str, Any]:
         """Returns the config as plain JSON values."""
         return self.model_dump(mode="json")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from conf.etl import BehaviourHistoryConfig, BuildConfig
 
 
@@ -20,19 +18,13 @@ def history_names(config: BuildConfig) -> tuple[str, ...]:
     return tuple(name for history in all_histories(config) for name in history.made)
 
 
-def made_columns(config: BuildConfig, types: Mapping[str, str]) -> dict[str, str]:
-    """Returns the type of each column that is made here.
-
-    Args:
-        config: The build's config.
-        types: Types of the columns of the log and its dictionaries.
-    """
+def made_columns(config: BuildConfig) -> dict[str, str]:
+    """Returns the type of each column that is made here."""
     made: dict[str, str] = {}
-    origins = column_origins(config)
+    origins, types = column_origins(config), config.event_column_types
     for history in all_histories(config):
-        # An item that the log does not declare is refused elsewhere, with a better message.
         made |= {
-            name: f"list<{types.get(origins[name], 'int64') if name in origins else 'float32'}>"
+            name: f"list<{types[origins[name]] if name in origins else 'float32'}>"
             for name in history.made
         }
     if config.sessions is not None:
@@ -46,7 +38,7 @@ def column_origins(config: BuildConfig) -> dict[str, str]:
         name: column
         for history in all_histories(config)
         for name, column in (
-            (history.name, config.events.item),
+            (history.name, config.events.item or ""),
             *((history.carried(column), column) for column in history.columns),
         )
     }

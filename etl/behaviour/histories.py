@@ -52,7 +52,7 @@ def add_latest_histories(users: DataFrame, events: DataFrame, config: BuildConfi
         events: Kept events, as for `add_histories`.
         config: The build's config.
     """
-    user, histories = config.events.user, all_histories(config)
+    user, histories = config.events.user or "", all_histories(config)
     if any(history.needs_time for history in histories):
         now = events.agg(F.max(EVENT_TS_COLUMN).alias(EVENT_TS_COLUMN))
         users = users.crossJoin(F.broadcast(now))
@@ -67,7 +67,8 @@ def add_latest_histories(users: DataFrame, events: DataFrame, config: BuildConfi
 def _add_history(
     samples: DataFrame, config: BuildConfig, history: BehaviourHistoryConfig
 ) -> DataFrame:
-    by_user = Window.partitionBy(config.events.user).orderBy(POSITION_COLUMN)
+    user = config.events.user or ""
+    by_user = Window.partitionBy(user).orderBy(POSITION_COLUMN)
     samples = _mark(samples, config, history)
     element = _element(config, history)
     if history.where is None:
@@ -76,7 +77,7 @@ def _add_history(
     else:
         # Each behaviour knows the list up to itself; an event takes that of the latest one
         # before it, however many other events lie between.
-        alike = Window.partitionBy(config.events.user, _MATCH).orderBy(POSITION_COLUMN)
+        alike = Window.partitionBy(user, _MATCH).orderBy(POSITION_COLUMN)
         counted = F.collect_list(F.when(F.col(_MATCH), element))
         run = counted.over(alike.rowsBetween(1 - history.scanned, Window.currentRow))
         samples = samples.withColumn(_RUN, F.when(F.col(_MATCH), run))
@@ -89,7 +90,7 @@ def _collect_latest(
     events: DataFrame, config: BuildConfig, history: BehaviourHistoryConfig
 ) -> DataFrame:
     """One row per user: the latest behaviours, oldest first, in `__history_list`."""
-    user = config.events.user
+    user = config.events.user or ""
     found = _mark(events, config, history).where(_MATCH)
     newest_first = Window.partitionBy(user).orderBy(F.desc(POSITION_COLUMN))
     ranked = found.withColumn("__rank", F.row_number().over(newest_first))
@@ -103,7 +104,7 @@ def _mark(events: DataFrame, config: BuildConfig, history: BehaviourHistoryConfi
     events = events.withColumn(_MATCH, matches(events, history.where))
     if history.distinct is None:
         return events
-    item, alike = config.events.item, [config.events.user, _MATCH]
+    item, alike = config.events.item or "", [config.events.user or "", _MATCH]
     # The position of the repeat lies ahead of the event, yet tells later events only about what
     # is behind them: each compares it with its own position.
     if history.distinct == "item":
@@ -118,7 +119,7 @@ def _mark(events: DataFrame, config: BuildConfig, history: BehaviourHistoryConfi
 
 def _element(config: BuildConfig, history: BehaviourHistoryConfig) -> Column:
     """What the list holds of each behaviour."""
-    fields = [F.col(config.events.item).alias("item")]
+    fields = [F.col(config.events.item or "").alias("item")]
     fields += [F.col(column).alias(f"carried_{column}") for column in history.columns]
     if history.needs_time:
         fields.append(F.col(EVENT_TS_COLUMN).alias("ts"))

@@ -7,7 +7,8 @@ start, so that the work per event does not grow with the events inside the windo
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
+from operator import and_
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Window
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _MS_PER_DAY = 86_400_000
+_NULL_KEY_PARTS = 1024
 
 
 def add_rolling(events: DataFrame, config: BuildConfig) -> DataFrame:
@@ -94,11 +96,11 @@ def _value(rolling: RollingConfig, count: Counter) -> Column:
 
 
 def _counter(events: DataFrame, rolling: RollingConfig) -> Counter:
-    by_time = Window.partitionBy(*rolling.keys).orderBy(EVENT_TS_COLUMN)
+    has_keys = reduce(and_, [F.col(key).isNotNull() for key in rolling.keys])
+    # Events without a key count nowhere; spread, they keep no task busy alone.
+    spread = F.when(~has_keys, F.pmod(EVENT_TS_COLUMN, F.lit(_NULL_KEY_PARTS)))
+    by_time = Window.partitionBy(*rolling.keys, spread).orderBy(EVENT_TS_COLUMN)
     delay_ms = max(1, 1000 * (rolling.delay_s or 0))
-    has_keys = F.lit(True)
-    for key in rolling.keys:
-        has_keys = has_keys & F.col(key).isNotNull()
 
     def count(where: WhereConfig | None) -> Column:
         counts = F.col(DROP_COLUMN).isNull() & matches(events, where)

@@ -30,7 +30,7 @@ def add_sessions(events: DataFrame, config: BuildConfig) -> DataFrame:
     Returns:
         The events with `__session`, `<name>_id` and `<name>_position`.
     """
-    sessions, user = config.sessions, config.events.user
+    sessions, user = config.sessions, config.events.user or ""
     if sessions is None:
         return events
     is_kept = F.col(DROP_COLUMN).isNull()
@@ -55,14 +55,15 @@ def current_sessions(events: DataFrame, config: BuildConfig) -> DataFrame:
 
     Null where the user's last event is further back than a session's gap.
     """
-    last = events.groupBy(config.events.user).agg(
+    user = config.events.user or ""
+    last = events.groupBy(user).agg(
         F.max(SESSION_COLUMN).alias(SESSION_COLUMN), F.max(EVENT_TS_COLUMN).alias("__last_ts_ms")
     )
     end = F.broadcast(events.agg(F.max(EVENT_TS_COLUMN).alias("__end_ts_ms")))
     sessions = config.sessions or SessionsConfig()
     goes_on = F.col("__end_ts_ms") - F.col("__last_ts_ms") <= _gap_ms(sessions)
     return last.crossJoin(end).select(
-        config.events.user, F.when(goes_on, F.col(SESSION_COLUMN)).alias(SESSION_COLUMN)
+        user, F.when(goes_on, F.col(SESSION_COLUMN)).alias(SESSION_COLUMN)
     )
 
 

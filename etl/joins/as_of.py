@@ -25,6 +25,7 @@ EVENT_TS_COLUMN = "__event_ts_ms"
 _KEY, _TS, _IS_EVENT = "__as_of_key", "__as_of_ts_ms", "__as_of_is_event"
 _ENTRY, _VERSION, _EXISTS = "__as_of_entry", "__as_of_version", "__as_of_exists"
 _REASON = "__as_of_reason"
+_NULL_KEY_PARTS = 1024
 _SCALES = {"s": 1000, "ms": 1}
 
 
@@ -49,14 +50,16 @@ def join_as_of(events: DataFrame, dictionary: DataFrame, join: DictionaryJoin) -
     both = left.unionByName(right, allowMissingColumns=True)
     # At one time the entry comes before the event or after it: that is the declared match.
     tie = F.col(_IS_EVENT) if as_of.match == "at_or_before" else ~F.col(_IS_EVENT)
+    # Events without a key match nothing; spread, they keep no task busy alone.
+    same = [F.col(_KEY), F.when(F.col(_KEY).isNull(), F.pmod(_TS, F.lit(_NULL_KEY_PARTS)))]
     before = (
-        Window.partitionBy(_KEY)
+        Window.partitionBy(*same)
         .orderBy(_TS, tie)
         .rowsBetween(Window.unboundedPreceding, Window.currentRow)
     )
     # The newest version is not the last to become known: a late entry may be about the past.
     newest = F.max_by(_ENTRY, _VERSION).over(before)
-    exists = F.max(~F.col(_IS_EVENT)).over(Window.partitionBy(_KEY))
+    exists = F.max(~F.col(_IS_EVENT)).over(Window.partitionBy(*same))
     joined = both.withColumns({_ENTRY: newest, _EXISTS: exists}).where(_IS_EVENT)
     reason = (
         F.when(F.col(_KEY).isNull(), F.lit(NULL_KEY))

@@ -105,7 +105,7 @@ def test_no_frame_holds_more_than_the_declared_lookback(spark):
     frame = prepared(spark, CONFIG, [Event(1, 1, "click", 1.0, 0)])
     samples = add_sessions(add_histories(frame, CONFIG), CONFIG)
     plan = samples._jdf.queryExecution().optimizedPlan().toString()
-    collecting = [line for line in plan.split("collect_list")[1:]]
+    collecting = plan.split("collect_list")[1:]
     assert len(collecting) >= len(CONFIG.histories)
     assert not any("unboundedpreceding" in part.split("AS")[0] for part in collecting)
     frames = [part.split("specifiedwindowframe(")[1].split(")")[0] for part in collecting]

@@ -38,7 +38,7 @@ CONFIG = behaviour_config(
     rolling=ROLLING,
     seen=False,
 )
-FEATURES = [*made_columns(CONFIG, CONFIG.sources["log"].column_types), "state", "valid_from"]
+FEATURES = [*made_columns(CONFIG), "state", "valid_from"]
 
 
 def events_at(hours: st.SearchStrategy[int], most: int) -> st.SearchStrategy[list[Event]]:

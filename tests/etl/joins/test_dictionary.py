@@ -13,7 +13,7 @@ from conf.errors import InputDataError
 from conf.etl import JoinConfig
 from etl.joins.dictionary import choose_strategy, join_dictionary
 from etl.joins.plan import DictionaryJoin
-from etl.joins.skew import find_frequent_keys
+from etl.joins.skew import SALT_COLUMN, find_frequent_keys, salt_dictionary, salt_events
 from etl.joins.unmatched import refuse_unmatched
 
 KEYS = st.one_of(st.just(7), st.integers(0, 20), st.none())
@@ -65,10 +65,12 @@ def test_frequent_keys_are_spread_over_tasks_and_others_are_not(spark):
     joined = join_dictionary(events, dictionary.selectExpr("*", "id AS __order"), join)
     plan = joined._jdf.queryExecution().executedPlan().toString()
     assert "SortMergeJoin" in plan
-    places = joined.selectExpr("item", "spark_partition_id() AS task").distinct().collect()
-    tasks = Counter(row["item"] for row in places)
     assert joined.count() == len(keys)
-    assert all(tasks[key] == 1 for key in range(100, 300))
+    salted = salt_events(events, "item", 4, (7,)).select("item", SALT_COLUMN).distinct().collect()
+    salts = Counter(row["item"] for row in salted)
+    assert salts == {7: 4, None: 4, **dict.fromkeys(range(100, 300), 1)}
+    repeated = salt_dictionary(dictionary, "id", 4, (7,)).groupBy("id").count().collect()
+    assert {row["id"]: row["count"] for row in repeated} == {**dict.fromkeys(range(300), 1), 7: 4}
 
 
 def test_auto_goes_by_the_size_of_the_files():
