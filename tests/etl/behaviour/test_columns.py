@@ -8,7 +8,6 @@ from etl.features import plan_features
 from tests.etl.behaviour.test_histories import CONFIG
 from tests.etl.frames import behaviour_config
 
-
 VOCABULARY = {"kind": "vocabulary"}
 
 
