@@ -131,10 +131,10 @@ def _latest_entries(
 
 def _check_columns(config: BuildConfig, columns: set[str], key: str, role: str) -> None:
     known = {
-        column.name
+        column
         for join in config.joins
         if join.column == key
-        for column in config.sources[join.source].columns
+        for column in config.sources[join.source].column_types
     }
     unknown = sorted(columns - known)
     if unknown:
