@@ -114,6 +114,8 @@ class RowCounts:
         kept: Records written per split.
         dropped: Event rows left out, by reason.
         drawn: Negatives that were drawn and written, per split.
+        unmatched: Event rows without an entry in a dictionary, by dictionary and reason, kept or
+            not.
     """
 
     read: Mapping[str, int]
@@ -122,6 +124,7 @@ class RowCounts:
     kept: Mapping[str, int]
     dropped: Mapping[str, int]
     drawn: Mapping[str, int] = field(default_factory=dict)
+    unmatched: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

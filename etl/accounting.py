@@ -60,4 +60,5 @@ def account_rows(
         kept=written,
         dropped=dropped,
         drawn=drawn,
+        unmatched=events.unmatched,
     )

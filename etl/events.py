@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pyspark import StorageLevel
@@ -12,10 +12,13 @@ from pyspark.sql import functions as F
 
 from conf.errors import InputDataError
 from conf.etl import BuildConfig
+from etl.behaviour.rolling import add_rolling
+from etl.behaviour.sessions import add_sessions
+from etl.behaviour.where import behaviour_columns
 from etl.features import CANDIDATES
 from etl.history import POSITION_COLUMN
 from etl.identity import add_row_identity
-from etl.joins import DROP_COLUMN, check_all_matched, check_unique_key, join_dictionary
+from etl.joins import DROP_COLUMN, count_unmatched, join_dictionaries, read_unmatched
 from etl.labels import add_label
 from etl.skips import SKIP_COLUMN, mark_skipped
 from etl.sliding import mark_outside_window
@@ -66,17 +69,11 @@ def prepare_events(config: BuildConfig, sources: Mapping[str, Source]) -> Prepar
     events = _mark_duplicates(events, config)
     events = _mark_after_given(events, config)
     events = mark_outside_window(events, config.split)
-    for join in config.joins:
-        dictionary = sources[join.source].good
-        key = config.sources[join.source].key or ""
-        check_unique_key(join.source, dictionary, key)
-        if join.unmatched == "fail":
-            check_all_matched(events, join.source, dictionary, key, join.column)
-        drops = join.unmatched == "drop"
-        events = join_dictionary(events, join.source, dictionary, key, join.column, drops)
+    events = join_dictionaries(events, config, sources)
+    events = add_rolling(events, config)
     events = add_label(events, config, sources)
     # Persisted before the split, whose choice of users would else run all of this once more.
-    positioned = _add_positions(events, config).drop(ORDER_COLUMN)
+    positioned = add_sessions(_add_positions(events, config), config).drop(ORDER_COLUMN)
     positioned.persist(StorageLevel.MEMORY_AND_DISK)
     frame = mark_skipped(add_split(positioned, config), config)
     return PreparedEvents(frame.drop(GIVEN_TOTAL_COLUMN), positioned)
@@ -121,6 +118,8 @@ def _mark_duplicates(events: DataFrame, config: BuildConfig) -> DataFrame:
     if not config.events.deduplicate or user is None or item is None or time is None:
         return events
     same = [user, item, time, GIVEN_TEST_COLUMN, GIVEN_VALIDATION_COLUMN]
+    # A click and a purchase in one second are two events.
+    same += behaviour_columns(config)
     rank = F.row_number().over(Window.partitionBy(*same).orderBy(ORDER_COLUMN))
     return (
         events.withColumn("__rank", rank)
@@ -191,12 +190,14 @@ class EventCounts:
         splits: Of these, per split, those that are samples.
         dropped: Events left out, by reason, and those that are no samples.
         event_ts_ms_range: First and last event time, None without a time column.
+        unmatched: Events without an entry, by dictionary and reason, dropped or not.
     """
 
     joined: int
     splits: Mapping[str, int]
     dropped: Mapping[str, int]
     event_ts_ms_range: tuple[int, int] | None
+    unmatched: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def newest_ts_ms(self) -> int | None:
@@ -217,6 +218,7 @@ def count_events(
     Raises:
         InputDataError: The train or the test split is empty.
     """
+    dictionaries = [join.source for join in config.joins]
     rows = (
         events.withColumn("__reason", F.coalesce(DROP_COLUMN, SKIP_COLUMN))
         .groupBy(DROP_COLUMN, "__reason", SPLIT_COLUMN)
@@ -224,6 +226,7 @@ def count_events(
             F.count("*").alias("n"),
             F.min("__event_ts_ms").alias("low"),
             F.max("__event_ts_ms").alias("high"),
+            *count_unmatched(dictionaries),
         )
         .collect()
     )
@@ -250,4 +253,5 @@ def count_events(
         splits={split: splits[split] for split in EVENT_SPLITS if split in splits},
         dropped=dict(sorted(dropped.items())),
         event_ts_ms_range=(min(lows), max(highs)) if lows else None,
+        unmatched=read_unmatched(dictionaries, [row.asDict() for row in rows]),
     )

@@ -10,7 +10,8 @@ from conf.errors import ConfigError, did_you_mean
 from conf.etl import BuildConfig, FeatureConfig, VocabularyConfig
 from conf.manifest import DatasetKeys
 from conf.schema import DType, FeatureSchema, FeatureSpec
-from etl.sample_columns import automatic_features, made_columns
+from etl import sample_columns
+from etl.behaviour.columns import column_origins, made_columns
 
 SEEN = "seen"
 CANDIDATES = "candidates"
@@ -84,24 +85,18 @@ def plan_features(config: BuildConfig) -> FeaturePlan:
 
 def declared_columns(config: BuildConfig) -> dict[str, str]:
     """Returns the type of each column that a feature may read."""
-    types = dict(config.sources[config.events.source].column_types)
-    for join in config.joins:
-        dictionary = config.sources[join.source]
-        added = dictionary.column_types.items()
-        types.update({name: kind for name, kind in added if name != dictionary.key})
+    types = config.event_column_types | made_columns(config)
     item_type = types.get(config.events.item or "", "int64")
-    if config.history:
-        types[config.history.name] = f"list<{item_type}>"
     if config.seen:
         types[SEEN] = f"list<{item_type}>"
     if config.split.test_source and config.split.candidates:
         types[CANDIDATES] = f"list<{item_type}>"
-    return {**types, **made_columns(config)}
+    return {**types, **sample_columns.made_columns(config)}
 
 
 def _automatic_features(config: BuildConfig, types: Mapping[str, str]) -> tuple[FeatureConfig, ...]:
     """What the config says that exists needs no declaration: seen items, label, weight, …."""
-    automatic = automatic_features(config)
+    automatic = sample_columns.automatic_features(config)
     declared = {feature.column for feature in config.features}
     items = [f for f in config.features if f.column == config.events.item and f.role == "item"]
     lists = [column for column in (SEEN, CANDIDATES) if column in types and column not in declared]
@@ -127,9 +122,12 @@ def _name_of(feature: FeatureConfig) -> str:
 def _plan_vocabularies(
     config: BuildConfig, features: Sequence[FeatureConfig], types: Mapping[str, str]
 ) -> tuple[VocabularyPlan, ...]:
-    derived = {SEEN, CANDIDATES, config.history.name if config.history else ""}
+    origins = column_origins(config)
+    of_items = {name for name, column in origins.items() if column == config.events.item}
+    derived = {SEEN, CANDIDATES, *of_items}
     plans: dict[str, VocabularyPlan] = {}
-    for feature in features:
+    # What a history carries along comes last: it shares the vocabulary of its column, if any.
+    for feature in sorted(features, key=lambda feature: feature.column in origins):
         if not isinstance(feature.encoding, VocabularyConfig) or feature.column in derived:
             continue
         name = feature.encoding.name or feature.name
@@ -148,7 +146,10 @@ def _plan_vocabularies(
                 received=f"{known.token_dtype} and {dtype}",
                 fix="give the features vocabularies of their own",
             )
-        columns = (*(known.columns if known else ()), feature.column)
+        if known and feature.column in origins:
+            continue
+        column = origins.get(feature.column, feature.column)
+        columns = (*(known.columns if known else ()), column)
         plans[name] = VocabularyPlan(name, columns, dtype, *_limits(name, features))
     for feature in features:
         if isinstance(feature.encoding, VocabularyConfig):

@@ -1,10 +1,9 @@
-"""What a user did before an event: bounded histories, and everything ever met."""
+"""Everything that a user ever met before an event."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 if TYPE_CHECKING:
@@ -12,20 +11,6 @@ if TYPE_CHECKING:
 
 POSITION_COLUMN = "__position"
 _SEQUENCE = "__sequence"
-
-
-def add_history(events: DataFrame, user: str, item: str, name: str, max_len: int) -> DataFrame:
-    """Adds the user's latest items strictly before each event, most recent first.
-
-    Args:
-        events: Kept events with `__position`, the event's rank among its user's from 1.
-        user: User column.
-        item: Item column.
-        name: Name of the new column, `array` of the item's type, at most `max_len` long.
-        max_len: Longest history.
-    """
-    before = Window.partitionBy(user).orderBy(POSITION_COLUMN).rowsBetween(-max_len, -1)
-    return events.withColumn(name, F.reverse(F.collect_list(item).over(before)))
 
 
 def build_sequences(events: DataFrame, user: str, item: str) -> DataFrame:
@@ -45,11 +30,6 @@ def add_seen(events: DataFrame, sequences: DataFrame, user: str, name: str) -> D
     """
     seen = F.array_distinct(F.slice(F.col(_SEQUENCE), F.lit(1), F.col(POSITION_COLUMN) - F.lit(1)))
     return events.join(sequences, user).withColumn(name, seen).drop(_SEQUENCE)
-
-
-def latest(max_len: int) -> Column:
-    """The newest `max_len` items of `__sequence`, most recent first."""
-    return F.slice(F.reverse(F.col(_SEQUENCE)), 1, max_len)
 
 
 def all_seen() -> Column:

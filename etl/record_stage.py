@@ -134,10 +134,10 @@ class RecordStage:
         config, plan, records = self.config, self.plan, rows.samples
         if encoders.item_tokens is not None and CATALOG in record_splits(config):
             tokens = self.spark.createDataFrame(encoders.item_tokens)
-            catalog = build_catalog(config, plan, rows.sources, tokens)
+            catalog = build_catalog(rows.events, config, plan, rows.sources, tokens)
             records = records.unionByName(catalog, allowMissingColumns=True)
         if USERS in record_splits(config):
-            users = build_users(rows.events, config, plan)
+            users = build_users(rows.events, config, plan, rows.sources)
             records = records.unionByName(users, allowMissingColumns=True)
         return records
 

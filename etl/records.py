@@ -9,8 +9,13 @@ from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
 from conf.etl import BuildConfig
+from etl.behaviour.columns import history_names
+from etl.behaviour.histories import add_histories, add_latest_histories
+from etl.behaviour.rolling import add_latest_rolling, rolling_names
 from etl.features import SEEN, FeaturePlan
-from etl.history import add_history, add_seen, all_seen, build_sequences, latest
+from etl.history import add_seen, all_seen, build_sequences
+from etl.joins import plan_joins, select_latest
+from etl.joins.as_of import EVENT_TS_COLUMN
 from etl.skips import SKIP_COLUMN
 from etl.sources import Source
 from etl.split import CATALOG, SPLIT_COLUMN, TRAIN, USERS
@@ -27,9 +32,7 @@ def build_samples(events: DataFrame, config: BuildConfig) -> DataFrame:
         config: The build's config.
     """
     user, item = config.events.user or "", config.events.item or ""
-    samples = events
-    if config.history:
-        samples = add_history(samples, user, item, config.history.name, config.history.max_len)
+    samples = add_histories(events, config)
     # After the windows: an event that is no sample stays in the histories of those that are.
     samples = samples.where(F.col(SKIP_COLUMN).isNull())
     if not config.seen:
@@ -48,37 +51,47 @@ def drop_short_histories(samples: DataFrame, config: BuildConfig) -> DataFrame:
     return samples.where(F.size(config.history.name) >= config.history.min_len)
 
 
-def build_users(events: DataFrame, config: BuildConfig, plan: FeaturePlan) -> DataFrame:
+def build_users(
+    events: DataFrame, config: BuildConfig, plan: FeaturePlan, sources: Mapping[str, Source]
+) -> DataFrame:
     """Builds one row per user with all that is known at the end of the log: for serving.
 
     Raises:
         ConfigError: A user feature is a column of the event, not of a dictionary of users.
     """
     user, item = config.events.user or "", config.events.item or ""
-    history = config.history.name if config.history else None
-    columns = {
-        f.column for f in plan.features if f.role == "user" and f.column not in (user, history)
-    }
+    columns = {f.column for f in plan.features if f.role == "user" and f.column != user}
+    columns -= {*history_names(config), *rolling_names(config, user)}
     _check_columns(config, columns, user, "user")
+    changing = _latest_entries(config, sources, events, user)
+    wanted = [(table, sorted(columns & set(table.columns))) for table in changing]
+    columns -= {column for _, found in wanted for column in found}
     attributes = (
         events.groupBy(user).agg(*[F.max(c).alias(c) for c in sorted(columns)])
         if columns
         else events.select(user).distinct()
     )
-    users = build_sequences(events, user, item)
-    if config.history and history:
-        users = users.withColumn(history, latest(config.history.max_len))
+    users = add_latest_histories(attributes, events, config)
+    users = add_latest_rolling(users, events, config, user)
+    for table, found in wanted:
+        users = users.join(table.select(user, *found), user, "left")
     if config.seen:
-        users = users.withColumn(SEEN, all_seen())
-    return users.drop("__sequence").join(attributes, user).withColumn(SPLIT_COLUMN, F.lit(USERS))
+        users = users.join(build_sequences(events, user, item), user)
+        users = users.withColumn(SEEN, all_seen()).drop("__sequence")
+    return users.withColumn(SPLIT_COLUMN, F.lit(USERS))
 
 
 def build_catalog(
-    config: BuildConfig, plan: FeaturePlan, sources: Mapping[str, Source], tokens: DataFrame
+    events: DataFrame,
+    config: BuildConfig,
+    plan: FeaturePlan,
+    sources: Mapping[str, Source],
+    tokens: DataFrame,
 ) -> DataFrame:
     """Builds one row per item of the vocabulary, with the features of the item tower.
 
     Args:
+        events: Kept events: what changes is taken as it stands at their end.
         config: The build's config.
         plan: Its features.
         sources: The sources as read.
@@ -89,15 +102,31 @@ def build_catalog(
     """
     item = config.events.item or ""
     columns = {f.column for f in plan.features if f.role == "item" and f.column != item}
+    columns -= rolling_names(config, item)
     _check_columns(config, columns, item, "item")
-    catalog = tokens.toDF(item)
-    for join in config.joins:
-        wanted = [c for c in config.sources[join.source].column_types if c in columns]
-        if join.column == item and wanted:
-            key = config.sources[join.source].key or ""
-            dictionary = sources[join.source].good.select(F.col(key).alias(item), *wanted)
-            catalog = catalog.join(dictionary, item, "left")
+    catalog = add_latest_rolling(tokens.toDF(item), events, config, item)
+    fixed = [
+        sources[join.source].good.withColumnRenamed(config.sources[join.source].key or "", item)
+        for join in config.joins
+        if join.column == item and join.as_of is None
+    ]
+    for dictionary in (*fixed, *_latest_entries(config, sources, events, item)):
+        wanted = sorted(columns & set(dictionary.columns))
+        if wanted:
+            catalog = catalog.join(dictionary.select(item, *wanted), item, "left")
     return catalog.withColumn(SPLIT_COLUMN, F.lit(CATALOG))
+
+
+def _latest_entries(
+    config: BuildConfig, sources: Mapping[str, Source], events: DataFrame, key: str
+) -> list[DataFrame]:
+    """The as-of dictionaries of one event column as they stand at the end, by that column."""
+    end = events.agg(F.max(EVENT_TS_COLUMN))
+    return [
+        select_latest(sources[join.name].good, join, end).withColumnRenamed(join.key, key)
+        for join in plan_joins(config, sources)
+        if join.config.as_of is not None and join.on == key
+    ]
 
 
 def _check_columns(config: BuildConfig, columns: set[str], key: str, role: str) -> None:

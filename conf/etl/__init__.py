@@ -4,9 +4,19 @@ from conf.etl.base import Strict
 from conf.etl.build import BuildConfig
 from conf.etl.columns import ColumnConfig, PairConfig
 from conf.etl.days import DaysConfig
-from conf.etl.events import EventsConfig, HistoryConfig, JoinConfig
+from conf.etl.events import EventsConfig
 from conf.etl.features import FeatureConfig, IdentityConfig, VocabularyConfig
+from conf.etl.histories import (
+    BehaviourHistoryConfig,
+    GapsConfig,
+    HistoryConfig,
+    RateConfig,
+    RollingConfig,
+    SessionsConfig,
+    WhereConfig,
+)
 from conf.etl.jdbc import JdbcConfig
+from conf.etl.joins import AsOfConfig, JoinConfig
 from conf.etl.labels import ConversionConfig, LabelConfig
 from conf.etl.negatives import NegativesConfig
 from conf.etl.output import OutputConfig, SparkConfig
@@ -15,7 +25,9 @@ from conf.etl.split import SplitConfig
 from conf.etl.weights import DownSamplingConfig, WeightsConfig
 
 __all__ = [
+    "AsOfConfig",
     "BadRowsConfig",
+    "BehaviourHistoryConfig",
     "BuildConfig",
     "ColumnConfig",
     "ConversionConfig",
@@ -23,6 +35,7 @@ __all__ = [
     "DownSamplingConfig",
     "EventsConfig",
     "FeatureConfig",
+    "GapsConfig",
     "HistoryConfig",
     "IdentityConfig",
     "JdbcConfig",
@@ -31,10 +44,14 @@ __all__ = [
     "NegativesConfig",
     "OutputConfig",
     "PairConfig",
+    "RateConfig",
+    "RollingConfig",
+    "SessionsConfig",
     "SourceConfig",
     "SparkConfig",
     "SplitConfig",
     "Strict",
     "VocabularyConfig",
     "WeightsConfig",
+    "WhereConfig",
 ]

@@ -8,8 +8,15 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from conf.etl.base import Name, Strict
-from conf.etl.events import EventsConfig, HistoryConfig, JoinConfig
+from conf.etl.events import EventsConfig
 from conf.etl.features import FeatureConfig
+from conf.etl.histories import (
+    BehaviourHistoryConfig,
+    HistoryConfig,
+    RollingConfig,
+    SessionsConfig,
+)
+from conf.etl.joins import JoinConfig
 from conf.etl.labels import LabelConfig
 from conf.etl.negatives import NegativesConfig
 from conf.etl.output import OutputConfig, SparkConfig
@@ -31,6 +38,9 @@ class BuildConfig(Strict):
     events: EventsConfig
     joins: tuple[JoinConfig, ...] = ()
     history: HistoryConfig | None = HistoryConfig()
+    histories: tuple[BehaviourHistoryConfig, ...] = ()
+    sessions: SessionsConfig | None = None
+    rolling: tuple[RollingConfig, ...] = ()
     seen: bool = Field(True, description="Carry the user's earlier items in evaluation splits.")
     label: LabelConfig | None = None
     negatives: NegativesConfig | None = None
@@ -70,6 +80,14 @@ class BuildConfig(Strict):
         if self.weights is not None:
             return self.weights.name
         return WEIGHT if self.down_sampling is not None else None
+
+    @property
+    def event_column_types(self) -> dict[str, str]:
+        """Type of each column of the events: the log's, and what the dictionaries add."""
+        types = dict(self.sources[self.events.source].column_types)
+        for join in self.joins:
+            types.update(join.added_columns(self.sources[join.source]))
+        return types
 
     def resolved(self) -> dict[str, Any]:
         """Returns the config as plain JSON values."""

@@ -1,4 +1,4 @@
-"""The event log, the dictionaries joined to it, and histories."""
+"""The event log: who met what, when."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from conf.etl.base import Name, Strict
+from conf.etl.base import Strict
 
 
 class EventsConfig(Strict):
@@ -43,25 +43,3 @@ class EventsConfig(Strict):
     def has_behaviour(self) -> bool:
         """Whether rows belong to users and name items, so that users have histories."""
         return self.user is not None and self.item is not None
-
-
-class JoinConfig(Strict):
-    """A dictionary joined to each event by key."""
-
-    source: str
-    column: str = Field(description="Column of the event that holds the dictionary's key.")
-    unmatched: Literal["drop", "keep", "fail"] = "drop"
-
-
-class HistoryConfig(Strict):
-    """The user's items strictly before the event (ties in time: file order), latest first."""
-
-    name: Name = "history"
-    max_len: int = Field(50, ge=1)
-    min_len: int | None = Field(None, ge=1, description="Samples with fewer are dropped.")
-
-    @model_validator(mode="after")
-    def _reachable(self) -> HistoryConfig:
-        if self.min_len is not None and self.min_len > self.max_len:
-            raise ValueError("`min_len` above `max_len` drops every sample")
-        return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from conf.etl.behaviour_references import check_as_of, check_behaviours, made_names
 from conf.etl.sample_references import check_samples
 
 if TYPE_CHECKING:
@@ -98,15 +99,18 @@ def _check_joins(config: BuildConfig) -> None:
                 f"{known.get(join.column, 'not declared')}, "
                 f"the key {dictionary.key!r} is {key_type}"
             )
-        added = {n: t for n, t in dictionary.column_types.items() if n != dictionary.key}
+        added = join.added_columns(dictionary)
         clashing = sorted({n.lower() for n in added} & {n.lower() for n in known})
         if clashing:
             raise ValueError(
                 f"dictionary {join.source!r} has columns that the event already has: "
                 f"{', '.join(clashing)}; rename them in sources.{join.source}.columns"
             )
+        check_as_of(config, join)
         known.update(added)
-    made = [config.history.name] if config.history else []
+    check_behaviours(config, known)
+    made = [*made_names(config)]
+    made += [config.history.name] if config.history else []
     made += ["seen"] if config.seen else []
     made += [name for name in (config.label_name, config.weight_name) if name]
     made += [config.negatives.probability] if config.negatives else []
@@ -116,5 +120,6 @@ def _check_joins(config: BuildConfig) -> None:
     if clashing or len(made) != len({n.lower() for n in made}):
         raise ValueError(
             f"columns that the build makes are there already: {', '.join(clashing or made)}; "
-            "rename the sources' columns, or set history.name and label.name"
+            "rename the sources' columns, or set the `name` of history, histories, sessions, "
+            "rolling and label"
         )

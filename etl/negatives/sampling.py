@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pyspark import StorageLevel
@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from conf.etl import BuildConfig, NegativesConfig
 from etl.identity import DRAW_COLUMN, event_columns
-from etl.joins import join_dictionary
+from etl.joins import join_as_of, join_dictionary, plan_joins
 from etl.negatives.candidates import (
     CANDIDATE_COLUMN,
     GROUP_COLUMN,
@@ -133,16 +133,19 @@ def _replace_items(
     item, label = config.events.item or "", config.label
     rows = drawn.withColumn(item, F.col(CANDIDATE_COLUMN)).drop(CANDIDATE_COLUMN)
     of_item = {item}
-    for join in config.joins:
-        if join.column not in of_item:
+    for join in plan_joins(config, sources):
+        if join.on not in of_item:
             continue
-        key = config.sources[join.source].key or ""
-        others = [c.name for c in config.sources[join.source].columns if c.name != key]
-        dictionary = sources[join.source].good
-        rows = join_dictionary(
-            rows.drop(*others), join.source, dictionary, key, join.column, drop_unmatched=False
+        added = join.config.added_columns(config.sources[join.name])
+        # An item without an entry was drawn as it is; the log's frequent keys are not the draws'.
+        plain = {"unmatched": "keep", "strategy": "auto", "salts": None}
+        join_one = join_dictionary if join.config.as_of is None else join_as_of
+        rows = join_one(
+            rows.drop(*added),
+            sources[join.name].good,
+            replace(join, config=join.config.model_copy(update=plain)),
         )
-        of_item |= set(others)
+        of_item |= set(added)
     if label is not None and label.column is not None:
         # It tells of the positive what did not happen with this item.
         unknown = F.lit(None).cast(drawn.schema[label.column].dataType)

@@ -1,0 +1,1 @@
+"""What happened before an event: histories, sessions, rolling counts and rates."""
