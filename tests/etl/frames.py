@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 
 from conf.etl import BuildConfig, SourceConfig
-from etl.sources import FILE_COLUMN, LINE_COLUMN, ORDER_COLUMN, REASON_COLUMN, Source
+from etl.sources.source import FILE_COLUMN, LINE_COLUMN, ORDER_COLUMN, REASON_COLUMN, Source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
