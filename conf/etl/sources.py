@@ -155,7 +155,7 @@ class SourceConfig(Strict):
     def _check_text_options(self) -> None:
         separated = self.format in _SEPARATED
         only = {
-            "separator": (separated, self.separator is not None),
+            "separator": (separated or self.format == "pattern", self.separator is not None),
             "quote": (separated, self.quote is not None),
             "escape": (separated, self.escape is not None),
             "null_values": (separated or self.format == "pattern", bool(self.null_values)),

@@ -22,7 +22,13 @@ _READ_ONLY = {
     "mariadb": {"sessionInitStatement": "SET SESSION TRANSACTION READ ONLY"},
 }
 _NO_DRIVER = ("No suitable driver", "ClassNotFoundException", "CANNOT_LOAD_CLASS")
-_NOT_THERE = ("Connection refused", "UnknownHost", "timed out", "Connection attempt failed")
+_NOT_THERE = (
+    "Connection refused",
+    " refused. Check",
+    "UnknownHost",
+    "timed out",
+    "Connection attempt failed",
+)
 
 
 def read_jdbc(spark: SparkSession, name: str, config: JdbcConfig) -> DataFrame:
@@ -43,7 +49,7 @@ def read_jdbc(spark: SparkSession, name: str, config: JdbcConfig) -> DataFrame:
         return spark.read.format("jdbc").options(**options, **bounds).load() if bounds else frame
     except (PySparkException, Py4JJavaError) as error:
         # Without the cause: a driver may quote what it was given.
-        raise _explain(name, config, str(error), options.get("password")) from None
+        raise _explain(name, config, _with_causes(error), options.get("password")) from None
 
 
 def _options(config: JdbcConfig) -> dict[str, Any]:
@@ -113,6 +119,15 @@ def _bounds(
         "upperBound": str(row[1]),
         "numPartitions": config.partitions,
     }
+
+
+def _with_causes(error: BaseException | None) -> str:
+    """The messages of an error and of what caused it, as Spark keeps them; each on its line."""
+    messages = []
+    while error is not None:
+        messages.append(str(error))
+        error = getattr(error, "_cause", None)
+    return "\nCaused by: ".join(messages)
 
 
 def _explain(name: str, config: JdbcConfig, text: str, password: str | None) -> SluiceError:
