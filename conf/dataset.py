@@ -146,7 +146,7 @@ def read_manifest(version: Path) -> Manifest:
 
 def _listed_files(manifest: Manifest) -> list[tuple[str, int]]:
     shards = [(shard.path, shard.bytes) for split in manifest.splits for shard in split.shards]
-    return shards + [(item.path, item.bytes) for item in manifest.encoder_files]
+    return shards + [(item.path, item.bytes) for item in manifest.side_files]
 
 
 def _check_file(version: Path, relative: str, expected_bytes: int) -> None:

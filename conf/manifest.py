@@ -139,6 +139,8 @@ class Manifest:
     code_version: str
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     peak_memory_bytes: Mapping[str, int] = field(default_factory=dict)
+    statistics_file: FileInfo | None = None
+    contract: tuple[Mapping[str, Any], ...] = ()
     format_version: int = MANIFEST_FORMAT_VERSION
 
     def split(self, name: str) -> SplitInfo:
@@ -155,6 +157,12 @@ class Manifest:
             received=name,
             allowed=", ".join(split.name for split in self.splits),
         )
+
+    @property
+    def side_files(self) -> tuple[FileInfo, ...]:
+        """Every listed file but the shards."""
+        statistics = () if self.statistics_file is None else (self.statistics_file,)
+        return (*self.encoder_files, *statistics)
 
     def has_split(self, name: str) -> bool:
         """Whether the version has that split with at least one record."""
@@ -214,6 +222,7 @@ def _manifest_fields(data: dict[str, Any], origin: str) -> dict[str, Any]:
             fix="the file was edited or damaged; build the dataset again",
         )
     source = fields.pop("source")
+    listed = fields.get("statistics_file")
     time_range = source.pop("event_ts_ms_range")
     return {
         **fields,
@@ -230,4 +239,6 @@ def _manifest_fields(data: dict[str, Any], origin: str) -> dict[str, Any]:
             **source,
         ),
         "counts": RowCounts(**fields["counts"]),
+        "statistics_file": None if listed is None else FileInfo(**listed),
+        "contract": tuple(fields.get("contract", ())),
     }

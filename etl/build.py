@@ -24,6 +24,8 @@ from etl.encoders.vocabulary import fit_vocabulary, write_vocabulary
 from etl.events import count_events, kept, prepare_events
 from etl.features import FeaturePlan, build_plan, plan_features
 from etl.publish import hold_lock, new_version_id, publish_version, stage_version, sweep_leftovers
+from etl.quality.contract import check_sources, check_version, list_results
+from etl.quality.versions import STATISTICS_FILE, VersionView, view_current
 from etl.records import (
     arrange,
     build_catalog,
@@ -79,6 +81,7 @@ class _Build:
     plan: FeaturePlan
     staging: Path
     clock: StageClock
+    previous: VersionView | None
 
 
 def build_dataset(
@@ -107,7 +110,7 @@ def build_dataset(
             logger.warning("removed what an interrupted build left: %s", name)
         version_id = new_version_id(digest)
         with stage_version(paths, version_id) as staging:
-            build = _Build(spark, config, plan, staging, StageClock())
+            build = _Build(spark, config, plan, staging, StageClock(), view_current(paths))
             parts = _run_stages(build)
             manifest = Manifest(
                 dataset_name=config.name,
@@ -136,6 +139,8 @@ def _run_stages(build: _Build) -> dict[str, Any]:
         }
         counts = {name: count_rows(source) for name, source in sources.items()}
         _handle_bad_rows(build, sources, counts)
+    with clock.stage("check sources"):
+        checked = check_sources(config, sources, counts, build.previous)
     with ExitStack() as resources:
         with clock.stage("join and split events"):
             prepared = prepare_events(config, sources)
@@ -149,12 +154,16 @@ def _run_stages(build: _Build) -> dict[str, Any]:
             splits, statistics = write_splits(
                 records, config, build.staging, build.staging / ENCODERS_DIR
             )
+    with clock.stage("check features"):
+        found = check_version(config, build.staging, encoder_plan.schema, splits, build.previous)
     return {
         "splits": splits,
         "schema": encoder_plan.schema,
         "encoder_files": files,
         "encoders_fingerprint": encoder_plan.fingerprint,
         "statistics": statistics,
+        "statistics_file": _describe(build.staging, build.staging / STATISTICS_FILE),
+        "contract": list_results(checked, found),
         "label_rate": _label_rate(build.plan, statistics),
         "source": SourceSnapshot(
             inputs=tuple(file for source in sources.values() for file in source.files),
@@ -176,7 +185,7 @@ def _code_version() -> str:
 
 def _used_sources(config: BuildConfig) -> set[str | None]:
     joined = {join.source for join in config.joins}
-    return {config.events.source, config.split.test_source, *joined}
+    return {config.events.source, config.split.test_source, *joined, *config.contract.sources}
 
 
 def _handle_bad_rows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from conf.etl import BuildConfig
 from conf.manifest import ShardInfo, SplitInfo
 from etl.connector import ConnectorWrite, write_with_connector
+from etl.quality.versions import write_statistics
 from etl.records import shard_counts
-from etl.statistics import merge_statistics, summarize_statistics
+from etl.statistics import LabelFocus, merge_statistics, summarize_statistics
 from etl.tfrecord.committed import read_committed
 from etl.tfrecord.framing import Compression
 
@@ -32,20 +34,23 @@ def write_splits(
         encoders: Directory of the fitted encoders.
 
     Returns:
-        The splits, and the statistics of their features by split.
+        The splits, and the statistics of their features by split, which also stand unabridged
+        in a file of the version.
     """
     target = staging / "records"
     write = _write_by_connector if config.output.writer == "connector" else _write_natively
     entries = write(records, config, target, encoders)
     splits, statistics, start = [], {}, 0
+    unabridged: dict[str, dict[str, Any]] = {}
     for split, count in shard_counts(config).items():
         chosen = [s for s in entries if start <= s["partition"] < start + count]
         splits.append(SplitInfo(split, _move_shards(staging, target, split, chosen, start, count)))
-        merged = merge_statistics([shard["statistics"] for shard in chosen])
-        statistics[split] = summarize_statistics(merged)
+        unabridged[split] = merge_statistics([shard["statistics"] for shard in chosen])
+        statistics[split] = summarize_statistics(unabridged[split])
         start += count
     # An attempt that Spark gave up on may still be leaving files here.
     shutil.rmtree(target, ignore_errors=True)
+    write_statistics(staging, unabridged)
     return tuple(splits), statistics
 
 
@@ -62,16 +67,31 @@ def _write_natively(
         .option("encoders", str(encoders))
         .option("statistics", "true")
     )
+    for name, value in _label_options(config).items():
+        writer = writer.option(name, value)
     writer.save(str(target))
     committed = read_committed(target)
     return [] if committed is None else [asdict(shard) for shard in committed.shards]
+
+
+def _label_options(config: BuildConfig) -> dict[str, str]:
+    """What the statistics compare with the label, where there is one."""
+    if config.label is None:
+        return {}
+    slices = config.contract.slices
+    return {
+        "statisticsLabel": config.label.name,
+        **({"statisticsSlices": json.dumps(slices)} if slices else {}),
+    }
 
 
 def _write_by_connector(
     records: DataFrame, config: BuildConfig, target: Path, encoders: Path
 ) -> list[dict[str, Any]]:
     compression: Compression | None = "GZIP" if config.output.compression == "gzip" else None
-    return write_with_connector(records, ConnectorWrite(str(target), str(encoders), compression))
+    focus = LabelFocus(config.label.name, config.contract.slices) if config.label else None
+    write = ConnectorWrite(str(target), str(encoders), compression, focus)
+    return write_with_connector(records, write)
 
 
 def _move_shards(

@@ -85,7 +85,7 @@ def _inspect_dataset(
     manifest = _load_manifest(version) if verify else read_manifest(version)
     summary = summarize_dataset(version, manifest)
     if verify:
-        total = sum(s.bytes for s in manifest.splits) + sum(f.bytes for f in manifest.encoder_files)
+        total = sum(s.bytes for s in manifest.splits) + sum(f.bytes for f in manifest.side_files)
         with _show_progress(total) as on_bytes:
             result = verify_dataset(version, manifest, on_bytes)
         summary["verification"] = result.to_json()

@@ -2,6 +2,7 @@
 
 from conf.etl.base import Strict
 from conf.etl.build import BuildConfig
+from conf.etl.contract import ContractConfig
 from conf.etl.events import EventsConfig, HistoryConfig, JoinConfig, LabelConfig
 from conf.etl.features import FeatureConfig, IdentityConfig, VocabularyConfig
 from conf.etl.output import OutputConfig, SparkConfig
@@ -12,6 +13,7 @@ __all__ = [
     "BadRowsConfig",
     "BuildConfig",
     "ColumnConfig",
+    "ContractConfig",
     "EventsConfig",
     "FeatureConfig",
     "HistoryConfig",

@@ -7,6 +7,8 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from conf.etl.base import Name, Strict
+from conf.etl.contract import ContractConfig
+from conf.etl.contract_references import check_contract_references
 from conf.etl.events import EventsConfig, HistoryConfig, JoinConfig, LabelConfig
 from conf.etl.features import FeatureConfig
 from conf.etl.output import OutputConfig, SparkConfig
@@ -28,12 +30,14 @@ class BuildConfig(Strict):
     label: LabelConfig | None = None
     split: SplitConfig = SplitConfig()
     features: tuple[FeatureConfig, ...] = Field(min_length=1)
+    contract: ContractConfig = ContractConfig()
     output: OutputConfig = OutputConfig()
     spark: SparkConfig = SparkConfig()
 
     @model_validator(mode="after")
     def _references(self) -> BuildConfig:
         check_references(self)
+        check_contract_references(self)
         return self
 
     def resolved(self) -> dict[str, Any]:

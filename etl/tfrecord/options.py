@@ -15,7 +15,7 @@ from etl.tfrecord.locations import (
     split_storage_options,
 )
 from etl.tfrecord.lowering.prepacked import Prepacked
-from etl.tfrecord.partition_split import parse_partition_by
+from etl.tfrecord.partition_split import parse_names
 from etl.tfrecord.policies import LOWERING_OPTIONS, LoweringOptions, parse_lowering_options
 from etl.tfrecord.publishing.modes import SaveMode
 from etl.tfrecord.publishing.written_shard import ShardLimits
@@ -44,7 +44,7 @@ _WRITE_OPTIONS = (
     *COMMON_OPTIONS, "compressionLevel", "deterministicNames", "encoders", "index", "jobId",
     "maxBytesPerFile", "maxRecordsPerFile", "partitionBy", "partitionOverwriteMode", "prepacked",
     "saveMode",
-    "statistics", "writeLocality", *LOWERING_OPTIONS,
+    "statistics", "statisticsLabel", "statisticsSlices", "writeLocality", *LOWERING_OPTIONS,
 )  # fmt: skip
 _SAVE_MODES: Mapping[str, SaveMode] = {
     "append": "append",
@@ -70,6 +70,8 @@ class WriteOptions:
         deterministic_names: Whether shards are named without the job's id.
         encoders: Directory of fitted encoders to apply before encoding, or None.
         statistics: Whether statistics of the written features are collected.
+        statistics_label: Feature that the statistics compare the others with, or None.
+        statistics_slices: Features whose mean label is wanted by value.
         limits: When a shard is full.
         index: Whether side files with the place of every record are written.
         partition_by: Columns whose values become directories.
@@ -88,6 +90,8 @@ class WriteOptions:
     deterministic_names: bool = False
     encoders: str | None = None
     statistics: bool = False
+    statistics_label: str | None = None
+    statistics_slices: tuple[str, ...] = ()
     limits: ShardLimits = field(default_factory=ShardLimits)
     index: bool = False
     partition_by: tuple[str, ...] = ()
@@ -267,9 +271,13 @@ def parse_write_options(options: Mapping[str, str], overwrite: bool) -> WriteOpt
         deterministic_names=parse_flag(given, "deterministicNames"),
         encoders=None if encoders is None else resolve_local_path(encoders),
         statistics=parse_flag(given, "statistics"),
+        statistics_label=given.get("statisticslabel"),
+        statistics_slices=parse_names(given["statisticsslices"], "statisticsSlices")
+        if "statisticsslices" in given
+        else (),
         limits=limits,
         index=parse_flag(given, "index"),
-        partition_by=parse_partition_by(given["partitionby"]) if "partitionby" in given else (),
+        partition_by=parse_names(given["partitionby"]) if "partitionby" in given else (),
         lowering=parse_lowering_options(given),
         job_id=_parse_job_id(given),
         storage=storage,

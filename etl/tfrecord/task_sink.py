@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,12 @@ MAX_OPEN_FILES = 64
 MAX_OPEN_UPLOADS = 8
 
 
-def build_accumulator(schema: pa.Schema) -> Any:
+def build_accumulator(options: WriteOptions, schema: pa.Schema) -> Any:
     """Builds the statistics of a shard; imported late, for they are no part of the wire."""
-    from etl.statistics import StatisticsAccumulator
+    from etl.statistics import LabelFocus, StatisticsAccumulator
 
-    return StatisticsAccumulator(schema)
+    label, slices = options.statistics_label, options.statistics_slices
+    return StatisticsAccumulator(schema, LabelFocus(label, slices) if label else None)
 
 
 class TaskSink:
@@ -70,7 +72,7 @@ class TaskSink:
             ShardOptions(options.record_type, options.compression, options.compression_level),
             options.limits,
             options.index,
-            build_accumulator if options.statistics else None,
+            partial(build_accumulator, options) if options.statistics else None,
         )
         self._pipeline = None if options.encoders is None else read_pipeline(options.encoders)
         self._lower: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None

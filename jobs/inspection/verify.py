@@ -69,7 +69,7 @@ def verify_dataset(
             found, whats = verify_shard(version, shard, manifest.compression, progress)
             files, rows, read = files + 1, rows + found, read + shard.bytes
             problems += [Problem(shard.path, what) for what in whats]
-    for item in manifest.encoder_files:
+    for item in manifest.side_files:
         files, read = files + 1, read + item.bytes
         whats = list(_check_bytes(version, item.path, item.bytes, item.crc32c, progress))
         problems += [Problem(item.path, what) for what in whats]
