@@ -13,7 +13,7 @@ from etl.statistics.counter import KeyCounter
 from etl.statistics.distinct import add_keys
 from etl.statistics.histogram import FLOAT_BINS, float_histogram
 from etl.statistics.moments import Moments
-from etl.statistics.quantiles import SystematicSample, summarize_counted
+from etl.statistics.quantiles import StratifiedSample, summarize_counted
 from etl.statistics.sketch import FrequencySketch, build_sketch, most_frequent
 from etl.tfrecord.kernels import kernel, load_i64
 
@@ -45,7 +45,7 @@ class Int64Values:
         # The values that have no place in the array; few as a rule, so they are gathered first.
         self._others = KeyCounter()
         self._moments = Moments()
-        self._sample = SystematicSample()
+        self._sample = StratifiedSample()
         self._pending: list[np.ndarray] = []
         self._pending_values = 0
 
@@ -104,7 +104,7 @@ class Float32Values:
         self._bins = np.zeros(FLOAT_BINS, np.int64)
         self._counter = KeyCounter()
         self._moments = Moments()
-        self._sample = SystematicSample()
+        self._sample = StratifiedSample()
         self._nan = self._infinite = self._zeros = 0
 
     def update(self, values: pa.Array) -> None:
@@ -195,7 +195,7 @@ def _sketch(
     )
 
 
-def _quantiles(sketch: FrequencySketch, sample: SystematicSample, count: int) -> dict[str, Any]:
+def _quantiles(sketch: FrequencySketch, sample: StratifiedSample, count: int) -> dict[str, Any]:
     return (summarize_counted(sketch) or sample.summarize(count)).to_json()
 
 
