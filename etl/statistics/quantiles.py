@@ -2,9 +2,9 @@
 
 While a shard is written, one of each `stride` values is kept, the stride doubling whenever too
 many are kept: a stratified sample, the same however the values come in batches. A shard hands over
-an equi-depth summary of its sample, at most `SUMMARY_POINTS` weighted values. The rank of a quantile
-is then off by about half over the root of the sampled values (0.6 % for one shard, less for more)
-plus one half over the points (0.2 %); quantiles of few distinct values are exact.
+an equi-depth summary of its sample, at most `SUMMARY_POINTS` weighted values. The rank of a
+quantile is then off by about half over the root of the sampled values (0.6 % for one shard, less
+for more) plus one half over the points (0.2 %); quantiles of few distinct values are exact.
 """
 
 from __future__ import annotations
