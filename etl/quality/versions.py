@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from conf.dataset import DatasetPaths, resolve_version, write_text_atomic
-from conf.encoders import ENCODERS_FILE, EncoderPlan
+from conf.encoders import EncoderPlan
 from conf.errors import InputDataError, SluiceError
 from conf.manifest import MANIFEST_FILE, Manifest
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, PAD_ID, FeatureSchema
+from etl.encoders.pipeline import read_plan
 from etl.encoders.vocabulary import load_vocabulary
 from etl.quality.distribution import Distribution, build_distribution
 
@@ -86,8 +87,7 @@ class VersionView:
 
     @cached_property
     def _plan(self) -> EncoderPlan:
-        text = (self.directory / ENCODERS_DIR / ENCODERS_FILE).read_text(encoding="utf-8")
-        return EncoderPlan.from_json(json.loads(text))
+        return read_plan(self.directory / ENCODERS_DIR)
 
     def feature(self, split: str, name: str) -> Mapping[str, Any] | None:
         """Unabridged statistics of a feature, or None where there are none."""
