@@ -142,12 +142,8 @@ def _by_key(
     frame: DataFrame, config: SkewConfig, types: dict[str, DataType], side: str
 ) -> DataFrame:
     """One row per key: how many rows it has, and the features of one of them."""
-    typed = frame.select(
-        *[
-            F.col(name).try_cast(types[name]).alias(name)
-            for name in (*config.keys, *config.features)
-        ]
-    )
+    names = (*config.keys, *config.features)
+    typed = frame.select(*[F.col(name).try_cast(types[name]).alias(name) for name in names])
     for key in config.id_keys:
         typed = typed.where(F.col(key) != OOV_ID)
     packed = typed.select(*config.keys, F.struct(*config.features).alias(side))

@@ -26,7 +26,7 @@ from jobs.reporting.sections.flow import build_flow
 from jobs.reporting.sections.shards import build_shards
 from jobs.reporting.sections.slices import build_slices
 from jobs.reporting.sections.values import build_values
-from jobs.reporting.verdict import Verdict
+from jobs.reporting.verdict import Standing, Verdict
 
 PREVIOUS = "previous"
 
@@ -117,7 +117,7 @@ def _verdict(data: DatasetData) -> Verdict:
         return Verdict("behind" if violated else "ahead" if rules else "unknown", kept, "")
     shifted = count_shifted(data)
     moved = f"{shifted} features have shifted." if shifted != 1 else "1 feature has shifted."
-    standing = "behind" if violated else "level" if shifted else "ahead"
+    standing: Standing = "behind" if violated else "level" if shifted else "ahead"
     return Verdict(standing, f"{kept} {moved}", "Shifted: PSI above 0.2 in the train split.")
 
 

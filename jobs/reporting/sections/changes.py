@@ -139,7 +139,7 @@ def _drift_table(shifts: Sequence[FeatureShift]) -> Block:
         Column("Values before"),
         Column("Values now"),
     )
-    rows = [
+    rows: list[list[Cell | str]] = [
         [
             shift.name,
             Cell(format_metric(shift.psi), bar=min(shift.psi, 1.0) or None,

@@ -25,7 +25,7 @@ def build_contract(data: DatasetData) -> Section:
         return Section("contract", "Data contract", lead, (note,))
     columns = [Column(title, numeric=False) for title in
                ("Rule", "Outcome", "Severity", "Received", "Allowed")]  # fmt: skip
-    rows = [
+    rows: list[list[Cell | str]] = [
         [
             str(rule["rule"]),
             Cell("holds" if rule["passed"] else "violated", best=not rule["passed"]),

@@ -78,7 +78,7 @@ def _top_table(data: DatasetData, name: str, feature: dict[str, Any]) -> Block:
     tokens = data.view.tokens(name, [v for v, _ in values if isinstance(v, int)]) or {}
     total = feature["values"]
     columns = (Column("Value", numeric=False), Column("Times"), Column("Share"))
-    rows = [
+    rows: list[list[Cell | str]] = [
         [
             str(tokens.get(value, value)),
             Cell(format_count(count), bar=min(count / total, 1.0) or None),
