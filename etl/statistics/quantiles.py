@@ -14,6 +14,7 @@ import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from etl.statistics.sketch import FrequencySketch
 
 SAMPLED_VALUES = 1 << 14
 SUMMARY_POINTS = 256
+_WINDOW_BITS = 10
 PROBABILITIES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 
@@ -43,9 +45,7 @@ class StratifiedSample:
             values: Numbers `[values]`; NaN and infinities take part in the counting only.
         """
         first, self._seen = self._seen, self._seen + len(values)
-        blocks = np.arange(first >> self._level, -(-self._seen >> self._level), dtype=np.int64)
-        places = _drawn(blocks, self._level)
-        taken = values[places[(places >= first) & (places < self._seen)] - first]
+        taken = values if self._level == 0 else values[_places(first, self._seen, self._level)]
         if not len(taken):
             return
         self._kept.append(taken.astype(np.float64))
@@ -82,9 +82,21 @@ def _coins(blocks: np.ndarray, level: int) -> np.ndarray:
     return ((mixed >> np.uint64(31)) & np.uint64(1)).astype(np.int64)
 
 
-def _drawn(blocks: np.ndarray, level: int) -> np.ndarray:
-    """The place that is drawn from each block of `2**level` places."""
-    places = blocks
+def _places(first: int, last: int, level: int) -> np.ndarray:
+    """The places drawn from `first` up to `last`, counted from `first`."""
+    bits = level + _WINDOW_BITS
+    parts = []
+    for window in range(first >> bits, (last - 1 >> bits) + 1):
+        drawn = _drawn(window, level)
+        low, high = np.searchsorted(drawn, (first, last))
+        parts.append(drawn[low:high])
+    return np.concatenate(parts) - first if parts else np.empty(0, np.int64)
+
+
+@lru_cache(maxsize=64)
+def _drawn(window: int, level: int) -> np.ndarray:
+    """The place drawn from each block of a window; the same for all features of a shard."""
+    places = np.arange(window << _WINDOW_BITS, (window + 1) << _WINDOW_BITS, dtype=np.int64)
     for below in range(level, 0, -1):
         places = 2 * places + _coins(places, below)
     return places
