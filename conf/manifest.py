@@ -176,12 +176,15 @@ class Manifest:
     parent: str | None = None
     run: RunInfo | None = None
     exports: tuple[FileInfo, ...] = ()
+    statistics_file: FileInfo | None = None
+    contract: tuple[Mapping[str, Any], ...] = ()
     format_version: int = MANIFEST_FORMAT_VERSION
 
     @property
     def other_files(self) -> tuple[FileInfo, ...]:
         """All listed files but the shards."""
-        return (*self.encoder_files, *self.exports)
+        statistics = () if self.statistics_file is None else (self.statistics_file,)
+        return (*self.encoder_files, *self.exports, *statistics)
 
     @property
     def bytes(self) -> int:
@@ -278,6 +281,7 @@ def _manifest_fields(data: dict[str, Any], origin: str) -> dict[str, Any]:
             fix="the file was edited or damaged; build the dataset again",
         )
     source, run = fields.pop("source"), fields.pop("run", None)
+    listed = fields.get("statistics_file")
     time_range = source.pop("event_ts_ms_range")
     return {
         **fields,
@@ -296,4 +300,6 @@ def _manifest_fields(data: dict[str, Any], origin: str) -> dict[str, Any]:
             **source,
         ),
         "counts": RowCounts(**fields["counts"]),
+        "statistics_file": None if listed is None else FileInfo(**listed),
+        "contract": tuple(fields.get("contract", ())),
     }

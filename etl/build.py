@@ -26,6 +26,8 @@ from etl.features import FeaturePlan, plan_features
 from etl.negatives import Negatives, add_negatives
 from etl.partition_reuse import check_reusable, check_split_by_day
 from etl.publish import hold_lock, new_version_id, publish_version, stage_version, sweep_leftovers
+from etl.quality.contract import check_sources, check_version, list_results
+from etl.quality.versions import VersionView, view_current
 from etl.record_stage import RecordStage, Rows, Written
 from etl.records import build_samples, drop_short_histories
 from etl.runs import (
@@ -88,6 +90,7 @@ class _Build:
     staging: Path
     clock: StageClock
     base: tuple[Path, Manifest] | None = None
+    previous: VersionView | None = None
 
 
 def build_dataset(
@@ -130,7 +133,8 @@ def build_dataset(
                 return BuildResult(*same, is_new=False)
         version_id = new_version_id(run.fingerprint)
         with stage_version(paths, version_id) as staging:
-            build = _Build(spark, config, plan, request, staging, StageClock(), base)
+            previous = view_current(paths)
+            build = _Build(spark, config, plan, request, staging, StageClock(), base, previous)
             parts = _run_stages(build, sources)
             manifest = Manifest(
                 dataset_name=config.name,
@@ -212,6 +216,10 @@ def _run_stages(build: _Build, sources: Mapping[str, Source]) -> dict[str, Any]:
     with clock.stage("read sources"):
         counts = {name: count_rows(source) for name, source in sources.items()}
         _handle_bad_rows(build, sources, counts)
+    with clock.stage("check sources"):
+        dates = build.request.dates
+        last_day = None if dates is None else dates.last
+        checked = check_sources(config, sources, counts, build.previous, last_day)
     with ExitStack() as resources:
         with clock.stage("join and split events"):
             prepared = prepare_events(config, sources)
@@ -229,7 +237,12 @@ def _run_stages(build: _Build, sources: Mapping[str, Source]) -> dict[str, Any]:
         if config.output.parquet:
             with clock.stage("export Parquet"):
                 written = stage.export_parquet(written, encoders)
+    with clock.stage("check features"):
+        found = check_version(
+            config, build.staging, encoders.plan.schema, written.splits, build.previous
+        )
     return {
+        "contract": list_results(checked, found),
         **_describe(build, encoders, written),
         "source": SourceSnapshot(
             inputs=tuple(file for source in sources.values() for file in source.files),
@@ -248,6 +261,7 @@ def _describe(build: _Build, encoders: FittedEncoders, written: Written) -> dict
         "encoder_files": encoders.files,
         "encoders_fingerprint": encoders.plan.fingerprint,
         "statistics": written.statistics,
+        "statistics_file": written.statistics_file,
         "label_rate": _label_rate(build.plan, written),
         "exports": written.exports,
         "reused_rows": written.reused_rows,

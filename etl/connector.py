@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from conf.errors import ConfigError, InternalError
 from etl.encoders.pipeline import read_pipeline
-from etl.statistics import StatisticsAccumulator
+from etl.statistics import LabelFocus, StatisticsAccumulator
 from etl.tfrecord.crc32c import crc32c
 from etl.tfrecord.decode import ExampleDecoder, Kind, WireFeature
 from etl.tfrecord.framing import Compression, read_record_blocks
@@ -67,11 +67,13 @@ class ConnectorWrite:
         directory: Output directory, which must not exist.
         encoders: Directory of the fitted encoders.
         compression: Compression of the shards, or None.
+        focus: The label that the statistics compare features with, or None.
     """
 
     directory: str
     encoders: str
     compression: Compression | None
+    focus: LabelFocus | None = None
 
 
 def write_with_connector(records: DataFrame, write: ConnectorWrite) -> list[dict[str, Any]]:
@@ -119,13 +121,13 @@ def _survey(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Reads every file back, in Spark, for what the manifest says about it."""
     files = find_parts(Path(write.directory))
-    features, compression = wire_features(schema), write.compression
+    features, compression, focus = wire_features(schema), write.compression, write.focus
     pairs = [(partition, str(path)) for partition, path in sorted(files.items())]
     if not pairs:
         return []
 
     def survey(pair: tuple[int, str]) -> dict[str, Any]:
-        return survey_file(pair[0], pair[1], features, compression)
+        return survey_file(pair[0], pair[1], features, compression, focus)
 
     entries = spark.sparkContext.parallelize(pairs, len(pairs)).map(survey).collect()
     return [entry for entry in entries if entry["rows"]]
@@ -170,7 +172,11 @@ def wire_features(schema: pa.Schema) -> tuple[WireFeature, ...]:
 
 
 def survey_file(
-    partition: int, path: str, features: tuple[WireFeature, ...], compression: Compression | None
+    partition: int,
+    path: str,
+    features: tuple[WireFeature, ...],
+    compression: Compression | None,
+    focus: LabelFocus | None = None,
 ) -> dict[str, Any]:
     """Reads one file for its rows, size, checksum and statistics.
 
@@ -179,6 +185,7 @@ def survey_file(
         path: TFRecord file.
         features: All features that its records may hold.
         compression: Of the file.
+        focus: The label that the statistics compare features with, or None.
 
     Returns:
         The shard's entry; see `write_with_connector`.
@@ -187,7 +194,7 @@ def survey_file(
         CorruptRecordError: The connector wrote what cannot be read.
     """
     decoder, rows = ExampleDecoder(features), 0
-    accumulator = StatisticsAccumulator(decoder.schema)
+    accumulator = StatisticsAccumulator(decoder.schema, focus)
     for block in read_record_blocks(path, compression=compression):
         batch = decoder.decode_block(block, path)
         accumulator.update(batch)

@@ -23,6 +23,7 @@ from etl.partition_reuse import (
     select_kept,
     write_shard_statistics,
 )
+from etl.quality.versions import write_statistics
 from etl.records import build_catalog, build_users
 from etl.shard_sizes import estimate_bytes_per_row
 from etl.shards import RecordFormat, WrittenShard, write_splits
@@ -42,6 +43,7 @@ class Written:
         splits: All splits, kept partitions included.
         built: The splits without these: what this run has made.
         statistics: Statistics by split and feature, of all records.
+        statistics_file: The file with all of them, unabridged.
         reused_rows: Kept records by split; empty where all were built.
         exports: Further files.
     """
@@ -49,6 +51,7 @@ class Written:
     splits: tuple[SplitInfo, ...]
     built: tuple[SplitInfo, ...]
     statistics: dict[str, dict[str, Any]]
+    statistics_file: FileInfo
     reused_rows: Mapping[str, int]
     exports: tuple[FileInfo, ...] = ()
 
@@ -161,6 +164,11 @@ class RecordStage:
             else built[split]
             for split in built
         }
+        unabridged = {
+            split: merge_statistics([shard.statistics for shard in shards])
+            for split, shards in together.items()
+        }
+        file = write_statistics(self.staging, unabridged)
         exports: tuple[FileInfo, ...] = ()
         if self.config.output.partition_by:
             every = [shard for shards in together.values() for shard in shards]
@@ -169,9 +177,9 @@ class RecordStage:
             splits=_split_infos(together),
             built=_split_infos(built),
             statistics={
-                split: summarize_statistics(merge_statistics([s.statistics for s in shards]))
-                for split, shards in together.items()
+                split: summarize_statistics(merged) for split, merged in unabridged.items()
             },
+            statistics_file=describe_file(self.staging, file),
             reused_rows={split: sum(s.info.rows for s in shards) for split, shards in kept.items()},
             exports=exports,
         )

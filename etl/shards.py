@@ -15,6 +15,7 @@ from conf.schema import FeatureSchema
 from etl.arrangement import ShardCell, ShardPlan
 from etl.connector import ConnectorWrite, write_with_connector
 from etl.split import record_splits
+from etl.statistics import LabelFocus
 from etl.tfrecord.committed import read_committed
 from etl.tfrecord.framing import Compression
 
@@ -111,16 +112,32 @@ def write_natively(
     )
     if lists:
         writer = writer.option("featureLists", json.dumps(lists))
+    for name, value in _label_options(records_format.config).items():
+        writer = writer.option(name, value)
     writer.save(str(target))
     committed = read_committed(target)
     return [] if committed is None else [asdict(shard) for shard in committed.shards]
 
 
+def _label_options(config: BuildConfig) -> dict[str, str]:
+    """What the statistics compare with the label, where there is one."""
+    if config.label_name is None:
+        return {}
+    slices = config.contract.slices
+    return {
+        "statisticsLabel": config.label_name,
+        **({"statisticsSlices": json.dumps(slices)} if slices else {}),
+    }
+
+
 def _write_by_connector(
     records: DataFrame, records_format: RecordFormat, target: Path
 ) -> list[dict[str, Any]]:
-    compression = RECORD_COMPRESSIONS[records_format.config.output.compression]
-    write = ConnectorWrite(str(target), str(records_format.encoders), compression)
+    config = records_format.config
+    compression = RECORD_COMPRESSIONS[config.output.compression]
+    label = config.label_name
+    focus = LabelFocus(label, config.contract.slices) if label else None
+    write = ConnectorWrite(str(target), str(records_format.encoders), compression, focus)
     return write_with_connector(records, write)
 
 

@@ -29,6 +29,7 @@ from jobs.inspection.verify import (
     verify_shard,
 )
 from jobs.inspection.verify import Progress as OnBytes
+from jobs.reporting.dataset_page import write_dataset_page
 
 app = typer.Typer(add_completion=False)
 
@@ -44,6 +45,13 @@ def main(
     ] = None,
     split: Annotated[str | None, typer.Option(help="Split that --head reads.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    html: Annotated[
+        str | None, typer.Option("--html", metavar="FILE", help="Write a page about a dataset.")
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="VERSION", help="Version that --html compares with; or `previous`."),
+    ] = None,
 ) -> None:
     """Show what a dataset, a shard or a run holds."""
     target = find_target(path)
@@ -53,6 +61,9 @@ def main(
             received=f"a run: {target.path}",
             fix="give the dataset that the run's card names",
         )
+    if html is not None or against is not None:
+        print(write_dataset_page(target, html, against))
+        return
     summary = inspect(target, verify=verify, head=head, split=split)
     if as_json:
         print(json.dumps(summary, indent=1, default=str))

@@ -3,6 +3,7 @@
 from conf.etl.base import Strict
 from conf.etl.build import BuildConfig
 from conf.etl.columns import ColumnConfig, PairConfig
+from conf.etl.contract import ContractConfig
 from conf.etl.days import DaysConfig
 from conf.etl.events import EventsConfig
 from conf.etl.features import FeatureConfig, IdentityConfig, VocabularyConfig
@@ -30,6 +31,7 @@ __all__ = [
     "BehaviourHistoryConfig",
     "BuildConfig",
     "ColumnConfig",
+    "ContractConfig",
     "ConversionConfig",
     "DaysConfig",
     "DownSamplingConfig",

@@ -8,6 +8,8 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from conf.etl.base import Name, Strict
+from conf.etl.contract import ContractConfig
+from conf.etl.contract_references import check_contract_references
 from conf.etl.events import EventsConfig
 from conf.etl.features import FeatureConfig
 from conf.etl.histories import (
@@ -48,6 +50,7 @@ class BuildConfig(Strict):
     weights: WeightsConfig | None = None
     split: SplitConfig = SplitConfig()
     features: tuple[FeatureConfig, ...] = Field(min_length=1)
+    contract: ContractConfig = ContractConfig()
     output: OutputConfig = OutputConfig()
     spark: SparkConfig = SparkConfig()
 
@@ -65,6 +68,7 @@ class BuildConfig(Strict):
     @model_validator(mode="after")
     def _references(self) -> BuildConfig:
         check_references(self)
+        check_contract_references(self)
         return self
 
     @property

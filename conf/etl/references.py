@@ -42,6 +42,7 @@ def used_sources(config: BuildConfig) -> tuple[str, ...]:
         config.split.validation_source,
         *(join.source for join in config.joins),
         conversion.source if conversion else None,
+        *config.contract.sources,
     ]
     return tuple(dict.fromkeys(name for name in used if name))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +14,7 @@ import pyarrow.types as pt
 from conf.dataset import local_path
 from conf.encoders import ENCODERS_FILE, IDENTITY, ColumnEncoding, EncoderPlan
 from conf.errors import InputDataError, did_you_mean
-from conf.schema import FeatureSpec
+from conf.schema import FeatureSchema, FeatureSpec
 from etl.encoders.base import Encoder
 from etl.encoders.identity import IdentityEncoder
 from etl.encoders.lists import flatten_lists, is_list_type
@@ -124,24 +124,39 @@ class _ColumnEncoder:
         return column
 
 
-def read_pipeline(directory: str | os.PathLike[str]) -> EncoderPipeline:
+def read_pipeline(
+    directory: str | os.PathLike[str], features: Collection[str] | None = None
+) -> EncoderPipeline:
     """Reads a pipeline: `encoders.json` and the vocabularies beside it.
 
     Args:
         directory: Where they lie; a plain path or a `file:` URI.
+        features: Features to make, in the plan's order; None for all.
 
     Raises:
         InputDataError: A file is missing or damaged, of another format version, or not the one
             that the plan was written with.
     """
     root = local_path(directory)
-    plan = _read_plan(root / ENCODERS_FILE)
+    plan = read_plan(root)
+    if features is not None:
+        plan = replace(
+            plan,
+            schema=FeatureSchema(tuple(s for s in plan.schema.features if s.name in features)),
+            columns=tuple(column for column in plan.columns if column.feature in features),
+        )
     return EncoderPipeline(
         plan, {spec.name: load_vocabulary(root, spec) for spec in plan.vocabularies}
     )
 
 
-def _read_plan(path: Path) -> EncoderPlan:
+def read_plan(directory: Path) -> EncoderPlan:
+    """Reads the plan of a directory of encoders.
+
+    Raises:
+        InputDataError: `encoders.json` is missing, damaged or of another format version.
+    """
+    path = directory / ENCODERS_FILE
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -12,6 +12,7 @@ import pyarrow.types as pt
 from conf.errors import InputDataError
 from etl.encoders.lists import is_list_type
 from etl.statistics.histogram import LENGTH_BINS, length_bins, length_histogram
+from etl.statistics.labels import LabelAccumulator, LabelFocus
 from etl.statistics.values import BytesValues, Float32Values, Int64Values, ValueAccumulator
 
 _PENDING_BYTES = 16 << 20
@@ -24,12 +25,14 @@ class StatisticsAccumulator:
     Args:
         schema: Types of the features: integers, booleans, floats, decimals, strings, binaries,
             and lists of them.
+        focus: The label that features are compared with, or None.
 
     Raises:
         InputDataError: A feature is of another type.
     """
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, focus: LabelFocus | None = None) -> None:
+        self._by_label = None if focus is None else LabelAccumulator(schema, focus)
         self._features = {field.name: _build_feature(field) for field in schema}
         self._pending: list[pa.RecordBatch] = []
         self._pending_bytes = 0
@@ -50,6 +53,9 @@ class StatisticsAccumulator:
         for name, feature in self._features.items():
             for batch in self._pending:
                 feature.update(batch.column(name))
+        if self._by_label is not None:
+            for batch in self._pending:
+                self._by_label.update(batch)
         self._pending, self._pending_bytes = [], 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -58,10 +64,14 @@ class StatisticsAccumulator:
         Per feature: `dtype`, `rows`, `missing` (null), `values` (list elements counted one by
         one), and by type: `zeros`, `oov` (ids equal to 1), `nan`, `infinite`, `min`, `max`,
         `mean`, `std` (of the finite values), `histogram`; `distinct` and `top` with whether they
-        are exact; `length` for lists; `sketch`, which only merging reads.
+        are exact; `quantiles` of numbers; `length` for lists; `sketch`, `summary` and `by_label`,
+        which only merging reads.
         """
         self._flush()
-        return {name: feature.to_dict() for name, feature in self._features.items()}
+        found = {name: feature.to_dict() for name, feature in self._features.items()}
+        for name, comparison in (self._by_label.to_dict() if self._by_label else {}).items():
+            found[name]["by_label"] = comparison
+        return found
 
 
 class _Scalars:

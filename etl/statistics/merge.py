@@ -7,11 +7,14 @@ from typing import Any
 
 from conf.errors import InputDataError
 from etl.statistics.histogram import merge_histograms
+from etl.statistics.labels import merge_comparisons, summarize_comparison
 from etl.statistics.moments import Moments
+from etl.statistics.quantiles import QuantileSummary, merge_summaries, summarize_counted
 from etl.statistics.sketch import FrequencySketch, merge_sketches
 
 _ADDED = ("rows", "missing", "values", "zeros", "oov", "nan", "infinite")
-_SKETCH = "sketch"
+_SKETCH, _SUMMARY, _BY_LABEL = "sketch", "summary", "by_label"
+_OPAQUE = (_SKETCH, _SUMMARY, _BY_LABEL)
 
 
 def merge_statistics(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -49,12 +52,17 @@ def summarize_statistics(merged: Mapping[str, Any]) -> dict[str, Any]:
         merged: Statistics by feature.
 
     Returns:
-        The same without `sketch`: small enough for a manifest.
+        The same without `sketch` and `summary`, and with `label` for `by_label`: small enough for
+        a manifest.
     """
-    return {
-        name: {key: value for key, value in feature.items() if key != _SKETCH}
-        for name, feature in merged.items()
-    }
+    return {name: _summarize_feature(feature) for name, feature in merged.items()}
+
+
+def _summarize_feature(feature: Mapping[str, Any]) -> dict[str, Any]:
+    summary = {key: value for key, value in feature.items() if key not in _OPAQUE}
+    if _BY_LABEL in feature:
+        summary["label"] = summarize_comparison(feature[_BY_LABEL])
+    return summary
 
 
 def _merge_feature(name: str, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -71,9 +79,15 @@ def _merge_feature(name: str, parts: Sequence[Mapping[str, Any]]) -> dict[str, A
         merged |= _merge_moments(parts)
     if "histogram" in parts[0]:
         merged["histogram"] = merge_histograms([part["histogram"] for part in parts])
-    merged |= merge_sketches([FrequencySketch.loads(part[_SKETCH]) for part in parts]).to_json()
+    sketch = merge_sketches([FrequencySketch.loads(part[_SKETCH]) for part in parts])
+    merged |= sketch.to_json()
+    if _SUMMARY in parts[0]:
+        summaries = [QuantileSummary.loads(part[_SUMMARY]) for part in parts]
+        merged |= (summarize_counted(sketch) or merge_summaries(summaries)).to_json()
     if "length" in parts[0]:
         merged["length"] = _merge_lengths(parts, merged["rows"] - merged["missing"])
+    if all(_BY_LABEL in part for part in parts):
+        merged[_BY_LABEL] = merge_comparisons([part[_BY_LABEL] for part in parts])
     return merged
 
 

@@ -13,6 +13,7 @@ from etl.statistics.counter import KeyCounter
 from etl.statistics.distinct import add_keys
 from etl.statistics.histogram import FLOAT_BINS, float_histogram
 from etl.statistics.moments import Moments
+from etl.statistics.quantiles import StratifiedSample, summarize_counted
 from etl.statistics.sketch import FrequencySketch, build_sketch, most_frequent
 from etl.tfrecord.kernels import kernel, load_i64
 
@@ -44,6 +45,7 @@ class Int64Values:
         # The values that have no place in the array; few as a rule, so they are gathered first.
         self._others = KeyCounter()
         self._moments = Moments()
+        self._sample = StratifiedSample()
         self._pending: list[np.ndarray] = []
         self._pending_values = 0
 
@@ -54,6 +56,7 @@ class Int64Values:
             values: Integers `[values]`, none null.
         """
         numbers = values.cast(pa.int64(), safe=False).to_numpy(zero_copy_only=True)
+        self._sample.add(numbers)
         scratch = np.empty(len(numbers), np.int64)
         others = scratch[: _count_dense(numbers, self._dense, scratch)]
         if len(others):
@@ -76,16 +79,19 @@ class Int64Values:
         keys, counts = self._others.counts()
         registers = self._others.registers.copy()
         add_keys(np.concatenate((dense, keys)), registers)
+        moments = _dense_moments(dense, self._dense[dense]).merge(self._moments)
+        sketch = _sketch(
+            np.concatenate((dense, keys)),
+            np.concatenate((self._dense[dense], counts)),
+            self._others.bound,
+            registers,
+        )
         return {
             "zeros": int(self._dense[0]),
             "oov": int(self._dense[OOV_ID]),
-            **_dense_moments(dense, self._dense[dense]).merge(self._moments).to_json(),
-            **_sketch(
-                np.concatenate((dense, keys)),
-                np.concatenate((self._dense[dense], counts)),
-                self._others.bound,
-                registers,
-            ).to_json(),
+            **moments.to_json(),
+            **sketch.to_json(),
+            **_quantiles(sketch, self._sample, moments.count),
         }
 
 
@@ -98,6 +104,7 @@ class Float32Values:
         self._bins = np.zeros(FLOAT_BINS, np.int64)
         self._counter = KeyCounter()
         self._moments = Moments()
+        self._sample = StratifiedSample()
         self._nan = self._infinite = self._zeros = 0
 
     def update(self, values: pa.Array) -> None:
@@ -107,6 +114,7 @@ class Float32Values:
             values: Numbers `[values]`, none null; taken as the float32 that the record holds.
         """
         numbers = values.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=True)
+        self._sample.add(numbers)
         keys = np.empty(len(numbers), np.int64)
         finite, nan, zeros, total, low, high = _scan_float32(
             numbers.view(np.int32), numbers, self._bins, keys
@@ -126,13 +134,15 @@ class Float32Values:
         registers = self._counter.registers.copy()
         add_keys(keys, registers)
         numbers = keys.astype(np.int32).view(np.float32)
+        sketch = _sketch(numbers, counts, self._counter.bound, registers)
         return {
             "zeros": self._zeros,
             "nan": self._nan,
             "infinite": self._infinite,
             **self._moments.to_json(),
             "histogram": float_histogram(self._bins),
-            **_sketch(numbers, counts, self._counter.bound, registers).to_json(),
+            **sketch.to_json(),
+            **_quantiles(sketch, self._sample, self._moments.count),
         }
 
 
@@ -183,6 +193,10 @@ def _sketch(
     return build_sketch(
         ((value, count, 0) for value, count in entries), max(bound, left_out), registers
     )
+
+
+def _quantiles(sketch: FrequencySketch, sample: StratifiedSample, count: int) -> dict[str, Any]:
+    return (summarize_counted(sketch) or sample.summarize(count)).to_json()
 
 
 def _readable(text: bytes, key: int) -> str:

@@ -89,8 +89,9 @@ class TFRecordDataSource(DataSource):
     Write options: `recordType` (Example, SequenceExample, ByteArray); `compression` (none, gzip,
     zlib) or `codec` (Hadoop class name), `compressionLevel`; `partitionBy` (Spark refuses
     `.partitionBy()` for Python data sources), `partitionOverwriteMode`; `maxRecordsPerFile`,
-    `maxBytesPerFile`; `index`, `statistics`, `encoders`, `deterministicNames`; `saveMode`;
-    `storage` or `fs.<setting>` for object stores; and those of `etl.tfrecord.policies`.
+    `maxBytesPerFile`; `index`, `statistics`, `statisticsLabel`, `statisticsSlices`, `encoders`,
+    `deterministicNames`; `saveMode`; `storage` or `fs.<setting>` for object stores; and those of
+    `etl.tfrecord.policies`.
     """
 
     @classmethod

@@ -16,7 +16,7 @@ from etl.tfrecord.locations import (
     split_storage_options,
 )
 from etl.tfrecord.lowering.prepacked import Prepacked
-from etl.tfrecord.partition_split import parse_partition_by
+from etl.tfrecord.partition_split import parse_names
 from etl.tfrecord.policies import LOWERING_OPTIONS, LoweringOptions, parse_lowering_options
 from etl.tfrecord.publishing.modes import SaveMode
 from etl.tfrecord.publishing.written_shard import ShardLimits
@@ -44,7 +44,7 @@ COMMON_OPTIONS = ("path", "recordType", "compression", "codec", *STORAGE_OPTIONS
 _WRITE_OPTIONS = (
     *COMMON_OPTIONS, "compressionLevel", "deterministicNames", "encoders", "featureLists", "index",
     "jobId", "maxBytesPerFile", "maxRecordsPerFile", "partitionBy", "partitionOverwriteMode",
-    "prepacked", "saveMode", "statistics", "writeLocality", *LOWERING_OPTIONS,
+    "prepacked", "saveMode", "statistics", "statisticsLabel", "statisticsSlices", "writeLocality", *LOWERING_OPTIONS,
 )  # fmt: skip
 SAVE_MODES: Mapping[str, SaveMode] = {
     "append": "append",
@@ -71,6 +71,8 @@ class WriteOptions:
         encoders: Directory of fitted encoders to apply before encoding, or None.
         feature_lists: Encoded list columns whose values become steps of feature lists.
         statistics: Whether statistics of the written features are collected.
+        statistics_label: Feature that the statistics compare the others with, or None.
+        statistics_slices: Features whose mean label is wanted by value.
         limits: When a shard is full.
         index: Whether side files with the place of every record are written.
         partition_by: Columns whose values become directories.
@@ -90,6 +92,8 @@ class WriteOptions:
     encoders: str | None = None
     feature_lists: tuple[str, ...] = ()
     statistics: bool = False
+    statistics_label: str | None = None
+    statistics_slices: tuple[str, ...] = ()
     limits: ShardLimits = field(default_factory=ShardLimits)
     index: bool = False
     partition_by: tuple[str, ...] = ()
@@ -278,9 +282,13 @@ def parse_write_options(options: Mapping[str, str], overwrite: bool) -> WriteOpt
         encoders=None if encoders is None else resolve_local_path(encoders),
         feature_lists=parse_feature_lists(given["featurelists"]) if "featurelists" in given else (),
         statistics=parse_flag(given, "statistics"),
+        statistics_label=given.get("statisticslabel"),
+        statistics_slices=parse_names(given["statisticsslices"], "statisticsSlices")
+        if "statisticsslices" in given
+        else (),
         limits=limits,
         index=parse_flag(given, "index"),
-        partition_by=parse_partition_by(given["partitionby"]) if "partitionby" in given else (),
+        partition_by=parse_names(given["partitionby"]) if "partitionby" in given else (),
         lowering=parse_lowering_options(given),
         job_id=_parse_job_id(given),
         storage=storage,

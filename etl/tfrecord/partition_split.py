@@ -17,8 +17,8 @@ _ALLOWED = "boolean, integers, decimal, date, timestamp and string columns"
 PartitionValues = tuple[str | None, ...]
 
 
-def parse_partition_by(text: str) -> tuple[str, ...]:
-    """Parses the names of partition columns: comma separated, or a JSON list of strings.
+def parse_names(text: str, option: str = "partitionBy") -> tuple[str, ...]:
+    """Parses an option that names columns: comma separated, or a JSON list of strings.
 
     Raises:
         ConfigError: No such list, an empty name, or a name that occurs twice.
@@ -32,7 +32,7 @@ def parse_partition_by(text: str) -> tuple[str, ...]:
     valid = isinstance(names, list) and all(isinstance(n, str) and n for n in names)
     if not valid or not names or len(set(names)) < len(names):  # type: ignore[call-overload,arg-type]
         raise ConfigError(
-            "bad value of TFRecord option 'partitionBy'",
+            f"bad value of TFRecord option {option!r}",
             received=repr(text),
             allowed='distinct column names, as in date,country or ["date", "country"]',
         )

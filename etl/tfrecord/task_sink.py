@@ -30,21 +30,21 @@ MAX_OPEN_FILES = 64
 MAX_OPEN_UPLOADS = 8
 
 
-def build_accumulator(schema: pa.Schema) -> Any:
+def build_accumulator(options: WriteOptions, schema: pa.Schema) -> Any:
     """Builds the statistics of a shard; imported late, for they are no part of the wire."""
-    from etl.statistics import StatisticsAccumulator
+    from etl.statistics import LabelFocus, StatisticsAccumulator
 
-    return StatisticsAccumulator(schema)
+    label, slices = options.statistics_label, options.statistics_slices
+    return StatisticsAccumulator(schema, LabelFocus(label, slices) if label else None)
 
 
 class _ListStatistics:
     """Statistics of records with feature lists: of the lists' values, as without nesting."""
 
-    def __init__(self, schema: pa.Schema, names: tuple[str, ...]) -> None:
-        self._names = names
-        self._accumulator = build_accumulator(
-            flatten_lists(pa.RecordBatch.from_pylist([], schema=schema), names).schema
-        )
+    def __init__(self, options: WriteOptions, schema: pa.Schema) -> None:
+        self._names = options.feature_lists
+        empty = pa.RecordBatch.from_pylist([], schema=schema)
+        self._accumulator = build_accumulator(options, flatten_lists(empty, self._names).schema)
 
     def update(self, batch: pa.RecordBatch) -> None:
         self._accumulator.update(flatten_lists(batch, self._names))
@@ -99,7 +99,9 @@ class TaskSink:
 
     def _build_statistics(self, schema: pa.Schema) -> Any:
         names = self._options.feature_lists
-        return _ListStatistics(schema, names) if names else build_accumulator(schema)
+        if names:
+            return _ListStatistics(self._options, schema)
+        return build_accumulator(self._options, schema)
 
     def write_all(
         self, batches: Iterator[pa.RecordBatch], place: str = "the rows"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -38,6 +38,7 @@ SECTIONS = (
 WRONG_TYPES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,39 @@ class Tile:
     label: str
 
 
+@dataclass(frozen=True)
+class PageHead:
+    """What stands above the sections.
+
+    Attributes:
+        name: Title.
+        subtitle: What the page is about.
+        verdict: The sentence that sums it up.
+        tiles: Figures of size.
+        problem: What has gone wrong, or None.
+    """
+
+    name: str
+    subtitle: str
+    verdict: Verdict
+    tiles: tuple[Tile, ...] = ()
+    problem: str | None = None
+
+
 def render_page(data: RunData) -> str:
     """Returns the report as HTML; the same run always gives the same text."""
+    head = PageHead(
+        name=run_title(data),
+        subtitle=_subtitle(data),
+        verdict=_survive(lambda: build_verdict(data), _unknown_verdict),
+        tiles=_survive(lambda: build_tiles(data), lambda _: ()),
+        problem=_problem(data),
+    )
+    return render_html(head, tuple(build_section(build, data) for build in SECTIONS))
+
+
+def render_html(head: PageHead, sections: Sequence[Section]) -> str:
+    """Returns a page of sections as HTML."""
     environment = Environment(
         loader=PackageLoader("jobs.reporting"),
         autoescape=True,
@@ -58,19 +90,10 @@ def render_page(data: RunData) -> str:
         lstrip_blocks=True,
     )
     template = environment.get_template("report.html.j2")
-    sections = tuple(build_section(build, data) for build in SECTIONS)
-    return template.render(
-        name=run_title(data),
-        subtitle=_subtitle(data),
-        problem=_problem(data),
-        verdict=_survive(lambda: build_verdict(data), _unknown_verdict),
-        tiles=_survive(lambda: build_tiles(data), lambda _: ()),
-        sections=sections,
-        colours=COLOURS,
-    )
+    return template.render(**vars(head), sections=sections, colours=COLOURS)
 
 
-def build_section(build: Callable[[RunData], Section], data: RunData) -> Section:
+def build_section(build: Callable[[T], Section], data: T) -> Section:
     """Returns a section, or one that says why it cannot be drawn.
 
     JSON that is readable may still hold text where a number belongs; one such value must not
@@ -85,7 +108,7 @@ def build_section(build: Callable[[RunData], Section], data: RunData) -> Section
     return _survive(lambda: build(data), unreadable)
 
 
-def _survive(build: Callable[[], T], otherwise: Callable[[Exception], T]) -> T:
+def _survive(build: Callable[[], U], otherwise: Callable[[Exception], U]) -> U:
     try:
         return build()
     except (SluiceError, *WRONG_TYPES) as error:

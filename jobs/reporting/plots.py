@@ -16,6 +16,7 @@ from jobs.reporting.numbers import format_count
 WIDTH_PT = 440.0
 _TONES = ("model", "rival", "neutral", "model-soft", "loss")
 _CURVE_POINTS = 160
+_TICK_CHARS = 60
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,29 @@ def _draw_step(axis: Axes, row: int, step: FlowStep, widest: int) -> None:
     if step.lost:
         tail += f" (left out: {format_count(step.lost)}{step.why and ', '}{step.why})"
     axis.text(widest, row - 0.36, tail, va="bottom", ha="right", color=COLOURS["muted"])
+
+
+def plot_shares(
+    shares: Mapping[str, Sequence[float]], ticks: Sequence[str], name: str, label: str
+) -> Markup:
+    """Shares of the same bins in one version, or in two beside each other.
+
+    Args:
+        shares: Version -> share by bin, `[len(ticks)]`.
+        ticks: Names of the bins.
+        name: Prefix of the drawing's ids; unique on the page.
+        label: What the plot shows, for readers who cannot see it.
+    """
+    with PlotStyle() as style:
+        canvas = style.canvas(WIDTH_PT, 190)
+        axis = canvas.subplots()
+        _draw_bars(axis, "share of the values", shares, ticks)
+        if sum(map(len, ticks)) > _TICK_CHARS:
+            axis.tick_params(axis="x", labelrotation=35, labelsize=9)
+        handles, names = axis.get_legend_handles_labels()
+        if len(names) > 1:
+            canvas.legend(handles, names, loc="outside upper left", ncols=len(names))
+        return style.render(canvas, name, label)
 
 
 def plot_popularity(counts: np.ndarray, label: str) -> Markup:

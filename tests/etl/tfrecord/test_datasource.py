@@ -143,7 +143,7 @@ def test_encoders_and_statistics_run_in_the_same_pass(spark, tmp_path: Path, mon
         def to_dict(self) -> dict:
             return {"names": self.names, "rows": self.rows}
 
-    monkeypatch.setattr(task_sink, "build_accumulator", Accumulator)
+    monkeypatch.setattr(task_sink, "build_accumulator", lambda _, schema: Accumulator(schema))
     monkeypatch.setattr(task_sink, "read_pipeline", lambda path: Pipeline())
     options = parse_write_options(
         {"path": str(tmp_path), "encoders": "/enc", "statistics": "true"}, overwrite=True

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.partition_split import (
     check_partition_columns,
-    parse_partition_by,
+    parse_names,
     split_partitions,
 )
 
@@ -74,13 +74,13 @@ def test_an_empty_string_is_refused() -> None:
     [("d", ("d",)), (" d , c", ("d", "c")), ('["a,b", "c"]', ("a,b", "c"))],
 )
 def test_names(text: str, names: tuple[str, ...]) -> None:
-    assert parse_partition_by(text) == names
+    assert parse_names(text) == names
 
 
 @pytest.mark.parametrize("text", ["", "a,,b", "a,a", "[1]", "[", "[]", '{"a": 1}x,'[:0]])
 def test_bad_names(text: str) -> None:
     with pytest.raises(ConfigError, match="partitionBy"):
-        parse_partition_by(text)
+        parse_names(text)
 
 
 def test_every_bad_column_is_named() -> None:

@@ -34,7 +34,9 @@ from conf.run import (
 )
 from conf.schema import FeatureSchema, FeatureSpec
 from etl.encoders.vocabulary import write_vocabulary
+from etl.quality.versions import write_statistics
 from etl.statistics import (
+    LabelFocus,
     StatisticsAccumulator,
     merge_statistics,
     summarize_statistics,
@@ -61,26 +63,32 @@ class FakeConfig:
     reason: str = "rating: not a number"
     title: str | None = "Film"
     seed: int = 7
+    version_id: str = VERSION_ID
+    contract: tuple[dict[str, Any], ...] = ()
 
 
 def write_dataset(root: Path, config: FakeConfig | None = None) -> Path:
     """Publishes a dataset version and returns its directory."""
     config = config or FakeConfig()
     paths = DatasetPaths(root, config.dataset_name)
-    version = paths.version(VERSION_ID)
+    version = paths.version(config.version_id)
     items = _item_counts(config)
     schema = build_schema(config)
     tables = _split_tables(config, schema, items)
-    splits, statistics = [], {}
+    splits: list[SplitInfo] = []
+    statistics: dict[str, Any] = {}
+    unabridged: dict[str, Any] = {}
     for name, table in tables.items():
         shards = config.train_shards if name == "train" else 2
         info, parts = _write_split(version, name, table, shards, config)
         splits.append(info)
-        statistics[name] = summarize_statistics(merge_statistics(parts))
+        unabridged[name] = merge_statistics(parts)
+        statistics[name] = summarize_statistics(unabridged[name])
+    stored = write_statistics(version, unabridged)
     files, fingerprint = _write_encoders(version, schema, items, config)
     manifest = Manifest(
         dataset_name=config.dataset_name,
-        dataset_version=VERSION_ID,
+        dataset_version=config.version_id,
         created_at="2026-11-01T10:15:00+00:00",
         record_type="Example",
         compression=config.compression,
@@ -96,12 +104,14 @@ def write_dataset(root: Path, config: FakeConfig | None = None) -> Path:
         source=_source(),
         counts=_counts(tables, config),
         code_version="0.1.0",
+        statistics_file=_file_info(version, stored),
+        contract=config.contract,
         stage_seconds={"read sources": 3.21, "join and split events": 5.9, "fit encoders": 4.4,
                        "write records": 8.1},
         peak_memory_bytes={"driver_jvm": 1_310_000_000, "driver_python": 214_000_000},
     )  # fmt: skip
     write_text_atomic(version / MANIFEST_FILE, manifest.dumps())
-    write_text_atomic(paths.current, VERSION_ID + "\n")
+    write_text_atomic(paths.current, config.version_id + "\n")
     return version
 
 
@@ -279,7 +289,7 @@ def _write_split(
     suffix = ".tfrecord.gz" if config.compression else ".tfrecord"
     for shard in range(shards):
         path = version / name / f"part-{shard:05d}-of-{shards:05d}{suffix}"
-        accumulator = StatisticsAccumulator(table.schema)
+        accumulator = StatisticsAccumulator(table.schema, LabelFocus("label", ("rating",)))
         with ShardWriter(path, table.schema, ShardOptions(compression=config.compression)) as out:
             for batch in table.slice(shard * step, step).combine_chunks().to_batches():
                 out.write(batch)
@@ -311,9 +321,13 @@ def _write_encoders(
     (directory / ENCODERS_FILE).write_text(plan.dumps(), encoding="utf-8")
     files = []
     for file in sorted(directory.iterdir()):
-        data = file.read_bytes()
-        files.append(FileInfo(f"encoders/{file.name}", len(data), f"{crc32c(data):08x}"))
+        files.append(_file_info(version, file))
     return tuple(files), plan.fingerprint
+
+
+def _file_info(version: Path, file: Path) -> FileInfo:
+    data = file.read_bytes()
+    return FileInfo(str(file.relative_to(version)), len(data), f"{crc32c(data):08x}")
 
 
 def _source() -> SourceSnapshot:

@@ -1,0 +1,218 @@
+"""The data contract: what must hold of the sources and of the features, or nothing is published."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from conf.etl.base import Name, Strict
+
+Rate = Annotated[float, Field(ge=0, le=1)]
+NUMERIC_TYPES = ("int64", "float32", "float64", "timestamp")
+
+
+class Rule(Strict):
+    """What each rule has: `error` stops the publish, `warn` is logged and recorded."""
+
+    severity: Literal["error", "warn"] = "error"
+
+
+class SourceRule(Rule):
+    """A rule on one column of a source, over the rows that parsed."""
+
+    source: str
+    column: str
+
+    @property
+    def target(self) -> str:
+        """What the rule is about, as messages name it."""
+        return f"{self.source}.{self.column}"
+
+
+class ValueRule(Rule):
+    """A rule on one column of a source, or on one feature of a split."""
+
+    source: str | None = None
+    column: str | None = None
+    feature: Name | None = None
+    split: str = "train"
+
+    @model_validator(mode="after")
+    def _one_target(self) -> ValueRule:
+        of_source = self.source is not None and self.column is not None
+        if of_source == (self.feature is not None) or (self.source is None) != (
+            self.column is None
+        ):
+            raise ValueError("a rule needs either `source` and `column`, or `feature`")
+        return self
+
+    @property
+    def target(self) -> str:
+        """What the rule is about, as messages name it."""
+        if self.feature is not None:
+            return f"feature {self.feature} ({self.split})"
+        return f"{self.source}.{self.column}"
+
+
+class TypeRule(ValueRule):
+    """The declared type, and how many values of the source may fail to parse as it."""
+
+    kind: Literal["type"]
+    type: str
+    max_rate: Rate = 0.0
+
+
+class RangeRule(ValueRule):
+    """Least and greatest value; `max_rate` of the rows may lie outside (sources only)."""
+
+    kind: Literal["range"]
+    minimum: float | None = None
+    maximum: float | None = None
+    max_rate: Rate = 0.0
+
+    @model_validator(mode="after")
+    def _bounded(self) -> RangeRule:
+        if self.minimum is None and self.maximum is None:
+            raise ValueError("a range needs `minimum` or `maximum`")
+        if self.feature is not None and self.max_rate:
+            raise ValueError("a feature's range has no `max_rate`: its extremes are compared")
+        return self
+
+
+class DomainRule(ValueRule):
+    """The allowed values; `max_rate` of the values that are there may be others."""
+
+    kind: Literal["domain"]
+    one_of: tuple[int | float | str, ...] = Field(min_length=1)
+    max_rate: Rate = 0.0
+
+
+class NullRateRule(ValueRule):
+    """The greatest share of nulls. Of an id made by a vocabulary, OOV counts as null."""
+
+    kind: Literal["null_rate"]
+    maximum: Rate
+
+
+class UniqueRule(Rule):
+    """No two rows of a source agree in these columns; rows with a null among them are free."""
+
+    kind: Literal["unique"]
+    source: str
+    columns: tuple[str, ...] = Field(min_length=1)
+    max_rate: Rate = Field(0.0, description="Share of rows that may repeat another.")
+
+    @property
+    def target(self) -> str:
+        """What the rule is about, as messages name it."""
+        return f"{self.source}.{'+'.join(self.columns)}"
+
+
+class ReferencesRule(SourceRule):
+    """Each value of a column stands among the keys of a dictionary; null is free."""
+
+    kind: Literal["references"]
+    dictionary: str
+    max_rate: Rate = Field(0.0, description="Share of rows that may have no entry.")
+
+
+class VolumeRule(Rule):
+    """Rows of a source (those that parsed), or of a written split."""
+
+    kind: Literal["volume"]
+    source: str | None = None
+    split: str | None = None
+    min_rows: int | None = Field(None, ge=0)
+    max_rows: int | None = Field(None, ge=0)
+    max_change_percent: float | None = Field(
+        None, ge=0, description="Change against the current version, up or down."
+    )
+
+    @model_validator(mode="after")
+    def _complete(self) -> VolumeRule:
+        if (self.source is None) == (self.split is None):
+            raise ValueError("a volume rule needs either `source` or `split`")
+        if (self.min_rows, self.max_rows, self.max_change_percent) == (None, None, None):
+            raise ValueError("a volume rule needs min_rows, max_rows or max_change_percent")
+        return self
+
+    @property
+    def target(self) -> str:
+        """What the rule is about, as messages name it."""
+        return str(self.source) if self.source is not None else f"split {self.split}"
+
+
+class FreshnessRule(SourceRule):
+    """The latest time of a column against the end of the run's declared day (UTC).
+
+    The day is that of the run (`--date`), or `date`; the wall clock only where `clock` says so.
+    """
+
+    kind: Literal["freshness"]
+    unit: Literal["s", "ms"] = "s"
+    max_age_hours: float = Field(ge=0)
+    max_ahead_hours: float = Field(0.0, ge=0, description="Later times are from the future.")
+    clock: Literal["run", "wall"] = "run"
+    date: datetime.date | None = None
+
+
+class DriftRule(Rule):
+    """How far a feature's distribution may be from that of the current version.
+
+    `psi`: population stability index; `js`: Jensen-Shannon divergence (base 2, 0 to 1);
+    `ks`: Kolmogorov-Smirnov distance, for numbers only.
+    """
+
+    kind: Literal["drift"]
+    feature: Name
+    split: str = "train"
+    metric: Literal["psi", "js", "ks"] = "psi"
+    maximum: float = Field(0.2, gt=0)
+
+    @property
+    def target(self) -> str:
+        """What the rule is about, as messages name it."""
+        return f"feature {self.feature} ({self.split}, {self.metric})"
+
+
+RuleConfig = Annotated[
+    TypeRule
+    | RangeRule
+    | DomainRule
+    | NullRateRule
+    | UniqueRule
+    | ReferencesRule
+    | VolumeRule
+    | FreshnessRule
+    | DriftRule,
+    Field(discriminator="kind"),
+]
+
+
+class LeakageConfig(Strict):
+    """When a feature that a model reads is said to give the label away."""
+
+    maximum: float = Field(
+        0.98, gt=0, le=1, description="Of |correlation| and of the correlation ratio."
+    )
+    min_rows: int = Field(100, ge=2)
+    severity: Literal["error", "warn"] = "warn"
+
+
+class ContractConfig(Strict):
+    """The data contract of a build."""
+
+    rules: tuple[RuleConfig, ...] = ()
+    leakage: LeakageConfig | None = LeakageConfig()
+    slices: tuple[Name, ...] = Field(
+        (), description="Scalar features whose label rate is kept by value."
+    )
+
+    @property
+    def sources(self) -> set[str]:
+        """Names of the sources that the rules are about."""
+        named = {rule.source for rule in self.rules if not isinstance(rule, DriftRule)}
+        named |= {rule.dictionary for rule in self.rules if isinstance(rule, ReferencesRule)}
+        return {name for name in named if name is not None}

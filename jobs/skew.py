@@ -1,0 +1,149 @@
+"""`sluice skew`: features that serving logged against those that the build recomputes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from conf.dataset import read_manifest, resolve_version
+from conf.errors import ConfigError
+from conf.etl import SparkConfig
+from conf.manifest import Manifest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from etl.quality.skew import SkewReport
+
+app = typer.Typer(add_completion=False)
+FORMATS = ("parquet", "json", "tfrecord")
+
+
+@dataclass(frozen=True)
+class Logged:
+    """A serving log.
+
+    Attributes:
+        path: File, or directory of files.
+        file_format: One of `FORMATS`, or None to tell by the name.
+        encoded: Whether it holds features as the records do, else raw columns.
+        keys: Features that are the key; none for user and item.
+    """
+
+    path: str
+    file_format: str | None = None
+    encoded: bool = False
+    keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """A split of a dataset version."""
+
+    version: Path
+    manifest: Manifest
+    split: str
+
+
+@app.command()
+def main(
+    dataset: Annotated[str, typer.Option(help="A dataset, or one of its versions.")],
+    logged: Annotated[str, typer.Option(help="Serving log: Parquet, JSON lines, TFRecord.")],
+    split: Annotated[str, typer.Option(help="Split that holds the recomputed rows.")] = "train",
+    key: Annotated[
+        list[str] | None, typer.Option(help="Key feature; repeat for several. User and item.")
+    ] = None,
+    encoded: Annotated[
+        bool, typer.Option("--encoded", help="The log holds encoded features, not raw columns.")
+    ] = False,
+    log_format: Annotated[
+        str | None, typer.Option("--format", help="parquet, json or tfrecord; told by the name.")
+    ] = None,
+    tolerance: Annotated[float, typer.Option(min=0, help="Floats this close are equal.")] = 1e-6,
+    max_mismatch: Annotated[
+        float, typer.Option(min=0, max=1, help="Greatest share of differing rows per feature.")
+    ] = 0.01,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """Compare logged serving features with recomputed ones, by key."""
+    from etl.quality.skew import refuse_skew
+    from jobs.spark import build_session
+
+    if log_format is not None and log_format not in FORMATS:
+        raise ConfigError("no such format", received=log_format, allowed=", ".join(FORMATS))
+    version = resolve_version(dataset)
+    manifest = read_manifest(version)
+    session = build_session(SparkConfig(), "sluice skew")
+    try:
+        source = Logged(logged, log_format, encoded, tuple(key or ()))
+        report = compare(session, Recomputed(version, manifest, split), source, tolerance)
+    finally:
+        with contextlib.suppress(Exception):
+            session.stop()
+    print(json.dumps(report.to_json(), indent=1)) if as_json else print_report(report)
+    refuse_skew(report, max_mismatch)
+    return 0
+
+
+def compare(
+    session: SparkSession, recomputed: Recomputed, logged: Logged, tolerance: float = 1e-6
+) -> SkewReport:
+    """Compares a serving log with a split.
+
+    Raises:
+        ConfigError: The log, its format or its keys do not fit.
+        InputDataError: A value of the log is not what its feature's encoder takes.
+    """
+    from etl.encoders.pipeline import read_plan
+    from etl.quality.logged import (
+        encode_logged,
+        find_features,
+        plan_skew,
+        read_logged,
+        read_split,
+    )
+    from etl.quality.skew import compare_features
+    from etl.quality.versions import ENCODERS_DIR
+
+    version, manifest = recomputed.version, recomputed.manifest
+    plan = read_plan(version / ENCODERS_DIR)
+    rows = read_logged(session, logged.path, logged.file_format)
+    found = find_features(plan, rows.columns, logged.encoded)
+    config = replace(plan_skew(plan, manifest, found, logged.keys), tolerance=tolerance)
+    if not logged.encoded:
+        rows = encode_logged(rows, version, found)
+    records = read_split(session, version, manifest, recomputed.split)
+    return compare_features(rows, records, config)
+
+
+def print_report(report: SkewReport) -> None:
+    """Prints how many rows differ by feature, with an example."""
+    from rich.console import Console
+    from rich.table import Table
+
+    title = f"{report.compared:,} of {report.logged:,} logged rows compared"
+    if report.ambiguous:
+        title += f"; {report.ambiguous:,} keys stand in several rows"
+    table = Table(title=title, title_justify="left")
+    for name in ("feature", "differ", "share", "key", "logged", "recomputed"):
+        table.add_column(name, justify="right" if name in ("differ", "share") else "left")
+    for skew in report.features:
+        example = skew.examples[0] if skew.examples else None
+        shown = (
+            ["", "", ""]
+            if example is None
+            else ["/".join(map(str, example.key)), str(example.logged), str(example.recomputed)]
+        )
+        table.add_row(skew.name, f"{skew.mismatched:,}", f"{skew.rate:.4%}", *shown)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    from jobs.cli import run_app
+
+    raise SystemExit(run_app(app))

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from conf.errors import ConfigError, ExitCode, InputDataError
+from etl.quality.skew import SkewConfig, compare_features, refuse_skew
+
+SCHEMA = "id bigint, price float, tags array<bigint>, vector array<float>, name string"
+ROWS = [
+    (1, 1.0, [1, 2], [0.1, 0.2], "a"),
+    (2, 2.0, [3], [0.3], "b"),
+    (3, None, None, None, None),
+    (4, math.nan, [], [math.nan], ""),
+    (5, 5.0, [1], [1.0], "e"),
+    (6, 6.0, [1], [1.0], "f"),
+]
+FEATURES = ("price", "tags", "vector", "name")
+
+
+def test_equal_rows_differ_in_nothing_and_each_difference_is_found(spark):
+    recomputed = spark.createDataFrame([*ROWS, (6, 6.5, [1], [1.0], "f")], SCHEMA)
+    logged = spark.createDataFrame(
+        [
+            (1, 1.0 + 1e-7, [1, 2], [0.1, 0.2 + 1e-8], "a"),  # equal but for rounding
+            (2, 2.5, [3, 3], [0.3, 0.0], "B"),  # all differ
+            (3, None, None, None, None),
+            (4, math.nan, [], [math.nan], ""),
+            (5, None, None, None, None),  # all missing
+            (6, 6.0, [1], [1.0], "f"),  # the dataset has two of them
+            (9, 1.0, [1], [1.0], "z"),  # the dataset has none
+        ],
+        SCHEMA,
+    )
+    report = compare_features(logged, recomputed, SkewConfig(("id",), FEATURES))
+    assert (report.logged, report.recomputed, report.compared, report.ambiguous) == (7, 7, 5, 1)
+    assert {skew.name: skew.mismatched for skew in report.features} == dict.fromkeys(FEATURES, 2)
+    (price,) = [skew for skew in report.features if skew.name == "price"]
+    assert price.rate == pytest.approx(0.4)
+    assert [(e.key, e.logged, e.recomputed) for e in price.examples] == [
+        (("2",), "2.5", "2.0"),
+        (("5",), None, "5.0"),
+    ]
+    refuse_skew(report, 0.4)
+    with pytest.raises(InputDataError, match="4 of 4 features are skewed") as error:
+        refuse_skew(report, 0.39)
+    assert error.value.exit_code == ExitCode.INPUT_REFUSED
+    assert "price: 2 rows differ (40.0000%), as 2: logged 2.5, recomputed 2.0" in str(error.value)
+
+
+def test_types_of_json_are_taken_as_the_records_types_and_ids_out_of_it_are_no_key(spark):
+    recomputed = spark.createDataFrame([(1, 7), (2, 8), (3, 9)], "id bigint, n bigint")
+    logged = spark.createDataFrame([("1", "0"), ("2", "8"), ("3", "x")], "id string, n string")
+    report = compare_features(logged, recomputed, SkewConfig(("id",), ("n",), id_keys=("id",)))
+    assert (report.compared, report.features[0].mismatched) == (2, 1)  # id 1: out of vocabulary
+
+
+def test_nothing_to_compare_is_refused(spark):
+    frame = spark.createDataFrame([(1, 2)], "id bigint, n bigint")
+    for config in (SkewConfig(("id",), ()), SkewConfig(("id",), ("m",))):
+        with pytest.raises(ConfigError):
+            compare_features(frame, frame, config)
+    apart = spark.createDataFrame([(5, 2)], "id bigint, n bigint")
+    report = compare_features(frame, apart, SkewConfig(("id",), ("n",)))
+    with pytest.raises(InputDataError, match="nothing was compared"):
+        refuse_skew(report, 0.5)

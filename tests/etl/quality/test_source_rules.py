@@ -1,0 +1,113 @@
+"""Every kind of rule on sources, over one small source and its dictionary."""
+
+from __future__ import annotations
+
+from datetime import date
+
+import pytest
+
+from conf.errors import ConfigError
+from conf.etl.contract import ContractConfig
+from etl.quality.source_rules import SourcesAsRead, check_source_rules
+from etl.sources import count_rows, read_source
+from tests.etl.logs import build_config
+
+LOG = ["1\ta\t0.5\t10|20\t1000", "2\tb\t4.1\t10\t2000", "2\tc\t\t\t3600", "x\ta\t1\t\t1",
+       "4\t\t9.5\t30|10\t7200"]  # fmt: skip
+KEYS = ["1", "2", "3", "1"]
+
+
+@pytest.fixture(scope="module")
+def read(spark, tmp_path_factory):
+    """The sources, their config, and their rows."""
+    folder = tmp_path_factory.mktemp("rules")
+    (folder / "log.tsv").write_text("\n".join(LOG) + "\n")
+    (folder / "keys.tsv").write_text("\n".join(KEYS) + "\n")
+    base = build_config(folder, folder / "out").model_dump()
+    base["sources"] = {
+        "log": {
+            "path": "log.tsv",
+            "columns": [
+                {"name": "id", "type": "int64"},
+                {"name": "word", "type": "string", "nullable": True},
+                {"name": "price", "type": "float32", "nullable": True},
+                {"name": "tags", "type": "list<int64>", "separator": "|", "nullable": True},
+                {"name": "ts", "type": "int64"},
+            ],
+        },
+        "keys": {"path": "keys.tsv", "columns": [{"name": "id", "type": "int64"}], "key": "id"},
+    }
+    base |= {
+        "events": {"source": "log", "user": "id", "item": "word", "time": "ts"},
+        "joins": [],
+        "label": None,
+        "features": [
+            {"name": "id", "column": "id", "role": "user"},
+            {"name": "word", "column": "word", "role": "item"},
+        ],
+    }
+    base["sources"]["log"]["columns"][1]["nullable"] = False
+    from conf.etl import BuildConfig
+
+    config = BuildConfig.model_validate(base)
+    # The item's column may not be null in a config; the rows here are read as if it might.
+    columns = list(config.sources["log"].columns)
+    columns[1] = columns[1].model_copy(update={"nullable": True})
+    log = config.sources["log"].model_copy(update={"columns": tuple(columns)})
+    config = config.model_copy(update={"sources": {**config.sources, "log": log}})
+    sources = {
+        name: read_source(spark, name, source, str(folder))
+        for name, source in config.sources.items()
+    }
+    counts = {name: count_rows(source) for name, source in sources.items()}
+    return config, SourcesAsRead(sources, counts, {"log": 8}, date(1970, 1, 1))
+
+
+def check(read, *rules, run_date="as read"):
+    config, as_read = read
+    contract = ContractConfig.model_validate({"rules": rules})
+    if run_date != "as read":
+        as_read = SourcesAsRead(as_read.sources, as_read.counts, as_read.previous_rows, run_date)
+    return check_source_rules(config.model_copy(update={"contract": contract}), as_read)
+
+
+LOG_RULES = [
+    # rule, passes, what is received
+    ({"kind": "type", "column": "id", "type": "int64"}, False, "1 of 5"),
+    ({"kind": "type", "column": "id", "type": "int64", "max_rate": 0.2}, True, "1 of 5"),
+    ({"kind": "range", "column": "price", "maximum": 4.1}, False, "1 of 3"),
+    ({"kind": "range", "column": "price", "minimum": 0.5, "maximum": 9.5}, True, "0 of 3"),
+    ({"kind": "range", "column": "price", "minimum": 1, "max_rate": 0.4}, True, "0.5 to 9.5"),
+    ({"kind": "range", "column": "tags", "maximum": 20}, False, "1 of 3"),
+    ({"kind": "domain", "column": "word", "one_of": ["a", "b"]}, False, "such as 'c'"),
+    ({"kind": "domain", "column": "tags", "one_of": [10, 20, 30]}, True, "0 of 3"),
+    ({"kind": "null_rate", "column": "word", "maximum": 0.25}, True, "1 of 4"),
+    ({"kind": "null_rate", "column": "tags", "maximum": 0.2}, False, "1 of 4"),
+    ({"kind": "unique", "columns": ["id"]}, False, "1 of 4"),
+    ({"kind": "unique", "columns": ["id", "word"]}, True, "0 of 3"),
+    ({"kind": "references", "column": "id", "dictionary": "keys"}, False, "such as '4'"),
+    ({"kind": "references", "column": "id", "dictionary": "keys", "max_rate": 0.25}, True, "1 of"),
+    ({"kind": "volume", "min_rows": 5}, False, "4 rows"),
+    ({"kind": "volume", "max_change_percent": 50}, True, "-50.0 %"),
+    ({"kind": "volume", "max_change_percent": 49}, False, "8 before"),
+    ({"kind": "freshness", "column": "ts", "max_age_hours": 22}, True, "22.0 h old"),
+    ({"kind": "freshness", "column": "ts", "max_age_hours": 21.9}, False, "1970-01-01T02:00"),
+    ({"kind": "freshness", "column": "ts", "max_age_hours": 99, "date": "1969-12-31"}, False,
+     "2.0 h ahead"),
+]  # fmt: skip
+
+
+def test_each_kind_of_rule_in_one_pass(read):
+    results = check(read, *({"source": "log", **rule} for rule, _, _ in LOG_RULES))
+    for result, (rule, passes, received) in zip(results, LOG_RULES, strict=True):
+        assert result.passed is passes, (rule, result)
+        assert received in result.received, (rule, result)
+        assert result.rule.startswith(rule["kind"])
+
+
+def test_freshness_needs_a_day_unless_the_wall_clock_is_asked_for(read):
+    rule = {"kind": "freshness", "source": "log", "column": "ts", "max_age_hours": 1}
+    with pytest.raises(ConfigError, match="--date"):
+        check(read, rule, run_date=None)
+    (result,) = check(read, {**rule, "clock": "wall"}, run_date=None)
+    assert not result.passed  # more than an hour since 1970
