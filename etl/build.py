@@ -12,17 +12,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conf.dataset import DatasetPaths, local_path, write_text_atomic
-from conf.encoders import ENCODERS_FILE, EncoderPlan
+from conf.dataset import DatasetPaths, local_path, resolve_version
+from conf.encoders import EncoderPlan
 from conf.errors import InputDataError
 from conf.etl import BuildConfig
 from conf.manifest import FileInfo, Manifest, SourceSnapshot
 from conf.schema import fingerprint
 from etl.accounting import account_rows
 from etl.connector import check_connector
-from etl.encoders.vocabulary import fit_vocabulary, write_vocabulary
+from etl.encoders.fit import fit_encoders
+from etl.encoders.operation_fit import TrainSplit
 from etl.events import count_events, kept, prepare_events
-from etl.features import FeaturePlan, build_plan, plan_features
+from etl.features import FeaturePlan, plan_features
 from etl.publish import hold_lock, new_version_id, publish_version, stage_version, sweep_leftovers
 from etl.records import (
     arrange,
@@ -30,6 +31,7 @@ from etl.records import (
     build_samples,
     build_users,
     drop_short_histories,
+    row_key,
 )
 from etl.shards import write_splits
 from etl.sources import Source, SourceCounts, check_bad_rows, count_rows, read_source
@@ -79,6 +81,7 @@ class _Build:
     plan: FeaturePlan
     staging: Path
     clock: StageClock
+    previous_encoders: Path | None
 
 
 def build_dataset(
@@ -107,7 +110,9 @@ def build_dataset(
             logger.warning("removed what an interrupted build left: %s", name)
         version_id = new_version_id(digest)
         with stage_version(paths, version_id) as staging:
-            build = _Build(spark, config, plan, staging, StageClock())
+            build = _Build(
+                spark, config, plan, staging, StageClock(), _previous_encoders(paths, plan)
+            )
             parts = _run_stages(build)
             manifest = Manifest(
                 dataset_name=config.name,
@@ -143,7 +148,7 @@ def _run_stages(build: _Build) -> dict[str, Any]:
             event_counts = count_events(prepared.frame, config)
             events = kept(prepared.frame)
         with clock.stage("fit encoders"):
-            encoder_plan, files, item_tokens = _fit_encoders(build, events)
+            encoder_plan, files, item_tokens = _fit_encoders(build, events, build.previous_encoders)
         with clock.stage("write records"):
             records = _build_records(build, events, sources, item_tokens)
             splits, statistics = write_splits(
@@ -193,32 +198,36 @@ def _handle_bad_rows(
 
 
 def _fit_encoders(
-    build: _Build, events: DataFrame
+    build: _Build, events: DataFrame, previous: Path | None
 ) -> tuple[EncoderPlan, tuple[FileInfo, ...], pa.Table]:
-    """Fits every vocabulary on the train split, and writes the encoders' files."""
-    directory = build.staging / ENCODERS_DIR
+    """Fits every encoder on the train split, and writes the encoders' files."""
+    config, directory = build.config, build.staging / ENCODERS_DIR
     directory.mkdir()
-    train = events.where(events[SPLIT_COLUMN] == TRAIN)
-    item = next(f for f in build.plan.features if f.name == build.plan.keys.item)
-    specs, item_tokens = [], None
-    for vocabulary in build.plan.vocabularies:
-        table = fit_vocabulary(train, vocabulary.columns, vocabulary.min_count, vocabulary.max_size)
-        logger.info("vocabulary %s: %s tokens", vocabulary.name, f"{table.num_rows:,}")
-        specs.append(write_vocabulary(table, directory / f"{vocabulary.name}.parquet"))
-        if vocabulary.name == build.plan.vocabulary_name(item):
-            item_tokens = table.select(["token"])
-    if item_tokens is None or not item_tokens.num_rows:
+    train = TrainSplit(
+        rows=events.where(events[SPLIT_COLUMN] == TRAIN),
+        key=row_key(config),
+        time_column_ms="__event_ts_ms" if config.events.time else None,
+        label=config.label.name if config.label else None,
+    )
+    fitted = fit_encoders(train, build.plan, directory, previous)
+    item = build.plan.feature(build.plan.keys.item)
+    item_tokens = fitted.tokens[item.vocabulary or ""]
+    if not item_tokens.num_rows:
         raise InputDataError(
             "the vocabulary of the items is empty: nothing could be ranked",
             received=f"feature {item.name!r}: {item.encoding}",
             fix="lower `min_count`, or check the log",
         )
-    plan = build_plan(build.plan, specs)
-    write_text_atomic(directory / ENCODERS_FILE, plan.dumps())
     files = tuple(
         _describe(build.staging, path) for path in sorted(directory.iterdir()) if path.is_file()
     )
-    return plan, files, item_tokens
+    return fitted.plan, files, item_tokens
+
+
+def _previous_encoders(paths: DatasetPaths, plan: FeaturePlan) -> Path | None:
+    """The encoders of the current version, where a vocabulary is to grow out of them."""
+    grows = any(vocabulary.incremental for vocabulary in plan.vocabularies)
+    return resolve_version(paths.base) / ENCODERS_DIR if grows and paths.current.exists() else None
 
 
 def _describe(root: Path, path: Path) -> FileInfo:

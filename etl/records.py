@@ -9,13 +9,14 @@ from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
 from conf.etl import BuildConfig
+from etl.encoders.folds import add_folds, fold_column
 from etl.features import SEEN, FeaturePlan
 from etl.history import POSITION_COLUMN, add_history, add_seen, all_seen, build_sequences, latest
 from etl.sources import Source
 from etl.split import ALL_SPLITS, CATALOG, SPLIT_COLUMN, TRAIN, USERS
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 HASH_COLUMN = "__hash"
 SHARD_COLUMN = "__shard"
@@ -57,7 +58,11 @@ def build_users(events: DataFrame, config: BuildConfig, plan: FeaturePlan) -> Da
     user, item = config.events.user, config.events.item
     history = config.history.name if config.history else None
     columns = {
-        f.column for f in plan.features if f.role == "user" and f.column not in (user, history)
+        column
+        for f in plan.features
+        if f.role == "user"
+        for column in f.columns
+        if column not in (user, history)
     }
     _check_columns(config, columns, user, "user")
     attributes = (
@@ -88,7 +93,9 @@ def build_catalog(
         ConfigError: An item feature is a column of the event, not of a dictionary of items.
     """
     item = config.events.item
-    columns = {f.column for f in plan.features if f.role == "item" and f.column != item}
+    columns = {
+        column for f in plan.features if f.role == "item" for column in f.columns if column != item
+    }
     _check_columns(config, columns, item, "item")
     catalog = tokens.toDF(item)
     for join in config.joins:
@@ -145,9 +152,20 @@ def arrange(records: DataFrame, config: BuildConfig, plan: FeaturePlan) -> DataF
         start += count
     arranged = hashed.withColumn(SHARD_COLUMN, shard).repartitionById(start, F.col(SHARD_COLUMN))
     ordered = arranged.sortWithinPartitions(HASH_COLUMN, user, item, POSITION_COLUMN)
-    return ordered.select(*_raw_columns(plan))
+    return _raw_columns(ordered, config, plan)
 
 
-def _raw_columns(plan: FeaturePlan) -> list[Column]:
-    names = dict.fromkeys(feature.column for feature in plan.features)
-    return [F.col(name) for name in names]
+def row_key(config: BuildConfig) -> tuple[str, ...]:
+    """Columns that tell the rows of the event log, and the samples made of them, apart."""
+    return config.events.user, config.events.item, POSITION_COLUMN
+
+
+def _raw_columns(records: DataFrame, config: BuildConfig, plan: FeaturePlan) -> DataFrame:
+    """Leaves the columns that encoders read: those of the features, and the folds of train rows."""
+    folded = add_folds(records, plan.folds, row_key(config))
+    folds = [fold_column(n) for n in plan.folds]
+    is_train = F.col(SPLIT_COLUMN) == TRAIN
+    return folded.select(
+        *[F.col(name) for name in plan.columns],
+        *[F.when(is_train, F.col(name)).alias(name) for name in folds],
+    )

@@ -18,11 +18,11 @@ CONF_PURE = (
     "errors",
     "schema",
     "manifest",
+    "operations",
     "encoders",
     "dataset",
     "pointer",
     "run",
-
 )
 TENSORFLOW = {"tensorflow", "keras"}
 # Modules of the wire that are Spark's own side of it.
