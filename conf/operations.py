@@ -39,6 +39,9 @@ PERIOD_SECONDS: Mapping[str, int] = {
 MONDAY_SECONDS = 3 * 86_400
 """The epoch was a Thursday: what shifts the start of a week to Monday."""
 
+LEAST_NUMBER = 2.0**-126
+"""The least normal float32: what is nearer to 0 counts as 0, as it does on most accelerators."""
+
 CROSS_SEPARATOR = "\x1f"
 """Stands between the fields of a cross: ASCII's unit separator, which text does not hold."""
 

@@ -73,7 +73,10 @@ class ServingEncoders(tf.Module):
                 spec,
                 columns[spec.name],
                 build_inputs(
-                    plan, spec, names[spec.name], vocabularies.get(columns[spec.name].vocabulary or "")
+                    plan,
+                    spec,
+                    names[spec.name],
+                    vocabularies.get(columns[spec.name].vocabulary or ""),
                 ),
             )
             for spec in specs

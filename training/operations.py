@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from conf.operations import (
     CROSS_SEPARATOR,
+    LEAST_NUMBER,
     MONDAY_SECONDS,
     PERIOD_SECONDS,
     UNITS_PER_SECOND,
@@ -63,6 +64,7 @@ class RawValues:
     def numbers(self) -> tf.Tensor:
         """The values as float64, NaN where one is missing."""
         numbers = tf.cast(self.values, tf.float64)
+        numbers = tf.where(tf.abs(numbers) < LEAST_NUMBER, tf.zeros_like(numbers), numbers)
         return tf.where(self.is_null, tf.constant(math.nan, tf.float64), numbers)
 
     def finish(self, encoded: tf.Tensor, null: int | float) -> tf.Tensor:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.operations import Bucketize, Normalize
+from conf.operations import LEAST_NUMBER, Bucketize, Normalize
 from conf.schema import FIRST_TOKEN_ID, OOV_ID
 from etl.encoders.buffers import to_arrow
 from etl.encoders.casting import cast_values
@@ -18,8 +18,10 @@ def read_numbers(values: pa.Array, raw_type: pa.DataType) -> np.ndarray:
     """Returns values as float64 `[rows]`, NaN where one is missing."""
     values = cast_values(values, raw_type)
     # Integers beyond 2**53 are rounded to the nearest, as TensorFlow's cast does.
-    numbers = pc.cast(values, pa.float64(), safe=False)
-    return np.array(numbers.to_numpy(zero_copy_only=False), np.float64)
+    column = pc.cast(values, pa.float64(), safe=False)
+    numbers = np.array(column.to_numpy(zero_copy_only=False), np.float64)
+    numbers[np.abs(numbers) < LEAST_NUMBER] = 0.0
+    return numbers
 
 
 @dataclass(frozen=True)
