@@ -56,10 +56,10 @@ class NormalizeEncoder:
         missing = np.isnan(numbers)
         if operation.fill is not None:
             numbers[missing] = operation.fill
-        scaled = (prepare_numbers(numbers, operation) - operation.center) * operation.factor
-        if operation.fill is None:
-            scaled[missing] = 0.0
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore"):  # beyond the range is infinite, as anywhere in training
+            scaled = (prepare_numbers(numbers, operation) - operation.center) * operation.factor
+            if operation.fill is None:
+                scaled[missing] = 0.0
             return to_arrow(scaled.astype(np.float32))
 
 

@@ -115,8 +115,8 @@ def test_each_group_keeps_its_own_most_frequent_tokens(spark):
     table = fit_vocabulary(frame, ["token"], limits, first_id=12)
     assert table["token"].to_pylist() == ["a", "c"]
     assert table["id"].to_pylist() == [12, 13]
+    bad = TokenLimits(top_per_group=TopPerGroupConfig(column="grup", k=1))
     with pytest.raises(ConfigError, match="did you mean 'group'"):
-        bad = TokenLimits(top_per_group=TopPerGroupConfig(column="grup", k=1))
         fit_vocabulary(frame, ["token"], bad)
 
 
