@@ -14,12 +14,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from conf.calendar import MONDAY_SECONDS, PERIOD_SECONDS, UNITS_PER_SECOND
 from conf.operations import (
     CROSS_SEPARATOR,
     LEAST_NUMBER,
-    MONDAY_SECONDS,
-    PERIOD_SECONDS,
-    UNITS_PER_SECOND,
     Bucketize,
     Cross,
     Cyclical,

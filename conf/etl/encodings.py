@@ -6,8 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from conf.calendar import Part, Period, TimeUnit
 from conf.etl.base import Name, Strict
-from conf.operations import Part, Period, TextUnit, TimeUnit
+from conf.operations import TextUnit
 
 _MAX_BUCKETS = 2**31 - 1
 

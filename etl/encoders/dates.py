@@ -12,13 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from conf.operations import (
-    MONDAY_SECONDS,
-    PERIOD_SECONDS,
-    UNITS_PER_SECOND,
-    Cyclical,
-    DatePart,
-)
+from conf.calendar import MONDAY_SECONDS, PERIOD_SECONDS, UNITS_PER_SECOND
+from conf.operations import Cyclical, DatePart
 from conf.schema import FIRST_TOKEN_ID, OOV_ID
 from etl.encoders.buffers import to_arrow, valid_mask
 from etl.encoders.casting import cast_values

@@ -139,24 +139,27 @@ def _hash_to_16(address, length):
 
 
 @inlined
-def _hash_to_32(address, length):
+def _fold_ends(address, length, first):
+    """Factor of the length, and two words of the first and last 16 bytes."""
     factor = _K2 + np.uint64(length) * np.uint64(2)
-    a = load_u64(address) * _K1
+    a = load_u64(address) * first
     b = load_u64(address + 8)
     c = load_u64(address + length - 8) * factor
     d = load_u64(address + length - 16) * _K2
-    return _hash_16(_rotate(a + b, 43) + _rotate(c, 30) + d, a + _rotate(b + _K2, 18) + c, factor)
+    return factor, _rotate(a + b, 43) + _rotate(c, 30) + d, a + _rotate(b + _K2, 18) + c
+
+
+@inlined
+def _hash_to_32(address, length):
+    factor, y, z = _fold_ends(address, length, _K1)
+    return _hash_16(y, z, factor)
 
 
 @inlined
 def _hash_to_64(address, length):
-    factor = _K2 + np.uint64(length) * np.uint64(2)
+    factor, y, z = _fold_ends(address, length, _K2)
+    z = _hash_16(y, z, factor)
     a = load_u64(address) * _K2
-    b = load_u64(address + 8)
-    c = load_u64(address + length - 8) * factor
-    d = load_u64(address + length - 16) * _K2
-    y = _rotate(a + b, 43) + _rotate(c, 30) + d
-    z = _hash_16(y, a + _rotate(b + _K2, 18) + c, factor)
     e = load_u64(address + 16) * factor
     f = load_u64(address + 24)
     g = (y + load_u64(address + length - 32)) * factor

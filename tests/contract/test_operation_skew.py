@@ -12,10 +12,9 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conf.calendar import PART_SIZES, PERIOD_SECONDS
 from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
 from conf.operations import (
-    PART_SIZES,
-    PERIOD_SECONDS,
     Bucketize,
     Cross,
     Cyclical,

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from conf.operations import PART_SIZES, Cyclical, DatePart
+from conf.calendar import PART_SIZES
+from conf.operations import Cyclical, DatePart
 from etl.encoders.dates import CyclicalEncoder, DatePartEncoder
 
 PARTS = {
