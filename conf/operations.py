@@ -24,7 +24,8 @@ CROSS_SEPARATOR = "\x1f"
 """Stands between the fields of a cross: ASCII's unit separator, which text does not hold."""
 
 _TEXT = ("string", "bytes")
-_NUMBERS = ("int64", "float32", "float64")
+NUMBERS = ("int64", "float32", "float64")
+"""Raw types that are numbers."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Bucketize:
     """
 
     kind: ClassVar[str] = "bucketize"
-    accepts: ClassVar[tuple[str, ...]] = _NUMBERS
+    accepts: ClassVar[tuple[str, ...]] = NUMBERS
     boundaries: tuple[float, ...]
 
     @property
@@ -97,7 +98,7 @@ class Normalize:
     """
 
     kind: ClassVar[str] = "normalize"
-    accepts: ClassVar[tuple[str, ...]] = _NUMBERS
+    accepts: ClassVar[tuple[str, ...]] = NUMBERS
     fill: float | None = None
     minimum: float | None = None
     maximum: float | None = None
@@ -244,7 +245,7 @@ class Weights:
     """
 
     kind: ClassVar[str] = "weights"
-    accepts: ClassVar[tuple[str, ...]] = (*_NUMBERS, *_TEXT)
+    accepts: ClassVar[tuple[str, ...]] = (*NUMBERS, *_TEXT)
     scaled: bool = False
 
     @property

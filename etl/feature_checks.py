@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from conf.errors import ConfigError, did_you_mean
 from conf.etl import FeatureConfig, WeightsConfig
-from conf.operations import OPERATIONS
+from conf.operations import NUMBERS, OPERATIONS
 
 OPERATION_OF_KIND = {
     **{kind: kind for kind in OPERATIONS},
@@ -57,7 +57,8 @@ def check_encodings(features: Sequence[FeatureConfig], types: Mapping[str, str])
 
 def _check_types(feature: FeatureConfig, types: Mapping[str, str]) -> None:
     kind = feature.encoding.kind
-    accepts = OPERATIONS[OPERATION_OF_KIND[kind]].accepts
+    # The operation reads ids of any type too; the feature's own columns are the weights.
+    accepts = NUMBERS if kind == "weights" else OPERATIONS[OPERATION_OF_KIND[kind]].accepts
     for column in feature.columns:
         received = types[column]
         is_list = received.startswith("list<")

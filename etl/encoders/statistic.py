@@ -27,8 +27,15 @@ class StatisticEncoder:
         self._values = np.stack([column.to_numpy() for column in table.columns], axis=1)
 
     def encode(self, columns: Sequence[pa.Array]) -> pa.Array:
-        """Encodes tokens, and folds that are null outside of the train split, both `[rows]`."""
+        """Encodes tokens `[rows]`.
+
+        Args:
+            columns: The tokens, and, where the statistic is out of fold, the folds: null outside
+                of the train split.
+        """
         ids = self._encoder.encode(columns[0]).to_numpy()
+        if len(columns) == 1:
+            return to_arrow(self._values[ids, 0])
         folds = cast_values(columns[1], pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
         known = self._values.shape[1] - 1
         if len(folds) and not (folds.min() >= -1 and folds.max() < known):
