@@ -149,7 +149,7 @@ def test_a_build_s_encoders_are_served(days):
         (feature("x", "tags", "target"), "not lists"),
         (feature("x", "gender", "weights", of="item"), "int64"),
         (feature("x", "rating", "weights", of="item"), "lists"),
-        (feature("x", "tags", "weights", of="itm"), "did you mean 'item'"),
+        (feature("x", "history", "weights", of="itm"), "did you mean 'item'"),
         (feature("x", "gender", "cross", crossed_with=["grp"], buckets=9), "did you mean 'group'"),
         (feature("x", "ts", "cyclical", period="day", length=2), "`length` is for list"),
     ],
