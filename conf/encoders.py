@@ -1,36 +1,53 @@
 """Encoder definitions: one description, executed by Arrow in the ETL and by TensorFlow in serving.
 
 `encoders.json` of a dataset version holds an `EncoderPlan`. Vocabularies stand beside it as
-Parquet files (`token`, `id`, `count`), ids ascending.
+Parquet files (`token`, `id`, `count`, and for one that grows from version to version `last_seen`
+and `is_retired`), ids ascending; tables of statistics as Parquet files of float32 columns.
+
+Format version 1 knows identity and plain vocabularies alone. A plan that needs no more is still
+written as version 1: its bytes and its fingerprint stay what they were.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from conf.errors import InputDataError
-from conf.schema import FeatureSchema, fingerprint
+from conf.operations import Operation, operation_from_json, operation_to_json
+from conf.schema import FIRST_TOKEN_ID, FeatureSchema, fingerprint
 
 ENCODERS_FILE = "encoders.json"
-ENCODERS_FORMAT_VERSION = 1
+ENCODERS_FORMAT_VERSIONS = (1, 2)
 IDENTITY = "identity"
 
 TokenDType = Literal["int64", "string"]
+RawDType = Literal["int64", "float32", "float64", "string", "bytes"]
+
+
+def _compact(item: Any) -> dict[str, Any]:
+    """Fields of a dataclass without those that have their default."""
+    defaults = {field.name: field.default for field in fields(item)}
+    return {name: value for name, value in asdict(item).items() if value != defaults[name]}
 
 
 @dataclass(frozen=True)
 class VocabularySpec:
-    """A fitted vocabulary: 0 pad, 1 OOV and null, from 2 tokens by falling frequency, then token.
+    """A fitted vocabulary: 0 pad, 1 null and OOV, then the OOV buckets, then the tokens.
 
     Attributes:
         name: Name that `FeatureSpec.encoding` refers to.
         token_dtype: Type of the raw tokens.
         file: Parquet file, relative to `encoders.json`.
-        size: Number of ids, pad and OOV included.
+        size: Number of ids, pad, OOV and buckets included.
         file_crc32c: Checksum of that file, 8 hex digits.
+        oov_buckets: Buckets that unknown tokens are hashed to, or None: all of them are id 1.
+        incremental: Whether the next version grows out of it: the file then says when each token
+            was last seen, and which are retired.
+        version: 1 for a vocabulary fitted from nothing, one more for each that grew out of it.
+        parent_crc32c: Checksum of the file that it grew out of, or None.
     """
 
     name: str
@@ -38,16 +55,102 @@ class VocabularySpec:
     file: str
     size: int
     file_crc32c: str
+    oov_buckets: int | None = None
+    incremental: bool = False
+    version: int = 1
+    parent_crc32c: str | None = None
+
+    @property
+    def first_token_id(self) -> int:
+        """The id of the first token."""
+        return FIRST_TOKEN_ID + (self.oov_buckets or 0)
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """A fitted table of statistics, one row per id of a vocabulary.
+
+    Attributes:
+        name: Name that an operation refers to.
+        file: Parquet file, relative to `encoders.json`: `all`, `fold_0`, `fold_1`, …, float32.
+        rows: Number of rows.
+        file_crc32c: Checksum of that file, 8 hex digits.
+    """
+
+    name: str
+    file: str
+    rows: int
+    file_crc32c: str
+
+
+@dataclass(frozen=True)
+class RawColumn:
+    """A raw column that an operation reads.
+
+    Attributes:
+        name: Its name.
+        dtype: Declared type of its values.
+        is_list: Whether it holds lists.
+        is_served: False for a column that exists at ETL time alone.
+    """
+
+    name: str
+    dtype: RawDType
+    is_list: bool = False
+    is_served: bool = True
 
 
 @dataclass(frozen=True)
 class ColumnEncoding:
-    """How one raw column becomes one feature: same position as the feature in the schema."""
+    """How raw columns become one feature: same position as the feature in the schema.
+
+    Attributes:
+        feature: The feature.
+        column: The raw column, the first of `inputs` where there are several.
+        raw_dtype: Declared type of its values.
+        encoder: `identity`, the name of a vocabulary, or `<kind>:<feature>` of an operation.
+        operation: What is done to the values; None for identity and plain vocabularies.
+        inputs: The columns that an operation reads.
+    """
 
     feature: str
     column: str
-    raw_dtype: Literal["int64", "float32", "string", "bytes"]
+    raw_dtype: RawDType
     encoder: str = IDENTITY
+    operation: Operation | None = None
+    inputs: tuple[RawColumn, ...] = ()
+
+    @property
+    def vocabulary(self) -> str | None:
+        """Name of the vocabulary that it looks tokens up in, or None."""
+        if self.operation is not None:
+            return getattr(self.operation, "vocabulary", None)
+        return None if self.encoder == IDENTITY else self.encoder
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the encoding as a JSON object."""
+        data: dict[str, Any] = {
+            "feature": self.feature,
+            "column": self.column,
+            "raw_dtype": self.raw_dtype,
+            "encoder": self.encoder,
+        }
+        if self.operation is not None:
+            data["operation"] = operation_to_json(self.operation)
+            data["inputs"] = [_compact(column) for column in self.inputs]
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ColumnEncoding:
+        """Builds the encoding from its JSON object."""
+        known = dict(data)
+        operation = known.pop("operation", None)
+        inputs = known.pop("inputs", ())
+        return cls(
+            **known,
+            operation=None if operation is None else operation_from_json(operation),
+            inputs=tuple(RawColumn(**item) for item in inputs),
+        )
 
 
 @dataclass(frozen=True)
@@ -57,6 +160,7 @@ class EncoderPlan:
     schema: FeatureSchema
     columns: tuple[ColumnEncoding, ...]
     vocabularies: tuple[VocabularySpec, ...]
+    tables: tuple[TableSpec, ...] = ()
 
     def vocabulary(self, name: str) -> VocabularySpec:
         """Returns the vocabulary of that name.
@@ -82,33 +186,42 @@ class EncoderPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the plan as a JSON object."""
-        return {
-            "format_version": ENCODERS_FORMAT_VERSION,
+        columns = [column.to_json() for column in self.columns]
+        vocabularies = [_compact(vocabulary) for vocabulary in self.vocabularies]
+        is_plain = all("operation" not in column for column in columns) and all(
+            spec.oov_buckets is None and not spec.incremental for spec in self.vocabularies
+        )
+        data: dict[str, Any] = {
+            "format_version": 1 if is_plain else 2,
             "features": self.schema.to_json(),
-            "columns": [asdict(column) for column in self.columns],
-            "vocabularies": [asdict(vocabulary) for vocabulary in self.vocabularies],
+            "columns": columns,
+            "vocabularies": vocabularies,
         }
+        if self.tables:
+            data["tables"] = [asdict(table) for table in self.tables]
+        return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> EncoderPlan:
         """Builds the plan from its JSON object.
 
         Raises:
-            InputDataError: The format version is not this one, or a key does not fit.
+            InputDataError: The format version is a later one, or a key does not fit.
         """
         version = data.get("format_version")
-        if version != ENCODERS_FORMAT_VERSION:
+        if version not in ENCODERS_FORMAT_VERSIONS:
             raise InputDataError(
                 f"{ENCODERS_FILE} has another format version",
                 received=version,
-                allowed=ENCODERS_FORMAT_VERSION,
-                fix="rebuild the dataset with this version of Sluice",
+                allowed=", ".join(map(str, ENCODERS_FORMAT_VERSIONS)),
+                fix="rebuild the dataset with this version of Sluice, or read it with its own",
             )
         try:
             return cls(
                 schema=FeatureSchema.from_json(data["features"]),
-                columns=tuple(ColumnEncoding(**item) for item in data["columns"]),
+                columns=tuple(ColumnEncoding.from_json(item) for item in data["columns"]),
                 vocabularies=tuple(VocabularySpec(**item) for item in data["vocabularies"]),
+                tables=tuple(TableSpec(**item) for item in data.get("tables", ())),
             )
         except (AttributeError, KeyError, TypeError) as error:
             raise InputDataError(

@@ -20,7 +20,12 @@ from etl.accounting import account_rows
 from etl.arrangement import check_partition_columns
 from etl.connector import check_connector
 from etl.day_range import count_outside, is_inside, leave_out
-from etl.encoder_files import FittedEncoders, fit_encoders, take_over_encoders
+from etl.encoder_files import (
+    FittedEncoders,
+    find_previous_encoders,
+    fit_encoders,
+    take_over_encoders,
+)
 from etl.events import EventCounts, count_events, kept, prepare_events
 from etl.features import FeaturePlan, plan_features
 from etl.negatives import Negatives, add_negatives
@@ -80,7 +85,8 @@ class BuildResult:
 class _Build:
     """What the stages of one build share.
 
-    `base` is the version whose other partitions are kept, None where all is built.
+    `base` is the version whose other partitions are kept, None where all is built; `grown_from`
+    are the encoders that incremental vocabularies grow out of, None where there are none.
     """
 
     spark: SparkSession
@@ -91,6 +97,7 @@ class _Build:
     clock: StageClock
     base: tuple[Path, Manifest] | None = None
     previous: VersionView | None = None
+    grown_from: Path | None = None
 
 
 def build_dataset(
@@ -134,7 +141,10 @@ def build_dataset(
         version_id = new_version_id(run.fingerprint)
         with stage_version(paths, version_id) as staging:
             previous = view_current(paths)
-            build = _Build(spark, config, plan, request, staging, StageClock(), base, previous)
+            grown_from = find_previous_encoders(paths, plan, parent)
+            build = _Build(
+                spark, config, plan, request, staging, StageClock(), base, previous, grown_from
+            )
             parts = _run_stages(build, sources)
             manifest = Manifest(
                 dataset_name=config.name,
@@ -280,7 +290,7 @@ def _count_events(build: _Build, frame: DataFrame) -> EventCounts:
 def _prepare_encoders(build: _Build, events: DataFrame) -> FittedEncoders:
     if build.base is not None:
         return take_over_encoders(build.base[0], build.plan, build.staging)
-    return fit_encoders(events, build.plan, build.staging)
+    return fit_encoders(events, build.config, build.plan, build.staging, build.grown_from)
 
 
 def _handle_bad_rows(

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import json
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conf.dataset import write_text_atomic
+from conf.dataset import DatasetPaths
 from conf.encoders import ENCODERS_FILE, EncoderPlan
 from conf.errors import InputDataError
+from conf.etl import BuildConfig
 from conf.manifest import FileInfo
-from etl.encoders.vocabulary import fit_vocabulary, load_vocabulary, write_vocabulary
-from etl.features import FeaturePlan, build_plan
+from etl.encoders.fit import fit_encoders as fit_all
+from etl.encoders.fit import live_tokens
+from etl.encoders.operation_fit import TrainSplit
+from etl.encoders.vocabulary import load_vocabulary
+from etl.features import FeaturePlan
 from etl.file_info import describe_file
+from etl.identity import event_columns
 from etl.partition_reuse import link_file
+from etl.runs import Parent
 from etl.split import SPLIT_COLUMN, TRAIN
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
-
-logger = logging.getLogger("sluice.build")
 
 ENCODERS_DIR = "encoders"
 
@@ -42,28 +45,54 @@ class FittedEncoders:
     item_tokens: pa.Table | None
 
 
-def fit_encoders(events: DataFrame, features: FeaturePlan, staging: Path) -> FittedEncoders:
-    """Fits every vocabulary on the train split, and writes the encoders' files.
+def find_previous_encoders(
+    paths: DatasetPaths, features: FeaturePlan, parent: Parent | None
+) -> Path | None:
+    """Returns the encoders of the current version, where a vocabulary is to grow out of them.
+
+    Raises:
+        InputDataError: The version is damaged: its tokens would get other ids.
+    """
+    if parent is None or not any(vocabulary.incremental for vocabulary in features.vocabularies):
+        return None
+    if parent.manifest is None:
+        raise InputDataError(
+            "the current version, whose vocabularies are to grow, is damaged",
+            received=paths.version(parent.version_id),
+            fix="roll back to an earlier version by `sluice versions rollback`",
+        )
+    return paths.version(parent.version_id) / ENCODERS_DIR
+
+
+def fit_encoders(
+    events: DataFrame,
+    config: BuildConfig,
+    features: FeaturePlan,
+    staging: Path,
+    previous: Path | None = None,
+) -> FittedEncoders:
+    """Fits every encoder on the train split, and writes the encoders' files.
 
     Args:
         events: Kept events.
+        config: The build's config.
         features: The features.
         staging: Directory of the version.
+        previous: Encoders that incremental vocabularies grow out of, or None.
 
     Raises:
-        InputDataError: No item is in the vocabulary.
+        InputDataError: No item is in the vocabulary, or a column has nothing to fit.
     """
     directory = staging / ENCODERS_DIR
     directory.mkdir()
-    train = events.where(events[SPLIT_COLUMN] == TRAIN)
-    specs = []
-    for vocabulary in features.vocabularies:
-        table = fit_vocabulary(train, vocabulary.columns, vocabulary.min_count, vocabulary.max_size)
-        logger.info("vocabulary %s: %s tokens", vocabulary.name, f"{table.num_rows:,}")
-        specs.append(write_vocabulary(table, directory / f"{vocabulary.name}.parquet"))
-    plan = build_plan(features, specs)
-    write_text_atomic(directory / ENCODERS_FILE, plan.dumps())
-    return _read_fitted(plan, features, staging)
+    train = TrainSplit(
+        rows=events.where(events[SPLIT_COLUMN] == TRAIN),
+        key=tuple(event_columns(config)),
+        time_column_ms="__event_ts_ms" if config.events.time else None,
+        label=config.label.name if config.label else None,
+    )
+    fitted = fit_all(train, features, directory, previous)
+    return _read_fitted(fitted.plan, features, staging)
 
 
 def take_over_encoders(parent: Path, features: FeaturePlan, staging: Path) -> FittedEncoders:
@@ -85,8 +114,8 @@ def take_over_encoders(parent: Path, features: FeaturePlan, staging: Path) -> Fi
 def _read_fitted(plan: EncoderPlan, features: FeaturePlan, staging: Path) -> FittedEncoders:
     directory = staging / ENCODERS_DIR
     item = next((f for f in features.features if f.name == features.keys.item), None)
-    name = None if item is None else features.vocabulary_name(item)
-    tokens = load_vocabulary(directory, plan.vocabulary(name)).select(["token"]) if name else None
+    name = None if item is None else item.vocabulary
+    tokens = live_tokens(load_vocabulary(directory, plan.vocabulary(name))) if name else None
     if item is not None and (tokens is None or not tokens.num_rows):
         raise InputDataError(
             "the vocabulary of the items is empty: nothing could be ranked",

@@ -99,7 +99,7 @@ def estimate_record_bytes(plan: FeaturePlan) -> int:
 def _feature_bytes(plan: FeaturePlan, feature: FeatureConfig) -> int:
     kind = plan.column_types[feature.column]
     scalar = kind.removeprefix("list<").removesuffix(">")
-    value = _ID_BYTES if plan.vocabulary_name(feature) else _VALUE_BYTES.get(scalar, 8)
+    value = _ID_BYTES if feature.vocabulary else _VALUE_BYTES.get(scalar, 8)
     count = 1
     if kind.startswith("list<"):
         longest = feature.max_len

@@ -24,7 +24,7 @@ from etl.partition_reuse import (
     write_shard_statistics,
 )
 from etl.quality.versions import write_statistics
-from etl.records import build_catalog, build_users
+from etl.records import add_train_folds, build_catalog, build_users, raw_columns
 from etl.shard_sizes import estimate_bytes_per_row
 from etl.shards import RecordFormat, WrittenShard, write_splits
 from etl.sources import Source
@@ -104,7 +104,8 @@ class RecordStage:
         """
         encoders_dir = self.staging / ENCODERS_DIR
         records_format = RecordFormat(encoders_dir, encoders.plan.schema, self.config)
-        keyed = add_keys(self._build_records(rows, encoders), self.config)
+        records = add_train_folds(self._build_records(rows, encoders), self.config, self.plan)
+        keyed = add_keys(records, self.config)
         shards = self._plan_shards(keyed, records_format)
         arranged = arrange(keyed, self.config, self.plan, shards)
         built = write_splits(arranged, records_format, self.staging, shards)
@@ -129,7 +130,7 @@ class RecordStage:
             return fixed_plan(self.config)
         sizes: dict[str, float] = {}
         if self.config.output.shard_bytes is not None:
-            columns = list(dict.fromkeys(feature.column for feature in self.plan.features))
+            columns = raw_columns(self.plan)
             sizes = estimate_bytes_per_row(keyed, records_format, columns, self.staging)
         return plan_by_survey(keyed, self.config, sizes)
 

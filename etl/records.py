@@ -12,8 +12,10 @@ from conf.etl import BuildConfig
 from etl.behaviour.columns import history_names
 from etl.behaviour.histories import add_histories, add_latest_histories
 from etl.behaviour.rolling import add_latest_rolling, rolling_names
+from etl.encoders.folds import add_folds, fold_column
 from etl.features import SEEN, FeaturePlan
 from etl.history import add_seen, all_seen, build_sequences
+from etl.identity import event_columns
 from etl.joins import plan_joins, select_latest
 from etl.joins.as_of import EVENT_TS_COLUMN
 from etl.skips import SKIP_COLUMN
@@ -60,7 +62,7 @@ def build_users(
         ConfigError: A user feature is a column of the event, not of a dictionary of users.
     """
     user, item = config.events.user or "", config.events.item or ""
-    columns = {f.column for f in plan.features if f.role == "user" and f.column != user}
+    columns = {c for f in plan.features if f.role == "user" for c in f.columns if c != user}
     columns -= {*history_names(config), *rolling_names(config, user)}
     _check_columns(config, columns, user, "user")
     changing = _latest_entries(config, sources, events, user)
@@ -101,7 +103,7 @@ def build_catalog(
         ConfigError: An item feature is a column of the event, not of a dictionary of items.
     """
     item = config.events.item or ""
-    columns = {f.column for f in plan.features if f.role == "item" and f.column != item}
+    columns = {c for f in plan.features if f.role == "item" for c in f.columns if c != item}
     columns -= rolling_names(config, item)
     _check_columns(config, columns, item, "item")
     catalog = add_latest_rolling(tokens.toDF(item), events, config, item)
@@ -145,3 +147,16 @@ def _check_columns(config: BuildConfig, columns: set[str], key: str, role: str) 
             allowed=", ".join(sorted(known | {key})),
             fix="give the feature the role context, or join a dictionary",
         )
+
+
+def add_train_folds(records: DataFrame, config: BuildConfig, plan: FeaturePlan) -> DataFrame:
+    """Adds the folds of train rows that out-of-fold encodings ask for; null in other rows."""
+    folded = add_folds(records, plan.folds, event_columns(config))
+    is_train = F.col(SPLIT_COLUMN) == TRAIN
+    names = [fold_column(n) for n in plan.folds]
+    return folded.withColumns({name: F.when(is_train, F.col(name)) for name in names})
+
+
+def raw_columns(plan: FeaturePlan) -> tuple[str, ...]:
+    """Returns the columns that encoders read: those of the features, and the folds."""
+    return (*plan.columns, *(fold_column(n) for n in plan.folds))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ _SAMPLE_DIR = "sample"
 
 
 def estimate_bytes_per_row(
-    keyed: DataFrame, records_format: RecordFormat, columns: list[str], staging: Path
+    keyed: DataFrame, records_format: RecordFormat, columns: Sequence[str], staging: Path
 ) -> dict[str, float]:
     """Estimates the stored bytes of a record, by split.
 

@@ -1,76 +1,48 @@
-"""The serving half of the encoders: raw tokens to ids, as part of a TensorFlow graph.
+"""The serving half of the encoders: raw values to features, as part of a TensorFlow graph.
 
 The same `EncoderPlan` that the ETL executes on Arrow batches is executed here on tensors, so a
 served model sees what it was trained on:
 
-    token in the vocabulary      its id, from 2
-    any other token              1 (OOV)
-    padding of a list            0, at the positions that hold the feature's pad token
-    list longer than `max_len`   its first `max_len` tokens; a shorter one is padded with 0
+    token in the vocabulary      its id
+    any other token              1 (OOV), or one of its buckets
+    null token                   what the ETL makes of null
+    padding of a list            0, at the positions that hold the input's pad token
+    list longer than `max_len`   its first `max_len` values; a shorter one is padded with 0
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import tensorflow as tf
 
-from conf.encoders import IDENTITY, EncoderPlan
+from conf.encoders import ColumnEncoding, EncoderPlan
 from conf.errors import InputDataError
-from conf.schema import FIRST_TOKEN_ID, OOV_ID, PAD_ID, FeatureSpec
-from training.vocabularies import Vocabulary, read_vocabulary
-
-TENSOR_DTYPES = {
-    "int64": tf.int64,
-    "float32": tf.float32,
-    "string": tf.string,
-    "bytes": tf.string,
-}
-# Values that no source produces: the ETL encodes -1 or "" as OOV where they are no tokens, and a
-# pad token is read as nothing at all. Both integers survive JSON readers that know doubles only.
-INT_PAD_TOKENS = (-(2**63), -(2**62))
-STRING_PAD_TOKENS = ("<sluice:pad>", "<sluice:pad:2>")
+from conf.operations import Weights
+from conf.schema import OOV_ID, PAD_ID, FeatureSpec
+from training.operations import RawValues, Resources, apply_operation, hash_text, scale_weights
+from training.raw_inputs import (
+    TENSOR_DTYPES,
+    RawInput,
+    build_inputs,
+    name_inputs,
+    pad_token,
+)
+from training.vocabularies import Vocabulary, read_statistics, read_vocabulary
 
 
 @dataclass(frozen=True)
-class RawInput:
-    """One input of the raw signature.
+class _Feature:
+    """One feature: what it is, how it is made, and from which inputs."""
 
-    Attributes:
-        name: Name of the input: the feature's, where TensorFlow allows it in a signature.
-        feature: Name of the feature.
-        column: Raw column that the feature was made from.
-        dtype: `int64`, `float32` or `string`.
-        is_list: Whether it is `[batch, length]` rather than `[batch]`.
-        length: The fixed length of a list, None where any length will do.
-        max_len: Values that are read of a longer list, None for all.
-        pad_token: What fills a list that is shorter than others in the batch.
-    """
-
-    name: str
-    feature: str
-    column: str
-    dtype: str
-    is_list: bool
-    length: int | None
-    max_len: int | None
-    pad_token: int | float | str | None
-
-    @property
-    def tensor_spec(self) -> tf.TensorSpec:
-        """Shape and type of the input."""
-        shape = [None, self.length] if self.is_list else [None]
-        return tf.TensorSpec(shape, TENSOR_DTYPES[self.dtype], name=self.name)
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the input as a JSON object."""
-        return asdict(self)
+    spec: FeatureSpec
+    column: ColumnEncoding
+    inputs: tuple[RawInput, ...]
 
 
 class ServingEncoders(tf.Module):
@@ -80,20 +52,39 @@ class ServingEncoders(tf.Module):
         plan: The plan of the dataset version.
         features: Features to encode.
         vocabularies: Every vocabulary that they need, by name.
+        statistics: Every table of statistics that they need, float32 `[vocabulary_size]`.
     """
 
     def __init__(
-        self, plan: EncoderPlan, features: Iterable[str], vocabularies: Mapping[str, Vocabulary]
+        self,
+        plan: EncoderPlan,
+        features: Iterable[str],
+        vocabularies: Mapping[str, Vocabulary],
+        statistics: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         super().__init__(name="serving_encoders")
-        self._specs = tuple(plan.schema[name] for name in features)
-        self._encoder_of = {spec.name: plan.column(spec.name).encoder for spec in self._specs}
-        needed = sorted(set(self._encoder_of.values()) - {IDENTITY})
+        specs = [plan.schema[name] for name in features]
+        columns = {spec.name: plan.column(spec.name) for spec in specs}
+        needed = sorted({column.vocabulary for column in columns.values() if column.vocabulary})
         self.tables = {name: build_lookup(vocabularies[name]) for name in needed}
-        names = name_inputs(spec.name for spec in self._specs)
-        self.inputs = tuple(
-            _raw_input(plan, spec, names[spec.name], vocabularies.get(self._encoder_of[spec.name]))
-            for spec in self._specs
+        names = name_inputs(spec.name for spec in specs)
+        self._features = tuple(
+            _Feature(
+                spec,
+                columns[spec.name],
+                build_inputs(
+                    plan,
+                    spec,
+                    names[spec.name],
+                    vocabularies.get(columns[spec.name].vocabulary or ""),
+                ),
+            )
+            for spec in specs
+        )
+        self.inputs = tuple(raw for feature in self._features for raw in feature.inputs)
+        self._resources = Resources(
+            {name: self._token_encoder(name, vocabularies[name]) for name in needed},
+            {name: tf.constant(values) for name, values in (statistics or {}).items()},
         )
 
     def encode(self, raw: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -106,36 +97,32 @@ class ServingEncoders(tf.Module):
             By feature name, `[batch]` or `[batch, length]`: int64 ids, or plain values.
         """
         return {
-            spec.name: self._encode_one(spec, raw_input, raw[raw_input.name])
-            for spec, raw_input in zip(self._specs, self.inputs, strict=True)
+            feature.spec.name: self._encode_one(
+                feature, [own.read(raw[own.name]) for own in feature.inputs]
+            )
+            for feature in self._features
         }
 
-    def _encode_one(self, spec: FeatureSpec, raw: RawInput, values: tf.Tensor) -> tf.Tensor:
-        encoder = self._encoder_of[spec.name]
-        if encoder == IDENTITY:
-            dtype = TENSOR_DTYPES[spec.dtype]
-            return fit_length(tf.cast(values, dtype), spec)
-        ids = self.tables[encoder].lookup(values)
-        if not raw.is_list:
-            return ids
-        is_pad = tf.equal(values, tf.constant(raw.pad_token, values.dtype))
-        return fit_length(tf.where(is_pad, tf.constant(PAD_ID, tf.int64), ids), spec)
+    def _encode_one(self, feature: _Feature, inputs: list[RawValues]) -> tf.Tensor:
+        spec, operation = feature.spec, feature.column.operation
+        if operation is not None:
+            encoded = fit_length(apply_operation(operation, inputs, self._resources), spec)
+            if isinstance(operation, Weights) and operation.scaled:
+                encoded = scale_weights(encoded)
+            return tf.cast(encoded, TENSOR_DTYPES[spec.dtype])
+        if feature.column.vocabulary is None:
+            return fit_length(tf.cast(inputs[0].values, TENSOR_DTYPES[spec.dtype]), spec)
+        return fit_length(self._resources.ids[feature.column.vocabulary](inputs[0]), spec)
 
+    def _token_encoder(self, name: str, vocabulary: Vocabulary) -> Any:
+        def encode(raw: RawValues) -> tf.Tensor:
+            ids = self.tables[name].lookup(raw.values)
+            if vocabulary.oov_buckets is not None:
+                hashed = hash_text(raw.text, vocabulary.oov_buckets)
+                ids = tf.where(tf.equal(ids, OOV_ID), hashed, ids)
+            return raw.finish(ids, OOV_ID)
 
-def name_inputs(features: Iterable[str]) -> dict[str, str]:
-    """Returns an input name for each feature that TensorFlow takes in a signature.
-
-    Letters, digits and underscores stay; names stay distinct.
-    """
-    names: dict[str, str] = {}
-    for feature in features:
-        name = re.sub(r"[^A-Za-z0-9_]", "_", feature)
-        if not name[:1].isalpha() or name == "self":
-            name = f"input_{name}"
-        while name in names.values():
-            name += "_"
-        names[feature] = name
-    return names
+        return encode
 
 
 def fit_length(values: tf.Tensor, spec: FeatureSpec) -> tf.Tensor:
@@ -161,12 +148,13 @@ def build_serving_encoders(
     """Reads what the named features need and builds their encoders.
 
     Raises:
-        InputDataError: The plan does not make a feature, or a vocabulary is damaged.
+        InputDataError: The plan does not make a feature, or what was fitted is damaged.
     """
     features = tuple(features)
     try:
-        encoders = {plan.column(name).encoder for name in features} - {IDENTITY}
-        specs = [plan.vocabulary(name) for name in sorted(encoders)]
+        columns = [plan.column(name) for name in features]
+        names = {column.vocabulary for column in columns} - {None}
+        specs = [plan.vocabulary(name) for name in sorted(filter(None, names))]
     except KeyError as error:
         raise InputDataError(
             "the encoder plan does not make a feature that the model reads",
@@ -175,61 +163,25 @@ def build_serving_encoders(
             fix="train on this dataset version, or export with the version of the training run",
         ) from error
     vocabularies = {spec.name: read_vocabulary(version_dir, spec) for spec in specs}
-    return ServingEncoders(plan, features, vocabularies)
+    wanted = {getattr(column.operation, "table", None) for column in columns}
+    statistics = {
+        spec.name: read_statistics(version_dir, spec) for spec in plan.tables if spec.name in wanted
+    }
+    return ServingEncoders(plan, features, vocabularies, statistics)
 
 
 def build_lookup(vocabulary: Vocabulary) -> tf.lookup.StaticHashTable:
-    """Builds the table from tokens to ids; everything else is OOV."""
-    tokens, first = vocabulary.tokens, FIRST_TOKEN_ID
+    """Builds the table from tokens to ids; everything else, and what is retired, is OOV."""
+    tokens, first = vocabulary.tokens, vocabulary.first_id
+    ids = np.arange(first, first + len(tokens), dtype=np.int64)
+    if vocabulary.retired is not None:
+        ids[vocabulary.retired] = OOV_ID
     if not len(tokens):
         # TensorFlow refuses an empty table; any key will do that maps to OOV as well.
-        tokens, first = pa.array([pad_token(vocabulary)], tokens.type), OOV_ID
+        tokens = pa.array([pad_token(vocabulary)], tokens.type)
+        ids = np.array([OOV_ID], np.int64)
     keys: Any = tokens.to_numpy(zero_copy_only=False)
     initializer = tf.lookup.KeyValueTensorInitializer(
-        tf.constant(keys, dtype=TENSOR_DTYPES[vocabulary.token_dtype]),
-        tf.range(first, first + len(keys), dtype=tf.int64),
+        tf.constant(keys, dtype=TENSOR_DTYPES[vocabulary.token_dtype]), tf.constant(ids)
     )
     return tf.lookup.StaticHashTable(initializer, default_value=OOV_ID)
-
-
-def pad_token(vocabulary: Vocabulary) -> int | str:
-    """Returns the first pad token that is not itself a token.
-
-    The least int64 for integers, `<sluice:pad>` for strings; each has a stand-in.
-
-    Raises:
-        InputDataError: All of them are tokens.
-    """
-    is_integer = pa.types.is_integer(vocabulary.tokens.type)
-    candidates = INT_PAD_TOKENS if is_integer else STRING_PAD_TOKENS
-    for candidate in candidates:
-        if not _holds(vocabulary.tokens, candidate):
-            return candidate
-    raise InputDataError(
-        f"vocabulary {vocabulary.name!r} holds every token that could stand for padding",
-        received=", ".join(repr(candidate) for candidate in candidates),
-        fix="clean these tokens out of the source column and build again",
-    )
-
-
-def _holds(tokens: pa.Array, value: int | str) -> bool:
-    return bool(pc.any(pc.equal(tokens, pa.scalar(value, tokens.type))).as_py())
-
-
-def _raw_input(
-    plan: EncoderPlan, spec: FeatureSpec, name: str, vocabulary: Vocabulary | None
-) -> RawInput:
-    column = plan.column(spec.name)
-    padding: int | float | str | None = None
-    if spec.is_list:
-        padding = spec.pad_value if vocabulary is None else pad_token(vocabulary)
-    return RawInput(
-        name=name,
-        feature=spec.name,
-        column=column.column,
-        dtype="string" if column.raw_dtype == "bytes" else column.raw_dtype,
-        is_list=spec.is_list,
-        length=spec.shape[0] if spec.is_list else None,
-        max_len=spec.max_len if spec.is_ragged else None,
-        pad_token=padding,
-    )

@@ -25,14 +25,9 @@ from conf.run import EXPORT_DIR, write_json
 from conf.schema import FeatureSpec
 from training.disk_errors import disk_errors
 from training.embedding_files import EmbeddingWriter
-from training.encoders import (
-    TENSOR_DTYPES,
-    ServingEncoders,
-    build_serving_encoders,
-    fit_length,
-    name_inputs,
-)
+from training.encoders import ServingEncoders, build_serving_encoders, fit_length
 from training.publish import staged_directory
+from training.raw_inputs import TENSOR_DTYPES, name_inputs
 from training.retrieval import ItemIndex, build_item_index
 from training.trained import TrainedModel
 from training.user_vectors import read_user_vectors
@@ -170,6 +165,7 @@ def _write_tower(
 ) -> dict[str, Any]:
     encoders = build_serving_encoders(version_dir, plan, names)
     specs = {name: plan.schema[name] for name in names}
+    input_names = name_inputs(specs)
     save_tower(base / SERVING_VERSION, encoders, specs, embed)
     return {
         "path": f"{base.name}/{SERVING_VERSION}",
@@ -183,12 +179,12 @@ def _write_tower(
                 "takes": "ids: 0 pad, 1 unknown or null, tokens from 2",
                 "inputs": [
                     {
-                        "name": item.name,
-                        "feature": item.feature,
-                        "dtype": specs[item.feature].dtype,
-                        "is_list": item.is_list,
+                        "name": input_names[name],
+                        "feature": name,
+                        "dtype": spec.dtype,
+                        "is_list": spec.is_list,
                     }
-                    for item in encoders.inputs
+                    for name, spec in specs.items()
                 ],
             },
         },

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from conf.encoders import ENCODERS_FILE, IDENTITY, EncoderPlan, TokenDType, VocabularySpec
+from conf.encoders import ENCODERS_FILE, EncoderPlan, TableSpec, TokenDType, VocabularySpec
 from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.schema import FIRST_TOKEN_ID
@@ -23,27 +23,37 @@ TOKEN_TYPES: dict[str, pa.DataType] = {"int64": pa.int64(), "string": pa.string(
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Raw tokens in the order of their ids, the first of which is 2.
+    """Raw tokens in the order of their ids, the first of which is 2, or past the OOV buckets.
 
     Attributes:
         name: Name in the encoder plan.
         token_dtype: Type of the tokens.
-        tokens: `[size - 2]` int64 or string.
+        tokens: `[size - first_id]` int64 or string.
+        oov_buckets: Buckets of unknown tokens, or None.
+        retired: Tokens that keep their ids but are no longer known, bool `[size - first_id]`, or
+            None: no token is.
     """
 
     name: str
     token_dtype: TokenDType
     tokens: pa.Array
+    oov_buckets: int | None = None
+    retired: np.ndarray | None = None
+
+    @property
+    def first_id(self) -> int:
+        """The id of the first token."""
+        return FIRST_TOKEN_ID + (self.oov_buckets or 0)
 
     @property
     def size(self) -> int:
-        """Number of ids, pad and OOV included."""
-        return len(self.tokens) + FIRST_TOKEN_ID
+        """Number of ids, pad, OOV and its buckets included."""
+        return len(self.tokens) + self.first_id
 
     def take(self, ids: np.ndarray) -> pa.Array:
         """Returns the tokens of ids, null for pad, OOV and ids beyond the vocabulary."""
-        known = (ids >= FIRST_TOKEN_ID) & (ids < self.size)
-        return self.tokens.take(pa.array(ids - FIRST_TOKEN_ID, pa.int64(), mask=~known))
+        known = (ids >= self.first_id) & (ids < self.size)
+        return self.tokens.take(pa.array(ids - self.first_id, pa.int64(), mask=~known))
 
 
 def read_plan(version_dir: Path, manifest: Manifest) -> EncoderPlan:
@@ -80,13 +90,31 @@ def read_vocabulary(version_dir: Path, spec: VocabularySpec) -> Vocabulary:
 
     Raises:
         InputDataError: The file is missing or outside its directory, its checksum, types or size
-            differ, or its ids are not 2, 3, 4, …
+            differ, or its ids do not rise from the first one without gaps.
     """
-    file, table = _read_checked(version_dir, spec, ["token", "id"])
+    retired_columns = ["is_retired"] if spec.incremental else []
+    file, table = _read_checked(version_dir, spec, ["token", "id", *retired_columns])
     tokens = table["token"].combine_chunks()
     if tokens.type != TOKEN_TYPES[spec.token_dtype] or tokens.null_count:
         raise _damaged(file, "token type", tokens.type, spec.token_dtype)
-    return Vocabulary(spec.name, spec.token_dtype, tokens)
+    retired = table["is_retired"].to_numpy() if spec.incremental else None
+    return Vocabulary(spec.name, spec.token_dtype, tokens, spec.oov_buckets, retired)
+
+
+def read_statistics(version_dir: Path, spec: TableSpec) -> np.ndarray:
+    """Reads the statistic of each id of a vocabulary over the whole train split.
+
+    Returns:
+        float32 `[vocabulary_size]`.
+
+    Raises:
+        InputDataError: The file is missing or outside its directory, or is not the one that the
+            plan was written for.
+    """
+    file, table = _read_parquet(version_dir, spec, ["all"])
+    if len(table) != spec.rows or table["all"].type != pa.float32():
+        raise _damaged(file, "statistic", f"{len(table)} rows", f"{spec.rows} rows of float32")
+    return table["all"].to_numpy()
 
 
 def read_token_counts(version_dir: Path, spec: VocabularySpec) -> np.ndarray:
@@ -103,7 +131,7 @@ def read_token_counts(version_dir: Path, spec: VocabularySpec) -> np.ndarray:
     if column.type != pa.int64() or column.null_count:
         raise _damaged(file, "count type", column.type, "int64")
     counts = np.zeros(spec.size, np.int64)
-    counts[FIRST_TOKEN_ID:] = column.to_numpy(zero_copy_only=False)
+    counts[spec.first_token_id :] = column.to_numpy(zero_copy_only=False)
     if counts.min(initial=0) < 0:
         raise _damaged(file, "count", counts.min(), "0 or more")
     return counts
@@ -113,6 +141,17 @@ def _read_checked(
     version_dir: Path, spec: VocabularySpec, columns: list[str]
 ) -> tuple[Path, pa.Table]:
     """Reads columns of a vocabulary's file, its path, checksum and ids checked."""
+    file, table = _read_parquet(version_dir, spec, columns)
+    first, ids = spec.first_token_id, table["id"].to_numpy()
+    if not np.array_equal(ids, np.arange(first, spec.size)):
+        raise _damaged(file, "ids", f"{len(ids)} ids", f"{first} to {spec.size - 1}, ascending")
+    return file, table
+
+
+def _read_parquet(
+    version_dir: Path, spec: VocabularySpec | TableSpec, columns: list[str]
+) -> tuple[Path, pa.Table]:
+    """Reads columns of a file that a plan names, its path and checksum checked."""
     directory = (version_dir / ENCODERS_DIR).resolve()
     file = (directory / spec.file).resolve()
     if not file.is_relative_to(directory):
@@ -128,11 +167,9 @@ def _read_checked(
         raise _damaged(file, "checksum", found, spec.file_crc32c)
     try:
         table = pq.read_table(pa.BufferReader(content), columns=columns)
-        ids = table["id"].to_numpy()
+        table = table.select(columns)
     except (KeyError, pa.ArrowException) as error:
         raise _damaged(file, "content", repr(error), f"columns {', '.join(columns)}") from error
-    if not np.array_equal(ids, np.arange(FIRST_TOKEN_ID, spec.size)):
-        raise _damaged(file, "ids", f"{len(ids)} ids", f"2 to {spec.size - 1}, ascending")
     return file, table
 
 
@@ -144,8 +181,8 @@ def read_key_vocabulary(version_dir: Path, manifest: Manifest, feature: str) -> 
     """
     plan = read_plan(version_dir, manifest)
     try:
-        encoder = plan.column(feature).encoder
-        spec = None if encoder == IDENTITY else plan.vocabulary(encoder)
+        name = plan.column(feature).vocabulary
+        spec = None if name is None else plan.vocabulary(name)
     except KeyError as error:
         raise InputDataError(
             f"the encoder plan does not say how feature {feature!r} was made",

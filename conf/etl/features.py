@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from conf.etl.base import Name, Strict
+from conf.etl.encodings import (
+    BagWeightsConfig,
+    CrossConfig,
+    EncodingConfig,
+    SparseIndicesConfig,
+    TokensConfig,
+    VocabularyConfig,
+)
 from conf.schema import Role
-
-
-class VocabularyConfig(Strict):
-    """A vocabulary fitted on the train split: 0 pad, 1 OOV, then by falling frequency."""
-
-    kind: Literal["vocabulary"] = "vocabulary"
-    name: Name | None = Field(None, description="Vocabulary to share; None: one of its own.")
-    min_count: int = Field(1, ge=1)
-    max_size: int | None = Field(None, ge=1, description="Most frequent tokens kept.")
-
-
-class IdentityConfig(Strict):
-    """The value as it is, cast to the feature's type."""
-
-    kind: Literal["identity"] = "identity"
-
-
-EncodingConfig = Annotated[VocabularyConfig | IdentityConfig, Field(discriminator="kind")]
 
 
 class FeatureConfig(Strict):
@@ -36,3 +24,26 @@ class FeatureConfig(Strict):
     role: Role
     encoding: EncodingConfig = VocabularyConfig()
     max_len: int | None = Field(None, ge=1, description="List features: values kept.")
+    length: int | None = Field(None, ge=1, description="Lists of exactly this many values.")
+
+    @model_validator(mode="after")
+    def _one_length(self) -> FeatureConfig:
+        if self.length is not None and self.max_len is not None:
+            raise ValueError(f"feature {self.name!r} has both `length` and `max_len`")
+        return self
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that it reads by name, its own first."""
+        if isinstance(self.encoding, CrossConfig):
+            return (self.column, *self.encoding.crossed_with)
+        if isinstance(self.encoding, SparseIndicesConfig | BagWeightsConfig):
+            return (self.column, *self.encoding.merged_with)
+        return (self.column,)
+
+    @property
+    def vocabulary(self) -> str | None:
+        """Name of the vocabulary that its tokens are looked up in, or None."""
+        if isinstance(self.encoding, TokensConfig):
+            return self.encoding.name or self.name
+        return None

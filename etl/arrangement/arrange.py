@@ -13,6 +13,7 @@ from etl.arrangement.survey import bucket_column, join_bounds
 from etl.features import FeaturePlan
 from etl.history import POSITION_COLUMN
 from etl.identity import identity_columns
+from etl.records import raw_columns
 from etl.split import SPLIT_COLUMN
 
 if TYPE_CHECKING:
@@ -42,8 +43,7 @@ def arrange(
     placed = _place(keyed, config, shards)
     arranged = placed.repartitionById(shards.total, F.col(SHARD_COLUMN))
     ordered = arranged.sortWithinPartitions(*_order(config))
-    names = dict.fromkeys(feature.column for feature in plan.features)
-    return ordered.select(*[F.col(name) for name in names])
+    return ordered.select(*[F.col(name) for name in raw_columns(plan)])
 
 
 def _place(keyed: DataFrame, config: BuildConfig, shards: ShardPlan) -> DataFrame:

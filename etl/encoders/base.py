@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import pyarrow as pa
@@ -25,6 +26,27 @@ class Encoder(Protocol):
 
         Returns:
             Encoded values, `output_type` `[values]`.
+
+        Raises:
+            pa.ArrowInvalid: A value that the encoder cannot take; the caller names the column.
+        """
+
+
+class RowEncoder(Protocol):
+    """Turns whole raw columns into one feature: fields that meet, lists that change in length."""
+
+    @property
+    def output_type(self) -> pa.DataType:
+        """Type of the feature's column."""
+
+    def encode(self, columns: Sequence[pa.Array]) -> pa.Array:
+        """Encodes rows.
+
+        Args:
+            columns: The raw columns that the feature reads, in the plan's order, `[rows]` each.
+
+        Returns:
+            The feature, `output_type` `[rows]`.
 
         Raises:
             pa.ArrowInvalid: A value that the encoder cannot take; the caller names the column.

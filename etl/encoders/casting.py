@@ -18,7 +18,7 @@ def cast_values(values: pa.Array, target: pa.DataType) -> pa.Array:
 
     Args:
         values: Integers, booleans, floats, decimals, strings or binaries `[rows]`.
-        target: int64, float32, string or binary.
+        target: int64, float32, float64, string or binary.
 
     Returns:
         The values as `target`, `[rows]`.
@@ -35,7 +35,8 @@ def cast_values(values: pa.Array, target: pa.DataType) -> pa.Array:
         raise pa.ArrowInvalid(f"values of type {source} cannot become {target}")
     if target == pa.float32():
         return _cast_to_float32(values)
-    return pc.cast(values, target, safe=True)
+    # An integer beyond 2**53 becomes the nearest float64, as one beyond 2**24 the nearest float32.
+    return pc.cast(values, target, safe=not (target == pa.float64() and pt.is_integer(source)))
 
 
 def _is_text(source: pa.DataType) -> bool:
@@ -53,7 +54,7 @@ def _is_bytes(source: pa.DataType) -> bool:
 
 def _is_allowed(source: pa.DataType, target: pa.DataType) -> bool:
     exact = pt.is_null(source) or pt.is_integer(source) or pt.is_boolean(source)
-    if target in (pa.int64(), pa.float32()):
+    if target in (pa.int64(), pa.float32(), pa.float64()):
         return exact or pt.is_floating(source) or pt.is_decimal(source) or _is_text(source)
     if target == pa.string():  # a float has no text that every engine agrees on
         return exact or _is_text(source) or _is_bytes(source)

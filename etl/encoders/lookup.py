@@ -8,139 +8,140 @@ bytes of the common ones share few cache lines.
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import numpy as np
 import pyarrow as pa
 
 from conf.errors import InputDataError
-from conf.schema import FIRST_TOKEN_ID, OOV_ID
+from conf.schema import FIRST_TOKEN_ID
+from etl.encoders import lookup_kernels
+from etl.encoders.buffers import BYTES_TYPES, bytes_cells, int64_cells, to_arrow
 from etl.encoders.casting import cast_values
-from etl.encoders.hashing import hash_bytes, mix64
-from etl.tfrecord.kernels import inlined, is_valid, kernel, load_i32, load_i64, load_u8, load_u64
 
-_EMPTY = 0  # no token has the id 0
 _MIN_SLOTS = 16
-_WIDE_TYPES = (pa.large_string(), pa.large_binary())
-_BYTES_TYPES = (pa.string(), pa.binary(), *_WIDE_TYPES)
 
 
-class TokenLookup(Protocol):
-    """A vocabulary in the form in which columns are encoded."""
+class TokenLookup(ABC):
+    """A vocabulary in the form in which columns are encoded.
 
-    output_type: pa.DataType
+    Args:
+        tokens: Tokens in id order `[tokens]`.
+        first_id: Id of the first of them.
+        retired: Tokens that are no longer known, though they keep their ids, bool `[tokens]`;
+            None: no token is.
+
+    Raises:
+        InputDataError: A token is null or stands there twice.
+    """
+
+    output_type = pa.int64()
+
+    def __init__(
+        self, tokens: pa.Array, first_id: int = FIRST_TOKEN_ID, retired: np.ndarray | None = None
+    ) -> None:
+        _refuse_nulls(tokens)
+        # A copy of its own, at offset 0; it lives as long as the table that points into it.
+        self._tokens = self._own_tokens(tokens)
+        self._first_id = first_id
+        if retired is None:
+            retired = np.zeros(len(tokens), np.bool_)
+        self._slots = np.zeros((_slot_count(len(tokens)), 2), np.int64)
+        _refuse_repeated(tokens, self._fill(retired))
 
     def __len__(self) -> int:
         """Number of tokens."""
-
-    def encode(self, values: pa.Array | pa.ChunkedArray) -> pa.Array:
-        """Returns the id of each token, int64 `[rows]`, without nulls."""
-
-
-class Int64Lookup:
-    """Ids of integer tokens.
-
-    Args:
-        tokens: Tokens in id order, int64 `[tokens]`; the first has id `FIRST_TOKEN_ID`.
-
-    Raises:
-        InputDataError: A token is null or stands there twice.
-    """
-
-    output_type = pa.int64()
-
-    def __init__(self, tokens: pa.Array) -> None:
-        _refuse_nulls(tokens)
-        self._size = len(tokens)
-        self._slots = np.zeros((_slot_count(len(tokens)), 2), np.int64)
-        repeated = _fill_int64(tokens.to_numpy(zero_copy_only=True), FIRST_TOKEN_ID, self._slots)
-        _refuse_repeated(tokens, repeated)
-
-    def __len__(self) -> int:
-        return self._size
-
-    def encode(self, values: pa.Array | pa.ChunkedArray) -> pa.Array:
-        """Looks up each token.
-
-        Args:
-            values: Integers (or what casts to int64 without loss) `[rows]`, sliced or chunked.
-
-        Returns:
-            Ids, int64 `[rows]`; `OOV_ID` for nulls and unknown tokens.
-
-        Raises:
-            pa.ArrowInvalid: A value is no int64.
-        """
-        if isinstance(values, pa.ChunkedArray):
-            return _encode_chunks(self, values)
-        if values.type != pa.int64():
-            values = cast_values(values, pa.int64())
-        ids = np.empty(len(values), np.int64)
-        validity, data = _addresses(values)
-        _find_int64(data, validity, values.offset, self._slots, ids)
-        return _to_arrow(ids)
-
-
-class BytesLookup:
-    """Ids of string tokens, compared byte by byte.
-
-    Args:
-        tokens: Tokens in id order, string or binary `[tokens]`; the first has id
-            `FIRST_TOKEN_ID`.
-
-    Raises:
-        InputDataError: A token is null or stands there twice.
-    """
-
-    output_type = pa.int64()
-
-    def __init__(self, tokens: pa.Array) -> None:
-        _refuse_nulls(tokens)
-        # A copy of its own, at offset 0; it lives as long as the table that points into it.
-        self._tokens = pa.concat_arrays([tokens.cast(pa.large_binary())])
-        self._slots = np.zeros((_slot_count(len(tokens)), 2), np.int64)
-        _, self._offsets, self._data = _bytes_addresses(self._tokens)
-        start = self._tokens.offset
-        self._offsets += 8 * start
-        repeated = _fill_bytes(self._offsets, self._data, len(tokens), FIRST_TOKEN_ID, self._slots)
-        _refuse_repeated(tokens, repeated)
-
-    def __len__(self) -> int:
         return len(self._tokens)
 
     def encode(self, values: pa.Array | pa.ChunkedArray) -> pa.Array:
         """Looks up each token.
 
         Args:
-            values: Strings or binaries, of 32 or 64 bit offsets, or integers, which stand for
-                their decimal text; `[rows]`, sliced or chunked.
+            values: What `cast` takes, `[rows]`, sliced or chunked.
 
         Returns:
             Ids, int64 `[rows]`; `OOV_ID` for nulls and unknown tokens.
 
         Raises:
-            pa.ArrowInvalid: Values of a type that has no exact text.
+            pa.ArrowInvalid: A value cannot be a token.
         """
         if isinstance(values, pa.ChunkedArray):
-            return _encode_chunks(self, values)
-        if values.type not in _BYTES_TYPES:
-            values = cast_values(values, pa.string())
+            chunks = [self.encode(chunk) for chunk in values.chunks]
+            return pa.concat_arrays(chunks) if chunks else pa.array([], self.output_type)
+        values = self.cast(values)
         ids = np.empty(len(values), np.int64)
-        validity, offsets, data = _bytes_addresses(values)
-        _find_bytes(
-            (validity, offsets, data, values.offset, values.type in _WIDE_TYPES),
-            (self._offsets, self._data),
-            self._slots,
-            ids,
-        )
-        return _to_arrow(ids)
+        self._find(values, ids)
+        return to_arrow(ids)
+
+    @abstractmethod
+    def cast(self, values: pa.Array) -> pa.Array:
+        """Returns values in a type that can be looked up; refuses what would lose them."""
+
+    @abstractmethod
+    def _own_tokens(self, tokens: pa.Array) -> pa.Array:
+        """A copy of the tokens."""
+
+    @abstractmethod
+    def _fill(self, retired: np.ndarray) -> int:
+        """Fills the slots; returns the position of a token seen before, or -1."""
+
+    @abstractmethod
+    def _find(self, values: pa.Array, ids: np.ndarray) -> None:
+        """Fills `ids` `[rows]`."""
 
 
-def build_lookup(tokens: pa.Array | pa.ChunkedArray) -> Int64Lookup | BytesLookup:
+class Int64Lookup(TokenLookup):
+    """Ids of integer tokens; looks up integers, and what casts to int64 without loss."""
+
+    def cast(self, values: pa.Array) -> pa.Array:
+        """Returns int64 values."""
+        return cast_values(values, pa.int64())
+
+    def _own_tokens(self, tokens: pa.Array) -> pa.Array:
+        return pa.concat_arrays([tokens])
+
+    def _fill(self, retired: np.ndarray) -> int:
+        tokens = self._tokens.to_numpy(zero_copy_only=True)
+        return int(lookup_kernels.fill_int64(tokens, retired, self._slots))
+
+    def _find(self, values: pa.Array, ids: np.ndarray) -> None:
+        lookup_kernels.find_int64(int64_cells(values), self._first_id, self._slots, ids)
+
+
+class BytesLookup(TokenLookup):
+    """Ids of string tokens, compared byte by byte.
+
+    Looks up strings and binaries, of 32 or 64 bit offsets, and integers, which stand for their
+    decimal text.
+    """
+
+    def cast(self, values: pa.Array) -> pa.Array:
+        """Returns strings or binaries."""
+        return values if values.type in BYTES_TYPES else cast_values(values, pa.string())
+
+    def _own_tokens(self, tokens: pa.Array) -> pa.Array:
+        return pa.concat_arrays([tokens.cast(pa.large_binary())])
+
+    def _fill(self, retired: np.ndarray) -> int:
+        tokens = bytes_cells(self._tokens)
+        return int(lookup_kernels.fill_bytes(tokens, retired, self._slots))
+
+    def _find(self, values: pa.Array, ids: np.ndarray) -> None:
+        tokens = bytes_cells(self._tokens)
+        lookup_kernels.find_bytes(bytes_cells(values), tokens, self._first_id, self._slots, ids)
+
+
+def build_lookup(
+    tokens: pa.Array | pa.ChunkedArray,
+    first_id: int = FIRST_TOKEN_ID,
+    retired: np.ndarray | None = None,
+) -> TokenLookup:
     """Builds the table of a vocabulary.
 
     Args:
         tokens: Tokens in id order, int64, string or binary `[tokens]`.
+        first_id: Id of the first of them.
+        retired: Tokens that are no longer known, bool `[tokens]`, or None.
 
     Raises:
         InputDataError: Another type, a null, or a token twice.
@@ -148,9 +149,9 @@ def build_lookup(tokens: pa.Array | pa.ChunkedArray) -> Int64Lookup | BytesLooku
     if isinstance(tokens, pa.ChunkedArray):
         tokens = tokens.combine_chunks()
     if tokens.type == pa.int64():
-        return Int64Lookup(tokens)
-    if tokens.type in _BYTES_TYPES:
-        return BytesLookup(tokens)
+        return Int64Lookup(tokens, first_id, retired)
+    if tokens.type in BYTES_TYPES:
+        return BytesLookup(tokens, first_id, retired)
     raise InputDataError(
         "a vocabulary has tokens of another type",
         received=tokens.type,
@@ -178,139 +179,3 @@ def _refuse_repeated(tokens: pa.Array, position: int) -> None:
             received=f"{tokens[position].as_py()!r}, again at row {position}",
             fix="fit the vocabulary again",
         )
-
-
-def _encode_chunks(lookup: TokenLookup, values: pa.ChunkedArray) -> pa.Array:
-    chunks = [lookup.encode(chunk) for chunk in values.chunks]
-    return pa.concat_arrays(chunks) if chunks else pa.array([], lookup.output_type)
-
-
-def _address(buffer: pa.Buffer | None) -> int:
-    return 0 if buffer is None else buffer.address
-
-
-def _addresses(values: pa.Array) -> tuple[int, int]:
-    """Addresses of the validity bitmap (0: all valid) and of the values, offset not applied."""
-    validity, data = values.buffers()
-    return (_address(validity) if values.null_count else 0), _address(data)
-
-
-def _bytes_addresses(values: pa.Array) -> tuple[int, int, int]:
-    """Addresses of validity bitmap (0: all valid), offsets and bytes, offset not applied."""
-    validity, offsets, data = values.buffers()
-    return (
-        (_address(validity) if values.null_count else 0),
-        _address(offsets),
-        _address(data),
-    )
-
-
-def _to_arrow(ids: np.ndarray) -> pa.Array:
-    return pa.Array.from_buffers(pa.int64(), len(ids), [None, pa.py_buffer(ids)], null_count=0)
-
-
-@kernel
-def _fill_int64(tokens, first_id, slots):  # type: ignore[no-untyped-def]
-    """Fills the table; returns the position of a token seen before, or -1."""
-    mask = np.uint64(slots.shape[0] - 1)
-    for i in range(tokens.size):
-        slot = mix64(np.uint64(tokens[i])) & mask
-        while slots[slot, 1] != _EMPTY:
-            if slots[slot, 0] == tokens[i]:
-                return i
-            slot = (slot + np.uint64(1)) & mask
-        slots[slot, 0] = tokens[i]
-        slots[slot, 1] = first_id + i
-    return -1
-
-
-@kernel
-def _find_int64(data, validity, offset, slots, ids):  # type: ignore[no-untyped-def]
-    mask = np.uint64(slots.shape[0] - 1)
-    for i in range(ids.size):
-        found = OOV_ID
-        if is_valid(validity, offset + i):
-            token = load_i64(data + 8 * (offset + i))
-            slot = mix64(np.uint64(token)) & mask
-            while slots[slot, 1] != _EMPTY:
-                if slots[slot, 0] == token:
-                    found = slots[slot, 1]
-                    break
-                slot = (slot + np.uint64(1)) & mask
-        ids[i] = found
-
-
-@inlined
-def _equal_bytes(left: int, right: int, length: int) -> bool:
-    i = 0
-    while i + 8 <= length:
-        if load_u64(left + i) != load_u64(right + i):
-            return False
-        i += 8
-    while i < length:
-        if load_u8(left + i) != load_u8(right + i):
-            return False
-        i += 1
-    return True
-
-
-@kernel
-def _fill_bytes(offsets, data, count, first_id, slots):  # type: ignore[no-untyped-def]
-    """Fills the table; returns the position of a token seen before, or -1."""
-    mask = np.uint64(slots.shape[0] - 1)
-    for i in range(count):
-        start = load_i64(offsets + 8 * i)
-        length = load_i64(offsets + 8 * i + 8) - start
-        tag = hash_bytes(data + start, length)
-        slot = tag & mask
-        while slots[slot, 1] != _EMPTY:
-            if slots[slot, 0] == np.int64(tag):
-                other = offsets + 8 * (slots[slot, 1] - first_id)
-                other_start = load_i64(other)
-                if load_i64(other + 8) - other_start == length and _equal_bytes(
-                    data + start, data + other_start, length
-                ):
-                    return i
-            slot = (slot + np.uint64(1)) & mask
-        slots[slot, 0] = np.int64(tag)
-        slots[slot, 1] = first_id + i
-    return -1
-
-
-@kernel
-def _find_bytes(values, tokens, slots, ids):  # type: ignore[no-untyped-def]
-    """Fills `ids`.
-
-    Args:
-        values: Addresses of validity, offsets and bytes, position of the first row, and whether
-            the offsets have 64 bits.
-        tokens: Addresses of the tokens' 64-bit offsets and bytes.
-        slots: The table, int64 `[slots, 2]`.
-        ids: Result, int64 `[rows]`.
-    """
-    validity, offsets, data, first, wide = values
-    token_offsets, token_data = tokens
-    mask = np.uint64(slots.shape[0] - 1)
-    for i in range(ids.size):
-        found = OOV_ID
-        row = first + i
-        if is_valid(validity, row):
-            if wide:
-                start = load_i64(offsets + 8 * row)
-                length = load_i64(offsets + 8 * row + 8) - start
-            else:
-                start = np.int64(load_i32(offsets + 4 * row))
-                length = np.int64(load_i32(offsets + 4 * row + 4)) - start
-            tag = hash_bytes(data + start, length)
-            slot = tag & mask
-            while slots[slot, 1] != _EMPTY:
-                if slots[slot, 0] == np.int64(tag):
-                    other = token_offsets + 8 * (slots[slot, 1] - FIRST_TOKEN_ID)
-                    other_start = load_i64(other)
-                    if load_i64(other + 8) - other_start == length and _equal_bytes(
-                        data + start, token_data + other_start, length
-                    ):
-                        found = slots[slot, 1]
-                        break
-                slot = (slot + np.uint64(1)) & mask
-        ids[i] = found

@@ -12,22 +12,16 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from conf.dataset import local_path
-from conf.encoders import ENCODERS_FILE, IDENTITY, ColumnEncoding, EncoderPlan
+from conf.encoders import ENCODERS_FILE, EncoderPlan, RawColumn
 from conf.errors import InputDataError, did_you_mean
 from conf.schema import FeatureSchema, FeatureSpec
-from etl.encoders.base import Encoder
-from etl.encoders.identity import IdentityEncoder
-from etl.encoders.lists import flatten_lists, is_list_type
-from etl.encoders.lookup import TokenLookup, build_lookup
+from etl.encoders.base import RowEncoder
+from etl.encoders.builders import RAW_TYPES, Fitted, build_encoder, raw_inputs
+from etl.encoders.checks import check_plan
+from etl.encoders.lists import is_list_type
+from etl.encoders.tables import load_table
+from etl.encoders.tokens import TokenEncoder
 from etl.encoders.vocabulary import load_vocabulary
-
-_RAW_TYPES = {
-    "int64": pa.int64(),
-    "float32": pa.float32(),
-    "string": pa.string(),
-    "bytes": pa.binary(),
-}
-_RAW_DTYPES_OF_TOKENS = {"int64": ("int64",), "string": ("string", "bytes")}
 
 
 class EncoderPipeline:
@@ -36,17 +30,26 @@ class EncoderPipeline:
     Args:
         plan: The encoders.
         vocabularies: Table (`token`, `id`, `count`) of each vocabulary that the plan names.
+        tables: Table of each statistic that the plan names.
 
     Raises:
-        InputDataError: The plan contradicts itself or the vocabularies.
+        InputDataError: The plan contradicts itself or what was fitted.
     """
 
-    def __init__(self, plan: EncoderPlan, vocabularies: Mapping[str, pa.Table]) -> None:
+    def __init__(
+        self,
+        plan: EncoderPlan,
+        vocabularies: Mapping[str, pa.Table],
+        tables: Mapping[str, pa.Table] | None = None,
+    ) -> None:
         self.plan = plan
-        _check_plan(plan, vocabularies)
-        lookups = {name: build_lookup(table["token"]) for name, table in vocabularies.items()}
+        check_plan(plan, vocabularies, tables or {})
+        tokens = {
+            name: TokenEncoder(plan.vocabulary(name), table) for name, table in vocabularies.items()
+        }
+        fitted = Fitted(tokens, tables or {})
         self._encoders = tuple(
-            _build_column_encoder(spec, column, lookups)
+            _FeatureEncoder(spec, raw_inputs(spec, column), build_encoder(spec, column, fitted))
             for spec, column in zip(plan.schema.features, plan.columns, strict=True)
         )
         self.output_schema: pa.Schema = pa.schema(
@@ -75,51 +78,46 @@ class EncoderPipeline:
 
 
 @dataclass(frozen=True)
-class _ColumnEncoder:
-    """One feature: where it comes from and what encodes its values."""
+class _FeatureEncoder:
+    """One feature: where it comes from and what encodes it."""
 
     spec: FeatureSpec
-    column: str
-    encoder: Encoder
+    inputs: tuple[RawColumn, ...]
+    encoder: RowEncoder
 
     @property
     def output_type(self) -> pa.DataType:
-        values = self.encoder.output_type
-        return pa.list_(values) if self.spec.is_list else values
+        return self.encoder.output_type
 
     def encode(self, batch: pa.RecordBatch) -> pa.Array:
-        column = self._column(batch)
+        columns = [self._column(batch, raw) for raw in self.inputs]
         try:
-            if not self.spec.is_list:
-                return self.encoder.encode(column)
-            if pt.is_null(column.type):
-                return pa.nulls(len(column), self.output_type)
-            exact_len = None if self.spec.is_ragged else self.spec.shape[0]
-            lists = flatten_lists(column, self.spec.max_len, exact_len)
-            # The field's own name for list elements, whatever the batch calls them.
-            return lists.rebuild(self.encoder.encode(lists.values)).cast(self.output_type)
+            return self.encoder.encode(columns)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            names = ", ".join(repr(raw.name) for raw in self.inputs)
             raise InputDataError(
-                f"column {self.column!r} holds a value that feature {self.spec.name!r} cannot",
+                f"column {names} holds a value that feature {self.spec.name!r} cannot",
                 received=str(error),
                 allowed=f"what becomes {self.output_type} without loss",
                 fix="declare the column with its real type, or clean it before it is encoded",
             ) from error
 
-    def _column(self, batch: pa.RecordBatch) -> pa.Array:
-        found = batch.schema.get_all_field_indices(self.column)
+    def _column(self, batch: pa.RecordBatch, raw: RawColumn) -> pa.Array:
+        found = batch.schema.get_all_field_indices(raw.name)
         if len(found) != 1:
             raise InputDataError(
-                f"feature {self.spec.name!r} needs exactly one column {self.column!r}",
+                f"feature {self.spec.name!r} needs exactly one column {raw.name!r}",
                 received=f"{len(found)} such columns among {', '.join(batch.schema.names)}",
-                fix=did_you_mean(self.column, batch.schema.names),
+                fix=did_you_mean(raw.name, batch.schema.names),
             )
         column = batch.column(found[0])
-        if not pt.is_null(column.type) and is_list_type(column.type) != self.spec.is_list:
+        if pt.is_null(column.type) and raw.is_list:
+            return pa.nulls(len(column), pa.list_(RAW_TYPES[raw.dtype]))
+        if not pt.is_null(column.type) and is_list_type(column.type) != raw.is_list:
             raise InputDataError(
-                f"column {self.column!r} has another shape than feature {self.spec.name!r}",
+                f"column {raw.name!r} has another shape than feature {self.spec.name!r}",
                 received=column.type,
-                allowed="a list column" if self.spec.is_list else "a scalar column",
+                allowed="a list column" if raw.is_list else "a scalar column",
             )
         return column
 
@@ -127,7 +125,7 @@ class _ColumnEncoder:
 def read_pipeline(
     directory: str | os.PathLike[str], features: Collection[str] | None = None
 ) -> EncoderPipeline:
-    """Reads a pipeline: `encoders.json` and the vocabularies beside it.
+    """Reads a pipeline: `encoders.json` and what lies beside it.
 
     Args:
         directory: Where they lie; a plain path or a `file:` URI.
@@ -146,15 +144,17 @@ def read_pipeline(
             columns=tuple(column for column in plan.columns if column.feature in features),
         )
     return EncoderPipeline(
-        plan, {spec.name: load_vocabulary(root, spec) for spec in plan.vocabularies}
+        plan,
+        {spec.name: load_vocabulary(root, spec) for spec in plan.vocabularies},
+        {spec.name: load_table(root, spec) for spec in plan.tables},
     )
 
 
 def read_plan(directory: Path) -> EncoderPlan:
-    """Reads the plan of a directory of encoders.
+    """Reads `encoders.json`.
 
     Raises:
-        InputDataError: `encoders.json` is missing, damaged or of another format version.
+        InputDataError: It is missing, damaged, or of a later format version.
     """
     path = directory / ENCODERS_FILE
     try:
@@ -168,55 +168,3 @@ def read_plan(directory: Path) -> EncoderPlan:
     if not isinstance(data, dict):
         raise InputDataError(f"{path} is no JSON object", received=type(data).__name__)
     return EncoderPlan.from_json(data)
-
-
-def _build_column_encoder(
-    spec: FeatureSpec, column: ColumnEncoding, lookups: Mapping[str, TokenLookup]
-) -> _ColumnEncoder:
-    raw_type = _RAW_TYPES[column.raw_dtype]
-    if column.encoder != IDENTITY:
-        return _ColumnEncoder(spec, column.column, lookups[column.encoder])
-    if spec.dtype == "bytes":
-        output_type = pa.binary() if column.raw_dtype == "bytes" else pa.string()
-    else:
-        output_type = _RAW_TYPES[spec.dtype]
-    return _ColumnEncoder(spec, column.column, IdentityEncoder(raw_type, output_type))
-
-
-def _check_plan(plan: EncoderPlan, vocabularies: Mapping[str, pa.Table]) -> None:
-    features = [column.feature for column in plan.columns]
-    if features != list(plan.schema.names) or len(set(features)) != len(features):
-        raise InputDataError(
-            "the encoders' columns do not match the features one for one",
-            received=", ".join(features),
-            allowed=", ".join(plan.schema.names),
-        )
-    named = {spec.name: spec for spec in plan.vocabularies}
-    if named.keys() != vocabularies.keys():
-        raise InputDataError(
-            "the vocabularies are not those that the plan names",
-            received=", ".join(sorted(vocabularies)) or "none",
-            allowed=", ".join(sorted(named)) or "none",
-        )
-    for spec, column in zip(plan.schema.features, plan.columns, strict=True):
-        if column.encoder == IDENTITY:
-            allowed: tuple[str, ...] = tuple(_RAW_TYPES)
-        elif column.encoder in named:
-            allowed = _RAW_DTYPES_OF_TOKENS[named[column.encoder].token_dtype]
-        else:
-            raise InputDataError(
-                f"feature {spec.name!r} has an unknown encoder",
-                received=column.encoder,
-                fix=did_you_mean(column.encoder, [IDENTITY, *named]),
-            )
-        if column.raw_dtype not in allowed:
-            raise InputDataError(
-                f"feature {spec.name!r} reads a column whose type its encoder does not take",
-                received=column.raw_dtype,
-                allowed=", ".join(allowed),
-            )
-        if column.encoder != IDENTITY and spec.dtype != "int64":
-            raise InputDataError(
-                f"feature {spec.name!r} has a vocabulary, so its type must be int64",
-                received=spec.dtype,
-            )

@@ -1,11 +1,9 @@
-"""Vocabularies: fitted by Spark, stored as Parquet, tokens from id 2 by falling frequency."""
+"""Vocabularies as files: Parquet, one row per token, ids without gaps."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -13,140 +11,55 @@ import pyarrow.parquet as pq
 
 from conf.dataset import write_bytes_atomic
 from conf.encoders import TokenDType, VocabularySpec
-from conf.errors import ConfigError, InputDataError, did_you_mean
+from conf.errors import ConfigError, InputDataError
 from conf.pointer import NAME_PATTERN
 from conf.schema import FIRST_TOKEN_ID
 from etl.tfrecord.crc32c import crc32c
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-
 _SUFFIX = ".parquet"
 _TOKEN_TYPES: dict[TokenDType, pa.DataType] = {"int64": pa.int64(), "string": pa.string()}
-_SPARK_TOKEN_TYPES = {
-    **dict.fromkeys(("tinyint", "smallint", "int", "bigint"), "bigint"),
-    "string": "string",
-}
+LAST_SEEN_COLUMN = "last_seen"
+RETIRED_COLUMN = "is_retired"
 _REBUILD = "fit the vocabulary again, or restore the file"
 
 
-def fit_vocabulary(
-    df: DataFrame, columns: Sequence[str], min_count: int = 1, max_size: int | None = None
-) -> pa.Table:
-    """Counts the tokens of one or more columns and numbers them.
-
-    Tokens are ordered by falling count, ties by token: integers by value, strings by their UTF-8
-    bytes, which is the order of Spark's strings, Arrow's and Python's alike. Null is no token;
-    the empty string is one. Only the vocabulary comes to the driver, as Arrow.
+def vocabulary_schema(token_dtype: TokenDType, incremental: bool = False) -> pa.Schema:
+    """Returns the columns of a vocabulary's table.
 
     Args:
-        df: The train split.
-        columns: Columns that share the vocabulary: all of integers or all of strings, scalars or
-            arrays, of which each element counts.
-        min_count: Rarer tokens are left out; at least 1.
-        max_size: Number of tokens kept, the most frequent; None keeps all.
-
-    Returns:
-        Columns `token` (int64 or string), `id` and `count` (int64), by rising id from
-        `FIRST_TOKEN_ID`.
-
-    Raises:
-        ConfigError: No such column, columns of different or other types, or a bound below 1.
+        token_dtype: Type of the tokens.
+        incremental: Whether it grows from version to version: it then has `last_seen`, days
+            since the epoch as date32 or null where that is not known, and `is_retired`.
     """
-    from pyspark.sql import functions as F
-
-    if min_count < 1 or (max_size is not None and max_size < 1):
-        raise ConfigError(
-            "a vocabulary's bounds must be at least 1",
-            received=f"min_count={min_count}, max_size={max_size}",
-        )
-    spark_type = _spark_type_of(df, columns)
-    tokens = df.select(_tokens(df, columns, spark_type).alias("token"))
-    counted = tokens.where(F.col("token").isNotNull()).groupBy("token").count()
-    counted = counted.where(F.col("count") >= min_count)
-    if max_size is not None:
-        counted = counted.orderBy(F.desc("count"), F.asc("token")).limit(max_size)
-    return _number_tokens(counted.toArrow(), "int64" if spark_type == "bigint" else "string")
-
-
-def _spark_type_of(df: DataFrame, columns: Sequence[str]) -> str:
-    found: dict[str, str] = {}
-    for column in columns:
-        if column not in df.columns:
-            raise ConfigError(
-                "a vocabulary is to be fitted on a column that is not there",
-                received=column,
-                fix=did_you_mean(column, df.columns),
-            )
-        found[column] = _element_type(df, column)
-    types = {_SPARK_TOKEN_TYPES.get(name) for name in found.values()}
-    spark_type = types.pop() if len(types) == 1 else None
-    if spark_type is None:
-        raise ConfigError(
-            "columns of these types cannot feed one vocabulary",
-            received=", ".join(f"{column}: {name}" for column, name in found.items()) or "none",
-            allowed="integers only, or strings only, or arrays of them",
-            fix="give the columns vocabularies of their own, or declare them with one type",
-        )
-    return spark_type
-
-
-def _is_array(df: DataFrame, column: str) -> bool:
-    return df.schema[column].dataType.typeName() == "array"
-
-
-def _element_type(df: DataFrame, column: str) -> str:
-    data_type = df.schema[column].dataType
-    if _is_array(df, column):
-        data_type = data_type.elementType  # type: ignore[attr-defined]
-    return data_type.simpleString().partition(" ")[0]  # "string collate ..." is a string
-
-
-def _tokens(df: DataFrame, columns: Sequence[str], spark_type: str) -> Column:
-    """One token per row: all columns' tokens in a single scan."""
-    from pyspark.sql import functions as F
-
-    quoted = {column: F.col("`" + column.replace("`", "``") + "`") for column in columns}
-    if len(columns) == 1 and not _is_array(df, columns[0]):
-        return quoted[columns[0]].cast(spark_type)
-    array_type = f"array<{spark_type}>"
-    none = F.array().cast(array_type)
-    arrays = [
-        F.coalesce(values.cast(array_type), none)
-        if _is_array(df, column)
-        else F.array(values.cast(spark_type))
-        for column, values in quoted.items()
+    fields = [
+        pa.field("token", _TOKEN_TYPES[token_dtype], nullable=False),
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("count", pa.int64(), nullable=False),
     ]
-    return F.explode(F.concat(*arrays))
+    if incremental:
+        fields.append(pa.field(LAST_SEEN_COLUMN, pa.date32()))
+        fields.append(pa.field(RETIRED_COLUMN, pa.bool_(), nullable=False))
+    return pa.schema(fields)
 
 
-def _number_tokens(counted: pa.Table, token_dtype: TokenDType) -> pa.Table:
-    ordered = counted.sort_by([("count", "descending"), ("token", "ascending")])
-    ids = np.arange(FIRST_TOKEN_ID, FIRST_TOKEN_ID + len(ordered), dtype=np.int64)
-    columns = [ordered["token"], pa.chunked_array([pa.array(ids)]), ordered["count"]]
-    schema = _table_schema(token_dtype)
-    return pa.Table.from_arrays(
-        [column.cast(field.type) for column, field in zip(columns, schema, strict=True)],
-        schema=schema,
-    ).combine_chunks()
+def first_token_id(table: pa.Table) -> int:
+    """Returns the id of a vocabulary's first token; the usual one where it holds none."""
+    return table["id"][0].as_py() if len(table) else FIRST_TOKEN_ID
 
 
-def _table_schema(token_dtype: TokenDType) -> pa.Schema:
-    return pa.schema(
-        [
-            pa.field("token", _TOKEN_TYPES[token_dtype], nullable=False),
-            pa.field("id", pa.int64(), nullable=False),
-            pa.field("count", pa.int64(), nullable=False),
-        ]
-    )
-
-
-def write_vocabulary(table: pa.Table, path: str | os.PathLike[str]) -> VocabularySpec:
+def write_vocabulary(
+    table: pa.Table,
+    path: str | os.PathLike[str],
+    oov_buckets: int | None = None,
+    parent: VocabularySpec | None = None,
+) -> VocabularySpec:
     """Writes a vocabulary; the same vocabulary gives the same bytes.
 
     Args:
         table: As from `fit_vocabulary`.
         path: `<name>.parquet`; replaced as a whole, or left as it was where writing fails.
+        oov_buckets: Buckets of unknown tokens, between OOV and the first token; None for none.
+        parent: What it grew out of, or None.
 
     Returns:
         What the plan says of the file, `file` being its bare name.
@@ -162,35 +75,44 @@ def write_vocabulary(table: pa.Table, path: str | os.PathLike[str]) -> Vocabular
             received=path.name,
             allowed="letters, digits, '_', '-', '.', first a letter or digit; then .parquet",
         )
-    token_dtype = _check_table(table, str(path))
-    data = _to_parquet(table, token_dtype)
+    first_id = FIRST_TOKEN_ID + (oov_buckets or 0)
+    token_dtype = _check_table(table, str(path), first_id)
+    incremental = RETIRED_COLUMN in table.schema.names
+    data = to_parquet(table, vocabulary_schema(token_dtype, incremental))
     write_bytes_atomic(path, memoryview(data))
     return VocabularySpec(
         name=path.stem,
         token_dtype=token_dtype,
         file=path.name,
-        size=FIRST_TOKEN_ID + len(table),
-        file_crc32c=_checksum(data),
+        size=first_id + len(table),
+        file_crc32c=checksum(data),
+        oov_buckets=oov_buckets,
+        incremental=incremental,
+        version=1 if parent is None else parent.version + 1,
+        parent_crc32c=None if parent is None else parent.file_crc32c,
     )
 
 
-def _to_parquet(table: pa.Table, token_dtype: TokenDType) -> pa.Buffer:
+def to_parquet(table: pa.Table, schema: pa.Schema) -> pa.Buffer:
+    """Returns the bytes of a Parquet file; the same rows give the same bytes."""
     # Chunks and foreign metadata would show in the bytes; distinct tokens gain no dictionary.
-    plain = pa.Table.from_arrays(table.combine_chunks().columns, schema=_table_schema(token_dtype))
+    plain = pa.Table.from_arrays(table.combine_chunks().columns, schema=schema)
     sink = pa.BufferOutputStream()
     pq.write_table(plain, sink, compression="zstd", use_dictionary=False, store_schema=False)
     return sink.getvalue()
 
 
-def _checksum(data: pa.Buffer | bytes) -> str:
+def checksum(data: pa.Buffer | bytes) -> str:
+    """Returns the CRC32C of a file's bytes, 8 hex digits."""
     return f"{crc32c(memoryview(data)):08x}"
 
 
-def read_vocabulary(path: str | os.PathLike[str]) -> pa.Table:
+def read_vocabulary(path: str | os.PathLike[str], first_id: int = FIRST_TOKEN_ID) -> pa.Table:
     """Reads a vocabulary.
 
     Args:
         path: Parquet file.
+        first_id: Id that its first token must have.
 
     Returns:
         Columns `token`, `id` and `count`, as from `fit_vocabulary`.
@@ -198,7 +120,7 @@ def read_vocabulary(path: str | os.PathLike[str]) -> pa.Table:
     Raises:
         InputDataError: The file cannot be read or is no vocabulary.
     """
-    return _parse(_read_bytes(Path(path)), str(path))
+    return _parse(_read_bytes(Path(path)), str(path), first_id)
 
 
 def load_vocabulary(directory: Path, spec: VocabularySpec) -> pa.Table:
@@ -212,23 +134,36 @@ def load_vocabulary(directory: Path, spec: VocabularySpec) -> pa.Table:
         InputDataError: The file lies elsewhere, cannot be read, or is not the one that the plan
             was written for.
     """
-    path = (directory / spec.file).resolve()
+    path, data = read_named(directory, spec.name, spec.file, spec.file_crc32c)
+    table = _parse(data, str(path), spec.first_token_id)
+    if table.schema.field("token").type != _TOKEN_TYPES.get(spec.token_dtype):
+        raise mismatch(path, "token type", table.schema.field("token").type, spec.token_dtype)
+    if spec.first_token_id + len(table) != spec.size:
+        raise mismatch(path, "size", spec.first_token_id + len(table), spec.size)
+    return table
+
+
+def read_named(directory: Path, name: str, file: str, file_crc32c: str) -> tuple[Path, bytes]:
+    """Reads a file that a plan names.
+
+    Returns:
+        Its path and bytes, whose checksum is the plan's.
+
+    Raises:
+        InputDataError: It lies elsewhere, cannot be read, or has another checksum.
+    """
+    path = (directory / file).resolve()
     if not path.is_relative_to(directory.resolve()):
         raise InputDataError(
-            f"vocabulary {spec.name!r} names a file outside its own directory",
-            received=spec.file,
+            f"vocabulary {name!r} names a file outside its own directory",
+            received=file,
             allowed=f"paths inside {directory}",
         )
     data = _read_bytes(path)
-    found = _checksum(data)
-    if found != spec.file_crc32c:
-        raise _mismatch(path, "checksum", found, spec.file_crc32c)
-    table = _parse(data, str(path))
-    if table.schema.field("token").type != _TOKEN_TYPES.get(spec.token_dtype):
-        raise _mismatch(path, "token type", table.schema.field("token").type, spec.token_dtype)
-    if FIRST_TOKEN_ID + len(table) != spec.size:
-        raise _mismatch(path, "size", FIRST_TOKEN_ID + len(table), spec.size)
-    return table
+    found = checksum(data)
+    if found != file_crc32c:
+        raise mismatch(path, "checksum", found, file_crc32c)
+    return path, data
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -240,7 +175,8 @@ def _read_bytes(path: Path) -> bytes:
         ) from error
 
 
-def _mismatch(path: Path, what: str, received: object, allowed: object) -> InputDataError:
+def mismatch(path: Path, what: str, received: object, allowed: object) -> InputDataError:
+    """Builds the error of a file that is not the one that the plan was written for."""
     return InputDataError(
         f"{path} is not the vocabulary that the encoders were written with: another {what}",
         received=received,
@@ -249,37 +185,49 @@ def _mismatch(path: Path, what: str, received: object, allowed: object) -> Input
     )
 
 
-def _parse(data: bytes, origin: str) -> pa.Table:
+def parse_parquet(data: bytes, origin: str) -> pa.Table:
+    """Reads the bytes of a Parquet file.
+
+    Raises:
+        InputDataError: They are none.
+    """
     try:
-        table = pq.ParquetFile(pa.BufferReader(data)).read()
+        return pq.ParquetFile(pa.BufferReader(data)).read()
     except (pa.ArrowException, OSError) as error:
         raise InputDataError(
             f"{origin} is not a Parquet file", received=str(error), fix=_REBUILD
         ) from error
-    _check_table(table, origin)
+
+
+def _parse(data: bytes, origin: str, first_id: int) -> pa.Table:
+    table = parse_parquet(data, origin)
+    _check_table(table, origin, first_id)
     return table.combine_chunks()
 
 
-def _check_table(table: pa.Table, origin: str) -> TokenDType:
+def _check_table(table: pa.Table, origin: str, first_id: int) -> TokenDType:
     """Returns the token type of a sound vocabulary table."""
+    incremental = RETIRED_COLUMN in table.schema.names
     token_dtype: TokenDType
     for token_dtype in _TOKEN_TYPES:
-        expected = _table_schema(token_dtype)
+        expected = vocabulary_schema(token_dtype, incremental)
         if table.schema.names == expected.names and table.schema.types == expected.types:
             break
     else:
         raise InputDataError(
             f"{origin} is not a vocabulary",
             received=", ".join(f"{field.name}: {field.type}" for field in table.schema),
-            allowed="token: int64 or string, id: int64, count: int64",
+            allowed="token: int64 or string, id: int64, count: int64 (and last_seen: date32, "
+            "is_retired: bool)",
             fix=_REBUILD,
         )
-    expected_ids = np.arange(FIRST_TOKEN_ID, FIRST_TOKEN_ID + len(table))
-    if any(column.null_count for column in table.columns) or not np.array_equal(
+    expected_ids = np.arange(first_id, first_id + len(table))
+    whole = [table[field.name] for field in expected if not field.nullable]
+    if any(column.null_count for column in whole) or not np.array_equal(
         table["id"].to_numpy(), expected_ids
     ):
         raise InputDataError(
-            f"{origin} is not a vocabulary: its ids do not rise from {FIRST_TOKEN_ID} without gaps",
+            f"{origin} is not a vocabulary: its ids do not rise from {first_id} without gaps",
             fix=_REBUILD,
         )
     return token_dtype

@@ -44,7 +44,8 @@ COMMON_OPTIONS = ("path", "recordType", "compression", "codec", *STORAGE_OPTIONS
 _WRITE_OPTIONS = (
     *COMMON_OPTIONS, "compressionLevel", "deterministicNames", "encoders", "featureLists", "index",
     "jobId", "maxBytesPerFile", "maxRecordsPerFile", "partitionBy", "partitionOverwriteMode",
-    "prepacked", "saveMode", "statistics", "statisticsLabel", "statisticsSlices", "writeLocality", *LOWERING_OPTIONS,
+    "prepacked", "saveMode", "statistics", "statisticsLabel", "statisticsSlices", "writeLocality",
+    *LOWERING_OPTIONS,
 )  # fmt: skip
 SAVE_MODES: Mapping[str, SaveMode] = {
     "append": "append",

@@ -15,9 +15,11 @@ STDLIB = set(sys.stdlib_module_names)
 WIRE_FOR_TRAINING = {"etl.tfrecord.framing", "etl.tfrecord.crc32c", "etl.tfrecord.decode"}
 WIRE_PACKAGES = {"numpy", "numba", "llvmlite", "pyarrow", "conf", "etl"}
 CONF_PURE = (
+    "calendar",
     "errors",
     "schema",
     "manifest",
+    "operations",
     "encoders",
     "dataset",
     "pointer",

@@ -7,7 +7,8 @@ from pydantic import ValidationError
 
 from conf.encoders import VocabularySpec
 from conf.errors import ConfigError
-from etl.features import build_plan, plan_features
+from etl.encoders.plan import build_plan
+from etl.features import plan_features
 from tests.etl.logs import build_config
 
 

@@ -12,12 +12,8 @@ from conf.encoders import ColumnEncoding, EncoderPlan, VocabularySpec
 from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema, FeatureSpec
-from training.encoders import (
-    ServingEncoders,
-    build_serving_encoders,
-    name_inputs,
-    pad_token,
-)
+from training.encoders import ServingEncoders, build_serving_encoders
+from training.raw_inputs import name_inputs, pad_token
 from training.vocabularies import Vocabulary, read_plan
 
 MAX_LEN = 3

@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from conf.errors import ConfigError, InputDataError
-from etl.encoders.vocabulary import fit_vocabulary, read_vocabulary, write_vocabulary
+from etl.encoders.vocabulary import read_vocabulary, write_vocabulary
+from etl.encoders.vocabulary_fit import TokenLimits, fit_vocabulary
 
 TABLE = pa.table({"token": ["b", "a"], "id": [2, 3], "count": [5, 4]})
 
@@ -69,7 +70,7 @@ def test_fit_counts_and_orders_as_a_counter(frame, rows, columns, min_count, max
         for column in columns:
             value = row[column]
             tokens += value if isinstance(value, list) else [value]
-    table = fit_vocabulary(frame, columns, min_count, max_size)
+    table = fit_vocabulary(frame, columns, TokenLimits(min_count, max_size))
     assert table.to_pylist() == reference(tokens, min_count, max_size)
     assert table.schema.types[1:] == [pa.int64(), pa.int64()]
 
@@ -90,7 +91,7 @@ def test_fit_refuses_columns_it_cannot_count(frame, columns):
 @pytest.mark.parametrize(("min_count", "max_size"), [(0, None), (1, 0)])
 def test_fit_refuses_bounds_below_one(frame, min_count, max_size):
     with pytest.raises(ConfigError, match="at least 1"):
-        fit_vocabulary(frame, ["item"], min_count, max_size)
+        fit_vocabulary(frame, ["item"], TokenLimits(min_count, max_size))
 
 
 def test_a_column_name_may_hold_dots_and_quotes(spark):

@@ -35,7 +35,7 @@ def test_a_sound_version(version):
     assert result.problems == ()
     assert result.rows == sum(split.rows for split in manifest.splits)
     assert result.bytes == sum(pieces)
-    assert result.files == 3 + 4 * 2 + len(manifest.side_files)
+    assert result.files == 3 + 4 * 2 + len(manifest.other_files)
     assert json.loads(json.dumps(result.to_json()))["ok"] is True
 
 

@@ -1,0 +1,223 @@
+"""How a feature's values are encoded: one class per `kind`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from conf.calendar import Part, Period, TimeUnit
+from conf.etl.base import Name, Strict
+from conf.operations import TextUnit
+
+_MAX_BUCKETS = 2**31 - 1
+
+
+class TopPerGroupConfig(Strict):
+    """Keeps the most frequent tokens of each group, so that a small group is not crowded out."""
+
+    column: str = Field(description="Column of the event whose values are the groups.")
+    k: int = Field(ge=1, description="Tokens kept of each group.")
+
+
+class TokensConfig(Strict):
+    """Which tokens of the train split a vocabulary holds."""
+
+    name: Name | None = Field(None, description="Vocabulary to share; None: one of its own.")
+    min_count: int = Field(1, ge=1)
+    max_size: int | None = Field(None, ge=1, description="Most frequent tokens kept.")
+    top_per_group: TopPerGroupConfig | None = None
+
+
+class VocabularyConfig(TokensConfig):
+    """A vocabulary fitted on the train split: 0 pad, 1 OOV, then by falling frequency."""
+
+    kind: Literal["vocabulary"] = "vocabulary"
+    oov_buckets: int | None = Field(
+        None, ge=1, le=_MAX_BUCKETS, description="Ids that unknown tokens are hashed to."
+    )
+    incremental: bool = Field(
+        False, description="Keep the ids of the previous version; append what is new."
+    )
+    expire_after_days: int | None = Field(
+        None, ge=1, description="Retire tokens not seen for longer than this; incremental only."
+    )
+
+    @model_validator(mode="after")
+    def _only_growing_ones_expire(self) -> VocabularyConfig:
+        if self.expire_after_days is not None and not self.incremental:
+            raise ValueError("`expire_after_days` needs `incremental: true`")
+        return self
+
+
+class IdentityConfig(Strict):
+    """The value as it is, cast to the feature's type."""
+
+    kind: Literal["identity"] = "identity"
+
+
+class HashConfig(Strict):
+    """FarmHash buckets, equal to `tf.strings.to_hash_bucket_fast`; nothing is fitted."""
+
+    kind: Literal["hash"] = "hash"
+    buckets: int = Field(ge=1, le=_MAX_BUCKETS)
+
+
+class HashKeyConfig(Strict):
+    """The whole 64-bit fingerprint as an id, for tables that grow by key."""
+
+    kind: Literal["hash_key"] = "hash_key"
+
+
+class BucketizeConfig(Strict):
+    """Intervals between given boundaries: `(-inf, b0)`, `[b0, b1)`, …"""
+
+    kind: Literal["bucketize"] = "bucketize"
+    boundaries: tuple[float, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _rising(self) -> BucketizeConfig:
+        finite = all(abs(boundary) < float("inf") for boundary in self.boundaries)
+        if not finite or list(self.boundaries) != sorted(set(self.boundaries)):
+            raise ValueError("`boundaries` must be finite and rise")
+        return self
+
+
+class QuantileConfig(Strict):
+    """Intervals that hold equally many values of the train split."""
+
+    kind: Literal["quantile"] = "quantile"
+    buckets: int = Field(ge=2, le=10_000)
+
+
+class ClipConfig(Strict):
+    """Bounds of a raw value."""
+
+    minimum: float | None = None
+    maximum: float | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ClipConfig:
+        if self.minimum is None and self.maximum is None:
+            raise ValueError("`clip` needs `minimum` or `maximum`")
+        if None not in (self.minimum, self.maximum) and self.minimum > self.maximum:  # type: ignore[operator]
+            raise ValueError("`clip.minimum` is above `clip.maximum`")
+        return self
+
+
+class NormalizeConfig(Strict):
+    """Fill, clip, logarithm, scale: in this order, each where it is asked for."""
+
+    kind: Literal["normalize"] = "normalize"
+    method: Literal["standard", "min_max", "robust"] | None = Field(
+        "standard",
+        description="(x - mean) / std, (x - min) / (max - min), (x - median) / IQR; null: none.",
+    )
+    fill_missing: float | None = Field(None, description="Null: a missing value becomes 0.")
+    clip: ClipConfig | None = None
+    log1p: bool = Field(False, description="sign(x) * log(1 + |x|), before scaling.")
+
+
+class CrossConfig(Strict):
+    """Hash of this column's value joined with those of others."""
+
+    kind: Literal["cross"] = "cross"
+    crossed_with: tuple[str, ...] = Field(min_length=1)
+    buckets: int = Field(ge=1, le=_MAX_BUCKETS)
+
+
+class _TimeConfig(Strict):
+    unit: TimeUnit = Field("ms", description="Unit of the raw column.")
+    utc_offset_minutes: int = Field(0, ge=-24 * 60, le=24 * 60)
+
+
+class DatePartConfig(_TimeConfig):
+    """A part of the date, as an id."""
+
+    kind: Literal["date_part"] = "date_part"
+    part: Part
+
+
+class CyclicalConfig(_TimeConfig):
+    """Sine and cosine of the position in a period: two floats."""
+
+    kind: Literal["cyclical"] = "cyclical"
+    period: Period
+
+
+class NgramsConfig(Strict):
+    """Text to hashed runs of words or characters."""
+
+    kind: Literal["ngrams"] = "ngrams"
+    buckets: int = Field(ge=1, le=_MAX_BUCKETS)
+    unit: TextUnit = "word"
+    sizes: tuple[Annotated[int, Field(ge=1, le=20)], ...] = Field((1,), min_length=1)
+    lower: bool = Field(True, description="Lower-case ASCII letters.")
+
+
+class MultiHotConfig(TokensConfig):
+    """A vector with 1.0 at each token that the row holds; for small vocabularies."""
+
+    kind: Literal["multi_hot"] = "multi_hot"
+
+
+class SparseIndicesConfig(Strict):
+    """libfm indices, of one list column or of several with index spaces of their own."""
+
+    kind: Literal["sparse_indices"] = "sparse_indices"
+    merged_with: tuple[str, ...] = ()
+    sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
+        None, description="Size of each index space; null: the highest of the train split, plus 1."
+    )
+
+    @model_validator(mode="after")
+    def _one_size_each(self) -> SparseIndicesConfig:
+        if self.sizes is not None and len(self.sizes) != 1 + len(self.merged_with):
+            raise ValueError("`sizes` needs one entry per column: this one, then `merged_with`")
+        return self
+
+
+class BagWeightsConfig(Strict):
+    """Weights beside the ids of another feature, one for one."""
+
+    kind: Literal["weights"] = "weights"
+    of: Name = Field(description="Feature whose ids are weighted.")
+    merged_with: tuple[str, ...] = Field((), description="Weights of its further columns.")
+    scaled: bool = Field(False, description="Divide by the sum of the row's weights.")
+
+
+class TargetConfig(TokensConfig):
+    """Smoothed mean of the label per token, out of fold for train rows."""
+
+    kind: Literal["target"] = "target"
+    folds: int = Field(5, ge=2, le=100)
+    prior_weight: float = Field(20.0, gt=0, description="Rows that the overall mean counts for.")
+    label: str | None = Field(None, description="Numeric column; null: the build's label.")
+
+
+class CountConfig(TokensConfig):
+    """How often a token occurs in the train split."""
+
+    kind: Literal["count"] = "count"
+    log1p: bool = False
+
+
+EncodingConfig = Annotated[
+    VocabularyConfig
+    | IdentityConfig
+    | HashConfig
+    | HashKeyConfig
+    | BucketizeConfig
+    | QuantileConfig
+    | NormalizeConfig
+    | CrossConfig
+    | DatePartConfig
+    | CyclicalConfig
+    | NgramsConfig
+    | MultiHotConfig
+    | SparseIndicesConfig
+    | BagWeightsConfig
+    | TargetConfig
+    | CountConfig,
+    Field(discriminator="kind"),
+]

@@ -1,0 +1,154 @@
+"""Encoders of bags of ids: multi-hot vectors, merged index spaces, weights beside ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from conf.operations import MultiHot, SparseIndices, Weights
+from conf.schema import FIRST_TOKEN_ID, OOV_ID
+from etl.encoders.base import Encoder
+from etl.encoders.casting import cast_values
+from etl.encoders.lists import FlatLists, flatten_lists
+from etl.encoders.numbers import read_numbers
+
+
+@dataclass(frozen=True)
+class MultiHotEncoder:
+    """1.0 at each id of a row; a null list stays null, a null or unknown token is OOV's place."""
+
+    encoder: Encoder
+    operation: MultiHot
+    is_list: bool
+    output_type = pa.list_(pa.float32())
+
+    def encode(self, columns: Sequence[pa.Array]) -> pa.Array:
+        """Encodes one column, lists or scalars `[rows]`, to float32 vectors `[rows]`."""
+        column, size = columns[0], self.operation.size
+        vectors = np.zeros((len(column), size), np.float32)
+        missing = None
+        if self.is_list:
+            lists = flatten_lists(column)
+            missing = lists.missing
+            ids = self.encoder.encode(lists.values).to_numpy()
+            vectors[np.repeat(np.arange(len(column)), np.diff(lists.offsets)), ids] = 1.0
+        else:
+            vectors[np.arange(len(column)), self.encoder.encode(column).to_numpy()] = 1.0
+        offsets = np.arange(len(column) + 1, dtype=np.int64) * size
+        return FlatLists(vectors, _to_int32(offsets), missing).rebuild(
+            pa.array(vectors.reshape(-1))
+        )
+
+
+@dataclass(frozen=True)
+class SparseIndicesEncoder:
+    """Index spaces merged into one, column after column; null where every list is.
+
+    Attributes:
+        operation: The sizes of the index spaces.
+        max_len: Indices kept of each row; None keeps all.
+    """
+
+    operation: SparseIndices
+    max_len: int | None
+    output_type = pa.list_(pa.int64())
+
+    def encode(self, columns: Sequence[pa.Array]) -> pa.Array:
+        """Merges list columns of integers `[rows]` to lists of int64 ids `[rows]`."""
+        merged, first = [], FIRST_TOKEN_ID
+        for column, size in zip(columns, self.operation.sizes, strict=True):
+            lists = flatten_lists(column)
+            raw = cast_values(lists.values, pa.int64())
+            indices = raw.fill_null(-1).to_numpy(zero_copy_only=False)
+            known = (indices >= 0) & (indices < size)
+            merged.append((lists, np.where(known, indices + first, OOV_ID)))
+            first += size
+        return merge_lists(merged, self.max_len)
+
+
+@dataclass(frozen=True)
+class WeightsEncoder:
+    """Weights of the ids in the same places.
+
+    Attributes:
+        raw_types: Declared type of each column of weights.
+        operation: Whether weights are divided by their sum.
+        max_len: Weights kept of each row; None keeps all.
+    """
+
+    raw_types: tuple[pa.DataType, ...]
+    operation: Weights
+    max_len: int | None
+    output_type = pa.list_(pa.float32())
+
+    def encode(self, columns: Sequence[pa.Array]) -> pa.Array:
+        """Encodes columns of weights, then as many of ids `[rows]`, to float32 lists `[rows]`."""
+        half = len(columns) // 2
+        merged = []
+        for weights, ids, raw_type in zip(
+            columns[:half], columns[half:], self.raw_types, strict=True
+        ):
+            lists = flatten_lists(weights)
+            _check_aligned(lists, flatten_lists(ids))
+            numbers = read_numbers(lists.values, raw_type)
+            merged.append((lists, np.where(np.isnan(numbers), 0.0, numbers)))
+        cut = merge_lists(merged, self.max_len)
+        if self.operation.scaled:
+            cut = _scale(cut)
+        return cut.cast(self.output_type, safe=False)
+
+
+def merge_lists(parts: Sequence[tuple[FlatLists, np.ndarray]], max_len: int | None) -> pa.Array:
+    """Joins the lists of each row, part after part.
+
+    Args:
+        parts: Lists, and the values that take the place of theirs `[values]`.
+        max_len: Values kept of each joined list; None keeps all.
+
+    Returns:
+        Lists `[rows]`; null where the lists of every part are.
+    """
+    lengths = [np.diff(lists.offsets).astype(np.int64) for lists, _ in parts]
+    offsets = np.concatenate(([0], np.cumsum(np.sum(lengths, axis=0))))
+    values = np.empty(offsets[-1], parts[0][1].dtype)
+    starts = offsets[:-1]
+    for (lists, own), length in zip(parts, lengths, strict=True):
+        shift = np.repeat(starts - lists.offsets[:-1], length)
+        values[shift + np.arange(len(own))] = own
+        starts = starts + length
+    missing = None
+    if all(lists.missing is not None for lists, _ in parts):
+        masks = [lists.missing.to_numpy(zero_copy_only=False) for lists, _ in parts]  # type: ignore[union-attr]
+        missing = pa.array(np.logical_and.reduce(masks))
+    joined = FlatLists(values, _to_int32(offsets), missing).rebuild(pa.array(values))
+    if max_len is None:
+        return joined
+    cut = flatten_lists(joined, max_len)
+    return cut.rebuild(cut.values)
+
+
+def _check_aligned(weights: FlatLists, ids: FlatLists) -> None:
+    differs = np.diff(weights.offsets) != np.diff(ids.offsets)
+    if differs.any():
+        row = int(differs.argmax())
+        lengths = [int(np.diff(part.offsets)[row]) for part in (weights, ids)]
+        raise pa.ArrowInvalid(f"row {row} has {lengths[0]} weights for {lengths[1]} ids")
+
+
+def _scale(lists: pa.Array) -> pa.Array:
+    flat = flatten_lists(lists)
+    numbers = flat.values.to_numpy(zero_copy_only=False)
+    rows = np.repeat(np.arange(len(lists)), np.diff(flat.offsets))
+    sums = np.bincount(rows, numbers, len(lists))
+    with np.errstate(invalid="ignore"):
+        scaled = numbers / np.where(sums == 0, 1.0, sums)[rows]
+    return flat.rebuild(pa.array(scaled))
+
+
+def _to_int32(offsets: np.ndarray) -> np.ndarray:
+    if offsets[-1] >= 2**31:
+        raise pa.ArrowInvalid(f"{offsets[-1]} values in one batch; at most 2**31 - 1 fit")
+    return offsets.astype(np.int32)

@@ -1,0 +1,101 @@
+"""Encoders of times: parts of the date, and the position within a period.
+
+Integers all the way, so that every engine agrees to the bit. Times are taken apart into days and
+seconds before an offset is added: nothing can overflow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from conf.calendar import MONDAY_SECONDS, PERIOD_SECONDS, UNITS_PER_SECOND
+from conf.operations import Cyclical, DatePart
+from conf.schema import FIRST_TOKEN_ID, OOV_ID
+from etl.encoders.buffers import to_arrow, valid_mask
+from etl.encoders.casting import cast_values
+
+_DAY = 86_400
+_ERA_DAYS = 146_097  # 400 years
+
+
+@dataclass(frozen=True)
+class DatePartEncoder:
+    """2 + the part of the date; null is OOV."""
+
+    operation: DatePart
+    output_type = pa.int64()
+
+    def encode(self, values: pa.Array) -> pa.Array:
+        """Encodes times `[values]` to int64 ids `[values]`."""
+        values = cast_values(values, pa.int64())
+        seconds = _seconds(values, self.operation.unit)
+        days, rest = np.divmod(seconds, _DAY)
+        over, rest = np.divmod(rest + 60 * self.operation.utc_offset_minutes, _DAY)
+        ids = _part(self.operation.part, days + over, rest) + FIRST_TOKEN_ID
+        ids[~valid_mask(values)] = OOV_ID
+        return to_arrow(ids)
+
+
+@dataclass(frozen=True)
+class CyclicalEncoder:
+    """Sine and cosine of the position within a period; null stays null."""
+
+    operation: Cyclical
+    output_type = pa.list_(pa.float32())
+
+    def encode(self, columns: Sequence[pa.Array]) -> pa.Array:
+        """Encodes one column of times `[rows]` to float32 pairs `[rows]`."""
+        values = cast_values(columns[0], pa.int64())
+        period = PERIOD_SECONDS[self.operation.period]
+        shift = 60 * self.operation.utc_offset_minutes
+        if self.operation.period == "week":
+            shift += MONDAY_SECONDS
+        phase = (_seconds(values, self.operation.unit) % period + shift) % period
+        angle = phase.astype(np.float64) * (2.0 * np.pi / period)
+        pairs = np.stack([np.sin(angle), np.cos(angle)], axis=1).astype(np.float32)
+        offsets = np.arange(0, 2 * len(values) + 1, 2, dtype=np.int32)
+        mask = values.is_null() if values.null_count else None
+        return pa.ListArray.from_arrays(pa.array(offsets), pa.array(pairs.reshape(-1)), mask=mask)
+
+
+def _seconds(values: pa.Array, unit: str) -> np.ndarray:
+    return values.fill_null(0).to_numpy(zero_copy_only=False) // UNITS_PER_SECOND[unit]
+
+
+def _part(part: str, days: np.ndarray, second_of_day: np.ndarray) -> np.ndarray:
+    if part == "hour":
+        return second_of_day // 3_600
+    if part == "minute":
+        return second_of_day // 60 % 60
+    weekday = (days + 3) % 7
+    if part == "weekday":
+        return weekday
+    if part == "is_weekend":
+        return (weekday >= 5).astype(np.int64)
+    day_of_year, month, day = _civil(days)
+    return {"day_of_year": day_of_year, "month": month, "day": day}[part]
+
+
+def _civil(days: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Day of the year, month and day of the month, from 0, of days since the epoch.
+
+    Source: H. Hinnant, "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`: years
+    that begin in March, so that a leap day is the last of its year.
+    """
+    day_of_era = (days % _ERA_DAYS + 719_468) % _ERA_DAYS
+    leaps = day_of_era // 1_460 - day_of_era // 36_524 + day_of_era // 146_096
+    year_of_era = (day_of_era - leaps) // 365
+    day_from_march = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
+    month_from_march = (5 * day_from_march + 2) // 153
+    day = day_from_march - (153 * month_from_march + 2) // 5
+    # January and February belong to the year after; they come 306 days after the first of March.
+    is_late = day_from_march >= 306
+    month = np.where(is_late, month_from_march - 10, month_from_march + 2)
+    year = year_of_era + is_late
+    is_leap = (year % 4 == 0) & ((year % 100 != 0) | (year % 400 == 0))
+    day_of_year = np.where(is_late, day_from_march - 306, day_from_march + 59 + is_leap)
+    return day_of_year, month, day

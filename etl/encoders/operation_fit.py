@@ -1,0 +1,225 @@
+"""From encodings to operations: some are what the config says, some are fitted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from conf.encoders import TableSpec
+from conf.errors import ConfigError, InputDataError
+from conf.etl import (
+    BagWeightsConfig,
+    BucketizeConfig,
+    CountConfig,
+    CrossConfig,
+    CyclicalConfig,
+    DatePartConfig,
+    FeatureConfig,
+    HashConfig,
+    HashKeyConfig,
+    MultiHotConfig,
+    NgramsConfig,
+    NormalizeConfig,
+    QuantileConfig,
+    SparseIndicesConfig,
+    TargetConfig,
+)
+from conf.operations import (
+    Bucketize,
+    Cross,
+    Cyclical,
+    DatePart,
+    Hash,
+    MultiHot,
+    Ngrams,
+    Normalize,
+    Operation,
+    SparseIndices,
+    Statistic,
+    Weights,
+)
+from etl.encoders.folds import add_folds, fold_column
+from etl.encoders.number_fit import FittedNumbers, NumberRequest, fit_numbers
+from etl.encoders.statistic_fit import TargetFit, fit_counts, fit_target
+from etl.encoders.tables import build_table, write_table
+from etl.encoders.vocabulary import first_token_id
+from etl.features import FeaturePlan
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_MAX_MULTI_HOT = 10_000  # a vector of 40 kB per row
+_MAX_INDICES = 2**53
+
+_STATED: Mapping[type, Callable[[Any], Operation]] = {
+    HashConfig: lambda config: Hash(config.buckets),
+    HashKeyConfig: lambda config: Hash(None),
+    BucketizeConfig: lambda config: Bucketize(config.boundaries),
+    CrossConfig: lambda config: Cross(config.buckets),
+    DatePartConfig: lambda config: DatePart(config.part, config.unit, config.utc_offset_minutes),
+    CyclicalConfig: lambda config: Cyclical(config.period, config.unit, config.utc_offset_minutes),
+    NgramsConfig: lambda config: Ngrams(config.unit, config.sizes, config.buckets, config.lower),
+    BagWeightsConfig: lambda config: Weights(config.scaled),
+}
+
+
+@dataclass(frozen=True)
+class TrainSplit:
+    """The rows that encoders are fitted on.
+
+    Attributes:
+        rows: The train split.
+        key: Columns that tell rows apart, the same ones in every record.
+        time_column_ms: Event time, milliseconds since the epoch, or None.
+        label: Name of the build's label, or None.
+    """
+
+    rows: DataFrame
+    key: tuple[str, ...]
+    time_column_ms: str | None
+    label: str | None
+
+
+def fit_operations(
+    train: TrainSplit, plan: FeaturePlan, vocabularies: Mapping[str, pa.Table], directory: Path
+) -> tuple[dict[str, Operation], list[TableSpec]]:
+    """Makes the operation of each feature that needs one.
+
+    Args:
+        train: The train split.
+        plan: The features.
+        vocabularies: The fitted vocabularies, by name.
+        directory: Where tables of statistics go.
+
+    Returns:
+        Operation by feature, and the tables that were written.
+
+    Raises:
+        ConfigError: A vocabulary is too large for a vector, or there is no label.
+        InputDataError: A column has nothing to fit.
+    """
+    operations: dict[str, Operation] = {}
+    tables: list[TableSpec] = []
+    fitted = fit_numbers(train.rows, _number_requests(plan), train.key)
+    for feature in plan.features:
+        config = feature.encoding
+        if type(config) in _STATED:
+            operations[feature.name] = _STATED[type(config)](config)
+        elif isinstance(config, NormalizeConfig):
+            operations[feature.name] = _normalize(config, fitted.get(feature.name))
+        elif isinstance(config, QuantileConfig):
+            boundaries = sorted(set(fitted[feature.name].quantiles))
+            operations[feature.name] = Bucketize(tuple(boundaries))
+        elif isinstance(config, SparseIndicesConfig):
+            operations[feature.name] = _sparse_indices(feature, config, fitted)
+        elif isinstance(config, MultiHotConfig):
+            operations[feature.name] = _multi_hot(feature, vocabularies)
+        elif isinstance(config, TargetConfig | CountConfig):
+            vocabulary = vocabularies[feature.vocabulary or ""]
+            if isinstance(config, TargetConfig):
+                values = _fit_target(train, feature, config, vocabulary)
+            else:
+                values = fit_counts(vocabulary, config.log1p)
+            path = directory / f"{feature.name}.table.parquet"
+            tables.append(write_table(build_table(values), path))
+            operations[feature.name] = Statistic(feature.vocabulary or "", feature.name)
+    return operations, tables
+
+
+def _number_requests(plan: FeaturePlan) -> dict[str, NumberRequest]:
+    requests = {}
+    for feature in plan.features:
+        config = feature.encoding
+        is_list = plan.column_types[feature.column].startswith("list<")
+        request = NumberRequest(feature.column, is_list)
+        if isinstance(config, NormalizeConfig) and config.method is not None:
+            quartiles = (0.25, 0.5, 0.75) if config.method == "robust" else ()
+            requests[feature.name] = replace(
+                request, prepare=_preparation(config), probabilities=quartiles
+            )
+        elif isinstance(config, QuantileConfig):
+            inner = tuple(i / config.buckets for i in range(1, config.buckets))
+            requests[feature.name] = replace(request, probabilities=inner)
+        elif isinstance(config, SparseIndicesConfig) and config.sizes is None:
+            for column in feature.columns:
+                requests[_space(feature, column)] = replace(request, column=column)
+    return requests
+
+
+def _space(feature: FeatureConfig, column: str) -> str:
+    return f"{feature.name}#{column}"
+
+
+def _preparation(config: NormalizeConfig) -> Normalize:
+    return Normalize(
+        fill=config.fill_missing,
+        minimum=config.clip.minimum if config.clip else None,
+        maximum=config.clip.maximum if config.clip else None,
+        log1p=config.log1p,
+    )
+
+
+def _normalize(config: NormalizeConfig, fitted: FittedNumbers | None) -> Normalize:
+    prepared = _preparation(config)
+    if fitted is None:
+        return prepared
+    moments = fitted.moments
+    if config.method == "standard":
+        center, spread = moments.mean, moments.deviation
+    elif config.method == "min_max":
+        center, spread = moments.minimum, moments.maximum - moments.minimum
+    else:
+        low, center, high = fitted.quantiles
+        spread = high - low
+    with np.errstate(divide="ignore", over="ignore"):
+        factor = float(np.float64(1.0) / np.float64(spread))
+    # A constant column has no spread to divide by: its values become 0.
+    return replace(prepared, center=center, factor=factor if np.isfinite(factor) else 1.0)
+
+
+def _sparse_indices(
+    feature: FeatureConfig, config: SparseIndicesConfig, fitted: Mapping[str, FittedNumbers]
+) -> SparseIndices:
+    if config.sizes is not None:
+        return SparseIndices(config.sizes)
+    highest = [fitted[_space(feature, column)].moments.maximum for column in feature.columns]
+    if not 0 <= min(highest) <= max(highest) < _MAX_INDICES:
+        raise InputDataError(
+            f"feature {feature.name!r} has no index space: its highest indices are out of range",
+            received=", ".join(f"{index:.0f}" for index in highest),
+            allowed=f"0 to {_MAX_INDICES - 1}",
+            fix="declare `sizes`, or clean the column",
+        )
+    return SparseIndices(tuple(int(index) + 1 for index in highest))
+
+
+def _multi_hot(feature: FeatureConfig, vocabularies: Mapping[str, pa.Table]) -> MultiHot:
+    name = feature.vocabulary or ""
+    size = first_token_id(vocabularies[name]) + len(vocabularies[name])
+    if size > _MAX_MULTI_HOT:
+        raise ConfigError(
+            f"feature {feature.name!r} would be a vector of {size:,} numbers per row",
+            allowed=f"at most {_MAX_MULTI_HOT:,}",
+            fix="set `max_size`, or encode it by `vocabulary`, which keeps a list of ids",
+        )
+    return MultiHot(name, size)
+
+
+def _fit_target(
+    train: TrainSplit, feature: FeatureConfig, config: TargetConfig, vocabulary: pa.Table
+) -> np.ndarray:
+    label = config.label or train.label
+    if label is None:
+        raise ConfigError(
+            f"feature {feature.name!r} encodes a target, but the build has no label",
+            fix="declare `label`, or set the encoding's `label` to a numeric column",
+        )
+    fit = TargetFit(
+        feature.column, label, fold_column(config.folds), config.folds, config.prior_weight
+    )
+    return fit_target(add_folds(train.rows, (config.folds,), train.key), vocabulary, fit)

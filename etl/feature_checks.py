@@ -1,0 +1,96 @@
+"""Checks that a feature's encoding can take its columns, before anything is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from conf.errors import ConfigError, did_you_mean
+from conf.etl import BagWeightsConfig, FeatureConfig
+from conf.operations import NUMBERS, OPERATIONS
+
+OPERATION_OF_KIND = {
+    **{kind: kind for kind in OPERATIONS},
+    "hash_key": "hash",
+    "quantile": "bucketize",
+    "target": "statistic",
+    "count": "statistic",
+}
+"""Operation that executes a kind of encoding; kinds that are missing here need none."""
+
+_SCALARS_ONLY = {"cross", "cyclical", "ngrams", "target", "count"}
+_LISTS_ONLY = {"sparse_indices", "weights"}
+_LENGTHS_FOLLOW = {"cyclical", "multi_hot", "target", "count", "cross"}
+
+
+def value_type(column_type: str) -> str:
+    """Returns the type of a column's values: of its elements where it holds lists.
+
+    A timestamp is what it is read to, an int64.
+    """
+    name = column_type.removeprefix("list<").removesuffix(">")
+    return "int64" if name == "timestamp" else name
+
+
+def check_encodings(features: Sequence[FeatureConfig], types: Mapping[str, str]) -> None:
+    """Checks each feature's encoding against the types of its columns.
+
+    Args:
+        features: The features; every column that they name has a type.
+        types: Type by column.
+
+    Raises:
+        ConfigError: A type or shape that the encoding does not take, or a feature that weights
+            refer to is not there.
+    """
+    by_name = {feature.name: feature for feature in features}
+    for feature in features:
+        kind = feature.encoding.kind
+        if kind in OPERATION_OF_KIND:
+            _check_types(feature, types)
+        if feature.length is not None and not types[feature.column].startswith("list<"):
+            raise _refuse(feature, "`length` is for list columns", types[feature.column])
+        if (feature.length or feature.max_len) is not None and kind in _LENGTHS_FOLLOW:
+            raise _refuse(feature, "the encoding itself says how long the feature is", kind)
+        if isinstance(feature.encoding, BagWeightsConfig):
+            _check_weights(feature, feature.encoding, by_name)
+
+
+def _check_types(feature: FeatureConfig, types: Mapping[str, str]) -> None:
+    kind = feature.encoding.kind
+    # The operation reads ids of any type too; the feature's own columns are the weights.
+    accepts = NUMBERS if kind == "weights" else OPERATIONS[OPERATION_OF_KIND[kind]].accepts
+    for column in feature.columns:
+        received = types[column]
+        is_list = received.startswith("list<")
+        if value_type(received) not in accepts:
+            raise _refuse(feature, f"values of type {', '.join(accepts)}", f"{column}: {received}")
+        if is_list and kind in _SCALARS_ONLY:
+            raise _refuse(feature, "one value per row, not lists", f"{column}: {received}")
+        if not is_list and kind in _LISTS_ONLY:
+            raise _refuse(feature, "lists", f"{column}: {received}")
+
+
+def _check_weights(
+    feature: FeatureConfig, encoding: BagWeightsConfig, by_name: Mapping[str, FeatureConfig]
+) -> None:
+    weighted = by_name.get(encoding.of)
+    if weighted is None:
+        raise ConfigError(
+            f"feature {feature.name!r} weights a feature that is not there",
+            received=encoding.of,
+            fix=did_you_mean(encoding.of, by_name),
+        )
+    if len(weighted.columns) != len(feature.columns) or weighted.max_len != feature.max_len:
+        raise ConfigError(
+            f"feature {feature.name!r} does not fit feature {weighted.name!r}, which it weights",
+            received=f"{len(feature.columns)} columns, max_len {feature.max_len}",
+            allowed=f"{len(weighted.columns)} columns, max_len {weighted.max_len}",
+        )
+
+
+def _refuse(feature: FeatureConfig, allowed: str, received: str) -> ConfigError:
+    return ConfigError(
+        f"feature {feature.name!r} cannot be encoded by `{feature.encoding.kind}`",
+        received=received,
+        allowed=allowed,
+    )

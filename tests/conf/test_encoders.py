@@ -1,0 +1,78 @@
+"""The plan's JSON: what earlier versions wrote still reads, and is written again as it was."""
+
+from __future__ import annotations
+
+import pytest
+
+from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn, VocabularySpec
+from conf.errors import InputDataError
+from conf.operations import Cross
+from conf.schema import FeatureSchema, FeatureSpec
+
+FIRST_FORMAT = {
+    "format_version": 1,
+    "features": [
+        {
+            "name": "city",
+            "dtype": "int64",
+            "role": "user",
+            "shape": [],
+            "max_len": None,
+            "encoding": "city",
+            "vocabulary_size": 4,
+            "shared_embedding": "city",
+            "pad_value": 0,
+        }
+    ],
+    "columns": [{"feature": "city", "column": "town", "raw_dtype": "string", "encoder": "city"}],
+    "vocabularies": [
+        {
+            "name": "city",
+            "token_dtype": "string",
+            "file": "city.parquet",
+            "size": 4,
+            "file_crc32c": "0badcafe",
+        }
+    ],
+}
+
+
+def test_the_first_format_reads_and_keeps_its_fingerprint():
+    plan = EncoderPlan.from_json(FIRST_FORMAT)
+    assert plan.column("city").vocabulary == "city"
+    assert plan.vocabulary("city").first_token_id == 2
+    assert plan.to_json() == FIRST_FORMAT
+
+
+def test_what_is_new_is_written_in_the_second_format():
+    plan = EncoderPlan(
+        FeatureSchema((FeatureSpec("x", "int64", "user", vocabulary_size=12),)),
+        (
+            ColumnEncoding(
+                "x",
+                "a",
+                "int64",
+                "cross:x",
+                Cross(10),
+                (RawColumn("a", "int64"), RawColumn("b", "string", is_served=False)),
+            ),
+        ),
+        (VocabularySpec("v", "int64", "v.parquet", 9, "0", oov_buckets=3, incremental=True),),
+    )
+    data = plan.to_json()
+    assert data["format_version"] == 2
+    assert EncoderPlan.from_json(data) == plan
+    assert plan.column("x").vocabulary is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format_version": 3},
+        {"columns": [{**FIRST_FORMAT["columns"][0], "operation": {"kind": "unheard_of"}}]},
+        {"columns": [{**FIRST_FORMAT["columns"][0], "operation": {"kind": "hash", "bins": 3}}]},
+    ],
+)
+def test_later_formats_and_unknown_operations_are_refused(change):
+    with pytest.raises(InputDataError):
+        EncoderPlan.from_json({**FIRST_FORMAT, **change})

@@ -1,0 +1,137 @@
+"""What Spark fits: quantiles, moments, statistics, tokens by group, growth; against NumPy."""
+
+from __future__ import annotations
+
+import datetime
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql import functions as F
+
+from conf.errors import ConfigError, InputDataError
+from conf.etl import TopPerGroupConfig
+from conf.operations import Normalize
+from etl.encoders.folds import add_folds, fold_column
+from etl.encoders.growth import Growth
+from etl.encoders.number_fit import NumberRequest, fit_numbers
+from etl.encoders.statistic_fit import TargetFit, fit_counts, fit_target
+from etl.encoders.vocabulary_fit import TokenLimits, fit_vocabulary
+
+ROWS = 200
+FOLDS = 3
+
+
+@pytest.fixture(scope="module")
+def values():
+    rng = np.random.default_rng(3)
+    return {
+        "row": np.arange(ROWS),
+        "price": rng.lognormal(3, 2, ROWS),
+        "count": rng.integers(-50, 5000, ROWS),
+        "token": rng.choice(["a", "b", "c", "d"], ROWS, p=[0.6, 0.2, 0.15, 0.05]),
+        "group": rng.choice(["x", "y"], ROWS),
+        "label": rng.integers(0, 2, ROWS).astype(np.float32),
+        "ts": rng.integers(0, 5, ROWS) * 86_400_000,
+    }
+
+
+@pytest.fixture(scope="module")
+def frame(spark, values):
+    lists = pa.array([[x, None] for x in values["price"]], pa.list_(pa.float64()))
+    table = pa.table({**values, "prices": lists})
+    frame = spark.createDataFrame(table).repartition(3).cache()
+    yield frame
+    frame.unpersist()
+
+
+def test_moments_and_quantiles_are_those_of_numpy(frame, values):
+    log = Normalize(minimum=1.0, maximum=100.0, log1p=True)
+    holes = frame.withColumn("price", F.when(F.col("row") != 7, F.col("price")))
+    fitted = fit_numbers(
+        holes,
+        {
+            "price": NumberRequest("price", False, log, (0.25, 0.5)),
+            "count": NumberRequest("count", False),
+            "prices": NumberRequest("prices", True, None, (0.5,)),
+        },
+        ("row",),
+    )
+    prepared = np.log1p(np.clip(np.delete(values["price"], 7), 1, 100))
+    expected = {"price": prepared, "count": values["count"], "prices": values["price"]}
+    for name, numbers in expected.items():
+        moments = fitted[name].moments
+        assert moments.count == len(numbers)
+        found = (moments.minimum, moments.maximum, moments.mean, moments.deviation)
+        wanted = (numbers.min(), numbers.max(), numbers.mean(), numbers.std())
+        np.testing.assert_allclose(found, wanted, rtol=1e-9)
+    np.testing.assert_allclose(fitted["price"].quantiles, np.quantile(prepared, [0.25, 0.5]))
+    np.testing.assert_allclose(fitted["prices"].quantiles, [np.median(values["price"])])
+
+
+def test_a_sample_is_the_same_however_rows_lie(frame, monkeypatch):
+    monkeypatch.setattr("etl.encoders.number_fit.SAMPLE_VALUES", 60)
+    request = {"price": NumberRequest("price", False, None, (0.5,))}
+    first = fit_numbers(frame, request, ("row",))
+    assert first == fit_numbers(frame.repartition(5).orderBy(F.desc("price")), request, ("row",))
+
+
+def test_nothing_to_fit_is_an_error_that_names_the_feature(frame):
+    empty = frame.withColumn("price", F.lit(float("nan")))
+    with pytest.raises(InputDataError, match="'price' cannot be fitted"):
+        fit_numbers(empty, {"price": NumberRequest("price", False)}, ("row",))
+
+
+def test_targets_are_smoothed_and_out_of_fold(frame, values):
+    folded = add_folds(frame, (FOLDS,), ("row",))
+    pairs = folded.select("row", fold_column(FOLDS)).toArrow().sort_by("row")
+    folds = pairs[fold_column(FOLDS)].to_numpy()
+    vocabulary = fit_vocabulary(frame, ["token"], TokenLimits(min_count=15))
+    fit = TargetFit("token", "label", fold_column(FOLDS), FOLDS, 20.0)
+    found = fit_target(folded, vocabulary, fit)
+    labels = values["label"].astype(np.float64)
+    for column in range(1 + FOLDS):
+        seen = folds != column - 1
+        prior = labels[seen].mean()
+        np.testing.assert_allclose(found[:2, column], prior)
+        for i, token in enumerate(vocabulary["token"].to_pylist()):
+            own = labels[seen & (values["token"] == token)]
+            expected = (own.sum() + 20.0 * prior) / (len(own) + 20.0)
+            np.testing.assert_allclose(found[2 + i, column], expected)
+
+
+def test_counts_are_those_of_the_vocabulary(frame, values):
+    vocabulary = fit_vocabulary(frame, ["token"])
+    expected = [0, 0, *sorted(np.unique(values["token"], return_counts=True)[1], reverse=True)]
+    np.testing.assert_array_equal(fit_counts(vocabulary, log1p=False)[:, 0], expected)
+    np.testing.assert_allclose(fit_counts(vocabulary, log1p=True)[:, 0], np.log1p(expected))
+
+
+def test_each_group_keeps_its_own_most_frequent_tokens(spark):
+    rows = [("x", "a")] * 5 + [("x", "b")] * 4 + [("y", "c")] * 2 + [("y", "d"), ("x", "d")]
+    frame = spark.createDataFrame(rows, ["group", "token"])
+    limits = TokenLimits(top_per_group=TopPerGroupConfig(column="group", k=1))
+    table = fit_vocabulary(frame, ["token"], limits, first_id=12)
+    assert table["token"].to_pylist() == ["a", "c"]
+    assert table["id"].to_pylist() == [12, 13]
+    bad = TokenLimits(top_per_group=TopPerGroupConfig(column="grup", k=1))
+    with pytest.raises(ConfigError, match="did you mean 'group'"):
+        fit_vocabulary(frame, ["token"], bad)
+
+
+def test_tomorrow_appends_and_remembers_days(spark):
+    first = spark.createDataFrame([("a", 0), ("b", 0), ("b", 86_400_000)], ["token", "ts"])
+    limits = TokenLimits(min_count=2)
+    table = fit_vocabulary(first, ["token"], limits, growth=Growth(None, "ts", 3))
+    assert table["token"].to_pylist() == ["b"]
+    assert table["last_seen"].to_pylist() == [datetime.date(1970, 1, 2)]
+    day = 5 * 86_400_000
+    second = spark.createDataFrame([("c", day), ("c", day), ("d", day)], ["token", "ts"])
+    table = fit_vocabulary(second, ["token"], limits, growth=Growth(table, "ts", 3))
+    assert table["token"].to_pylist() == ["b", "c"]
+    assert table["is_retired"].to_pylist() == [True, False]
+    third = spark.createDataFrame([("b", day)], ["token", "ts"])  # rarer than min_count, but known
+    table = fit_vocabulary(third, ["token"], limits, growth=Growth(table, "ts", 3))
+    assert (table["count"].to_pylist(), table["is_retired"].to_pylist()) == ([1, 0], [False] * 2)
+    assert json.dumps(table["id"].to_pylist()) == "[2, 3]"

@@ -1,0 +1,160 @@
+"""Encoders of every kind through a whole build, and a second day that grows the vocabularies."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from conf.encoders import EncoderPlan
+from conf.errors import ConfigError
+from etl.build import build_dataset
+from etl.encoders.pipeline import read_plan
+from etl.features import plan_features
+from etl.tfrecord.decode import WireFeature, read_tfrecords
+from tests.etl.logs import RATINGS, build_config, write_logs
+from training.encoders import build_serving_encoders
+
+DAY = 86_400
+LATE = [(1, 13), (1, 15), (2, 13), (2, 12), (2, 13), (3, 12), (3, 13), (3, 15)]
+
+
+def feature(name: str, column: str, kind: str, role: str = "context", /, **encoding: Any) -> dict:
+    limits = {key: encoding.pop(key) for key in ("max_len", "length") if key in encoding}
+    return {
+        "name": name,
+        "column": column,
+        "role": role,
+        "encoding": {"kind": kind, **encoding},
+        **limits,
+    }
+
+
+FEATURES = [
+    feature("user", "user", "vocabulary", "user", incremental=True),
+    feature("item", "item", "vocabulary", "item", incremental=True, expire_after_days=1),
+    feature("user_hash", "user", "hash", "user", buckets=50),
+    feature("item_key", "item", "hash_key", "item"),
+    feature("gender_x_group", "gender", "cross", "user", crossed_with=["group"], buckets=99),
+    feature("hour", "ts", "date_part", part="hour", unit="s"),
+    feature("week", "ts", "cyclical", period="week", unit="s"),
+    feature("words", "group", "ngrams", "user", sizes=[1, 2], buckets=100, max_len=4),
+    feature("tags_hot", "tags", "multi_hot", "item"),
+    feature("stars", "rating", "quantile", buckets=2),
+    feature("stars_fixed", "rating", "bucketize", boundaries=[2.5]),
+    feature("stars_scaled", "rating", "normalize", clip={"maximum": 4}),
+    feature("item_rate", "item", "target", "item", name="item", folds=2, prior_weight=1),
+    feature("item_count", "item", "count", "item", name="item"),
+    feature("recent", "history", "vocabulary", "user", name="item", max_len=3),
+]
+
+
+def read(result, split: str) -> list[dict[str, Any]]:
+    schema = result.manifest.schema
+    wire = [WireFeature(spec.name, spec.dtype, spec.is_list) for spec in schema.features]
+    shards = result.manifest.split(split).shards
+    return [
+        row
+        for shard in shards
+        for row in read_tfrecords(result.version / shard.path, wire).to_pylist()
+    ]
+
+
+@pytest.fixture(scope="module")
+def days(spark, tmp_path_factory):
+    """Two builds of one dataset: on the second day item 13 is new, and 10 was long not seen."""
+    folder = tmp_path_factory.mktemp("days")
+    logs = write_logs(folder / "logs")
+    config = build_config(logs, folder / "out", features=FEATURES)
+    first = build_dataset(spark, config)
+    late = [f"{user}::{item}::4::{5 * DAY + n}" for n, (user, item) in enumerate(LATE)]
+    write_logs(logs, [*RATINGS, *late])
+    return first, build_dataset(spark, config)
+
+
+def test_records_hold_what_each_encoder_makes(days):
+    result = days[0]
+    schema, rows = result.manifest.schema, read(result, "train")
+    assert schema["week"].shape == (2,)
+    assert schema["user_hash"].vocabulary_size == 52
+    assert schema["item_key"].vocabulary_size is None
+    tags = read_plan(result.version / "encoders").vocabulary("tags_hot")
+    assert schema["tags_hot"].shape == (tags.size,) == (5,)
+    stars = {(row["stars"], row["stars_fixed"]) for row in rows}
+    assert stars == {(2, 3), (3, 3)}
+    np.testing.assert_allclose(sum(row["stars_scaled"] for row in rows), 0, atol=1e-6)
+    assert all(row["hour"] == 2 for row in rows)
+    assert all(len(row["words"]) == 1 for row in rows)
+    catalog = read(result, "catalog")
+    assert all(row["hour"] == 1 and row["week"] is None for row in catalog)
+
+
+def test_a_train_row_does_not_see_its_own_label(days):
+    result = days[0]
+    rows = read(result, "train")
+    table = pq.read_table(result.version / "encoders" / "item_rate.table.parquet")
+    values = {
+        name: column.to_numpy()
+        for name, column in zip(table.schema.names, table.columns, strict=True)
+    }
+    for row in rows:
+        assert any(row["item_rate"] == values[f"fold_{fold}"][row["item"]] for fold in (0, 1))
+    for row in read(result, "catalog") + read(result, "test"):
+        assert row["item_rate"] == values["all"][row["item"]]
+    counts = {row["item"]: row["item_count"] for row in read(result, "catalog")}
+    assert counts == {2: 3.0, 3: 2.0, 4: 1.0}
+
+
+def test_tomorrow_keeps_ids_and_reports_what_changed(days):
+    first, second = (result.version / "encoders" for result in days)
+    old, new = (pq.read_table(path / "item.parquet").to_pydict() for path in (first, second))
+    assert old["token"] == new["token"][:3] == [10, 11, 12]
+    assert new["id"] == list(range(2, 2 + len(new["id"])))
+    spec = read_plan(second).vocabulary("item")
+    assert (spec.version, spec.parent_crc32c) == (
+        2,
+        read_plan(first).vocabulary("item").file_crc32c,
+    )
+    changes = {c["name"]: c for c in json.loads((second / "vocabulary_changes.json").read_text())}
+    assert changes["item"]["retired"] == 2
+    assert changes["item"]["examples"]["retired"] == ["10", "11"]
+    assert "13" in changes["item"]["examples"]["added"]
+    assert changes["user"]["added"] == changes["user"]["retired"] == 0
+    listed = {file.path for file in days[1].manifest.encoder_files}
+    assert "encoders/vocabulary_changes.json" in listed
+    # A retired item is in no catalogue, and unknown wherever it occurs.
+    assert {row["item"] for row in read(days[1], "catalog")} == {
+        n for n, gone in zip(new["id"], new["is_retired"], strict=True) if not gone
+    }
+
+
+def test_a_build_s_encoders_are_served(days):
+    result = days[1]
+    plan = EncoderPlan.from_json(
+        json.loads((result.version / "encoders" / "encoders.json").read_text())
+    )
+    serving = build_serving_encoders(result.version, plan, plan.schema.names)
+    inputs = {item.feature: item for item in serving.inputs}
+    assert inputs["item_rate"].column == "item"
+    assert not any(item.column.startswith("__") for item in serving.inputs)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (feature("x", "gender", "normalize"), "int64, float32"),
+        (feature("x", "tags", "target"), "not lists"),
+        (feature("x", "gender", "weights", of="item"), "int64"),
+        (feature("x", "rating", "weights", of="item"), "lists"),
+        (feature("x", "history", "weights", of="itm"), "did you mean 'item'"),
+        (feature("x", "gender", "cross", crossed_with=["grp"], buckets=9), "did you mean 'group'"),
+        (feature("x", "ts", "cyclical", period="day", length=2), "`length` is for list"),
+    ],
+)
+def test_encodings_that_do_not_fit_are_config_errors(tmp_path, bad, message):
+    config = build_config(tmp_path, tmp_path, features=[*FEATURES[:2], bad])
+    with pytest.raises(ConfigError, match=message):
+        plan_features(config)
