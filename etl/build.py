@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conf.dataset import DatasetPaths, local_path
-from conf.errors import ConfigError, InputDataError
+from conf.errors import ConfigError
 from conf.etl import BuildConfig
 from conf.etl.references import used_sources
-from conf.manifest import Manifest, RunInfo, SourceSnapshot
+from conf.manifest import Manifest, SourceSnapshot
 from conf.schema import fingerprint
 from etl.accounting import account_rows
 from etl.arrangement import check_partition_columns
@@ -29,14 +29,13 @@ from etl.encoder_files import (
 from etl.events import EventCounts, count_events, kept, prepare_events
 from etl.features import FeaturePlan, plan_features
 from etl.negatives import Negatives, add_negatives
-from etl.partition_reuse import check_reusable, check_split_by_day
+from etl.partition_reuse import check_split_by_day, complete_run, find_base
 from etl.publish import hold_lock, new_version_id, publish_version, stage_version, sweep_leftovers
 from etl.quality.contract import check_sources, check_version, list_results
 from etl.quality.versions import VersionView, view_current
 from etl.record_stage import RecordStage, Rows, Written
 from etl.records import build_samples, drop_short_histories
 from etl.runs import (
-    Parent,
     RunRequest,
     can_compare_inputs,
     describe_run,
@@ -132,7 +131,7 @@ def build_dataset(
         inputs = tuple(file for source in sources.values() for file in source.files)
         run = describe_run(fingerprint_run(config, inputs, request.dates), request)
         parent = read_parent(paths)
-        base = _find_base(paths, config, request, parent)
+        base = find_base(paths, config, request, parent)
         if not request.force and can_compare_inputs(config, inputs):
             same = find_same_version(paths, parent, run, replaces_days=base is not None)
             if same is not None:
@@ -157,7 +156,7 @@ def build_dataset(
                 stage_seconds=build.clock.seconds,
                 peak_memory_bytes=peak_memory(),
                 parent=None if parent is None else parent.version_id,
-                run=_complete_run(run, base, parts.pop("reused_rows")),
+                run=complete_run(run, base, parts.pop("reused_rows")),
                 **parts,
             )
             version = publish_version(paths, staging, manifest)
@@ -183,31 +182,6 @@ def check_config(config: BuildConfig, request: RunRequest) -> FeaturePlan:
                 fix="give --date (and --date-to), or --set output.partition_overwrite=static",
             )
     return plan
-
-
-def _find_base(
-    paths: DatasetPaths, config: BuildConfig, request: RunRequest, parent: Parent | None
-) -> tuple[Path, Manifest] | None:
-    if config.output.partition_overwrite != "dynamic" or parent is None:
-        return None
-    if parent.manifest is None:
-        raise InputDataError(
-            "the current version, whose other days would be kept, is damaged",
-            received=paths.version(parent.version_id),
-            fix="roll back to an earlier version by `sluice versions rollback`, or build all days "
-            "with --set output.partition_overwrite=static",
-        )
-    check_reusable(config, parent.manifest)
-    return paths.version(parent.version_id), parent.manifest
-
-
-def _complete_run(
-    run: RunInfo, base: tuple[Path, Manifest] | None, reused_rows: Mapping[str, int]
-) -> RunInfo:
-    if base is None:
-        return run
-    earlier = {} if base[1].run is None else base[1].run.days
-    return replace(run, days=dict(sorted({**earlier, **run.days}.items())), reused_rows=reused_rows)
 
 
 def _read_sources(

@@ -12,16 +12,17 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from conf.dataset import sync_directory
+from conf.dataset import DatasetPaths, sync_directory
 from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError
 from conf.etl import BuildConfig
 from conf.etl.output import DATE_PARTITION
-from conf.manifest import Manifest, ShardInfo
-from etl.runs import content_config
+from conf.manifest import Manifest, RunInfo, ShardInfo
+from etl.runs import Parent, RunRequest, content_config
 from etl.shards import WrittenShard
 from etl.split import EVENT_SPLITS
 from etl.tfrecord.partitions import parse_partition_path
@@ -56,6 +57,38 @@ def _shard_config(config: BuildConfig) -> dict[str, Any]:
     output = content.pop("output")
     kept = {key: value for key, value in output.items() if key not in _FREE_KEYS}
     return {**content, **{f"output.{key}": value for key, value in kept.items()}}
+
+
+def find_base(
+    paths: DatasetPaths, config: BuildConfig, request: RunRequest, parent: Parent | None
+) -> tuple[Path, Manifest] | None:
+    """Returns the version whose other days are kept; None where all is built.
+
+    Raises:
+        ConfigError: Its partitions were built by another config.
+        InputDataError: It is damaged.
+    """
+    if config.output.partition_overwrite != "dynamic" or parent is None:
+        return None
+    if parent.manifest is None:
+        raise InputDataError(
+            "the current version, whose other days would be kept, is damaged",
+            received=paths.version(parent.version_id),
+            fix="roll back to an earlier version by `sluice versions rollback`, or build all days "
+            "with --set output.partition_overwrite=static",
+        )
+    check_reusable(config, parent.manifest)
+    return paths.version(parent.version_id), parent.manifest
+
+
+def complete_run(
+    run: RunInfo, base: tuple[Path, Manifest] | None, reused_rows: Mapping[str, int]
+) -> RunInfo:
+    """Adds to a run what its version shares with the one whose other days are kept."""
+    if base is None:
+        return run
+    earlier = {} if base[1].run is None else base[1].run.days
+    return replace(run, days=dict(sorted({**earlier, **run.days}.items())), reused_rows=reused_rows)
 
 
 def check_split_by_day(config: BuildConfig) -> None:
