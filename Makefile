@@ -1,6 +1,8 @@
 # Two commands matter: `make demo` (the whole chain on sample logs) and `make test` (what CI runs).
 PYTHON ?= python3
 VENV   ?= .venv
+# Spark leaves cores idle between its stages: two processes share two cores well.
+TEST_PROCESSES ?= 2
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
@@ -43,7 +45,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 unit: $(READY)
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
