@@ -86,7 +86,7 @@ def plan(config: BuildConfig, dates: DateRange | None = None) -> dict[str, Any]:
     from etl.runs import RunRequest
 
     features = check_config(config, RunRequest(dates))
-    inputs = _find_inputs(config)
+    inputs = _find_inputs(config, dates)
     sizes = estimate_sizes(config, features, inputs)
     return {
         "config": config.resolved(),
@@ -115,13 +115,13 @@ def print_plan(planned: dict[str, Any], log_format: LogFormat) -> None:
         )
 
 
-def _find_inputs(config: BuildConfig) -> list[InputFile]:
+def _find_inputs(config: BuildConfig, dates: DateRange | None) -> list[InputFile]:
     from etl.sources import find_files
 
     return [
         file
         for name, source in config.sources.items()
-        for file in find_files(name, source, config.data_dir)
+        for file in find_files(name, source, config.data_dir, dates)
     ]
 
 
@@ -152,7 +152,7 @@ def build(
     # What is wrong with the config or the paths is said before a JVM is started.
     request = RunRequest(dates, force)
     check_config(config, request)
-    _find_inputs(config)
+    _find_inputs(config, dates)
     session = build_session(config.spark, f"sluice build {config.name}")
     try:
         result = build_dataset(session, config, lambda: _peak_memory(session), request)
