@@ -43,21 +43,27 @@ class Lowering:
         return {} if self.packing is None else self.packing.slots
 
     @property
+    def _outputs(self) -> list[Output]:
+        """What the columns become, before packing, under the names it has in the end."""
+        outputs = [output for node in self.nodes for output in node.outputs]
+        names, _ = resolve_names(outputs, self.options)
+        return [Output(name, output.type) for name, output in zip(names, outputs, strict=True)]
+
+    @property
     def renames(self) -> dict[str, dict[str, str]] | None:
         """By column, the names that its features got by `nameCollisions=rename`.
 
         Each by the name that it would have had; None where two parts of one column had the same,
         so that none could tell which is which.
         """
-        names, _ = resolve_names([o for node in self.nodes for o in node.outputs], self.options)
-        final, seen = iter(names), set()
+        names, seen = iter(self._outputs), set()
         renames: dict[str, dict[str, str]] = {}
         for column, node in zip(self.source.names, self.nodes, strict=True):
             for wanted in (output.name for output in node.outputs):
                 if (column, wanted) in seen:
                     return None
                 seen.add((column, wanted))
-                name = next(final)
+                name = next(names).name
                 if name != wanted:
                     renames.setdefault(column, {})[wanted] = name
         return renames
@@ -109,7 +115,7 @@ class Lowering:
 
     def describe(self) -> dict[str, Any]:
         """What reading back needs, as JSON; see `description.read_description`."""
-        binary = [f.name for f in self.schema if is_binary(f.type) and f.name not in self.slots]
+        binary = [output.name for output in self._outputs if is_binary(output.type)]
         extras = {"binary": binary, "renamed": self.renames}
         description = write_description(self.options, self.slots)
         return {**description, **{name: value for name, value in extras.items() if value}}
