@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from conf.errors import ConfigError, did_you_mean
 from etl.tfrecord.policies import LoweringOptions
+from etl.tfrecord.unknown_columns import refuse_unknown
 from etl.tfrecord.writer import ShardOptions
 
 Format = Literal["tfrecord", "parquet", "csv", "libsvm"]
@@ -175,10 +176,4 @@ def check_types(types: Mapping[str, pa.DataType], names: Sequence[str], path: Pa
         ConfigError: There is no such column.
     """
     missing = [name for name in types if name not in names]
-    if missing:
-        raise ConfigError(
-            f"{path} has no column {missing[0]!r}",
-            received="--types",
-            allowed=", ".join(names),
-            fix=did_you_mean(missing[0], names),
-        )
+    refuse_unknown(f"--types names columns that {path} does not have", missing, names)

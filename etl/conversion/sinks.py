@@ -42,11 +42,11 @@ class TFRecordSink:
 
     def close(self) -> None:
         """Finishes the file."""
-        self._writer.__exit__(None, None, None)
+        self._writer.__exit__(None)
 
     def abort(self) -> None:
         """Removes the file."""
-        self._writer.__exit__(RuntimeError, None, None)
+        self._writer.__exit__(RuntimeError)
 
 
 class ParquetSink:

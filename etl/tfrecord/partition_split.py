@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.errors import ConfigError, InputDataError, did_you_mean
+from conf.errors import ConfigError, InputDataError
+from etl.tfrecord.unknown_columns import refuse_unknown
 
 _ALLOWED = "boolean, integers, decimal, date, timestamp and string columns"
 
@@ -50,13 +51,7 @@ def check_partition_columns(schema: pa.Schema, names: Sequence[str]) -> None:
         ConfigError: Names every such column; or nothing would be left for the records.
     """
     missing = [name for name in names if name not in schema.names]
-    if missing:
-        raise ConfigError(
-            "partitionBy names columns that are not there",
-            received=", ".join(missing),
-            allowed=", ".join(schema.names),
-            fix=did_you_mean(missing[0], schema.names),
-        )
+    refuse_unknown("partitionBy names columns that are not there", missing, schema.names)
     bad = [name for name in names if not _has_text_form(schema.field(name).type)]
     if bad:
         raise ConfigError(

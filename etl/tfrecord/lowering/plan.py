@@ -11,7 +11,7 @@ import pyarrow as pa
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.lowering.checks import check_byte_array, check_policies, resolve_names
 from etl.tfrecord.lowering.description import write_description
-from etl.tfrecord.lowering.nodes import Node, Output
+from etl.tfrecord.lowering.nodes import Node, Output, join_outputs
 from etl.tfrecord.lowering.packing import Packing, Slot, plan_packing
 from etl.tfrecord.lowering.tree import Planner
 from etl.tfrecord.lowering.types import is_binary
@@ -45,7 +45,7 @@ class Lowering:
     @property
     def _outputs(self) -> list[Output]:
         """What the columns become, before packing, under the names it has in the end."""
-        outputs = [output for node in self.nodes for output in node.outputs]
+        outputs = list(join_outputs(self.nodes))
         names, _ = resolve_names(outputs, self.options)
         return [Output(name, output.type) for name, output in zip(names, outputs, strict=True)]
 
@@ -138,7 +138,7 @@ def plan_lowering(
     options = options or LoweringOptions()
     planner = Planner(record_type, options)
     nodes = [planner.plan(field.name, field) for field in schema]
-    outputs = [output for node in nodes if node is not None for output in node.outputs]
+    outputs = list(join_outputs(node for node in nodes if node is not None))
     planner.problems += check_policies(options, planner.meanings)
     if record_type == "ByteArray":
         planner.problems += check_byte_array(schema, outputs, options)

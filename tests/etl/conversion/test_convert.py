@@ -108,7 +108,7 @@ def test_bytes_that_are_no_text_come_out_of_tfrecords_by_their_type(tmp_path):
     options = ConvertOptions(types={"b": pa.binary()})
     convert_files([source], "tfrecord", output, "parquet", options)
     assert pq.read_table(output).equals(table)
-    with pytest.raises(ConfigError, match="no column 'z'"):
+    with pytest.raises(ConfigError, match=r"(?s)does not have.*received: z"):
         convert_files(
             [source], "tfrecord", output, "parquet", ConvertOptions(types={"z": pa.binary()})
         )
