@@ -50,9 +50,14 @@ def main(
         typer.Option(metavar="NAME=VALUE", help="Column policy, such as nulls=default."),
     ] = None,
     types: Annotated[
-        str | None, typer.Option(help="Of CSV columns: price=float32,tags=list<string>.")
+        str | None,
+        typer.Option(help="Of CSV or TFRecord columns: price=float32,tags=list<string>."),
     ] = None,
     separator: Annotated[str | None, typer.Option(help="Of CSV; default: by the name.")] = None,
+    null: Annotated[
+        list[str] | None,
+        typer.Option(help="Text that is a null in CSV, such as NA; an empty field is one anyway."),
+    ] = None,
     list_separator: Annotated[str, typer.Option(help="Between values of a CSV list.")] = "|",
     label: Annotated[str, typer.Option(help="Column of libsvm's labels.")] = "label",
     indices: Annotated[str, typer.Option(help="Column of its indices.")] = "indices",
@@ -70,14 +75,14 @@ def main(
     read_as = _parse_format(source_format)
     files = list_inputs(source, read_as)
     options = ConvertOptions(
-        record_type=_choose("record type", record_type, {name: name for name in RECORD_TYPES}),
         shard=ShardOptions(
             record_type=_choose("record type", record_type, {name: name for name in RECORD_TYPES}),
             compression=_choose_compression(output, compression),
         ),
         lowering=parse_lowering_options(_parse_policies(option or ())),
-        text=TextOptions(separator, list_separator, _parse_types(types)),
+        text=TextOptions(_parse_separator(separator), list_separator, tuple(null or ())),
         libsvm=LibsvmColumns(label, indices, values, qid),
+        types=_parse_types(types),
     )
     target = _parse_format(target_format) or detect_format(output)
     with _show_rows() as on_rows:
@@ -120,6 +125,10 @@ def _parse_policies(pairs: Sequence[str]) -> dict[str, str]:
             )  # fmt: skip
         policies[name.lower()] = value
     return policies
+
+
+def _parse_separator(text: str | None) -> str | None:
+    return "\t" if text == r"\t" else text  # few shells give a tab easily
 
 
 def _parse_types(text: str | None) -> dict[str, Any]:

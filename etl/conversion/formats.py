@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from conf.errors import ConfigError, did_you_mean
 from etl.tfrecord.policies import LoweringOptions
-from etl.tfrecord.record_types import RecordType
+from etl.tfrecord.unknown_columns import refuse_unknown
 from etl.tfrecord.writer import ShardOptions
 
 Format = Literal["tfrecord", "parquet", "csv", "libsvm"]
@@ -55,13 +55,26 @@ class TextOptions:
     Attributes:
         separator: Between columns; None for a tab in `.tsv` files and a comma in others.
         list_separator: Between the values of a list column.
-        types: Type by column name, over what is inferred: int64, float32, float64, string,
-            binary, or `list<…>` of these.
+        nulls: Unquoted fields that are nulls, for example `NA`; an empty one always is.
     """
 
     separator: str | None = None
     list_separator: str = "|"
-    types: Mapping[str, pa.DataType] = field(default_factory=dict)
+    nulls: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Checks the separators.
+
+        Raises:
+            ConfigError: One that a file could not be read by.
+        """
+        separator = self.separator
+        if separator is not None and (len(separator.encode()) != 1 or separator in '"\r\n'):
+            raise ConfigError(
+                "no such separator", received=repr(separator), allowed="one ASCII character"
+            )
+        if not self.list_separator:
+            raise ConfigError("the list separator is empty", allowed="one or more characters")
 
 
 @dataclass(frozen=True)
@@ -69,18 +82,19 @@ class ConvertOptions:
     """How files are converted.
 
     Attributes:
-        record_type: Record type of TFRecord files, read or written.
-        shard: Compression and the like of written TFRecord files.
+        shard: Record type of TFRecord files, read or written; compression of written ones.
         lowering: How columns become features.
         text: How CSV is read and written.
         libsvm: Names of a libsvm file's columns.
+        types: Type by column name, over what a CSV or TFRecord input is inferred to hold: int64,
+            float32, float64, string, binary, or `list<…>` of these.
     """
 
-    record_type: RecordType = "Example"
     shard: ShardOptions = field(default_factory=ShardOptions)
     lowering: LoweringOptions = field(default_factory=LoweringOptions)
     text: TextOptions = TextOptions()
     libsvm: LibsvmColumns = LibsvmColumns()
+    types: Mapping[str, pa.DataType] = field(default_factory=dict)
 
 
 def detect_format(path: Path) -> Format:
@@ -153,3 +167,13 @@ def parse_type(text: str) -> pa.DataType:
             fix=did_you_mean(name, _VALUE_TYPES),
         )
     return pa.list_(_VALUE_TYPES[name]) if match else _VALUE_TYPES[name]
+
+
+def check_types(types: Mapping[str, pa.DataType], names: Sequence[str], path: Path) -> None:
+    """Refuses types of columns that are not there.
+
+    Raises:
+        ConfigError: There is no such column.
+    """
+    missing = [name for name in types if name not in names]
+    refuse_unknown(f"--types names columns that {path} does not have", missing, names)

@@ -5,7 +5,7 @@ Ranking data has a query's id after the label: `label qid:3 index:value …`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from conf.errors import ConfigError, InputDataError
 from etl.conversion.formats import LibsvmColumns
+from etl.conversion.text_files import open_text_input, refuse_damage
 
 _BLOCK_BYTES, _HEAD_BYTES = 4 << 20, 1 << 16
 _QID = "qid:"
@@ -38,7 +39,7 @@ def libsvm_schema(columns: LibsvmColumns, has_qid: bool = False) -> pa.Schema:
 
 def has_query_ids(path: Path) -> bool:
     """Whether the first line of a file that is no comment has a query's id."""
-    with pa.input_stream(str(path), compression="detect") as stream:
+    with refuse_damage(path), open_text_input(path) as stream:
         rest = b""
         while data := stream.read(_HEAD_BYTES):
             *lines, rest = (rest + data).split(b"\n")
@@ -70,7 +71,7 @@ def read_libsvm(
         InputDataError: A line is malformed; names the file and the line.
     """
     first_line, rest, schema = 1, b"", libsvm_schema(columns, has_qid)
-    with pa.input_stream(str(path), compression="detect") as stream:
+    with refuse_damage(path), open_text_input(path) as stream:
         while data := stream.read(block_bytes):
             whole, newline, rest = (rest + data).rpartition(b"\n")
             if newline:
@@ -162,7 +163,8 @@ def format_libsvm(batch: pa.RecordBatch, columns: LibsvmColumns) -> bytes:
         columns: Their names.
 
     Raises:
-        InputDataError: A label or a query's id is null, or the two lists of a row differ in length.
+        InputDataError: A label or a query's id is null, an index or a query's id negative, a null
+            in a list, or the two lists of a row differ in length.
     """
     label, indices, values = (
         batch.column(name) for name in (columns.label, columns.indices, columns.values)
@@ -175,6 +177,19 @@ def format_libsvm(batch: pa.RecordBatch, columns: LibsvmColumns) -> bytes:
             raise InputDataError(
                 f"column {name!r} has a null, which libsvm cannot express",
                 fix="filter those rows, or fill them in",
+            )
+    for name in (columns.indices, columns.values):
+        if batch.column(name).flatten().null_count:
+            raise InputDataError(
+                f"a list of column {name!r} has a null inside, which libsvm cannot express",
+                fix="filter those rows, or fill them in",
+            )
+    whole = [(columns.indices, indices.flatten()), *((n, batch.column(n)) for n in heads[1:])]
+    for name, numbers in whole:
+        if pc.any(pc.less(numbers, 0)).as_py():
+            raise InputDataError(
+                f"column {name!r} holds a negative number, which libsvm does not allow",
+                received=pc.min(numbers).as_py(),
             )
     lengths = [pc.fill_null(pc.list_value_length(lists), 0) for lists in (indices, values)]
     if not lengths[0].equals(lengths[1]):
@@ -203,15 +218,29 @@ def check_libsvm_schema(schema: pa.Schema, columns: LibsvmColumns) -> None:
     Raises:
         ConfigError: One of the columns is missing or of another kind, or there are more.
     """
-    wanted = {columns.label: False, columns.indices: True, columns.values: True}
-    if columns.qid in schema.names and pa.types.is_integer(schema.field(columns.qid).type):
-        wanted[columns.qid] = False
-    kinds = {field.name: pa.types.is_list(field.type) for field in schema}
-    if kinds != wanted:
+    wanted = {columns.label, columns.indices, columns.values}
+    fits = (
+        wanted <= set(schema.names) <= {*wanted, columns.qid}
+        and len(schema) == len(set(schema.names))
+        and _is_number(schema.field(columns.label).type)
+        and _is_list_of(schema.field(columns.indices).type, pa.types.is_integer)
+        and _is_list_of(schema.field(columns.values).type, _is_number)
+    )
+    if fits and columns.qid in schema.names:
+        fits = pa.types.is_integer(schema.field(columns.qid).type)
+    if not fits:
         raise ConfigError(
             "these columns cannot be written as libsvm",
             received=", ".join(f"{field.name} ({field.type})" for field in schema),
-            allowed=f"{columns.label} (a number), {columns.indices} and {columns.values} (lists); "
-            f"{columns.qid} (whole numbers) or not",
+            allowed=f"{columns.label} (a number), {columns.indices} (lists of whole numbers), "
+            f"{columns.values} (lists of numbers); {columns.qid} (whole numbers) or not",
             fix="name the columns with --label, --indices, --values and --qid",
         )
+
+
+def _is_number(data_type: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(data_type) or pa.types.is_floating(data_type))
+
+
+def _is_list_of(data_type: pa.DataType, is_kind: Callable[[pa.DataType], bool]) -> bool:
+    return pa.types.is_list(data_type) and is_kind(data_type.value_type)

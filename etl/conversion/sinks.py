@@ -9,9 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import csv
 
-from etl.conversion.csv import choose_separator, flatten_lists
+from etl.conversion.csv import check_csv_schema, choose_separator, flatten_lists
 from etl.conversion.formats import ConvertOptions, Format
 from etl.conversion.libsvm import check_libsvm_schema, format_libsvm
+from etl.conversion.text_files import open_text_output
 from etl.tfrecord.table import TableWriter
 
 
@@ -41,11 +42,11 @@ class TFRecordSink:
 
     def close(self) -> None:
         """Finishes the file."""
-        self._writer.__exit__(None, None, None)
+        self._writer.__exit__(None)
 
     def abort(self) -> None:
         """Removes the file."""
-        self._writer.__exit__(RuntimeError, None, None)
+        self._writer.__exit__(RuntimeError)
 
 
 class ParquetSink:
@@ -70,9 +71,11 @@ class CsvSink:
 
     def __init__(self, path: Path, schema: pa.Schema, options: ConvertOptions) -> None:
         self._list_separator = options.text.list_separator
+        check_csv_schema(schema)
         flat = flatten_lists(pa.RecordBatch.from_pylist([], schema), self._list_separator)
+        self._file = open_text_output(path)
         self._writer = csv.CSVWriter(
-            path,
+            self._file,
             flat.schema,
             write_options=csv.WriteOptions(
                 delimiter=choose_separator(path, options.text), quoting_style="needed"
@@ -86,6 +89,7 @@ class CsvSink:
     def close(self) -> None:
         """Finishes the file."""
         self._writer.close()
+        self._file.close()
 
     abort = close
 
@@ -96,7 +100,7 @@ class LibsvmSink:
     def __init__(self, path: Path, schema: pa.Schema, options: ConvertOptions) -> None:
         check_libsvm_schema(schema, options.libsvm)
         self._columns = options.libsvm
-        self._file = path.open("wb")
+        self._file = open_text_output(path)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Appends a batch."""

@@ -9,11 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from conf.errors import InputDataError
+from conf.errors import ConfigError, InputDataError
 from etl.conversion.csv import CsvReader
-from etl.conversion.formats import ConvertOptions, Format
+from etl.conversion.formats import ConvertOptions, Format, check_types
 from etl.conversion.libsvm import has_query_ids, libsvm_schema, read_libsvm
-from etl.tfrecord.table import read_table_batches
+from etl.tfrecord.table import infer_table_schema, read_table_batches
 
 _BATCH_ROWS = 10_000
 
@@ -49,12 +49,23 @@ def open_stream(files: Sequence[Path], source: Format, options: ConvertOptions) 
         "csv": _open_csv,
         "libsvm": _open_libsvm,
     }
+    if options.types and source not in ("csv", "tfrecord"):
+        raise ConfigError(
+            "types are given for columns that have their own",
+            received=f"--types {', '.join(options.types)}",
+            allowed="--types for CSV and TFRecord inputs",
+        )
     return open_files[source](files, options)
 
 
 def _open_tfrecord(files: Sequence[Path], options: ConvertOptions) -> Stream:
-    schema, batches = read_table_batches(files, record_type=options.record_type)
-    return Stream(schema, batches)
+    record_type = options.shard.record_type
+    schema = None
+    if options.types:
+        found = infer_table_schema(files, record_type)
+        check_types(options.types, found.names, files[0])
+        schema = pa.schema([(f.name, options.types.get(f.name, f.type)) for f in found])
+    return Stream(*read_table_batches(files, schema=schema, record_type=record_type))
 
 
 def _open_parquet(files: Sequence[Path], options: ConvertOptions) -> Stream:
@@ -84,12 +95,12 @@ def _damaged(path: Path, error: Exception) -> InputDataError:
 
 
 def _open_csv(files: Sequence[Path], options: ConvertOptions) -> Stream:
-    first = CsvReader(files[0], options.text)
+    first = CsvReader(files[0], options.text, options.types)
 
     def read() -> Iterator[pa.RecordBatch]:
         yield from first.read()
         for path in files[1:]:
-            reader = CsvReader(path, options.text)
+            reader = CsvReader(path, options.text, options.types)
             _check_schema(path, reader.schema, first.schema)
             yield from reader.read()
 

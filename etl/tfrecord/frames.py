@@ -38,16 +38,17 @@ def write_frame(
         Name, rows, bytes and checksum of the file.
 
     Raises:
-        ConfigError: Columns that do not fit, all of them named; a column of mixed types.
+        ConfigError: Columns that do not fit, all of them named; a column of mixed types; two of one
+            name.
         InputDataError: A value that does not fit.
     """
     try:
         table = pa.Table.from_pandas(frame, preserve_index=False)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+    except (TypeError, ValueError, NotImplementedError) as error:  # Arrow's among them
         raise ConfigError(
-            "a column of the frame has no one type",
+            "a column of the frame has no one type, none that Arrow has, or no name of its own",
             received=str(error),
-            fix="convert it with `astype`, or drop it",
+            fix="convert it with `astype`, rename it, or drop it",
         ) from error
     return write_table(table, path, options=options, lowering=lowering)
 

@@ -175,7 +175,8 @@ def _common_manifest(
         return None
     if unlisted:
         _LOGGER.warning(
-            "%d file(s) are not in the manifest beside them, which is not used, first: %s",
+            "%d file(s) are not in the manifest beside them, which is not used, first: %s; move "
+            "away what holds no records, or give it a name that begins with _",
             len(unlisted), unlisted[0],
         )  # fmt: skip
         return None

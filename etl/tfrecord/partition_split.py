@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.errors import ConfigError, InputDataError, did_you_mean
+from conf.errors import ConfigError, InputDataError
+from etl.tfrecord.unknown_columns import refuse_unknown
 
 _ALLOWED = "boolean, integers, decimal, date, timestamp and string columns"
 
@@ -50,13 +51,7 @@ def check_partition_columns(schema: pa.Schema, names: Sequence[str]) -> None:
         ConfigError: Names every such column; or nothing would be left for the records.
     """
     missing = [name for name in names if name not in schema.names]
-    if missing:
-        raise ConfigError(
-            "partitionBy names columns that are not there",
-            received=", ".join(missing),
-            allowed=", ".join(schema.names),
-            fix=did_you_mean(missing[0], schema.names),
-        )
+    refuse_unknown("partitionBy names columns that are not there", missing, schema.names)
     bad = [name for name in names if not _has_text_form(schema.field(name).type)]
     if bad:
         raise ConfigError(
@@ -82,7 +77,7 @@ def _has_text_form(data_type: pa.DataType) -> bool:
 
 def split_partitions(
     batch: pa.RecordBatch, keys: Sequence[pa.Array]
-) -> Iterator[tuple[PartitionValues, pa.RecordBatch]]:
+) -> Iterator[tuple[PartitionValues, pa.RecordBatch, np.ndarray]]:
     """Splits a batch by partition values, keeping the rows' order within each.
 
     Args:
@@ -90,7 +85,8 @@ def split_partitions(
         keys: The partition columns, of as many rows.
 
     Yields:
-        Values as Spark casts them to strings, None for null, and their rows.
+        Values as Spark casts them to strings, None for null; their rows; and the numbers of these
+        in the batch, int64 `[rows]`.
 
     Raises:
         InputDataError: An empty string, which would be read back as null.
@@ -101,13 +97,14 @@ def split_partitions(
         encoded = pc.dictionary_encode(key, null_encoding="encode")
         codes = codes * len(encoded.dictionary) + encoded.indices.to_numpy(zero_copy_only=False)
         dictionaries.append(_format_values(encoded.dictionary))
-    starts = np.flatnonzero(np.diff(codes, prepend=-1))
+    starts, order = np.flatnonzero(np.diff(codes, prepend=-1)), np.arange(batch.num_rows)
     if len(starts) > len(np.unique(codes)):
         order = np.argsort(codes, kind="stable")
         batch, codes = batch.take(pa.array(order)), codes[order]
         starts = np.flatnonzero(np.diff(codes, prepend=-1))
     for start, end in zip(starts, np.append(starts, batch.num_rows)[1:], strict=True):
-        yield _look_up(int(codes[start]), dictionaries), batch.slice(start, end - start)
+        values = _look_up(int(codes[start]), dictionaries)
+        yield values, batch.slice(start, end - start), order[start:end]
 
 
 def _look_up(code: int, dictionaries: Sequence[list[str | None]]) -> PartitionValues:

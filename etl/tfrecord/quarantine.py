@@ -9,7 +9,6 @@ import os
 import uuid
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Self
 
 from etl.tfrecord.recovery import BadRange
@@ -75,12 +74,7 @@ class DamageLog:
                              saved_in, saved_at)
         )  # fmt: skip
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Publishes and warns, unless an attempt failed; names do not depend on the attempt.
 
         A reader that its consumer leaves early does not replace what was found before.

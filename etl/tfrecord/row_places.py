@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 
+import numpy as np
 import pyarrow as pa
 
 from conf.errors import InputDataError
@@ -15,12 +16,15 @@ _SHOWN_COLUMNS, _SHOWN_CHARACTERS = 6, 40
 
 
 @contextlib.contextmanager
-def locate_rows(batch: pa.RecordBatch | None, first_row: int | None, place: str) -> Iterator[None]:
+def locate_rows(
+    batch: pa.RecordBatch | None, first_row: int | np.ndarray | None, place: str
+) -> Iterator[None]:
     """Puts the place of a row into the errors of the block, which know its place in a batch.
 
     Args:
         batch: Rows that the block works on, whose values are shown; None to show none.
-        first_row: Number of the first of them, from 0; None where they are not in order.
+        first_row: Number of the first of them, from 0, or of each, int64 `[rows]`; None where
+            that is not known.
         place: What the number counts the rows of.
 
     Raises:
@@ -33,12 +37,16 @@ def locate_rows(batch: pa.RecordBatch | None, first_row: int | None, place: str)
         if match is None:
             raise
         number = int(match[1])
-        counted = "a row" if first_row is None else f"row {first_row + number} (from 0)"
+        counted = "a row" if first_row is None else f"row {_count(first_row, number)} (from 0)"
         shown = "" if batch is None else _show(batch, number)
         received = _ROW.sub(lambda _: f"{counted} of {place}{shown}", str(error.received))
         raise type(error)(
             error.what, received=received, allowed=error.allowed, fix=error.fix
         ) from error
+
+
+def _count(first_row: int | np.ndarray, number: int) -> int:
+    return first_row + number if isinstance(first_row, int) else int(first_row[number])
 
 
 def _show(batch: pa.RecordBatch, row: int) -> str:

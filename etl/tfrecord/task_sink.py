@@ -79,7 +79,8 @@ class TaskSink:
             max_open_files: Partition values whose files are open at the same time; what suits
                 the place if None.
         """
-        self._source = source
+        # Not looked up in the schema: it would be searched from its start for every column.
+        self._marks = {} if source is None else {field.name: field.metadata for field in source}
         self._options, self._stem = options, stem
         fitting = MAX_OPEN_UPLOADS if isinstance(root, Storage) else MAX_OPEN_FILES
         self._max_open_files = max_open_files or fitting
@@ -144,14 +145,14 @@ class TaskSink:
         if self._lower is not None:
             with locate_rows(batch, first_row, place):
                 batch = self._lower(batch)
-        pieces = split_partitions(batch, keys) if names else [((), batch)]
-        for values, rows in pieces:
-            with locate_rows(rows, None if names else first_row, self._describe(place, values)):
+        if not names:
+            with locate_rows(batch, first_row, place):
+                self._find_writer(()).write(batch)
+            return
+        for values, rows, numbers in split_partitions(batch, keys):
+            directory = partition_path(names, values)
+            with locate_rows(rows, first_row + numbers, f"{place}, of {directory}"):
                 self._find_writer(values).write(rows)
-
-    def _describe(self, place: str, values: PartitionValues) -> str:
-        directory = partition_path(self._options.partition_by, values)
-        return f"{place} in {directory}" if directory else place
 
     def _plan_records(self, schema: pa.Schema) -> None:
         """Plans by the batches' own types, which settings of the session may vary."""
@@ -165,9 +166,7 @@ class TaskSink:
         self._encoder = build_encoder(lowering.schema, options.record_type)
 
     def _metadata(self, name: str) -> dict[bytes, bytes] | None:
-        if self._source is None or name not in self._source.names:
-            return None
-        return self._source.field(name).metadata
+        return self._marks.get(name)
 
     def _find_writer(self, values: PartitionValues) -> RollingWriter:
         writer = self._writers.get(values)

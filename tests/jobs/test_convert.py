@@ -61,6 +61,9 @@ def test_what_has_no_place_is_named_before_anything_is_written(source, tmp_path,
         (["--types", "id=int"], "int64"),
         (["--compression", "zstd"], "gzip"),
         (["--record-type", "example"], "Example"),
+        (["--separator", "||"], "one ASCII"),
+        (["--separator", ""], "one ASCII"),
+        (["--list-separator", ""], "list separator"),
     ],
 )
 def test_usage_errors_end_in_2(source, tmp_path, sluice, arguments, word):
@@ -83,3 +86,19 @@ def test_bad_input_ends_in_3(tmp_path, sluice):
     code, _, err = sluice(tmp_path / "a.libsvm", tmp_path / "b.tfrecord")
     assert code == 3
     assert "line 1" in err
+
+
+def test_separator_and_nulls_can_be_named(tmp_path, sluice):
+    source, output = tmp_path / "a.txt", tmp_path / "b.parquet"
+    source.write_text("a\tb\n1\tNA\n2\tx\n")
+    arguments = ("--from", "csv", "--separator", r"\t", "--null", "NA")
+    assert sluice(source, output, *arguments)[0] == 0
+    assert pq.read_table(output).column("b").to_pylist() == [None, "x"]
+
+
+def test_a_damaged_archive_ends_in_3(tmp_path, sluice):
+    for name in ("a.csv.gz", "a.libsvm.gz"):
+        (tmp_path / name).write_bytes(b"no gzip")
+        code, _, err = sluice(tmp_path / name, tmp_path / "b.parquet")
+        assert code == 3
+        assert name in err

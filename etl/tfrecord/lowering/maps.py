@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etl.tfrecord.lowering.lists import Rows, split_lists
-from etl.tfrecord.lowering.nodes import Leaf, Node, Output
+from etl.tfrecord.lowering.nodes import Leaf, Node, Output, join_outputs
 
 
 def _split_maps(column: pa.Array) -> tuple[pa.Array, pa.Array, Rows]:
@@ -82,7 +82,7 @@ class MapKeys:
     @property
     def outputs(self) -> tuple[Output, ...]:
         """See `Node`."""
-        return tuple(output for child in self.children for output in child.outputs)
+        return join_outputs(self.children)
 
     def apply(self, column: pa.Array) -> list[pa.Array]:
         """See `Node`."""

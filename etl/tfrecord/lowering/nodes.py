@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -43,6 +44,11 @@ class Node(Protocol):
         Raises:
             InputDataError: A value that the policies refuse; names the column and the row.
         """
+
+
+def join_outputs(nodes: Iterable[Node]) -> tuple[Output, ...]:
+    """What several nodes give, one after the other."""
+    return tuple(output for node in nodes for output in node.outputs)
 
 
 @dataclass(frozen=True)

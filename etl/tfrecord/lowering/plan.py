@@ -11,7 +11,7 @@ import pyarrow as pa
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.lowering.checks import check_byte_array, check_policies, resolve_names
 from etl.tfrecord.lowering.description import write_description
-from etl.tfrecord.lowering.nodes import Node, Output
+from etl.tfrecord.lowering.nodes import Node, Output, join_outputs
 from etl.tfrecord.lowering.packing import Packing, Slot, plan_packing
 from etl.tfrecord.lowering.tree import Planner
 from etl.tfrecord.lowering.types import is_binary
@@ -43,21 +43,27 @@ class Lowering:
         return {} if self.packing is None else self.packing.slots
 
     @property
+    def _outputs(self) -> list[Output]:
+        """What the columns become, before packing, under the names it has in the end."""
+        outputs = list(join_outputs(self.nodes))
+        names, _ = resolve_names(outputs, self.options)
+        return [Output(name, output.type) for name, output in zip(names, outputs, strict=True)]
+
+    @property
     def renames(self) -> dict[str, dict[str, str]] | None:
         """By column, the names that its features got by `nameCollisions=rename`.
 
         Each by the name that it would have had; None where two parts of one column had the same,
         so that none could tell which is which.
         """
-        names, _ = resolve_names([o for node in self.nodes for o in node.outputs], self.options)
-        final, seen = iter(names), set()
+        names, seen = iter(self._outputs), set()
         renames: dict[str, dict[str, str]] = {}
         for column, node in zip(self.source.names, self.nodes, strict=True):
             for wanted in (output.name for output in node.outputs):
                 if (column, wanted) in seen:
                     return None
                 seen.add((column, wanted))
-                name = next(final)
+                name = next(names).name
                 if name != wanted:
                     renames.setdefault(column, {})[wanted] = name
         return renames
@@ -109,7 +115,7 @@ class Lowering:
 
     def describe(self) -> dict[str, Any]:
         """What reading back needs, as JSON; see `description.read_description`."""
-        binary = [f.name for f in self.schema if is_binary(f.type) and f.name not in self.slots]
+        binary = [output.name for output in self._outputs if is_binary(output.type)]
         extras = {"binary": binary, "renamed": self.renames}
         description = write_description(self.options, self.slots)
         return {**description, **{name: value for name, value in extras.items() if value}}
@@ -132,7 +138,7 @@ def plan_lowering(
     options = options or LoweringOptions()
     planner = Planner(record_type, options)
     nodes = [planner.plan(field.name, field) for field in schema]
-    outputs = [output for node in nodes if node is not None for output in node.outputs]
+    outputs = list(join_outputs(node for node in nodes if node is not None))
     planner.problems += check_policies(options, planner.meanings)
     if record_type == "ByteArray":
         planner.problems += check_byte_array(schema, outputs, options)

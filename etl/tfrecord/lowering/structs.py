@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from etl.tfrecord.lowering.nodes import Node, Output
+from etl.tfrecord.lowering.nodes import Node, Output, join_outputs
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class FlattenStruct:
     @property
     def outputs(self) -> tuple[Output, ...]:
         """See `Node`."""
-        return tuple(output for child in self.children for output in child.outputs)
+        return join_outputs(self.children)
 
     def apply(self, column: pa.Array) -> list[pa.Array]:
         """See `Node`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -63,6 +63,7 @@ def merge_description(old: Committed | None, new: Committed, directory: object) 
     differing = [name for name in mine if mine[name] != theirs[name]]
     kinds = {feature.name: feature for feature in old.features}
     clashing = [f for f in new.features if kinds.get(f.name, f) != f]
+    _check_case(new.features, kinds, directory)
     if differing or clashing:
         received = [f"{name} {mine[name]}" for name in differing]
         allowed = [f"{name} {theirs[name]}" for name in differing]
@@ -81,6 +82,25 @@ def merge_description(old: Committed | None, new: Committed, directory: object) 
     features = (*old.features, *added)
     columns = _merge_columns(old, new)
     return replace(new, features=features, lowering=lowering, shards=old.shards, columns=columns)
+
+
+def _check_case(
+    features: Sequence[WireFeature], known: Mapping[str, WireFeature], directory: object
+) -> None:
+    """Refuses a feature that differs from an earlier one in case alone: Spark takes them for one.
+
+    Raises:
+        ConfigError: There is such a feature.
+    """
+    by_lower = {name.lower(): name for name in known}
+    for name in (f.name for f in features if f.name not in known):
+        if name.lower() in by_lower:
+            raise ConfigError(
+                f"the shards that stay in {directory} have this feature in another case",
+                received=name,
+                allowed=by_lower[name.lower()],
+                fix="rename the column as it is there, or write to another directory",
+            )
 
 
 def _merge_columns(old: Committed, new: Committed) -> Mapping[str, Any] | None:

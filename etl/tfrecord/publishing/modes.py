@@ -53,8 +53,14 @@ def take_baseline(root: Path, mode: SaveMode) -> Baseline:
         mode: Save mode of the job.
 
     Raises:
-        ConfigError: The mode is `errorifexists`, and there is output.
+        ConfigError: The mode is `errorifexists`, and there is output; or a file lies there.
     """
+    if root.exists() and not root.is_dir():
+        raise ConfigError(
+            "the output is a file, not a directory",
+            received=root,
+            fix="remove the file, or write elsewhere",
+        )
     if mode == "errorifexists" and holds_output(root):
         raise refuse_output(root)
     return Baseline(digest_partitions(root) if mode == "overwrite" else {}, _list_job_ids(root))

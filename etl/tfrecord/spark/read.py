@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pyspark.sql import types as spark_types
 
-from conf.errors import ConfigError, did_you_mean
 from etl.tfrecord.raising.names import find_name
 from etl.tfrecord.read_options import parse_read_options
 from etl.tfrecord.spark.reader import infer_schema
+from etl.tfrecord.unknown_columns import refuse_unknown
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -78,11 +78,5 @@ def _as_option(value: object) -> str:
 def _select(schema: spark_types.StructType, columns: Sequence[str]) -> spark_types.StructType:
     found = [find_name(name, schema.names) for name in columns]
     unknown = [name for name, names in zip(columns, found, strict=True) if len(names) != 1]
-    if unknown:
-        raise ConfigError(
-            "no such column(s)",
-            received=", ".join(unknown),
-            allowed=", ".join(schema.names),
-            fix=did_you_mean(unknown[0], schema.names),
-        )
+    refuse_unknown("no such column(s)", unknown, schema.names)
     return spark_types.StructType([schema[name] for (name,) in found])

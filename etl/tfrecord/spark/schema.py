@@ -84,15 +84,13 @@ def to_spark_schema(
         string_type: Type of bytes features; None for String.
         binary: Names of features that are Binary, whatever the others are.
     """
-    schema = spark_types.StructType()
+    text, known = string_type or spark_types.StringType(), frozenset(binary)
+    fields = []
     for feature in features:
         for part in _split(feature, (slots or {}).get(feature.name, ())):
-            text = string_type or spark_types.StringType()
-            is_binary = part.name in binary
-            schema.add(
-                part.name, _spark_type(part, spark_types.BinaryType() if is_binary else text)
-            )
-    return schema
+            values = spark_types.BinaryType() if part.name in known else text
+            fields.append(spark_types.StructField(part.name, _spark_type(part, values)))
+    return spark_types.StructType(fields)  # its `add` would go through all fields every time
 
 
 def _split(feature: WireFeature, slots: Sequence[Slot]) -> list[WireFeature]:

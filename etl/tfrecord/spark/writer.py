@@ -20,6 +20,7 @@ from etl.tfrecord.spark.arrangement import arrange_rows
 from etl.tfrecord.spark.columns import describe_columns
 from etl.tfrecord.spark.packing import pack_columns
 from etl.tfrecord.spark.schema import to_arrow_schema
+from etl.tfrecord.unknown_columns import refuse_unknown
 from etl.tfrecord.write_config import WriteConfig
 from etl.tfrecord.write_plan import WritePlan, plan_write
 
@@ -93,13 +94,7 @@ def _parse_mode(mode: str) -> SaveMode:
 
 def _resolve(spark: SparkSession, config: WriteConfig, settings: dict[str, Any]) -> WriteConfig:
     unknown = [name for name in settings if name not in WriteConfig.__dataclass_fields__]
-    if unknown:
-        raise ConfigError(
-            f"unknown setting {unknown[0]!r}",
-            received=", ".join(unknown),
-            allowed=", ".join(WriteConfig.__dataclass_fields__),
-            fix=did_you_mean(unknown[0], WriteConfig.__dataclass_fields__),
-        )
+    refuse_unknown("unknown setting(s)", unknown, WriteConfig.__dataclass_fields__)
     config = replace(config, **settings)
     if config.replace_partitions is None:
         dynamic = str(spark.conf.get(_OVERWRITE_MODE, "static")).lower() == "dynamic"

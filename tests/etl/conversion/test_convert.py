@@ -7,7 +7,7 @@ import pytest
 from conf.errors import ConfigError, InputDataError
 from etl.conversion.convert import convert_files
 from etl.conversion.formats import ConvertOptions, TextOptions
-from etl.tfrecord.table import read_table
+from etl.tfrecord.table import read_table, write_table
 
 TABLE = pa.table(
     {
@@ -37,12 +37,10 @@ def test_parquet_to_tfrecord_and_back(parquet, tmp_path):
 
 def test_csv_with_lists_there_and_back(parquet, tmp_path):
     middle, output = tmp_path / "a.csv", tmp_path / "b.tfrecord"
-    text = TextOptions(
-        list_separator=";", types={"score": pa.float32(), "tags": pa.list_(pa.string())}
-    )
-    options = ConvertOptions(text=text)
-    convert_files([parquet], "parquet", middle, "csv", options)
-    convert_files([middle], "csv", output, "tfrecord", options)
+    text = TextOptions(list_separator=";")
+    types = {"score": pa.float32(), "tags": pa.list_(pa.string())}
+    convert_files([parquet], "parquet", middle, "csv", ConvertOptions(text=text))
+    convert_files([middle], "csv", output, "tfrecord", ConvertOptions(text=text, types=types))
     assert read_table(output, schema=TABLE.schema).equals(TABLE)
 
 
@@ -99,3 +97,33 @@ def test_a_damaged_parquet_file_is_named(tmp_path):
     path.write_bytes(b"PAR1 nonsense")
     with pytest.raises(InputDataError, match=r"a\.parquet"):
         convert_files([path], "parquet", tmp_path / "o.tfrecord", "tfrecord", ConvertOptions())
+
+
+def test_bytes_that_are_no_text_come_out_of_tfrecords_by_their_type(tmp_path):
+    table = pa.table({"b": [b"\xff\x00", b"a"], "n": [1, 2]})
+    source, output = tmp_path / "a.tfrecord", tmp_path / "a.parquet"
+    write_table(table, source)
+    with pytest.raises(InputDataError, match="'b'"):
+        convert_files([source], "tfrecord", output, "parquet", ConvertOptions())
+    options = ConvertOptions(types={"b": pa.binary()})
+    convert_files([source], "tfrecord", output, "parquet", options)
+    assert pq.read_table(output).equals(table)
+    with pytest.raises(ConfigError, match=r"(?s)does not have.*received: z"):
+        convert_files(
+            [source], "tfrecord", output, "parquet", ConvertOptions(types={"z": pa.binary()})
+        )
+
+
+def test_types_are_not_passed_over_where_files_have_their_own(parquet, tmp_path):
+    options = ConvertOptions(types={"id": pa.string()})
+    with pytest.raises(ConfigError, match="--types"):
+        convert_files([parquet], "parquet", tmp_path / "a.csv", "csv", options)
+
+
+def test_text_is_compressed_where_the_name_says_so(parquet, tmp_path):
+    output, back = tmp_path / "a.csv.gz", tmp_path / "b.parquet"
+    convert_files([parquet], "parquet", output, "csv", ConvertOptions())
+    assert output.read_bytes()[:2] == b"\x1f\x8b"
+    options = ConvertOptions(types={"score": pa.float32(), "tags": pa.list_(pa.string())})
+    convert_files([output], "csv", back, "parquet", options)
+    assert pq.read_table(back).equals(TABLE)

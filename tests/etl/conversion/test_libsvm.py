@@ -183,3 +183,38 @@ def test_query_ids_are_told_by_the_first_line(tmp_path, text):
     path = tmp_path / "a.libsvm"
     path.write_text(text)
     assert has_query_ids(path) == ("qid" in text)
+
+
+def rows_of(indices, values=None, qid=0):
+    columns = {"label": [1.0], "indices": [indices], "values": [values or [0.5] * len(indices)]}
+    return pa.record_batch({**columns, "qid": [qid]})
+
+
+@pytest.mark.parametrize(
+    ("batch", "what"),
+    [
+        (rows_of([1, None]), "'indices' has a null"),
+        (rows_of([1, 2], [0.5, None]), "'values' has a null"),
+        (rows_of([-1]), "'indices' holds a negative"),
+        (rows_of([1], qid=-3), "'qid' holds a negative"),
+    ],
+)
+def test_what_could_not_be_read_back_is_not_written(batch, what):
+    with pytest.raises(InputDataError, match=what):
+        format_libsvm(batch, COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("column", "data_type"),
+    [
+        ("label", pa.string()),
+        ("indices", pa.list_(pa.string())),
+        ("indices", pa.list_(pa.float32())),
+        ("values", pa.list_(pa.string())),
+    ],
+)
+def test_text_in_the_place_of_numbers_is_refused(column, data_type):
+    schema = libsvm_schema(COLUMNS)
+    number = schema.get_field_index(column)
+    with pytest.raises(ConfigError, match=column):
+        check_libsvm_schema(schema.set(number, pa.field(column, data_type)), COLUMNS)

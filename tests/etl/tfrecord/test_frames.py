@@ -39,3 +39,17 @@ def test_ids_with_nulls_do_not_pass_through_a_float(tmp_path):
 def test_a_column_of_mixed_types_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="astype"):
         write_frame(pd.DataFrame({"x": [1, "a"]}), tmp_path / "a.tfrecord")
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pd.DataFrame([[1, 2]], columns=["a", "a"]),
+        pd.DataFrame({"a": [1j]}),
+        pd.DataFrame({"a": pd.arrays.SparseArray([0, 1])}),
+    ],
+)
+def test_what_arrow_has_no_form_for_is_refused(frame, tmp_path) -> None:
+    with pytest.raises(ConfigError, match="column of the frame"):
+        write_frame(frame, tmp_path / "f")
+    assert not (tmp_path / "f").exists()

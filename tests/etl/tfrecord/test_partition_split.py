@@ -28,7 +28,10 @@ def test_every_row_lands_in_its_partition_in_order(keys) -> None:
     columns = [
         pa.array([k[0] for k in keys], pa.int64()), pa.array([k[1] for k in keys], pa.string())
     ]  # fmt: skip
-    found = {values: rows["row"].to_pylist() for values, rows in split_partitions(batch, columns)}
+    found = {}
+    for values, rows, numbers in split_partitions(batch, columns):
+        found[values] = rows["row"].to_pylist()
+        assert found[values] == numbers.tolist()
     expected: dict[tuple, list[int]] = {}
     for row, (number, letter) in enumerate(keys):
         text = None if number is None else str(number)
@@ -40,8 +43,8 @@ def test_sorted_rows_are_not_copied() -> None:
     batch = pa.record_batch({"row": list(range(6))})
     address = batch.column(0).buffers()[1].address
     pieces = list(split_partitions(batch, [pa.array([1, 1, 2, 2, 0, 0])]))
-    assert [v for v, _ in pieces] == [("1",), ("2",), ("0",)]
-    assert all(rows.column(0).buffers()[1].address == address for _, rows in pieces)
+    assert [v for v, *_ in pieces] == [("1",), ("2",), ("0",)]
+    assert all(rows.column(0).buffers()[1].address == address for _, rows, _ in pieces)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +63,7 @@ def test_sorted_rows_are_not_copied() -> None:
 )  # fmt: skip
 def test_values_as_spark_casts_them_to_text(array: pa.Array, text: str) -> None:
     batch = pa.record_batch({"row": [0]})
-    ((values, _),) = split_partitions(batch, [array])
+    ((values, *_),) = split_partitions(batch, [array])
     assert values == (text,)
 
 

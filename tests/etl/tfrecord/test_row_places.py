@@ -66,7 +66,6 @@ def test_spark_rows_are_named(spark, tmp_path: Path, column: str, partitioned: b
     text = str(caught.value)
     assert "of Spark partition 1" in text
     assert "id=77" in text
-    if column == "d" or not partitioned:
-        assert "row 27 (from 0)" in text
-    else:
-        assert "in part=1: id=77" in text
+    assert "row 27 (from 0)" in text
+    if column != "d" and partitioned:
+        assert "of part=1: id=77" in text

@@ -161,3 +161,10 @@ def test_columns_have_their_own_policies() -> None:
     )
     lowered = plan_lowering(batch.schema, "Example", options).apply(batch).to_pylist()
     assert lowered == [{"a": float(np.finfo(np.float32).max), "s.x": 7, "s.y": ""}]
+
+
+@pytest.mark.parametrize("layout", ["columns", "packed"])
+def test_bytes_that_need_not_be_text_are_described_in_every_layout(layout: str) -> None:
+    schema = pa.schema({"b": pa.binary(), "s": pa.string(), "l": pa.list_(pa.binary())})
+    described = plan_lowering(schema, "Example", LoweringOptions(layout=layout)).describe()
+    assert described["binary"] == ["b", "l"]

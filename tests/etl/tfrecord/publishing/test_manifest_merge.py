@@ -57,6 +57,15 @@ def test_what_no_reader_could_follow_is_refused(change, message) -> None:
         merge_description(OLD, replace(OLD, **change), "out")
 
 
+def test_a_feature_in_another_case_is_refused() -> None:
+    both = (WireFeature("a", "int64"), WireFeature("A", "int64"))
+    with pytest.raises(ConfigError, match=r"(?s)another case.*received: A.*allowed:  a"):
+        merge_description(OLD, replace(OLD, features=both[1:]), "out")
+    # Those of a directory that has had both are told apart.
+    merged = merge_description(replace(OLD, features=both), replace(OLD, features=both), "out")
+    assert merged.features == both
+
+
 def test_the_manifest_round_trips(tmp_path) -> None:
     assert read_committed(tmp_path) is None
     (tmp_path / "_sluice_commit.json").write_text(OLD.dumps())

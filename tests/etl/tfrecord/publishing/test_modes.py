@@ -59,3 +59,11 @@ def test_only_what_is_replaced_counts(tmp_path: Path) -> None:
     check_baseline(tmp_path, "append", baseline, set())
     with pytest.raises(UpstreamNotReadyError, match=r"(?s)d=2.*left no manifest"):
         check_baseline(tmp_path, "overwrite", baseline, None)
+
+
+@pytest.mark.parametrize("mode", ["append", "overwrite", "errorifexists", "ignore"])
+def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path: Path, mode) -> None:
+    (tmp_path / "out").write_text("precious")
+    with pytest.raises(ConfigError, match="is a file"):
+        take_baseline(tmp_path / "out", mode)
+    assert (tmp_path / "out").read_text() == "precious"

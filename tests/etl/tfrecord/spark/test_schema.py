@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -97,3 +98,13 @@ def test_nulls_alone_are_nullable_whatever_spark_says() -> None:
 def test_strings_of_limited_length_are_strings() -> None:
     schema = T.StructType().add("c", T.CharType(3)).add("v", T.VarcharType(3))
     assert to_arrow_schema(schema).types == [pa.string(), pa.string()]
+
+
+def test_many_columns_take_time_by_their_number_not_by_its_square() -> None:
+    def build(columns: int) -> float:
+        features = [WireFeature(f"c{k}", "int64") for k in range(columns)]
+        start = time.process_time()
+        assert len(to_spark_schema(features, binary=[f.name for f in features])) == columns
+        return time.process_time() - start
+
+    assert build(8000) < 30 * min(build(1000) for _ in range(3))
