@@ -22,7 +22,6 @@ CONF_PURE = (
     "dataset",
     "pointer",
     "run",
-
 )
 TENSORFLOW = {"tensorflow", "keras"}
 # Modules of the wire that are Spark's own side of it.
