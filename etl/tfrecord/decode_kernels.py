@@ -10,14 +10,12 @@ import numpy as np
 
 from etl.tfrecord.decode_kernels_fill import fill_rows, has_room
 from etl.tfrecord.decode_kernels_keys import MALFORMED, OK, PLACE_BYTES, PLACES, VALID
-from etl.tfrecord.decode_kernels_scan import scan_record
-from etl.tfrecord.kernels import copy_bytes, inlined, kernel, prefetch, store_u8
+from etl.tfrecord.decode_kernels_scan import scan_rows
+from etl.tfrecord.kernels import copy_bytes, inlined, kernel, store_u8
 
 NO_ROOM = 9  # an outcome of its own
 
 FEATURES_TAG, FEATURE_LISTS_TAG = 0x0A, 0x12
-
-_RECORDS_AHEAD = 4  # how far ahead memory is asked for
 
 
 @kernel
@@ -29,27 +27,19 @@ def gather(base, index, target):
 
 
 @inlined
-def _scan_row(base, index, limit, features, table, successors, lists, list_table,
-              list_successors, row):  # fmt: skip
-    """Outcome of a record and the feature that it is about, feature lists numbered last."""
-    p = base + index[row, 0]
-    end = p + index[row, 1]
-    outcome, f = np.int64(OK), np.int64(-1)
-    if len(features) > 0:
-        outcome, f = scan_record(features, table, successors, p, end, limit, row, FEATURES_TAG)
-    if outcome == OK and len(lists) > 0:
-        outcome, f = scan_record(
-            lists, list_table, list_successors, p, end, limit, row, FEATURE_LISTS_TAG
-        )
-        if f >= 0:
-            f += len(features)
-    return outcome, f
+def _leave_out(features, first, outcomes):
+    """Takes back what has been stored of bad rows, which may not be whole."""
+    for i in range(len(outcomes)):
+        if outcomes[i, 0] != OK:
+            for f in range(len(features)):
+                store_u8(features[f, VALID] + first + i, np.uint8(0))
 
 
 @inlined
-def _set_absent(features, row):
+def _advance(features, rows):
+    """Lets the places be those of the next rows."""
     for f in range(len(features)):
-        store_u8(features[f, VALID] + row, np.uint8(0))
+        features[f, PLACES] -= PLACE_BYTES * rows
 
 
 @kernel
@@ -80,19 +70,20 @@ def decode(base, index, limit, features, table, successors, lists, list_table, l
     """
     for low in range(first, len(index), run_rows):
         high = min(low + run_rows, len(index))
-        for row in range(low, high):
-            if row + _RECORDS_AHEAD < len(index):
-                prefetch(base + index[row + _RECORDS_AHEAD, 0])
-            outcome, f = _scan_row(
-                base, index, limit, features, table, successors, lists, list_table,
-                list_successors, row,
-            )  # fmt: skip
-            if outcome != OK:
-                if len(outcomes) == 0:
-                    return outcome, row, f
-                outcomes[row, 0], outcomes[row, 1] = outcome, f
-                _set_absent(features, row)
-                _set_absent(lists, row)
+        outcome, row, f = scan_rows(
+            features, table, successors, 0, base, index, limit, FEATURES_TAG, low, high, outcomes
+        )
+        # No further than to a bad record, so that the first one is told.
+        list_outcome, list_row, list_f = scan_rows(
+            lists, list_table, list_successors, len(features), base, index, limit,
+            FEATURE_LISTS_TAG, low, row, outcomes,
+        )  # fmt: skip
+        if list_outcome != OK:
+            return list_outcome, list_row, list_f
+        if outcome != OK:
+            return outcome, row, f
+        _leave_out(features, low, outcomes[low:high])
+        _leave_out(lists, low, outcomes[low:high])
         fits = has_room(features, low, high)
         if not (has_room(lists, low, high) and fits):
             return NO_ROOM, low, -1
@@ -101,8 +92,6 @@ def decode(base, index, limit, features, table, successors, lists, list_table, l
             row, f = fill_rows(lists, len(features), low, high, limit, outcomes)
         if row >= 0:
             return MALFORMED, row, f
-        for f in range(len(features)):
-            features[f, PLACES] -= PLACE_BYTES * (high - low)
-        for f in range(len(lists)):
-            lists[f, PLACES] -= PLACE_BYTES * (high - low)
+        _advance(features, high - low)
+        _advance(lists, high - low)
     return OK, -1, -1

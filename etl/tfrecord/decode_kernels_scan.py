@@ -30,7 +30,7 @@ from etl.tfrecord.decode_kernels_keys import (
     find_feature,
     read_key,
 )
-from etl.tfrecord.kernels import inlined, load_u8, outlined, store_u8, store_u64
+from etl.tfrecord.kernels import inlined, load_u8, outlined, prefetch, store_u8, store_u64
 from etl.tfrecord.walk_kernels import (
     ABSENT,
     BYTES,
@@ -42,6 +42,8 @@ from etl.tfrecord.walk_kernels import (
     measure_members,
     read_field,
 )
+
+_RECORDS_AHEAD = 4  # how far ahead memory is asked for
 
 
 @outlined
@@ -168,8 +170,8 @@ def find_refused(features, row):
     return np.int64(OK), -1
 
 
-@outlined
-def scan_record(features, table, successors, p, end, limit, row, map_tag):
+@inlined
+def _scan_record(features, table, successors, p, end, limit, row, map_tag):
     """Decodes the Features or FeatureLists message that a record holds under a tag.
 
     Returns:
@@ -190,3 +192,43 @@ def scan_record(features, table, successors, p, end, limit, row, map_tag):
         outcome, f = find_refused(features, row)
         return outcome, np.int64(f)
     return OK, np.int64(-1)
+
+
+@outlined
+def scan_rows(
+    features, table, successors, number, base, index, limit, map_tag, first, stop, outcomes
+):
+    """Decodes the numbers and measures the lists and byte strings of a run of records.
+
+    Args:
+        features: Feature table, int64 `[features, FEATURE_FIELDS]`; may have no rows.
+        table: Hash table of their keys.
+        successors: Which feature was last seen to follow which.
+        number: Number of the first feature, for outcomes.
+        base: Address of the buffer.
+        index: Start and length of each record, int64 `[rows, 2]`, within the buffer.
+        limit: Address past the buffer.
+        map_tag: Tag of the message with the features in a record.
+        first: First row.
+        stop: Row to stop before.
+        outcomes: As for `decode_kernels.decode`; rows that are known to be bad are passed over.
+
+    Returns:
+        Outcome, record and feature at which the scan ended; (OK, stop, -1) for all records.
+    """
+    if len(features) == 0:
+        return np.int64(OK), np.int64(stop), np.int64(-1)
+    for row in range(first, stop):
+        if row + _RECORDS_AHEAD < len(index):
+            prefetch(base + index[row + _RECORDS_AHEAD, 0])
+        if len(outcomes) > 0 and outcomes[row, 0] != OK:
+            continue
+        p = base + index[row, 0]
+        end = p + index[row, 1]
+        outcome, f = _scan_record(features, table, successors, p, end, limit, row, map_tag)
+        if outcome != OK:
+            f = f + number if f >= 0 else f
+            if len(outcomes) == 0:
+                return np.int64(outcome), np.int64(row), np.int64(f)
+            outcomes[row, 0], outcomes[row, 1] = outcome, f
+    return np.int64(OK), np.int64(stop), np.int64(-1)
