@@ -2,7 +2,7 @@
 
 The polynomial is that of RFC 3720, appendix B.4. The instruction used (SSE4.2 `crc32`, AArch64
 `crc32c*`, or slicing-by-8 tables: Kounavis and Berry, 2005) follows the features of the CPU that
-runs the code.
+runs the code; long buffers are folded where it can (`crc32c_fold`).
 """
 
 from collections.abc import Callable
@@ -13,6 +13,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
+from etl.tfrecord.crc32c_fold import BLOCK_BYTES, MIN_FOLDED_BYTES, fold_blocks
 from etl.tfrecord.kernels import inlined, intrinsic, kernel, load_u8, load_u64
 
 _POLYNOMIAL = 0x82F63B78  # bit-reflected
@@ -207,6 +208,10 @@ def advance_crc(crc: np.uint32, address: int, length: int) -> np.uint32:
     """CRC-32C of `length` bytes at `address`, continuing the CRC `crc` of what precedes."""
     register = np.uint32(crc) ^ np.uint32(0xFFFFFFFF)
     i = 0
+    if length >= MIN_FOLDED_BYTES:
+        blocks = length // BLOCK_BYTES
+        register = fold_blocks(register, address, blocks)
+        i = BLOCK_BYTES * blocks
     while length - i >= _MIN_LANED_BYTES:
         words = min((length - i) // 24, _LANE_WORDS)
         lane = 8 * words

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 
 from conf.errors import ConfigError
-from etl.tfrecord import decode_kernels_keys as k
 from etl.tfrecord.decode_base import (
     BadRecord,
     ColumnDecoder,
@@ -19,34 +18,16 @@ from etl.tfrecord.decode_base import (
     check_features,
     check_index,
 )
-from etl.tfrecord.decode_columns import Column, gather_binary
-from etl.tfrecord.decode_kernels import scan
-from etl.tfrecord.decode_kernels_sequence import scan_sequences
+from etl.tfrecord.decode_columns import gather_binary
 from etl.tfrecord.features import BYTE_ARRAY_FEATURE, Kind, WireFeature
 from etl.tfrecord.framing import Compression, RecordBlock, read_record_blocks
 from etl.tfrecord.infer import FeatureSurvey, infer_features
-from etl.tfrecord.key_table import KeyTable
 
 __all__ = [
     "BadRecord", "ByteArrayDecoder", "ExampleDecoder", "FeatureSurvey", "Kind",
     "SequenceDecoder", "WireFeature", "build_decoder", "infer_features", "read_batches",
     "read_tfrecords",
 ]  # fmt: skip
-
-
-class _Part:
-    """The wanted features of one map: their keys and how they tend to follow each other."""
-
-    def __init__(self, features: Sequence[WireFeature]) -> None:
-        self._keys = KeyTable([feature.name.encode() for feature in features])
-        self.table = self._keys.table
-        self.successors = (np.arange(len(features) + 1) + 1) % max(1, len(features))
-        self.successors[-1] = 0
-
-    def fields(self, columns: Sequence[Column]) -> np.ndarray:
-        """Feature table for the columns of a block, int64 `[features, FEATURE_FIELDS]`."""
-        rows = [c.fields(*key) for c, key in zip(columns, self._keys.places, strict=True)]
-        return np.array(rows, np.int64).reshape(len(rows), k.FEATURE_FIELDS)
 
 
 class ExampleDecoder(ColumnDecoder):
@@ -74,17 +55,6 @@ class ExampleDecoder(ColumnDecoder):
                     f"feature {feature.name!r} is a feature list, which tf.train.Example lacks",
                     fix="read the files with record type SequenceExample",
                 )
-        self._part = _Part(self.features)
-
-    def _scan(
-        self, data: np.ndarray, index: np.ndarray, columns: list[Column], outcomes: np.ndarray
-    ) -> tuple[int, int, int, list[np.ndarray]]:
-        fields = self._part.fields(columns)
-        base, limit = data.ctypes.data, data.ctypes.data + data.size
-        outcome, record, feature = scan(
-            base, index, limit, fields, self._part.table, self._part.successors, outcomes
-        )
-        return int(outcome), int(record), int(feature), list(fields)
 
 
 class SequenceDecoder(ColumnDecoder):
@@ -96,39 +66,6 @@ class SequenceDecoder(ColumnDecoder):
     """
 
     _message = "tf.train.SequenceExample"
-
-    def __init__(self, features: Sequence[WireFeature]) -> None:
-        """Plans the decoding.
-
-        Args:
-            features: What to decode, in the order of the columns.
-
-        Raises:
-            ConfigError: An unknown kind, or a name that occurs twice.
-        """
-        super().__init__(features)
-        is_sequence = [feature.is_sequence for feature in self.features]
-        self._order = np.argsort(is_sequence, kind="stable")  # the context first
-        self._split = len(self.features) - sum(is_sequence)
-        ordered = [self.features[number] for number in self._order]
-        self._context, self._lists = _Part(ordered[: self._split]), _Part(ordered[self._split :])
-
-    def _scan(
-        self, data: np.ndarray, index: np.ndarray, columns: list[Column], outcomes: np.ndarray
-    ) -> tuple[int, int, int, list[np.ndarray]]:
-        ordered = [columns[number] for number in self._order]
-        context = self._context.fields(ordered[: self._split])
-        lists = self._lists.fields(ordered[self._split :])
-        base, limit = data.ctypes.data, data.ctypes.data + data.size
-        outcome, record, feature = scan_sequences(
-            base, index, limit, context, self._context.table, self._context.successors,
-            lists, self._lists.table, outcomes,
-        )  # fmt: skip
-        known = outcomes[:, 1] >= 0
-        outcomes[known, 1] = self._order[outcomes[known, 1]]
-        fields = dict(zip(self._order.tolist(), [*context, *lists], strict=True))
-        feature = int(self._order[feature]) if feature >= 0 else -1
-        return int(outcome), int(record), feature, [fields[i] for i in range(len(columns))]
 
 
 class ByteArrayDecoder(Decoder):

@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord import decode_kernels_keys as k
-from etl.tfrecord.decode_columns import PLACES, Arena, Column, Scratch
+from etl.tfrecord.decode_table import FeatureTable
 from etl.tfrecord.features import KIND_CODES, WireFeature
 from etl.tfrecord.framing import CorruptRecordError, RecordBlock, corrupt_record
 
-STOP_AT_FIRST = np.empty((0, 2), np.int64)
+_STOP_AT_FIRST = np.empty((0, 2), np.int64)
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,7 @@ class ColumnDecoder(Decoder):
     def __init__(self, features: Sequence[WireFeature]) -> None:
         self.features = check_features(tuple(features))
         self.schema = pa.schema([(f.name, f.arrow_type) for f in self.features])
-        self._scratch = Scratch()
-
-    @abstractmethod
-    def _scan(
-        self, data: np.ndarray, index: np.ndarray, columns: list[Column], outcomes: np.ndarray
-    ) -> tuple[int, int, int, list[np.ndarray]]:
-        """Runs the kernel; returns outcome, record, feature, and each column's table row."""
+        self._table = FeatureTable(self.features)
 
     def decode_block(self, block: RecordBlock, name: str = "<buffer>") -> pa.RecordBatch:
         """Decodes a block of records; see `decode`."""
@@ -104,16 +98,9 @@ class ColumnDecoder(Decoder):
         index = check_index(block.index, data.size)
         if not self.features:
             return build_empty(len(index))
-        columns = self._allocate(len(index))
-        outcome, record, feature, fields = self._scan(data, index, columns, STOP_AT_FIRST)
+        outcome, record, feature, arrays = self._table.decode(data, index, _STOP_AT_FIRST)
         if outcome != k.OK:
             raise self._error(outcome, block, record, feature, name)
-        arrays = []
-        for number, (column, row) in enumerate(zip(columns, fields, strict=True)):
-            array, bad = column.build(row, data.ctypes.data + data.size)
-            if bad >= 0:
-                raise self._error(k.MALFORMED, block, bad, number, name)
-            arrays.append(array)
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def decode_sound(
@@ -129,36 +116,18 @@ class ColumnDecoder(Decoder):
         return batch, bad
 
     def _find_malformed(self, block: RecordBlock, name: str) -> list[BadRecord]:
-        """Finds all malformed records, each pass going through the block once."""
+        """Finds all malformed records in one more pass."""
         data = np.ascontiguousarray(block.data)
         index = check_index(block.index, data.size)
         outcomes = np.zeros((len(index), 2), np.int64)
-        self._scan(data, index, self._allocate(len(index)), outcomes)
+        self._table.decode(data, index, outcomes)
         refused = (outcomes[:, 0] != k.OK) & (outcomes[:, 0] != k.MALFORMED)
         if refused.any():
             record = int(refused.argmax())
             outcome, feature = outcomes[record].tolist()
             raise self._error(outcome, block, record, feature, name)
-        bad = {
-            int(record): int(outcomes[record, 1])
-            for record in np.flatnonzero(outcomes[:, 0] == k.MALFORMED)
-        }
-        # What only shows when values are copied: integers of more than ten bytes.
-        rest = np.flatnonzero(outcomes[:, 0] == k.OK)
-        columns = self._allocate(len(rest))
-        *_, fields = self._scan(data, index[rest], columns, STOP_AT_FIRST)
-        for number, (column, row) in enumerate(zip(columns, fields, strict=True)):
-            malformed = np.zeros(len(rest), np.uint8)
-            column.build(row, data.ctypes.data + data.size, malformed)
-            for record in rest[malformed != 0]:
-                bad.setdefault(int(record), number)
-        return [BadRecord(record, self._reason(feature)) for record, feature in sorted(bad.items())]
-
-    def _allocate(self, rows: int) -> list[Column]:
-        arena = Arena()
-        noted = sum(f.is_list or f.is_sequence or f.kind == "bytes" for f in self.features)
-        self._scratch.begin(noted * PLACES * rows)
-        return [Column(feature, rows, arena, self._scratch) for feature in self.features]
+        bad = np.flatnonzero(outcomes[:, 0] == k.MALFORMED).tolist()
+        return [BadRecord(record, self._reason(int(outcomes[record, 1]))) for record in bad]
 
     def _reason(self, feature: int) -> str:
         where = f" in feature {self.features[feature].name!r}" if feature >= 0 else ""

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from conf.errors import InputDataError
-from etl.tfrecord.decode_kernels import fill, fill_strings, gather, total
-from etl.tfrecord.decode_kernels_sequence import fill_feature_lists
+from etl.tfrecord import decode_kernels_keys as k
+from etl.tfrecord.decode_kernels import gather
 from etl.tfrecord.features import KIND_CODES, WireFeature
 from etl.tfrecord.walk_kernels import BYTES, FLOAT, INT
 
@@ -19,156 +19,171 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     FLOAT: np.dtype(np.float32),
     BYTES: np.dtype(np.uint8),
 }
-_STOP_AT_FIRST = np.empty(0, np.uint8)
+# Outputs have room for so much more than the rows so far let expect.
+_MARGIN, _SPARE = 1.04, 64
 
 
 class Arena:
-    """Hands out zeroed memory in pieces, so that ten thousand columns need few allocations."""
+    """Hands out memory in pieces, so that ten thousand columns need few allocations.
 
-    _CHUNK_BYTES = 64 << 10  # below the size from which the allocator asks the system each time
+    It is of Arrow's pool, which keeps its pages where numpy's go back to the system.
+    """
+
+    _CHUNK_BYTES = 64 << 10
     _ALIGNMENT = 64
 
     def __init__(self) -> None:
         self._left = 0
 
-    def allocate(self, size: int) -> tuple[pa.Buffer, int]:
-        """Returns a zeroed buffer of `size` bytes and its address."""
+    def allocate(self, size: int) -> tuple[pa.Buffer, np.ndarray]:
+        """Returns a buffer of `size` bytes, whatever they hold, and the same for writing."""
         taken = max(1, -(-size // self._ALIGNMENT)) * self._ALIGNMENT
+        if taken >= self._CHUNK_BYTES:
+            buffer = pa.allocate_buffer(size)
+            return buffer, np.frombuffer(buffer, np.uint8)
         if taken > self._left:
-            self._left = max(self._CHUNK_BYTES, taken)
-            chunk = np.zeros(self._left, np.uint8)
-            self._chunk, self._start, self._next = pa.py_buffer(chunk), chunk.ctypes.data, 0
+            self._chunk, self._next = pa.allocate_buffer(self._CHUNK_BYTES), 0
+            self._view, self._left = np.frombuffer(self._chunk, np.uint8), self._CHUNK_BYTES
         at = self._next
         self._next += taken
         self._left -= taken
-        return self._chunk.slice(at, size), self._start + at
+        return self._chunk.slice(at, size), self._view[at : at + size]
 
 
 class Scratch:
-    """Memory in which a decoder notes where lists and byte strings lie, block after block.
+    """Memory that a decoder uses block after block, without asking the system for it again."""
 
-    It is neither zeroed nor asked of the system again; what it holds counts only for rows whose
-    feature is marked as present.
-    """
-
-    _KEPT_BYTES = 256 << 20
+    _KEPT_BYTES = 64 << 20
 
     def __init__(self) -> None:
-        self._memory = np.empty(0, np.int64)
-        self._taken = 0
+        self._memory = np.empty(0, np.uint8)
 
-    def begin(self, words: int) -> None:
-        """Makes room for so many words, giving up what was handed out before."""
-        if self._memory.size < words or 8 * self._memory.size > self._KEPT_BYTES:
-            self._memory = np.empty(words, np.int64)
-        self._taken = 0
-
-    def take(self, words: int) -> int:
-        """Address of the next so many words."""
-        address = self._memory.ctypes.data + 8 * self._taken
-        self._taken += words
-        return address
-
-
-PLACES = 6  # words per row: starts, ends, counts, byte counts, since, outer counts
+    def take(self, size: int) -> np.ndarray:
+        """So many bytes, uint8 `[size]`; gives up what was handed out before."""
+        if self._memory.size < size or self._memory.size > self._KEPT_BYTES:
+            self._memory = np.empty(size, np.uint8)
+        return self._memory[:size]
 
 
 class Column:
-    """One feature of a block of records."""
+    """One feature of a block of records: the memory of its values, and what becomes of it.
 
-    def __init__(self, feature: WireFeature, rows: int, arena: Arena, scratch: Scratch) -> None:
+    How much its lists and byte strings take shows while they are decoded: room for them is made
+    as the rows so far let expect, in the pool's memory, where growing seldom means copying.
+    """
+
+    def __init__(self, feature: WireFeature, rows: int, arena: Arena) -> None:
         self._feature, self._code, self._rows = feature, KIND_CODES[feature.kind], rows
-        self._is_nested = feature.is_list or feature.is_sequence
-        self._is_scalar = not self._is_nested and self._code != BYTES
-        valid, self._valid_at = arena.allocate(rows)
-        self._valid = np.frombuffer(valid, np.uint8)
-        width = _DTYPES[self._code].itemsize if self._is_scalar else 0
-        self._values, self._values_at = arena.allocate(width * rows)
-        self._places_at = scratch.take(0 if self._is_scalar else PLACES * rows)
+        self._depth = 2 if feature.is_sequence else int(feature.is_list)
+        self._is_noted = self._depth > 0 or self._code == BYTES
+        self._width = _DTYPES[self._code].itemsize
+        self._byte_offsets = self._list_offsets = None
+        if self._is_noted:
+            self._values = _allocate(0)
+            self._row_offsets, offsets = arena.allocate(4 * (rows + 1))
+            offsets[:4] = 0
+            if self._depth > 0 and self._code == BYTES:
+                self._byte_offsets = _allocate(4)
+                _set_first(self._byte_offsets)
+            if self._depth > 1:
+                self._list_offsets = _allocate(4)
+                _set_first(self._list_offsets)
+        else:
+            self._values, self._numbers = arena.allocate(self._width * rows)
 
-    def fields(self, key: int, key_bytes: int) -> tuple[int, ...]:
-        """Row of the feature table."""
-        starts, ends, counts, byte_counts, since, outer = (
-            self._places_at + 8 * self._rows * i for i in range(PLACES)
-        )
-        return (self._code, int(self._feature.is_list), key, key_bytes, self._values_at,
-                self._valid_at, starts, ends, counts, byte_counts, since, outer)  # fmt: skip
-
-    def build(
-        self, fields: np.ndarray, limit: int, malformed: np.ndarray = _STOP_AT_FIRST
-    ) -> tuple[pa.Array | None, int]:
-        """Builds the Arrow column.
+    def reserve(self, fields: np.ndarray, rooms: tuple[int, int, int]) -> None:
+        """Makes room for so many values, bytes and inner lists; keeps what is there.
 
         Args:
-            fields: The feature's row of the feature table, int64 `[FEATURE_FIELDS]`.
-            limit: Address past the input buffer.
-            malformed: As for the kernels; with rows, the column returned is of no use.
-
-        Returns:
-            The column and -1, or None and the number of a malformed record.
-
-        Raises:
-            InputDataError: More values than Arrow's offsets reach.
+            fields: The feature's row of the feature table, int64 `[FEATURE_FIELDS]`; updated.
+            rooms: For how many values of lists, bytes of byte strings, and inner lists.
         """
-        if self._is_scalar:
-            return self._array([self._validity(), self._values]), -1
-        depth = 2 if self._feature.is_sequence else int(self._is_nested)
-        totals = [int(number) for number in total(fields, depth, self._rows)]
-        _check_totals(*totals)
-        count, size, lists = totals
+        if not self._is_noted:
+            fields[k.VALUES] = self._values.address
+            return
+        count, size, lists = rooms
         is_bytes = self._code == BYTES
-        values = _allocate(size if is_bytes else count * _DTYPES[self._code].itemsize)
-        rows = _allocate_offsets(self._rows)
-        inputs = (fields, self._rows, limit, values.address)
-        if depth == 0:
-            fill_strings(*inputs, rows.address)
-            return self._array([self._validity(), rows, values]), -1
-        byte_offsets = _allocate_offsets(count if is_bytes else 0)
-        offsets = _allocate_offsets(lists)
-        if depth == 1:
-            bad = fill(*inputs, byte_offsets.address, rows.address, malformed)
-        else:
-            bad = fill_feature_lists(
-                *inputs, byte_offsets.address, offsets.address, rows.address, malformed
-            )
-        if bad >= 0:
-            return None, int(bad)
-        child_type = self._feature.arrow_type.value_type
-        leaf_type = child_type if depth == 1 else child_type.value_type
-        leaves = [None, byte_offsets, values] if is_bytes else [None, values]
+        self._values.resize(size if is_bytes else count * self._width)
+        fields[k.COUNT_ROOM : k.LIST_ROOM + 1] = rooms
+        fields[k.VALUES], fields[k.ROW_OFFSETS] = self._values.address, self._row_offsets.address
+        if self._byte_offsets is not None:
+            self._byte_offsets.resize(4 * (count + 1))
+            fields[k.BYTE_OFFSETS] = self._byte_offsets.address
+        if self._list_offsets is not None:
+            self._list_offsets.resize(4 * (lists + 1))
+            fields[k.LIST_OFFSETS] = self._list_offsets.address
+
+    def build(self, fields: np.ndarray, valid: np.ndarray) -> pa.Array:
+        """Builds the Arrow column, when all rows have been decoded.
+
+        Args:
+            fields: The feature's row of the feature table.
+            valid: Which rows hold the feature, uint8 `[rows]`.
+        """
+        data_type, validity = self._feature.arrow_type, _validity(valid)
+        if not self._is_noted:
+            if validity is not None:  # what lies below a null is not left to chance
+                self._numbers.view(_DTYPES[self._code])[valid == 0] = 0
+            return pa.Array.from_buffers(data_type, self._rows, [validity, self._values])
+        count, size, lists = fields[k.COUNT : k.LISTS + 1].tolist()
+        is_bytes = self._code == BYTES
+        self._values.resize(size if is_bytes else count * self._width)
+        if self._depth == 0:
+            buffers = [validity, self._row_offsets, self._values]
+            return pa.Array.from_buffers(data_type, self._rows, buffers)
+        leaf_type = data_type.value_type if self._depth == 1 else data_type.value_type.value_type
+        leaves = [None, self._values]
+        if self._byte_offsets is not None:
+            self._byte_offsets.resize(4 * (count + 1))
+            leaves.insert(1, self._byte_offsets)
         child = pa.Array.from_buffers(leaf_type, count, leaves)
-        if depth == 2:
-            child = pa.Array.from_buffers(child_type, lists, [None, offsets], children=[child])
-        return self._array([self._validity(), rows], [child]), -1
+        if self._list_offsets is not None:
+            self._list_offsets.resize(4 * (lists + 1))
+            buffers = [None, self._list_offsets]
+            child = pa.Array.from_buffers(data_type.value_type, lists, buffers, children=[child])
+        buffers = [validity, self._row_offsets]
+        return pa.Array.from_buffers(data_type, self._rows, buffers, children=[child])
 
-    def _array(
-        self, buffers: list[pa.Buffer | None], children: list[pa.Array] | None = None
-    ) -> pa.Array:
-        data_type = self._feature.arrow_type
-        return pa.Array.from_buffers(data_type, self._rows, buffers, children=children)
 
-    def _validity(self) -> pa.Buffer | None:
-        if self._valid.all():
-            return None
-        return pa.py_buffer(np.packbits(self._valid, bitorder="little"))
+def expect_rooms(per_row: np.ndarray, rows: int, most: int) -> np.ndarray:
+    """For how much to make room, by what a row has taken so far.
+
+    Args:
+        per_row: What a row takes, float64 of any shape.
+        rows: Rows to come.
+        most: What they cannot exceed.
+
+    Returns:
+        int64 of the same shape.
+    """
+    expected = np.minimum(per_row * (rows * _MARGIN) + _SPARE, most)
+    return np.where(per_row > 0, expected, 0).astype(np.int64)
 
 
 def _allocate(size: int) -> pa.Buffer:
-    """Memory of Arrow's pool, which keeps its pages where numpy's go back to the system."""
-    return pa.allocate_buffer(size)
+    """Memory that can grow."""
+    return pa.allocate_buffer(size, resizable=True)
 
 
-def _allocate_offsets(count: int) -> pa.Buffer:
-    """Room for int32 `[count + 1]`, the first one zero."""
-    buffer = _allocate(4 * (count + 1))
-    np.frombuffer(buffer, np.int32, 1)[0] = 0
-    return buffer
+def _set_first(offsets: pa.Buffer) -> None:
+    np.frombuffer(offsets, np.int32, 1)[0] = 0
 
 
-def _check_totals(*totals: int) -> None:
-    if max(totals) > _MAX_OFFSET:
+def _validity(valid: np.ndarray) -> pa.Buffer | None:
+    if valid.all():
+        return None
+    return pa.py_buffer(np.packbits(valid, bitorder="little"))
+
+
+def check_totals(total: int) -> None:
+    """Refuses more values than Arrow's offsets reach.
+
+    Raises:
+        InputDataError: There are.
+    """
+    if total > _MAX_OFFSET:
         raise InputDataError(
-            "too many values for one batch", received=max(totals),
+            "too many values for one batch", received=total,
             allowed=_MAX_OFFSET, fix="decode fewer records at a time",
         )  # fmt: skip
 
@@ -193,7 +208,7 @@ def gather_binary(data: np.ndarray, index: np.ndarray) -> pa.Array:
         InputDataError: More than 2 GiB - 1 in all.
     """
     lengths = np.ascontiguousarray(index[:, 1])
-    _check_totals(int(lengths.sum()))
+    check_totals(int(lengths.sum()))
     values = np.empty(int(lengths.sum()), np.uint8)
     gather(data.ctypes.data, index, values.ctypes.data)
     buffers = [None, _offsets(lengths), pa.py_buffer(values)]

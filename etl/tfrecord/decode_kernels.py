@@ -1,69 +1,21 @@
-"""Compiled decoder of framed `tf.train.Example` records; trusts no byte of its input.
+"""Compiled decoder of `tf.train.Example` and `SequenceExample`; trusts no byte of its input.
 
-Every read is checked against the end of the message that holds it. Cells in the form that all
-common writers produce take a fast path of a few word loads; anything else that protobuf accepts
-(fields in any order, unpacked numbers, repeated keys, unknown fields, lists in several pieces) is
-walked field by field, with protobuf's rules: the last entry of a key wins, the last member of a
-oneof wins, repeated occurrences of one member are concatenated.
+Records go through in runs that stay in the cache: a run is scanned, which measures its lists and
+byte strings, and these are copied while they are near.
 """
 
 # mypy: disable-error-code="no-untyped-def"
 
 import numpy as np
 
-from etl.tfrecord.decode_kernels_cells import (
-    LIST_ALONE,
-    VALUE_ALONE,
-    read_compact,
-    read_simple,
-)
-from etl.tfrecord.decode_kernels_keys import (
-    BYTE_COUNTS,
-    COUNTS,
-    ENDS,
-    ENTRY_TAG,
-    IS_LIST,
-    KIND,
-    MALFORMED,
-    NOT_SCALAR,
-    OK,
-    OTHER_KIND,
-    OUTER_COUNTS,
-    REFUSED,
-    SINCE,
-    STARTS,
-    VALID,
-    VALUES,
-    find_feature,
-    read_key,
-)
-from etl.tfrecord.kernels import (
-    copy_bytes,
-    inlined,
-    kernel,
-    load_i64,
-    load_u8,
-    outlined,
-    prefetch,
-    store_i32,
-    store_u8,
-    store_u64,
-)
-from etl.tfrecord.walk_kernels import (
-    ABSENT,
-    BYTES,
-    INT,
-    fill_entry,
-    fill_list,
-    fill_numbers,
-    measure_entry,
-    read_field,
-)
+from etl.tfrecord.decode_kernels_fill import fill_rows, has_room
+from etl.tfrecord.decode_kernels_keys import MALFORMED, OK, PLACE_BYTES, PLACES, VALID
+from etl.tfrecord.decode_kernels_scan import scan_rows
+from etl.tfrecord.kernels import copy_bytes, inlined, kernel, store_u8
 
-FEATURES_TAG = 0x0A
+NO_ROOM = 9  # an outcome of its own
 
-# How far ahead memory is asked for.
-_ROWS_AHEAD, _RECORDS_AHEAD = 6, 4
+FEATURES_TAG, FEATURE_LISTS_TAG = 0x0A, 0x12
 
 
 @kernel
@@ -74,226 +26,72 @@ def gather(base, index, target):
         target += index[row, 1]
 
 
-@kernel
-def total(feature, depth, rows):
-    """Adds up what `scan` has measured of a feature.
-
-    Args:
-        feature: Row of the feature table, int64 `[FEATURE_FIELDS]`.
-        depth: 0 for byte strings, 1 for lists, 2 for lists of lists.
-        rows: Number of records.
-
-    Returns:
-        Values (of lists alone), bytes of values (of byte strings alone), and inner lists.
-    """
-    count, size, lists = np.int64(0), np.int64(0), np.int64(0)
-    for row in range(rows):
-        if load_u8(feature[VALID] + row) == np.uint8(1):
-            if depth > 0:
-                count += load_i64(feature[COUNTS] + 8 * row)
-            if feature[KIND] == BYTES:
-                size += load_i64(feature[BYTE_COUNTS] + 8 * row)
-            if depth > 1:
-                lists += load_i64(feature[OUTER_COUNTS] + 8 * row)
-    return count, size, lists
+@inlined
+def _leave_out(features, first, outcomes):
+    """Takes back what has been stored of bad rows, which may not be whole."""
+    for i in range(len(outcomes)):
+        if outcomes[i, 0] != OK:
+            for f in range(len(features)):
+                store_u8(features[f, VALID] + first + i, np.uint8(0))
 
 
 @inlined
-def _fetch_ahead(feature, row, rows):
-    """Asks for the bytes of a row that is due soon: the next row's are a record away."""
-    if row + _ROWS_AHEAD < rows:
-        start = load_i64(feature[STARTS] + 8 * (row + _ROWS_AHEAD))
-        prefetch(start)
-        prefetch(start + 64)
-        prefetch(start + 128)
-
-
-@inlined
-def _fill_row(feature, row, limit, values, offsets, at, byte_at):
-    start, end = load_i64(feature[STARTS] + 8 * row), load_i64(feature[ENDS] + 8 * row)
-    since = load_i64(feature[SINCE] + 8 * row)
-    if since == VALUE_ALONE:
-        return fill_numbers(feature[KIND], start, end, limit, values, at), byte_at
-    if since == LIST_ALONE:
-        return fill_list(feature[KIND], start, end, limit, values, offsets, at, byte_at)
-    return fill_entry(feature[KIND], start, end, since, limit, values, offsets, at, byte_at)
-
-
-@kernel
-def fill(feature, rows, limit, values, offsets, row_offsets, malformed):
-    """Copies the values of a list feature out of all rows that `scan` has measured.
-
-    Args:
-        feature: Row of the feature table, int64 `[FEATURE_FIELDS]`.
-        rows: Number of records.
-        limit: Address past the input buffer.
-        values: Address of the output values.
-        offsets: Address of int32 `[values + 1]`, the first one set; bytes only.
-        row_offsets: Address of int32 `[rows + 1]`, the first one set.
-        malformed: uint8 `[rows]` in which to mark malformed records, going on after each; empty
-            to stop at the first.
-
-    Returns:
-        The malformed record that ended the pass, or -1.
-    """
-    at, byte_at = np.int64(0), np.int64(0)
-    for row in range(rows):
-        _fetch_ahead(feature, row, rows)
-        if load_u8(feature[VALID] + row) != np.uint8(0):
-            next_at, next_byte = _fill_row(feature, row, limit, values, offsets, at, byte_at)
-            if next_at >= 0:
-                at, byte_at = next_at, next_byte
-            elif len(malformed) == 0:
-                return row
-            else:
-                malformed[row] = np.uint8(1)
-        store_i32(row_offsets + 4 * (row + 1), np.int32(at))
-    return -1
-
-
-@kernel
-def fill_strings(feature, rows, limit, values, row_offsets):
-    """Copies the byte strings of a feature that is no list out of all rows; see `fill`."""
-    byte_at = np.int64(0)
-    for row in range(rows):
-        if row + _ROWS_AHEAD < rows:
-            prefetch(load_i64(feature[STARTS] + 8 * (row + _ROWS_AHEAD)))
-        if load_u8(feature[VALID] + row) != np.uint8(0):
-            if load_i64(feature[SINCE] + 8 * row) == VALUE_ALONE:
-                size = load_i64(feature[BYTE_COUNTS] + 8 * row)
-                copy_bytes(values + byte_at, load_i64(feature[STARTS] + 8 * row), size)
-                byte_at += size
-            else:
-                offsets, at = row_offsets + 4 * row, np.int64(0)  # of the one value
-                _, byte_at = _fill_row(feature, row, limit, values, offsets, at, byte_at)
-        store_i32(row_offsets + 4 * (row + 1), np.int32(byte_at))
-
-
-@outlined
-def _store_entry(feature, p, end, limit, row):
-    """Takes over an entry of any form: a scalar's value, or where a list's values lie."""
-    kind, count, total, since = measure_entry(p, end)
-    is_list = feature[IS_LIST] != 0
-    outcome = OK
-    if count < 0:
-        return MALFORMED
-    if kind != ABSENT and kind != feature[KIND]:
-        outcome = OTHER_KIND
-    elif not is_list and count > 1:
-        outcome = NOT_SCALAR
-    if outcome != OK:  # unless a later entry of the same key replaces this one
-        store_u8(feature[VALID] + row, np.uint8(outcome))
-        return outcome
-    present = kind != ABSENT and (is_list or count > 0)
-    store_u8(feature[VALID] + row, np.uint8(present))
-    if is_list or feature[KIND] == BYTES:
-        store_u64(feature[STARTS] + 8 * row, np.uint64(p))
-        store_u64(feature[ENDS] + 8 * row, np.uint64(end))
-        store_u64(feature[SINCE] + 8 * row, np.uint64(since))
-        store_u64(feature[COUNTS] + 8 * row, np.uint64(count))
-        if feature[KIND] == BYTES:
-            store_u64(feature[BYTE_COUNTS] + 8 * row, np.uint64(total))
-    elif present:
-        width = 8 if feature[KIND] == INT else 4
-        target = feature[VALUES] + width * row
-        zero = np.int64(0)
-        at, _ = fill_entry(feature[KIND], p, end, since, limit, target, 0, zero, zero)
-        if at < 0:
-            return MALFORMED
-    return OK
-
-
-@inlined
-def _scan_features(features, table, successors, p, end, limit, row):
-    """Goes through the entries of one Features message; returns an outcome and a feature."""
-    previous, refused = len(features), False
-    while p < end:
-        expected = successors[previous]
-        stop = read_compact(features[expected], p, end, limit, row)
-        if stop < 0:
-            stop = read_simple(features[expected], p, end, row)
-        if stop > 0:
-            previous, p = expected, stop
-            continue
-        tag, start, stop = read_field(p, end)
-        if stop < 0:
-            return MALFORMED, -1
-        if tag == ENTRY_TAG:
-            key, length = read_key(start, stop)
-            if key < 0:
-                return MALFORMED, -1
-            f = find_feature(features, table, expected, key, length)
-            if f >= 0:
-                successors[previous] = f
-                previous = f
-                outcome = _store_entry(features[f], start, stop, limit, row)
-                if outcome == MALFORMED:
-                    return MALFORMED, f
-                refused |= outcome != OK
-        p = stop
-    return REFUSED if refused else OK, -1
-
-
-@inlined
-def find_refused(features, row):
-    """Outcome and number of the first feature whose last entry was refused; (OK, -1) if none."""
+def _advance(features, rows):
+    """Lets the places be those of the next rows."""
     for f in range(len(features)):
-        outcome = load_u8(features[f, VALID] + row)
-        if outcome > np.uint8(1):
-            return np.int64(outcome), f
-    return np.int64(OK), -1
-
-
-@outlined
-def scan_record(features, table, successors, p, end, limit, row, features_tag):
-    """Decodes the Features message that a record holds under a tag.
-
-    Returns:
-        Outcome, and the feature that it is about (-1 for none).
-    """
-    refused = False
-    while p < end:
-        tag, start, stop = read_field(p, end)
-        if stop < 0:
-            return MALFORMED, np.int64(-1)
-        if tag == features_tag:
-            outcome, f = _scan_features(features, table, successors, start, stop, limit, row)
-            if outcome == MALFORMED:
-                return MALFORMED, np.int64(f)
-            refused |= outcome == REFUSED
-        p = stop
-    if refused:
-        outcome, f = find_refused(features, row)
-        return outcome, np.int64(f)
-    return OK, np.int64(-1)
+        features[f, PLACES] -= PLACE_BYTES * rows
 
 
 @kernel
-def scan(base, index, limit, features, table, successors, outcomes):
-    """Decodes the numbers and measures the lists and byte strings of records.
+def decode(base, index, limit, features, table, successors, lists, list_table, list_successors,
+           first, run_rows, outcomes):  # fmt: skip
+    """Decodes records into the outputs of two feature tables, as far as these have room.
 
     Args:
         base: Address of the buffer.
         index: Start and length of each record, int64 `[rows, 2]`, within the buffer.
         limit: Address past the buffer.
-        features: Feature table, int64 `[features, FEATURE_FIELDS]`, at least one row.
+        features: Feature table of an Example's features or a SequenceExample's context, int64
+            `[features, FEATURE_FIELDS]`; may have no rows. What has been copied is counted in it.
         table: Hash table of their keys.
         successors: Which feature was last seen to follow which, int64 `[features + 1]`; kept
             between calls, it makes the order of a file's features known after its first record.
-        outcomes: int64 `[rows, 2]` for outcome and feature of each record, going on after a bad
-            one; without rows, to stop at the first.
+        lists: Likewise of a SequenceExample's feature lists; may have no rows.
+        list_table: As `table`.
+        list_successors: As `successors`.
+        first: Row to begin with, all before it having been decoded.
+        run_rows: Rows per run, for which the feature tables hold places.
+        outcomes: int64 `[rows, 2]`, zeroed, for outcome and feature of each bad record, going on
+            after it; without rows, to stop at the first.
 
     Returns:
-        Outcome, record and feature at which the scan ended; (OK, -1, -1) for all records.
+        Outcome, record and feature at which the pass ended; (OK, -1, -1) for all records. After
+        `NO_ROOM` it goes on at that record, once there is room for what the tables say.
     """
-    for row in range(len(index)):
-        if row + _RECORDS_AHEAD < len(index):
-            prefetch(base + index[row + _RECORDS_AHEAD, 0])
-        p = base + index[row, 0]
-        end = p + index[row, 1]
-        outcome, f = scan_record(features, table, successors, p, end, limit, row, FEATURES_TAG)
-        if len(outcomes) > 0:
-            outcomes[row, 0], outcomes[row, 1] = outcome, f
-        elif outcome != OK:
+    for low in range(first, len(index), run_rows):
+        high = min(low + run_rows, len(index))
+        outcome, row, f = scan_rows(
+            features, table, successors, 0, base, index, limit, FEATURES_TAG, low, high, outcomes
+        )
+        # No further than to a bad record, so that the first one is told.
+        list_outcome, list_row, list_f = scan_rows(
+            lists, list_table, list_successors, len(features), base, index, limit,
+            FEATURE_LISTS_TAG, low, row, outcomes,
+        )  # fmt: skip
+        if list_outcome != OK:
+            return list_outcome, list_row, list_f
+        if outcome != OK:
             return outcome, row, f
+        _leave_out(features, low, outcomes[low:high])
+        _leave_out(lists, low, outcomes[low:high])
+        fits = has_room(features, low, high)
+        if not (has_room(lists, low, high) and fits):
+            return NO_ROOM, low, -1
+        row, f = fill_rows(features, 0, low, high, limit, outcomes)
+        if row < 0:
+            row, f = fill_rows(lists, len(features), low, high, limit, outcomes)
+        if row >= 0:
+            return MALFORMED, row, f
+        _advance(features, high - low)
+        _advance(lists, high - low)
     return OK, -1, -1

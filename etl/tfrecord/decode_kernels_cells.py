@@ -9,18 +9,20 @@ import numpy as np
 
 from etl.tfrecord.bit_groups import gather_groups
 from etl.tfrecord.decode_kernels_keys import (
-    BYTE_COUNTS,
-    COUNTS,
-    ENDS,
+    BYTE_COUNT,
+    DEPTH,
+    END,
     ENTRY_TAG,
     HEAD,
-    IS_LIST,
     KEY_BYTES,
     KEY_TAG,
     KIND,
+    PLACE_BYTES,
+    PLACES,
     SINCE,
-    STARTS,
+    START,
     VALID,
+    VALUE_COUNT,
     VALUES,
 )
 from etl.tfrecord.kernels import (
@@ -57,14 +59,14 @@ LIST_ALONE, VALUE_ALONE = 0, 1
 
 
 @inlined
-def _store_list(feature, row, low, high, count, total):
-    """Notes where a list message lies and what it holds."""
-    store_u8(feature[VALID] + row, np.uint8(1))
-    store_u64(feature[STARTS] + 8 * row, np.uint64(low))
-    store_u64(feature[ENDS] + 8 * row, np.uint64(high))
-    store_u64(feature[SINCE] + 8 * row, np.uint64(LIST_ALONE))
-    store_u64(feature[COUNTS] + 8 * row, np.uint64(count))
-    store_u64(feature[BYTE_COUNTS] + 8 * row, np.uint64(total))
+def store_place(feature, row, start, end, since, count, total):
+    """Notes where a list or byte string lies and what it holds."""
+    place = feature[PLACES] + PLACE_BYTES * row
+    store_u64(place + START, np.uint64(start))
+    store_u64(place + END, np.uint64(end))
+    store_u64(place + SINCE, np.uint64(since))
+    store_u64(place + VALUE_COUNT, np.uint64(count))
+    store_u64(place + BYTE_COUNT, np.uint64(total))
 
 
 @inlined
@@ -88,7 +90,7 @@ def read_compact(feature, p, end, limit, row):
         The address past the cell, or `FAILED` where it is anything else: nothing is stored then.
     """
     kind, head, head_bytes = feature[KIND], feature[HEAD], feature[KEY_BYTES] + 4
-    if feature[IS_LIST] != 0 or p + head_bytes + 8 > limit:
+    if feature[DEPTH] != 0 or p + head_bytes + 8 > limit:
         return np.int64(FAILED)
     size = np.int64(load_u8(p + 1))
     stop = p + 2 + size
@@ -106,9 +108,10 @@ def read_compact(feature, p, end, limit, row):
     if (load_u64(tail) & np.uint64(_TAIL_MASK)) != pattern:
         return np.int64(FAILED)
     if kind == BYTES:
-        store_u64(feature[STARTS] + 8 * row, np.uint64(tail + 6))
-        store_u64(feature[SINCE] + 8 * row, np.uint64(VALUE_ALONE))
-        store_u64(feature[BYTE_COUNTS] + 8 * row, n)
+        place = feature[PLACES] + PLACE_BYTES * row
+        store_u64(place + START, np.uint64(tail + 6))
+        store_u64(place + SINCE, np.uint64(VALUE_ALONE))
+        store_u64(place + BYTE_COUNT, n)
         store_u8(feature[VALID] + row, np.uint8(1))
         return stop
     if kind == FLOAT:
@@ -153,10 +156,7 @@ def _store_numbers(feature, row, start, stop):
     if count < 0:
         return False
     store_u8(feature[VALID] + row, np.uint8(1))
-    store_u64(feature[STARTS] + 8 * row, np.uint64(start))
-    store_u64(feature[ENDS] + 8 * row, np.uint64(stop))
-    store_u64(feature[SINCE] + 8 * row, np.uint64(VALUE_ALONE))
-    store_u64(feature[COUNTS] + 8 * row, np.uint64(count))
+    store_place(feature, row, start, stop, VALUE_ALONE, count, 0)
     return True
 
 
@@ -168,8 +168,8 @@ def read_simple(feature, p, end, row):
         The address past the cell, or `FAILED` where it is anything else: nothing is stored then.
     """
     kind, failed = feature[KIND], np.int64(FAILED)
-    is_list = feature[IS_LIST] != 0
-    if (not is_list and kind != BYTES) or load_u8(p) != np.uint8(ENTRY_TAG):
+    is_list = feature[DEPTH] != 0
+    if feature[DEPTH] > 1 or (not is_list and kind != BYTES) or load_u8(p) != np.uint8(ENTRY_TAG):
         return failed
     # Each message must fill the one around it: then nothing else is in there.
     start, stop = _read_short_length(p + 1, end)
@@ -194,6 +194,6 @@ def read_simple(feature, p, end, row):
     count, total = measure_list(kind, low, high)
     if count < 0 or (not is_list and count > 1):
         return failed
-    _store_list(feature, row, low, high, count, total)
+    store_place(feature, row, low, high, LIST_ALONE, count, total)
     store_u8(feature[VALID] + row, np.uint8(is_list or count > 0))
     return stop

@@ -14,19 +14,37 @@ OK, MALFORMED, OTHER_KIND, NOT_SCALAR, REFUSED = 0, 1, 2, 3, 4
 # Fields of a row of the feature table.
 (
     KIND,
-    IS_LIST,
+    DEPTH,  # 0 for one value, 1 for a list, 2 for a feature list
     HEAD,  # address of `0A 00 0A <key length> key`, padded to whole words with zeros
     KEY_BYTES,
-    VALUES,  # scalars: address of int64 or uint32 [rows]
     VALID,  # address of uint8 [rows], 1 where the feature is present, or why it is refused
-    STARTS,  # lists and bytes: address of int64 [rows], where the entry begins
-    ENDS,  # ... and ends
-    COUNTS,  # ... and how many values it holds (feature lists: in all its features)
-    BYTE_COUNTS,  # bytes: address of int64 [rows], total length of its values
-    SINCE,  # ... and address from which on the members of the oneof count
-    OUTER_COUNTS,  # feature lists: address of int64 [rows], features of each
-) = range(12)
-FEATURE_FIELDS = 12
+    PLACES,  # lists and bytes: address of the place of row 0, as if all rows had one
+    VALUES,  # address of the output: int64 or uint32 [rows] for numbers that are no list
+    ROW_OFFSETS,  # lists and bytes: address of int32 [rows + 1], the first one set
+    BYTE_OFFSETS,  # lists of bytes: address of int32 [COUNT_ROOM + 1], the first one set
+    LIST_OFFSETS,  # feature lists: address of int32 [LIST_ROOM + 1], the first one set
+    COUNT,  # values of lists that have been copied
+    SIZE,  # bytes of byte strings
+    LISTS,  # features of feature lists
+    COUNT_ROOM,  # for how many there is room in the output
+    SIZE_ROOM,
+    LIST_ROOM,
+    COUNT_NEED,  # how many there are in the rows that have been looked at
+    SIZE_NEED,
+    LIST_NEED,
+) = range(19)
+FEATURE_FIELDS = 19
+
+# A place: where a list or byte string lies in the input, and what it holds. Words, by address.
+(
+    START,  # where the entry begins
+    END,
+    SINCE,  # address from which on the members of the oneof count
+    VALUE_COUNT,  # how many values it holds (feature lists: in all its features)
+    BYTE_COUNT,  # bytes: total length of its values
+    LIST_COUNT,  # feature lists: features
+) = range(0, 48, 8)
+PLACE_BYTES = 48
 
 ENTRY_TAG, KEY_TAG = 0x0A, 0x0A
 

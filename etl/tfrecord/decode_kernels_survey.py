@@ -5,7 +5,7 @@
 import numpy as np
 
 from etl.tfrecord.decode_kernels_keys import ENTRY_TAG, MALFORMED, OK, find_feature, read_key
-from etl.tfrecord.decode_kernels_sequence import measure_feature_list
+from etl.tfrecord.decode_kernels_scan import measure_feature_list
 from etl.tfrecord.kernels import inlined, kernel
 from etl.tfrecord.walk_kernels import ABSENT, measure_entry, read_field
 

@@ -32,7 +32,6 @@ from etl.tfrecord.encode_kernels_sizes import (
     entry_bytes,
     feature_bytes,
     list_bytes,
-    load_int,
 )
 from etl.tfrecord.kernels import (
     copy_bytes,
@@ -42,7 +41,6 @@ from etl.tfrecord.kernels import (
     kernel,
     load_f32,
     load_f64,
-    load_i32,
     load_i64,
     load_u64,
     outlined,
@@ -50,7 +48,7 @@ from etl.tfrecord.kernels import (
     store_u32,
     store_u64,
 )
-from etl.tfrecord.packed import write_packed
+from etl.tfrecord.packed import load_int, write_packed
 from etl.tfrecord.varint import store_exact_varint, store_varint, varint_bytes
 
 SLACK_BYTES = 16
@@ -62,29 +60,19 @@ HEADER_BYTES, FOOTER_BYTES = 12, 4  # of a TFRecord
 _PACKED_TAG, _ENTRY_TAG, _KEY_TAG, _VALUE_TAG = 0x0A, 0x0A, 0x0A, 0x12
 
 
-@inlined
-def _store_head(head, size, address, grown):
-    """Copies `0A <entry> 0A <key length> key`, adding `grown` to the entry's length."""
-    store_u64(address, load_u64(head) + (np.uint64(grown) << np.uint64(8)))
-    for i in range(8, size, 8):
-        store_u64(address + i, load_u64(head + i))
-    return address + size
+# 12 <n + 4> <kind tag> <n + 2> 0A <n> in one word, n being the bytes of the value.
+_INT_TAIL, _FLOAT_TAIL = 0x0000_000A_021A_0412, 0x0000_000A_0212_0412
+_BYTES_TAIL, _TAIL_STEP = 0x0000_000A_020A_0412, 0x0000_0100_0100_0100
 
 
 @inlined
-def _write_compact_ints(column, row, cursors):
-    # 12 <n + 4> 1A <n + 2> 0A <n> in one word, n being the bytes of the value.
-    tail = np.uint64(0x0000_000A_021A_0412)
-    wide, values = column[KIND] == INT64, column[VALUES]
-    head, head_bytes = column[HEAD], column[KEY_BYTES] + 4
-    bitmap, bit = column[VALIDITY], column[VALIDITY_BIT]
-    for i in range(len(cursors)):
-        if is_valid(bitmap, bit + row + i):
-            value = load_int(wide, values, row + i)
-            size = varint_bytes(value)
-            address = _store_head(head, head_bytes, cursors[i], size)
-            store_u64(address, tail + np.uint64(size) * np.uint64(0x0000_0100_0100_0100))
-            cursors[i] = store_varint(address + 6, value)
+def _store_cell_head(head, head_bytes, p, tail, size):
+    """Writes a cell up to a value of `size` bytes, all lengths taking a byte; returns the end."""
+    store_u64(p, load_u64(head) + (np.uint64(size) << np.uint64(8)))
+    for i in range(8, head_bytes, 8):
+        store_u64(p + i, load_u64(head + i))
+    store_u64(p + head_bytes, np.uint64(tail) + np.uint64(size) * np.uint64(_TAIL_STEP))
+    return p + head_bytes + 6
 
 
 @inlined
@@ -101,24 +89,31 @@ def _narrow(value):
 
 
 @inlined
-def _write_compact_floats(column, row, cursors):
-    """Returns the first row with a refused value, or -1."""
-    tail = np.uint64(0x0000_040A_0612_0812)
-    wide, values = column[KIND] == FLOAT64, column[VALUES]
+def _write_compact(column, row, cursors):
+    """Writes single numbers under a short key; returns the first refused row, or -1."""
+    kind, values = column[KIND], column[VALUES]
+    is_int = kind <= INT64
+    tail = np.uint64(_INT_TAIL if is_int else _FLOAT_TAIL)
     head, head_bytes = column[HEAD], column[KEY_BYTES] + 4
     bitmap, bit = column[VALIDITY], column[VALIDITY_BIT]
     for i in range(len(cursors)):
-        if is_valid(bitmap, bit + row + i):
-            if wide:
-                value, refused = _narrow(load_f64(values + 8 * (row + i)))
+        if not is_valid(bitmap, bit + row + i):
+            continue
+        if is_int:
+            integer = load_int(kind == INT64, values, row + i)
+            size = varint_bytes(integer)
+            p = _store_cell_head(head, head_bytes, cursors[i], tail, size)
+            cursors[i] = store_varint(p, integer)
+        else:
+            if kind == FLOAT64:
+                number, refused = _narrow(load_f64(values + 8 * (row + i)))
                 if refused:
                     return row + i
             else:
-                value = load_f32(values + 4 * (row + i))
-            address = _store_head(head, head_bytes, cursors[i], 4)
-            store_u64(address, tail)
-            store_u32(address + 6, float_bits(value))
-            cursors[i] = address + 10
+                number = load_f32(values + 4 * (row + i))
+            p = _store_cell_head(head, head_bytes, cursors[i], tail, 4)
+            store_u32(p, float_bits(number))
+            cursors[i] = p + 4
     return -1
 
 
@@ -148,11 +143,8 @@ def _write_values(column, address, first, last):
         if any_refused:
             return -1
         address += 4 * (last - first)
-    elif kind == INT64:
-        address = write_packed(values + 8 * first, values + 8 * last, address)
     else:
-        for i in range(first, last):
-            address = store_varint(address, np.int64(load_i32(values + 4 * i)))
+        address = write_packed(kind == INT64, values, first, last, address)
     return address
 
 
@@ -184,14 +176,11 @@ def write_entry_head(column, p, value_size):
 @inlined
 def _write_short_string(column, row, p):
     """Writes the cell of a byte string whose lengths take a byte each; returns the end."""
-    # 12 <n + 4> 0A <n + 2> 0A <n> in one word, n being the bytes of the string.
-    tail = np.uint64(0x0000_000A_020A_0412)
     start = load_i64(column[BYTE_OFFSETS] + 8 * row)
     size = load_i64(column[BYTE_OFFSETS] + 8 * (row + 1)) - start
-    p = _store_head(column[HEAD], column[KEY_BYTES] + 4, p, size)
-    store_u64(p, tail + np.uint64(size) * np.uint64(0x0000_0100_0100_0100))
-    copy_bytes(p + 6, column[VALUES] + start, size)
-    return p + 6 + size
+    p = _store_cell_head(column[HEAD], column[KEY_BYTES] + 4, p, _BYTES_TAIL, size)
+    copy_bytes(p, column[VALUES] + start, size)
+    return p + size
 
 
 @inlined
@@ -226,13 +215,10 @@ def write_entries(columns, row, cursors):
     """
     for c in range(len(columns)):
         column = columns[c]
-        bad = -1
         if column[SIZES] != 0:
             bad = _write_general(column, row, cursors)
-        elif column[KIND] <= INT64:
-            _write_compact_ints(column, row, cursors)
         else:
-            bad = _write_compact_floats(column, row, cursors)
+            bad = _write_compact(column, row, cursors)
         if bad >= 0:
             return c, bad
     return -1, -1

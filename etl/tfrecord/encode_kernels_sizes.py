@@ -7,8 +7,8 @@ Columns come as a table of addresses, so that one call serves a whole batch what
 
 import numpy as np
 
-from etl.tfrecord.kernels import inlined, is_valid, kernel, load_i32, load_i64, outlined, store_u64
-from etl.tfrecord.packed import packed_bytes
+from etl.tfrecord.kernels import inlined, is_valid, kernel, load_i64, outlined, store_u64
+from etl.tfrecord.packed import load_int, packed_bytes
 from etl.tfrecord.varint import varint_bytes
 
 # Kinds of values.
@@ -59,14 +59,6 @@ def entry_bytes(key_bytes, value):
 
 
 @inlined
-def load_int(wide, values, i):
-    """Integer `i` of an int64 (wide) or int32 column, sign-extended, as uint64."""
-    if wide:
-        return np.uint64(load_i64(values + 8 * i))
-    return np.uint64(np.int64(load_i32(values + 4 * i)))
-
-
-@inlined
 def payload_bytes(kind, values, byte_offsets, first, last):
     """Bytes of the values [first, last) on the wire."""
     if FLOAT32 <= kind <= FLOAT64:
@@ -78,11 +70,8 @@ def payload_bytes(kind, values, byte_offsets, first, last):
             end = load_i64(byte_offsets + 8 * (i + 1))
             size += 1 + varint_bytes(end - start) + end - start
             start = end
-    elif kind == INT64:
-        size += packed_bytes(values, first, last)
     else:
-        for i in range(first, last):
-            size += varint_bytes(np.int64(load_i32(values + 4 * i)))
+        size += packed_bytes(kind == INT64, values, first, last)
     return size
 
 

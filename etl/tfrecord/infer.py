@@ -11,9 +11,8 @@ import numpy as np
 
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord import decode_kernels_survey as k
-from etl.tfrecord.decode_kernels import FEATURES_TAG
+from etl.tfrecord.decode_kernels import FEATURE_LISTS_TAG, FEATURES_TAG
 from etl.tfrecord.decode_kernels_keys import MALFORMED
-from etl.tfrecord.decode_kernels_sequence import FEATURE_LISTS_TAG
 from etl.tfrecord.features import BYTE_ARRAY_FEATURE, KIND_CODES, WireFeature
 from etl.tfrecord.framing import Compression, RecordBlock, corrupt_record, read_record_blocks
 from etl.tfrecord.key_table import KeyTable

@@ -19,6 +19,7 @@ from etl.tfrecord.kernels import (
     inlined,
     intrinsic,
     leading_zeros,
+    load_i32,
     load_i64,
     load_u8,
     load_u64,
@@ -26,7 +27,14 @@ from etl.tfrecord.kernels import (
     store_u64,
     trailing_zeros,
 )
-from etl.tfrecord.packed_lanes import HAS_LANES, LANES, drop_lanes, pack_lanes, unpack_lanes
+from etl.tfrecord.packed_lanes import (
+    HAS_LANES,
+    LANES,
+    drop_lanes,
+    pack_int32_lanes,
+    pack_lanes,
+    unpack_lanes,
+)
 from etl.tfrecord.varint import CONTINUATION, FAILED, read_varint, store_varint, varint_bytes
 
 _BLOCK_BYTES = 64
@@ -47,40 +55,65 @@ def _load_ends(typingctx: Any, address: Any) -> Any:
     return types.uint64(types.int64), codegen
 
 
-@intrinsic
-def _sum_bytes(typingctx: Any, address: Any, blocks: Any) -> Any:
-    """Bytes that 8 * blocks int64 at an address take as varints; see `varint_bytes`."""
+def _build_sum(bits: int) -> Any:
+    """Builds a kernel for integers of so many bits.
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        words, flag = ir.VectorType(ir.IntType(64), 8), ir.IntType(1)
+    It adds up the bytes that 8 * blocks of them at an address take as varints; see `varint_bytes`.
+    """
+    given = ir.VectorType(ir.IntType(bits), 8)
 
-        def splat(value: int) -> Any:
-            return ir.Constant(words, [value] * 8)
+    @intrinsic
+    def sum_bytes(typingctx: Any, address: Any, blocks: Any) -> Any:
 
-        def call(name: str, result: Any, *arguments: Any) -> Any:
-            signature = ir.FunctionType(result, [argument.type for argument in arguments])
-            return builder.call(builder.module.declare_intrinsic(name, (), signature), arguments)
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            words, flag = ir.VectorType(ir.IntType(64), 8), ir.IntType(1)
 
-        pointer = builder.inttoptr(args[0], words.as_pointer())
-        sums = cgutils.alloca_once_value(builder, splat(0))
-        with cgutils.for_range(builder, args[1]) as loop:
-            loaded = builder.load(builder.gep(pointer, [loop.index]), align=1)
-            zeros = call("llvm.ctlz.v8i64", words, builder.or_(loaded, splat(1)), flag(1))
-            nines = builder.add(builder.shl(zeros, splat(3)), zeros)  # 9 * (64 - bits)
-            sizes = builder.lshr(builder.sub(splat(64 + 9 * 64), nines), splat(6))
-            builder.store(builder.add(builder.load(sums), sizes), sums)
-        return call("llvm.vector.reduce.add.v8i64", words.element, builder.load(sums))
+            def splat(value: int) -> Any:
+                return ir.Constant(words, [value] * 8)
 
-    return types.int64(types.int64, types.int64), codegen
+            def call(name: str, result: Any, *arguments: Any) -> Any:
+                signature = ir.FunctionType(result, [argument.type for argument in arguments])
+                return builder.call(
+                    builder.module.declare_intrinsic(name, (), signature), arguments
+                )
+
+            pointer = builder.inttoptr(args[0], given.as_pointer())
+            sums = cgutils.alloca_once_value(builder, splat(0))
+            with cgutils.for_range(builder, args[1]) as loop:
+                loaded = builder.load(builder.gep(pointer, [loop.index]), align=1)
+                loaded = loaded if bits == 64 else builder.sext(loaded, words)
+                zeros = call("llvm.ctlz.v8i64", words, builder.or_(loaded, splat(1)), flag(1))
+                nines = builder.add(builder.shl(zeros, splat(3)), zeros)  # 9 * (64 - bits)
+                sizes = builder.lshr(builder.sub(splat(64 + 9 * 64), nines), splat(6))
+                builder.store(builder.add(builder.load(sums), sizes), sums)
+            return call("llvm.vector.reduce.add.v8i64", words.element, builder.load(sums))
+
+        return types.int64(types.int64, types.int64), codegen
+
+    return sum_bytes
+
+
+_sum_bytes, _sum_int32_bytes = _build_sum(64), _build_sum(32)
 
 
 @inlined
-def packed_bytes(values, first, last):
-    """Bytes that the int64 [first, last) at an address take as varints."""
+def load_int(is_wide, values, i):
+    """Integer `i` of an int64 (wide) or int32 array, sign-extended, as uint64."""
+    if is_wide:
+        return np.uint64(load_i64(values + 8 * i))
+    return np.uint64(np.int64(load_i32(values + 4 * i)))
+
+
+@inlined
+def packed_bytes(is_wide, values, first, last):
+    """Bytes that the int64 (wide) or int32 [first, last) at an address take as varints."""
     blocks = (last - first) >> 3
-    size = _sum_bytes(values + 8 * first, blocks)
+    if is_wide:
+        size = _sum_bytes(values + 8 * first, blocks)
+    else:
+        size = _sum_int32_bytes(values + 4 * first, blocks)
     for i in range(first + 8 * blocks, last):
-        size += varint_bytes(load_i64(values + 8 * i))
+        size += varint_bytes(load_int(is_wide, values, i))
     return size
 
 
@@ -213,31 +246,35 @@ def read_packed(p, end, limit, target):
 
 
 @inlined
-def write_words(p, end, address):
+def write_words(is_wide, values, first, last, address):
     """As `write_packed`, value by value."""
-    while p < end:
-        address = store_varint(address, load_u64(p))
-        p += 8
+    for i in range(first, last):
+        address = store_varint(address, load_int(is_wide, values, i))
     return address
 
 
 @outlined
-def write_packed(p, end, address):
-    """Stores int64 as varints, touching at most seven bytes past them.
+def write_packed(is_wide, values, first, last, address):
+    """Stores integers as varints, touching at most seven bytes past them.
 
     Args:
-        p: Address of the first value.
-        end: Address past the last one.
+        is_wide: Whether they are int64, else int32.
+        values: Address of integer 0.
+        first: Number of the first to store.
+        last: Number to stop before.
         address: Where to store.
 
     Returns:
         The address past the varints.
     """
-    while HAS_LANES and p < end:
-        count = min(LANES, (end - p) >> 3)
-        size = pack_lanes(address, p, count)
+    while HAS_LANES and first < last:
+        count = min(LANES, last - first)
+        if is_wide:
+            size = pack_lanes(address, values + 8 * first, count)
+        else:
+            size = pack_int32_lanes(address, values + 4 * first, count)
         if size == 0:
             break
         address += size
-        p += 8 * count
-    return write_words(p, end, address)
+        first += count
+    return write_words(is_wide, values, first, last, address)

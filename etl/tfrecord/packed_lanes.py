@@ -78,34 +78,49 @@ def _join_groups(builder: Any, data: Any) -> Any:
     return builder.or_(builder.and_(words, _repeat(64, 0x0FFF_FFFF)), high)
 
 
-@intrinsic
-def _pack(typingctx: Any, address: Any, values: Any, count: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        address, values, count = args
-        lanes = _as_mask(builder, _low_bits(builder, count), LANES)
-        source = builder.inttoptr(values, _WORDS.as_pointer())
-        name = "llvm.masked.load.v8i64.p0"
-        words = _call(builder, name, _WORDS, source, _ALIGN, lanes, _repeat(64, 0))
-        groups = _split_groups(builder, words)
-        some = builder.or_(groups, _repeat(64, 1))
-        zeros = _call(builder, "llvm.ctlz.v8i64", _WORDS, some, _BIT(1))
-        covered = builder.lshr(_repeat(64, 2**64 - 1), zeros)  # up to the highest bit set
-        is_followed = _is_used(builder, builder.lshr(covered, _repeat(64, 8)))
-        flags = builder.select(is_followed, _repeat(8, 0x80), _ZERO)
-        used = builder.bitcast(_is_used(builder, covered), _WORD)
-        used = builder.and_(used, _low_bits(builder, builder.mul(count, _WORD(8))))
-        data = _compress(builder, builder.or_(builder.bitcast(groups, _BYTES), flags), used)
-        size = builder.ctpop(used)
-        target = builder.inttoptr(address, _BYTES.as_pointer())
-        stored = _as_mask(builder, _low_bits(builder, size), 64)
-        name = "llvm.masked.store.v64i8.p0"
-        _call(builder, name, ir.VoidType(), data, target, _ALIGN, stored)
-        is_long = builder.icmp_unsigned(">", words, _repeat(64, 2**56 - 1))
-        is_long = builder.bitcast(is_long, ir.IntType(LANES))
-        is_any = builder.icmp_unsigned("!=", is_long, ir.IntType(LANES)(0))
-        return builder.select(is_any, _WORD(0), size)
+def _load_integers(builder: Any, address: Any, bits: int, lanes: Any) -> Any:
+    """Lanes of a register from integers of so many bits, sign-extended; zero for other lanes."""
+    given = ir.VectorType(ir.IntType(bits), LANES)
+    source, zeros = builder.inttoptr(address, given.as_pointer()), ir.Constant(given, None)
+    name = f"llvm.masked.load.v8i{bits}.p0"
+    loaded = _call(builder, name, given, source, _ALIGN, lanes, zeros)
+    return loaded if bits == 64 else builder.sext(loaded, _WORDS)
 
-    return types.int64(types.int64, types.int64, types.int64), codegen
+
+def _build_pack(bits: int) -> Callable[..., Any]:
+    """Packs integers of so many bits, each as the int64 that it equals."""
+
+    @intrinsic
+    def pack(typingctx: Any, address: Any, values: Any, count: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            address, values, count = args
+            lanes = _as_mask(builder, _low_bits(builder, count), LANES)
+            words = _load_integers(builder, values, bits, lanes)
+            groups = _split_groups(builder, words)
+            some = builder.or_(groups, _repeat(64, 1))
+            zeros = _call(builder, "llvm.ctlz.v8i64", _WORDS, some, _BIT(1))
+            covered = builder.lshr(_repeat(64, 2**64 - 1), zeros)  # up to the highest bit set
+            is_followed = _is_used(builder, builder.lshr(covered, _repeat(64, 8)))
+            flags = builder.select(is_followed, _repeat(8, 0x80), _ZERO)
+            used = builder.bitcast(_is_used(builder, covered), _WORD)
+            used = builder.and_(used, _low_bits(builder, builder.mul(count, _WORD(8))))
+            data = _compress(builder, builder.or_(builder.bitcast(groups, _BYTES), flags), used)
+            size = builder.ctpop(used)
+            target = builder.inttoptr(address, _BYTES.as_pointer())
+            stored = _as_mask(builder, _low_bits(builder, size), 64)
+            name = "llvm.masked.store.v64i8.p0"
+            _call(builder, name, ir.VoidType(), data, target, _ALIGN, stored)
+            is_long = builder.icmp_unsigned(">", words, _repeat(64, 2**56 - 1))
+            is_long = builder.bitcast(is_long, ir.IntType(LANES))
+            is_any = builder.icmp_unsigned("!=", is_long, ir.IntType(LANES)(0))
+            return builder.select(is_any, _WORD(0), size)
+
+        return types.int64(types.int64, types.int64, types.int64), codegen
+
+    return pack
+
+
+_pack, _pack_int32 = _build_pack(64), _build_pack(32)
 
 
 @intrinsic
@@ -161,7 +176,7 @@ def _drop_nothing(bits):
 
 def select_lanes(
     triple: str, features: dict[str, bool]
-) -> tuple[bool, Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+) -> tuple[bool, Callable[..., Any], Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
     """Picks what a CPU can do.
 
     Args:
@@ -169,19 +184,20 @@ def select_lanes(
         features: CPU features by LLVM name.
 
     Returns:
-        Whether there are lanes, and three kernels, which do nothing where there are none:
+        Whether there are lanes, and four kernels, which do nothing where there are none:
         `pack(address, values, count)` stores 1 to 8 int64 as varints, touching nothing past
         them, and returns their bytes; 0 if one takes more than eight.
+        `pack_int32` is the same for int32.
         `drop(ends)` clears the lowest eight bits that are set.
         `unpack(block, ends, count, target)` reads 1 to 8 varints of at most eight bytes: bits of
         `ends` are set where they end in the 64 bytes at `block`, the lowest one where the value
         before them ends. Returns `count`.
     """
     if triple.startswith("x86_64") and all(features.get(name) for name in _NEEDED):
-        return True, _pack, _drop, _unpack
-    return False, _do_nothing, _drop_nothing, _do_nothing
+        return True, _pack, _pack_int32, _drop, _unpack
+    return False, _do_nothing, _do_nothing, _drop_nothing, _do_nothing
 
 
-HAS_LANES, pack_lanes, drop_lanes, unpack_lanes = select_lanes(
+HAS_LANES, pack_lanes, pack_int32_lanes, drop_lanes, unpack_lanes = select_lanes(
     llvm.get_process_triple(), dict(llvm.get_host_cpu_features())
 )

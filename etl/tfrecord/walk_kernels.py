@@ -22,7 +22,7 @@ from etl.tfrecord.varint import FAILED, read_varint
 # Kinds of lists, numbered as the members of Feature's oneof.
 ABSENT, BYTES, FLOAT, INT = 0, 1, 2, 3
 
-VALUE_TAG, PACKED_TAG = 0x12, 0x0A
+VALUE_TAG, PACKED_TAG, FEATURE_TAG = 0x12, 0x0A, 0x0A
 
 
 @inlined

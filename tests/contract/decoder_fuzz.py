@@ -15,11 +15,10 @@ import sys
 import numpy as np
 
 from etl.tfrecord import decode_kernels_keys as k
-from etl.tfrecord.decode import ExampleDecoder, SequenceDecoder, WireFeature
-from etl.tfrecord.decode_columns import PLACES, Arena, Column, Scratch
-from etl.tfrecord.decode_kernels import fill, fill_strings, scan, total
-from etl.tfrecord.decode_kernels_sequence import fill_feature_lists, scan_sequences
-from etl.tfrecord.kernels import kernel, load_u8, store_u8
+from etl.tfrecord.decode import WireFeature
+from etl.tfrecord.decode_kernels import NO_ROOM, decode
+from etl.tfrecord.decode_table import FeatureTable
+from etl.tfrecord.kernels import kernel, store_u8
 from etl.tfrecord.walk_kernels import BYTES, FLOAT
 
 FEATURES = {
@@ -102,82 +101,52 @@ def mutate(corpus, starts, state, record):
 
 
 @kernel
-def fill_all(features, limit, ends, malformed):
-    """Copies the values of every list and byte string; returns whether all was sound."""
+def give_room(features, ends):
+    """Lays the outputs of every feature right before their forbidden pages."""
     for f in range(len(features)):
         feature = features[f]
-        is_nested = feature[k.OUTER_COUNTS] != 0 and feature[k.IS_LIST] == 2
-        if (feature[k.IS_LIST] == 0 and feature[k.KIND] != BYTES) or load_u8(feature[k.VALID]) != 1:
-            continue
-        depth = 2 if is_nested else feature[k.IS_LIST]
-        count, size, lists = total(feature, depth, 1)
         width = 1 if feature[k.KIND] == BYTES else 4 if feature[k.KIND] == FLOAT else 8
-        values = ends[0] - width * (size if feature[k.KIND] == BYTES else count)
-        byte_offsets, rows = ends[1] - 4 * (count + 1), ends[3] - 4 * 2
-        bad = np.int64(-1)
-        if is_nested:
-            offsets = ends[2] - 4 * (lists + 1)
-            bad = fill_feature_lists(
-                feature, 1, limit, values, byte_offsets, offsets, rows, malformed)  # fmt: skip
-        elif depth == 1:
-            bad = fill(feature, 1, limit, values, byte_offsets, rows, malformed)
-        else:
-            fill_strings(feature, 1, limit, values, rows)
-        if bad >= 0:
-            return False
-    return True
+        if feature[k.DEPTH] == 0 and feature[k.KIND] != BYTES:
+            feature[k.VALUES] = ends[0] - width
+            continue
+        count, size, lists = feature[k.COUNT_NEED], feature[k.SIZE_NEED], feature[k.LIST_NEED]
+        feature[k.COUNT_ROOM], feature[k.SIZE_ROOM], feature[k.LIST_ROOM] = count, size, lists
+        feature[k.VALUES] = ends[0] - width * (size if feature[k.KIND] == BYTES else count)
+        feature[k.BYTE_OFFSETS] = ends[1] - 4 * (count + 1)
+        feature[k.LIST_OFFSETS] = ends[2] - 4 * (lists + 1)
+        feature[k.ROW_OFFSETS] = ends[3] - 4 * 2
 
 
 @kernel
-def run_examples(records, state, corpus, starts, end, ends, features, table, successors, samples,
-                 sample_lengths, counts):  # fmt: skip
-    """Decodes mutated records one by one; counts outcomes and keeps some accepted ones."""
+def run(records, state, corpus, starts, end, ends, features, table, successors, lists, list_table,
+        list_successors, samples, sample_lengths, counts):  # fmt: skip
+    """Decodes mutated records one by one; counts outcomes and keeps some accepted ones.
+
+    Outputs share their memory, each being laid out anew once the decoder has said what it needs.
+    """
     record, index = np.empty(4096, np.uint8), np.zeros((1, 2), np.int64)
-    no_outcomes, none = np.empty((0, 2), np.int64), np.empty(0, np.uint8)
-    sampled = 0
+    fresh, fresh_lists = features.copy(), lists.copy()  # without room, not even for nothing
+    no_outcomes, sampled = np.empty((0, 2), np.int64), 0
     for _ in range(records):
         length = mutate(corpus, starts, state, record)
         base = end - length
         for i in range(length):
             store_u8(base + i, record[i])
+        features[:], lists[:] = fresh, fresh_lists
         for f in range(len(features)):
             store_u8(features[f, k.VALID], np.uint8(0))
-        index[0, 1] = length
-        outcome, _, _ = scan(base, index, end, features, table, successors, no_outcomes)
-        if outcome == k.OK and not fill_all(features, end, ends, none):
-            outcome = k.MALFORMED
-        counts[outcome] += 1
-        chosen = draw(state, max(1, records // (2 * len(samples)))) == 0
-        if chosen and outcome == k.OK and sampled < len(samples) and length <= samples.shape[1]:
-            samples[sampled, :length] = record[:length]
-            sample_lengths[sampled] = length
-            sampled += 1
-    return sampled
-
-
-@kernel
-def run_sequences(records, state, corpus, starts, end, ends, context, context_table, successors,
-                  lists, list_table, samples, sample_lengths, counts):  # fmt: skip
-    """As `run_examples`."""
-    record, index = np.empty(4096, np.uint8), np.zeros((1, 2), np.int64)
-    no_outcomes, none = np.empty((0, 2), np.int64), np.empty(0, np.uint8)
-    sampled = 0
-    for _ in range(records):
-        length = mutate(corpus, starts, state, record)
-        base = end - length
-        for i in range(length):
-            store_u8(base + i, record[i])
-        for f in range(len(context)):
-            store_u8(context[f, k.VALID], np.uint8(0))
         for f in range(len(lists)):
             store_u8(lists[f, k.VALID], np.uint8(0))
         index[0, 1] = length
-        outcome, _, _ = scan_sequences(
-            base, index, end, context, context_table, successors, lists, list_table, no_outcomes
-        )
-        sound = fill_all(context, end, ends, none) if outcome == k.OK else True
-        if outcome == k.OK and not (sound and fill_all(lists, end, ends, none)):
-            outcome = k.MALFORMED
+        outcome = np.int64(NO_ROOM)
+        for _ in range(2):
+            if outcome == NO_ROOM:
+                give_room(features, ends)
+                give_room(lists, ends)
+                outcome, _, _ = decode(
+                    base, index, end, features, table, successors, lists, list_table,
+                    list_successors, 0, 1, no_outcomes,
+                )  # fmt: skip
         counts[outcome] += 1
         chosen = draw(state, max(1, records // (2 * len(samples)))) == 0
         if chosen and outcome == k.OK and sampled < len(samples) and length <= samples.shape[1]:
@@ -196,25 +165,13 @@ def main(record_type: str, records: int, seed: int, corpus_file: str, result_fil
     ends = np.array([guarded_end() for _ in range(4)], np.int64)
     samples = np.zeros((SAMPLES, SAMPLE_BYTES), np.uint8)
     sample_lengths, counts = np.zeros(SAMPLES, np.int64), np.zeros(8, np.int64)
-    features = FEATURES[record_type]
-    arena, scratch = Arena(), Scratch()
-    scratch.begin(PLACES * len(features))
-    columns = [Column(feature, 1, arena, scratch) for feature in features]
-    outputs = (samples, sample_lengths, counts)
-    store = (records, state, corpus, starts, end, ends)
-    if record_type == "Example":
-        part = ExampleDecoder(features)._part
-        sampled = run_examples(*store, part.fields(columns), part.table, part.successors, *outputs)
-    else:
-        decoder = SequenceDecoder(features)
-        split = decoder._split
-        context, lists = decoder._context, decoder._lists
-        list_fields = lists.fields(columns[split:])
-        list_fields[:, k.IS_LIST] = 2  # which the kernels of feature lists do not look at
-        sampled = run_sequences(
-            *store, context.fields(columns[:split]), context.table, context.successors,
-            list_fields, lists.table, *outputs,
-        )  # fmt: skip
+    features = FeatureTable(FEATURES[record_type])
+    table, _valid = features.lay_out(1, 1)
+    table[:, k.COUNT_NEED] = -1
+    context, lists = features.parts(table)
+    sampled = run(
+        records, state, corpus, starts, end, ends, *context, *lists, samples, sample_lengths, counts
+    )
     np.savez(result_file, samples=samples[:sampled], lengths=sample_lengths[:sampled],
              counts=counts)  # fmt: skip
 

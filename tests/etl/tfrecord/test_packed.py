@@ -28,8 +28,8 @@ def read(address: int, end: int, limit: int, target: int) -> int:
 
 
 @njit
-def write(first: int, last: int, address: int) -> int:
-    return packed.write_packed(first, last, address)
+def write(is_wide: bool, values: int, first: int, last: int, address: int) -> int:
+    return packed.write_packed(is_wide, values, first, last, address)
 
 
 @njit
@@ -38,13 +38,13 @@ def read_by_words(address: int, end: int, limit: int, target: int) -> int:
 
 
 @njit
-def write_by_words(first: int, last: int, address: int) -> int:
-    return packed.write_words(first, last, address)
+def write_by_words(is_wide: bool, values: int, first: int, last: int, address: int) -> int:
+    return packed.write_words(is_wide, values, first, last, address)
 
 
 @njit
-def measure(address: int, first: int, last: int) -> int:
-    return packed.packed_bytes(address, first, last)
+def measure(is_wide: bool, address: int, first: int, last: int) -> int:
+    return packed.packed_bytes(is_wide, address, first, last)
 
 
 def run(data: bytes, spare: int, read: Callable[..., int] = read) -> tuple[int, list[int] | None]:
@@ -73,10 +73,11 @@ def test_reading_matches_protobuf(values: list[int], spare: int) -> None:
 def test_lanes_and_words_read_and_write_what_protobuf_does(values: list[int]) -> None:
     expected = b"".join(map(_VarintBytes, values))
     array = np.array([7, *values, 7], np.uint64)
-    first, last = array.ctypes.data + 8, array.ctypes.data + 8 * (1 + len(values))
     for store in (write, write_by_words):
         out = np.full(len(expected) + 8, 0xEE, np.uint8)
-        assert int(store(first, last, out.ctypes.data)) - out.ctypes.data == len(expected)
+        assert int(
+            store(True, array.ctypes.data, 1, 1 + len(values), out.ctypes.data)
+        ) - out.ctypes.data == len(expected)
         assert out[: len(expected)].tobytes() == expected
         assert out[-1] == 0xEE
     for load in (read, read_by_words):
@@ -104,7 +105,21 @@ def test_cut_and_overlong_varints_are_refused(bad: bytes, before: int, spare: in
 def test_sizes_match_protobuf(values: list[int]) -> None:
     array = np.array([0, *values, 0], np.int64)
     sizes = [len(_VarintBytes(value % 2**64)) for value in values]
-    assert measure(array.ctypes.data, 1, 1 + len(values)) == sum(sizes)
+    assert measure(True, array.ctypes.data, 1, 1 + len(values)) == sum(sizes)
+
+
+@given(st.lists(st.integers(0, 2**31 - 1) | st.integers(-(2**31), 300), max_size=40))
+@settings(deadline=None)
+def test_int32_are_written_as_the_int64_they_equal(values: list[int]) -> None:
+    expected = b"".join(_VarintBytes(value % 2**64) for value in values)
+    array = np.array([7, *values, 7], np.int32)
+    place = (False, array.ctypes.data, 1, 1 + len(values))
+    assert measure(*place) == len(expected)
+    for store in (write, write_by_words):
+        out = np.full(len(expected) + 8, 0xEE, np.uint8)
+        assert int(store(*place, out.ctypes.data)) - out.ctypes.data == len(expected)
+        assert out[: len(expected)].tobytes() == expected
+        assert out[-1] == 0xEE
 
 
 def test_aarch64_compiles_the_vector_code() -> None:

@@ -30,7 +30,7 @@ def test_the_cpu_decides(triple: str, features: dict, expected: bool) -> None:
 
 
 def test_a_cpu_without_lanes_reads_and_writes_the_same(monkeypatch) -> None:
-    names = ("HAS_LANES", "pack_lanes", "drop_lanes", "unpack_lanes")
+    names = ("HAS_LANES", "pack_lanes", "pack_int32_lanes", "drop_lanes", "unpack_lanes")
     for name, value in zip(names, _NONE, strict=True):
         monkeypatch.setattr(packed_lanes, name, value)
     spec = importlib.util.spec_from_file_location("packed_without_lanes", packed.__file__)
@@ -39,14 +39,14 @@ def test_a_cpu_without_lanes_reads_and_writes_the_same(monkeypatch) -> None:
     read, write = module.read_packed, module.write_packed
 
     @njit
-    def copy(first, last, middle, target):
-        end = write(first, last, middle)
+    def copy(values, count, middle, target):
+        end = write(True, values, 0, count, middle)
         return end - middle, read(middle, end, end + 80, target) - target
 
     values = np.array(_VALUES, np.uint64)
     middle, target = np.zeros(1000, np.uint8), np.zeros(len(values), np.uint64)
-    first = values.ctypes.data
-    sizes = copy(first, first + values.nbytes, middle.ctypes.data, target.ctypes.data)
+    addresses = (middle.ctypes.data, target.ctypes.data)
+    sizes = copy(values.ctypes.data, len(values), *addresses)
     expected = b"".join(map(_VarintBytes, _VALUES))
     assert tuple(map(int, sizes)) == (len(expected), values.nbytes)
     assert middle[: len(expected)].tobytes() == expected
