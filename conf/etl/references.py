@@ -17,7 +17,8 @@ def check_references(config: BuildConfig) -> None:
     Raises:
         ValueError: A source or column is not declared, or cannot play the part it is given.
     """
-    unknown = sorted(set(used_sources(config)) - set(config.sources))
+    # What the contract names is checked with the contract, rule by rule.
+    unknown = sorted(set(_joined_sources(config)) - set(config.sources))
     if unknown:
         raise ValueError(f"not declared under `sources`: {', '.join(unknown)}")
     for source in (config.events.source, config.split.test_source, config.split.validation_source):
@@ -35,6 +36,11 @@ def check_references(config: BuildConfig) -> None:
 
 def used_sources(config: BuildConfig) -> tuple[str, ...]:
     """Returns the sources that a build reads, each once, the event log first."""
+    return tuple(dict.fromkeys((*_joined_sources(config), *sorted(config.contract.sources))))
+
+
+def _joined_sources(config: BuildConfig) -> tuple[str, ...]:
+    """The sources that records are made of."""
     conversion = config.label.conversion if config.label else None
     used = [
         config.events.source,
@@ -42,7 +48,6 @@ def used_sources(config: BuildConfig) -> tuple[str, ...]:
         config.split.validation_source,
         *(join.source for join in config.joins),
         conversion.source if conversion else None,
-        *config.contract.sources,
     ]
     return tuple(dict.fromkeys(name for name in used if name))
 

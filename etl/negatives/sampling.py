@@ -81,7 +81,8 @@ def add_negatives(
     kept = samples.withColumn(DRAW_COLUMN, F.lit(0)).withColumn(
         probability, F.lit(1.0).cast("float")
     )
-    return Negatives(kept.unionByName(_replace_items(drawn, config, sources)), counts, release)
+    replaced = _replace_items(drawn, config, sources).select(*kept.columns)
+    return Negatives(kept.unionByName(replaced), counts, release)
 
 
 def _release_nothing() -> None:

@@ -78,5 +78,5 @@ def test_raw_item_may_stand_before_the_encoded_one(tmp_path):
 
 
 def test_user_and_item_must_be_features(tmp_path):
-    with pytest.raises(ValidationError, match="must encode the event's user column"):
+    with pytest.raises(ValidationError, match="must encode the event's item column 'item'"):
         build_config(tmp_path, tmp_path, features=[BASE[0]])

@@ -39,7 +39,7 @@ def sample(spark, rows=None, partitions=2, **negatives):
         "item bigint, genre string, __order string, __reason string",
     )
     events = frame(spark, TYPES, rows or log_rows()).repartition(partitions, "__position")
-    sources = {"items": Source("items", dictionary, ())}
+    sources = {"items": Source("items", dictionary, ()), "log": Source("log", events, ())}
     made = add_negatives(events, events, config, sources)
     try:
         return made.samples.collect(), made.drawn
