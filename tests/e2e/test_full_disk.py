@@ -65,7 +65,9 @@ def test_full_disk_during_a_build_keeps_the_last_version(spark, small_disk, tmp_
     assert second.returncode == 1
     assert "No space left on device" in second.stderr or "disk is full" in second.stderr
     assert "fix:" in second.stderr
-    assert "Traceback" not in second.stderr
+    # A worker that Spark drops in mid-sentence may say so itself; this command tells no trace.
+    assert "/jobs/" not in second.stderr
+    assert "/etl/" not in second.stderr
     assert resolve_version(root / "small") == version
     read_manifest(version)
     (small_disk / "filler").unlink()

@@ -41,19 +41,22 @@ def test_short_work_is_timed_per_call():
 
 
 def test_the_tree_counts_children_that_live_and_children_that_have_ended():
-    command = [sys.executable, "-c", BUSY.format(s=0.3) + "\nprint(flush=True); input()"]
+    code = "input()\n" + BUSY.format(s=0.3) + "\nprint(flush=True); input()"
+    command = [sys.executable, "-c", code]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def work() -> None:
+        assert child.stdin is not None
+        child.stdin.write(b"\n")
+        child.stdin.flush()
         subprocess.run([sys.executable, "-c", BUSY.format(s=0.3)], check=True)
         assert child.stdout is not None
         child.stdout.readline()
 
-    # Before the clock starts the child may have run for a moment, but not for half its work.
     times = time_tree(work)
     assert child.pid in process_tree(os.getpid())
     child.communicate(b"\n", timeout=30)
-    assert times.cpu_s >= 0.35
+    assert times.cpu_s >= 0.55
     assert child.pid not in process_tree(os.getpid())
 
 
