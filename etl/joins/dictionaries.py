@@ -9,12 +9,19 @@ from conf.etl import BuildConfig
 from etl.joins.as_of import join_as_of
 from etl.joins.dictionary import join_dictionary
 from etl.joins.keys import check_unique_key
-from etl.joins.plan import plan_joins
+from etl.joins.plan import DictionaryJoin, plan_joins
 from etl.joins.unmatched import refuse_unmatched
 from etl.sources import Source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+def join_one(events: DataFrame, dictionary: DataFrame, join: DictionaryJoin) -> DataFrame:
+    """Joins one dictionary, by its key or as it stood at each event's time, as declared."""
+    if join.config.as_of is None:
+        return join_dictionary(events, dictionary, join)
+    return join_as_of(events, dictionary, join)
 
 
 def join_dictionaries(
@@ -33,7 +40,6 @@ def join_dictionaries(
     for join in plan_joins(config, sources):
         dictionary = sources[join.name].good
         check_unique_key(join.name, dictionary, join.unique_columns)
-        join_one = join_dictionary if join.config.as_of is None else join_as_of
         events = join_one(events, dictionary, join)
         if join.config.unmatched == "fail":
             refuse_unmatched(events, join.name, join.on)

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from conf.etl import BuildConfig, NegativesConfig
 from etl.identity import DRAW_COLUMN, event_columns
-from etl.joins import join_as_of, join_dictionary, plan_joins
+from etl.joins import join_one, plan_joins
 from etl.negatives.candidates import (
     CANDIDATE_COLUMN,
     GROUP_COLUMN,
@@ -140,7 +140,6 @@ def _replace_items(
         added = join.config.added_columns(config.sources[join.name])
         # An item without an entry was drawn as it is; the log's frequent keys are not the draws'.
         plain = {"unmatched": "keep", "strategy": "auto", "salts": None}
-        join_one = join_dictionary if join.config.as_of is None else join_as_of
         rows = join_one(
             rows.drop(*added),
             sources[join.name].good,
