@@ -15,7 +15,7 @@ from conf.errors import InputDataError, SluiceError
 from conf.manifest import MANIFEST_FILE, Manifest
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, PAD_ID, FeatureSchema
 from etl.encoders.pipeline import read_plan
-from etl.encoders.vocabulary import load_vocabulary
+from etl.encoders.vocabulary import first_token_id, load_vocabulary
 from etl.quality.distribution import Distribution, build_distribution
 
 STATISTICS_FILE = "statistics.json"
@@ -106,9 +106,11 @@ class VersionView:
             return None
         spec = self._plan.vocabulary(self.schema[name].encoding)
         table = load_vocabulary(self.directory / ENCODERS_DIR, spec)
-        known = [i for i in ids if FIRST_TOKEN_ID <= i < FIRST_TOKEN_ID + len(table)]
-        found = table["token"].take([i - FIRST_TOKEN_ID for i in known]).to_pylist()
-        return {**_SPECIAL, **dict(zip(known, map(str, found), strict=True))}
+        first = first_token_id(table)
+        known = [i for i in ids if first <= i < first + len(table)]
+        found = table["token"].take([i - first for i in known]).to_pylist()
+        buckets = {i: f"(oov {i - FIRST_TOKEN_ID})" for i in ids if FIRST_TOKEN_ID <= i < first}
+        return {**_SPECIAL, **buckets, **dict(zip(known, map(str, found), strict=True))}
 
     def distribution(self, split: str, name: str) -> Distribution | None:
         """Returns a feature's distribution, or None where there are no statistics of it."""
