@@ -19,6 +19,8 @@ from conf.errors import InputDataError
 from conf.operations import Operation, operation_from_json, operation_to_json
 from conf.schema import FIRST_TOKEN_ID, FeatureSchema, fingerprint
 
+ENCODERS_DIR = "encoders"
+"""Folder of a dataset version that holds them."""
 ENCODERS_FILE = "encoders.json"
 ENCODERS_FORMAT_VERSIONS = (1, 2)
 IDENTITY = "identity"

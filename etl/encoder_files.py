@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conf.dataset import DatasetPaths
-from conf.encoders import ENCODERS_FILE, EncoderPlan
+from conf.encoders import ENCODERS_DIR, ENCODERS_FILE, EncoderPlan
 from conf.errors import InputDataError
 from conf.etl import BuildConfig
 from conf.manifest import FileInfo
@@ -26,8 +26,6 @@ from etl.split import SPLIT_COLUMN, TRAIN
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
-
-ENCODERS_DIR = "encoders"
 
 
 @dataclass(frozen=True)

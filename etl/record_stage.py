@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conf.dates import DateRange
+from conf.encoders import ENCODERS_DIR
 from conf.etl import BuildConfig
 from conf.manifest import FileInfo, Manifest, SplitInfo
 from etl.arrangement import ShardPlan, add_keys, arrange, fixed_plan, needs_survey, plan_by_survey
 from etl.connector import wire_features
-from etl.encoder_files import ENCODERS_DIR, FittedEncoders
+from etl.encoder_files import FittedEncoders
 from etl.encoders.pipeline import read_pipeline
 from etl.features import FeaturePlan
 from etl.file_info import describe_file

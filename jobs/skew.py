@@ -99,6 +99,7 @@ def compare(
         ConfigError: The log, its format or its keys do not fit.
         InputDataError: A value of the log is not what its feature's encoder takes.
     """
+    from conf.encoders import ENCODERS_DIR
     from etl.encoders.pipeline import read_plan
     from etl.quality.logged import (
         encode_logged,
@@ -108,7 +109,6 @@ def compare(
         read_split,
     )
     from etl.quality.skew import compare_features
-    from etl.quality.versions import ENCODERS_DIR
 
     version, manifest = recomputed.version, recomputed.manifest
     plan = read_plan(version / ENCODERS_DIR)

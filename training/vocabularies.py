@@ -11,13 +11,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from conf.encoders import ENCODERS_FILE, EncoderPlan, TableSpec, TokenDType, VocabularySpec
+from conf.encoders import (
+    ENCODERS_DIR,
+    ENCODERS_FILE,
+    EncoderPlan,
+    TableSpec,
+    TokenDType,
+    VocabularySpec,
+)
 from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.schema import FIRST_TOKEN_ID
 from etl.tfrecord.crc32c import crc32c
 
-ENCODERS_DIR = "encoders"
 TOKEN_TYPES: dict[str, pa.DataType] = {"int64": pa.int64(), "string": pa.string()}
 
 

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from conf.dataset import local_path
-from conf.encoders import EncoderPlan
+from conf.encoders import ENCODERS_DIR, EncoderPlan
 from conf.errors import ConfigError
 from conf.manifest import Manifest
 from etl.encoders.pipeline import read_pipeline
 from etl.quality.skew import SkewConfig
-from etl.quality.versions import ENCODERS_DIR
 from etl.tfrecord.decode import WireFeature
 from etl.tfrecord.spark.schema import to_spark_schema
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.dataset import DatasetPaths, resolve_version, write_text_atomic
-from conf.encoders import EncoderPlan
+from conf.encoders import ENCODERS_DIR, EncoderPlan
 from conf.errors import InputDataError, SluiceError
 from conf.manifest import MANIFEST_FILE, Manifest
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, PAD_ID, FeatureSchema
@@ -19,7 +19,6 @@ from etl.encoders.vocabulary import first_token_id, load_vocabulary
 from etl.quality.distribution import Distribution, build_distribution
 
 STATISTICS_FILE = "statistics.json"
-ENCODERS_DIR = "encoders"
 _FORMAT_VERSION = 1
 _SPECIAL = {PAD_ID: "(pad)", OOV_ID: "(oov)"}
 

@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from conf.encoders import ENCODERS_FILE, EncoderPlan
+from conf.encoders import ENCODERS_DIR, ENCODERS_FILE, EncoderPlan
 from conf.manifest import Manifest
 from etl.encoders.vocabulary import load_vocabulary
 from etl.tfrecord.decode import WireFeature, read_batches
 
-ENCODERS_DIR = "encoders"
 CATALOG_SPLIT = "catalog"
 
 

@@ -33,7 +33,7 @@ def seconds(work) -> float:
 
 
 @pytest.mark.parametrize("record_type", RECORD_TYPES)
-def test_ten_thousand_columns_take_seconds(record_type: str) -> None:
+def test_ten_thousand_columns_in_linear_time(record_type: str) -> None:
     def build(width: int) -> pa.RecordBatch:
         return pa.record_batch({f"column_{k}": [k, None, -k] for k in range(width)})
 
@@ -46,10 +46,10 @@ def test_ten_thousand_columns_take_seconds(record_type: str) -> None:
         assert build_decoder(features, record_type).decode_block(block).equals(batch)
 
     work(build(10))  # compiles
-    narrow, wide = build(1000), build(10_000)
-    few, many = seconds(lambda: work(narrow)), seconds(lambda: work(wide))
-    assert many < 5
-    assert many < 40 * few  # 10 where it is linear, 100 where it is quadratic
+    narrow, wide = build(250), build(10_000)
+    few = min(seconds(lambda: work(narrow)) for _ in range(3))
+    # 40 where it is linear, 1600 where it is quadratic: room for a busy machine between them.
+    assert seconds(lambda: work(wide)) < 400 * few
     block = block_of(encode(wide, record_type))
     message = message_of(record_type, block)
     values = message.features if record_type == "Example" else message.context

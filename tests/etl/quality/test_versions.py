@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from conf.encoders import ENCODERS_FILE, ColumnEncoding, EncoderPlan
+from conf.encoders import ENCODERS_DIR, ENCODERS_FILE, ColumnEncoding, EncoderPlan
 from conf.schema import FeatureSchema, FeatureSpec
 from etl.encoders.vocabulary import write_vocabulary
-from etl.quality.versions import ENCODERS_DIR, VersionView
+from etl.quality.versions import VersionView
 
 
 def test_tokens_behind_oov_buckets_keep_their_names(tmp_path):

@@ -88,4 +88,5 @@ def test_planning_time_grows_with_the_columns_not_with_their_square(tmp_path: Pa
         sink._plan_records(batch.schema)
         return time.process_time() - start
 
-    assert plan(8000) < 30 * min(plan(1000) for _ in range(3))
+    # 16 where it is linear, 256 where it is quadratic.
+    assert plan(16_000) < 100 * min(plan(1000) for _ in range(3))

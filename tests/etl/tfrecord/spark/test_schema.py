@@ -107,4 +107,5 @@ def test_many_columns_take_time_by_their_number_not_by_its_square() -> None:
         assert len(to_spark_schema(features, binary=[f.name for f in features])) == columns
         return time.process_time() - start
 
-    assert build(8000) < 30 * min(build(1000) for _ in range(3))
+    # 16 where it is linear, 256 where it is quadratic.
+    assert build(16_000) < 100 * min(build(1000) for _ in range(3))
