@@ -1,0 +1,60 @@
+"""Configs of `sluice train`, and of the evaluation, export and prediction that follow it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from conf.training.base import Finite
+from conf.training.devices import DevicesConfig
+from conf.training.evaluation import EvaluationConfig, PredictConfig
+from conf.training.fit import METRIC_PATTERN, EarlyStoppingConfig, FitConfig
+from conf.training.input import InputConfig
+from conf.training.models import (
+    BinaryConfig,
+    DSSMConfig,
+    MFConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    SampledSoftmaxConfig,
+)
+from conf.training.optimizer import OptimizerConfig
+
+__all__ = [
+    "METRIC_PATTERN",
+    "BinaryConfig",
+    "DSSMConfig",
+    "DevicesConfig",
+    "EarlyStoppingConfig",
+    "EvaluationConfig",
+    "FitConfig",
+    "InputConfig",
+    "MFConfig",
+    "ModelConfig",
+    "ObjectiveConfig",
+    "OptimizerConfig",
+    "PredictConfig",
+    "SampledSoftmaxConfig",
+    "TrainConfig",
+]
+
+
+class TrainConfig(Finite):
+    """Everything that `sluice train` needs."""
+
+    dataset: str = Field(description="Dataset directory, or one version's.")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="Name of the run.")
+    root: str = "work/runs"
+    seed: int = Field(42, ge=0, lt=2**31)
+    model: ModelConfig = DSSMConfig()
+    input: InputConfig = InputConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    fit: FitConfig = FitConfig()
+    devices: DevicesConfig = DevicesConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    predict: PredictConfig = PredictConfig()
+
+    def resolved(self) -> dict[str, Any]:
+        """Returns the config as plain JSON values."""
+        return self.model_dump(mode="json")
