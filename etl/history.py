@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 POSITION_COLUMN = "__position"
 _SEQUENCE = "__sequence"
+_OWNER = "__sequence_of"
 
 
 def build_sequences(events: DataFrame, user: str, item: str) -> DataFrame:
@@ -23,13 +24,25 @@ def build_sequences(events: DataFrame, user: str, item: str) -> DataFrame:
     return events.groupBy(user).agg(F.transform(ordered, lambda x: x["item"]).alias(_SEQUENCE))
 
 
-def add_seen(events: DataFrame, sequences: DataFrame, user: str, name: str) -> DataFrame:
-    """Adds all distinct items that the user met strictly before each event, unbounded.
+def add_seen(
+    events: DataFrame, sequences: DataFrame, user: str, name: str, wanted: Column
+) -> DataFrame:
+    """Adds all distinct items that the user met strictly before an event, unbounded.
 
-    Meant for evaluation rows: one or few per user.
+    Meant for evaluation rows, one or few per user: the others are null, and pass through one join
+    with them, so that what was computed for all rows is not computed twice.
+
+    Args:
+        events: Events with `__position`.
+        sequences: `build_sequences` of the same events.
+        user: Column of the user.
+        name: Column to add.
+        wanted: Condition of the rows that get the items.
     """
+    sequences = sequences.withColumnRenamed(user, _OWNER)
+    joined = events.join(sequences, (F.col(user) == F.col(_OWNER)) & wanted, "left")
     seen = F.array_distinct(F.slice(F.col(_SEQUENCE), F.lit(1), F.col(POSITION_COLUMN) - F.lit(1)))
-    return events.join(sequences, user).withColumn(name, seen).drop(_SEQUENCE)
+    return joined.withColumn(name, seen).drop(_SEQUENCE, _OWNER)
 
 
 def all_seen() -> Column:

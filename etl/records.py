@@ -39,11 +39,8 @@ def build_samples(events: DataFrame, config: BuildConfig) -> DataFrame:
     samples = samples.where(F.col(SKIP_COLUMN).isNull())
     if not config.seen:
         return samples
-    is_train = F.col(SPLIT_COLUMN) == TRAIN
-    nothing = F.lit(None).cast(events.select(F.array(item)).schema[0].dataType)
-    train = samples.where(is_train).withColumn(SEEN, nothing)
-    evaluation = add_seen(samples.where(~is_train), build_sequences(events, user, item), user, SEEN)
-    return train.unionByName(evaluation)
+    sequences = build_sequences(events, user, item)
+    return add_seen(samples, sequences, user, SEEN, wanted=F.col(SPLIT_COLUMN) != TRAIN)
 
 
 def drop_short_histories(samples: DataFrame, config: BuildConfig) -> DataFrame:

@@ -70,11 +70,26 @@ def _forwarded_environment() -> dict[str, str]:
     return {} if value is None else {f"spark.executorEnv.{NO_JIT_CACHE_VARIABLE}": value}
 
 
+# What Spark's defaults cost these jobs is in docs/performance.md.
+_FAST_PLANS = {
+    # Below the greatest number Spark measures the batch anew for each row that it hands to Python,
+    # which for lists takes time by the square of the batch. The bound on rows holds on.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
+    # Java never compiles a longer method: without this a parsed log runs in the interpreter.
+    "spark.sql.codegen.hugeMethodLimit": "8000",
+    # The events are kept for some passes, not for days: making them small costs more than they.
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",
+    # Lists are collected by user from rows that are sorted by user: no table of all users is built.
+    "spark.sql.execution.useObjectHashAggregateExec": "false",
+}
+
+
 def _settings(config: SparkConfig, submitted: bool) -> dict[str, str]:
     needed = {
         # Event times are instants; a laptop's zone must not shift them.
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+        **_FAST_PLANS,
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         # Filters on partition columns of TFRecord directories spare whole files.
         "spark.sql.python.filterPushdown.enabled": "true",

@@ -117,8 +117,16 @@ def _mark(events: DataFrame, config: BuildConfig, history: BehaviourHistoryConfi
     return events.withColumn(_SUPERSEDED, repeated)
 
 
+def _holds_items_alone(history: BehaviourHistoryConfig) -> bool:
+    """Whether the list is one of items: Spark copies a number far faster than a struct of one."""
+    beside = (history.columns, history.needs_time, history.within_session, history.distinct)
+    return not any(beside)
+
+
 def _element(config: BuildConfig, history: BehaviourHistoryConfig) -> Column:
-    """What the list holds of each behaviour."""
+    """What the list holds of each behaviour; never null, as `collect_list` leaves nulls out."""
+    if _holds_items_alone(history):
+        return F.col(config.events.item or "")
     fields = [F.col(config.events.item or "").alias("item")]
     fields += [F.col(column).alias(f"carried_{column}") for column in history.columns]
     if history.needs_time:
@@ -139,6 +147,8 @@ def _finish(rows: DataFrame, history: BehaviourHistoryConfig, position: Column |
         position: The row's own position; None: after all events.
     """
     rows = rows.withColumn(_LIST, _select(history, position))
+    if _holds_items_alone(history):
+        return rows.withColumnRenamed(_LIST, history.name)
     made = {history.name: F.col(_LIST)["item"]}
     made |= {history.carried(c): F.col(_LIST)[f"carried_{c}"] for c in history.columns}
     if history.gaps:

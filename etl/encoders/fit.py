@@ -18,8 +18,9 @@ from etl.encoders.growth import Growth, VocabularyDiff, diff_vocabularies
 from etl.encoders.operation_fit import TrainSplit, fit_operations
 from etl.encoders.pipeline import read_plan
 from etl.encoders.plan import build_plan
+from etl.encoders.token_counts import TokenLimits, VocabularyRequest
 from etl.encoders.vocabulary import RETIRED_COLUMN, load_vocabulary, write_vocabulary
-from etl.encoders.vocabulary_fit import TokenLimits, fit_vocabulary
+from etl.encoders.vocabulary_fit import fit_vocabularies
 from etl.features import FeaturePlan
 from etl.vocabulary_plans import VocabularyPlan
 
@@ -84,10 +85,11 @@ def fit_encoders(
         ConfigError: A vocabulary cannot grow out of the previous one.
     """
     known = read_previous(previous)
+    olds = [known.get(v.name) if v.incremental else None for v in plan.vocabularies]
+    requests = [_request(train, v, old) for v, old in zip(plan.vocabularies, olds, strict=True)]
+    fitted = fit_vocabularies(train.rows, requests)
     specs, tables, changes = [], {}, []
-    for vocabulary in plan.vocabularies:
-        old = known.get(vocabulary.name) if vocabulary.incremental else None
-        table = _fit_vocabulary(train, vocabulary, old)
+    for vocabulary, old, table in zip(plan.vocabularies, olds, fitted, strict=True):
         path = directory / f"{vocabulary.name}.parquet"
         spec = write_vocabulary(
             table, path, vocabulary.oov_buckets, None if old is None else old.spec
@@ -114,9 +116,9 @@ def live_tokens(table: pa.Table) -> pa.Table:
     return table.select(["token"])
 
 
-def _fit_vocabulary(
+def _request(
     train: TrainSplit, plan: VocabularyPlan, old: PreviousVocabulary | None
-) -> pa.Table:
+) -> VocabularyRequest:
     growth = None
     if plan.incremental:
         growth = Growth(
@@ -124,8 +126,7 @@ def _fit_vocabulary(
             time_column_ms=train.time_column_ms,
             expire_after_days=plan.expire_after_days,
         )
-    return fit_vocabulary(
-        train.rows,
+    return VocabularyRequest(
         plan.columns,
         TokenLimits(plan.min_count, plan.max_size, plan.top_per_group),
         first_id=FIRST_TOKEN_ID + (plan.oov_buckets or 0),

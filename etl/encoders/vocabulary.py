@@ -56,7 +56,7 @@ def write_vocabulary(
     """Writes a vocabulary; the same vocabulary gives the same bytes.
 
     Args:
-        table: As from `fit_vocabulary`.
+        table: As from `fit_vocabularies`.
         path: `<name>.parquet`; replaced as a whole, or left as it was where writing fails.
         oov_buckets: Buckets of unknown tokens, between OOV and the first token; None for none.
         parent: What it grew out of, or None.
@@ -115,7 +115,7 @@ def read_vocabulary(path: str | os.PathLike[str], first_id: int = FIRST_TOKEN_ID
         first_id: Id that its first token must have.
 
     Returns:
-        Columns `token`, `id` and `count`, as from `fit_vocabulary`.
+        Columns `token`, `id` and `count`, as from `fit_vocabularies`.
 
     Raises:
         InputDataError: The file cannot be read or is no vocabulary.

@@ -17,7 +17,8 @@ from etl.encoders.folds import add_folds, fold_column
 from etl.encoders.growth import Growth
 from etl.encoders.number_fit import NumberRequest, fit_numbers
 from etl.encoders.statistic_fit import TargetFit, fit_counts, fit_target
-from etl.encoders.vocabulary_fit import TokenLimits, fit_vocabulary
+from etl.encoders.token_counts import TokenLimits
+from tests.etl.encoders.fitting import fit_vocabulary
 
 ROWS = 200
 FOLDS = 3

@@ -9,8 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from conf.errors import ConfigError, InputDataError
+from etl.encoders.growth import Growth
+from etl.encoders.token_counts import TokenLimits, VocabularyRequest
 from etl.encoders.vocabulary import read_vocabulary, write_vocabulary
-from etl.encoders.vocabulary_fit import TokenLimits, fit_vocabulary
+from etl.encoders.vocabulary_fit import fit_vocabularies
+from tests.etl.encoders.fitting import fit_vocabulary
 
 TABLE = pa.table({"token": ["b", "a"], "id": [2, 3], "count": [5, 4]})
 
@@ -80,6 +83,20 @@ def test_fit_on_nothing_gives_an_empty_vocabulary(frame, tmp_path):
     spec = write_vocabulary(table, tmp_path / "tag.parquet")
     assert (len(table), spec.size) == (0, 2)
     assert read_vocabulary(tmp_path / "tag.parquet").equals(table)
+
+
+def test_many_vocabularies_are_those_fitted_one_by_one(frame):
+    requests = [
+        VocabularyRequest(["item", "history"], TokenLimits(2, 5)),
+        VocabularyRequest(["tag"]),
+        VocabularyRequest(["small"], growth=Growth(None, None, None)),
+        VocabularyRequest(["tag", "tags"], TokenLimits(3, 8), first_id=12),
+    ]
+    together = fit_vocabularies(frame, requests)
+    tables = [fit_vocabularies(frame, [request])[0] for request in requests]
+    assert [len(table) > 1 for table in together] == [True] * 4
+    assert all(one.equals(other) for one, other in zip(together, tables, strict=True))
+    assert fit_vocabularies(frame, []) == []
 
 
 @pytest.mark.parametrize("columns", [["item", "tag"], ["price"], ["half"], []])
