@@ -6,8 +6,10 @@ import tensorflow as tf
 
 from conf.manifest import Manifest
 from conf.training import DSSMConfig, OptimizerConfig
+from training.gradients import clip_global_norm
 from training.models import build_model
-from training.optimizers import Optimizers, build_learning_rate, clip_global_norm
+from training.optimizers import Optimizers
+from training.schedules import build_learning_rate
 
 
 def test_cosine_falls_from_the_rate_to_zero() -> None:

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.training import DevicesConfig
-from training.embedding.lazy_optimizer import LazyAdam, sum_repeated_rows
+from training.embedding.lazy_optimizer import LazyOptimizer, sum_repeated_rows
+from training.embedding.rules import Adam
 from training.strategy import build_strategy
 
 ROWS, DIM = 12, 4
@@ -29,9 +30,9 @@ def reference_adam(table: np.ndarray, steps: list[tuple[np.ndarray, np.ndarray]]
     return table
 
 
-def build(start: np.ndarray, rate=RATE) -> tuple[tf.Variable, LazyAdam]:
+def build(start: np.ndarray, rate=RATE) -> tuple[tf.Variable, LazyOptimizer]:
     table = tf.Variable(start)
-    optimizer = LazyAdam([table], rate, beta_1=BETA_1, beta_2=BETA_2, epsilon=EPSILON)
+    optimizer = LazyOptimizer([table], Adam(BETA_1, BETA_2, EPSILON), rate)
     return table, optimizer
 
 
@@ -79,7 +80,7 @@ def test_rows_that_no_id_names_keep_every_bit() -> None:
         optimizer.apply([slices(ids, values)], [table])
     np.testing.assert_array_equal(table.numpy()[7:], start[7:])
     assert (table.numpy()[:7] != start[:7]).any(axis=1).all()
-    for moments in (*optimizer.first_moments, *optimizer.second_moments):
+    for moments in (optimizer.slots["first_moment"][0], optimizer.slots["second_moment"][0]):
         assert not moments.numpy()[7:].any()
 
 
@@ -152,7 +153,7 @@ def test_the_cost_of_a_step_does_not_grow_with_the_vocabulary() -> None:
     """No operation of a step has an output as long as the table."""
     vocabulary = 1_000_003
     table = tf.Variable(tf.zeros([vocabulary, 2]))
-    optimizer = LazyAdam([table], RATE)
+    optimizer = LazyOptimizer([table], Adam(), RATE)
 
     @tf.function
     def step(ids: tf.Tensor, values: tf.Tensor) -> None:
