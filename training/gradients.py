@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import tensorflow as tf
 
 from training.embedding.lazy_optimizer import sum_repeated_rows
 
-Gradient = tf.Tensor | tf.IndexedSlices | None
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
 
 
 def as_slices(gradient: Gradient) -> tf.IndexedSlices | None:
@@ -85,7 +86,7 @@ def _add(gradients: list[tf.Tensor | tf.IndexedSlices]) -> Gradient:
         return None
     if not any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
         return tf.add_n(gradients)
-    slices = [as_slices(gradient) for gradient in gradients]
+    slices = [s for gradient in gradients if (s := as_slices(gradient)) is not None]
     return tf.IndexedSlices(
         tf.concat([s.values for s in slices], axis=0),
         tf.concat([tf.cast(s.indices, tf.int64) for s in slices], axis=0),

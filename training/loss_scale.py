@@ -1,8 +1,8 @@
 """Dynamic loss scaling: keeps float16 gradients from vanishing.
 
-Micikevicius et al. 2018, "Mixed precision training", section 3.2: the loss is multiplied by a scale, its
-gradients are divided by it; a step whose gradients overflow is left out and halves the scale,
-which doubles again after many finite steps.
+Micikevicius et al. 2018, "Mixed precision training", section 3.2: the loss is multiplied by a
+scale, its gradients are divided by it; a step whose gradients overflow is left out and halves the
+scale, which doubles again after many finite steps.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-Gradient = tf.Tensor | tf.IndexedSlices | None
+from training.gradients import Gradient
 
 
 class LossScale(tf.Module):

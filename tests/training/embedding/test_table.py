@@ -1,9 +1,15 @@
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
+import pytest
 import tensorflow as tf
 
+import training.embedding.table as table_module
+from conf.training import DevicesConfig
 from training.embedding.table import EmbeddingTable
+from training.strategy import build_strategy
 
 
 def test_first_rows_depend_on_seed_and_name_alone() -> None:
@@ -18,6 +24,24 @@ def test_first_rows_have_the_asked_spread_and_zeros_for_pad_and_oov() -> None:
     assert abs(rows[2:].std() - 0.2) < 0.01
     assert rows[2:].any(axis=1).all()
     assert not rows[:2].any()
+
+
+@pytest.mark.parametrize("dim", [1, 3, 4])
+def test_rows_drawn_in_pieces_are_those_drawn_at_once(dim: int, monkeypatch) -> None:
+    monkeypatch.setattr(table_module, "PIECE_ROWS", 8)
+    rows = EmbeddingTable("a", 29, dim, seed=7, stddev=0.3).rows.numpy()
+    seed = [7, zlib.crc32(b"a")]
+    expected = tf.random.stateless_normal([29, dim], seed, stddev=0.3).numpy()
+    np.testing.assert_array_equal(rows[2:], expected[2:])
+    assert not rows[:2].any()
+
+
+def test_rows_are_equal_on_all_replicas() -> None:
+    strategy = build_strategy(DevicesConfig(cpu_replicas=2))
+    with strategy.scope():
+        table = EmbeddingTable("a", 9, 3, seed=1)
+    for copy in strategy.experimental_local_results(table.rows):
+        np.testing.assert_array_equal(copy.numpy(), EmbeddingTable("a", 9, 3, seed=1).rows.numpy())
 
 
 def test_padding_reads_as_zeros_and_gets_no_gradient() -> None:
