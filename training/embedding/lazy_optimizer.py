@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from training.embedding.rules import SparseRule
+from training.embedding.table import read_rows
 
 LearningRate = float | Callable[[tf.Tensor], tf.Tensor]
 
@@ -102,9 +103,11 @@ class LazyOptimizer(tf.Module):
             for slot, (slices, table) in enumerate(zip(gradients, tables, strict=True))
             if slices is not None
         ]
-        reduced = strategy.extended.batch_reduce_to(
-            tf.distribute.ReduceOp.SUM, [(slices, table) for slices, table, _ in pairs]
-        )
+        reduced = []
+        if pairs:
+            reduced = strategy.extended.batch_reduce_to(
+                tf.distribute.ReduceOp.SUM, [(slices, table) for slices, table, _ in pairs]
+            )
         step = tf.convert_to_tensor(self.iterations)
         rate = self._learning_rate(step) if callable(self._learning_rate) else self._learning_rate
         moment = (tf.cast(rate, tf.float32), tf.cast(step, tf.float32), are_unique)
@@ -128,8 +131,8 @@ class LazyOptimizer(tf.Module):
         ids, gradient = slices.indices, slices.values
         if self._clip_value is not None:
             gradient = tf.clip_by_value(gradient, -self._clip_value, self._clip_value)
-        slots = {name: tf.gather(variable, ids) for name, variable in state.items()}
-        rows, new = self._rule.update(tf.gather(table, ids), gradient, slots, rate, step)
+        slots = {name: read_rows(variable, ids) for name, variable in state.items()}
+        rows, new = self._rule.update(read_rows(table, ids), gradient, slots, rate, step)
         # Rows are set, not subtracted from: TensorFlow's scatter_sub takes ten times as long.
         for variable, values in ((table, rows), *((state[name], new[name]) for name in state)):
             variable.scatter_update(tf.IndexedSlices(values, ids))

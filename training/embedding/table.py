@@ -52,7 +52,30 @@ class EmbeddingTable(tf.Module):
 
     def gather(self, ids: tf.Tensor) -> tf.Tensor:
         """As `lookup`, without the mask: for callers that weight padding by zero themselves."""
-        return tf.nn.embedding_lookup(self.rows, ids)
+        return read_rows(self.rows, ids)
+
+
+def read_rows(table: tf.Variable, ids: tf.Tensor) -> tf.Tensor:
+    """Returns rows of a table without reading the rest of it.
+
+    `tf.nn.embedding_lookup` and `tf.gather` copy a variable that is mirrored on several devices
+    as a whole, each time. In a replica, and in its update, the handle is that of its own copy; a
+    gradient tape follows it where it watches the variable, as the training step's does.
+
+    Args:
+        table: Variable `[vocabulary_size, dim]`.
+        ids: int32 or int64, any shape.
+
+    Returns:
+        `ids.shape + [dim]`; its gradient names rows.
+    """
+    if not isinstance(table, tf.distribute.DistributedValues):
+        return tf.nn.embedding_lookup(table, ids)
+    try:
+        handle = table.handle
+    except ValueError:  # Outside of replicas all copies are alike.
+        return tf.gather(tf.distribute.get_strategy().experimental_local_results(table)[0], ids)
+    return tf.raw_ops.ResourceGather(resource=handle, indices=ids, dtype=table.dtype)
 
 
 def _draw_first_rows(rows: tf.Variable, seed: list[int], stddev: float) -> None:

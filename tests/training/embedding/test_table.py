@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import training.embedding.table as table_module
 from conf.training import DevicesConfig
-from training.embedding.table import EmbeddingTable
+from training.embedding.table import EmbeddingTable, read_rows
 from training.strategy import build_strategy
 
 
@@ -64,3 +64,29 @@ def test_a_table_restores_from_a_checkpoint(tmp_path) -> None:
     other = EmbeddingTable("a", 5, 3, seed=2)
     tf.train.Checkpoint(table=other).restore(path).assert_existing_objects_matched()
     np.testing.assert_array_equal(other.rows.numpy(), table.rows.numpy())
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_reading_rows_gives_gradients_of_these_rows(replicas: int) -> None:
+    start = np.arange(24, dtype=np.float32).reshape(6, 4)
+    strategy = build_strategy(DevicesConfig(cpu_replicas=replicas))
+    with strategy.scope():
+        rows = tf.Variable(start)
+        np.testing.assert_array_equal(read_rows(rows, tf.constant([[5], [1]])), start[[[5], [1]]])
+
+    def step() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch(rows)
+            read = read_rows(rows, tf.constant([3, 0, 3]))
+            loss = tf.reduce_sum(read * tf.constant([[1.0], [2.0], [4.0]]))
+        gradient = tape.gradient(loss, rows)
+        return read, gradient.indices, gradient.values
+
+    results = tf.function(lambda: strategy.run(step))()
+    for read, ids, values in zip(
+        *(strategy.experimental_local_results(result) for result in results), strict=True
+    ):
+        np.testing.assert_array_equal(read, start[[3, 0, 3]])
+        assert ids.numpy().tolist() == [3, 0, 3]
+        np.testing.assert_array_equal(values, np.repeat([[1.0], [2.0], [4.0]], 4, axis=1))
+    np.testing.assert_array_equal(read_rows(rows, tf.constant([2])), start[[2]])
