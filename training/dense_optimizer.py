@@ -24,7 +24,9 @@ _REPLACED = {
     "ema_overwrite_frequency": None,
     "name": None,
 }
-_WRAPPERS = ("optimizer", "lossscaleoptimizer", "multioptimizer")
+# Bases and wrappers; one whose weights have to be exchanged before each evaluation; and one that
+# works on Keras' own variables alone.
+_LEFT_OUT = ("optimizer", "lossscaleoptimizer", "multioptimizer", "schedulefreeadamw", "muon")
 
 
 def dense_optimizer_classes() -> dict[str, type[keras.optimizers.Optimizer]]:
@@ -34,7 +36,7 @@ def dense_optimizer_classes() -> dict[str, type[keras.optimizers.Optimizer]]:
         for name, value in vars(keras.optimizers).items()
         if inspect.isclass(value) and issubclass(value, keras.optimizers.Optimizer)
     }
-    return {name: value for name, value in classes.items() if name not in _WRAPPERS}
+    return {name: value for name, value in classes.items() if name not in _LEFT_OUT}
 
 
 def build_dense_optimizer(

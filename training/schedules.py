@@ -48,7 +48,7 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
     def __call__(self, step: tf.Tensor) -> tf.Tensor:
         """Returns the rate of a zero-based step, float32 scalar."""
         done = tf.cast(step, tf.float32)
-        share = self._share(tf.maximum(done - self._warmup_steps, 0.0))
+        share = self._share(done, tf.maximum(done - self._warmup_steps, 0.0))
         if self._warmup_steps:
             share *= tf.minimum((done + 1.0) / self._warmup_steps, 1.0)
         return self._learning_rate * share
@@ -62,8 +62,8 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
             "total_steps": self._total_steps,
         }
 
-    def _share(self, after: tf.Tensor) -> tf.Tensor:
-        """Share of the configured rate, `after` steps behind the warm-up."""
+    def _share(self, done: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
+        """Share of the configured rate after `done` steps, `after` of them behind the warm-up."""
         schedule = self._schedule
         if isinstance(schedule, ConstantSchedule):
             return tf.ones([])
@@ -73,7 +73,7 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
         if isinstance(schedule, InverseSqrtSchedule):
             # Vaswani et al. 2017, "Attention is all you need", eq. 3, for a given peak rate.
             flat = float(schedule.flat_steps or max(1, self._warmup_steps))
-            return tf.sqrt(flat / tf.maximum(after + self._warmup_steps + 1.0, flat))
+            return tf.sqrt(flat / tf.maximum(done + 1.0, flat))
         progress = tf.minimum(after / max(1, self._total_steps - self._warmup_steps), 1.0)
         if isinstance(schedule, CosineSchedule):
             # Loshchilov & Hutter 2017, "SGDR", eq. 5, without restarts.
