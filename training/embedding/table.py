@@ -99,5 +99,7 @@ def _draw_first_rows(rows: tf.Variable, seed: list[int], stddev: float) -> None:
             )
             is_token = tf.cast(tf.range(start, stop) >= FIRST_TOKEN_ID, tf.float32)
             draws *= stddev * is_token[:, tf.newaxis]
+        # By scatter: assigning to a slice of a variable first copies all of it.
+        piece = tf.IndexedSlices(draws, tf.range(start, stop))
         for copy in copies:
-            copy[start:stop].assign(draws)
+            copy.scatter_update(piece)
