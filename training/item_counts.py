@@ -1,4 +1,4 @@
-"""How often each item occurs in the train split: for the logQ correction and for popularity."""
+"""How often items occur in the train split, and which of them negatives may be drawn from."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from conf.errors import InputDataError
+from conf.errors import ConfigError, InputDataError
 from conf.manifest import Manifest
-from conf.schema import OOV_ID
-from training.vocabularies import read_plan, read_token_counts
+from conf.schema import FIRST_TOKEN_ID, OOV_ID
+from training.vocabularies import read_key_vocabulary, read_plan, read_token_counts
 
 
 def read_item_counts(version_dir: Path, manifest: Manifest) -> np.ndarray:
@@ -48,3 +48,35 @@ def read_item_counts(version_dir: Path, manifest: Manifest) -> np.ndarray:
     events = manifest.split("train").rows - manifest.counts.drawn.get("train", 0)
     counts[OOV_ID] = max(0, events - int(counts.sum()))
     return counts
+
+
+def read_drawable_items(version_dir: Path, manifest: Manifest) -> np.ndarray:
+    """Reads which item ids stand for an item that can be recommended.
+
+    Args:
+        version_dir: Directory that holds the manifest.
+        manifest: The version's manifest.
+
+    Returns:
+        int64 `[items]`, ascending: neither padding, nor OOV and its buckets, which stand for many
+        unknown items each, nor tokens that are retired.
+
+    Raises:
+        ConfigError: No item is left.
+        InputDataError: The vocabulary is missing or damaged.
+    """
+    key = manifest.require_key("item")
+    vocabulary = read_key_vocabulary(version_dir, manifest, key)
+    if vocabulary is None:
+        ids = np.arange(FIRST_TOKEN_ID, int(manifest.schema[key].vocabulary_size or 0))
+    else:
+        ids = np.arange(vocabulary.first_id, vocabulary.size)
+        if vocabulary.retired is not None:
+            ids = ids[~vocabulary.retired]
+    if not len(ids):
+        raise ConfigError(
+            "uniform negatives need items to draw from, and the vocabulary has none",
+            received=f"feature {key!r}: OOV buckets and retired tokens alone",
+            fix="set model.objective.uniform_negatives=null, or build the dataset again",
+        )
+    return ids.astype(np.int64)

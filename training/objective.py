@@ -11,7 +11,7 @@ from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.training import ModelConfig, SampledSoftmaxConfig
 from training.input import Batch
-from training.item_counts import read_item_counts
+from training.item_counts import read_drawable_items, read_item_counts
 from training.item_features import ItemFeatures
 from training.layers.binary_loss import compute_binary_loss
 from training.layers.cross_replica import gather_replicas, replica_offset
@@ -56,23 +56,23 @@ class SampledSoftmax:
         item_key: Name of the item id.
         log_expected_counts: float32 `[vocabulary_size]`, or None without logQ correction.
         items: Features of catalogue items; needed for uniform negatives.
-        vocabulary_size: Number of item ids.
+        drawable: int64 `[items]`, ids that uniform negatives are drawn from; needed for them.
     """
 
     def __init__(
         self,
         config: SampledSoftmaxConfig,
         item_key: str,
-        vocabulary_size: int,
         log_expected_counts: tf.Tensor | None,
         items: ItemFeatures | None,
+        drawable: tf.Tensor | None = None,
     ) -> None:
         self.inputs: tuple[str, ...] = (item_key,)
         self._config = config
         self._item_key = item_key
-        self._vocabulary_size = vocabulary_size
         self._log_expected_counts = log_expected_counts
         self._items = items
+        self._drawable = drawable
 
     def __call__(self, model: RetrievalModel, batch: Batch, seed: tf.Tensor) -> tf.Tensor:
         """Returns the loss of each row, `[local_batch]`."""
@@ -88,7 +88,7 @@ class SampledSoftmax:
         if self._items is not None and self._config.uniform_negatives is not None:
             drawn = draw_uniform_items(
                 self._config.uniform_negatives,
-                self._vocabulary_size,
+                self._drawable,
                 _offset(seed, NEGATIVES_STREAM),
             )
             # The same negatives on every replica; each adds the gradient of its own rows.
@@ -129,6 +129,28 @@ class BinaryCrossEntropy:
         )
 
 
+class Weighted:
+    """Another objective, each row's loss multiplied by the row's weight.
+
+    The step divides the sum by the number of rows, not by the sum of weights: a weight of 2 is as
+    good as the row twice, and weights that are 1 in the mean leave the learning rate as it is.
+
+    Args:
+        objective: Loss of each row.
+        weight: Name of the feature that holds the weights.
+    """
+
+    def __init__(self, objective: Objective, weight: str) -> None:
+        self.inputs: tuple[str, ...] = (*objective.inputs, weight)
+        self._objective = objective
+        self._weight = weight
+
+    def __call__(self, model: RetrievalModel, batch: Batch, seed: tf.Tensor) -> tf.Tensor:
+        """Returns the weighted loss of each row, `[local_batch]`."""
+        losses = self._objective(model, batch, seed)
+        return losses * tf.cast(tf.reshape(batch[self._weight], tf.shape(losses)), losses.dtype)
+
+
 def build_objective(
     config: ModelConfig,
     version_dir: Path,
@@ -136,42 +158,66 @@ def build_objective(
     model: RetrievalModel,
     batch_size: int,
 ) -> Objective:
-    """Builds the objective that a model's config asks for.
+    """Builds the objective that a model's config asks for, weighted where rows have weights.
 
     Args:
         config: The model's config.
         version_dir: Directory that holds the manifest.
         manifest: The version's manifest.
         model: The model, for the item features that it reads.
-        batch_size: Rows per step, over all replicas.
+        batch_size: Rows that are ranked together: those of a step over all replicas, or of one
+            of its parts where gradients are accumulated.
 
     Raises:
-        ConfigError: A binary objective on a dataset without label, or a softmax over items on one
-            without items or with drawn negatives.
+        ConfigError: A binary objective on a dataset without label, a softmax over items on one
+            without items or with drawn negatives, or uniform negatives where no item is left.
     """
     objective = config.objective
-    if not isinstance(objective, SampledSoftmaxConfig):
-        if manifest.keys.label is None:
-            raise ConfigError(
-                "a binary objective needs a label, and the dataset has none",
-                received="model.objective.kind = binary",
-                allowed="sampled_softmax, or a dataset with keys.label",
-                fix="set model.objective.kind=sampled_softmax, or declare `label` in the build",
-            )
-        return BinaryCrossEntropy(manifest.keys.label)
+    built: Objective
+    if isinstance(objective, SampledSoftmaxConfig):
+        built = _build_softmax(objective, version_dir, manifest, model, batch_size)
+    elif manifest.keys.label is None:
+        raise ConfigError(
+            "a binary objective needs a label, and the dataset has none",
+            received="model.objective.kind = binary",
+            allowed="sampled_softmax, or a dataset with keys.label",
+            fix="set model.objective.kind=sampled_softmax, or declare `label` in the build",
+        )
+    else:
+        built = BinaryCrossEntropy(manifest.keys.label)
+    weight = _find_weight(manifest)
+    return built if weight is None else Weighted(built, weight)
+
+
+def _build_softmax(
+    config: SampledSoftmaxConfig,
+    version_dir: Path,
+    manifest: Manifest,
+    model: RetrievalModel,
+    batch_size: int,
+) -> SampledSoftmax:
     item = manifest.require_key("item")
     _refuse_drawn_negatives(manifest)
-    log_counts = None
-    if objective.logq_correction:
+    items = drawable = log_counts = None
+    if config.uniform_negatives is not None:
+        items = ItemFeatures(version_dir, manifest, model.item_inputs)
+        drawable = read_drawable_items(version_dir, manifest)
+    if config.logq_correction:
         counts = read_item_counts(version_dir, manifest)
         log_counts = tf.constant(
-            compute_log_expected_counts(counts, batch_size, objective.uniform_negatives)
+            compute_log_expected_counts(counts, batch_size, config.uniform_negatives, drawable)
         )
-    items = None
-    if objective.uniform_negatives is not None:
-        items = ItemFeatures(version_dir, manifest, model.item_inputs)
-    size = int(manifest.schema[item].vocabulary_size or 0)
-    return SampledSoftmax(objective, item, size, log_counts, items)
+    return SampledSoftmax(
+        config, item, log_counts, items, None if drawable is None else tf.constant(drawable)
+    )
+
+
+def _find_weight(manifest: Manifest) -> str | None:
+    """Name of the feature that rows are weighted by, or None."""
+    if manifest.keys.weight is not None:
+        return manifest.keys.weight
+    names = [spec.name for spec in manifest.schema.features if spec.role == "weight"]
+    return names[0] if names else None
 
 
 def _refuse_drawn_negatives(manifest: Manifest) -> None:

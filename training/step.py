@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
+from conf.errors import ConfigError
+from conf.training import ComputeConfig, TrainConfig
+from training.gradients import Gradient, add_parts
 from training.input import Batch
+from training.layers.precision import computing_in
+from training.loss_scale import LossScale
 from training.models.base import RetrievalModel
 from training.objective import Objective
 from training.optimizers import Optimizers
 
 RunSteps = Callable[[Any, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """How a step is computed.
+
+    Attributes:
+        seed: The run's seed; with the step it fixes dropout and drawn negatives.
+        embedding_l2: Weight of the squared norms of the batch's rows, or None.
+        dtype: What products of matrices are computed in.
+        xla: Whether XLA compiles loss and gradients.
+    """
+
+    seed: int
+    embedding_l2: float | None = None
+    dtype: tf.DType = tf.float32
+    xla: bool = False
 
 
 class TrainStep:
@@ -21,9 +44,8 @@ class TrainStep:
     Args:
         model: The model.
         objective: Loss per row.
-        optimizers: Update rules.
-        seed: The run's seed; with the step it fixes dropout and drawn negatives.
-        embedding_l2: Weight of the squared norms of the batch's rows, or None.
+        optimizers: Update rules; they say in how many parts a batch is computed.
+        options: How it is computed.
     """
 
     def __init__(
@@ -31,32 +53,121 @@ class TrainStep:
         model: RetrievalModel,
         objective: Objective,
         optimizers: Optimizers,
-        seed: int,
-        embedding_l2: float | None = None,
+        options: StepOptions,
     ) -> None:
         self._model = model
         self._objective = objective
         self._optimizers = optimizers
-        self._seed = seed % 2**31
-        self._embedding_l2 = embedding_l2
+        self._options = options
+        self._differentiate = self._compute_part
+        if options.xla:
+            self._differentiate = tf.function(self._compute_part, jit_compile=True)
 
     def __call__(self, batch: Batch) -> tf.Tensor:
         """Updates the model; returns this replica's share of the batch's mean loss, scalar."""
         context = tf.distribute.get_replica_context()
-        variables = self._optimizers.variables_in_step_order
+        parts = self._optimizers.accumulate_steps
         step = tf.cast(self._optimizers.step.read_value(), tf.int32)
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
+        seed = tf.stack([self._options.seed % 2**31, step * 8])
+        # Shares of the global mean: summed over replicas and parts they are the batch's.
+        share = 1.0 / (parts * context.num_replicas_in_sync)
+        scale = self._optimizers.loss_scale
+        factor = tf.ones([]) if scale is None else scale.scale.read_value()
+        losses: list[tf.Tensor] = []
+        gradients: list[list[Gradient]] = []
+        for part, rows in enumerate(_split(batch, parts)):
+            # One after the other: all at once they would need the memory of the whole batch.
+            with tf.control_dependencies(losses):
+                part_seed = tf.random.experimental.stateless_fold_in(seed, part) if part else seed
+                loss, found = self._differentiate(rows, part_seed, share, factor)
+            losses.append(loss)
+            gradients.append(found)
+        self._optimizers.apply(gradients[0] if parts == 1 else add_parts(gradients))
+        return tf.add_n(losses)
+
+    def _compute_part(
+        self, batch: Batch, seed: tf.Tensor, share: float, factor: tf.Tensor
+    ) -> tuple[tf.Tensor, list[Gradient]]:
+        """Returns the mean loss of rows times their share, and its gradients times a factor."""
+        variables = self._optimizers.variables_in_step_order
+        with (
+            computing_in(self._options.dtype),
+            tf.GradientTape(watch_accessed_variables=False) as tape,
+        ):
             tape.watch(variables)
-            losses = self._objective(self._model, batch, tf.stack([self._seed, step * 8]))
-            # Shares of the global mean: summed over replicas they are the loss of the batch.
-            rows = tf.cast(tf.size(losses) * context.num_replicas_in_sync, tf.float32)
-            loss = tf.reduce_sum(losses) / rows
+            losses = self._objective(self._model, batch, seed)
+            rows = tf.cast(tf.size(losses), tf.float32)
+            loss = tf.reduce_sum(losses) * (share / rows)
             target = loss
-            if self._embedding_l2 is not None:
-                norms = tf.reduce_sum(self._model.sum_squared_rows(batch)) / rows
-                target += self._embedding_l2 * norms
-        self._optimizers.apply(tape.gradient(target, variables))
-        return loss
+            if self._options.embedding_l2 is not None:
+                norms = tf.reduce_sum(self._model.sum_squared_rows(batch))
+                target += self._options.embedding_l2 * norms * (share / rows)
+            target *= factor
+        return loss, tape.gradient(target, variables)
+
+
+def build_step_options(config: TrainConfig, strategy: tf.distribute.Strategy) -> StepOptions:
+    """Returns how a config's steps are computed on a strategy's devices.
+
+    Raises:
+        ConfigError: XLA on several replicas, or a batch that does not fall into equal parts.
+    """
+    replicas = strategy.num_replicas_in_sync
+    if config.compute.xla and replicas > 1:
+        raise ConfigError(
+            "compute.xla works on one device: XLA compiles no collectives between replicas here",
+            received=f"{replicas} replicas",
+            fix="set compute.xla=false, or train on one device",
+        )
+    parts = config.optimizer.accumulate_steps or 1
+    if config.input.batch_size % (parts * replicas):
+        raise ConfigError(
+            "input.batch_size must be a multiple of optimizer.accumulate_steps times replicas",
+            received=f"{config.input.batch_size} rows in {parts} parts on {replicas} replicas",
+            allowed=f"a multiple of {parts * replicas}",
+        )
+    return StepOptions(
+        config.seed,
+        config.model.embedding_l2,
+        _compute_dtype(config.compute),
+        config.compute.xla,
+    )
+
+
+def build_loss_scale(config: ComputeConfig) -> LossScale | None:
+    """Returns the loss scale where steps compute in float16; call it under the strategy's scope."""
+    if _compute_dtype(config) != tf.float16:
+        return None
+    return LossScale(config.initial_loss_scale, config.loss_scale_growth_steps)
+
+
+def _compute_dtype(config: ComputeConfig) -> tf.DType:
+    if not config.mixed_precision:
+        return tf.float32
+    by_device = "float16" if tf.config.list_physical_devices("GPU") else "bfloat16"
+    return tf.as_dtype(config.half_dtype or by_device)
+
+
+def _split(batch: Batch, parts: int) -> Iterator[Batch]:
+    """Cuts a batch into parts of as many rows, in order."""
+    if parts == 1:
+        yield batch
+        return
+    columns = {
+        name: tf.sparse.split(value, parts, axis=0)
+        if isinstance(value, tf.SparseTensor)
+        else _cut(value, parts)
+        for name, value in batch.items()
+    }
+    for part in range(parts):
+        yield {name: values[part] for name, values in columns.items()}
+
+
+def _cut(value: tf.Tensor | tf.RaggedTensor, parts: int) -> list[tf.Tensor | tf.RaggedTensor]:
+    if isinstance(value, tf.RaggedTensor):
+        size = value.nrows() // parts
+        return [value[part * size : (part + 1) * size] for part in range(parts)]
+    return tf.split(value, parts, axis=0)
 
 
 def build_run_steps(strategy: tf.distribute.Strategy, train_step: TrainStep) -> RunSteps:

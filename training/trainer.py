@@ -30,7 +30,7 @@ from training.models.base import RetrievalModel
 from training.objective import build_objective
 from training.optimizers import Optimizers
 from training.progress import StepStatus, TrainingProgress
-from training.step import TrainStep, build_run_steps
+from training.step import TrainStep, build_loss_scale, build_run_steps, build_step_options
 from training.strategy import check_batch_size, distribute_batches
 from training.tensorboard import ScalarLog
 
@@ -99,20 +99,23 @@ class Trainer:
         check_train_rows(data.manifest, batch_size)
         self._metric = selection_metric(config)
         self.steps_per_epoch = data.steps_per_epoch(batch_size)
+        options = build_step_options(config, strategy)
         with strategy.scope():
             self.model = build_model(config.model, data.manifest, config.seed)
             self._optimizers = Optimizers(
-                config.optimizer, self.model, self.steps_per_epoch * config.fit.epochs
+                config.optimizer,
+                self.model,
+                self.steps_per_epoch * config.fit.epochs,
+                build_loss_scale(config.compute),
             )
+        part_size = batch_size // self._optimizers.accumulate_steps
         objective = build_objective(
-            config.model, data.version_dir, data.manifest, self.model, batch_size
+            config.model, data.version_dir, data.manifest, self.model, part_size
         )
         self._inputs = tuple(
             dict.fromkeys((*self.model.user_inputs, *self.model.item_inputs, *objective.inputs))
         )
-        step = TrainStep(
-            self.model, objective, self._optimizers, config.seed, config.model.embedding_l2
-        )
+        step = TrainStep(self.model, objective, self._optimizers, options)
         self._run_steps = build_run_steps(strategy, step)
 
     def fit(self, run: Path, validate: Validate | None) -> TrainingResult:

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from conf.training.base import Finite
+from conf.training.compute import ComputeConfig
 from conf.training.devices import DevicesConfig
 from conf.training.evaluation import EvaluationConfig, PredictConfig
 from conf.training.fit import METRIC_PATTERN, EarlyStoppingConfig, FitConfig
@@ -19,23 +20,54 @@ from conf.training.models import (
     ObjectiveConfig,
     SampledSoftmaxConfig,
 )
-from conf.training.optimizer import OptimizerConfig
+from conf.training.optimizer import (
+    DenseOptimizerConfig,
+    OptimizerConfig,
+    SparseAdagradConfig,
+    SparseAdamConfig,
+    SparseFTRLConfig,
+    SparseOptimizerConfig,
+    SparseSGDConfig,
+)
+from conf.training.schedule import (
+    ConstantSchedule,
+    CosineSchedule,
+    ExponentialSchedule,
+    InverseSqrtSchedule,
+    LinearSchedule,
+    PolynomialSchedule,
+    ScheduleConfig,
+)
 
 __all__ = [
     "METRIC_PATTERN",
     "BinaryConfig",
+    "ComputeConfig",
+    "ConstantSchedule",
+    "CosineSchedule",
     "DSSMConfig",
+    "DenseOptimizerConfig",
     "DevicesConfig",
     "EarlyStoppingConfig",
     "EvaluationConfig",
+    "ExponentialSchedule",
     "FitConfig",
     "InputConfig",
+    "InverseSqrtSchedule",
+    "LinearSchedule",
     "MFConfig",
     "ModelConfig",
     "ObjectiveConfig",
     "OptimizerConfig",
+    "PolynomialSchedule",
     "PredictConfig",
     "SampledSoftmaxConfig",
+    "ScheduleConfig",
+    "SparseAdagradConfig",
+    "SparseAdamConfig",
+    "SparseFTRLConfig",
+    "SparseOptimizerConfig",
+    "SparseSGDConfig",
     "TrainConfig",
 ]
 
@@ -50,6 +82,7 @@ class TrainConfig(Finite):
     model: ModelConfig = DSSMConfig()
     input: InputConfig = InputConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
+    compute: ComputeConfig = ComputeConfig()
     fit: FitConfig = FitConfig()
     devices: DevicesConfig = DevicesConfig()
     evaluation: EvaluationConfig = EvaluationConfig()

@@ -1,20 +1,95 @@
-"""Update rules."""
+"""Update rules: of embedding tables, of dense weights, and what gradients go through before."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, model_validator
 
-from conf.training.base import Finite
+from conf.training.base import Finite, default_tag
+from conf.training.schedule import ConstantSchedule, ScheduleConfig
+
+
+class _SparseConfig(Finite):
+    learning_rate: float | None = Field(None, gt=0, description="None: the optimizer's.")
+
+
+class SparseAdamConfig(_SparseConfig):
+    """Lazy Adam: moments of rows that a batch does not touch do not decay."""
+
+    kind: Literal["adam"] = "adam"
+    beta_1: float | None = Field(None, ge=0, lt=1, description="None: the optimizer's.")
+    beta_2: float | None = Field(None, ge=0, lt=1, description="None: the optimizer's.")
+    epsilon: float | None = Field(None, gt=0, description="None: the optimizer's.")
+
+
+class SparseAdagradConfig(_SparseConfig):
+    """Adagrad: a rate per number, which falls with the sum of its squared gradients."""
+
+    kind: Literal["adagrad"] = "adagrad"
+    initial_accumulator: float = Field(0.1, ge=0)
+    epsilon: float = Field(1e-7, gt=0)
+
+
+class SparseSGDConfig(_SparseConfig):
+    """Plain gradient descent; it keeps no state."""
+
+    kind: Literal["sgd"] = "sgd"
+
+
+class SparseFTRLConfig(_SparseConfig):
+    """FTRL-Proximal: L1 that makes exact zeros, on rows that are touched."""
+
+    kind: Literal["ftrl"] = "ftrl"
+    learning_rate_power: float = Field(-0.5, le=0)
+    initial_accumulator: float = Field(0.1, gt=0)
+    l1: float = Field(0.0, ge=0)
+    l2: float = Field(0.0, ge=0)
+    beta: float = Field(0.0, ge=0)
+
+
+SparseOptimizerConfig = Annotated[
+    SparseAdamConfig | SparseAdagradConfig | SparseSGDConfig | SparseFTRLConfig,
+    Field(discriminator="kind"),
+    default_tag("kind", "adam"),
+]
+
+
+class DenseOptimizerConfig(Finite):
+    """Any Keras optimizer by name; further keys are its arguments."""
+
+    model_config = ConfigDict(extra="allow")
+
+    kind: str = Field("adam", description="A class of keras.optimizers, in any case of letters.")
+    learning_rate: float | None = Field(None, gt=0, description="None: the optimizer's.")
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of the Keras class, the learning rate aside."""
+        return dict(self.model_extra or {})
 
 
 class OptimizerConfig(Finite):
-    """Adam for dense weights, its lazy form (touched rows only) for embedding tables."""
+    """Lazy rules (touched rows only) for embedding tables, a Keras optimizer for the rest."""
 
     learning_rate: float = Field(1e-3, gt=0)
-    beta_1: float = Field(0.9, ge=0, lt=1)
-    beta_2: float = Field(0.999, ge=0, lt=1)
-    epsilon: float = Field(1e-7, gt=0)
-    schedule: Literal["constant", "cosine"] = "constant"
-    clip_norm: float | None = Field(None, gt=0)
+    beta_1: float = Field(0.9, ge=0, lt=1, description="Of Adam, on tables and dense weights.")
+    beta_2: float = Field(0.999, ge=0, lt=1, description="Of Adam, on tables and dense weights.")
+    epsilon: float = Field(1e-7, gt=0, description="Of Adam, on tables and dense weights.")
+    sparse: SparseOptimizerConfig = SparseAdamConfig()
+    dense: DenseOptimizerConfig = DenseOptimizerConfig()
+    schedule: ScheduleConfig = ConstantSchedule()
+    warmup_steps: int | None = Field(
+        None, ge=1, description="The rate rises in a line to the schedule's first value."
+    )
+    clip_norm: float | None = Field(None, gt=0, description="Of all gradients together.")
+    clip_value: float | None = Field(None, gt=0, description="Of each number of a gradient.")
+    accumulate_steps: int | None = Field(
+        None, ge=2, description="Parts that a batch is computed in, one after the other."
+    )
+
+    @model_validator(mode="after")
+    def _one_way_of_clipping(self) -> OptimizerConfig:
+        if self.clip_norm is not None and self.clip_value is not None:
+            raise ValueError("clip_norm and clip_value exclude each other: set one of them to null")
+        return self

@@ -4,7 +4,16 @@ import pytest
 
 from conf.errors import ConfigError
 from conf.load import load_config
-from conf.training import DSSMConfig, MFConfig, SampledSoftmaxConfig, TrainConfig
+from conf.training import (
+    DSSMConfig,
+    ExponentialSchedule,
+    LinearSchedule,
+    MFConfig,
+    SampledSoftmaxConfig,
+    SparseAdamConfig,
+    SparseFTRLConfig,
+    TrainConfig,
+)
 
 REQUIRED = ["dataset=d", "name=n"]
 
@@ -52,3 +61,39 @@ def test_what_no_run_could_use_is_refused(override: str) -> None:
 
 def test_the_largest_seed_is_taken() -> None:
     assert load("seed=2147483647").seed == 2**31 - 1
+
+
+def test_a_schedule_is_given_by_its_name_or_with_its_arguments() -> None:
+    assert load("optimizer.schedule=linear").optimizer.schedule == LinearSchedule()
+    decay = load("optimizer.schedule={kind: exponential, decay_rate: 0.5, decay_steps: 9}")
+    assert decay.optimizer.schedule == ExponentialSchedule(decay_rate=0.5, decay_steps=9)
+
+
+def test_sparse_optimizers_have_their_own_keys() -> None:
+    assert load("optimizer.sparse.beta_1=0.5").optimizer.sparse == SparseAdamConfig(beta_1=0.5)
+    ftrl = load("optimizer.sparse={kind: ftrl, l1: 0.5}").optimizer.sparse
+    assert ftrl == SparseFTRLConfig(l1=0.5)
+    with pytest.raises(ConfigError, match="unknown key"):
+        load("optimizer.sparse={kind: sgd, l1: 0.5}")
+
+
+def test_keys_of_the_dense_optimizer_are_arguments_for_keras() -> None:
+    config = load("optimizer.dense={kind: AdamW, weight_decay: 0.1, learning_rate: 0.5}")
+    assert config.optimizer.dense.arguments == {"weight_decay": 0.1}
+    assert config == TrainConfig.model_validate(config.resolved())
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "optimizer.schedule=cosin",
+        "optimizer.sparse.kind=rmsprop",
+        "optimizer.accumulate_steps=1",
+        "optimizer.warmup_steps=0",
+        "optimizer={clip_norm: 1.0, clip_value: 1.0}",
+        "compute.half_dtype=float8",
+    ],
+)
+def test_update_rules_that_no_run_could_use_are_refused(override: str) -> None:
+    with pytest.raises(ConfigError):
+        load(override)

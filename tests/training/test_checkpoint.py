@@ -39,7 +39,7 @@ def train_a_step(model: RetrievalModel, optimizers: Optimizers) -> None:
 
 
 def state(model: RetrievalModel, optimizers: Optimizers) -> list[np.ndarray]:
-    values = [*model.trainable_variables, *optimizers.sparse.first_moments, optimizers.step]
+    values = [*model.trainable_variables, *optimizers.sparse.slots["first_moment"], optimizers.step]
     assert optimizers.dense is not None
     return [v.numpy() for v in values] + [np.asarray(v) for v in optimizers.dense.variables]
 

@@ -5,14 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from conf.errors import InputDataError
+from conf.errors import ConfigError, InputDataError
 from conf.manifest import Manifest, SplitInfo
 from training.input import build_eval_dataset
-from training.item_counts import read_item_counts
+from training.item_counts import read_drawable_items, read_item_counts
+from training.vocabularies import Vocabulary
 
 
 def test_counts_are_those_of_the_train_records(tiny_version: Path, tiny_manifest: Manifest) -> None:
@@ -61,3 +63,32 @@ def test_another_version_s_encoders_are_refused(
 ) -> None:
     with pytest.raises(InputDataError, match="not the one"):
         read_item_counts(tiny_version, replace(tiny_manifest, encoders_fingerprint="0" * 64))
+
+
+def test_all_tokens_may_be_drawn(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    drawable = read_drawable_items(tiny_version, tiny_manifest)
+    assert drawable.dtype == np.int64
+    np.testing.assert_array_equal(drawable, np.arange(2, 42))
+
+
+def test_neither_oov_buckets_nor_retired_tokens_are_drawn(
+    tiny_version: Path, tiny_manifest: Manifest, monkeypatch
+) -> None:
+    retired = np.array([False, True, False, False, True])
+    vocabulary = Vocabulary("movie_id", "int64", pa.array(range(5)), 3, retired)
+    monkeypatch.setattr("training.item_counts.read_key_vocabulary", lambda *_: vocabulary)
+    # 0 pad, 1 OOV, 2 to 4 its buckets, tokens from 5 on.
+    assert read_drawable_items(tiny_version, tiny_manifest).tolist() == [5, 7, 8]
+    none_left = replace(vocabulary, retired=np.ones(5, bool))
+    monkeypatch.setattr("training.item_counts.read_key_vocabulary", lambda *_: none_left)
+    with pytest.raises(ConfigError, match="items to draw from"):
+        read_drawable_items(tiny_version, tiny_manifest)
+
+
+def test_ids_without_a_vocabulary_are_drawn_from_the_schema_s_range(
+    tiny_version: Path, tiny_manifest: Manifest, monkeypatch
+) -> None:
+    monkeypatch.setattr("training.item_counts.read_key_vocabulary", lambda *_: None)
+    np.testing.assert_array_equal(
+        read_drawable_items(tiny_version, tiny_manifest), np.arange(2, 42)
+    )

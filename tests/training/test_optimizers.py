@@ -6,35 +6,11 @@ import tensorflow as tf
 
 from conf.manifest import Manifest
 from conf.training import DSSMConfig, OptimizerConfig
+from tests.training.toy_training import ToyModel, build_toy_batches, squared_error
+from training.loss_scale import LossScale
 from training.models import build_model
-from training.optimizers import Optimizers, build_learning_rate, clip_global_norm
-
-
-def test_cosine_falls_from_the_rate_to_zero() -> None:
-    rate = build_learning_rate(OptimizerConfig(learning_rate=0.5, schedule="cosine"), 100)
-    assert callable(rate)
-    found = [float(rate(tf.constant(step))) for step in (0, 25, 50, 75, 100, 130)]
-    expected = [
-        0.25 * (1 + np.cos(np.pi * min(step, 100) / 100)) for step in (0, 25, 50, 75, 100, 130)
-    ]
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-    assert build_learning_rate(OptimizerConfig(learning_rate=0.5), 100) == 0.5
-
-
-def test_clipping_counts_repeated_rows_once() -> None:
-    values = np.array([[3.0, 0], [1.0, 0], [0, 2.0]], np.float32)
-    slices = tf.IndexedSlices(tf.constant(values), tf.constant([4, 4, 1]), tf.constant([9, 2]))
-    dense = tf.constant([[4.0]])
-    norm = np.sqrt(4.0**2 + 2.0**2 + 4.0**2)  # rows 4 sum to (4, 0)
-    tables, weights = clip_global_norm([slices, None], [dense], 1.5)
-    assert tables[1] is None
-    np.testing.assert_allclose(tables[0].values, values * 1.5 / norm, rtol=1e-6)
-    np.testing.assert_allclose(weights[0], [[4.0 * 1.5 / norm]], rtol=1e-6)
-
-
-def test_small_gradients_are_not_scaled() -> None:
-    _, weights = clip_global_norm([], [tf.constant([[0.3]])], 1.0)
-    assert weights[0].numpy() == pytest.approx(0.3)
+from training.optimizers import Optimizers
+from training.step import StepOptions, TrainStep, build_run_steps
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
@@ -64,3 +40,59 @@ def test_a_step_moves_dense_weights_and_touched_rows(clip_norm, tiny_manifest: M
     assert moved["user_tower/dense_0/kernel:0"]
     assert not moved["item_tower/dense_0/kernel:0"]
     assert int(optimizers.step) == 1
+
+
+OPTIMIZERS = {
+    "sgd": {"sparse": {"kind": "sgd"}, "dense": {"kind": "sgd", "momentum": 0.9}},
+    "adagrad": {"sparse": {"kind": "adagrad"}, "dense": {"kind": "rmsprop"}},
+    "adam": {"schedule": "cosine", "warmup_steps": 2, "dense": {"kind": "adamw"}},
+    "ftrl": {"sparse": {"kind": "ftrl", "l1": 0.001}, "dense": {"kind": "ftrl"}},
+}
+
+
+def train(model: ToyModel, optimizers: Optimizers, skip: int, steps: int) -> list[float]:
+    step = TrainStep(model, squared_error, optimizers, StepOptions(seed=1))
+    run_steps = build_run_steps(tf.distribute.get_strategy(), step)
+    batches = iter(build_toy_batches(8).skip(skip))
+    return [float(run_steps(batches, tf.constant(1))[0]) for _ in range(steps)]
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("is_scaled", [False, True])
+def test_training_goes_on_from_a_checkpoint_bit_for_bit(kind, is_scaled, tmp_path) -> None:
+    config = OptimizerConfig.model_validate({"learning_rate": 0.05, **OPTIMIZERS[kind]})
+
+    def build(seed: int) -> tuple[ToyModel, Optimizers]:
+        model = ToyModel(seed)
+        return model, Optimizers(config, model, 8, LossScale(4.0, 2) if is_scaled else None)
+
+    model, optimizers = build(1)
+    train(model, optimizers, 0, 3)
+    path = tf.train.Checkpoint(model=model, optimizers=optimizers).save(str(tmp_path / "c"))
+    whole = train(model, optimizers, 3, 4)
+    other, restored = build(2)
+    checkpoint = tf.train.Checkpoint(model=other, optimizers=restored)
+    checkpoint.restore(path).assert_existing_objects_matched()
+    assert train(other, restored, 3, 4) == whole
+    for a, b in zip(model.trainable_variables, other.trainable_variables, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+    if is_scaled:
+        assert float(restored.loss_scale.scale) == float(optimizers.loss_scale.scale) == 32.0
+
+
+def test_dense_gradients_are_clipped_by_value_too() -> None:
+    config = OptimizerConfig.model_validate(
+        {
+            "learning_rate": 1.0,
+            "clip_value": 0.25,
+            "sparse": {"kind": "sgd"},
+            "dense": {"kind": "sgd"},
+        }
+    )
+    model = ToyModel()
+    optimizers = Optimizers(config, model, 8)
+    variables = optimizers.variables_in_step_order
+    before = [variable.numpy() for variable in variables]
+    optimizers.apply([tf.fill(variable.shape, -3.0) for variable in variables])
+    for old, variable in zip(before, variables, strict=True):
+        np.testing.assert_allclose(variable.numpy() - old, 0.25, rtol=1e-5)

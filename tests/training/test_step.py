@@ -1,11 +1,27 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
-from training.step import build_run_steps
+from conf.errors import ConfigError
+from conf.training import DevicesConfig, OptimizerConfig, TrainConfig
+from tests.training.toy_training import ToyModel, build_toy_batches, squared_error
+from training.input import Batch
+from training.layers.precision import compute_dtype
+from training.loss_scale import LossScale
+from training.optimizers import Optimizers
+from training.step import (
+    StepOptions,
+    TrainStep,
+    build_loss_scale,
+    build_run_steps,
+    build_step_options,
+)
+from training.strategy import build_strategy
 
 
 class Sum:
@@ -39,3 +55,123 @@ def test_measures_the_wait_for_slow_input() -> None:
     run_steps = build_run_steps(tf.distribute.get_strategy(), Sum())  # type: ignore[arg-type]
     waited = float(run_steps(iter(dataset), tf.constant(3))[1])
     assert 0.15 <= waited < 5
+
+
+def train(
+    steps: int = 4,
+    *,
+    rows: int = 12,
+    optimizer: dict[str, object] | None = None,
+    options: StepOptions | None = None,
+    loss_scale: LossScale | None = None,
+    objective: Callable[..., tf.Tensor] = squared_error,
+) -> tuple[ToyModel, Optimizers, list[float]]:
+    """Trains a small model; returns it, its optimizers and the losses."""
+    model = ToyModel()
+    config = OptimizerConfig.model_validate({"learning_rate": 0.02, **(optimizer or {})})
+    optimizers = Optimizers(config, model, 10, loss_scale)
+    step = TrainStep(model, objective, optimizers, options or StepOptions(seed=1))
+    run_steps = build_run_steps(tf.distribute.get_strategy(), step)
+    batches = iter(build_toy_batches(rows))
+    return model, optimizers, [float(run_steps(batches, tf.constant(1))[0]) for _ in range(steps)]
+
+
+def weights(model: ToyModel) -> list[np.ndarray]:
+    return [variable.numpy() for variable in model.trainable_variables]
+
+
+@pytest.mark.parametrize("parts", [2, 3, 6])
+@pytest.mark.parametrize("kind", ["adam", "adagrad"])
+def test_parts_of_a_batch_train_as_the_whole(parts: int, kind: str) -> None:
+    config = {"epsilon": 1e-4, "sparse": {"kind": kind}, "clip_norm": 0.5}
+    options = StepOptions(seed=1, embedding_l2=0.01)
+    whole, _, losses = train(optimizer=config, options=options)
+    cut, optimizers, found = train(optimizer={**config, "accumulate_steps": parts}, options=options)
+    np.testing.assert_allclose(found, losses, rtol=1e-5)
+    for a, b in zip(weights(whole), weights(cut), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    assert int(optimizers.step) == 4  # a step is an update, in however many parts
+
+
+def test_each_part_has_a_seed_of_its_own() -> None:
+    seeds: list[list[int]] = []
+
+    def objective(model: ToyModel, batch: Batch, seed: tf.Tensor) -> tf.Tensor:
+        tf.py_function(lambda s: seeds.append(s.numpy().tolist()), [seed], [])
+        return squared_error(model, batch, seed)
+
+    train(2, optimizer={"accumulate_steps": 3}, objective=objective)
+    assert len({tuple(seed) for seed in seeds}) == 6
+
+
+def test_xla_changes_nothing_but_speed() -> None:
+    plain, _, losses = train(optimizer={"epsilon": 1e-4})
+    compiled, _, found = train(optimizer={"epsilon": 1e-4}, options=StepOptions(seed=1, xla=True))
+    np.testing.assert_allclose(found, losses, rtol=1e-5)
+    for a, b in zip(weights(plain), weights(compiled), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
+def test_mixed_precision_keeps_weights_and_losses_in_float32(dtype: tf.DType) -> None:
+    kinds: set[tf.DType] = set()
+
+    def objective(model: ToyModel, batch: Batch, seed: tf.Tensor) -> tf.Tensor:
+        kinds.add(compute_dtype())
+        losses = squared_error(model, batch, seed)
+        assert losses.dtype == tf.float32
+        return losses
+
+    scale = LossScale(1024.0, 1000) if dtype == tf.float16 else None
+    options = StepOptions(seed=1, dtype=dtype)
+    plain, _, losses = train(optimizer={"epsilon": 1e-4})
+    mixed, optimizers, found = train(
+        optimizer={"epsilon": 1e-4}, options=options, loss_scale=scale, objective=objective
+    )
+    assert kinds == {dtype}
+    assert compute_dtype() == tf.float32
+    assert {v.dtype for v in mixed.trainable_variables} == {tf.float32}
+    assert found != losses  # half precision was in play
+    np.testing.assert_allclose(found, losses, rtol=0.02)
+    assert int(optimizers.step) == 4
+    for a, b in zip(weights(plain), weights(mixed), strict=True):
+        np.testing.assert_allclose(a, b, atol=0.02)
+
+
+def test_a_scaled_step_that_overflows_changes_nothing_but_the_scale() -> None:
+    def overflow(model: ToyModel, batch: Batch, seed: tf.Tensor) -> tf.Tensor:
+        return squared_error(model, batch, seed) * 1e36
+
+    scale = LossScale(2.0**20, 1000)
+    model, optimizers, _ = train(3, loss_scale=scale, objective=overflow)
+    assert (float(scale.scale), int(scale.finite_steps)) == (2.0**17, 0)
+    assert int(optimizers.step) == 0
+    for a, b in zip(weights(model), weights(ToyModel()), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def configure(**changes: object) -> TrainConfig:
+    return TrainConfig.model_validate({"dataset": "d", "name": "n", **changes})
+
+
+def test_the_config_says_how_a_step_is_computed() -> None:
+    strategy = tf.distribute.get_strategy()
+    assert build_step_options(configure(), strategy).dtype == tf.float32
+    mixed = configure(compute={"mixed_precision": True, "xla": True})
+    options = build_step_options(mixed, strategy)
+    assert options.xla
+    has_gpu = bool(tf.config.list_physical_devices("GPU"))
+    assert options.dtype == (tf.float16 if has_gpu else tf.bfloat16)
+    assert (build_loss_scale(mixed.compute) is not None) == has_gpu
+    half = configure(compute={"mixed_precision": True, "half_dtype": "float16"})
+    assert build_loss_scale(half.compute) is not None
+    assert build_loss_scale(configure(compute={"half_dtype": "float16"}).compute) is None
+
+
+def test_what_devices_or_batches_do_not_allow_is_refused() -> None:
+    uneven = configure(input={"batch_size": 10}, optimizer={"accumulate_steps": 4})
+    with pytest.raises(ConfigError, match="multiple of 4"):
+        build_step_options(uneven, tf.distribute.get_strategy())
+    two = build_strategy(DevicesConfig(cpu_replicas=2))
+    with pytest.raises(ConfigError, match=r"compute\.xla"):
+        build_step_options(configure(compute={"xla": True}), two)

@@ -8,6 +8,10 @@ import tensorflow as tf
 
 from conf.schema import FIRST_TOKEN_ID, PAD_ID
 
+PIECE_ROWS = 1 << 20
+"""Rows that are drawn at once; a multiple of four."""
+_PHILOX = 1
+
 
 class EmbeddingTable(tf.Module):
     """A trainable matrix `[vocabulary_size, dim]` whose padding row reads as zeros.
@@ -30,9 +34,9 @@ class EmbeddingTable(tf.Module):
         super().__init__(name="embedding_table")
         self.vocabulary_size = vocabulary_size
         self.dim = dim
-        self.rows = tf.Variable(
-            _first_rows(name, vocabulary_size, dim, seed, stddev), name=f"{name}/rows"
-        )
+        self.rows = tf.Variable(tf.zeros([vocabulary_size, dim]), name=f"{name}/rows")
+        if stddev is not None:
+            _draw_first_rows(self.rows, [seed, zlib.crc32(name.encode())], stddev)
 
     def lookup(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns the rows of ids, zeros (and no gradient) where the id is padding.
@@ -48,16 +52,54 @@ class EmbeddingTable(tf.Module):
 
     def gather(self, ids: tf.Tensor) -> tf.Tensor:
         """As `lookup`, without the mask: for callers that weight padding by zero themselves."""
-        return tf.nn.embedding_lookup(self.rows, ids)
+        return read_rows(self.rows, ids)
 
 
-def _first_rows(
-    name: str, vocabulary_size: int, dim: int, seed: int, stddev: float | None
-) -> tf.Tensor:
-    if stddev is None:
-        return tf.zeros([vocabulary_size, dim])
-    draws = tf.random.stateless_normal(
-        [vocabulary_size, dim], seed=[seed, zlib.crc32(name.encode())], stddev=stddev
-    )
-    is_token = tf.cast(tf.range(vocabulary_size) >= FIRST_TOKEN_ID, tf.float32)
-    return draws * is_token[:, tf.newaxis]
+def read_rows(table: tf.Variable, ids: tf.Tensor) -> tf.Tensor:
+    """Returns rows of a table without reading the rest of it.
+
+    `tf.nn.embedding_lookup` and `tf.gather` copy a variable that is mirrored on several devices
+    as a whole, each time. In a replica, and in its update, the handle is that of its own copy; a
+    gradient tape follows it where it watches the variable, as the training step's does.
+
+    Args:
+        table: Variable `[vocabulary_size, dim]`.
+        ids: int32 or int64, any shape.
+
+    Returns:
+        `ids.shape + [dim]`; its gradient names rows.
+    """
+    if not isinstance(table, tf.distribute.DistributedValues):
+        return tf.nn.embedding_lookup(table, ids)
+    try:
+        handle = table.handle
+    except ValueError:  # Outside of replicas all copies are alike.
+        return tf.gather(tf.distribute.get_strategy().experimental_local_results(table)[0], ids)
+    return tf.raw_ops.ResourceGather(resource=handle, indices=ids, dtype=table.dtype)
+
+
+def _draw_first_rows(rows: tf.Variable, seed: list[int], stddev: float) -> None:
+    """Fills a table piece by piece, so that a large one is in memory once and not three times.
+
+    The draws are those of `tf.random.stateless_normal` for the whole table: its generator counts
+    four numbers at a time, so a piece that starts at a multiple of four starts its counter there.
+    """
+    vocabulary_size, dim = rows.shape
+    copies = tf.distribute.get_strategy().experimental_local_results(rows)
+    with tf.device("CPU:0"):
+        state = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
+    for start in range(0, vocabulary_size, PIECE_ROWS):
+        stop = min(start + PIECE_ROWS, vocabulary_size)
+        with tf.device("CPU:0"):
+            draws = tf.raw_ops.StatelessRandomNormalV2(
+                shape=[stop - start, dim],
+                key=state.key,
+                counter=state.counter + tf.constant([start * dim // 4, 0], tf.uint64),
+                alg=_PHILOX,
+            )
+            is_token = tf.cast(tf.range(start, stop) >= FIRST_TOKEN_ID, tf.float32)
+            draws *= stddev * is_token[:, tf.newaxis]
+        # By scatter: assigning to a slice of a variable first copies all of it.
+        piece = tf.IndexedSlices(draws, tf.range(start, stop))
+        for copy in copies:
+            copy.scatter_update(piece)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from training.layers.precision import compute_dtype
+
 
 class Dense(tf.Module):
     """Affine map `x W + b`, W uniform after Glorot & Bengio 2010 (eq. 16), b zero.
@@ -28,8 +30,9 @@ class Dense(tf.Module):
         self.bias = tf.Variable(tf.zeros([output_dim]), name=f"{name}/bias")
 
     def __call__(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Maps `[batch, input_dim]` to `[batch, output_dim]`."""
-        return tf.matmul(inputs, self.kernel) + self.bias
+        """Maps `[batch, input_dim]` to `[batch, output_dim]`, in the type of the input."""
+        kernel, bias = tf.cast(self.kernel, inputs.dtype), tf.cast(self.bias, inputs.dtype)
+        return tf.matmul(inputs, kernel) + bias
 
 
 class MLP(tf.Module):
@@ -69,12 +72,15 @@ class MLP(tf.Module):
         Args:
             inputs: float32 `[batch, input_dim]`.
             dropout_seed: int32 `[2]` that fixes which units drop out; None outside training.
+
+        Returns:
+            float32, whatever the layers between compute in.
         """
-        hidden = inputs
+        hidden = tf.cast(inputs, compute_dtype())
         for index, layer in enumerate(self.layers[:-1]):
             hidden = tf.nn.relu(layer(hidden))
             if self._dropout is not None and dropout_seed is not None:
                 # Stateless: a resumed run drops the same units as one that never stopped.
                 seed = dropout_seed + tf.constant([self._stream, index + 1], dropout_seed.dtype)
                 hidden = tf.nn.experimental.stateless_dropout(hidden, self._dropout, seed=seed)
-        return self.layers[-1](hidden)
+        return tf.cast(self.layers[-1](hidden), tf.float32)

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from conf.schema import FIRST_TOKEN_ID
+from training.layers.precision import matmul_rows
 
 # Low enough to vanish in a float32 softmax, high enough for its gradient to stay finite.
 MASKED_LOGIT = -1e9
@@ -58,7 +59,7 @@ def compute_sampled_softmax(
     Returns:
         float32 `[batch]`.
     """
-    logits = tf.matmul(user_vectors, candidates.vectors, transpose_b=True) / temperature
+    logits = matmul_rows(user_vectors, candidates.vectors) / temperature
     if candidates.log_expected_counts is not None:
         logits -= candidates.log_expected_counts[tf.newaxis, :]
     if mask_accidental_hits:
@@ -70,18 +71,23 @@ def compute_sampled_softmax(
 
 
 def compute_log_expected_counts(
-    item_counts: np.ndarray, batch_size: int, uniform_negatives: int | None = None
+    item_counts: np.ndarray,
+    batch_size: int,
+    uniform_negatives: int | None = None,
+    drawable: np.ndarray | None = None,
 ) -> np.ndarray:
     """Log of how often each item is expected among one step's candidates.
 
     A batch holds item j `batch_size * p_j` times, p its share of the train rows; uniform
-    negatives add `uniform_negatives / items` each (the mixed distribution of Yang et al. 2020,
-    "Mixed negative sampling for learning two-tower neural networks in recommendations").
+    negatives add `uniform_negatives / items` to each of the items that they are drawn from (the
+    mixed distribution of Yang et al. 2020, "Mixed negative sampling for learning two-tower neural
+    networks in recommendations").
 
     Args:
         item_counts: int64 `[vocabulary_size]`, train rows per item id.
-        batch_size: Rows per step, over all replicas.
+        batch_size: Rows that are ranked together, over all replicas.
         uniform_negatives: Items drawn uniformly per step, or None.
+        drawable: int64 `[items]`, ids that they are drawn from; None: all from 2 on.
 
     Returns:
         float32 `[vocabulary_size]`, finite: an item without a row counts as one.
@@ -89,21 +95,23 @@ def compute_log_expected_counts(
     counts = np.maximum(item_counts.astype(np.float64), 1.0)
     expected = batch_size * counts / max(1.0, float(item_counts.sum()))
     if uniform_negatives is not None:
-        expected[FIRST_TOKEN_ID:] += uniform_negatives / max(1, len(counts) - FIRST_TOKEN_ID)
+        ids = np.arange(FIRST_TOKEN_ID, len(counts)) if drawable is None else drawable
+        expected[ids] += uniform_negatives / max(1, len(ids))
     return np.log(expected).astype(np.float32)
 
 
-def draw_uniform_items(count: int, vocabulary_size: int, seed: tf.Tensor) -> tf.Tensor:
+def draw_uniform_items(count: int, drawable: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     """Draws item ids uniformly, with replacement; the same ids for the same seed.
 
     Args:
         count: Number of ids.
-        vocabulary_size: Number of ids, padding and OOV (never drawn) included.
+        drawable: int64 `[items]`, ids to draw from.
         seed: int32 `[2]`.
 
     Returns:
-        int64 `[count]`, each in `[2, vocabulary_size)`.
+        int64 `[count]`.
     """
-    return tf.random.stateless_uniform(
-        [count], seed, minval=FIRST_TOKEN_ID, maxval=vocabulary_size, dtype=tf.int64
+    positions = tf.random.stateless_uniform(
+        [count], seed, minval=0, maxval=tf.size(drawable, tf.int64), dtype=tf.int64
     )
+    return tf.gather(drawable, positions)

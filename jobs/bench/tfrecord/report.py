@@ -168,9 +168,11 @@ def _seconds(value: float) -> str:
     return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
 
 
-def build_verdict_table(verdicts: Sequence[Verdict]) -> Table:
+def build_verdict_table(
+    verdicts: Sequence[Verdict], title: str = "bars (CPU time per row)"
+) -> Table:
     """A table of the bars: ratio in CPU time, the same in wall time, and whether it is met."""
-    table = Table(title="bars (CPU time per row)", title_justify="left")
+    table = Table(title=title, title_justify="left")
     for column in ("shape", "work", "against", "goal", "CPU ratio", "wall ratio", "met"):
         table.add_column(column, justify="right" if "ratio" in column else "left")
     for v in verdicts:

@@ -1,9 +1,15 @@
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
+import pytest
 import tensorflow as tf
 
-from training.embedding.table import EmbeddingTable
+import training.embedding.table as table_module
+from conf.training import DevicesConfig
+from training.embedding.table import EmbeddingTable, read_rows
+from training.strategy import build_strategy
 
 
 def test_first_rows_depend_on_seed_and_name_alone() -> None:
@@ -18,6 +24,24 @@ def test_first_rows_have_the_asked_spread_and_zeros_for_pad_and_oov() -> None:
     assert abs(rows[2:].std() - 0.2) < 0.01
     assert rows[2:].any(axis=1).all()
     assert not rows[:2].any()
+
+
+@pytest.mark.parametrize("dim", [1, 3, 4])
+def test_rows_drawn_in_pieces_are_those_drawn_at_once(dim: int, monkeypatch) -> None:
+    monkeypatch.setattr(table_module, "PIECE_ROWS", 8)
+    rows = EmbeddingTable("a", 29, dim, seed=7, stddev=0.3).rows.numpy()
+    seed = [7, zlib.crc32(b"a")]
+    expected = tf.random.stateless_normal([29, dim], seed, stddev=0.3).numpy()
+    np.testing.assert_array_equal(rows[2:], expected[2:])
+    assert not rows[:2].any()
+
+
+def test_rows_are_equal_on_all_replicas() -> None:
+    strategy = build_strategy(DevicesConfig(cpu_replicas=2))
+    with strategy.scope():
+        table = EmbeddingTable("a", 9, 3, seed=1)
+    for copy in strategy.experimental_local_results(table.rows):
+        np.testing.assert_array_equal(copy.numpy(), EmbeddingTable("a", 9, 3, seed=1).rows.numpy())
 
 
 def test_padding_reads_as_zeros_and_gets_no_gradient() -> None:
@@ -40,3 +64,29 @@ def test_a_table_restores_from_a_checkpoint(tmp_path) -> None:
     other = EmbeddingTable("a", 5, 3, seed=2)
     tf.train.Checkpoint(table=other).restore(path).assert_existing_objects_matched()
     np.testing.assert_array_equal(other.rows.numpy(), table.rows.numpy())
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_reading_rows_gives_gradients_of_these_rows(replicas: int) -> None:
+    start = np.arange(24, dtype=np.float32).reshape(6, 4)
+    strategy = build_strategy(DevicesConfig(cpu_replicas=replicas))
+    with strategy.scope():
+        rows = tf.Variable(start)
+        np.testing.assert_array_equal(read_rows(rows, tf.constant([[5], [1]])), start[[[5], [1]]])
+
+    def step() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch(rows)
+            read = read_rows(rows, tf.constant([3, 0, 3]))
+            loss = tf.reduce_sum(read * tf.constant([[1.0], [2.0], [4.0]]))
+        gradient = tape.gradient(loss, rows)
+        return read, gradient.indices, gradient.values
+
+    results = tf.function(lambda: strategy.run(step))()
+    for read, ids, values in zip(
+        *(strategy.experimental_local_results(result) for result in results), strict=True
+    ):
+        np.testing.assert_array_equal(read, start[[3, 0, 3]])
+        assert ids.numpy().tolist() == [3, 0, 3]
+        np.testing.assert_array_equal(values, np.repeat([[1.0], [2.0], [4.0]], 4, axis=1))
+    np.testing.assert_array_equal(read_rows(rows, tf.constant([2])), start[[2]])

@@ -71,3 +71,11 @@ def test_positions_start_alike_and_learn() -> None:
     gradient = tf.convert_to_tensor(gradient).numpy()
     assert gradient[0] > 0 > gradient[1]
     assert not gradient[3:].any()
+
+
+def test_positions_go_on_from_a_checkpoint(tmp_path) -> None:
+    positions, other = PositionWeights("h", 3), PositionWeights("h", 3)
+    positions.logits.assign([0.5, -1.0, 2.0])
+    path = tf.train.Checkpoint(positions=positions).save(str(tmp_path / "c"))
+    tf.train.Checkpoint(positions=other).restore(path).assert_consumed()
+    np.testing.assert_array_equal(other(3), positions(3))

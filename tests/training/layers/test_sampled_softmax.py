@@ -105,9 +105,25 @@ def test_expected_counts_equal_what_is_drawn() -> None:
     assert np.isfinite(compute_log_expected_counts(np.zeros(5, np.int64), 8)).all()
 
 
-def test_uniform_items_are_tokens_and_repeat_by_seed() -> None:
-    drawn = draw_uniform_items(5000, 12, tf.constant([3, 4])).numpy()
-    assert set(drawn) == set(range(2, 12))
-    assert np.bincount(drawn)[2:].min() > 400
-    np.testing.assert_array_equal(drawn, draw_uniform_items(5000, 12, tf.constant([3, 4])))
-    assert not np.array_equal(drawn, draw_uniform_items(5000, 12, tf.constant([3, 12])))
+def test_uniform_items_are_of_the_drawable_ones_and_repeat_by_seed() -> None:
+    drawable = tf.constant([4, 5, 6, 8, 11], tf.int64)
+    drawn = draw_uniform_items(5000, drawable, tf.constant([3, 4])).numpy()
+    assert set(drawn) == {4, 5, 6, 8, 11}
+    assert np.bincount(drawn)[drawable.numpy()].min() > 850
+    np.testing.assert_array_equal(drawn, draw_uniform_items(5000, drawable, tf.constant([3, 4])))
+    assert not np.array_equal(drawn, draw_uniform_items(5000, drawable, tf.constant([3, 12])))
+
+
+def test_uniform_items_equal_draws_from_the_range_of_ids() -> None:
+    seed = tf.constant([3, 4])
+    by_range = tf.random.stateless_uniform([99], seed, minval=2, maxval=12, dtype=tf.int64)
+    np.testing.assert_array_equal(
+        draw_uniform_items(99, tf.range(2, 12, dtype=tf.int64), seed), by_range
+    )
+
+
+def test_expected_counts_rise_for_the_drawable_ids_alone() -> None:
+    counts = np.array([0, 0, 6, 3, 1])
+    plain = np.exp(compute_log_expected_counts(counts, 100))
+    mixed = np.exp(compute_log_expected_counts(counts, 100, 30, np.array([2, 4])))
+    np.testing.assert_allclose(mixed - plain, [0, 0, 15, 0, 15], atol=1e-4)

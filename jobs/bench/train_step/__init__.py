@@ -1,0 +1,1 @@
+"""Training steps: what a large table costs, and how they compare with stock Keras."""

@@ -1,0 +1,84 @@
+"""The step that is measured: pooled history, hidden layer, dot product with the item."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from conf.training import OptimizerConfig
+from training.embedding.table import EmbeddingTable
+from training.layers.mlp import MLP
+from training.layers.pooling import pool_mean
+from training.models.base import Features, RetrievalModel
+from training.objective import BinaryCrossEntropy
+from training.optimizers import Optimizers
+from training.step import StepOptions, TrainStep, build_run_steps
+
+HIDDEN_UNITS = 64
+TOTAL_STEPS = 1_000_000
+
+
+class HistoryModel(RetrievalModel):
+    """A user is the pooled history through a hidden layer; history and item share one table.
+
+    Args:
+        vocabulary_size: Rows of the table.
+        dim: Length of a row.
+    """
+
+    def __init__(self, vocabulary_size: int, dim: int) -> None:
+        super().__init__(name="history_model")
+        self.user_inputs, self.item_inputs, self.temperature = ("history",), ("item",), 1.0
+        self.table = EmbeddingTable("item", vocabulary_size, dim, seed=1)
+        self.tables = {"item": self.table}
+        self.mlp = MLP("user", dim, [HIDDEN_UNITS], dim, seed=1)
+
+    def embed_users(self, features: Features, dropout_seed: tf.Tensor | None = None) -> tf.Tensor:
+        """Returns user vectors `[batch, dim]`."""
+        ids = features["history"]
+        return self.mlp(pool_mean(self.table.gather(ids), ids))
+
+    def embed_items(self, features: Features, dropout_seed: tf.Tensor | None = None) -> tf.Tensor:
+        """Returns item vectors `[batch, dim]`."""
+        return self.table.lookup(features["item"])
+
+    @property
+    def _scalar_tables(self) -> dict[str, EmbeddingTable]:
+        return {"item": self.table}
+
+
+class SluiceTraining:
+    """A model in training, that reads its batches where it left off.
+
+    Attributes:
+        iterator: Where its next batches come from.
+
+    Args:
+        vocabulary_size: Rows of the table.
+        dim: Length of a row.
+        dataset: Its batches.
+        sparse: Kind of the table's optimizer.
+    """
+
+    def __init__(
+        self, vocabulary_size: int, dim: int, dataset: tf.data.Dataset, sparse: str = "adam"
+    ) -> None:
+        self._model = HistoryModel(vocabulary_size, dim)
+        config = OptimizerConfig.model_validate({"sparse": {"kind": sparse}})
+        self._optimizers = Optimizers(config, self._model, TOTAL_STEPS)
+        step = TrainStep(
+            self._model, BinaryCrossEntropy("label"), self._optimizers, StepOptions(seed=1)
+        )
+        self._run_steps = build_run_steps(tf.distribute.get_strategy(), step)
+        self.iterator = iter(dataset)
+
+    def __call__(self, steps: int) -> None:
+        """Runs steps, all in one compiled loop."""
+        loss, _ = self._run_steps(self.iterator, tf.constant(steps))
+        if not bool(tf.math.is_finite(loss)):
+            raise ArithmeticError("the loss is not finite: the figures would mean nothing")
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the table and its optimizer's state."""
+        state = [variables[0] for variables in self._optimizers.sparse.slots.values()]
+        return sum(4 * v.shape.num_elements() for v in (self._model.table.rows, *state))

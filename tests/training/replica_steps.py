@@ -1,0 +1,59 @@
+"""Trains given global batches on logical CPU devices; prints weights as JSON.
+
+A process of its own, since the number of devices is fixed once TensorFlow has started, and since
+its collectives confuse groups of several sizes:
+`python -m tests.training.replica_steps 4 '{"sgd": {"sparse": {"kind": "sgd"}}}'`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+import tensorflow as tf
+
+from conf.training import DevicesConfig, OptimizerConfig
+from tests.training.toy_training import ToyModel, build_toy_batches, squared_error
+from training.optimizers import Optimizers
+from training.step import StepOptions, TrainStep, build_run_steps
+from training.strategy import build_strategy, distribute_batches
+
+STEPS, BATCH = 5, 16
+
+
+def train(optimizer: dict[str, Any], replicas: int) -> list[list[float]]:
+    """Returns all weights after some steps, flat; copies of all replicas are checked equal."""
+    strategy = build_strategy(DevicesConfig(cpu_replicas=replicas))
+    with strategy.scope():
+        model = ToyModel()
+        optimizers = Optimizers(OptimizerConfig.model_validate(optimizer), model, STEPS)
+    step = TrainStep(model, squared_error, optimizers, StepOptions(seed=1, embedding_l2=1e-3))
+    batches = iter(distribute_batches(build_toy_batches(BATCH), strategy))
+    build_run_steps(strategy, step)(batches, tf.constant(STEPS))
+    weights = []
+    for variable in optimizers.variables_in_step_order:
+        copies = [c.numpy() for c in strategy.experimental_local_results(variable)]
+        for copy in copies[1:]:
+            np.testing.assert_array_equal(copy, copies[0])
+        weights.append(copies[0].ravel().tolist())
+    return weights
+
+
+def main() -> None:
+    """Trains by each of the optimizers of the command line."""
+    replicas, configs = int(sys.argv[1]), json.loads(sys.argv[2])
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration()] * replicas,
+    )
+    found = {name: train(config, replicas) for name, config in configs.items()}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

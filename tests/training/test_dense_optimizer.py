@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from conf.errors import ConfigError
+from conf.training import OptimizerConfig
+from training.dense_optimizer import build_dense_optimizer, dense_optimizer_classes
+
+
+def build(dense: dict[str, object], variable: tf.Variable | None = None, **config: object):
+    full = OptimizerConfig.model_validate({"dense": dense, **config})
+    variables = [tf.Variable(tf.ones([2, 2])) if variable is None else variable]
+    return build_dense_optimizer(full, variables, 10)
+
+
+@pytest.mark.parametrize("kind", sorted(dense_optimizer_classes()))
+def test_every_optimizer_of_keras_lowers_a_loss(kind: str) -> None:
+    weight = tf.Variable([[2.0, -3.0], [1.5, 4.0]])
+    optimizer = build({"kind": kind}, weight, learning_rate=0.01)
+
+    @tf.function
+    def step() -> None:
+        optimizer.apply([2 * weight.read_value()], [weight])
+
+    before = float(tf.reduce_sum(tf.square(weight)))
+    for _ in range(5):
+        step()
+    assert float(tf.reduce_sum(tf.square(weight))) < before
+
+
+def test_arguments_reach_keras() -> None:
+    optimizer = build({"kind": "AdamW", "weight_decay": 0.25, "beta_2": 0.9, "learning_rate": 0.5})
+    assert type(optimizer).__name__ == "AdamW"
+    assert (optimizer.weight_decay, optimizer.beta_2) == (0.25, 0.9)
+    assert float(optimizer.learning_rate) == 0.5
+
+
+def test_adam_has_the_optimizers_betas_unless_it_has_its_own() -> None:
+    optimizer = build({"beta_2": 0.5}, beta_1=0.7, beta_2=0.8, epsilon=1e-3)
+    assert (optimizer.beta_1, optimizer.beta_2, optimizer.epsilon) == (0.7, 0.5, 1e-3)
+
+
+def test_a_schedule_applies_to_a_rate_of_its_own() -> None:
+    weight = tf.Variable([0.0])
+    optimizer = build(
+        {"kind": "sgd", "learning_rate": 4.0}, weight, schedule="linear", learning_rate=1.0
+    )
+    for _ in range(2):
+        optimizer.apply([tf.constant([1.0])], [weight])
+    np.testing.assert_allclose(weight.numpy(), [-(4.0 + 3.6)], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("dense", "message"),
+    [
+        ({"kind": "adamm"}, "did you mean 'adam'"),
+        ({"kind": "optimizer"}, "none of Keras"),
+        ({"kind": "sgd", "momentun": 0.9}, "did you mean 'momentum'"),
+        ({"kind": "adam", "clipnorm": 1.0}, r"optimizer\.clip_norm"),
+        ({"kind": "adam", "gradient_accumulation_steps": 2}, r"optimizer\.accumulate_steps"),
+        ({"kind": "sgd", "momentum": 7.0}, "Keras refuses"),
+    ],
+)
+def test_what_keras_does_not_have_is_refused(dense: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(dense)

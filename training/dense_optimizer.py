@@ -1,0 +1,104 @@
+"""Keras optimizers by name, for the weights that every step touches."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from conf.errors import ConfigError, did_you_mean
+from conf.training import OptimizerConfig
+from training.schedules import build_learning_rate
+
+# What is done to the gradients of tables and dense weights together, or by no one at the end.
+_REPLACED = {
+    "clipnorm": "optimizer.clip_norm",
+    "global_clipnorm": "optimizer.clip_norm",
+    "clipvalue": "optimizer.clip_value",
+    "gradient_accumulation_steps": "optimizer.accumulate_steps",
+    "loss_scale_factor": "compute.mixed_precision",
+    "use_ema": None,
+    "ema_momentum": None,
+    "ema_overwrite_frequency": None,
+    "name": None,
+}
+# Bases and wrappers; one whose weights have to be exchanged before each evaluation; and one that
+# works on Keras' own variables alone.
+_LEFT_OUT = ("optimizer", "lossscaleoptimizer", "multioptimizer", "schedulefreeadamw", "muon")
+
+
+def dense_optimizer_classes() -> dict[str, type[keras.optimizers.Optimizer]]:
+    """Returns Keras' optimizers by name, in small letters."""
+    classes = {
+        name.lower(): value
+        for name, value in vars(keras.optimizers).items()
+        if inspect.isclass(value) and issubclass(value, keras.optimizers.Optimizer)
+    }
+    return {name: value for name, value in classes.items() if name not in _LEFT_OUT}
+
+
+def build_dense_optimizer(
+    config: OptimizerConfig, variables: Sequence[tf.Variable], total_steps: int
+) -> keras.optimizers.Optimizer:
+    """Builds the optimizer of dense weights; call it under the strategy's scope.
+
+    Args:
+        config: Its name, arguments and learning rate.
+        variables: The weights.
+        total_steps: Steps of the whole run, for the schedule.
+
+    Raises:
+        ConfigError: Keras has no such optimizer, or refuses its arguments.
+    """
+    dense = config.dense
+    classes = dense_optimizer_classes()
+    kind = dense.kind.lower()
+    if kind not in classes:
+        raise ConfigError(
+            "optimizer.dense.kind is none of Keras' optimizers",
+            received=dense.kind,
+            allowed=", ".join(sorted(classes)),
+            fix=did_you_mean(kind, classes),
+        )
+    arguments = dense.arguments
+    _check_arguments(kind, classes[kind], arguments)
+    if kind == "adam":
+        of_adam = {"beta_1": config.beta_1, "beta_2": config.beta_2, "epsilon": config.epsilon}
+        arguments = {**of_adam, **arguments}
+    try:
+        optimizer = classes[kind](
+            build_learning_rate(config, total_steps, dense.learning_rate), **arguments
+        )
+        optimizer.build(variables)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"Keras refuses the arguments of optimizer.dense (kind {kind})",
+            received=f"{arguments}: {error}",
+            fix=f"correct the keys of optimizer.dense; {kind} takes "
+            f"{', '.join(_argument_names(classes[kind]))}",
+        ) from error
+    return optimizer
+
+
+def _argument_names(cls: type[keras.optimizers.Optimizer]) -> list[str]:
+    parameters = inspect.signature(cls.__init__).parameters.values()
+    taken = {"self", "learning_rate", *_REPLACED}
+    return [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and p.name not in taken]
+
+
+def _check_arguments(
+    kind: str, cls: type[keras.optimizers.Optimizer], arguments: dict[str, object]
+) -> None:
+    known = _argument_names(cls)
+    for name in arguments:
+        if name in known:
+            continue
+        instead = _REPLACED.get(name)
+        raise ConfigError(
+            f"optimizer.dense (kind {kind}) takes no such argument",
+            received=name,
+            allowed=", ".join(known),
+            fix=f"set {instead} instead" if instead else did_you_mean(name, known),
+        )
