@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +12,7 @@ import tensorflow as tf
 from etl.tfrecord.decode import FeatureSurvey, WireFeature, build_decoder
 from etl.tfrecord.encode import build_encoder, encode
 from etl.tfrecord.framing import RecordBlock, index_records
+from tests.growth import growth
 
 RECORD_TYPES = ["Example", "SequenceExample"]
 
@@ -24,12 +25,6 @@ def message_of(record_type: str, block: RecordBlock, record: int = 0):
     start, length = block.index[record].tolist()
     message = getattr(tf.train, record_type)
     return message.FromString(block.data[start : start + length].tobytes())
-
-
-def seconds(work) -> float:
-    start = time.thread_time()
-    work()
-    return time.thread_time() - start
 
 
 @pytest.mark.parametrize("record_type", RECORD_TYPES)
@@ -46,10 +41,9 @@ def test_ten_thousand_columns_in_linear_time(record_type: str) -> None:
         assert build_decoder(features, record_type).decode_block(block).equals(batch)
 
     work(build(10))  # compiles
-    narrow, wide = build(250), build(10_000)
-    few = min(seconds(lambda: work(narrow)) for _ in range(3))
-    # 40 where it is linear, 1600 where it is quadratic: room for a busy machine between them.
-    assert seconds(lambda: work(wide)) < 400 * few
+    # 40 where it is linear, 1600 where it is quadratic.
+    assert growth(lambda width: partial(work, build(width)), 250, 10_000) < 300
+    wide = build(10_000)
     block = block_of(encode(wide, record_type))
     message = message_of(record_type, block)
     values = message.features if record_type == "Example" else message.context

@@ -110,7 +110,7 @@ def find_writers(root: Path) -> list[int]:
     return found
 
 
-def wait_for_writers(root: Path, timeout_s: float = 60) -> list[int]:
+def wait_for_writers(root: Path, timeout_s: float = 300) -> list[int]:
     """Waits until tasks are in the middle of a write."""
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
