@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -108,9 +108,7 @@ def fit_operations(
     for feature in plan.features:
         config = feature.encoding
         if isinstance(config, CrossConfig):
-            prepared = tuple(map(config.prepared.get, feature.columns)) if config.prepared else ()
-            parts = tuple(None if own is None else _STATED[type(own)](own) for own in prepared)
-            operations[feature.name] = Cross(config.buckets, parts)
+            operations[feature.name] = _cross(feature, config)
         elif type(config) in _STATED:
             operations[feature.name] = _STATED[type(config)](config)
         elif isinstance(config, NormalizeConfig):
@@ -132,6 +130,14 @@ def fit_operations(
             tables.append(write_table(build_table(values), path))
             operations[feature.name] = Statistic(feature.vocabulary or "", feature.name)
     return operations, tables
+
+
+def _cross(feature: FeatureConfig, config: CrossConfig) -> Cross:
+    if not config.prepared:
+        return Cross(config.buckets)
+    parts: list[Any] = [config.prepared.get(column) for column in feature.columns]
+    made = (None if own is None else _STATED[type(own)](own) for own in parts)
+    return Cross(config.buckets, cast("tuple[Bucketize | DatePart | None, ...]", tuple(made)))
 
 
 def _number_requests(plan: FeaturePlan) -> dict[str, NumberRequest]:
