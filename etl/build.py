@@ -213,7 +213,7 @@ def _run_stages(build: _Build, sources: Mapping[str, Source]) -> dict[str, Any]:
         with clock.stage("fit encoders"):
             encoders = _prepare_encoders(build, events)
         with clock.stage("write records"):
-            sampled = _sample(build, events, sources)
+            sampled = _sample(build, prepared.frame, sources)
             resources.callback(sampled.release)
             samples = add_weights(sampled.samples, config, event_counts.newest_ts_ms)
             stage = RecordStage(build.spark, config, build.plan, build.staging, build.request.dates)
@@ -281,11 +281,11 @@ def _handle_bad_rows(
             source.bad.repartition(1).write.json(str(target))
 
 
-def _sample(build: _Build, events: DataFrame, sources: Mapping[str, Source]) -> Negatives:
-    samples = drop_short_histories(build_samples(events, build.config), build.config)
+def _sample(build: _Build, log: DataFrame, sources: Mapping[str, Source]) -> Negatives:
+    samples = drop_short_histories(build_samples(kept(log), build.config), build.config)
     if build.request.dates is not None and build.config.events.time is not None:
         samples = samples.where(is_inside(build.request.dates))
-    return add_negatives(samples, events, build.config, sources)
+    return add_negatives(samples, log, build.config, sources)
 
 
 def _label_rate(plan: FeaturePlan, written: Written) -> dict[str, float]:

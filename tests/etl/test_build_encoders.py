@@ -117,7 +117,7 @@ def test_records_hold_what_each_encoder_makes(days):
 def test_numbers_in_histories_are_fitted_on_what_train_rows_hold(days):
     rows = read(days[0], "train")
     ages = np.array([age for row in rows for age in row["past_age"]])
-    assert len(ages) == 6
+    assert len(set(ages)) > 1
     np.testing.assert_allclose([ages.mean(), ages.std()], [0, 1], atol=1e-6)
     assert {stars for row in rows for stars in row["past_stars"]} == {2, 3}
 
