@@ -133,7 +133,7 @@ def _unmatched(manifest: Manifest) -> Block:
     """Events without an entry in a dictionary: dropped or kept, as its join says."""
     joins = manifest.source.config.get("joins")
     policies = {
-        join.get("source"): join.get("unmatched")
+        str(join.get("source")): str(join.get("unmatched"))
         for join in map(as_mapping, joins if isinstance(joins, list | tuple) else ())
     }
     read = sum(manifest.counts.read[source] for source in event_sources(manifest))
