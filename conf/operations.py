@@ -113,20 +113,6 @@ class Normalize:
 
 
 @dataclass(frozen=True)
-class Cross:
-    """Hash of several fields joined by `CROSS_SEPARATOR`; missing where one of them is."""
-
-    kind: ClassVar[str] = "cross"
-    accepts: ClassVar[tuple[str, ...]] = ("int64", *_TEXT)
-    buckets: int
-
-    @property
-    def output(self) -> Output:
-        """What it makes."""
-        return Output("int64", FIRST_TOKEN_ID + self.buckets)
-
-
-@dataclass(frozen=True)
 class DatePart:
     """A part of the date, from the time since the epoch: 2 + its value, from 0.
 
@@ -147,6 +133,34 @@ class DatePart:
     def output(self) -> Output:
         """What it makes."""
         return Output("int64", FIRST_TOKEN_ID + PART_SIZES[self.part])
+
+
+@dataclass(frozen=True)
+class Cross:
+    """Hash of several fields joined by `CROSS_SEPARATOR`; missing where one of them is.
+
+    The first field may be a list: each of its values is crossed with the other fields.
+
+    Attributes:
+        buckets: Ids are 2 + fingerprint mod buckets.
+        prepared: By field, what is done to it before: the field is then the id that comes out, a
+            missing one where that is 1; None where the field is the value itself. Empty: no field
+            is prepared.
+    """
+
+    kind: ClassVar[str] = "cross"
+    accepts: ClassVar[tuple[str, ...]] = (*NUMBERS, *_TEXT)
+    buckets: int
+    prepared: tuple[Bucketize | DatePart | None, ...] = ()
+
+    @property
+    def output(self) -> Output:
+        """What it makes."""
+        return Output("int64", FIRST_TOKEN_ID + self.buckets)
+
+    def preparation(self, field: int) -> Bucketize | DatePart | None:
+        """What is done to a field before it is hashed, or None."""
+        return self.prepared[field] if self.prepared else None
 
 
 @dataclass(frozen=True)
@@ -199,12 +213,16 @@ class MultiHot:
     Attributes:
         vocabulary: Name of the vocabulary.
         size: Its size: the length of the vector.
+        is_weighted: Whether a second column, aligned with the first, holds a weight for each
+            value: it stands in the place of 1.0, and those of a repeated value are added. A
+            missing weight is 0.
     """
 
     kind: ClassVar[str] = "multi_hot"
-    accepts: ClassVar[tuple[str, ...]] = ("int64", *_TEXT)
+    accepts: ClassVar[tuple[str, ...]] = (*NUMBERS, *_TEXT)
     vocabulary: str
     size: int
+    is_weighted: bool = False
 
     @property
     def output(self) -> Output:
@@ -290,14 +308,23 @@ Operation = (
     | Weights
     | Statistic
 )
+_LATER = ("prepared", "is_weighted")
 OPERATIONS: Mapping[str, type[Operation]] = {
     operation.kind: operation for operation in typing.get_args(Operation)
 }
 
 
 def operation_to_json(operation: Operation) -> dict[str, Any]:
-    """Returns an operation as a JSON object."""
-    return {"kind": operation.kind, **asdict(operation)}
+    """Returns an operation as a JSON object.
+
+    What was added to an operation later stands there only where it is used: what was written
+    before keeps its bytes and its fingerprint.
+    """
+    data = {"kind": operation.kind, **asdict(operation)}
+    if isinstance(operation, Cross):
+        parts = [None if own is None else operation_to_json(own) for own in operation.prepared]
+        data["prepared"] = parts
+    return {name: value for name, value in data.items() if name not in _LATER or value}
 
 
 def operation_from_json(data: Mapping[str, Any]) -> Operation:
@@ -310,6 +337,10 @@ def operation_from_json(data: Mapping[str, Any]) -> Operation:
     fields: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
     }
+    if "prepared" in fields:
+        fields["prepared"] = tuple(
+            None if own is None else operation_from_json(own) for own in fields["prepared"]
+        )
     kind = fields.pop("kind", None)
     make: Any = OPERATIONS.get(kind)
     if make is None:

@@ -19,7 +19,7 @@ from conf.schema import fingerprint
 from etl.accounting import account_rows
 from etl.arrangement import check_partition_columns
 from etl.connector import check_connector
-from etl.day_range import count_outside, is_inside, leave_out
+from etl.day_range import check_dates, count_outside, is_inside, leave_out
 from etl.encoder_files import (
     FittedEncoders,
     find_previous_encoders,
@@ -38,6 +38,7 @@ from etl.records import build_samples, drop_short_histories
 from etl.runs import (
     RunRequest,
     can_compare_inputs,
+    check_inputs_unchanged,
     describe_run,
     find_same_version,
     fingerprint_run,
@@ -116,7 +117,8 @@ def build_dataset(
     Raises:
         ConfigError: The features do not fit the declared columns, the session lacks the
             connector that is to write, or kept partitions were built by another config.
-        InputDataError: A source or split was refused; the last version stays current.
+        InputDataError: A source or split was refused, or an input changed while it was read; the
+            last version stays current.
         UpstreamNotReadyError: Another build of this dataset is running, or was faster.
     """
     request = request or RunRequest()
@@ -159,6 +161,7 @@ def build_dataset(
                 run=complete_run(run, base, parts.pop("reused_rows")),
                 **parts,
             )
+            check_inputs_unchanged(config, inputs, request.dates)
             version = publish_version(paths, staging, manifest)
     logger.info("published %s", version)
     return BuildResult(version, manifest)
@@ -169,9 +172,10 @@ def check_config(config: BuildConfig, request: RunRequest) -> FeaturePlan:
 
     Raises:
         ConfigError: The features or partition columns do not fit the declared columns, or days
-            are to be replaced without naming them.
+            are to be replaced without naming them, or are named where nothing depends on them.
     """
     plan = plan_features(config)
+    check_dates(config, request.dates)
     check_partition_columns(config, plan.column_types)
     if config.output.partition_overwrite == "dynamic":
         check_split_by_day(config)
@@ -213,7 +217,7 @@ def _run_stages(build: _Build, sources: Mapping[str, Source]) -> dict[str, Any]:
         with clock.stage("fit encoders"):
             encoders = _prepare_encoders(build, events)
         with clock.stage("write records"):
-            sampled = _sample(build, events, sources)
+            sampled = _sample(build, prepared.frame, sources)
             resources.callback(sampled.release)
             samples = add_weights(sampled.samples, config, event_counts.newest_ts_ms)
             stage = RecordStage(build.spark, config, build.plan, build.staging, build.request.dates)
@@ -281,11 +285,11 @@ def _handle_bad_rows(
             source.bad.repartition(1).write.json(str(target))
 
 
-def _sample(build: _Build, events: DataFrame, sources: Mapping[str, Source]) -> Negatives:
-    samples = drop_short_histories(build_samples(events, build.config), build.config)
+def _sample(build: _Build, log: DataFrame, sources: Mapping[str, Source]) -> Negatives:
+    samples = drop_short_histories(build_samples(kept(log), build.config), build.config)
     if build.request.dates is not None and build.config.events.time is not None:
         samples = samples.where(is_inside(build.request.dates))
-    return add_negatives(samples, events, build.config, sources)
+    return add_negatives(samples, log, build.config, sources)
 
 
 def _label_rate(plan: FeaturePlan, written: Written) -> dict[str, float]:

@@ -105,10 +105,14 @@ def _create(claim: Claim) -> bool:
         descriptor = os.open(claim.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
     except FileExistsError:
         return False
-    with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
-        handle.write(claim.text)
-        handle.flush()
-        os.fsync(handle.fileno())
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
+            handle.write(claim.text)
+            handle.flush()
+            os.fsync(handle.fileno())
+    except OSError:  # a full disk: an empty claim would hold up the next publisher
+        claim.path.unlink(missing_ok=True)
+        raise
     return True
 
 

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from conf.dates import DateRange
-from conf.errors import InputDataError
+from conf.errors import ConfigError, InputDataError
+from conf.etl import BuildConfig
+from conf.etl.contract import FreshnessRule
+from conf.etl.references import used_sources
 from etl.events import EventCounts
 from etl.skips import SKIP_COLUMN
 from etl.split import SPLIT_COLUMN
@@ -22,6 +25,28 @@ OUTSIDE_DATES = "outside_dates"
 _TIME = "__event_ts_ms"
 _DAY_MS = 24 * 3600 * 1000
 _EPOCH = datetime.date(1970, 1, 1)
+
+
+def check_dates(config: BuildConfig, dates: DateRange | None) -> None:
+    """Refuses days where nothing of a build depends on them: each day's version would be the same.
+
+    Raises:
+        ConfigError: The run names days, but events have no time, no input is cut by day, and no
+            column or rule is bounded by the run's last day.
+    """
+    if dates is None or config.events.time is not None:
+        return
+    sources = [config.sources[name] for name in used_sources(config)]
+    bounded = any(c.not_after == "run_date" for source in sources for c in source.columns)
+    aged = any(isinstance(rule, FreshnessRule) for rule in config.contract.rules)
+    if bounded or aged or any(source.days is not None for source in sources):
+        return
+    raise ConfigError(
+        "a day was given, but nothing of this build depends on days",
+        received=f"--date {dates.first}",
+        allowed="a day where events have a time, or an input is cut by day",
+        fix="leave --date out, or declare `events.time`, `sources.<name>.days` or {date} in a path",
+    )
 
 
 def is_inside(dates: DateRange) -> Column:

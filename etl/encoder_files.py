@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 from conf.dataset import DatasetPaths
 from conf.encoders import ENCODERS_DIR, ENCODERS_FILE, EncoderPlan
 from conf.errors import InputDataError
-from conf.etl import BuildConfig
+from conf.etl import BuildConfig, NormalizeConfig, QuantileConfig, SparseIndicesConfig
 from conf.manifest import FileInfo
+from etl.behaviour.columns import history_names
+from etl.behaviour.histories import add_histories
 from etl.encoders.fit import fit_encoders as fit_all
 from etl.encoders.fit import live_tokens
 from etl.encoders.operation_fit import TrainSplit
@@ -83,6 +85,8 @@ def fit_encoders(
     """
     directory = staging / ENCODERS_DIR
     directory.mkdir()
+    if _fits_histories(features, config):
+        events = add_histories(events, config)
     train = TrainSplit(
         rows=events.where(events[SPLIT_COLUMN] == TRAIN),
         key=tuple(event_columns(config)),
@@ -91,6 +95,16 @@ def fit_encoders(
     )
     fitted = fit_all(train, features, directory, previous)
     return _read_fitted(fitted.plan, features, staging)
+
+
+def _fits_histories(features: FeaturePlan, config: BuildConfig) -> bool:
+    """Whether numbers are fitted on lists that histories make, such as the gaps to their items."""
+    made = set(history_names(config))
+    return any(
+        isinstance(feature.encoding, NormalizeConfig | QuantileConfig | SparseIndicesConfig)
+        and made.intersection(feature.columns)
+        for feature in features.features
+    )
 
 
 def take_over_encoders(parent: Path, features: FeaturePlan, staging: Path) -> FittedEncoders:

@@ -85,8 +85,8 @@ def _read_log(config: BuildConfig, sources: Mapping[str, Source]) -> DataFrame:
     scale = 1000 if config.events.time_unit == "s" else 1
     ts = F.col(time) * F.lit(scale) if time else F.lit(None).cast("bigint")
     log = log.withColumn("__event_ts_ms", ts).withColumn(DROP_COLUMN, F.lit(None).cast("string"))
-    if config.events.history and config.events.history_order == "oldest_first":
-        log = log.withColumn(config.events.history, F.reverse(config.events.history))
+    if config.events.history_order == "oldest_first":
+        log = log.withColumns({name: F.reverse(name) for name in config.brought_history})
     if config.events.user is None:
         return add_row_identity(log, config.sources[config.events.source].column_types)
     # One shuffle serves every window below: all of them run inside a user.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from conf.errors import ConfigError, did_you_mean
-from conf.etl import BagWeightsConfig, FeatureConfig
+from conf.etl import BagWeightsConfig, CrossConfig, FeatureConfig, MultiHotConfig
 from conf.operations import NUMBERS, OPERATIONS
 
 OPERATION_OF_KIND = {
@@ -17,9 +17,10 @@ OPERATION_OF_KIND = {
 }
 """Operation that executes a kind of encoding; kinds that are missing here need none."""
 
-_SCALARS_ONLY = {"cross", "cyclical", "ngrams", "target", "count"}
+_SCALARS_ONLY = {"cyclical", "ngrams", "target", "count"}
+_CROSSED = ("int64", "string")
 _LISTS_ONLY = {"sparse_indices", "weights"}
-_LENGTHS_FOLLOW = {"cyclical", "multi_hot", "target", "count", "cross"}
+_LENGTHS_FOLLOW = {"cyclical", "multi_hot", "target", "count"}
 
 
 def value_type(column_type: str) -> str:
@@ -53,6 +54,10 @@ def check_encodings(features: Sequence[FeatureConfig], types: Mapping[str, str])
             raise _refuse(feature, "the encoding itself says how long the feature is", kind)
         if isinstance(feature.encoding, BagWeightsConfig):
             _check_weights(feature, feature.encoding, by_name)
+        elif isinstance(feature.encoding, CrossConfig):
+            _check_cross(feature, feature.encoding, types)
+        elif isinstance(feature.encoding, MultiHotConfig) and feature.encoding.weights:
+            _check_hot_weights(feature, feature.encoding.weights, types)
 
 
 def _check_types(feature: FeatureConfig, types: Mapping[str, str]) -> None:
@@ -68,6 +73,38 @@ def _check_types(feature: FeatureConfig, types: Mapping[str, str]) -> None:
             raise _refuse(feature, "one value per row, not lists", f"{column}: {received}")
         if not is_list and kind in _LISTS_ONLY:
             raise _refuse(feature, "lists", f"{column}: {received}")
+
+
+def _check_cross(feature: FeatureConfig, encoding: CrossConfig, types: Mapping[str, str]) -> None:
+    unknown = sorted(set(encoding.prepared) - set(feature.columns))
+    if unknown:
+        raise ConfigError(
+            f"feature {feature.name!r} prepares a column that it does not cross",
+            received=", ".join(unknown),
+            allowed=", ".join(feature.columns),
+            fix=did_you_mean(unknown[0], feature.columns),
+        )
+    for place, column in enumerate(feature.columns):
+        preparation = encoding.prepared.get(column)
+        accepts = OPERATIONS[preparation.kind].accepts if preparation else _CROSSED
+        if value_type(types[column]) not in accepts:
+            allowed = f"values of type {', '.join(accepts)}"
+            if preparation is None and value_type(types[column]) in NUMBERS:
+                allowed += f", or `prepared: {{{column}: {{kind: bucketize, boundaries: […]}}}}`"
+            raise _refuse(feature, allowed, f"{column}: {types[column]}")
+        if place and types[column].startswith("list<"):
+            allowed = "a list as the feature's own `column` only; `crossed_with` are scalars"
+            raise _refuse(feature, allowed, f"{column}: {types[column]}")
+
+
+def _check_hot_weights(feature: FeatureConfig, weights: str, types: Mapping[str, str]) -> None:
+    received, tokens = types[weights], types[feature.column]
+    if value_type(received) not in NUMBERS:
+        raise _refuse(feature, "weights that are numbers", f"{weights}: {received}")
+    if received.startswith("list<") != tokens.startswith("list<"):
+        raise _refuse(
+            feature, f"weights of the shape of {feature.column!r}", f"{weights}: {received}"
+        )
 
 
 def _check_weights(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from conf.etl import BuildConfig, LabelConfig
-from etl.conversions import add_conversion_label
+from etl.conversions import IMMATURE, add_conversion_label
 from etl.joins import DROP_COLUMN
 from etl.sources import Source
 from etl.split import GIVEN_TEST_COLUMN, GIVEN_VALIDATION_COLUMN
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 UNLABELLED = "unlabelled"
+LABEL_REASONS = (UNLABELLED, IMMATURE)
+"""Why the label leaves events out: they stay what happened before others."""
 
 
 def add_label(events: DataFrame, config: BuildConfig, sources: Mapping[str, Source]) -> DataFrame:

@@ -145,8 +145,14 @@ def publish_version(paths: DatasetPaths, staging: Path, manifest: Manifest) -> P
             )
         claim.check()
         staging.rename(version)
-        sync_directory(paths.versions)
-        write_text_atomic(paths.current, manifest.dataset_version + "\n")
+        try:
+            sync_directory(paths.versions)
+            write_text_atomic(paths.current, manifest.dataset_version + "\n")
+        except OSError:
+            # It never was the current one, so it is not published: the caller removes it.
+            if read_current(paths) != manifest.dataset_version:
+                version.rename(staging)
+            raise
     return version
 
 

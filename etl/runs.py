@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,11 @@ from conf.etl.references import used_sources
 from conf.manifest import InputFile, Manifest, RunInfo
 from conf.schema import fingerprint
 from etl.publish import make_current, read_current
+from etl.sources.files import find_changes
 
 logger = logging.getLogger("sluice.build")
+
+_SHOWN_CHANGES = 10
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,39 @@ def content_config(resolved: Mapping[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in resolved.items() if key not in ("spark", "data_dir")}
     kept["output"] = {key: value for key, value in resolved["output"].items() if key != "root"}
     return kept
+
+
+def check_inputs_unchanged(
+    config: BuildConfig, inputs: Sequence[InputFile], dates: DateRange | None
+) -> None:
+    """Refuses what was made of inputs that are no longer what they were when the run began.
+
+    Spark reads a file more than once: a version of inputs that changed meanwhile would be of
+    neither state, and say of itself that it is of the first.
+
+    Args:
+        config: The build's config.
+        inputs: The files, as they stood when the run began.
+        dates: The run's days, or None.
+
+    Raises:
+        InputDataError: A file was written, added or removed.
+    """
+    changes: list[str] = []
+    for name in used_sources(config):
+        before = [file for file in inputs if file.source == name]
+        changes += [
+            f"{name}: {change}"
+            for change in find_changes(name, config.sources[name], config.data_dir, before, dates)
+        ]
+    if changes:
+        shown = [*changes[:_SHOWN_CHANGES], *(["…"] if len(changes) > _SHOWN_CHANGES else [])]
+        raise InputDataError(
+            "the input has changed while it was read; nothing was published",
+            received="\n            ".join(shown),
+            allowed="files that stay as they are until the build has ended",
+            fix="run the build again once the input is complete",
+        )
 
 
 def describe_run(run_fingerprint: str, request: RunRequest) -> RunInfo:

@@ -21,11 +21,13 @@ from rich.progress import (
 
 from conf.errors import ConfigError, did_you_mean
 from etl.samples.archive import ARCHIVES, BASE_URL, DownloadOptions, fetch_archive
+from etl.samples.clicks import CLICKS_NAME, ClickSampleConfig, write_clicks
 from etl.samples.config import DirtRates, SampleConfig
 from etl.samples.movielens import write_sample
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
 _DEFAULTS = SampleConfig()
+_CLICKS = ClickSampleConfig()
 
 
 @app.command()
@@ -74,6 +76,30 @@ def generate(
     print(
         f"wrote {out}: {size.users:,} users, {size.movies:,} movies, {size.ratings:,} ratings "
         f"and {extra:,} lines of dirt (counts in {out / 'SAMPLE.json'})"
+    )
+
+
+@app.command()
+def clicks(
+    out: Annotated[Path, typer.Option(help="Directory to create.")],
+    sessions: Annotated[int, typer.Option(help="Well-formed sessions.")] = _CLICKS.sessions,
+    videos: Annotated[int | None, typer.Option(help="Videos; scales with sessions.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of every random stream.")] = _CLICKS.seed,
+    dirty_rate: Annotated[
+        float, typer.Option(help="Malformed sessions per well-formed one.")
+    ] = _CLICKS.dirty,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an earlier sample.")
+    ] = False,
+) -> None:
+    """Writes sessions of clicks on videos, some in a column of the page: clicks.tsv."""
+    config = ClickSampleConfig(sessions, videos, seed, dirty_rate)
+    card = write_clicks(config, out, overwrite=overwrite)
+    lines = card["lines"]
+    extra = lines[CLICKS_NAME] - sessions if isinstance(lines, dict) else 0
+    print(
+        f"wrote {out}: {sessions:,} sessions of {config.events.size.movies:,} videos and "
+        f"{extra:,} malformed ones (counts in {out / 'SAMPLE.json'})"
     )
 
 

@@ -16,9 +16,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 from conf.dataset import read_manifest
 from conf.errors import ConfigError, InputDataError
 from conf.manifest import MANIFEST_FILE, Manifest
+from etl.tfrecord.committed import read_committed
 from jobs.inspection.files import list_record_files, summarize_files
 from jobs.inspection.head import read_dataset_head, read_files_head, read_head, wire_features
 from jobs.inspection.listing import list_summary, print_listings
+from jobs.inspection.slots import list_packed_columns
 from jobs.inspection.summary import summarize_dataset, summarize_run, summarize_shard
 from jobs.inspection.target import Target, find_target
 from jobs.inspection.verify import (
@@ -114,7 +116,8 @@ def _inspect_files(directory: Path, head: int | None) -> dict[str, Any]:
         summary, result = summarize_files(directory, on_bytes)
     summary["verification"] = result.to_json()
     if head is not None and not result.problems:
-        summary["head"] = read_files_head(files, head, summary["record_type"])
+        packed = list_packed_columns(read_committed(directory))
+        summary["head"] = read_files_head(files, head, summary["record_type"], packed)
     return summary
 
 

@@ -147,11 +147,26 @@ def _normalize(operation: Normalize, inputs: Sequence[RawValues], _: Resources) 
 
 
 def _cross(operation: Cross, inputs: Sequence[RawValues], _: Resources) -> tf.Tensor:
-    joined = tf.strings.join([raw.text for raw in inputs], separator=CROSS_SEPARATOR)
-    ids = hash_text(joined, operation.buckets)
-    for raw in inputs:
-        ids = raw.finish(ids, OOV_ID)
-    return ids
+    first = inputs[0]
+    texts, missing = [], tf.zeros_like(first.values, tf.bool)
+    for place, raw in enumerate(inputs):
+        text, is_missing = _cross_field(operation.preparation(place), raw)
+        if first.is_pad is not None and raw.is_pad is None:  # beside each value of the list
+            text, is_missing = text[:, tf.newaxis], is_missing[:, tf.newaxis]
+        texts.append(tf.broadcast_to(text, tf.shape(first.values)))
+        missing |= is_missing
+    ids = hash_text(tf.strings.join(texts, separator=CROSS_SEPARATOR), operation.buckets)
+    return RawValues(first.values, missing, first.is_pad).finish(ids, OOV_ID)
+
+
+def _cross_field(
+    preparation: Bucketize | DatePart | None, raw: RawValues
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Text of a field, and where it is missing."""
+    if preparation is None:
+        return raw.text, raw.is_null
+    ids = apply_operation(preparation, [raw], Resources({}, {}))
+    return tf.strings.as_string(ids), tf.equal(ids, OOV_ID)
 
 
 def _seconds(raw: RawValues, unit: str) -> tf.Tensor:
@@ -226,13 +241,20 @@ def _ngrams(operation: Ngrams, inputs: Sequence[RawValues], _: Resources) -> tf.
 
 
 def _multi_hot(operation: MultiHot, inputs: Sequence[RawValues], resources: Resources) -> tf.Tensor:
-    (raw,) = inputs
+    raw = inputs[0]
     ids = resources.ids[operation.vocabulary](raw)
     if raw.is_pad is None:
         ids = ids[:, tf.newaxis]
     # Padding's place is no class: -1 has none either.
     places = tf.where(tf.equal(ids, PAD_ID), tf.cast(-1, tf.int64), ids)
-    return tf.reduce_max(tf.one_hot(places, operation.size, dtype=tf.float32), axis=1)
+    if not operation.is_weighted:
+        return tf.reduce_max(tf.one_hot(places, operation.size, dtype=tf.float32), axis=1)
+    numbers = tf.reshape(inputs[1].numbers, tf.shape(places))
+    weights = tf.where(tf.math.is_nan(numbers), tf.zeros_like(numbers), numbers)
+    # Not a product: infinity times 0 is no number.
+    is_there = tf.one_hot(places, operation.size, on_value=True, off_value=False, dtype=tf.bool)
+    own = tf.where(is_there, weights[:, :, tf.newaxis], tf.cast(0.0, tf.float64))
+    return tf.reduce_sum(own, axis=1)
 
 
 def _merge(inputs: Sequence[RawValues], values: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -101,7 +101,9 @@ def build_inputs(
     served = [raw for raw in column.inputs if raw.is_served]
     names = [name, *(f"{name}_{raw.name}" for raw in served[1:])]
     return tuple(
-        _operand(raw, spec, own, vocabulary) for raw, own in zip(served, names, strict=True)
+        # Tokens stand in the first column; weights beside them have none.
+        _operand(raw, spec, own, None if place else vocabulary)
+        for place, (raw, own) in enumerate(zip(served, names, strict=True))
     )
 
 

@@ -86,6 +86,15 @@ class BuildConfig(Strict):
         return WEIGHT if self.down_sampling is not None else None
 
     @property
+    def brought_history(self) -> tuple[str, ...]:
+        """Lists that the log itself brings of what came before: items, and what is aligned."""
+        if self.events.history is None:
+            return ()
+        column = self.sources[self.events.source].column(self.events.history)
+        pair = column.pair if column is not None else None
+        return (self.events.history, *((pair.name,) if pair is not None else ()))
+
+    @property
     def event_column_types(self) -> dict[str, str]:
         """Type of each column of the events: the log's, and what the dictionaries add."""
         types = dict(self.sources[self.events.source].column_types)

@@ -118,14 +118,6 @@ class NormalizeConfig(Strict):
     log1p: bool = Field(False, description="sign(x) * log(1 + |x|), before scaling.")
 
 
-class CrossConfig(Strict):
-    """Hash of this column's value joined with those of others."""
-
-    kind: Literal["cross"] = "cross"
-    crossed_with: tuple[str, ...] = Field(min_length=1)
-    buckets: int = Field(ge=1, le=_MAX_BUCKETS)
-
-
 class _TimeConfig(Strict):
     unit: TimeUnit = Field("ms", description="Unit of the raw column.")
     utc_offset_minutes: int = Field(0, ge=-24 * 60, le=24 * 60)
@@ -136,6 +128,20 @@ class DatePartConfig(_TimeConfig):
 
     kind: Literal["date_part"] = "date_part"
     part: Part
+
+
+PreparationConfig = BucketizeConfig | DatePartConfig
+
+
+class CrossConfig(Strict):
+    """Hash of this column's value joined with those of others."""
+
+    kind: Literal["cross"] = "cross"
+    crossed_with: tuple[str, ...] = Field(min_length=1)
+    buckets: int = Field(ge=1, le=_MAX_BUCKETS)
+    prepared: dict[str, Annotated[PreparationConfig, Field(discriminator="kind")]] = Field(
+        {}, description="By column: the buckets or part of the date that take its place."
+    )
 
 
 class CyclicalConfig(_TimeConfig):
@@ -159,6 +165,9 @@ class MultiHotConfig(TokensConfig):
     """A vector with 1.0 at each token that the row holds; for small vocabularies."""
 
     kind: Literal["multi_hot"] = "multi_hot"
+    weights: str | None = Field(
+        None, description="Column of a weight for each value, in the place of 1.0; None: none."
+    )
 
 
 class SparseIndicesConfig(Strict):

@@ -9,6 +9,7 @@ from conf.etl.encodings import (
     BagWeightsConfig,
     CrossConfig,
     EncodingConfig,
+    MultiHotConfig,
     SparseIndicesConfig,
     TokensConfig,
     VocabularyConfig,
@@ -37,6 +38,8 @@ class FeatureConfig(Strict):
         """The columns that it reads by name, its own first."""
         if isinstance(self.encoding, CrossConfig):
             return (self.column, *self.encoding.crossed_with)
+        if isinstance(self.encoding, MultiHotConfig) and self.encoding.weights is not None:
+            return (self.column, self.encoding.weights)
         if isinstance(self.encoding, SparseIndicesConfig | BagWeightsConfig):
             return (self.column, *self.encoding.merged_with)
         return (self.column,)

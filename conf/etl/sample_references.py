@@ -144,7 +144,6 @@ def _check_negatives(config: BuildConfig) -> None:
         raise ValueError(f"negatives.strategy {negatives.strategy} draws items: needs events.item")
     if negatives.not_seen is not None and events.user is None:
         raise ValueError("negatives.not_seen needs events.user")
-    _check_rolling_of_items(config)
     if negatives.category is None:
         return
     of_item = {
@@ -158,20 +157,6 @@ def _check_negatives(config: BuildConfig) -> None:
             f"negatives.category: {negatives.category!r} is "
             f"{of_item.get(negatives.category, 'not there')}; it must be a scalar column of a "
             f"dictionary joined on {events.item!r}: {', '.join(of_item) or 'there is none'}"
-        )
-
-
-def _check_rolling_of_items(config: BuildConfig) -> None:
-    """What happened to an item before the event is not known of a drawn one."""
-    of_item = {config.events.item}
-    for join in config.joins:
-        if join.column in of_item:
-            of_item |= set(join.added_columns(config.sources[join.source]))
-    found = [rolling.name for rolling in config.rolling if of_item & set(rolling.keys)]
-    if found:
-        raise ValueError(
-            f"rolling {', '.join(found)}: keys of the item have no value for drawn negatives; take "
-            "negatives.strategy exposure, or leave these features out"
         )
 
 

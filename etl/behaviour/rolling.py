@@ -6,7 +6,7 @@ start, so that the work per event does not grow with the events inside the windo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial, reduce
 from operator import and_
 from typing import TYPE_CHECKING
@@ -18,12 +18,14 @@ from conf.etl import BuildConfig, RollingConfig, WhereConfig
 from etl.behaviour.where import matches
 from etl.joins import DROP_COLUMN
 from etl.joins.as_of import EVENT_TS_COLUMN
+from etl.labels import LABEL_REASONS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _MS_PER_DAY = 86_400_000
 _NULL_KEY_PARTS = 1024
+_ASKING = "asking"
 
 
 def add_rolling(events: DataFrame, config: BuildConfig) -> DataFrame:
@@ -45,6 +47,39 @@ def add_rolling(events: DataFrame, config: BuildConfig) -> DataFrame:
     for columns in by_keys.values():
         events = events.withColumns(columns)
     return events
+
+
+def count_again(
+    rows: DataFrame, log: DataFrame, config: BuildConfig, changed: Collection[str]
+) -> DataFrame:
+    """Computes the rolling features anew of rows whose keys are no longer those of their event.
+
+    Each row sees what the log holds of its own keys strictly before its own time, and no other
+    row: the value that an event with these keys would have had there.
+
+    Args:
+        rows: Rows with `__event_ts_ms` and `__drop`.
+        log: Every event, those that are left out with their reason in `__drop`; but for those
+            that only lack a label, what is left out does not count.
+        config: The build's config.
+        changed: Columns that hold another value than the event's.
+    """
+    chosen = [rolling for rolling in config.rolling if not set(rolling.keys).isdisjoint(changed)]
+    if not chosen:
+        return rows
+    rates = [rolling.rate.out_of for rolling in chosen if rolling.rate]
+    wheres = [where for where in (*(rolling.where for rolling in chosen), *rates) if where]
+    read = {key for rolling in chosen for key in rolling.keys}
+    read |= {EVENT_TS_COLUMN, *(where.column for where in wheres)}
+    reason = F.col(DROP_COLUMN)
+    counts = reason.isNull() | reason.isin(*LABEL_REASONS)
+    counted = log.where(counts).select(*sorted(read), F.lit(None).cast("string").alias(DROP_COLUMN))
+    own = rows.drop(*(rolling.name for rolling in chosen)).withColumn(DROP_COLUMN, F.lit(_ASKING))
+    both = own.unionByName(counted, allowMissingColumns=True)
+    found = add_rolling(both, config.model_copy(update={"rolling": tuple(chosen)}))
+    return found.where(F.col(DROP_COLUMN) == _ASKING).withColumn(
+        DROP_COLUMN, F.lit(None).cast("string")
+    )
 
 
 def add_latest_rolling(

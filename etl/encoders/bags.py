@@ -18,29 +18,56 @@ from etl.encoders.numbers import read_numbers
 
 @dataclass(frozen=True)
 class MultiHotEncoder:
-    """1.0 at each id of a row; a null list stays null, a null or unknown token is OOV's place."""
+    """1.0 or a weight at each id of a row; a null list stays null, an unknown token is OOV.
+
+    Attributes:
+        encoder: Tokens to ids.
+        operation: The vocabulary, and whether weights stand in the place of 1.0.
+        is_list: Whether rows are lists.
+        weight_type: Declared type of the weights, or None.
+    """
 
     encoder: Encoder
     operation: MultiHot
     is_list: bool
+    weight_type: pa.DataType | None = None
     output_type = pa.list_(pa.float32())
 
     def encode(self, columns: Sequence[pa.Array]) -> pa.Array:
-        """Encodes one column, lists or scalars `[rows]`, to float32 vectors `[rows]`."""
+        """Encodes one column, lists or scalars `[rows]`, to float32 vectors `[rows]`.
+
+        Args:
+            columns: The tokens, and the weights of the same shape where there are any.
+        """
         column, size = columns[0], self.operation.size
-        vectors = np.zeros((len(column), size), np.float32)
-        missing = None
+        missing, values, rows = None, column, np.arange(len(column))
         if self.is_list:
             lists = flatten_lists(column)
-            missing = lists.missing
-            ids = self.encoder.encode(lists.values).to_numpy()
-            vectors[np.repeat(np.arange(len(column)), np.diff(lists.offsets)), ids] = 1.0
+            missing, values = lists.missing, lists.values
+            rows = np.repeat(rows, np.diff(lists.offsets))
+        ids = self.encoder.encode(values).to_numpy()
+        vectors = np.zeros((len(column), size), np.float32)
+        if self.weight_type is None:
+            vectors[rows, ids] = 1.0
         else:
-            vectors[np.arange(len(column)), self.encoder.encode(column).to_numpy()] = 1.0
+            vectors = self._add_weights(rows * size + ids, columns).reshape(vectors.shape)
         offsets = np.arange(len(column) + 1, dtype=np.int64) * size
         return FlatLists(vectors, _to_int32(offsets), missing).rebuild(
             pa.array(vectors.reshape(-1))
         )
+
+    def _add_weights(self, places: np.ndarray, columns: Sequence[pa.Array]) -> np.ndarray:
+        """Adds each value's weight in its place, float32 `[rows * size]`."""
+        weights = columns[1]
+        if self.is_list:
+            lists = flatten_lists(weights)
+            _check_aligned(lists, flatten_lists(columns[0]))
+            weights = lists.values
+        numbers = read_numbers(weights, self.weight_type)
+        present = np.where(np.isnan(numbers), 0.0, numbers)
+        sums = np.bincount(places, present, len(columns[0]) * self.operation.size)
+        with np.errstate(over="ignore"):  # beyond the range is infinite, as anywhere in training
+            return sums.astype(np.float32)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from conf.schema import FeatureSpec
 from etl.encoders.bags import MultiHotEncoder, SparseIndicesEncoder, WeightsEncoder
 from etl.encoders.base import Encoder, RowEncoder
 from etl.encoders.dates import CyclicalEncoder, DatePartEncoder
-from etl.encoders.hashed import CrossEncoder, HashEncoder
+from etl.encoders.hashed import CrossEncoder, CrossField, HashEncoder, ListShape
 from etl.encoders.identity import IdentityEncoder
 from etl.encoders.lists import flatten_lists
 from etl.encoders.ngrams import NgramEncoder
@@ -114,14 +114,27 @@ def _of_values(make: Callable[[pa.DataType, Any], Encoder]) -> Callable[..., Row
 def _build_cross(
     operation: Cross, spec: FeatureSpec, column: ColumnEncoding, fitted: Fitted
 ) -> RowEncoder:
-    return CrossEncoder(tuple(RAW_TYPES[raw.dtype] for raw in column.inputs), operation.buckets)
+    fields = []
+    for place, raw in enumerate(column.inputs):
+        raw_type, preparation = RAW_TYPES[raw.dtype], operation.preparation(place)
+        encoder: Encoder | None = None
+        if isinstance(preparation, Bucketize):
+            encoder = BucketizeEncoder(raw_type, preparation)
+        elif preparation is not None:
+            encoder = DatePartEncoder(preparation)
+        fields.append(CrossField(raw_type, encoder))
+    shape = None
+    if spec.is_list:
+        shape = ListShape(spec.max_len, None if spec.is_ragged else spec.shape[0])
+    return CrossEncoder(tuple(fields), operation.buckets, shape)
 
 
 def _build_multi_hot(
     operation: MultiHot, spec: FeatureSpec, column: ColumnEncoding, fitted: Fitted
 ) -> RowEncoder:
     is_list = column.inputs[0].is_list
-    return MultiHotEncoder(fitted.tokens[operation.vocabulary], operation, is_list)
+    weight_type = RAW_TYPES[column.inputs[1].dtype] if operation.is_weighted else None
+    return MultiHotEncoder(fitted.tokens[operation.vocabulary], operation, is_list, weight_type)
 
 
 def _build_weights(

@@ -11,9 +11,11 @@ import pyarrow.compute as pc
 
 from conf.operations import CROSS_SEPARATOR
 from conf.schema import FIRST_TOKEN_ID, OOV_ID
+from etl.encoders.base import Encoder
 from etl.encoders.buffers import to_arrow, valid_mask
 from etl.encoders.casting import cast_values
 from etl.encoders.fingerprint import fingerprint_values
+from etl.encoders.lists import flatten_lists
 
 
 def hash_to_buckets(values: pa.Array, buckets: int) -> np.ndarray:
@@ -49,27 +51,68 @@ class HashEncoder:
 
 @dataclass(frozen=True)
 class CrossEncoder:
-    """Ids from the hash of several fields; OOV where one of them is null.
+    """Ids from the hash of several fields; OOV where one of them is missing.
 
     Attributes:
-        raw_types: Declared type of each column.
+        fields: By column, what makes the field of it: a cast, or an encoder whose ids are the
+            field, missing where the id is OOV.
         buckets: Number of buckets.
+        shape: Shape of the first column where that is a list: each of its values is crossed; None
+            for a scalar.
     """
 
-    raw_types: tuple[pa.DataType, ...]
+    fields: tuple[CrossField, ...]
     buckets: int
-    output_type = pa.int64()
+    shape: ListShape | None = None
+
+    @property
+    def output_type(self) -> pa.DataType:
+        """Type of the feature's column."""
+        return pa.int64() if self.shape is None else pa.list_(pa.int64())
 
     def encode(self, columns: Sequence[pa.Array]) -> pa.Array:
-        """Crosses scalar columns `[rows]` to int64 ids `[rows]`."""
-        texts = [
-            _to_bytes(cast_values(column, raw_type))
-            for column, raw_type in zip(columns, self.raw_types, strict=True)
-        ]
+        """Crosses columns `[rows]` to int64 ids `[rows]`, or lists of them."""
+        if self.shape is None:
+            return self._cross(columns)
+        lists = flatten_lists(columns[0], self.shape.max_len, self.shape.exact_len)
+        rows = pa.array(np.repeat(np.arange(len(columns[0])), np.diff(lists.offsets)))
+        others = [column.take(rows) for column in columns[1:]]
+        return lists.rebuild(self._cross([lists.values, *others])).cast(self.output_type)
+
+    def _cross(self, columns: Sequence[pa.Array]) -> pa.Array:
+        texts = [field.read(column) for field, column in zip(self.fields, columns, strict=True)]
         joined = pc.binary_join_element_wise(
             *texts, CROSS_SEPARATOR.encode(), null_handling="emit_null"
         )
         return HashEncoder(pa.binary(), self.buckets).encode(joined)
+
+
+@dataclass(frozen=True)
+class ListShape:
+    """How many values of a list are kept, or how many it must have."""
+
+    max_len: int | None
+    exact_len: int | None
+
+
+@dataclass(frozen=True)
+class CrossField:
+    """A field of a cross.
+
+    Attributes:
+        raw_type: Declared type of its column.
+        encoder: What makes ids of the values that take their place, or None.
+    """
+
+    raw_type: pa.DataType
+    encoder: Encoder | None = None
+
+    def read(self, column: pa.Array) -> pa.Array:
+        """Returns the field's text, binary `[rows]`, null where it is missing."""
+        if self.encoder is None:
+            return _to_bytes(cast_values(column, self.raw_type))
+        ids = self.encoder.encode(column)
+        return _to_bytes(pc.if_else(pc.equal(ids, OOV_ID), pa.scalar(None, pa.int64()), ids))
 
 
 def _to_bytes(values: pa.Array) -> pa.Array:

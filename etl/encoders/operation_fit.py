@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -60,7 +60,6 @@ _STATED: Mapping[type, Callable[[Any], Operation]] = {
     HashConfig: lambda config: Hash(config.buckets),
     HashKeyConfig: lambda config: Hash(None),
     BucketizeConfig: lambda config: Bucketize(config.boundaries),
-    CrossConfig: lambda config: Cross(config.buckets),
     DatePartConfig: lambda config: DatePart(config.part, config.unit, config.utc_offset_minutes),
     CyclicalConfig: lambda config: Cyclical(config.period, config.unit, config.utc_offset_minutes),
     NgramsConfig: lambda config: Ngrams(config.unit, config.sizes, config.buckets, config.lower),
@@ -108,7 +107,9 @@ def fit_operations(
     fitted = fit_numbers(train.rows, _number_requests(plan), train.key)
     for feature in plan.features:
         config = feature.encoding
-        if type(config) in _STATED:
+        if isinstance(config, CrossConfig):
+            operations[feature.name] = _cross(feature, config)
+        elif type(config) in _STATED:
             operations[feature.name] = _STATED[type(config)](config)
         elif isinstance(config, NormalizeConfig):
             operations[feature.name] = _normalize(config, fitted.get(feature.name))
@@ -118,7 +119,7 @@ def fit_operations(
         elif isinstance(config, SparseIndicesConfig):
             operations[feature.name] = _sparse_indices(feature, config, fitted)
         elif isinstance(config, MultiHotConfig):
-            operations[feature.name] = _multi_hot(feature, vocabularies)
+            operations[feature.name] = _multi_hot(feature, config, vocabularies)
         elif isinstance(config, TargetConfig | CountConfig):
             vocabulary = vocabularies[feature.vocabulary or ""]
             if isinstance(config, TargetConfig):
@@ -129,6 +130,14 @@ def fit_operations(
             tables.append(write_table(build_table(values), path))
             operations[feature.name] = Statistic(feature.vocabulary or "", feature.name)
     return operations, tables
+
+
+def _cross(feature: FeatureConfig, config: CrossConfig) -> Cross:
+    if not config.prepared:
+        return Cross(config.buckets)
+    parts: list[Any] = [config.prepared.get(column) for column in feature.columns]
+    made = (None if own is None else _STATED[type(own)](own) for own in parts)
+    return Cross(config.buckets, cast("tuple[Bucketize | DatePart | None, ...]", tuple(made)))
 
 
 def _number_requests(plan: FeaturePlan) -> dict[str, NumberRequest]:
@@ -198,7 +207,9 @@ def _sparse_indices(
     return SparseIndices(tuple(int(index) + 1 for index in highest))
 
 
-def _multi_hot(feature: FeatureConfig, vocabularies: Mapping[str, pa.Table]) -> MultiHot:
+def _multi_hot(
+    feature: FeatureConfig, config: MultiHotConfig, vocabularies: Mapping[str, pa.Table]
+) -> MultiHot:
     name = feature.vocabulary or ""
     size = first_token_id(vocabularies[name]) + len(vocabularies[name])
     if size > _MAX_MULTI_HOT:
@@ -207,7 +218,7 @@ def _multi_hot(feature: FeatureConfig, vocabularies: Mapping[str, pa.Table]) -> 
             allowed=f"at most {_MAX_MULTI_HOT:,}",
             fix="set `max_size`, or encode it by `vocabulary`, which keeps a list of ids",
         )
-    return MultiHot(name, size)
+    return MultiHot(name, size, config.weights is not None)
 
 
 def _fit_target(

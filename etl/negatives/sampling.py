@@ -10,8 +10,9 @@ from pyspark import StorageLevel
 from pyspark.sql import functions as F
 
 from conf.etl import BuildConfig, NegativesConfig
+from etl.behaviour.rolling import count_again
 from etl.identity import DRAW_COLUMN, event_columns
-from etl.joins import join_one, plan_joins
+from etl.joins import DROP_COLUMN, join_one, plan_joins
 from etl.negatives.candidates import (
     CANDIDATE_COLUMN,
     GROUP_COLUMN,
@@ -44,23 +45,25 @@ class Negatives:
 
 
 def add_negatives(
-    samples: DataFrame, events: DataFrame, config: BuildConfig, sources: Mapping[str, Source]
+    samples: DataFrame, log: DataFrame, config: BuildConfig, sources: Mapping[str, Source]
 ) -> Negatives:
     """Adds `per_positive` drawn rows for each positive of the config's splits.
 
-    A drawn row is the positive with another item and what the item's dictionaries say of it, label
-    0, and no value in the column that the label was read from. The draws hang on the seed, the
-    event and the number of the draw alone.
+    A drawn row is the positive with another item, what the item's dictionaries say of it and what
+    had happened to it by the time of the positive, label 0, and no value in the column that the
+    label was read from. The draws hang on the seed, the event and the number of the draw alone.
 
     Args:
         samples: Samples (`etl.records.build_samples`).
-        events: Kept events: what popularity is counted on, and what users have met.
+        log: Every event (`etl.events.prepare_events`). Popularity is counted on those that are
+            kept, and these are what users have met.
         config: The build's config.
         sources: The sources as read; negatives get their features from the dictionaries.
     """
     negatives, label = config.negatives, config.label_name
     if negatives is None or not negatives.draws or label is None:
         return Negatives(samples, {}, _release_nothing)
+    events = log.where(F.col(DROP_COLUMN).isNull())
     candidates = fit_candidates(events, config.events.item or "", negatives)
     salt = config.output.seed if negatives.seed is None else negatives.seed
     key = [F.lit(salt), F.lit("negative"), *map(F.col, event_columns(config)), F.col(DRAW_COLUMN)]
@@ -81,7 +84,7 @@ def add_negatives(
     kept = samples.withColumn(DRAW_COLUMN, F.lit(0)).withColumn(
         probability, F.lit(1.0).cast("float")
     )
-    replaced = _replace_items(drawn, config, sources).select(*kept.columns)
+    replaced = _replace_items(drawn, log, config, sources).select(*kept.columns)
     return Negatives(kept.unionByName(replaced), counts, release)
 
 
@@ -128,7 +131,7 @@ def _count(rows: DataFrame, each: Column) -> dict[str, int]:
 
 
 def _replace_items(
-    drawn: DataFrame, config: BuildConfig, sources: Mapping[str, Source]
+    drawn: DataFrame, log: DataFrame, config: BuildConfig, sources: Mapping[str, Source]
 ) -> DataFrame:
     """Puts the drawn item into the row, with everything that hangs on it."""
     item, label = config.events.item or "", config.label
@@ -146,6 +149,7 @@ def _replace_items(
             replace(join, config=join.config.model_copy(update=plain)),
         )
         of_item |= set(added)
+    rows = count_again(rows, log, config, of_item)
     if label is not None and label.column is not None:
         # It tells of the positive what did not happen with this item.
         unknown = F.lit(None).cast(drawn.schema[label.column].dataType)

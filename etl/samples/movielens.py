@@ -26,8 +26,8 @@ from conf.errors import ConfigError
 from etl.samples.catalogue import Catalogue, build_catalogue, format_movies
 from etl.samples.config import SampleConfig
 from etl.samples.dirt import DUPLICATE, MALFORMED_KINDS, UNKNOWN_KINDS, format_ratings, share_dirt
-from etl.samples.interactions import draw_events
-from etl.samples.population import build_effects, draw_activity, draw_users, format_users
+from etl.samples.interactions import Events, draw_events
+from etl.samples.population import Users, build_effects, draw_activity, draw_users, format_users
 from etl.samples.staging import stage_directory
 
 CARD_NAME = "SAMPLE.json"
@@ -81,7 +81,7 @@ def write_sample(
         )
     with stage_directory(out_dir, CARD_NAME, overwrite=overwrite) as staging:
         chunks = plan_chunks(config)
-        (staging / "movies.dat").write_bytes(format_movies(_world(config), config))
+        (staging / "movies.dat").write_bytes(format_movies(world_of(config), config))
         kinds: Counter[str] = Counter()
         many = config.ratings > MAX_SINGLE_FILE_RATINGS
         if many:
@@ -138,13 +138,9 @@ def _run_chunks(
 
 def write_chunk(config: SampleConfig, chunk: Chunk, staging: Path) -> dict[str, int]:
     """Writes the user and rating lines of one chunk; returns its lines of dirt by kind."""
-    catalogue = _world(config)
-    size = config.size
-    users = draw_users(config, build_effects(config), chunk.users, chunk.index)
-    activity = _activity(config)[chunk.users.start : chunk.users.stop]
-    events = draw_events(catalogue, users, activity, config.rng(_EVENT_STREAM, chunk.index))
+    users, events = draw_chunk(config, chunk)
     share = share_dirt(config, chunk.rows_before, chunk.rows)
-    first_unknown = (size.users + 1, int(catalogue.movie_ids.max()) + 1)
+    first_unknown = (config.size.users + 1, int(world_of(config).movie_ids.max()) + 1)
     rng = config.rng(_DIRT_STREAM, chunk.index)
     _part(staging, "ratings", chunk.index).write_bytes(
         format_ratings(events, share, first_unknown, rng)
@@ -153,8 +149,17 @@ def write_chunk(config: SampleConfig, chunk: Chunk, staging: Path) -> dict[str, 
     return share.count_kinds()
 
 
+def draw_chunk(config: SampleConfig, chunk: Chunk) -> tuple[Users, Events]:
+    """Draws the users of one chunk and all of their events."""
+    users = draw_users(config, build_effects(config), chunk.users, chunk.index)
+    activity = _activity(config)[chunk.users.start : chunk.users.stop]
+    rng = config.rng(_EVENT_STREAM, chunk.index)
+    return users, draw_events(world_of(config), users, activity, rng)
+
+
 @lru_cache(maxsize=1)
-def _world(config: SampleConfig) -> Catalogue:
+def world_of(config: SampleConfig) -> Catalogue:
+    """Returns the catalogue of a sample, built once per process."""
     return build_catalogue(config)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pyspark.ml.functions import vector_to_array
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -47,6 +48,10 @@ def cast_cells(name: str, column: ColumnConfig, raw: Column, found: T.DataType) 
     Raises:
         InputDataError: No value of the type that was found could become one of the declared type.
     """
+    if column.is_list and column.pair is None and _is_vector(found):
+        # The function takes no null.
+        raw = F.when(raw.isNotNull(), vector_to_array(raw))
+        found = T.ArrayType(T.DoubleType())
     _check_type(name, column, found)
     if isinstance(found, T.ArrayType):
         return _cast_list(column, raw, found.elementType)
@@ -62,6 +67,11 @@ def cast_cells(name: str, column: ColumnConfig, raw: Column, found: T.DataType) 
         return parse_cells(column, raw.cast("string"))
     value = _cast(column, raw, found)
     return {column.name: Cell(value, raw.isNotNull(), value.cast("string"))}
+
+
+def _is_vector(found: T.DataType) -> bool:
+    """Whether values are vectors of Spark's ML or MLlib, dense or sparse."""
+    return isinstance(found, T.UserDefinedType) and found.simpleString() == "vector"
 
 
 def _cast_list(column: ColumnConfig, raw: Column, element: T.DataType) -> dict[str, Cell]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import glob
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from conf.dataset import local_path
@@ -45,15 +46,13 @@ def find_files(
     if config.path is None:
         return ()
     base = local_path(data_dir) / local_path(config.path)
-    if config.day_in_path and config.days is not None:
-        by_day = find_files_by_day(name, config, data_dir, dates)
-        found = {file for files in by_day.values() for file in files}
+    by_day = find_files_by_day(name, config, data_dir, dates) if config.day_in_path else {}
+    found = _list_files(name, config, data_dir, by_day)
+    if config.days is not None and by_day:
         empty = [day for day, files in by_day.items() if not any(f.stat().st_size for f in files)]
         if found and len(empty) < len(by_day):
             check_empty_days(name, config.days, empty)
             check_repeated_days(name, config.days, by_day)
-    else:
-        found = _find(name, local_path(config.path), local_path(data_dir))
     if not found:
         raise InputDataError(
             f"source {name!r}: no such file",
@@ -61,14 +60,60 @@ def find_files(
             allowed="a file, a directory or a glob; hidden files (. or _ in front) do not count",
             fix=f"correct sources.{name}.path, or give the folder by --data",
         )
-    files = tuple(
-        InputFile(name, str(entry), stat.st_size, stat.st_mtime_ns // 1_000_000)
-        for entry in sorted(found)
-        for stat in [entry.stat()]
-    )
+    files = tuple(_describe(name, entry) for entry in sorted(found))
     if not any(file.bytes for file in files):
         raise InputDataError(f"source {name!r} is empty", received=base)
     return files
+
+
+def find_changes(
+    name: str,
+    config: SourceConfig,
+    data_dir: str,
+    before: Iterable[InputFile],
+    dates: DateRange | None = None,
+) -> list[str]:
+    """Says what has become of a source's files since they were listed.
+
+    Args:
+        name: The source's name in the config.
+        config: Its declaration.
+        data_dir: Directory that a relative path starts from.
+        before: The files, as `find_files` listed them.
+        dates: The run's days, as then.
+
+    Returns:
+        What happened, file by file; empty where each has its size and time of change, and none is
+        new or gone.
+    """
+    if config.path is None:
+        return []
+    by_day = find_files_by_day(name, config, data_dir, dates) if config.day_in_path else {}
+    now: dict[str, InputFile] = {}
+    for entry in _list_files(name, config, data_dir, by_day):
+        with contextlib.suppress(FileNotFoundError):  # gone since it was listed
+            now[str(entry)] = _describe(name, entry)
+    known = {file.path: file for file in before}
+    changes = [f"{path} is new" for path in now.keys() - known.keys()]
+    changes += [f"{path} is gone" for path in known.keys() - now.keys()]
+    for path in known.keys() & now.keys():
+        if known[path] != now[path]:
+            sizes = f"{known[path].bytes:,} bytes before, {now[path].bytes:,} now"
+            changes.append(f"{path} was written ({sizes})")
+    return sorted(changes)
+
+
+def _list_files(
+    name: str, config: SourceConfig, data_dir: str, by_day: Mapping[datetime.date, set[Path]]
+) -> set[Path]:
+    if config.day_in_path:
+        return {file for files in by_day.values() for file in files}
+    return _find(name, local_path(config.path or ""), local_path(data_dir))
+
+
+def _describe(name: str, file: Path) -> InputFile:
+    stat = file.stat()
+    return InputFile(name, str(file), stat.st_size, stat.st_mtime_ns // 1_000_000)
 
 
 def find_files_by_day(

@@ -12,6 +12,7 @@ from etl.tfrecord.committed import Committed, read_committed
 from etl.tfrecord.framing import HEADER_BYTES, RecordBlock, detect_compression, read_record_blocks
 from etl.tfrecord.infer import FeatureSurvey
 from jobs.inspection.sizes import RecordSizes
+from jobs.inspection.slots import list_packed_columns
 from jobs.inspection.verify import Problem, Progress, Verification, read_checksum
 
 BYTE_ARRAY = "ByteArray"
@@ -102,6 +103,7 @@ def summarize_files(
         "compressions": sorted(survey.compressions),
         "partition_columns": [] if committed is None else list(committed.partition_columns),
         "record_sizes": survey.sizes.to_json(),
+        "packed_columns": [column.to_json() for column in list_packed_columns(committed)],
         "features": [
             {
                 "name": feature.name,

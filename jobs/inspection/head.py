@@ -12,6 +12,7 @@ from conf.schema import FeatureSchema
 from etl.tfrecord.decode import WireFeature, build_decoder, infer_features, read_batches
 from etl.tfrecord.framing import read_record_blocks
 from etl.tfrecord.record_types import RecordType
+from jobs.inspection.slots import PackedColumn, unpack_record
 
 
 def wire_features(schema: FeatureSchema) -> list[WireFeature]:
@@ -73,9 +74,19 @@ def read_dataset_head(
 
 
 def read_files_head(
-    files: Sequence[Path], count: int, record_type: RecordType
+    files: Sequence[Path],
+    count: int,
+    record_type: RecordType,
+    packed: Sequence[PackedColumn] = (),
 ) -> list[dict[str, Any]]:
-    """Reads the first records of files of any record type; see `read_head`."""
+    """Reads the first records of files of any record type; see `read_head`.
+
+    Args:
+        files: The files, in order.
+        count: Records wanted.
+        record_type: What their payloads are.
+        packed: Columns that share a list feature; records show them by name.
+    """
     records: list[dict[str, Any]] = []
     features = [WireFeature("byteArray", "bytes")]
     if record_type != "ByteArray":
@@ -84,7 +95,7 @@ def read_files_head(
     for block in (block for path in files for block in read_record_blocks(path)):
         for row in decoder.decode_block(block).slice(0, count - len(records)).to_pylist():
             present = {name: _plain(value) for name, value in row.items() if value is not None}
-            records.append(present)
+            records.append(unpack_record(present, packed) if packed else present)
         if len(records) >= count:
             break
     return records

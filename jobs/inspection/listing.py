@@ -155,7 +155,20 @@ def _list_files(summary: Mapping[str, Any]) -> Iterator[Listing]:
     })  # fmt: skip
     if summary["features"]:
         yield _features(summary["features"])
+    if summary["packed_columns"]:
+        yield _packed_columns(summary["packed_columns"])
     yield _record_sizes(summary["record_sizes"])
+
+
+def _packed_columns(columns: Sequence[Mapping[str, Any]]) -> Listing:
+    """Which column stands where in the lists of the packed features."""
+    rows = []
+    for column in columns:
+        first, last = column["places"]
+        place = str(first) if first == last else f"{first} to {last}"
+        rows.append((column["name"], column["type"] or MISSING, column["feature"], place))
+    header = ("column", "type", "packed in", "place")
+    return Listing("packed columns", header, tuple(rows), frozenset({"place"}))
 
 
 def _record_sizes(sizes: Mapping[str, Any]) -> Listing:

@@ -29,6 +29,7 @@ from jobs.reporting.sections.values import build_values
 from jobs.reporting.verdict import Standing, Verdict
 
 PREVIOUS = "previous"
+_SHIFTED = "Shifted: PSI above 0.2 in the train split. What is only carried along does not count."
 
 
 def write_dataset_page(target: Target, html: str | None, against: str | None) -> Path:
@@ -118,7 +119,7 @@ def _verdict(data: DatasetData) -> Verdict:
     shifted = count_shifted(data)
     moved = f"{shifted} features have shifted." if shifted != 1 else "1 feature has shifted."
     standing: Standing = "behind" if violated else "level" if shifted else "ahead"
-    return Verdict(standing, f"{kept} {moved}", "Shifted: PSI above 0.2 in the train split.")
+    return Verdict(standing, f"{kept} {moved}", _SHIFTED)
 
 
 def _tiles(manifest: Manifest) -> tuple[Tile, ...]:

@@ -66,7 +66,8 @@ def format_share(value: Any) -> str:
 def format_metric(value: Any) -> str:
     """Returns a quality metric with four decimals, as papers print it."""
     number = to_float(value)
-    return MISSING if number is None else f"{number:.4f}"
+    # Rounded first, so that what is nearly 0 does not read as -0.0000.
+    return MISSING if number is None else f"{round(number, 4) + 0.0:.4f}"
 
 
 def format_number(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,12 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from jobs.reporting.figure import COLOURS, PlotStyle
-from jobs.reporting.numbers import format_count
+from jobs.reporting.numbers import format_count, format_share
 
 WIDTH_PT = 440.0
 _TONES = ("model", "rival", "neutral", "model-soft", "loss")
 _CURVE_POINTS = 160
-_TICK_CHARS = 60
+_TICK_CHARS = 44
 
 
 @dataclass(frozen=True)
@@ -56,20 +56,28 @@ def plot_metric_bars(
         return style.render(canvas, "metrics", label)
 
 
+def _format_metric(value: float) -> str:
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
+
+
 def _draw_bars(
-    axis: Axes, title: str, systems: Mapping[str, Sequence[float]], ticks: Sequence[str]
+    axis: Axes,
+    title: str,
+    systems: Mapping[str, Sequence[float]],
+    ticks: Sequence[str],
+    form: Callable[[float], str] | None = _format_metric,
 ) -> None:
+    """Bars side by side; those of the first system have their values written by `form`, if any."""
     width = 0.8 / max(len(systems), 1)
     centres = np.arange(len(ticks))
     for index, (system, values) in enumerate(systems.items()):
         offsets = centres + (index - (len(systems) - 1) / 2) * width
         colour = COLOURS[_TONES[index % len(_TONES)]]
         axis.bar(offsets, values, width * 0.92, color=colour, label=system)
-        if index == 0:
+        if index == 0 and form is not None:
             for x, value in zip(offsets, values, strict=True):
-                axis.annotate(f"{value:.2f}" if value >= 0.1 else f"{value:.3f}", (x, value),
-                              (0, 3), textcoords="offset points", ha="center", fontsize=9.5,
-                              color=COLOURS["ink"])  # fmt: skip
+                axis.annotate(form(value), (x, value), (0, 3), textcoords="offset points",
+                              ha="center", fontsize=9.5, color=COLOURS["ink"])  # fmt: skip
     axis.set_title(title)
     axis.set_xticks(centres, ticks)
     axis.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
@@ -167,7 +175,10 @@ def plot_shares(
     with PlotStyle() as style:
         canvas = style.canvas(WIDTH_PT, 190)
         axis = canvas.subplots()
-        _draw_bars(axis, "share of the values", shares, ticks)
+        # Two versions' bars lie side by side, where numbers would run into each other.
+        _draw_bars(axis, "share of the values", shares, ticks,
+                   format_share if len(shares) == 1 else None)  # fmt: skip
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
         if sum(map(len, ticks)) > _TICK_CHARS:
             axis.tick_params(axis="x", labelrotation=35, labelsize=9)
         handles, names = axis.get_legend_handles_labels()

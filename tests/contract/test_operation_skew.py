@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -40,6 +41,7 @@ MAX_LEN = 5
 ROWS = 12
 INF = math.inf
 TOKENS = [7, -1, 0, 2**40]
+IDS = [7, 3, 7, 0, None, 3, -1]
 # Beside the raw columns of a case: int, text, float, double; each as a scalar and as a list.
 KINDS: dict[str, tuple[str, pa.DataType]] = {
     "int": ("int64", pa.int64()),
@@ -71,6 +73,10 @@ def cases() -> dict[str, tuple[Operation, tuple[RawColumn, ...]]]:
         clipped = Normalize(2.5, -10.0, 1e6, True, 0.25, 0.125)
         add(f"scaled_{column}", clipped, column)
     add("cross", Cross(5000), "int", "text")
+    hour, steps = DatePart("hour", "ms", -61), Bucketize(BOUNDARIES[1:])
+    add("cross_of_parts", Cross(5000, (None, hour, steps)), "int", "time", "double")
+    add("cross_of_values", Cross(5000), "many_text", "int")
+    add("cross_of_buckets", Cross(5000, (steps, hour, None)), "many_float", "time", "text")
     for part in PART_SIZES:
         add(f"part_{part}", DatePart(part, "ms", 345), "time")
     add("part_s", DatePart("day_of_year", "s", -720), "many_int")
@@ -80,6 +86,8 @@ def cases() -> dict[str, tuple[Operation, tuple[RawColumn, ...]]]:
     add("chars", Ngrams("char", (3, 1), 10**6, lower=False), "text")
     add("hot", MultiHot("number", 6), "many_int")
     add("one_hot", MultiHot("number", 6), "int")
+    add("weighted_hot", MultiHot("number", 6, True), "many_ids", "many_float")
+    add("weighted_one", MultiHot("number", 6, True), "int", "double")
     add("indices", SparseIndices((10, 2**40)), "many_int", "more_int")
     add("bag", Weights(scaled=False), "many_float", "many_ids")
     add("scaled_bag", Weights(scaled=True), "many_float", "more_float", "many_ids", "more_ids")
@@ -165,7 +173,7 @@ def batches(draw) -> dict[str, list]:
             batch[f"{prefix}_{kind}"] = column(st.none() | lists)
     for prefix in ("many", "more"):  # ids beside the weights, one for one
         lengths = [None if row is None else len(row) for row in batch[f"{prefix}_float"]]
-        batch[f"{prefix}_ids"] = [None if n is None else [3] * n for n in lengths]
+        batch[f"{prefix}_ids"] = [None if n is None else IDS[:n] for n in lengths]
     return batch
 
 
@@ -215,13 +223,23 @@ def test_both_executions_agree(both, batch):
         if spec.dtype == "int64":
             np.testing.assert_array_equal(found, expected, err_msg=spec.name)
         else:
-            assert not np.isnan(found).any() or spec.name in ("scaled_bag",), spec.name
+            # Infinite weights of both signs have no sum.
+            summed = ("scaled_bag", "weighted_hot")
+            assert not np.isnan(found).any() or spec.name in summed, spec.name
             np.testing.assert_allclose(found, expected, rtol=1.2e-7, atol=6e-8, err_msg=spec.name)
 
 
 def test_operations_survive_json():
     for operation, _ in cases().values():
-        assert operation_from_json(operation_to_json(operation)) == operation
+        assert (
+            operation_from_json(json.loads(json.dumps(operation_to_json(operation)))) == operation
+        )
+
+
+def test_operations_without_later_parts_are_written_as_before():
+    assert operation_to_json(Cross(9)) == {"kind": "cross", "buckets": 9}
+    plain = {"kind": "multi_hot", "vocabulary": "number", "size": 6}
+    assert operation_to_json(MultiHot("number", 6)) == plain
 
 
 def test_the_plan_survives_json(both):

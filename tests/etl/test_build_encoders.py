@@ -19,6 +19,7 @@ from tests.etl.logs import RATINGS, build_config, write_logs
 from training.encoders import build_serving_encoders
 
 DAY = 86_400
+HOUR = {"kind": "date_part", "part": "hour"}
 LATE = [(1, 13), (1, 15), (2, 13), (2, 12), (2, 13), (3, 12), (3, 13), (3, 15)]
 
 
@@ -49,7 +50,28 @@ FEATURES = [
     feature("item_rate", "item", "target", "item", name="item", folds=2, prior_weight=1),
     feature("item_count", "item", "count", "item", name="item"),
     feature("recent", "history", "vocabulary", "user", name="item", max_len=3),
+    feature("past_age", "past_age", "normalize", "user", max_len=3),
+    feature("past_stars", "past_rating", "quantile", "user", buckets=2, max_len=3),
+    feature("tag_x_gender", "tags", "cross", crossed_with=["gender"], buckets=999, max_len=2),
+    feature(
+        "hour_x_stars",
+        "ts",
+        "cross",
+        crossed_with=["rating"],
+        buckets=999,
+        prepared={
+            "ts": {"kind": "date_part", "part": "hour", "unit": "s"},
+            "rating": {"kind": "bucketize", "boundaries": [2.5]},
+        },
+    ),
+    feature("gender_stars", "gender", "multi_hot", weights="rating"),
 ]
+PAST = {"name": "past", "max_len": 3, "columns": ["rating"]}
+PAST |= {"gaps": {"name": "past_age", "unit": "s"}}
+
+
+def crossed(**encoding: Any) -> dict:
+    return feature("x", "gender", "cross", crossed_with=["group"], buckets=9, **encoding)
 
 
 def read(result, split: str) -> list[dict[str, Any]]:
@@ -68,7 +90,7 @@ def days(spark, tmp_path_factory):
     """Two builds of one dataset: on the second day item 13 is new, and 10 was long not seen."""
     folder = tmp_path_factory.mktemp("days")
     logs = write_logs(folder / "logs")
-    config = build_config(logs, folder / "out", features=FEATURES)
+    config = build_config(logs, folder / "out", features=FEATURES, histories=[PAST])
     first = build_dataset(spark, config)
     late = [f"{user}::{item}::4::{5 * DAY + n}" for n, (user, item) in enumerate(LATE)]
     write_logs(logs, [*RATINGS, *late])
@@ -90,6 +112,24 @@ def test_records_hold_what_each_encoder_makes(days):
     assert all(len(row["words"]) == 1 for row in rows)
     catalog = read(result, "catalog")
     assert all(row["hour"] == 1 and row["week"] is None for row in catalog)
+
+
+def test_numbers_in_histories_are_fitted_on_what_train_rows_hold(days):
+    rows = read(days[0], "train")
+    ages = np.array([age for row in rows for age in row["past_age"]])
+    assert len(set(ages)) > 1
+    np.testing.assert_allclose([ages.mean(), ages.std()], [0, 1], atol=1e-6)
+    assert {stars for row in rows for stars in row["past_stars"]} == {2, 3}
+
+
+def test_crosses_of_lists_and_of_parts_and_weighted_vectors(days):
+    rows = read(days[0], "train")
+    tags = {tuple(row["tag_x_gender"]) for row in rows}
+    assert {len(ids) for ids in tags} == {1, 2}
+    # Item 10 has the tags x and y, item 11 has x: the same value of one gender has one id.
+    assert {ids[0] for ids in tags if len(ids) == 1} <= {ids[0] for ids in tags if len(ids) == 2}
+    assert len({row["hour_x_stars"] for row in rows}) == len({row["stars_fixed"] for row in rows})
+    assert all(sum(row["gender_stars"]) == max(row["gender_stars"]) >= 3 for row in rows)
 
 
 def test_a_train_row_does_not_see_its_own_label(days):
@@ -147,6 +187,17 @@ def test_a_build_s_encoders_are_served(days):
     [
         (feature("x", "gender", "normalize"), "int64, float32"),
         (feature("x", "tags", "target"), "not lists"),
+        (feature("x", "gender", "cross", crossed_with=["tags"], buckets=9), "own `column` only"),
+        (
+            crossed(prepared={"grp": HOUR}),
+            "does not cross",
+        ),
+        (
+            crossed(prepared={"group": HOUR}),
+            "int64",
+        ),
+        (feature("x", "tags", "multi_hot", weights="rating"), "of the shape of"),
+        (feature("x", "gender", "multi_hot", weights="group"), "numbers"),
         (feature("x", "gender", "weights", of="item"), "int64"),
         (feature("x", "rating", "weights", of="item"), "lists"),
         (feature("x", "history", "weights", of="itm"), "did you mean 'item'"),

@@ -17,7 +17,7 @@ import pytest
 
 from conf.dataset import DatasetPaths, published_versions, read_manifest, resolve_version
 from conf.dates import DateRange
-from conf.errors import ConfigError, UpstreamNotReadyError
+from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.manifest import InputFile, Manifest
 from etl.build import build_dataset
 from etl.parquet_export import parquet_path
@@ -195,6 +195,21 @@ def test_a_build_that_was_overtaken_publishes_nothing(spark, tmp_path, monkeypat
     assert published_versions(paths.base) == [first]
     assert read_current(paths) == "another"
     assert [entry.name for entry in paths.versions.iterdir()] == [first]
+
+
+def test_an_input_that_changes_while_it_is_read_publishes_nothing(spark, tmp_path):
+    logs, root = write_days(tmp_path / "logs", range(3)), tmp_path / "datasets"
+    config = dated_config(logs, root)
+
+    def arrive_late() -> dict[str, int]:
+        change(logs, f"1::10::5::{2 * DAY_S + 999}")  # after the last row was written
+        return {}
+
+    with pytest.raises(InputDataError, match="changed while it was read") as refused:
+        build_dataset(spark, config, arrive_late)
+    assert (refused.value.exit_code, "ratings.dat was written" in str(refused.value)) == (3, True)
+    assert published_versions(root / config.name) == []
+    assert not list((root / config.name / "versions").iterdir())
 
 
 def test_what_does_not_change_the_content_does_not_change_the_fingerprint(tmp_path):

@@ -43,6 +43,18 @@ def test_generate_writes_the_sample_it_was_asked_for(tmp_path, capsys):
     assert "90 users, 200 movies, 4,000 ratings and 40 lines of dirt" in capsys.readouterr().out
 
 
+def test_clicks_writes_the_sessions_it_was_asked_for(tmp_path, capsys):
+    out = tmp_path / "clicks"
+    arguments = ["clicks", "--out", str(out), "--sessions", "200", "--videos", "50"]
+    assert run_app(app, [*arguments, "--dirty-rate", "0.05", "--seed", "3"]) == 0
+    card = json.loads((out / "SAMPLE.json").read_text())
+    assert card["config"] == {"sessions": 200, "videos": 50, "seed": 3, "dirty": 0.05}
+    assert len((out / "clicks.tsv").read_text().splitlines()) == 210
+    assert "200 sessions of 50 videos and 10 malformed ones" in capsys.readouterr().out
+    assert run_app(app, arguments) == 2
+    assert "--overwrite" in capsys.readouterr().err
+
+
 def test_generate_keeps_an_earlier_sample_unless_told(tmp_path, capsys):
     out = tmp_path / "sample"
     arguments = ["generate", "--out", str(out), "--ratings", "1000", "--workers", "1"]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-
 from conf.manifest import Manifest
-from etl.quality.distribution import Distribution, Overlay, measure_drift, overlay
+from etl.quality.distribution import OTHER, Distribution, Overlay, measure_drift, overlay
 from etl.quality.versions import VersionView, view_version
 from jobs.reporting.blocks import (
     Beside,
@@ -30,6 +28,8 @@ TRAIN = "train"
 SHIFTED_PSI = 0.2
 _PLOTTED = 8
 _SHOWN_BINS = 10
+_NOTHING = 1e-9
+CARRIED_ROLE = "id"
 
 
 @dataclass(frozen=True)
@@ -85,21 +85,25 @@ class FeatureShift:
 
 
 def count_shifted(data: DatasetData) -> int:
-    """Returns how many features have shifted."""
-    return sum(shift.psi > SHIFTED_PSI for shift in data.shifts)
+    """Returns how many features have shifted; what is only carried along, as a time, may."""
+    roles = {spec.name: spec.role for spec in data.manifest.schema.features}
+    return sum(s.psi > SHIFTED_PSI for s in data.shifts if roles[s.name] != CARRIED_ROLE)
 
 
 def build_changes(data: DatasetData) -> Section:
     """Rows and label rate of both versions, drift by feature, plots of the most shifted."""
-    title, lead = "Changes", "This version beside the other, over the train split."
+    title, lead = "Changes", "How this version differs from another one."
     if data.other is None:
         note = Note("No version to compare with was named; --against does that.")
         return Section("changes", title, lead, (note,))
+    earlier = data.other[1].dataset_version
+    lead = f"Now: this version. Before: {earlier}. Drift is that of the train split."
     blocks: list[Block] = [_split_table(data.manifest, data.other[1])]
     if not data.shifts:
         blocks.append(missing("One of the versions carries no unabridged statistics to compare."))
         return Section("changes", title, lead, tuple(blocks))
-    blocks.append(_drift_table(data.shifts))
+    roles = {spec.name: spec.role for spec in data.manifest.schema.features}
+    blocks.append(_drift_table(data.shifts, roles))
     names = [name for name in data.manifest.schema.names if name not in data.other[1].schema]
     gone = [name for name in data.other[1].schema.names if name not in data.manifest.schema]
     for what, found in (("New", names), ("Gone", gone)):
@@ -130,9 +134,10 @@ def _split_table(manifest: Manifest, other: Manifest) -> Block:
     return build_table("Records and label rate by split.", columns, rows)
 
 
-def _drift_table(shifts: Sequence[FeatureShift]) -> Block:
+def _drift_table(shifts: Sequence[FeatureShift], roles: Mapping[str, str]) -> Block:
     columns = (
         Column("Feature", numeric=False),
+        Column("Role", numeric=False, hint="id is carried along: no model reads it"),
         Column("PSI", hint="population stability index; above 0.2 is a shift"),
         Column("JS", hint="Jensen-Shannon divergence, base 2, 0 to 1"),
         Column("KS", hint="Kolmogorov-Smirnov distance of numbers, 0 to 1"),
@@ -142,6 +147,7 @@ def _drift_table(shifts: Sequence[FeatureShift]) -> Block:
     rows: list[list[Cell | str]] = [
         [
             shift.name,
+            roles[shift.name],
             Cell(format_metric(shift.psi), bar=min(shift.psi, 1.0) or None,
                  tone="loss" if shift.psi > SHIFTED_PSI else "model"),
             format_metric(measure_drift("js", shift.before, shift.after)),
@@ -156,20 +162,56 @@ def _drift_table(shifts: Sequence[FeatureShift]) -> Block:
 
 def _plot(index: int, shift: FeatureShift) -> Block:
     laid = overlay(shift.before, shift.after)
-    ticks, before, after = shorten(laid)
+    bars = shorten(laid)
     label = f"Bar chart: shares of the values of {shift.name} before and now; PSI {shift.psi:.4f}."
-    svg = plot_shares({"before": before, "now": after}, ticks, f"shift-{index}", label)
-    return Figure(svg, f"{shift.name}: PSI {shift.psi:.4f}.")
+    shares = {"before": bars.before, "now": bars.after}
+    svg = plot_shares(shares, bars.names, f"shift-{index}", label)
+    caption = f"{shift.name}: PSI {shift.psi:.4f}."
+    if bars.has_rest:
+        before, now = map(format_share, bars.rest)
+        caption += f" All other values: {before} before, {now} now."
+    if not laid.ordered and any(
+        laid.bins[place] not in part.counts and not part.is_complete
+        for place in bars.places
+        for part in (shift.before, shift.after)
+    ):
+        caption += " A value too rare to have been counted by itself has the most it may have."
+    return Figure(svg, caption)
 
 
-def shorten(laid: Overlay) -> tuple[list[str], list[float], list[float]]:
-    """Returns names and shares of the bins; of many values the most frequent and the rest."""
+@dataclass(frozen=True)
+class Bars:
+    """What a plot of two distributions shows.
+
+    Attributes:
+        places: Which bins.
+        names: Their names, shortened.
+        before: Their shares in the earlier distribution.
+        after: Their shares in the later one.
+        rest: Shares of all that is not shown. It has no bar: of a feature with many values it
+            would dwarf all the others.
+    """
+
+    places: list[int]
+    names: list[str]
+    before: list[float]
+    after: list[float]
+    rest: tuple[float, float]
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether anything is not shown."""
+        return max(self.rest) > _NOTHING
+
+
+def shorten(laid: Overlay) -> Bars:
+    """Returns the bins to show; of many values the most frequent."""
     p, q = (part / max(part.sum(), 1) for part in (laid.before, laid.after))
+    named = [i for i, name in enumerate(laid.bins) if name != OTHER]
+    if len(named) > _SHOWN_BINS + 1:
+        named = sorted(named, key=lambda i: -(p[i] + q[i]))[:_SHOWN_BINS]
+        named = sorted(named) if laid.ordered else named
     names = [name if len(name) <= 14 else f"{name[:13]}…" for name in laid.bins]
-    if len(names) <= _SHOWN_BINS + 1:
-        return names, p.tolist(), q.tolist()
-    order = np.argsort(-(p + q), kind="stable")[:_SHOWN_BINS]
-    chosen = np.sort(order) if laid.ordered else order
-    shown = [names[i] for i in chosen]
-    rest = [1 - float(part[chosen].sum()) for part in (p, q)]
-    return [*shown, "(rest)"], [*p[chosen].tolist(), rest[0]], [*q[chosen].tolist(), rest[1]]
+    shown_p, shown_q = p[named].tolist(), q[named].tolist()
+    rest = (max(float(p.sum()) - sum(shown_p), 0.0), max(float(q.sum()) - sum(shown_q), 0.0))
+    return Bars(named, [names[i] for i in named], shown_p, shown_q, rest)

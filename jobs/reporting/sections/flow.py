@@ -41,6 +41,8 @@ def build_flow(data: RunData) -> Section:
         ),
         Beside((_sources(data.manifest), _splits(data.manifest))),
     ]
+    if any(any(reasons.values()) for reasons in data.manifest.counts.unmatched.values()):
+        blocks.append(_unmatched(data.manifest))
     unexplained = unexplained_rows(data.manifest)
     if unexplained:
         blocks.append(
@@ -55,6 +57,7 @@ def event_sources(manifest: Manifest) -> tuple[str, ...]:
     config = manifest.source.config
     named = (
         as_mapping(config.get("events")).get("source"),
+        as_mapping(config.get("split")).get("validation_source"),
         as_mapping(config.get("split")).get("test_source"),
     )
     found = tuple(str(name) for name in named if name in manifest.counts.read)
@@ -67,7 +70,8 @@ def event_steps(manifest: Manifest) -> tuple[FlowStep, ...]:
     sources = event_sources(manifest)
     read = sum(counts.read[source] for source in sources)
     bad = sum(sum(counts.quarantined.get(source, {}).values()) for source in sources)
-    kept = {split: counts.kept[split] for split in EVENT_SPLITS if counts.kept.get(split)}
+    events = {split: _events_of(manifest, split) for split in EVENT_SPLITS}
+    kept = {split: n for split, n in events.items() if n}
     written = sum(kept.values())
     return (
         FlowStep("Read", {"rows": read}),
@@ -84,8 +88,13 @@ def unexplained_rows(manifest: Manifest) -> int:
     sources = event_sources(manifest)
     read = sum(counts.read[source] for source in sources)
     bad = sum(sum(counts.quarantined.get(source, {}).values()) for source in sources)
-    written = sum(counts.kept.get(split, 0) for split in EVENT_SPLITS)
+    written = sum(_events_of(manifest, split) for split in EVENT_SPLITS)
     return abs(read - bad - written - sum(counts.dropped.values()))
+
+
+def _events_of(manifest: Manifest, split: str) -> int:
+    """Records of a split that are events of the log, and no drawn negatives."""
+    return manifest.counts.kept.get(split, 0) - manifest.counts.drawn.get(split, 0)
 
 
 def _losses(manifest: Manifest) -> Block:
@@ -120,6 +129,32 @@ def _losses(manifest: Manifest) -> Block:
     )
 
 
+def _unmatched(manifest: Manifest) -> Block:
+    """Events without an entry in a dictionary: dropped or kept, as its join says."""
+    joins = manifest.source.config.get("joins")
+    policies = {
+        str(join.get("source")): str(join.get("unmatched"))
+        for join in map(as_mapping, joins if isinstance(joins, list | tuple) else ())
+    }
+    read = sum(manifest.counts.read[source] for source in event_sources(manifest))
+    rows: list[list[Cell | str]] = [
+        [
+            dictionary,
+            _readable(reason),
+            {"drop": "left out", "keep": "kept"}.get(policies.get(dictionary, ""), MISSING),
+            format_count(n),
+            format_share(n / read if read else None),
+        ]
+        for dictionary, reasons in manifest.counts.unmatched.items()
+        for reason, n in sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+        if n
+    ]
+    columns = (Column("Dictionary", numeric=False), Column("Reason", numeric=False),
+               Column("These events are", numeric=False), Column("Events"),
+               Column("Share", hint="of the event rows that were read"))  # fmt: skip
+    return build_table("Events without an entry in a dictionary.", columns, rows)
+
+
 def _sources(manifest: Manifest) -> Block:
     counts = manifest.counts
     rows = []
@@ -137,10 +172,14 @@ def _splits(manifest: Manifest) -> Block:
     top = max(written.values(), default=0) or 1
     rate = manifest.label_rate
     columns = [Column("Split", numeric=False), Column("Records")]
+    drawn = manifest.counts.drawn
+    columns += [Column("Drawn", hint="negatives drawn, not events of the log")] if drawn else []
     columns += [Column("Label rate", hint="mean label")] if rate else []
     rows = []
     for name, records in written.items():
         cells: list[Cell | str] = [name, Cell(format_count(records), bar=records / top)]
+        if drawn:
+            cells.append(format_count(drawn.get(name, 0)))
         if rate:
             cells.append(format_share(rate[name]) if name in rate else MISSING)
         rows.append(cells)

@@ -23,7 +23,8 @@ def build_slices(data: DatasetData) -> Section:
     blocks: list[Block] = [
         _slice_table(data, name, label) for name, label in compared.items() if "slices" in label
     ]
-    blocks.append(_association_table(compared))
+    roles = {spec.name: spec.role for spec in data.manifest.schema.features}
+    blocks.append(_association_table(compared, roles))
     return Section("label", "Label", lead, tuple(blocks))
 
 
@@ -61,9 +62,12 @@ def _earlier_rates(data: DatasetData, name: str) -> dict[str, float]:
     }
 
 
-def _association_table(compared: Mapping[str, Mapping[str, Any]]) -> Block:
+def _association_table(
+    compared: Mapping[str, Mapping[str, Any]], roles: Mapping[str, str]
+) -> Block:
     columns = (
         Column("Feature", numeric=False),
+        Column("Role", numeric=False, hint="models read user, item and context, nothing else"),
         Column("Correlation", hint="Pearson, of numbers"),
         Column("Correlation ratio", hint="how far equal values have equal labels, 0 to 1"),
         Column("Records compared"),
@@ -76,6 +80,7 @@ def _association_table(compared: Mapping[str, Mapping[str, Any]]) -> Block:
     rows = [
         [
             name,
+            roles.get(name, MISSING),
             format_metric(label.get("correlation")),
             format_metric(label.get("correlation_ratio")),
             format_count(label.get("rows")),

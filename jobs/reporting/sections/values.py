@@ -66,9 +66,13 @@ def _feature_blocks(
     distribution = data.view.distribution(TRAIN, name)
     if distribution is None:
         return (table,)
-    ticks, shares, _ = shorten(overlay(distribution, distribution))
+    bars = shorten(overlay(distribution, distribution))
     label = f"Bar chart: shares of the values of {name}."
-    figure = Figure(plot_shares({"now": shares}, ticks, f"values-{index}", label), f"{name}.")
+    caption = f"{name}."
+    if bars.has_rest:
+        caption = f"{name}. All other values: {format_share(bars.rest[0])}."
+    svg = plot_shares({"now": bars.after}, bars.names, f"values-{index}", label)
+    figure = Figure(svg, caption)
     return (Beside((table, figure)),)
 
 

@@ -41,13 +41,6 @@ ORDERS = {"source": "orders", "keys": {"user": "buyer"}, "time": "at", "within_h
             "'action' is not there; it must be a scalar column",
         ),
         ({"negatives": {"strategy": "exposure", "per_positive": 1}}, "needs a label of 0 and 1"),
-        (
-            {
-                "negatives": {"strategy": "uniform", "per_positive": 1},
-                "rolling": [{"name": "views", "keys": ["item"]}],
-            },
-            "no value for drawn negatives",
-        ),
         ({"down_sampling": {"rate": 0.5}}, "needs a label of 0 and 1"),
         ({"weights": {"positive": 2}}, "need a label"),
         ({"weights": {"column": "action"}}, "'action' is string"),

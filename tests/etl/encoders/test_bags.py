@@ -21,6 +21,16 @@ def test_multi_hot_marks_each_id_once():
     assert rows == [[0, 0, 0, 1], [0, 0, 0, 0], None, [0, 1, 1, 0]]
 
 
+def test_weights_stand_in_the_place_of_ones_and_repeats_are_added():
+    tokens = build_lookup(pa.array(["a", "b"]))
+    encoder = MultiHotEncoder(tokens, MultiHot("v", 4, True), True, pa.float32())
+    weights = pa.array([[0.5, 2.0], [], None, [1.0, None, -3.0]], FLOATS)
+    rows = encoder.encode([pa.array([["b", "b"], [], None, ["?", None, "a"]]), weights])
+    assert rows.to_pylist() == [[0, 0, 0, 2.5], [0, 0, 0, 0], None, [0, 1.0, -3.0, 0]]
+    with pytest.raises(pa.ArrowInvalid, match="row 0 has 2 weights for 1 ids"):
+        encoder.encode([pa.array([["a"]]), weights[:1]])
+
+
 def test_index_spaces_are_laid_one_behind_the_other():
     encoder = SparseIndicesEncoder(SparseIndices((10, 5)), max_len=3)
     columns = [pa.array([[0, 9], None, None]), pa.array([[4, 3], [5, -1, None], None])]

@@ -3,7 +3,10 @@ from __future__ import annotations
 import pyarrow as pa
 import tensorflow as tf
 
-from etl.encoders.hashed import CrossEncoder, HashEncoder
+from conf.operations import Bucketize, DatePart
+from etl.encoders.dates import DatePartEncoder
+from etl.encoders.hashed import CrossEncoder, CrossField, HashEncoder, ListShape
+from etl.encoders.numbers import BucketizeEncoder
 
 
 def test_null_is_oov_and_buckets_start_at_two():
@@ -19,8 +22,32 @@ def test_keys_are_whole_fingerprints():
 
 
 def test_a_cross_needs_all_its_fields_and_keeps_them_apart():
-    encoder = CrossEncoder((pa.string(), pa.int64()), 10**6)
+    encoder = CrossEncoder((CrossField(pa.string()), CrossField(pa.int64())), 10**6)
     fields = [pa.array(["a", "a1", None, "a"]), pa.array([11, 1, 1, None])]
     first, second, *missing = encoder.encode(fields).to_pylist()
     assert first != second
     assert missing == [1, 1]
+
+
+def crossed(*fields: str) -> int:
+    """TensorFlow's bucket of fields that are joined by the unit separator."""
+    joined = tf.strings.join(fields, separator="\x1f")
+    return int(tf.strings.to_hash_bucket_fast(joined, 10**6)) + 2
+
+
+def test_a_cross_of_buckets_and_parts_of_dates_hashes_their_ids():
+    ages = BucketizeEncoder(pa.float32(), Bucketize((18.0, 35.0)))
+    hours = DatePartEncoder(DatePart("hour", "s"))
+    fields = (CrossField(pa.float32(), ages), CrossField(pa.int64(), hours))
+    columns = [pa.array([20.0, None, float("nan"), 40.0], pa.float32())]
+    columns += [pa.array([7_200, 0, 0, None], pa.int64())]
+    # 20 lies in the second interval, 7,200 s in the third hour: ids 3 and 4.
+    assert CrossEncoder(fields, 10**6).encode(columns).to_pylist() == [crossed("3", "4"), 1, 1, 1]
+
+
+def test_each_value_of_a_list_is_crossed_and_lists_keep_their_shape():
+    fields = (CrossField(pa.string()), CrossField(pa.int64()))
+    encoder = CrossEncoder(fields, 10**6, ListShape(max_len=2, exact_len=None))
+    lists = pa.array([["a", "b", "c"], [], None, [None, "a"], ["a"]])
+    found = encoder.encode([lists, pa.array([1, 1, 1, 2, None])]).to_pylist()
+    assert found == [[crossed("a", "1"), crossed("b", "1")], [], None, [1, crossed("a", "2")], [1]]

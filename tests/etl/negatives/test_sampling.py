@@ -29,22 +29,28 @@ def log_rows() -> list[dict]:
     ]
 
 
-def sample(spark, rows=None, partitions=2, **negatives):
-    config = log_config(
-        label={"column": "action", "equals": "buy"},
-        negatives={"strategy": "popularity", "per_positive": 10, **negatives},
-    )
+def sample(spark, rows=None, partitions=2, config=None, **negatives):
+    config = config or sampling_config(negatives)
     dictionary = spark.createDataFrame(
         [(i, genre(i), None, None) for i in ITEMS],
         "item bigint, genre string, __order string, __reason string",
     )
-    events = frame(spark, TYPES, rows or log_rows()).repartition(partitions, "__position")
-    sources = {"items": Source("items", dictionary, ()), "log": Source("log", events, ())}
-    made = add_negatives(events, events, config, sources)
+    types = TYPES | dict.fromkeys((rolling.name for rolling in config.rolling), "bigint")
+    log = frame(spark, types, rows or log_rows()).repartition(partitions, "__position")
+    sources = {"items": Source("items", dictionary, ()), "log": Source("log", log, ())}
+    made = add_negatives(log.where("__drop is null"), log, config, sources)
     try:
         return made.samples.collect(), made.drawn
     finally:
         made.release()
+
+
+def sampling_config(negatives, **changes):
+    return log_config(
+        label={"column": "action", "equals": "buy"},
+        negatives={"strategy": "popularity", "per_positive": 10, **negatives},
+        **changes,
+    )
 
 
 def popularity(items, counts: Counter) -> dict[int, float]:
@@ -113,3 +119,48 @@ def test_user_who_met_everything_gets_no_negative(spark):
     ]
     made, drawn = sample(spark, rows, not_seen="all", per_positive=1)
     assert (len(made), drawn) == (2, {})
+
+
+def test_rolling_features_of_a_drawn_item_are_those_before_the_positive(spark):
+    clicks = {"column": "action", "one_of": ["buy"]}
+    rolling = [
+        {"name": "of_item", "keys": ["item"]},
+        {"name": "bought", "keys": ["item"], "where": clicks, "window_days": 1},
+        {"name": "of_both", "keys": ["user", "item"]},
+        {"name": "of_genre", "keys": ["genre"]},
+        {"name": "of_user", "keys": ["user"]},
+    ]
+    config = sampling_config({"strategy": "uniform", "per_positive": 3}, rolling=rolling)
+    hour_ms = 3_600_000
+    rows = [
+        {"user": n % 4, "item": 1 + n * n % 5, "action": "buy" if n % 3 else "view", "label": 1.0}
+        | {"genre": genre(1 + n * n % 5), "__position": n, "__event_ts_ms": n // 2 * 2 * hour_ms}
+        | {rule["name"]: 100 + n for rule in rolling}
+        for n in range(60)
+    ]
+    for n, reason in ((7, "duplicate"), (12, "unlabelled"), (20, "unmatched:items")):
+        rows[n]["__drop"] = reason
+    made, _ = sample(spark, rows, config=config)
+    counted = [row for row in rows if row.get("__drop") in (None, "unlabelled")]
+
+    def count(row, *keys: str, day: bool = False) -> int:
+        now = row["__event_ts_ms"]
+        return sum(
+            all(other[key] == row[key] for key in keys)
+            and other["__event_ts_ms"] < now
+            and (
+                not day
+                or (other["action"] == "buy" and other["__event_ts_ms"] >= now - 24 * hour_ms)
+            )
+            for other in counted
+        )
+
+    negatives = [row for row in made if row["__draw"] > 0]
+    assert len(negatives) == 3 * 57
+    for row in negatives:
+        assert row["of_item"] == count(row, "item")
+        assert row["bought"] == count(row, "item", day=True)
+        assert row["of_both"] == count(row, "user", "item")
+        assert row["of_genre"] == count(row, "genre")
+        assert row["of_user"] == 100 + row["__position"]  # the user is the positive's
+    assert {row["of_item"] - row["__position"] for row in made if not row["__draw"]} == {100}

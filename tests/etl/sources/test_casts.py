@@ -10,6 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.ml.linalg import Vectors, VectorUDT
+from pyspark.sql.types import LongType, StructField, StructType
 
 from conf.errors import ConfigError, InputDataError
 from etl.sources import check_columns, count_rows
@@ -64,6 +66,18 @@ def test_text_in_files_is_checked_as_text_in_lines_is(spark, tmp_path):
     assert good(source) == [(1, "ok", [12, 4], [3, 0])]
     assert reasons(source) == ["not_utf8:x", "null:x"]
     assert '"id":"3"' in source.bad.where("reason = 'null:x'").first()["line"]
+
+
+def test_vectors_of_spark_ml_are_lists_of_their_numbers(spark, tmp_path):
+    vectors = [Vectors.dense(1.5, 0.0, -2.0), Vectors.sparse(3, {1: 4.0}), None]
+    rows = [(i, vector) for i, vector in enumerate(vectors)]
+    schema = StructType([StructField("id", LongType()), StructField("x", VectorUDT())])
+    frame = spark.createDataFrame(rows, schema)
+    frame.coalesce(1).write.parquet(str(tmp_path / "in"))
+    source = read(spark, tmp_path, declare(INT, column("list<float32>"), format="parquet"))
+    assert outcomes(source) == [(0, [1.5, 0.0, -2.0]), (1, [0.0, 4.0, 0.0]), "null:x"]
+    with pytest.raises(InputDataError, match="vector"):
+        read(spark, tmp_path, declare(INT, column("float32"), format="parquet"))
 
 
 @pytest.mark.parametrize(

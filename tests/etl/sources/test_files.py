@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from conf.errors import InputDataError
 from conf.etl import SourceConfig
-from etl.sources.files import count_levels, find_files
+from conf.manifest import InputFile
+from etl.sources.files import count_levels, find_changes, find_files
 
 
 def found(path: str, data_dir: Path) -> list[str]:
@@ -85,3 +87,30 @@ def test_levels_are_what_tells_paths_apart(tmp_path, names, levels):
     assert count_levels(files) == levels
     tails = {Path(file.path).parts[-levels:] for file in files}
     assert len(tails) == len(names)
+
+
+def test_what_became_of_files_since_they_were_listed(tmp_path):
+    write(tmp_path, "d/same", "d/gone", "d/longer", "d/touched")
+    config = SourceConfig.model_validate(
+        {"path": "d", "columns": [{"name": "id", "type": "int64"}]}
+    )
+    before = find_files("log", config, str(tmp_path))
+
+    def changes(files: tuple[InputFile, ...] = before) -> list[str]:
+        found = find_changes("log", config, str(tmp_path), files)
+        return [change.replace(f"{tmp_path.resolve()}/d/", "") for change in found]
+
+    assert changes() == []
+    (tmp_path / "d" / "gone").unlink()
+    (tmp_path / "d" / "longer").write_text("1\n2\n")
+    os.utime(tmp_path / "d" / "touched", (1, 1))
+    write(tmp_path, "d/new", "d/_hidden")
+    assert changes() == [
+        "gone is gone",
+        "longer was written (2 bytes before, 4 now)",
+        "new is new",
+        "touched was written (2 bytes before, 2 now)",
+    ]
+    for file in (tmp_path / "d").iterdir():
+        file.unlink()
+    assert changes(before[:1]) == ["gone is gone"]

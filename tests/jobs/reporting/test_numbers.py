@@ -45,6 +45,7 @@ def test_what_is_no_number_is_missing(form, value):
         (format_number, 11.2749, "11.27"),
         (format_number, 1_001_234_567.5, "1,001,234,568"),
         (format_metric, 0.12345, "0.1235"),
+        (format_metric, -0.00001, "0.0000"),
     ],
 )
 def test_reads_as_people_write_it(form, value, expected):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,19 +18,7 @@ from etl.tfrecord.rolling import ShardLimits
 from etl.tfrecord.task_sink import TaskSink
 from tests.etl.tfrecord.faults.conftest import Driver, check_output
 
-DISK_BYTES = 4 << 20
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(disk)]
-    if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("a file system of a few megabytes cannot be mounted here (needs root)")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
 
 
 def run_job(root: Path, job: str, rows: range) -> None:

@@ -65,3 +65,33 @@ def test_counts_that_say_nothing_are_drawn(finished):
 def test_no_dataset(finished):
     section = build_flow(replace(finished, manifest=None, gaps={"dataset": "gone"}))
     assert section.blocks == (Note("gone", missing=True),)
+
+
+def test_drawn_negatives_are_no_events(finished):
+    counts = finished.manifest.counts
+    kept = {**counts.kept, "train": counts.kept["train"] + 900}
+    manifest = _with_counts(finished.manifest, kept=kept, drawn={"train": 900})
+    assert unexplained_rows(manifest) == 0
+    assert event_steps(manifest) == event_steps(finished.manifest)
+    splits = build_flow(replace(finished, manifest=manifest)).blocks[1].blocks[1]
+    assert [(row[0].text, row[2].text) for row in splits.rows[:2]] == [
+        ("train", "900"),
+        ("validation", "0"),
+    ]
+
+
+def test_events_without_an_entry_are_told_with_what_became_of_them(finished):
+    config = {**finished.manifest.source.config}
+    config["joins"] = [
+        {"source": "users", "unmatched": "drop"},
+        {"source": "movies", "unmatched": "keep"},
+    ]
+    source = replace(finished.manifest.source, config=config)
+    unmatched = {"users": {"unknown_key": 30}, "movies": {"null_key": 5, "expired": 10}}
+    manifest = replace(_with_counts(finished.manifest, unmatched=unmatched), source=source)
+    table = build_flow(replace(finished, manifest=manifest)).blocks[-1]
+    assert [[cell.text for cell in row[:4]] for row in table.rows] == [
+        ["users", "unknown key", "left out", "30"],
+        ["movies", "expired", "kept", "10"],
+        ["movies", "null key", "kept", "5"],
+    ]
