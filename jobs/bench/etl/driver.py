@@ -22,7 +22,7 @@ from jobs.spark import build_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_ROWS_PER_SHARD = 1_000_000
+_ROWS_PER_SHARD = 250_000
 _WARM_UP = LogSize(2000)
 
 
