@@ -9,7 +9,13 @@ from pydantic import Field
 from conf.training.base import Finite
 from conf.training.devices import DevicesConfig
 from conf.training.evaluation import EvaluationConfig, PredictConfig
-from conf.training.fit import METRIC_PATTERN, EarlyStoppingConfig, FitConfig
+from conf.training.fit import (
+    METRIC_PATTERN,
+    CheckpointConfig,
+    EarlyStoppingConfig,
+    FitConfig,
+    WarmStartConfig,
+)
 from conf.training.input import InputConfig
 from conf.training.models import (
     BinaryConfig,
@@ -24,6 +30,7 @@ from conf.training.optimizer import OptimizerConfig
 __all__ = [
     "METRIC_PATTERN",
     "BinaryConfig",
+    "CheckpointConfig",
     "DSSMConfig",
     "DevicesConfig",
     "EarlyStoppingConfig",
@@ -37,6 +44,7 @@ __all__ = [
     "PredictConfig",
     "SampledSoftmaxConfig",
     "TrainConfig",
+    "WarmStartConfig",
 ]
 
 

@@ -164,7 +164,7 @@ def test_a_killed_run_resumes_where_its_last_epoch_ended(dataset: Path, tmp_path
     process = subprocess.Popen(arguments, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     series = tmp_path / "t"
     deadline = time.monotonic() + 120
-    while not list(series.glob("runs/*/checkpoints/last/ckpt-3.index")):
+    while not list(series.glob("runs/*/checkpoints/last/00003-000000000")):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.02)
