@@ -81,7 +81,7 @@ def write_checkpoint(directory: Path, tensors: Mapping[str, tf.Tensor], seal: Se
         "layout": {"tables": list(seal.layout.tables.items()), "dense": list(seal.layout.dense)},
     }
     content["fingerprint"] = fingerprint(content)
-    write_text_atomic(directory / SEAL_FILE, json.dumps(content, indent=1) + "\n")
+    write_text_atomic(directory / SEAL_FILE, json.dumps(content, indent=1))
 
 
 def read_checkpoint(directory: Path) -> Seal:
