@@ -30,7 +30,7 @@ from training.trainer import Trainer, TrainingData
 STEPS = 12  # per epoch
 EPOCHS = 2
 EVERY_STEP = range(1, STEPS * EPOCHS + 1)
-SOME_STEPS = (1, 3, 12, 13, 23)
+SOME_STEPS = (1, 12, 17)
 
 
 class KilledError(Exception):
