@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -46,7 +45,7 @@ class WarmStartConfig(Finite):
 
 
 def _path_alone(value: Any) -> Any:
-    return value if value is None or isinstance(value, Mapping) else {"path": value}
+    return {"path": value} if isinstance(value, str) else value
 
 
 class FitConfig(Finite):

@@ -52,3 +52,29 @@ def test_what_no_run_could_use_is_refused(override: str) -> None:
 
 def test_the_largest_seed_is_taken() -> None:
     assert load("seed=2147483647").seed == 2**31 - 1
+
+
+def test_a_path_alone_is_a_warm_start() -> None:
+    warm = load("fit.warm_start=work/runs/old").fit.warm_start
+    assert warm is not None
+    assert (warm.path, warm.moments, warm.mismatched) == ("work/runs/old", "reset", "refuse")
+    given = load("fit.warm_start.path=x", "fit.warm_start.moments=transfer").fit.warm_start
+    assert given is not None
+    assert (given.path, given.moments) == ("x", "transfer")
+    assert load("fit.warm_start=null").fit.warm_start is None
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "fit.checkpoint.every_steps=0",
+        "fit.checkpoint.every_minutes=0",
+        "fit.checkpoint.keep_last=0",
+        "fit.checkpoint.keep_best=0",
+        "fit.warm_start=3",
+        "fit.warm_start.moments=some",
+    ],
+)
+def test_checkpoints_that_cannot_be_kept_are_refused(override: str) -> None:
+    with pytest.raises(ConfigError):
+        load(override)

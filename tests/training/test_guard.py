@@ -106,6 +106,7 @@ def test_unchecked_gradients_show_one_step_later(data, monkeypatch, tmp_path: Pa
         trainer.fit(tmp_path, None)
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 def test_weights_that_burst_in_the_last_step_are_not_saved(
     data: TrainingData, monkeypatch, tmp_path: Path
 ) -> None:

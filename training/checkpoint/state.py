@@ -22,6 +22,8 @@ from training.disk_errors import describe_error
 MODEL = "model"
 OPTIMIZERS = "optimizers"
 NAMED_PROBLEMS = 5
+# Where Keras' optimizers hold every variable once more; slots are named by their own lists.
+LISTS_OF_ALL = {"_variables", "_trainable_variables"}
 
 
 @runtime_checkable
@@ -95,7 +97,8 @@ def _collect(root: tuple[str, Any], state: State, seen: set[int]) -> None:
             state.saveables[name] = node
         else:
             children = tf.train.TrackableView(node).children(node)
-            queue.extend((f"{name}/{key}", child) for key, child in sorted(children.items()))
+            ordered = sorted(children, key=lambda key: (key in LISTS_OF_ALL, key))
+            queue.extend((f"{name}/{key}", children[key]) for key in ordered)
 
 
 def copy_state(state: State) -> dict[str, tf.Tensor]:

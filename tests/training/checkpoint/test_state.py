@@ -79,7 +79,11 @@ def test_every_variable_of_a_keras_optimizer_is_found() -> None:
     optimizer.build(weights)
     holder = tf.Module()
     holder.dense = optimizer
-    found = {id(variable) for variable in collect_state(o=holder).variables.values()}
+    variables = collect_state(o=holder).variables
+    assert {f"o/dense/{slot}/{i}" for slot in ("_momentums", "_velocities") for i in (0, 1)} <= set(
+        variables
+    )
+    found = {id(variable) for variable in variables.values()}
     assert {id(variable.value) for variable in optimizer.variables} <= found
     assert {id(variable) for variable in weights} <= found
 
