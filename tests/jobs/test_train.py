@@ -185,7 +185,7 @@ def test_sigterm_saves_and_ends_with_its_own_exit_code(dataset: Path, tmp_path: 
 @pytest.mark.slow
 def test_a_killed_run_resumes_where_its_last_checkpoint_was(dataset: Path, tmp_path: Path) -> None:
     command, process = start(dataset, tmp_path, "--set", "fit.checkpoint.every_steps=5")
-    run = wait_for(process, tmp_path, "checkpoints/last/00002-000000003")
+    run = wait_for(process, tmp_path, "checkpoints/last/0000[2-9]-*")
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     series = tmp_path / "t"
