@@ -1,4 +1,4 @@
-"""Training that meets a loss, a gradient or a weight that is not finite."""
+"""The guard of the loop: a loss, a gradient or a weight that is not finite ends training."""
 
 from __future__ import annotations
 
