@@ -16,6 +16,9 @@ class ExitCode(IntEnum):
     INPUT_REFUSED = 3
     NOT_READY = 4
     DIVERGED = 5
+    # What a shell reports of a process that a signal ended: 128 + its number.
+    INTERRUPTED = 130
+    TERMINATED = 143
 
 
 class SluiceError(Exception):
@@ -88,6 +91,18 @@ class TrainingDivergedError(SluiceError):
     """The loss left the finite numbers; the last good checkpoint is untouched."""
 
     exit_code = ExitCode.DIVERGED
+
+
+class TrainingInterruptedError(SluiceError):
+    """A signal ended training (SIGTERM) after its state was saved: `--resume` goes on."""
+
+    exit_code = ExitCode.TERMINATED
+
+
+class TrainingCancelledError(TrainingInterruptedError):
+    """As above, by Ctrl-C (SIGINT)."""
+
+    exit_code = ExitCode.INTERRUPTED
 
 
 def _rebuild(

@@ -2,7 +2,10 @@
 
 <root>/<name>/runs/<id>/run_card.json     config, versions, status, timings, metrics
                         history.json      one entry per epoch
-                        checkpoints/      TensorFlow checkpoints, best and last
+                        metrics.jsonl     one line per compiled loop of steps
+                        checkpoints/      the state of training, best and last
+                        diverged/         the batch whose loss was not finite
+                        warm_start.json   what came over from an earlier run
                         logs/             TensorBoard
                         metrics.json      evaluation against the baselines
                         export/           SavedModels, embeddings
@@ -30,6 +33,9 @@ METRICS_FILE = "metrics.json"
 REPORT_FILE = "report.html"
 RECOMMENDATIONS_FILE = "recommendations.json.gz"
 CHECKPOINTS_DIR = "checkpoints"
+STEPS_FILE = "metrics.jsonl"
+DIVERGED_DIR = "diverged"
+WARM_START_FILE = "warm_start.json"
 LOGS_DIR = "logs"
 EXPORT_DIR = "export"
 RUNS_DIR = "runs"

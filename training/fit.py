@@ -5,7 +5,9 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from conf.manifest import MANIFEST_FILE, Manifest
 from conf.run import RUN_CARD_FILE, read_json, update_run_card
 from conf.training import TrainConfig
 from training.checkpoint import manifest_sha256, read_dataset_reference, read_run_manifest
+from training.interruption import stop_on_signals
 from training.models.base import RetrievalModel
 from training.progress import TrainingProgress
 from training.run_directory import (
@@ -51,9 +54,10 @@ def fit_run(config: TrainConfig, progress: TrainingProgress, *, resume: bool = F
         config: The resolved config.
         progress: Where to tell how it goes.
         resume: Whether to go on with the newest run of the same config, if it is unfinished,
-            after its last finished epoch.
+            at the position of its newest checkpoint.
 
     Raises:
+        TrainingInterruptedError: SIGTERM or SIGINT came; the state is saved.
         SluiceError: The config, the dataset or the devices do not fit, or training failed. The
             earlier runs and the current one are untouched.
     """
@@ -61,8 +65,10 @@ def fit_run(config: TrainConfig, progress: TrainingProgress, *, resume: bool = F
     strategy = build_strategy(config.devices)
     seed_everything(config.seed)
     trainer = Trainer(config, start.data, strategy, progress)
+    if start.unfinished is None:
+        trainer.warm_start()  # Refused, it leaves no directory behind.
     run = start.unfinished or create_run(config)
-    with locked(run), recorded_status(run):
+    with locked(run), recorded_status(run), stop_on_signals() as stop:
         update_run_card(run, **_describe_start(config, run, start.data, trainer.model, strategy))
         progress.message(
             f"training {config.model.name} on {len(describe_devices(strategy))} device(s): "
@@ -71,11 +77,11 @@ def fit_run(config: TrainConfig, progress: TrainingProgress, *, resume: bool = F
             f"{trainer.model.parameter_count:,} parameters; run {run}",
             run=str(run),
         )
-        started = time.monotonic()
-        result = trainer.fit(run, _build_validate(config, start.data))
+        with _counted_seconds(run):
+            result = trainer.fit(run, _build_validate(config, start.data), stop)
         # The status comes last: a run that was killed in between is resumed, and published.
         publish_run(config, run)
-        update_run_card(run, **_describe_end(run, result, time.monotonic() - started))
+        update_run_card(run, **_describe_end(result))
     return run
 
 
@@ -90,6 +96,7 @@ def plan_run(config: TrainConfig) -> dict[str, Any]:
     strategy = build_strategy(config.devices)
     trainer = Trainer(config, data, strategy, _Silent())
     splits = {split.name: split.rows for split in data.manifest.splits}
+    warm = trainer.warm_start()
     return {
         "config": config.resolved(),
         "dataset": str(version_dir),
@@ -98,6 +105,7 @@ def plan_run(config: TrainConfig) -> dict[str, Any]:
         "steps": trainer.steps_per_epoch * config.fit.epochs,
         "parameters": trainer.model.parameter_count,
         "tables": _describe_tables(trainer.model),
+        "warm_start": None if warm is None else asdict(warm),
         "features": {
             "user": list(trainer.model.user_inputs),
             "item": list(trainer.model.item_inputs),
@@ -195,12 +203,23 @@ def _describe_tables(model: RetrievalModel) -> dict[str, list[int]]:
     return {name: [table.vocabulary_size, table.dim] for name, table in model.tables.items()}
 
 
-def _describe_end(run: Path, result: TrainingResult, seconds: float) -> dict[str, Any]:
-    # A resumed run counts the time of all its parts.
-    before = read_json(run / RUN_CARD_FILE)["timing"].get("train_seconds", 0.0)
+@contextmanager
+def _counted_seconds(run: Path) -> Iterator[None]:
+    """Adds the time of the block to the card: a resumed run counts the time of all its parts."""
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # A full disk must not hide what went wrong first.
+            before = read_json(run / RUN_CARD_FILE)["timing"].get("train_seconds", 0.0)
+            seconds = before + time.monotonic() - started
+            update_run_card(run, timing={"train_seconds": seconds})
+
+
+def _describe_end(result: TrainingResult) -> dict[str, Any]:
     return {
         "status": STATUS_TRAINED,
-        "timing": {"training_finished_at": _now(), "train_seconds": before + seconds},
+        "timing": {"training_finished_at": _now()},
         "training": {
             "best_epoch": result.best_epoch,
             "epochs": result.epochs,

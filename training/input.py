@@ -35,6 +35,7 @@ def build_train_dataset(
     epoch: int,
     seed: int,
     features: Sequence[str] | None = None,
+    start_batch: int = 0,
 ) -> tf.data.Dataset:
     """Returns one epoch of the train split, shuffled; the same for the same seed and epoch.
 
@@ -49,6 +50,7 @@ def build_train_dataset(
         epoch: Zero-based epoch.
         seed: The run's seed.
         features: Names to read; None reads all but those of role id.
+        start_batch: Batches of the epoch to leave out: the rest is the tail of the whole epoch.
 
     Returns:
         Dataset of batches of exactly `config.batch_size` rows. Lists are padded to `max_len`, or
@@ -78,6 +80,7 @@ def build_train_dataset(
     specs = [bound_list(manifest, spec) for spec in select_features(manifest, features, excluded)]
     return (
         records.batch(config.batch_size, drop_remainder=True)
+        .skip(start_batch)
         .map(
             build_parser(specs, batch_size=config.batch_size),
             num_parallel_calls=config.parallel_parses or tf.data.AUTOTUNE,

@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from conf.dataset import local_path, write_text_atomic
-from conf.errors import InternalError, SluiceError, UpstreamNotReadyError
+from conf.errors import (
+    InternalError,
+    SluiceError,
+    TrainingInterruptedError,
+    UpstreamNotReadyError,
+)
 from conf.run import RUN_CARD_FILE, RunPaths, read_json, update_run_card
 from conf.schema import fingerprint
 from conf.training import TrainConfig
@@ -21,6 +26,7 @@ from conf.training import TrainConfig
 STATUS_TRAINING = "training"
 STATUS_TRAINED = "trained"
 STATUS_FAILED = "failed"
+STATUS_INTERRUPTED = "interrupted"
 LOCK_FILE = ".lock"
 REPORTED_PACKAGES = ("sluice", "tensorflow", "keras", "numpy", "pyarrow")
 
@@ -108,13 +114,15 @@ def locked(run: Path) -> Iterator[None]:
 
 @contextmanager
 def recorded_status(run: Path) -> Iterator[None]:
-    """Notes in the run card that a run failed, and why, if it does."""
+    """Notes in the run card that a run failed or was interrupted, and why, if it was."""
     try:
         yield
     except BaseException as error:
         what = error.what if isinstance(error, SluiceError) else repr(error)
+        interrupted = isinstance(error, TrainingInterruptedError)
+        status = STATUS_INTERRUPTED if interrupted else STATUS_FAILED
         with suppress(OSError):  # A full disk must not hide what went wrong first.
-            update_run_card(run, status=STATUS_FAILED, error=what)
+            update_run_card(run, status=status, error=what)
         raise
 
 

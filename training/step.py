@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -18,7 +18,23 @@ from training.models.base import RetrievalModel
 from training.objective import Objective
 from training.optimizers import Optimizers
 
-RunSteps = Callable[[Any, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+StepFunction = Callable[[Batch], tf.Tensor]
+
+
+class StepsResult(NamedTuple):
+    """What some steps gave.
+
+    Attributes:
+        losses: Loss of each step that ran, float32 `[steps]`; all but the last are finite.
+        wait_s: Seconds that they waited for their batches, float64 scalar. An upper bound: waiting
+            overlaps with the end of the step before.
+    """
+
+    losses: tf.Tensor
+    wait_s: tf.Tensor
+
+
+RunSteps = Callable[[Any, tf.Tensor], StepsResult]
 
 
 @dataclass(frozen=True)
@@ -170,7 +186,7 @@ def _cut(value: tf.Tensor | tf.RaggedTensor, parts: int) -> list[tf.Tensor | tf.
     return tf.split(value, parts, axis=0)
 
 
-def build_run_steps(strategy: tf.distribute.Strategy, train_step: TrainStep) -> RunSteps:
+def build_run_steps(strategy: tf.distribute.Strategy, train_step: StepFunction) -> RunSteps:
     """Returns the function that runs several steps in one compiled call.
 
     Args:
@@ -178,27 +194,29 @@ def build_run_steps(strategy: tf.distribute.Strategy, train_step: TrainStep) -> 
         train_step: One replica's step.
 
     Returns:
-        Function of a dataset's iterator and an int32 number of steps, to the sum of the steps'
-        losses and the seconds that they waited for their batches (an upper bound: waiting
-        overlaps with the end of the step before), both float scalars.
+        Function of a dataset's iterator and an int32 number of steps. It stops after the first
+        step whose loss is not finite.
     """
 
     # The loop below needs AutoGraph; a step has no Python control flow on tensors.
     step = tf.autograph.experimental.do_not_convert(train_step)
 
-    def run_steps(iterator: Any, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        loss_sum = tf.constant(0.0)
+    def run_steps(iterator: Any, steps: tf.Tensor) -> StepsResult:
+        losses = tf.TensorArray(tf.float32, size=steps, element_shape=[])
         wait_s = tf.constant(0.0, tf.float64)
-        for _ in tf.range(steps):
+        done, loss = tf.constant(0), tf.constant(0.0)
+        while tf.logical_and(done < steps, tf.math.is_finite(loss)):
             tf.autograph.experimental.set_loop_options(parallel_iterations=1)
-            with tf.control_dependencies([loss_sum]):
+            with tf.control_dependencies([loss]):
                 asked = tf.timestamp()
             with tf.control_dependencies([asked]):
                 batch = next(iterator)
             with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
                 wait_s += tf.timestamp() - asked
-            losses = strategy.run(step, args=(batch,))
-            loss_sum += strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
-        return loss_sum, wait_s
+            shares = strategy.run(step, args=(batch,))
+            loss = strategy.reduce(tf.distribute.ReduceOp.SUM, shares, axis=None)
+            losses = losses.write(done, loss)
+            done += 1
+        return StepsResult(losses.stack()[:done], wait_s)
 
     return tf.function(run_steps, reduce_retracing=True)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import cast
 
 import tensorflow as tf
 
-from conf.errors import ConfigError, TrainingDivergedError
-from conf.manifest import Manifest
-from conf.run import LOGS_DIR
+from conf.errors import ConfigError, InputDataError
+from conf.run import LOGS_DIR, WARM_START_FILE, write_json
 from conf.training import TrainConfig
 from training.checkpoint import Checkpoints
+from training.checkpoint.state import find_non_finite
+from training.chunks import ChunkRunner, TrainingData
+from training.divergence import build_divergence_error
+from training.epoch_loop import EpochLoop, RunFiles
+from training.gradient_guard import GradientGuard
 from training.history import (
     LOSS_METRIC,
     EpochRecord,
@@ -23,35 +27,30 @@ from training.history import (
     should_stop,
     write_history,
 )
-from training.input import build_train_dataset, check_train_rows
-from training.input_errors import input_errors
+from training.input import check_train_rows
+from training.interruption import StopNowError, StopRequest
 from training.models import build_model
 from training.models.base import RetrievalModel
-from training.objective import build_objective
+from training.objective import Objective, build_objective
 from training.optimizers import Optimizers
-from training.progress import StepStatus, TrainingProgress
-from training.step import TrainStep, build_loss_scale, build_run_steps, build_step_options
-from training.strategy import check_batch_size, distribute_batches
+from training.position import EpochSums, Position, Standing
+from training.progress import TrainingProgress
+from training.step import (
+    RunSteps,
+    StepOptions,
+    TrainStep,
+    build_loss_scale,
+    build_run_steps,
+    build_step_options,
+)
+from training.step_log import StepLog
+from training.strategy import check_batch_size
 from training.tensorboard import ScalarLog
+from training.warm_start import WarmStartReport, WarmTarget, take_over
+
+__all__ = ["Trainer", "TrainingData", "TrainingResult", "Validate", "selection_metric"]
 
 Validate = Callable[[RetrievalModel], dict[str, float]]
-
-
-@dataclass(frozen=True)
-class TrainingData:
-    """What a run reads.
-
-    Attributes:
-        version_dir: Directory of the dataset version.
-        manifest: Its manifest.
-    """
-
-    version_dir: Path
-    manifest: Manifest
-
-    def steps_per_epoch(self, batch_size: int) -> int:
-        """Whole batches in the train split; the rows left over are drawn anew each epoch."""
-        return self.manifest.split("train").rows // batch_size
 
 
 @dataclass(frozen=True)
@@ -98,6 +97,7 @@ class Trainer:
         check_batch_size(batch_size, strategy)
         check_train_rows(data.manifest, batch_size)
         self._metric = selection_metric(config)
+        self._warm_start: WarmStartReport | None = None
         self.steps_per_epoch = data.steps_per_epoch(batch_size)
         options = build_step_options(config, strategy)
         with strategy.scope():
@@ -112,140 +112,169 @@ class Trainer:
         objective = build_objective(
             config.model, data.version_dir, data.manifest, self.model, part_size
         )
-        self._inputs = tuple(
+        inputs = tuple(
             dict.fromkeys((*self.model.user_inputs, *self.model.item_inputs, *objective.inputs))
         )
-        step = TrainStep(self.model, objective, self._optimizers, options)
-        self._run_steps = build_run_steps(strategy, step)
+        self._runner = ChunkRunner(
+            config, data, strategy, inputs, self._build_run_steps(objective, options)
+        )
 
-    def fit(self, run: Path, validate: Validate | None) -> TrainingResult:
+    def fit(
+        self, run: Path, validate: Validate | None, stop: StopRequest | None = None
+    ) -> TrainingResult:
         """Trains until the last epoch or until the metric no longer improves.
 
-        Goes on after the last finished epoch where the run directory has a checkpoint.
+        Goes on at the position of the newest checkpoint where the run directory has one.
 
         Args:
             run: Directory of the run; it exists.
             validate: Returns the validation metrics of the model, or None where there is no
                 validation split.
+            stop: Whether a signal has asked to stop; None where none is listened to.
 
         Raises:
             TrainingDivergedError: The loss or a weight is no finite number.
+            TrainingInterruptedError: A signal asked to stop; the state is saved.
             InputDataError: A record is damaged, or the run's history or checkpoints are.
             InternalError: The run directory cannot be written.
         """
-        checkpoints, history = self._restore(run)
         metric = self._metric if validate is not None or self._metric == LOSS_METRIC else None
-        stopping = self._config.fit.early_stopping if metric is not None else None
         if self._metric is not None and metric is None:
             self._progress.message(
                 "the dataset has no validation split: no early stopping, the last epoch is kept"
             )
-        log = ScalarLog(run / LOGS_DIR)
-        while len(history) < self._config.fit.epochs and not should_stop(history, stopping):
-            record = self._run_epoch(len(history), validate)
-            history.append(record)
-            # The last checkpoint comes last: it is what says that the epoch is done.
-            write_history(run, history)
-            best = find_best_epoch(history, metric) == record.epoch
-            if best:
-                checkpoints.save_best(record.epoch)
-            checkpoints.save_last(record.epoch)
-            log.write(record, int(self._optimizers.step.numpy()))
-            self._progress.epoch(record, best and metric is not None)
-        log.close()
+        with self._strategy.scope():
+            checkpoints = Checkpoints(
+                run, self.model, self._optimizers, self._config.fit.checkpoint
+            )
+        with closing(checkpoints), closing(ScalarLog(run / LOGS_DIR)) as log:
+            standing, history = self._begin(run, checkpoints)
+            steps = StepLog(run, standing.position.step(self.steps_per_epoch))
+            with closing(steps):
+                files = RunFiles(run, checkpoints, steps)
+                loop = EpochLoop(self._runner, files, self._progress, stop or StopRequest())
+                while len(history) < self._config.fit.epochs and not self._stops(history, metric):
+                    standing = loop.run(standing)
+                    validation = self._validate(loop, standing, validate)
+                    history.append(self._describe_epoch(standing, validation))
+                    standing = self._end_epoch(loop, files, history, metric, log)
+                checkpoints.wait()
         return TrainingResult(
             best_epoch=find_best_epoch(history, metric),
             epochs=len(history),
-            steps=int(self._optimizers.step.numpy()),
+            steps=len(history) * self.steps_per_epoch,
             stopped_early=len(history) < self._config.fit.epochs,
         )
 
-    def _restore(self, run: Path) -> tuple[Checkpoints, list[EpochRecord]]:
-        """Opens a run's checkpoints; returns them and the history of the finished epochs.
+    def warm_start(self) -> WarmStartReport | None:
+        """Takes over the weights of `fit.warm_start`, once, and returns what came; None: unset.
+
+        `fit` does so where it has no checkpoint to go on from.
+
+        Raises:
+            ConfigError: The weights do not fit. The model is as it was.
+            InputDataError: The checkpoint or its dataset version is damaged or gone.
+            UpstreamNotReadyError: There is no such run or checkpoint.
+        """
+        if self._warm_start is None and self._config.fit.warm_start is not None:
+            self._warm_start = take_over(
+                self._config, WarmTarget(self.model, self._optimizers, self._data)
+            )
+        return self._warm_start
+
+    def _build_run_steps(self, objective: Objective, options: StepOptions) -> RunSteps:
+        if self._config.fit.check_gradients and self._optimizers.loss_scale is not None:
+            raise ConfigError(
+                "fit.check_gradients cannot be used with float16: scaled gradients may overflow, "
+                "and the step is then left out",
+                received="compute.mixed_precision in float16",
+                fix="leave out fit.check_gradients, or set compute.half_dtype=bfloat16",
+            )
+        guard = GradientGuard(self._optimizers) if self._config.fit.check_gradients else None
+        optimizers = self._optimizers if guard is None else cast(Optimizers, guard)
+        step = TrainStep(self.model, objective, optimizers, options)
+        return build_run_steps(self._strategy, step if guard is None else guard.watch(step))
+
+    def _begin(self, run: Path, checkpoints: Checkpoints) -> tuple[Standing, list[EpochRecord]]:
+        """Returns where the run stands, and the history of its finished epochs.
 
         The history is as long as the restored weights are old, so the loop may count by it.
         """
-        with self._strategy.scope():
-            checkpoints = Checkpoints(run, self.model, self._optimizers)
-        finished = checkpoints.restore_last(self._progress.message)
-        history = read_resumed_history(run, finished, checkpoints.newest_epoch)
-        if finished:
-            self._progress.message(f"resuming after epoch {finished}", finished_epochs=finished)
-        return checkpoints, history
-
-    def _run_epoch(self, epoch: int, validate: Validate | None) -> EpochRecord:
-        started = time.monotonic()
-        done, loss_sum, wait_s = 0, 0.0, 0.0
-        for steps, chunk_loss, chunk_wait in self._chunks(epoch):
-            done, loss_sum, wait_s = done + steps, loss_sum + chunk_loss, wait_s + chunk_wait
-            self._check_finite(chunk_loss, epoch, done)
-            self._report(epoch, done, loss_sum / done, wait_s, time.monotonic() - started)
-        seconds = time.monotonic() - started
-        self._check_weights(epoch)
-        examples = done * self._config.input.batch_size
-        return EpochRecord(
-            epoch=epoch + 1,
-            loss=loss_sum / done,
-            seconds=seconds,
-            examples=examples,
-            examples_per_s=examples / seconds,
-            input_wait_share=min(1.0, wait_s / seconds),
-            validation={} if validate is None else dict(validate(self.model)),
-        )
-
-    def _chunks(self, epoch: int) -> Iterator[tuple[int, float, float]]:
-        """Runs an epoch, some steps per compiled call; yields steps, sum of losses, wait."""
-        data, config = self._data, self._config
-        dataset = build_train_dataset(
-            data.version_dir,
-            data.manifest,
-            config.input,
-            epoch=epoch,
-            seed=config.seed,
-            features=self._inputs,
-        )
-        with input_errors(data.version_dir, data.manifest, "train"):
-            iterator = iter(distribute_batches(dataset, self._strategy))
-            left = self.steps_per_epoch
-            while left:
-                steps = min(left, config.fit.steps_per_loop)
-                loss_sum, wait_s = self._run_steps(iterator, tf.constant(steps))
-                left -= steps
-                yield steps, float(loss_sum), float(wait_s)
-
-    def _check_finite(self, loss: float, epoch: int, step: int) -> None:
-        if not math.isfinite(loss):
-            raise self._diverged(f"loss {loss}", epoch, f"step {step}")
-
-    def _check_weights(self, epoch: int) -> None:
-        for variable in self.model.trainable_variables:
-            if not bool(tf.reduce_all(tf.math.is_finite(variable))):
-                raise self._diverged(f"{variable.name} is not finite", epoch, "its end")
-
-    def _diverged(self, received: str, epoch: int, where: str) -> TrainingDivergedError:
-        return TrainingDivergedError(
-            f"training diverged in epoch {epoch + 1}, at {where}",
-            received=received,
-            allowed="finite numbers",
-            fix="lower optimizer.learning_rate, set optimizer.clip_norm, or raise "
-            f"model.temperature; checkpoints up to epoch {epoch} are untouched",
-        )
-
-    def _report(self, epoch: int, done: int, loss: float, wait_s: float, seconds: float) -> None:
-        epochs, steps = self._config.fit.epochs, self.steps_per_epoch
-        left = steps * (epochs - epoch) - done
-        self._progress.step(
-            StepStatus(
-                epoch=epoch + 1,
-                epochs=epochs,
-                step=done,
-                steps=steps,
-                loss=loss,
-                examples_per_s=done * self._config.input.batch_size / seconds,
-                input_wait_share=min(1.0, wait_s / seconds),
-                eta_s=left * seconds / done,
+        standing = checkpoints.restore_last(self._progress.message)
+        position = Position(0, 0) if standing is None else standing.position
+        history = read_resumed_history(run, position.epoch, checkpoints.newest_epoch)
+        if standing is None:
+            report = self.warm_start()
+            if report is not None:
+                write_json(run / WARM_START_FILE, asdict(report))
+                self._progress.message(report.render())
+            return Standing(position, EpochSums(), self._config.seed), history
+        if standing.seed != self._config.seed:
+            raise InputDataError(
+                "the checkpoint is of a run with another seed",
+                received=f"seed {standing.seed}",
+                allowed=f"seed {self._config.seed}",
+                fix="train again without --resume",
             )
+        where = f"after epoch {position.epoch}"
+        if position.batch or not position.epoch:
+            where = f"in epoch {position.epoch + 1} after step {position.batch}"
+        self._progress.message(
+            f"resuming {where}", finished_epochs=position.epoch, finished_batches=position.batch
         )
+        return standing, history
+
+    def _stops(self, history: list[EpochRecord], metric: str | None) -> bool:
+        return should_stop(history, None if metric is None else self._config.fit.early_stopping)
+
+    def _validate(
+        self, loop: EpochLoop, standing: Standing, validate: Validate | None
+    ) -> dict[str, float]:
+        """Returns the validation metrics; a signal ends it at once, as it can be done again."""
+        name = find_non_finite((v.name, v) for v in self.model.trainable_variables)
+        if name is not None:
+            position = standing.position
+            last = Position(position.epoch, position.batch - 1)
+            raise build_divergence_error(f"{name} is not finite", last)
+        try:
+            with loop.stop.immediate():
+                return {} if validate is None else dict(validate(self.model))
+        except StopNowError:
+            loop.save_and_stop(standing)
+
+    def _describe_epoch(self, standing: Standing, validation: dict[str, float]) -> EpochRecord:
+        sums = standing.sums
+        examples = self.steps_per_epoch * self._config.input.batch_size
+        return EpochRecord(
+            epoch=standing.position.epoch + 1,
+            loss=sums.loss / self.steps_per_epoch,
+            seconds=sums.seconds,
+            examples=examples,
+            examples_per_s=examples / sums.seconds,
+            input_wait_share=min(1.0, sums.wait_s / sums.seconds),
+            validation=validation,
+        )
+
+    def _end_epoch(
+        self,
+        loop: EpochLoop,
+        files: RunFiles,
+        history: list[EpochRecord],
+        metric: str | None,
+        log: ScalarLog,
+    ) -> Standing:
+        """Saves a finished epoch; returns where the next one begins."""
+        record = history[-1]
+        best = find_best_epoch(history, metric) == record.epoch
+        # The history is at most one epoch ahead of the checkpoints, which come last: they are
+        # what says that the epoch is done.
+        files.checkpoints.wait()
+        write_history(files.run, history)
+        standing = Standing(Position(record.epoch, 0), EpochSums(), self._config.seed)
+        loop.save(standing, best=best)
+        log.write(record, standing.position.step(self.steps_per_epoch))
+        self._progress.epoch(record, best and metric is not None)
+        return standing
 
 
 def selection_metric(config: TrainConfig) -> str | None:

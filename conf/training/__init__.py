@@ -10,7 +10,13 @@ from conf.training.base import Finite
 from conf.training.compute import ComputeConfig
 from conf.training.devices import DevicesConfig
 from conf.training.evaluation import EvaluationConfig, PredictConfig
-from conf.training.fit import METRIC_PATTERN, EarlyStoppingConfig, FitConfig
+from conf.training.fit import (
+    METRIC_PATTERN,
+    CheckpointConfig,
+    EarlyStoppingConfig,
+    FitConfig,
+    WarmStartConfig,
+)
 from conf.training.input import InputConfig
 from conf.training.models import (
     BinaryConfig,
@@ -42,6 +48,7 @@ from conf.training.schedule import (
 __all__ = [
     "METRIC_PATTERN",
     "BinaryConfig",
+    "CheckpointConfig",
     "ComputeConfig",
     "ConstantSchedule",
     "CosineSchedule",
@@ -69,6 +76,7 @@ __all__ = [
     "SparseOptimizerConfig",
     "SparseSGDConfig",
     "TrainConfig",
+    "WarmStartConfig",
 ]
 
 

@@ -83,6 +83,16 @@ def test_keys_of_the_dense_optimizer_are_arguments_for_keras() -> None:
     assert config == TrainConfig.model_validate(config.resolved())
 
 
+def test_a_path_alone_is_a_warm_start() -> None:
+    warm = load("fit.warm_start=work/runs/old").fit.warm_start
+    assert warm is not None
+    assert (warm.path, warm.moments, warm.mismatched) == ("work/runs/old", "reset", "refuse")
+    given = load("fit.warm_start.path=x", "fit.warm_start.moments=transfer").fit.warm_start
+    assert given is not None
+    assert (given.path, given.moments) == ("x", "transfer")
+    assert load("fit.warm_start=null").fit.warm_start is None
+
+
 @pytest.mark.parametrize(
     "override",
     [
@@ -95,5 +105,21 @@ def test_keys_of_the_dense_optimizer_are_arguments_for_keras() -> None:
     ],
 )
 def test_update_rules_that_no_run_could_use_are_refused(override: str) -> None:
+    with pytest.raises(ConfigError):
+        load(override)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "fit.checkpoint.every_steps=0",
+        "fit.checkpoint.every_minutes=0",
+        "fit.checkpoint.keep_last=0",
+        "fit.checkpoint.keep_best=0",
+        "fit.warm_start=3",
+        "fit.warm_start.moments=some",
+    ],
+)
+def test_checkpoints_that_cannot_be_kept_are_refused(override: str) -> None:
     with pytest.raises(ConfigError):
         load(override)

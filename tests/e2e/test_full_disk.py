@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import pytest
 from conf.dataset import read_manifest, resolve_version
 from etl.build import build_dataset
 from etl.runs import RunRequest
+from tests.disks import fill, mount_small_disk
 from tests.etl.logs import build_config, write_logs
 
 pytestmark = pytest.mark.slow
@@ -22,28 +22,8 @@ DISK_BYTES = 4_000_000
 
 @pytest.fixture
 def small_disk(tmp_path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = (
-        subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(disk)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if os.geteuid() == 0
-        else None
-    )
-    if mounted is None or mounted.returncode:
-        pytest.skip("a file system of a few megabytes cannot be mounted here (needs root)")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
-
-
-def fill(disk: Path, leave_bytes: int) -> None:
-    free = os.statvfs(disk)
-    size = free.f_bavail * free.f_frsize - leave_bytes
-    (disk / "filler").write_bytes(b"\0" * max(0, size))
+    with mount_small_disk(tmp_path, DISK_BYTES) as disk:
+        yield disk
 
 
 def sluice(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -60,7 +40,7 @@ def test_full_disk_during_a_build_keeps_the_last_version(spark, small_disk, tmp_
     file.write_text(json.dumps(config.resolved()))
     version = build_dataset(spark, config).version
     # Enough for the encoders, too little for the records.
-    fill(small_disk, leave_bytes=60_000)
+    filler = fill(small_disk, leave_bytes=60_000)
     second = sluice("build", str(file), "--force")
     assert second.returncode == 1
     assert "No space left on device" in second.stderr or "disk is full" in second.stderr
@@ -70,7 +50,7 @@ def test_full_disk_during_a_build_keeps_the_last_version(spark, small_disk, tmp_
     assert "/etl/" not in second.stderr
     assert resolve_version(root / "small") == version
     read_manifest(version)
-    (small_disk / "filler").unlink()
+    filler.unlink()
     assert sluice("inspect", str(root / "small"), "--verify").returncode == 0
     again = build_dataset(spark, config, request=RunRequest(force=True))
     assert again.version != version

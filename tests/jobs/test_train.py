@@ -145,36 +145,57 @@ def test_the_function_for_other_jobs(dataset: Path, tmp_path: Path) -> None:
     assert (run / "history.json").exists()
 
 
-@pytest.mark.slow
-def test_a_killed_run_resumes_where_its_last_epoch_ended(dataset: Path, tmp_path: Path) -> None:
-    arguments = [
-        sys.executable,
-        "-m",
-        "jobs.train",
-        "--dataset",
-        str(dataset),
-        "--set",
-        f"root={tmp_path}",
-        *SMALL,
-        "--set",
-        "fit.epochs=60",
-        "--set",
-        "fit.early_stopping=null",
-    ]
-    process = subprocess.Popen(arguments, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    series = tmp_path / "t"
+LONG = ["--set", "fit.epochs=60", "--set", "fit.early_stopping=null"]
+
+
+def start(dataset: Path, root: Path, *more: str) -> tuple[list[str], subprocess.Popen[str]]:
+    """Starts a process that trains for a while; returns its command too."""
+    arguments = ["--dataset", str(dataset), "--set", f"root={root}", *SMALL, *LONG, *more]
+    command = [sys.executable, "-m", "jobs.train", *arguments]
+    return command, subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+
+
+def wait_for(process: subprocess.Popen[str], root: Path, pattern: str) -> Path:
+    """Waits until a run has such a file, and returns the run's directory."""
     deadline = time.monotonic() + 120
-    while not list(series.glob("runs/*/checkpoints/last/ckpt-3.index")):
+    while not list(root.glob(f"t/runs/*/{pattern}")):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.02)
+    (run,) = (root / "t" / "runs").iterdir()
+    return run
+
+
+def test_sigterm_saves_and_ends_with_its_own_exit_code(dataset: Path, tmp_path: Path) -> None:
+    _, process = start(dataset, tmp_path)
+    run = wait_for(process, tmp_path, "metrics.jsonl")
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == 143
+    assert "its state is saved" in told
+    assert "--resume" in told
+    assert "Traceback" not in told
+    assert read_json(run / "run_card.json")["status"] == "interrupted"
+    assert list((run / "checkpoints" / "last").iterdir())
+    assert not (tmp_path / "t" / "CURRENT").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_where_its_last_checkpoint_was(dataset: Path, tmp_path: Path) -> None:
+    command, process = start(dataset, tmp_path, "--set", "fit.checkpoint.every_steps=5")
+    run = wait_for(process, tmp_path, "checkpoints/last/0000[2-9]-*")
     os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    process.communicate()
+    series = tmp_path / "t"
     assert not (series / "CURRENT").exists()
-    (run,) = (series / "runs").iterdir()
     assert read_json(run / "run_card.json")["status"] == "training"
-    done = subprocess.run([*arguments, "--resume"], capture_output=True, text=True, check=True)
-    assert "resuming after epoch" in done.stderr
+    done = subprocess.run([*command, "--resume"], capture_output=True, text=True, check=True)
+    assert "resuming " in done.stderr
     assert (series / "CURRENT").read_text().strip() == run.name
     history = json.loads((run / "history.json").read_text())
     assert [entry["epoch"] for entry in history] == list(range(1, 61))
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 60 * 12

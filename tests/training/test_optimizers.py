@@ -54,7 +54,7 @@ def train(model: ToyModel, optimizers: Optimizers, skip: int, steps: int) -> lis
     step = TrainStep(model, squared_error, optimizers, StepOptions(seed=1))
     run_steps = build_run_steps(tf.distribute.get_strategy(), step)
     batches = iter(build_toy_batches(8).skip(skip))
-    return [float(run_steps(batches, tf.constant(1))[0]) for _ in range(steps)]
+    return [float(run_steps(batches, tf.constant(1)).losses[0]) for _ in range(steps)]
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)

@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from conf.errors import ConfigError, InternalError, TrainingDivergedError, UpstreamNotReadyError
+from conf.errors import (
+    ConfigError,
+    InternalError,
+    TrainingDivergedError,
+    TrainingInterruptedError,
+    UpstreamNotReadyError,
+)
 from conf.run import read_json, update_run_card
 from conf.training import TrainConfig
 from training.run_directory import (
@@ -83,6 +89,14 @@ def test_a_failure_is_noted_in_the_card(config: TrainConfig) -> None:
         raise TrainingDivergedError("the loss is infinite")
     card = read_json(run / "run_card.json")
     assert (card["status"], card["error"]) == ("failed", "the loss is infinite")
+
+
+def test_an_interruption_is_no_failure_and_is_resumed(config: TrainConfig) -> None:
+    run = begin(config, "training")
+    with pytest.raises(TrainingInterruptedError), recorded_status(run):
+        raise TrainingInterruptedError("asked to stop")
+    assert read_json(run / "run_card.json")["status"] == "interrupted"
+    assert find_unfinished_run(config) == run
 
 
 def test_publishing_names_the_run(config: TrainConfig) -> None:

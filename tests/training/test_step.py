@@ -39,11 +39,21 @@ def test_runs_exactly_the_asked_steps() -> None:
     step = Sum()
     run_steps = build_run_steps(tf.distribute.get_strategy(), step)  # type: ignore[arg-type]
     iterator = iter(tf.data.Dataset.from_tensor_slices({"x": [1.0, 2.0, 3.0, 4.0, 5.0]}))
-    assert float(run_steps(iterator, tf.constant(2))[0]) == 3.0
-    assert float(run_steps(iterator, tf.constant(3))[0]) == 12.0
+    assert run_steps(iterator, tf.constant(2)).losses.numpy().tolist() == [1.0, 2.0]
+    assert run_steps(iterator, tf.constant(3)).losses.numpy().tolist() == [3.0, 4.0, 5.0]
     assert float(step.total) == 15.0
     with pytest.raises(tf.errors.OutOfRangeError):
         run_steps(iterator, tf.constant(1))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_stops_after_the_first_loss_that_is_not_finite(bad: float) -> None:
+    step = Sum()
+    run_steps = build_run_steps(tf.distribute.get_strategy(), step)  # type: ignore[arg-type]
+    iterator = iter(tf.data.Dataset.from_tensor_slices({"x": [1.0, bad, 3.0, 4.0]}))
+    losses = run_steps(iterator, tf.constant(4)).losses.numpy()
+    np.testing.assert_array_equal(losses, [1.0, bad])
+    assert float(next(iterator)["x"]) == 3.0
 
 
 def test_measures_the_wait_for_slow_input() -> None:
@@ -53,7 +63,7 @@ def test_measures_the_wait_for_slow_input() -> None:
     dataset = tf.data.Dataset.from_tensor_slices({"x": [1.0, 2.0, 3.0]})
     dataset = dataset.map(lambda row: {"x": tf.ensure_shape(slow(row["x"]), [])})
     run_steps = build_run_steps(tf.distribute.get_strategy(), Sum())  # type: ignore[arg-type]
-    waited = float(run_steps(iter(dataset), tf.constant(3))[1])
+    waited = float(run_steps(iter(dataset), tf.constant(3)).wait_s)
     assert 0.15 <= waited < 5
 
 
@@ -73,7 +83,11 @@ def train(
     step = TrainStep(model, objective, optimizers, options or StepOptions(seed=1))
     run_steps = build_run_steps(tf.distribute.get_strategy(), step)
     batches = iter(build_toy_batches(rows))
-    return model, optimizers, [float(run_steps(batches, tf.constant(1))[0]) for _ in range(steps)]
+    return (
+        model,
+        optimizers,
+        [float(run_steps(batches, tf.constant(1)).losses[0]) for _ in range(steps)],
+    )
 
 
 def weights(model: ToyModel) -> list[np.ndarray]:

@@ -23,10 +23,14 @@ from conf.training import (
     SampledSoftmaxConfig,
     TrainConfig,
 )
+from training.checkpoint.restore import restore_newest
+from training.checkpoint.shelf import list_entries
+from training.checkpoint.state import collect_state
 from training.input import build_eval_dataset
 from training.item_counts import read_item_counts
 from training.models import build_model
 from training.models.base import RetrievalModel
+from training.position import Position
 from training.progress import LineProgress
 from training.strategy import build_strategy
 from training.trainer import Trainer, TrainingData, TrainingResult
@@ -192,8 +196,7 @@ def test_the_best_epoch_is_kept_and_training_stops(fit, tiny_manifest: Manifest)
     assert [entry["validation"]["ndcg@10"] for entry in history] == [0.1, 0.5, 0.4, 0.3]
     for which, epoch in (("best", 2), ("last", 4)):
         model = build_model(config.model, tiny_manifest, 77)
-        path = tf.train.latest_checkpoint(str(run / "checkpoints" / which))
-        tf.train.Checkpoint(model=model).restore(path).expect_partial()
+        restore_newest(run / "checkpoints" / which, collect_state(model=model), print)
         np.testing.assert_array_equal(model.table_variables[0].numpy(), seen[epoch - 1])
 
 
@@ -202,7 +205,8 @@ def test_without_validation_it_says_so_and_keeps_the_last_epoch(fit) -> None:
     _, result, run = fit(configure(), progress=messages)
     assert any("no validation split" in text for text in messages.texts)
     assert (result.best_epoch, result.stopped_early) == (2, False)
-    assert (run / "checkpoints" / "best" / "ckpt-2.index").exists()
+    (best,) = list_entries(run / "checkpoints" / "best")
+    assert best.position == Position(2, 0)
 
 
 def test_history_and_tensorboard(fit) -> None:
@@ -232,8 +236,7 @@ def test_divergence_keeps_the_last_good_checkpoint(fit, tiny_manifest: Manifest)
         fit(wild)
     assert caught.value.exit_code == ExitCode.DIVERGED
     model = build_model(config.model, tiny_manifest, 77)
-    path = tf.train.latest_checkpoint(str(run / "checkpoints" / "last"))
-    tf.train.Checkpoint(model=model).restore(path).expect_partial()
+    restore_newest(run / "checkpoints" / "last", collect_state(model=model), print)
     for a, variable in zip(before, model.trainable_variables, strict=True):
         np.testing.assert_array_equal(a, variable.numpy())
 

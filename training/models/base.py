@@ -53,6 +53,11 @@ class RetrievalModel(tf.Module):
         return [self.tables[name].rows for name in sorted(self.tables)]
 
     @property
+    def id_spaces(self) -> dict[str, str]:
+        """For each table, the feature table whose ids number its rows: itself, but for biases."""
+        return {name: name for name in self.tables}
+
+    @property
     def dense_variables(self) -> list[tf.Variable]:
         """All other trainable variables, in a fixed order."""
         rows = {id(variable) for variable in self.table_variables}

@@ -14,6 +14,8 @@ from training.embedding.table import EmbeddingTable
 from training.layers.normalize import normalize_rows
 from training.models.base import Features, RetrievalModel, find_feature, table_size
 
+BIAS_SUFFIX = "_bias"
+
 
 class MatrixFactorization(RetrievalModel):
     """Two embedding tables, and a bias per item folded into the item's vector.
@@ -50,11 +52,17 @@ class MatrixFactorization(RetrievalModel):
         self.tables = {user.table: self.user_table, item.table: self.item_table}
         self.item_bias = None
         if config.item_bias:
-            name = f"{item.table}_bias"
+            name = f"{item.table}{BIAS_SUFFIX}"
             self.item_bias = EmbeddingTable(
                 name, self.item_table.vocabulary_size, 1, seed=seed, stddev=None
             )
             self.tables[name] = self.item_bias
+
+    @property
+    def id_spaces(self) -> dict[str, str]:
+        """As for every model; the item's bias has the item's ids."""
+        spaces = super().id_spaces
+        return {name: spaces.get(name.removesuffix(BIAS_SUFFIX), name) for name in spaces}
 
     def embed_users(self, features: Features, dropout_seed: tf.Tensor | None = None) -> tf.Tensor:
         """Returns `[batch, embedding_dim]`, or one column of ones more with an item bias."""

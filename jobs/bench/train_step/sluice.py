@@ -73,8 +73,8 @@ class SluiceTraining:
 
     def __call__(self, steps: int) -> None:
         """Runs steps, all in one compiled loop."""
-        loss, _ = self._run_steps(self.iterator, tf.constant(steps))
-        if not bool(tf.math.is_finite(loss)):
+        losses = self._run_steps(self.iterator, tf.constant(steps)).losses
+        if len(losses) < steps or not bool(tf.math.is_finite(losses[-1])):
             raise ArithmeticError("the loss is not finite: the figures would mean nothing")
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,9 +16,16 @@ from etl.tfrecord.publishing.commit import JobPlan, TaskResult, begin_job, publi
 from etl.tfrecord.publishing.temporary import discard, hold_attempt
 from etl.tfrecord.rolling import ShardLimits
 from etl.tfrecord.task_sink import TaskSink
+from tests.disks import PAGE_BYTES, fill, mount_small_disk
 from tests.etl.tfrecord.faults.conftest import Driver, check_output
 
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+DISK_BYTES = 4 << 20
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    with mount_small_disk(tmp_path, DISK_BYTES) as disk:
+        yield disk
 
 
 def run_job(root: Path, job: str, rows: range) -> None:
@@ -44,11 +51,9 @@ def test_the_disk_fills_up_at_every_moment_in_turn(small_disk: Path) -> None:
     root = small_disk / "out"
     run_job(root, "a", range(100))
     before, folders = listing(root), {p for p in root.rglob("*") if p.is_dir()}
-    filler = small_disk / "filler"
     failures, pages = 0, 0
     while True:
-        free = os.statvfs(small_disk)
-        filler.write_bytes(b"\0" * max(0, free.f_bavail * free.f_frsize - pages * PAGE_BYTES))
+        filler = fill(small_disk, pages * PAGE_BYTES)
         try:
             run_job(root, "b", range(100, 200))
             break

@@ -1,0 +1,145 @@
+"""A training run that records the rows of each step, and that kills its process where asked to."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from conf.dataset import read_manifest
+from conf.training import (
+    CheckpointConfig,
+    DSSMConfig,
+    FitConfig,
+    InputConfig,
+    OptimizerConfig,
+    SampledSoftmaxConfig,
+    TrainConfig,
+)
+from training import trainer as trainer_module
+from training.checkpoint import checkpoints as checkpoints_module
+from training.trainer import Trainer, TrainingData
+
+KEYS = ("user_id", "movie_id", "history")
+# All that draws: dropout, uniform negatives, shuffling; and a rate that depends on the step.
+CONFIG = TrainConfig(
+    dataset="tiny",
+    name="t",
+    model=DSSMConfig(
+        embedding_dim=4,
+        user_hidden_units=(8,),
+        dropout=0.2,
+        objective=SampledSoftmaxConfig(uniform_negatives=4),
+    ),
+    input=InputConfig(batch_size=64, shuffle_buffer=300),
+    optimizer=OptimizerConfig(learning_rate=0.01, schedule="cosine"),
+    fit=FitConfig(
+        epochs=2,
+        early_stopping=None,
+        steps_per_loop=5,
+        checkpoint=CheckpointConfig(every_steps=3),
+    ),
+)
+Key = tuple[int, ...]
+
+
+class Silent:
+    """Progress that is not shown."""
+
+    def message(self, text: str, **fields: Any) -> None: ...
+
+    def step(self, status: Any) -> None: ...
+
+    def epoch(self, record: Any, best: bool) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def row_keys(batch: dict[str, tf.Tensor]) -> list[Key]:
+    """What tells the rows of a batch apart."""
+    columns = [batch[name].numpy() for name in KEYS]
+    return [
+        (int(user), int(item), *map(int, history))
+        for user, item, history in zip(*columns, strict=True)
+    ]
+
+
+class Recorded:
+    """The rows of each step that ran, by the step's number.
+
+    Args:
+        then: Called with each step's number and rows, before the model is updated.
+    """
+
+    def __init__(self, then: Callable[[int, list[Key]], None] = lambda step, rows: None) -> None:
+        self.rows: dict[int, list[Key]] = {}
+        self._then = then
+
+    def wrap(self, build_run_steps: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a `build_run_steps` whose steps are recorded."""
+
+        def build(strategy: tf.distribute.Strategy, train_step: Any) -> Any:
+            counter = train_step._optimizers.step
+
+            def record(step: tf.Tensor, *columns: tf.Tensor) -> None:
+                rows = row_keys(dict(zip(KEYS, columns, strict=True)))
+                self.rows[int(step)] = rows
+                self._then(int(step), rows)
+
+            def recorded(batch: dict[str, tf.Tensor]) -> tf.Tensor:
+                columns = [batch[name] for name in KEYS]
+                told = tf.py_function(record, [counter.read_value(), *columns], [])
+                with tf.control_dependencies([told] if isinstance(told, tf.Operation) else told):
+                    batch = {name: tf.identity(value) for name, value in batch.items()}
+                return train_step(batch)
+
+            return build_run_steps(strategy, recorded)
+
+        return build
+
+
+def train(version: Path, run: Path, recorded: Recorded) -> None:
+    """Trains in a directory, or goes on there."""
+    build = trainer_module.build_run_steps
+    trainer_module.build_run_steps = recorded.wrap(build)
+    try:
+        data = TrainingData(version, read_manifest(version))
+        Trainer(CONFIG, data, tf.distribute.get_strategy(), Silent()).fit(run, None)
+    finally:
+        trainer_module.build_run_steps = build
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(version: str, run: str, log: str, when: str) -> None:
+    """Kills the process at a step, or (`writing`) while the fifth checkpoint is written."""
+
+    def then(step: int, rows: list[Key]) -> None:
+        with Path(log).open("a") as file:
+            file.write(json.dumps([step, rows]) + "\n")
+        if when == str(step):
+            kill()
+
+    if when == "writing":
+        writes = iter(range(99))
+        place = checkpoints_module.place
+
+        def place_or_die(*arguments: Any) -> Any:
+            assert threading.current_thread() is not threading.main_thread()
+            return kill() if next(writes) == 4 else place(*arguments)
+
+        checkpoints_module.place = place_or_die
+    train(Path(version), Path(run), Recorded(then))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

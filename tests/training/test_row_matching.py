@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from conf.dataset import read_manifest
+from conf.encoders import ColumnEncoding
+from conf.manifest import Manifest
+from conf.schema import FeatureSchema, FeatureSpec
+from tests.training.fixtures import TinyConfig, write_tiny_dataset
+from training.row_matching import EncodedVersion, match_rows, match_tokens, read_encoded_version
+from training.vocabularies import Vocabulary, read_vocabulary
+
+
+def vocabulary(tokens: list, buckets: int | None = None) -> Vocabulary:
+    kind = "int64" if isinstance(tokens[0], int) else "string"
+    return Vocabulary("v", kind, pa.array(tokens), buckets)
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "rows"),
+    [
+        (vocabulary(["b", "a", "c"]), vocabulary(["a", "b"]), [0, 1, 3, 2, -1]),
+        (vocabulary(["a"]), vocabulary(["x", "y"]), [0, 1, -1]),
+        (vocabulary(["a", "b"], 2), vocabulary(["b", "a"], 2), [0, 1, 2, 3, 5, 4]),
+        (vocabulary(["a", "b"], 3), vocabulary(["b", "a"], 2), [0, 1, -1, -1, -1, 5, 4]),
+        (vocabulary(["a"]), vocabulary(["b", "a"], 2), [0, 1, 5]),
+        (vocabulary([7, 8]), vocabulary(["8", "9"]), [0, 1, -1, 2]),
+    ],
+)
+def test_rows_follow_their_tokens(new: Vocabulary, old: Vocabulary, rows: list[int]) -> None:
+    assert match_tokens(new, old).tolist() == rows
+
+
+def test_two_versions_of_a_dataset(tiny_version: Path, tiny_manifest: Manifest, tmp_path) -> None:
+    grown = write_tiny_dataset(tmp_path, config=TinyConfig(users=70, items=55, seed=5))
+    new = read_encoded_version(grown, read_manifest(grown))
+    old = read_encoded_version(tiny_version, tiny_manifest)
+    for table in ("user_id", "movie_id", "gender", "genres"):
+        rows = match_rows(table, new, old)
+        assert rows is not None
+        tokens = read_vocabulary(grown, new.plan.vocabulary(table))
+        before = read_vocabulary(tiny_version, old.plan.vocabulary(table))
+        names = before.tokens.to_pylist()
+        for id_, token in enumerate(tokens.tokens.to_pylist(), start=tokens.first_id):
+            expected = names.index(token) + before.first_id if token in names else -1
+            assert rows[id_] == expected
+        assert len(rows) == tokens.size
+    assert match_rows("nothing", new, old) is None
+
+
+def computed(size: int, operation: object) -> EncodedVersion:
+    """A version whose ids of table `t` an operation computes."""
+    spec = FeatureSpec("t", "int64", "user", encoding="hash:t", vocabulary_size=size)
+    column = ColumnEncoding("t", "t", "string", "hash:t", operation)  # type: ignore[arg-type]
+    manifest = SimpleNamespace(schema=FeatureSchema((spec,)))
+    plan = SimpleNamespace(column=lambda name: column)
+    return EncodedVersion(Path(), manifest, plan)  # type: ignore[arg-type]
+
+
+def test_ids_that_are_computed_alike_keep_their_rows(tiny_version, tiny_manifest) -> None:
+    operation, other = SimpleNamespace(buckets=5), SimpleNamespace(buckets=6)
+    version = computed(7, operation)
+    np.testing.assert_array_equal(match_rows("t", version, version), np.arange(7))
+    assert match_rows("t", version, computed(8, operation)) is None
+    assert match_rows("t", version, computed(7, other)) is None
+    tokens = read_encoded_version(tiny_version, tiny_manifest)
+    renamed = replace(tokens.manifest.schema["gender"], name="t", shared_embedding=None)
+    mixed = EncodedVersion(
+        tiny_version,
+        SimpleNamespace(schema=FeatureSchema((renamed,))),  # type: ignore[arg-type]
+        SimpleNamespace(
+            column=lambda name: tokens.plan.column("gender"), vocabulary=tokens.plan.vocabulary
+        ),  # type: ignore[arg-type]
+    )
+    assert match_rows("t", version, mixed) is None
+    assert match_rows("t", mixed, version) is None

@@ -1,0 +1,138 @@
+"""A run's model and what it was trained on, read back from its directory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from conf.dataset import local_path, read_manifest
+from conf.errors import InputDataError, UpstreamNotReadyError
+from conf.manifest import Manifest
+from conf.run import CHECKPOINTS_DIR, RUN_CARD_FILE, read_json
+from conf.schema import fingerprint
+from conf.training import TrainConfig
+from training.checkpoint.files import STATE_PREFIX, Seal, read_checkpoint
+from training.checkpoint.shelf import list_entries
+from training.checkpoint.state import MODEL, State, collect_state, restore_state
+from training.models import build_model
+from training.models.base import RetrievalModel
+
+Which = Literal["best", "last"]
+
+_log = logging.getLogger("sluice.training.checkpoint")
+
+
+def restore_newest(
+    shelf: Path, state: State, tell: Callable[[str], None]
+) -> tuple[Seal | None, list[Path]]:
+    """Sets the state to the newest checkpoint that can be read.
+
+    Args:
+        shelf: Directory of the checkpoints.
+        state: What to set.
+        tell: Receives a message for each damaged checkpoint that is passed over.
+
+    Returns:
+        What the checkpoint says of itself, or None where there is none; and the checkpoints that
+        were passed over.
+
+    Raises:
+        InputDataError: There are checkpoints, and none fits the model and can be read.
+    """
+    refused: list[Path] = []
+    first: InputDataError | None = None
+    for entry in reversed(list_entries(shelf)):
+        try:
+            seal = read_checkpoint(entry.path)
+            restore_state(state, entry.path / STATE_PREFIX)
+        except InputDataError as error:
+            refused.append(entry.path)
+            first = first or error
+            tell(f"passing over checkpoint {entry.path}: {error.received}")
+        else:
+            return seal, refused
+    if first is not None:
+        raise first
+    return None, []
+
+
+def restore_model(
+    run_dir: Path, which: Which = "best"
+) -> tuple[RetrievalModel, TrainConfig, Manifest, Path]:
+    """Builds a run's model and restores its weights.
+
+    Args:
+        run_dir: Directory of the run.
+        which: The best epoch's weights, or the last one's.
+
+    Returns:
+        The model, the run's config, the manifest that it was trained on, and that dataset
+        version's directory.
+
+    Raises:
+        UpstreamNotReadyError: The run has no such checkpoint yet.
+        InputDataError: The dataset version is gone or another one, or the checkpoint is damaged.
+    """
+    card = read_json(run_dir / RUN_CARD_FILE)
+    try:
+        config = TrainConfig.model_validate(card["config"])
+    except (KeyError, ValueError) as error:
+        raise _incomplete(run_dir, error) from error
+    version_dir, expected = read_dataset_reference(run_dir)
+    manifest = read_run_manifest(version_dir, expected)
+    shelf = run_dir / CHECKPOINTS_DIR / which
+    if not list_entries(shelf):
+        raise UpstreamNotReadyError(
+            f"this run has no {which} checkpoint yet",
+            received=str(shelf),
+            fix="let the training finish at least one epoch",
+        )
+    model = build_model(config.model, manifest, config.seed)
+    restore_newest(shelf, collect_state(**{MODEL: model}), _log.warning)
+    return model, config, manifest, version_dir
+
+
+def read_dataset_reference(run_dir: Path) -> tuple[Path, str]:
+    """Returns which dataset version a run was trained on, and its manifest's fingerprint.
+
+    Raises:
+        InputDataError: The run card does not say so.
+    """
+    card = read_json(run_dir / RUN_CARD_FILE)
+    try:
+        return local_path(card["dataset"]["path"]), str(card["dataset"]["manifest_sha256"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _incomplete(run_dir, error) from error
+
+
+def read_run_manifest(version_dir: Path, expected_sha256: str) -> Manifest:
+    """Reads the manifest of the dataset version that a run was trained on.
+
+    Raises:
+        InputDataError: It is gone, or is not the one that the run read.
+    """
+    manifest = read_manifest(version_dir)
+    found = manifest_sha256(manifest)
+    if found != expected_sha256:
+        raise InputDataError(
+            "the dataset version is not the one that this run was trained on",
+            received=f"{version_dir}: manifest {found[:12]}",
+            allowed=f"manifest {expected_sha256[:12]}",
+            fix="restore that version, or train again on the new one",
+        )
+    return manifest
+
+
+def manifest_sha256(manifest: Manifest) -> str:
+    """Returns the fingerprint of a manifest: schema, shards, vocabularies, all that it states."""
+    return fingerprint(manifest.to_json())
+
+
+def _incomplete(run_dir: Path, error: Exception) -> InputDataError:
+    return InputDataError(
+        f"{run_dir / RUN_CARD_FILE} is not complete",
+        received=repr(error),
+        fix="restore the file, or train again without --resume",
+    )
