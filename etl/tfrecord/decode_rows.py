@@ -7,11 +7,14 @@ A shuffle writes each row once, where it ends up: what a reader holds is its out
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 
 from etl.tfrecord.kernels import (
     copy_bytes,
+    inlined,
     kernel,
     load_i32,
     load_u32,
@@ -21,13 +24,21 @@ from etl.tfrecord.kernels import (
     store_u64,
 )
 
+_TYPES = {
+    "int64": (pa.int64(), pa.list_(pa.int64())),
+    "float32": (pa.float32(), pa.list_(pa.float32())),
+}
 _AHEAD = 16  # rows between asking for a cache line and writing to it
 
 
-@kernel
-def _scatter_scalars(source, width, places, target):
-    """Copies value `i` to place `places[i]`; leaves out those whose place is negative."""
-    if width == 8:
+# Fields of a column's row of the table that the kernel takes.
+_SOURCE, _OFFSETS, _WIDTH, _TARGET, _LENGTH, _PAD, _FIELDS = range(7)
+
+
+@inlined
+def _scatter_scalars(fields, places):
+    source, target = fields[_SOURCE], fields[_TARGET]
+    if fields[_WIDTH] == 8:
         for i in range(len(places)):
             if places[i] >= 0:
                 store_u64(target + 8 * places[i], load_u64(source + 8 * i))
@@ -37,18 +48,19 @@ def _scatter_scalars(source, width, places, target):
                 store_u32(target + 4 * places[i], load_u32(source + 4 * i))
 
 
-@kernel
-def _scatter_lists(source, offsets, width, places, target, length, pad):
-    """Copies list `i` to row `places[i]`, cut or padded to `length` values."""
-    row_bytes = length * width
+@inlined
+def _scatter_lists(fields, places):
+    source, offsets, width = fields[_SOURCE], fields[_OFFSETS], fields[_WIDTH]
+    row_bytes = fields[_LENGTH] * width
+    pad = np.uint64(fields[_PAD])
     for i in range(len(places)):
         if i + _AHEAD < len(places):
-            prefetch(target + row_bytes * places[i + _AHEAD])
+            prefetch(fields[_TARGET] + row_bytes * places[i + _AHEAD])
         if places[i] < 0:
             continue
         start = np.int64(load_i32(offsets + 4 * i))
         size = min((np.int64(load_i32(offsets + 4 * i + 4)) - start) * width, row_bytes)
-        row = target + row_bytes * places[i]
+        row = fields[_TARGET] + row_bytes * places[i]
         copy_bytes(row, source + start * width, size)
         if width == 8:
             for at in range(row + size, row + row_bytes, 8):
@@ -58,48 +70,72 @@ def _scatter_lists(source, offsets, width, places, target, length, pad):
                 store_u32(at, np.uint32(pad & np.uint64(0xFFFFFFFF)))
 
 
-def scatter_rows(
-    column: pa.Array, places: np.ndarray, out: np.ndarray, pad: int | float = 0
-) -> None:
-    """Writes each row of a column to its place in an array; releases the GIL.
+@kernel
+def _scatter(table, places):
+    """Copies row `i` of each column to place `places[i]`; leaves out negative places."""
+    for column in range(len(table)):
+        if table[column, _OFFSETS] == 0:
+            _scatter_scalars(table[column], places)
+        else:
+            _scatter_lists(table[column], places)
+
+
+class RowWriter:
+    """Writes decoded columns into arrays, each row where it is told.
 
     Args:
-        column: int64 or float32, or lists of them, `[rows]`. What lies below a null scalar is
-            written; a null list counts as empty.
-        places: Row of `out` for each row, int64 `[rows]`; negative leaves it out.
-        out: C-contiguous array of the same type: `[size]` for scalars, `[size, length]` for
-            lists, which are cut or padded to `length`.
-        pad: What follows a list that is shorter.
+        outs: C-contiguous arrays of int64 or float32 and of one number of rows: `[size]` for
+            scalars, `[size, length]` for lists, which are cut or padded to `length`.
+        pads: What follows a list that is shorter.
 
     Raises:
-        IndexError: A place is outside of `out`.
-        TypeError: `out` has another type or is not contiguous.
+        TypeError: An array is of another type, not contiguous, or not as long as the others.
     """
-    places = np.ascontiguousarray(places, np.int64)
-    is_list = pa.types.is_list(column.type)
-    value_type = column.type.value_type if is_list else column.type
-    if out.dtype != np.dtype(value_type.to_pandas_dtype()) or not out.flags.c_contiguous:
-        raise TypeError(f"cannot write {column.type} into an array of {out.dtype}")
-    if len(places) != len(column) or out.ndim != 1 + is_list:
-        raise IndexError(f"{len(places)} places for {len(column)} rows of {column.type}")
-    if not len(places):
-        return
-    if int(places.max()) >= len(out):
-        raise IndexError(f"place {int(places.max())} in an array of {len(out)} rows")
-    width, target = out.dtype.itemsize, out.ctypes.data
-    if not is_list:
-        source = column.buffers()[1].address + width * column.offset
-        _scatter_scalars(source, width, places, target)
-        return
-    if out.shape[1] == 0:
-        return
-    bits = np.array(pad, out.dtype).tobytes().ljust(8, b"\0")
-    values = column.values.buffers()[1]
-    source = 0 if values is None else values.address + width * column.values.offset
-    offsets = column.buffers()[1].address + 4 * column.offset
-    _scatter_lists(
-        source, offsets, width, places, target, out.shape[1], np.frombuffer(bits, np.uint64)[0]
-    )
+
+    def __init__(self, outs: Sequence[np.ndarray], pads: Sequence[int | float]) -> None:
+        self._outs = tuple(outs)
+        self._size = len(outs[0]) if outs else 0
+        self._table = np.zeros((len(outs), _FIELDS), np.int64)
+        for row, out, pad in zip(self._table, outs, pads, strict=True):
+            if str(out.dtype) not in _TYPES or not out.flags.c_contiguous or out.ndim > 2:
+                raise TypeError(f"cannot write decoded rows into an array of {out.dtype}")
+            if len(out) != self._size:
+                raise TypeError(f"arrays of {self._size} and {len(out)} rows")
+            bits = np.array(pad, out.dtype).tobytes().ljust(8, b"\0")
+            row[_WIDTH], row[_TARGET] = out.dtype.itemsize, out.ctypes.data
+            row[_LENGTH] = out.shape[1] if out.ndim == 2 else 0
+            row[_PAD] = int(np.frombuffer(bits, np.int64)[0])
+
+    def write(self, columns: Sequence[pa.Array], places: np.ndarray) -> None:
+        """Writes rows; releases the GIL, and several threads may write different places.
+
+        Args:
+            columns: One per array, of its type: scalars, or lists, `[rows]`. What lies below a
+                null scalar is written; a null list counts as empty.
+            places: Where each row goes, int64 `[rows]`; negative leaves it out.
+
+        Raises:
+            IndexError: A place is outside of the arrays.
+            TypeError: A column is not of its array's type.
+        """
+        places = np.ascontiguousarray(places, np.int64)
+        if not len(places) or not self._outs:
+            return
+        if int(places.max()) >= self._size:
+            raise IndexError(f"place {int(places.max())} in arrays of {self._size} rows")
+        table = self._table.copy()
+        for row, column, out in zip(table, columns, self._outs, strict=True):
+            wanted = _TYPES[str(out.dtype)][out.ndim - 1]
+            if column.type != wanted or len(column) != len(places):
+                raise TypeError(
+                    f"{len(column)} rows of {column.type} where {len(places)} of {wanted} go"
+                )
+            own, leaf = column.buffers()[1], column
+            if out.ndim == 2:
+                row[_OFFSETS], leaf = own.address + 4 * column.offset, column.values
+                own = leaf.buffers()[1]
+            row[_SOURCE] = 0 if own is None else own.address + row[_WIDTH] * leaf.offset
+        _scatter(table, places)
 
 
 def list_lengths(column: pa.Array) -> np.ndarray:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from conf.errors import InputDataError
 from etl.tfrecord.decode import WireFeature
-from etl.tfrecord.decode_rows import join_steps, list_lengths, scatter_rows
+from etl.tfrecord.decode_rows import RowWriter, join_steps, list_lengths
 from etl.tfrecord.framing import CorruptRecordError, RecordBlock
 from training.input.columns import Column
 from training.input.damage import DamagePolicy
@@ -282,6 +282,9 @@ class _Job:
         }
         if config.has_lengths:
             self._dense[LENGTH] = allocate((self._rows,), np.dtype(np.int64))
+        pads = [column.pad for column in config.columns if column.is_dense]
+        pads += [0] * config.has_lengths
+        self._writer = RowWriter(list(self._dense.values()), pads)  # type: ignore[arg-type]
         self._pieces: list[tuple[np.ndarray, pa.RecordBatch]] = []
 
     def end_segment(self) -> None:
@@ -308,7 +311,7 @@ class _Job:
         if not kept.all():
             places = np.where(kept, places, -1)
         self._kept[places[kept]] = True
-        late, longest = [], np.zeros(len(places), np.int64)
+        dense, late, longest = [], [], np.zeros(len(places), np.int64)
         for column in config.columns:
             array = batch.column(column.name)
             array = fill_absent(column, join_steps(array) if column.is_sequence else array, where)
@@ -317,11 +320,12 @@ class _Job:
             if column.is_dense:
                 if config.has_lengths and column.spec.is_ragged:
                     longest = np.maximum(longest, list_lengths(array))
-                scatter_rows(array, places, self._dense[column.name], column.pad)  # type: ignore[arg-type]
+                dense.append(array)
             else:
                 late.append(array)
         if config.has_lengths:
-            scatter_rows(pa.array(longest), places, self._dense[LENGTH])
+            dense.append(pa.array(longest))
+        self._writer.write(dense, places)
         if late:
             names = [column.name for column in config.columns if not column.is_dense]
             with self._lock:

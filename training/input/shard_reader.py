@@ -9,7 +9,7 @@ from etl.tfrecord.framing import HEADER_BYTES, BadRange, Compression, RecordBloc
 from etl.tfrecord.locations import FileOpener
 from training.input.damage import DamagePolicy
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 2 << 20
 """Bytes that are read and decoded at a time: they stay in a core's cache between the two."""
 
 
