@@ -89,10 +89,10 @@ def build_train_dataset(
     read = _build_train_reader(source, columns, seed, cut)
     layout = BatchLayout(columns, source.batch_size, True, tuple(cut), pairs)
 
-    def read_epochs() -> Iterator[Rows]:
-        yield from read(epoch, start_batch)
+    def read_epochs() -> Iterator[Iterator[Rows]]:
+        yield read(epoch, start_batch)
         for later in range(epoch + 1, epoch + options.epochs):
-            yield from read(later, 0)
+            yield read(later, 0)
 
     return layout.build_dataset(read_epochs)
 
@@ -190,7 +190,7 @@ def _build_ordered(
     columns = plan_columns(manifest, select_features(manifest, features), ragged)
     stream = replace(build_stream(source, columns, None), pool_rows=EVAL_POOL_ROWS)
     layout = BatchLayout(columns, source.batch_size, drop_remainder=False)
-    return layout.build_dataset(lambda: read_epoch(stream, 0))
+    return layout.build_dataset(lambda: iter([read_epoch(stream, 0)]))
 
 
 def _build_train_reader(

@@ -20,6 +20,8 @@ from etl.tfrecord.decode import BadRecord, WireFeature, build_decoder
 from etl.tfrecord.framing import RecordBlock, corrupt_record
 from training.input.columns import SEQUENCE_RECORDS
 
+# TensorFlow fails to report an error whose message holds bytes of a record that are no text.
+_PARSE_ERRORS = (tf.errors.InvalidArgumentError, UnicodeDecodeError)
 _FEATURE_IN_MESSAGE = re.compile(r"(?:Key|Feature): (\S+?)[.,]? ")
 
 
@@ -67,7 +69,7 @@ class TensorFlowDecoder:
         payloads = [data[start : start + size] for start, size in block.index.tolist()]
         try:
             parsed = self._parse(tf.constant(payloads, tf.string, [len(payloads)]))
-        except tf.errors.InvalidArgumentError as error:
+        except _PARSE_ERRORS as error:
             raise self._explain(error, block, payloads, name) from error
         arrays = [self._build(f, parsed[f.name], block, name) for f in self._features]
         schema = pa.schema([(f.name, f.arrow_type) for f in self._features])
@@ -124,11 +126,11 @@ class TensorFlowDecoder:
         for record, payload in enumerate(payloads):
             try:
                 self._parse(tf.constant([payload]))
-            except tf.errors.InvalidArgumentError as alone:
+            except _PARSE_ERRORS as alone:
                 offset = block.offset + int(block.index[record, 0])
                 number = block.first_record + record
                 wanted = {f.name: f.kind for f in self._features}
-                named = [key for key in _FEATURE_IN_MESSAGE.findall(alone.message) if key in wanted]
+                named = [key for key in _FEATURE_IN_MESSAGE.findall(str(alone)) if key in wanted]
                 if not named:
                     kind = f"tf.train.{'SequenceExample' if self._is_sequence else 'Example'}"
                     return corrupt_record(name, offset, number, f"not a {kind}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from training.input.damage import DamagePolicy, InputCounts, tell_unlisted
 from training.input.epoch_plan import limit_rows, shard_for
 from training.input.filters import build_row_filter
 from training.input.pool import PoolConfig
+from training.input.rows import Rows
 from training.input.sampling import balance_classes
 from training.input.shard_cache import ShardCache
 from training.input.shard_reader import Shard
@@ -116,9 +116,11 @@ def build_stream(source: Source, columns: Sequence[Column], seed: int | None) ->
     )
     redraw = None
     if balance is not None:
-        redraw = functools.partial(
-            balance_classes, feature=balance.feature, shares=balance.shares
-        )
+        name, shares = balance.feature, balance.shares
+
+        def redraw(rows: Rows, seed: Sequence[int]) -> Rows:
+            return balance_classes(rows, name, shares, seed)
+
     return StreamConfig(
         shards=list_shards(source.version_dir, manifest, source.split),
         ranges=source.ranges(options.worker[0]),

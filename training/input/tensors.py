@@ -49,20 +49,21 @@ class BatchLayout:
         """Whether every row of every batch has the same size."""
         return not self._cut and all(column.is_dense for column in self._columns)
 
-    def build_dataset(self, read: Callable[[], Iterator[Rows]]) -> tf.data.Dataset:
+    def build_dataset(self, read: Callable[[], Iterator[Iterator[Rows]]]) -> tf.data.Dataset:
         """Builds the dataset of batches.
 
         Args:
-            read: Begins to read the rows; parts of any size where rows are uniform or no batches
-                have been made of them yet, else whole batches.
+            read: Begins to read the rows of each epoch, in parts of any size (which are batches
+                already where lists are cut). No batch lies across two epochs.
         """
         size, is_uniform = self._batch_size, self.is_uniform
         most = max(1, SLAB_ROWS // size) * size if is_uniform else size
 
         def generate() -> Iterator[tuple[np.ndarray, ...]]:
             try:
-                for rows in regroup(read(), size, most, self._drop_remainder):
-                    yield tuple(self._flatten(rows))
+                for epoch in read():
+                    for rows in regroup(epoch, size, most, self._drop_remainder):
+                        yield tuple(self._flatten(rows))
             except SluiceError as error:
                 raise carry(error) from error
 
