@@ -105,6 +105,10 @@ class RowWriter:
             row[_WIDTH], row[_TARGET] = out.dtype.itemsize, out.ctypes.data
             row[_LENGTH] = out.shape[1] if out.ndim == 2 else 0
             row[_PAD] = int(np.frombuffer(bits, np.int64)[0])
+        self._wanted = [
+            (_TYPES[str(out.dtype)][out.ndim - 1], out.ndim == 2, out.dtype.itemsize)
+            for out in outs
+        ]
 
     def write(self, columns: Sequence[pa.Array], places: np.ndarray) -> None:
         """Writes rows; releases the GIL, and several threads may write different places.
@@ -124,17 +128,19 @@ class RowWriter:
         if int(places.max()) >= self._size:
             raise IndexError(f"place {int(places.max())} in arrays of {self._size} rows")
         table = self._table.copy()
-        for row, column, out in zip(table, columns, self._outs, strict=True):
-            wanted = _TYPES[str(out.dtype)][out.ndim - 1]
+        sources, offsets = [], []
+        for column, (wanted, is_list, width) in zip(columns, self._wanted, strict=True):
             if column.type != wanted or len(column) != len(places):
                 raise TypeError(
                     f"{len(column)} rows of {column.type} where {len(places)} of {wanted} go"
                 )
-            own, leaf = column.buffers()[1], column
-            if out.ndim == 2:
-                row[_OFFSETS], leaf = own.address + 4 * column.offset, column.values
+            own, leaf, at = column.buffers()[1], column, 0
+            if is_list:
+                at, leaf = own.address + 4 * column.offset, column.values
                 own = leaf.buffers()[1]
-            row[_SOURCE] = 0 if own is None else own.address + row[_WIDTH] * leaf.offset
+            offsets.append(at)
+            sources.append(0 if own is None else own.address + width * leaf.offset)
+        table[:, _SOURCE], table[:, _OFFSETS] = sources, offsets
         _scatter(table, places)
 
 

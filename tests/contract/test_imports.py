@@ -19,6 +19,7 @@ WIRE_FOR_TRAINING = {
     "etl.tfrecord.decode_rows",
     # Opens shards wherever they lie; the wire's one description of object stores, pyarrow alone.
     "etl.tfrecord.locations",
+    "etl.tfrecord.memory",
 }
 WIRE_PACKAGES = {"numpy", "numba", "llvmlite", "pyarrow", "conf", "etl"}
 CONF_PURE = (

@@ -47,6 +47,11 @@ class Column:
         return not self.is_ragged and self.spec.dtype != "bytes"
 
     @property
+    def is_fixed_list(self) -> bool:
+        """Whether a row must hold a list of the length that the schema says."""
+        return self.spec.is_list and not self.spec.is_ragged and not self.is_ragged
+
+    @property
     def numpy_dtype(self) -> np.dtype:
         """Type of its numbers."""
         return np.dtype(self.spec.dtype)

@@ -6,6 +6,7 @@ quicker, and a shuffle costs one copy: rows are decoded into their shuffled plac
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -24,7 +25,8 @@ from training.input.damage import DamagePolicy
 from training.input.decoders import BlockDecoder, build_block_decoder
 from training.input.epoch_plan import PoolPlan, Segment
 from training.input.filters import RowFilter
-from training.input.rows import Rows, allocate
+from etl.tfrecord.memory import allocate
+from training.input.rows import Rows
 from training.input.shard_cache import CachedReader, Runs, ShardCache, split_runs
 from training.input.shard_reader import Shard, ShardReader
 
@@ -66,6 +68,17 @@ class PoolConfig:
         extra = self.row_filter.columns if self.row_filter is not None else ()
         wires = {column.name: column.wire for column in (*extra, *self.columns)}
         return tuple(wires.values())
+
+    @functools.cached_property
+    def places(self) -> tuple[tuple[Column, int], ...]:
+        """The columns, and where each stands among the features."""
+        positions = {feature.name: number for number, feature in enumerate(self.features)}
+        return tuple((column, positions[column.name]) for column in self.columns)
+
+    @functools.cached_property
+    def are_dense(self) -> tuple[bool, ...]:
+        """Which of the columns are dense."""
+        return tuple(column.is_dense for column in self.columns)
 
     def build_decoder(self) -> BlockDecoder:
         """Builds a decoder for one thread."""
@@ -275,13 +288,14 @@ class _Job:
         self._rows = int((places >= 0).sum())
         self._lock = threading.Lock()
         self._kept = np.zeros(self._rows, bool)
-        self._dense = {
-            column.name: allocate(_shape(self._rows, column), column.numpy_dtype)
+        shapes = {
+            column.name: (_shape(self._rows, column), column.numpy_dtype)
             for column in config.columns
             if column.is_dense
         }
         if config.has_lengths:
-            self._dense[LENGTH] = allocate((self._rows,), np.dtype(np.int64))
+            shapes[LENGTH] = (self._rows,), np.dtype(np.int64)
+        self._dense = allocate(shapes)
         pads = [column.pad for column in config.columns if column.is_dense]
         pads += [0] * config.has_lengths
         self._writer = RowWriter(list(self._dense.values()), pads)  # type: ignore[arg-type]
@@ -312,12 +326,16 @@ class _Job:
             places = np.where(kept, places, -1)
         self._kept[places[kept]] = True
         dense, late, longest = [], [], np.zeros(len(places), np.int64)
-        for column in config.columns:
-            array = batch.column(column.name)
-            array = fill_absent(column, join_steps(array) if column.is_sequence else array, where)
+        arrays = batch.columns
+        for (column, position), is_dense in zip(config.places, config.are_dense, strict=True):
+            array = arrays[position]
+            if column.is_sequence:
+                array = join_steps(array)
+            if array.null_count or column.is_fixed_list:
+                array = fill_absent(column, array, where)
             if column.name == config.binary_label:
                 check_binary(column.name, array, where)
-            if column.is_dense:
+            if is_dense:
                 if config.has_lengths and column.spec.is_ragged:
                     longest = np.maximum(longest, list_lengths(array))
                 dense.append(array)

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-_ALIGNMENT = 64
-"""TensorFlow takes over memory that is aligned so, and copies any other."""
-
+from etl.tfrecord.memory import allocate
 
 @dataclass(frozen=True)
 class Rows:
@@ -37,19 +35,16 @@ class Rows:
     def take(self, rows: np.ndarray) -> Rows:
         """The rows of these numbers, copied."""
         indices = pa.array(rows) if self.lists else None
+        dense = allocate(
+            {name: ((len(rows), *v.shape[1:]), v.dtype) for name, v in self.dense.items()}
+        )
+        for name, out in dense.items():
+            np.take(self.dense[name], rows, axis=0, out=out, mode="clip")
         return Rows(
             len(rows),
-            {name: _take(values, rows) for name, values in self.dense.items()},
+            dense,
             {name: values.take(indices) for name, values in self.lists.items()},
         )
-
-
-def allocate(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array of any content whose memory TensorFlow can take over."""
-    size = int(np.prod(shape)) * dtype.itemsize
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def concat_rows(parts: Sequence[Rows]) -> Rows:
@@ -97,9 +92,3 @@ def regroup(
         rest = part.slice(whole, part.count)
     if rest is not None and rest.count and not drop_remainder:
         yield rest
-
-
-def _take(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    out = allocate((len(rows), *values.shape[1:]), values.dtype)
-    np.take(values, rows, axis=0, out=out, mode="clip")
-    return out

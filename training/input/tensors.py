@@ -59,18 +59,23 @@ class BatchLayout:
         size, is_uniform = self._batch_size, self.is_uniform
         most = max(1, SLAB_ROWS // size) * size if is_uniform else size
 
-        def generate() -> Iterator[tuple[np.ndarray, ...]]:
+        def generate() -> Iterator[Any]:
             try:
                 for epoch in read():
                     for rows in regroup(epoch, size, most, self._drop_remainder):
-                        yield tuple(self._flatten(rows))
+                        flat = self._flatten(rows)
+                        yield dict(zip(names, flat, strict=True)) if is_uniform else tuple(flat)
             except SluiceError as error:
                 raise carry(error) from error
 
-        dataset = tf.data.Dataset.from_generator(generate, output_signature=self._signature())
+        names, signature = [column.name for column in self._columns], self._signature()
         if is_uniform:
+            specs = dict(zip(names, signature, strict=True))
+            dataset = tf.data.Dataset.from_generator(generate, output_signature=specs)
             dataset = dataset.rebatch(size, drop_remainder=self._drop_remainder)
-        dataset = dataset.map(self._assemble, num_parallel_calls=None)
+        else:
+            dataset = tf.data.Dataset.from_generator(generate, output_signature=signature)
+            dataset = dataset.map(self._assemble)
         return dataset.prefetch(tf.data.AUTOTUNE)
 
     def _flatten(self, rows: Rows) -> Iterator[np.ndarray]:

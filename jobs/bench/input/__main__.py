@@ -77,10 +77,10 @@ def measure_shape(
     built = pipelines.build_pipelines(
         files, arguments.batch_size, arguments.shuffle_buffer, tuple(arguments.threads)
     )
-    slow = {pipelines.PER_RECORD, pipelines.OWN_TENSORFLOW.format(max(arguments.threads))}
     rows = {
-        key: (min(arguments.slow_rows, files.rows) if key in slow else files.rows)
-        // arguments.batch_size * arguments.batch_size
+        key: (min(arguments.slow_rows, files.rows) if key == pipelines.PER_RECORD else files.rows)
+        // arguments.batch_size
+        * arguments.batch_size
         for key in built
     }
     datasets = {key: build() for key, build in built.items()}

@@ -5,7 +5,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.input.rows import Rows, allocate, concat_rows, regroup
+from training.input.rows import Rows, concat_rows, regroup
 
 
 def rows(first: int, count: int) -> Rows:
@@ -39,10 +39,3 @@ def test_rows_are_taken_and_joined():
     taken = concat_rows([rows(0, 4), rows(4, 4)]).take(np.array([7, 0, 5]))
     assert taken.dense["m"].tolist() == [[7, 7], [0, 0], [5, 5]]
     assert taken.lists["l"].to_pylist() == [[7], [], [5, 5]]
-
-
-def test_memory_is_aligned():
-    array = allocate((3, 5), np.dtype(np.float32))
-    assert array.ctypes.data % 64 == 0
-    assert array.shape == (3, 5)
-    assert array.dtype == np.float32
