@@ -107,5 +107,3 @@ def _read_counts(file: Path | None) -> dict[str, int]:
         return dict(json.loads(file.read_text(encoding="utf-8")))
     except ValueError:  # damaged: count again
         return {}
-
-

@@ -55,7 +55,7 @@ class InputCounts:
         with self._lock:
             lines = []
             if self.records:
-                reasons = ", ".join(f"{n} × {why}" for why, n in sorted(self.records.items()))
+                reasons = ", ".join(f"{n} x {why}" for why, n in sorted(self.records.items()))
                 total = sum(self.records.values())
                 lines.append(f"{total} bad record(s) skipped: {reasons}; first: {self.first_bad}")
             lines += [f"shard skipped: {path}: {why}" for path, why in sorted(self.shards.items())]

@@ -106,8 +106,9 @@ def check_train_rows(manifest: Manifest, batch_size: int) -> SplitInfo:
     split = manifest.split("train")
     if split.rows < batch_size:
         raise InputDataError(
-            "the train split is smaller than one batch" if split.rows else "the train split is "
-            "empty",
+            "the train split is smaller than one batch"
+            if split.rows
+            else "the train split is empty",
             received=f"{split.rows} rows",
             allowed=f"at least input.batch_size = {batch_size} rows",
             fix=f"set input.batch_size to {max(1, split.rows)} or less, or add data",

@@ -43,9 +43,7 @@ class BlockDecoder(Protocol):
             InputDataError: A feature holds another kind of values, or several where one is wanted.
         """
 
-    def decode_sound(
-        self, block: RecordBlock, name: str
-    ) -> tuple[pa.RecordBatch, list[BadRecord]]:
+    def decode_sound(self, block: RecordBlock, name: str) -> tuple[pa.RecordBatch, list[BadRecord]]:
         """Decodes the well-formed records of a block, and tells which were left out."""
 
 
@@ -75,9 +73,7 @@ class TensorFlowDecoder:
         schema = pa.schema([(f.name, f.arrow_type) for f in self._features])
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    def decode_sound(
-        self, block: RecordBlock, name: str
-    ) -> tuple[pa.RecordBatch, list[BadRecord]]:
+    def decode_sound(self, block: RecordBlock, name: str) -> tuple[pa.RecordBatch, list[BadRecord]]:
         """Decodes the well-formed records of a block; see `BlockDecoder`."""
         bad = []
         message = tf.train.SequenceExample if self._is_sequence else tf.train.Example

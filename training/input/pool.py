@@ -20,12 +20,12 @@ from conf.errors import InputDataError
 from etl.tfrecord.decode import WireFeature
 from etl.tfrecord.decode_rows import RowWriter, join_steps, list_lengths
 from etl.tfrecord.framing import CorruptRecordError, RecordBlock
+from etl.tfrecord.memory import allocate
 from training.input.columns import Column
 from training.input.damage import DamagePolicy
 from training.input.decoders import BlockDecoder, build_block_decoder
 from training.input.epoch_plan import PoolPlan, Segment
 from training.input.filters import RowFilter
-from etl.tfrecord.memory import allocate
 from training.input.rows import Rows
 from training.input.shard_cache import CachedReader, Runs, ShardCache, split_runs
 from training.input.shard_reader import Shard, ShardReader
@@ -119,9 +119,7 @@ class PoolReader:
         self._job = job
         for segment in plan.segments:
             job.waiting.put(segment)
-        futures = [
-            self._executor.submit(self._work, job, decoder) for decoder in self._decoders
-        ]
+        futures = [self._executor.submit(self._work, job, decoder) for decoder in self._decoders]
         return lambda: self._finish(job, futures)
 
     def close(self) -> None:

@@ -143,8 +143,6 @@ def list_shards(version_dir: Path | str, manifest: Manifest, split: str) -> tupl
     )
 
 
-
-
 def _with_cache(pools: PoolConfig, config: InputConfig) -> PoolConfig:
     if config.cache is None:
         return pools

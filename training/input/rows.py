@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from etl.tfrecord.memory import allocate
 
+
 @dataclass(frozen=True)
 class Rows:
     """Some rows, column by column.
@@ -54,10 +55,7 @@ def concat_rows(parts: Sequence[Rows]) -> Rows:
     return Rows(
         sum(part.count for part in parts),
         {name: np.concatenate([part.dense[name] for part in parts]) for name in parts[0].dense},
-        {
-            name: pa.concat_arrays([part.lists[name] for part in parts])
-            for name in parts[0].lists
-        },
+        {name: pa.concat_arrays([part.lists[name] for part in parts]) for name in parts[0].lists},
     )
 
 

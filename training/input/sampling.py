@@ -175,5 +175,3 @@ class _Tap:
             self._rest = self._rest.slice(part.count, self._rest.count)
             count, is_fresh = count - part.count, False
             yield part
-
-

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from etl.tfrecord.framing import HEADER_BYTES, BadRange, Compression, RecordBlock, read_record_blocks
+from etl.tfrecord.framing import (
+    HEADER_BYTES,
+    BadRange,
+    Compression,
+    RecordBlock,
+    read_record_blocks,
+)
 from etl.tfrecord.locations import FileOpener
 from training.input.damage import DamagePolicy
 

@@ -97,9 +97,7 @@ def _plan(config: StreamConfig, epoch: int) -> list[PoolPlan]:
     if config.seed is not None:
         rng = np.random.default_rng([config.seed, epoch, _ORDER])
         order = rng.permutation(len(config.shards)).tolist()
-    return plan_pools(
-        config.ranges, order, config.pool_rows, config.interleave, config.batch_size
-    )
+    return plan_pools(config.ranges, order, config.pool_rows, config.interleave, config.batch_size)
 
 
 def _places(config: StreamConfig, epoch: int, plan: PoolPlan) -> np.ndarray:

@@ -121,5 +121,3 @@ class BatchLayout:
             size = next(c.spec.vocabulary_size for c in self._columns if c.name == ids)
             batch[ids] = build_sparse(batch[ids], batch.pop(weights), int(size or 0))
         return batch
-
-

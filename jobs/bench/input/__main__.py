@@ -64,9 +64,7 @@ def check_arguments(parser: argparse.ArgumentParser, arguments: argparse.Namespa
         parser.error("--threads takes numbers, 1 or more")
 
 
-def measure_shape(
-    name: str, arguments: argparse.Namespace, directory: Path
-) -> list[Measurement]:
+def measure_shape(name: str, arguments: argparse.Namespace, directory: Path) -> list[Measurement]:
     """Measures all pipelines on one shape."""
     # TensorFlow takes seconds to load, which --help need not wait for.
     from jobs.bench.input import pipelines

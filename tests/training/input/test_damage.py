@@ -32,7 +32,9 @@ def read(version: Path, manifest: Manifest, options: ReadOptions | None = None, 
         version, manifest, InputConfig.model_validate({**BASE, **config}),
         epoch=0, seed=1, options=options,
     )  # fmt: skip
-    return sum(int(b["user_id"].shape[0]) for b in read_batches(dataset, version, manifest, "train"))
+    return sum(
+        int(b["user_id"].shape[0]) for b in read_batches(dataset, version, manifest, "train")
+    )
 
 
 @pytest.fixture
@@ -94,9 +96,7 @@ def test_a_missing_shard_is_named_or_left_out(tmp_path: Path, tiny_version: Path
     assert len(counts.shards) == 1
 
 
-def test_a_shard_that_is_shorter_than_the_manifest_says(
-    tmp_path: Path, tiny_version: Path
-) -> None:
+def test_a_shard_that_is_shorter_than_the_manifest_says(tmp_path: Path, tiny_version: Path) -> None:
     version = tmp_path / "short"
     shutil.copytree(tiny_version, version)
     manifest = read_manifest(version)

@@ -11,9 +11,7 @@ from training.input.epoch_plan import limit_rows, plan_pools, shard_for
 ROWS = st.lists(st.integers(0, 50), min_size=1, max_size=8)
 
 
-@given(
-    rows=ROWS, pool=st.integers(1, 60), interleave=st.integers(1, 5), multiple=st.integers(1, 9)
-)
+@given(rows=ROWS, pool=st.integers(1, 60), interleave=st.integers(1, 5), multiple=st.integers(1, 9))
 def test_pools_hold_each_record_once_in_runs(rows, pool, interleave, multiple):
     ranges = [(shard, count) for shard, count in enumerate(rows)]  # not from the start
     pools = plan_pools(ranges, range(len(rows)), pool, interleave, multiple)
