@@ -61,7 +61,7 @@ class ByteSource:
     def read_into(self, target: np.ndarray) -> int:
         """Fills a buffer, uint8 `[bytes]`, as far as `read` would; returns how many bytes came."""
         if self._inflate is None and self._left is None and hasattr(self._file, "readinto"):
-            return self._file.readinto(memoryview(target)) or 0
+            return self._file.readinto(memoryview(target)) or 0  # type: ignore[arg-type]
         piece = self.read(target.size)
         target[: len(piece)] = np.frombuffer(piece, np.uint8)
         return len(piece)

@@ -35,7 +35,7 @@ def allocate(shapes: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> dict[str
     padded = {name: -(-size // ALIGNMENT) * ALIGNMENT for name, size in sizes.items()}
     owner = _take(sum(padded.values()) + ALIGNMENT)
     # Views of an array refer to what that array itself refers to: behind a memoryview, to it.
-    memory = np.frombuffer(memoryview(owner), np.uint8)
+    memory = np.frombuffer(memoryview(owner), np.uint8)  # type: ignore[arg-type]
     weakref.finalize(memory, _give_back, owner).atexit = False
     start, arrays = -memory.ctypes.data % ALIGNMENT, {}
     for name, (shape, dtype) in shapes.items():

@@ -113,7 +113,7 @@ class BatchLayout:
             if not column.is_dense and column.wire.is_list:
                 value = tf.RaggedTensor.from_row_splits(value, next(left), validate=False)
                 if not column.is_ragged:
-                    value = value.to_tensor(column.pad, [None, column.length])
+                    value = value.to_tensor(column.pad, shape=[None, column.length])
             if isinstance(value, tf.Tensor):
                 value = tf.ensure_shape(value, [rows, *value.shape[1:]])
             batch[column.name] = value

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -179,21 +182,33 @@ def test_shards_of_an_s3_bucket(tmp_path: Path, tiny_manifest: Manifest, monkeyp
         pytest.skip("SLUICE_MOTO_SERVER is not set: no S3 server (moto_server) to test against")
     from pyarrow import fs
 
-    port = 5000 + os.getpid() % 1000
-    server = subprocess.Popen([program, "-p", str(port)], stderr=subprocess.DEVNULL)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }.items():
+        monkeypatch.setenv(name, value)
+    server = subprocess.Popen(
+        [program, "-p", str(port), "-H", "127.0.0.1"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
-        for name, value in {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ACCESS_KEY_ID": "x",
-            "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1",
-        }.items():  # fmt: skip
-            monkeypatch.setenv(name, value)
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            time.sleep(0.1)
         rows = [{"f": i} for i in range(100)]
         schema = FeatureSchema((FeatureSpec("f", "int64", "user"),))
         write_shard(tmp_path / "a.tfrecord", rows, schema)
         content = (tmp_path / "a.tfrecord").read_bytes()
-        store = fs.S3FileSystem(
-            allow_bucket_creation=True, retry_strategy=fs.AwsStandardS3RetryStrategy(20)
-        )
+        store = fs.S3FileSystem(allow_bucket_creation=True)
         store.create_dir("shards")
         with store.open_output_stream("shards/v1/a.tfrecord") as file:
             file.write(content)
@@ -203,5 +218,5 @@ def test_shards_of_an_s3_bucket(tmp_path: Path, tiny_manifest: Manifest, monkeyp
         found = np.concatenate([batch["f"].numpy() for batch in batches])
         assert found.tolist() == list(range(100))
     finally:
-        server.terminate()
+        server.kill()
         server.wait()
