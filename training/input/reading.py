@@ -11,6 +11,7 @@ from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.schema import canonical_json
 from conf.training.input import InputConfig
+from etl.tfrecord.locations import check_settings, find_scheme
 from training.input.columns import Column
 from training.input.damage import DamagePolicy, InputCounts, tell_unlisted
 from training.input.epoch_plan import limit_rows, shard_for
@@ -137,10 +138,19 @@ def build_stream(source: Source, columns: Sequence[Column], seed: int | None) ->
 def list_shards(version_dir: Path | str, manifest: Manifest, split: str) -> tuple[Shard, ...]:
     """The filled shards of a split, as readers take them."""
     compression = WIRE_COMPRESSIONS[manifest.compression]
+    storage = _find_storage(str(version_dir))
     return tuple(
-        Shard(f"{version_dir}/{shard.path}", shard.rows, shard.crc32c, compression)
+        Shard(f"{version_dir}/{shard.path}", shard.rows, shard.crc32c, compression, storage)
         for shard in filled_shards(manifest, split)
     )
+
+
+def _find_storage(place: str) -> tuple[tuple[str, str], ...]:
+    """The endpoint of S3 that the environment names, as the store's own tools take it."""
+    url = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    if not url or find_scheme(place) != "s3":
+        return ()
+    return check_settings({"endpoint_override": url})
 
 
 def _with_cache(pools: PoolConfig, config: InputConfig) -> PoolConfig:

@@ -28,12 +28,14 @@ class Shard:
         rows: Records that the manifest counts.
         crc32c: Checksum that the manifest has, which names its content.
         compression: As the wire calls it.
+        storage: How to reach the object store that it lies in.
     """
 
     path: str
     rows: int
     crc32c: str
     compression: Compression | None
+    storage: tuple[tuple[str, str], ...] = ()
 
 
 class ShardReader:
@@ -99,7 +101,7 @@ class ShardReader:
             verify=verify,
             start=start,
             on_corrupt=hook,
-            opener=FileOpener(),
+            opener=FileOpener(self._shard.storage),
         )
 
     @staticmethod

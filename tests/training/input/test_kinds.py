@@ -208,7 +208,9 @@ def test_shards_of_an_s3_bucket(tmp_path: Path, tiny_manifest: Manifest, monkeyp
         schema = FeatureSchema((FeatureSpec("f", "int64", "user"),))
         write_shard(tmp_path / "a.tfrecord", rows, schema)
         content = (tmp_path / "a.tfrecord").read_bytes()
-        store = fs.S3FileSystem(allow_bucket_creation=True)
+        store = fs.S3FileSystem(
+            endpoint_override=f"127.0.0.1:{port}", scheme="http", allow_bucket_creation=True
+        )
         store.create_dir("shards")
         with store.open_output_stream("shards/v1/a.tfrecord") as file:
             file.write(content)
