@@ -1,60 +1,62 @@
-"""TensorFlow's errors about records, turned into errors that name the shard or the feature."""
+"""Errors of the input, brought through TensorFlow's runtime as what they were."""
 
 from __future__ import annotations
 
 import re
+import threading
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import tensorflow as tf
 
-from conf.errors import InputDataError
+from conf.errors import SluiceError
 from conf.manifest import Manifest
-from training.shards import open_shard, shard_paths
 
-# How `tf.io.parse_example` names a feature in its errors.
-FEATURE_IN_MESSAGE = re.compile(r"(?:Key|Feature): (\S+?)[.,]? ")
+_MARK = "sluice-input-error-"
+_TOKEN = re.compile(_MARK + "([0-9a-f]{32})")
+_MOST_KEPT = 64
+_KEPT: dict[str, SluiceError] = {}
+_LOCK = threading.Lock()
+
+
+class CarriedError(RuntimeError):
+    """Stands for an error of the input inside TensorFlow's runtime, which keeps its text alone."""
+
+
+def carry(error: SluiceError) -> CarriedError:
+    """Returns the error to raise inside a dataset in place of one of Sluice's own."""
+    token = uuid.uuid4().hex
+    with _LOCK:
+        _KEPT[token] = error
+        while len(_KEPT) > _MOST_KEPT:
+            del _KEPT[next(iter(_KEPT))]
+    return CarriedError(f"{_MARK}{token}: {error}")
 
 
 @contextmanager
-def input_errors(version_dir: Path, manifest: Manifest, split: str) -> Iterator[None]:
-    """Turns TensorFlow's errors about records into errors that name the shard or the feature.
+def input_errors(version_dir: Path | str, manifest: Manifest, split: str) -> Iterator[None]:
+    """Raises an input's error as what it was before it went through TensorFlow's runtime.
 
     Iterate datasets of `training.input` inside this context.
 
+    Args:
+        version_dir: Directory of the dataset version.
+        manifest: Its manifest.
+        split: The split that is read.
+
     Raises:
-        InputDataError: A record is damaged, or lacks a feature that has no pad value.
+        InputDataError: A record or a shard is damaged or missing, or does not hold what the
+            schema says; names the file and where in it.
     """
     try:
         yield
-    except (tf.errors.DataLossError, tf.errors.NotFoundError) as error:
-        raise InputDataError(
-            f"split {split!r} has a damaged or missing shard; nothing was skipped",
-            received=locate_damage(version_dir, manifest, split) or error.message,
-            fix="restore the shard, roll back to an earlier version, or build again",
-        ) from error
-    except tf.errors.InvalidArgumentError as error:
-        named = FEATURE_IN_MESSAGE.findall(error.message)
-        names = [name for name in manifest.schema.names if name in named]
-        if not names:
+    except tf.errors.OpError as error:
+        found = _TOKEN.search(error.message)
+        with _LOCK:
+            carried = None if found is None else _KEPT.get(found[1])
+        if carried is None:
             raise
-        raise InputDataError(
-            f"a record of split {split!r} does not hold feature {names[0]!r} as the schema says",
-            received=error.message.splitlines()[0][:300],
-            allowed=f"{manifest.schema[names[0]]}",
-            fix="give the feature a pad_value if it may be absent, or build the dataset again",
-        ) from error
-
-
-def locate_damage(version_dir: Path, manifest: Manifest, split: str) -> str | None:
-    """Returns which shard of a split cannot be read and after how many records, or None."""
-    for path in shard_paths(version_dir, manifest, split):
-        intact = 0
-        try:
-            for _ in open_shard(path, manifest):
-                intact += 1
-        except tf.errors.OpError as error:
-            reason = error.message.partition("[[")[0].strip(" ;")
-            return f"{path}: {reason}, after {intact} intact records"
-    return None
+        carried.add_note(f"in split {split!r} of {manifest.dataset_name!r} at {version_dir}")
+        raise carried from error

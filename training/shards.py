@@ -3,49 +3,67 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-import tensorflow as tf
 
 from conf.errors import InputDataError
-from conf.manifest import Manifest
+from conf.manifest import Manifest, ShardInfo
+from etl.tfrecord.framing import Compression
 
-READ_BUFFER_BYTES = 1 << 20
-COMPRESSION_TYPES = {None: "", "gzip": "GZIP", "zlib": "ZLIB"}
-EXAMPLE_RECORDS = "Example"
+WIRE_COMPRESSIONS: dict[str | None, Compression | None] = {
+    None: None,
+    "gzip": "GZIP",
+    "zlib": "ZLIB",
+}
+RECORD_TYPES = ("Example", "SequenceExample")
 
 
-def shard_paths(version_dir: Path, manifest: Manifest, split: str) -> list[str]:
-    """Returns the paths of a split's shards that hold records, in the manifest's order.
+def check_format(manifest: Manifest) -> None:
+    """Refuses records that training does not read.
 
     Raises:
-        InputDataError: There is no such split, or its records are of a kind that training does
-            not read.
+        InputDataError: Records of another kind, or an unknown compression.
     """
-    if manifest.record_type != EXAMPLE_RECORDS:
+    if manifest.record_type not in RECORD_TYPES:
         raise InputDataError(
             "training reads another record type",
             received=manifest.record_type,
-            allowed=EXAMPLE_RECORDS,
+            allowed=", ".join(RECORD_TYPES),
         )
-    if manifest.compression not in COMPRESSION_TYPES:
+    if manifest.compression not in WIRE_COMPRESSIONS:
         raise InputDataError(
             "the manifest names an unknown compression",
             received=manifest.compression,
-            allowed=", ".join(str(key) for key in COMPRESSION_TYPES),
+            allowed=", ".join(str(key) for key in WIRE_COMPRESSIONS),
         )
-    return [str(version_dir / shard.path) for shard in manifest.split(split).shards if shard.rows]
 
 
-def open_shard(path: Any, manifest: Manifest) -> tf.data.TFRecordDataset:
-    """Returns the serialized records of one shard or of several.
+def filled_shards(manifest: Manifest, split: str) -> tuple[ShardInfo, ...]:
+    """Returns a split's shards that hold records, in the manifest's order.
 
-    Args:
-        path: Path, list of paths, or a string tensor of them.
-        manifest: The version's manifest, for its compression.
+    Raises:
+        InputDataError: There is no such split, or training does not read its records.
     """
-    return tf.data.TFRecordDataset(
-        path,
-        compression_type=COMPRESSION_TYPES[manifest.compression],
-        buffer_size=READ_BUFFER_BYTES,
-    )
+    check_format(manifest)
+    return tuple(shard for shard in manifest.split(split).shards if shard.rows)
+
+
+def shard_paths(version_dir: Path | str, manifest: Manifest, split: str) -> list[str]:
+    """Returns the paths of a split's shards that hold records, in the manifest's order.
+
+    Raises:
+        InputDataError: As for `filled_shards`.
+    """
+    return [f"{version_dir}/{shard.path}" for shard in filled_shards(manifest, split)]
+
+
+def list_unlisted(version_dir: Path | str, manifest: Manifest) -> list[str]:
+    """Files in the folders of the splits that the manifest does not list, sorted."""
+    root = Path(version_dir)
+    listed = {shard.path for split in manifest.splits for shard in split.shards}
+    found = {
+        str(file.relative_to(root))
+        for split in manifest.splits
+        if (root / split.name).is_dir()
+        for file in (root / split.name).rglob("*.tfrecord*")
+        if file.is_file()
+    }
+    return sorted(found - listed)

@@ -2,15 +2,102 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Literal
+
+from pydantic import Field, model_validator
 
 from conf.training.base import Finite
+
+Op = Literal["==", "!=", "<", "<=", ">", ">=", "in", "not_in"]
+Scalar = int | float | str
+
+
+class FilterConfig(Finite):
+    """Keeps the rows whose feature compares so with the value; of a list, its length."""
+
+    feature: str
+    op: Op = "=="
+    value: Scalar | tuple[Scalar, ...]
+
+    @model_validator(mode="after")
+    def _fits(self) -> FilterConfig:
+        if isinstance(self.value, tuple) != (self.op in ("in", "not_in")):
+            raise ValueError("op in and not_in take a list of values, every other op one value")
+        return self
+
+
+class HeldOutConfig(Finite):
+    """Rows of train that are held out: those whose key hashes into a share of all keys."""
+
+    hash_of: str = Field(description="Scalar feature; all rows of one value stay together.")
+    share: float = Field(gt=0, lt=1)
+
+
+class ClassBalanceConfig(Finite):
+    """Draws rows so that classes have given shares; the epoch keeps its number of rows."""
+
+    feature: str = "label"
+    shares: dict[int, float] = Field(min_length=2, description="Class: share of the rows.")
+
+    @model_validator(mode="after")
+    def _sum_to_one(self) -> ClassBalanceConfig:
+        if min(self.shares.values()) < 0 or abs(sum(self.shares.values()) - 1) > 1e-6:
+            raise ValueError("shares must not be negative and must add up to 1")
+        return self
+
+
+class MixConfig(Finite):
+    """A further dataset whose train rows are mixed in."""
+
+    dataset: str = Field(description="Dataset directory, or one version's.")
+    weight: float = Field(gt=0, lt=1, description="Share of each batch that it makes on average.")
 
 
 class InputConfig(Finite):
     """How shards become batches."""
 
     batch_size: int = Field(256, ge=1, description="Global, over all replicas.")
-    shuffle_buffer: int = Field(200_000, ge=1, description="Records.")
-    interleave_shards: int = Field(4, ge=1)
-    parallel_parses: int | None = Field(None, ge=1, description="None: chosen by tf.data.")
+    shuffle_buffer: int = Field(
+        200_000, ge=1, description="Rows that are decoded and shuffled at a time."
+    )
+    interleave_shards: int = Field(4, ge=1, description="Shards that rows are drawn from at once.")
+    parallel_parses: int | None = Field(
+        None, ge=1, description="Threads that read and decode; None: one per core, at most 8."
+    )
+    decoder: Literal["block", "tensorflow"] = Field(
+        "block", description="tensorflow: tf.io.parse_example."
+    )
+    on_corrupt: Literal["fail", "skip_record", "skip_shard"] = "fail"
+    filter: tuple[FilterConfig, ...] = ()
+    take: int | None = Field(None, ge=1, description="Reads the first so many rows alone.")
+    validation: HeldOutConfig | None = None
+    class_balance: ClassBalanceConfig | None = None
+    mix: tuple[MixConfig, ...] = ()
+    cache: Literal["memory", "disk"] | None = Field(
+        None, description="Where decoded shards are kept for the epochs that follow."
+    )
+    cache_dir: str | None = Field(None, description="Directory of cache: disk.")
+    bucket_boundaries: tuple[int, ...] | None = Field(
+        None, description="Batches of like length: lists are padded to the next boundary."
+    )
+    sparse: bool = Field(
+        False, description="Ids that have weights beside them become a tf.SparseTensor."
+    )
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the manifest's counts alone tell how many rows an epoch has."""
+        return not self.filter and self.validation is None and self.on_corrupt == "fail"
+
+    @model_validator(mode="after")
+    def _fits(self) -> InputConfig:
+        if (self.cache == "disk") != (self.cache_dir is not None):
+            raise ValueError("cache: disk and cache_dir belong together: give both or neither")
+        if sum(part.weight for part in self.mix) >= 1:
+            raise ValueError("the weights of mix must leave a share for the dataset itself")
+        edges = self.bucket_boundaries
+        if edges is not None and (not edges or edges[0] < 1 or list(edges) != sorted(set(edges))):
+            raise ValueError("bucket_boundaries must be rising lengths, 1 or more")
+        if edges is not None and self.mix:
+            raise ValueError("bucket_boundaries and mix exclude each other")
+        return self

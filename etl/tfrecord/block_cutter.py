@@ -10,11 +10,13 @@ import numpy as np
 from etl.tfrecord import framing_kernels as k
 from etl.tfrecord.byte_source import ByteSource
 from etl.tfrecord.framing_kernels import FOOTER_BYTES, HEADER_BYTES
+from etl.tfrecord.memory import allocate
 from etl.tfrecord.recovery import REASONS, BadRange, DamageReport
 
 _TRUNCATED = (k.CUT_HEADER, k.CUT_PAYLOAD)
 _DAMAGED = "damaged compressed stream"
 _REST = "what follows is lost"
+_AT_ONCE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -146,13 +148,25 @@ class BlockCutter:
 def _read_up_to(source: ByteSource, rest: np.ndarray, wanted: int) -> tuple[np.ndarray, bool]:
     """Returns `rest` followed by fresh bytes up to `wanted` in all, and whether the stream ended.
 
-    Memory follows the bytes that really arrive, not the length that a header claims.
+    Where that is a lot, memory follows the bytes that really arrive, not the length that a header
+    claims.
     """
-    pieces, size = [rest], rest.size
-    while size < max(wanted, rest.size + 1):
-        piece = source.read(max(wanted, rest.size + 1) - size)
+    size = max(wanted, rest.size + 1)
+    if size <= _AT_ONCE_BYTES:
+        data = allocate({"block": ((size,), np.dtype(np.uint8))})["block"]
+        data[: rest.size] = rest
+        filled = rest.size
+        while filled < size:
+            count = source.read_into(data[filled:])
+            if not count:
+                return data[:filled], True
+            filled += count
+        return data, False
+    pieces, found = [rest], rest.size
+    while found < size:
+        piece = source.read(size - found)
         if not piece:
             return np.concatenate(pieces), True
         pieces.append(np.frombuffer(piece, np.uint8))
-        size += len(piece)
+        found += len(piece)
     return np.concatenate(pieces), False

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
+import numpy as np
+
 Compression = Literal["GZIP", "ZLIB"]
 Opener = Callable[[str | Path], BinaryIO]
 
@@ -55,6 +57,14 @@ class ByteSource:
         except (zlib.error, EOFError) as error:
             self.failure = f"damaged compressed stream ({str(error) or 'it ends early'})"
             return b""
+
+    def read_into(self, target: np.ndarray) -> int:
+        """Fills a buffer, uint8 `[bytes]`, as far as `read` would; returns how many bytes came."""
+        if self._inflate is None and self._left is None and hasattr(self._file, "readinto"):
+            return self._file.readinto(memoryview(target)) or 0  # type: ignore[arg-type]
+        piece = self.read(target.size)
+        target[: len(piece)] = np.frombuffer(piece, np.uint8)
+        return len(piece)
 
     def _read_file(self, limit: int) -> bytes:
         if self._left is None:

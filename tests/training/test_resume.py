@@ -262,4 +262,4 @@ def test_sigkill(kill: str, tiny_version: Path, train_rows, tmp_path: Path) -> N
 def test_the_config_of_these_tests_draws_all_there_is_to_draw() -> None:
     assert CONFIG.model.dropout
     assert CONFIG.model.objective.uniform_negatives
-    assert CONFIG.optimizer.schedule == "cosine"
+    assert CONFIG.optimizer.schedule.kind == "cosine"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,18 +8,28 @@ import pytest
 
 from conf.errors import InputDataError
 from conf.manifest import Manifest
-from training.shards import open_shard, shard_paths
+from training.shards import filled_shards, list_unlisted, shard_paths
 
 
 def test_paths_and_records(tiny_version: Path, tiny_manifest: Manifest) -> None:
     paths = shard_paths(tiny_version, tiny_manifest, "train")
     assert [Path(path).name for path in paths] == [f"part-{i:05d}.tfrecord" for i in range(4)]
-    assert len(list(open_shard(paths, tiny_manifest))) == tiny_manifest.split("train").rows
+    assert sum(shard.rows for shard in filled_shards(tiny_manifest, "train")) == 780
 
 
-@pytest.mark.parametrize("change", [{"record_type": "SequenceExample"}, {"compression": "zstd"}])
+@pytest.mark.parametrize("change", [{"record_type": "ByteArray"}, {"compression": "zstd"}])
 def test_records_that_training_does_not_read(
     change, tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
     with pytest.raises(InputDataError, match=next(iter(change.values()))):
         shard_paths(tiny_version, replace(tiny_manifest, **change), "train")
+
+
+def test_files_that_the_manifest_does_not_list(
+    tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    version = tmp_path / "copy"
+    shutil.copytree(tiny_version, version)
+    assert list_unlisted(version, tiny_manifest) == []
+    shutil.copy(version / "train" / "part-00000.tfrecord", version / "train" / "x.tfrecord")
+    assert list_unlisted(version, tiny_manifest) == ["train/x.tfrecord"]

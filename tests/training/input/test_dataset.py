@@ -16,12 +16,11 @@ from conf.training import InputConfig
 from tests.training.fixtures import TinyConfig, write_shard, write_tiny_dataset
 from training.input import (
     build_eval_dataset,
-    build_parser,
     build_train_dataset,
     select_features,
 )
 
-CONFIG = InputConfig(batch_size=32, shuffle_buffer=100, interleave_shards=2)
+CONFIG = InputConfig(batch_size=32, shuffle_buffer=400, interleave_shards=2)
 
 
 def read_rows(dataset: tf.data.Dataset, names: tuple[str, ...]) -> list[tuple]:
@@ -219,10 +218,3 @@ def test_statistics_bound_a_list_without_max_len(
     known = build_train_dataset(tiny_version, manifest, CONFIG, epoch=0, seed=0)
     assert known.element_spec["genres"] == tf.TensorSpec([32, 2], tf.int64)
     assert int(tf.reduce_max(next(iter(known))["genres"][:, 1])) > 0
-
-
-def test_the_parser_works_outside_a_dataset(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    shard = tiny_version / "catalog" / "part-00000.tfrecord"
-    records = list(tf.data.TFRecordDataset(str(shard)))
-    batch = build_parser(select_features(tiny_manifest, ["movie_id"]))(tf.stack(records))
-    assert batch["movie_id"].numpy().tolist() == list(range(2, 42, 2))

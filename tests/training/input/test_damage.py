@@ -1,0 +1,134 @@
+"""Bad input: what is wrong is named, and nothing is lost in silence."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from conf.dataset import read_manifest
+from conf.errors import InputDataError
+from conf.manifest import Manifest, SplitInfo
+from conf.training import InputConfig
+from training.input import (
+    InputCounts,
+    ReadOptions,
+    Source,
+    build_train_dataset,
+    count_rows,
+    read_batches,
+)
+from training.input.damage import tell_unlisted
+
+BASE = {"batch_size": 8, "shuffle_buffer": 100, "interleave_shards": 2, "parallel_parses": 2}
+DECODERS = pytest.mark.parametrize("decoder", ["block", "tensorflow"])
+
+
+def read(version: Path, manifest: Manifest, options: ReadOptions | None = None, **config) -> int:
+    dataset = build_train_dataset(
+        version, manifest, InputConfig.model_validate({**BASE, **config}),
+        epoch=0, seed=1, options=options,
+    )  # fmt: skip
+    return sum(
+        int(b["user_id"].shape[0]) for b in read_batches(dataset, version, manifest, "train")
+    )
+
+
+@pytest.fixture
+def damaged(tmp_path: Path, tiny_version: Path) -> Path:
+    """A copy whose third train shard has a flipped byte in the payload of its second record."""
+    version = tmp_path / "damaged"
+    shutil.copytree(tiny_version, version)
+    shard = version / "train" / "part-00002.tfrecord"
+    content = bytearray(shard.read_bytes())
+    first = int.from_bytes(content[:8], "little")
+    content[first + 16 + 12 + 5] ^= 1
+    shard.write_bytes(content)
+    return version
+
+
+@DECODERS
+def test_damage_fails_with_file_and_offset(damaged: Path, decoder) -> None:
+    manifest = read_manifest(damaged)
+    with pytest.raises(InputDataError, match=r"part-00002.*payload.*at byte offset \d+ \(record 1"):
+        read(damaged, manifest, decoder=decoder)
+
+
+@DECODERS
+def test_a_bad_record_alone_is_skipped_and_counted(damaged: Path, decoder) -> None:
+    manifest, counts = read_manifest(damaged), InputCounts()
+    rows = read(
+        damaged, manifest, ReadOptions(counts=counts), decoder=decoder, on_corrupt="skip_record"
+    )
+    assert rows == 779 // 8 * 8
+    assert counts.records == {"checksum of the payload does not match": 1}
+    assert "part-00002.tfrecord, byte offset" in (counts.first_bad or "")
+    assert "1 bad record(s) skipped" in counts.describe()[0]
+
+
+def test_a_damaged_shard_is_skipped_whole_and_counted(damaged: Path) -> None:
+    manifest, counts = read_manifest(damaged), InputCounts()
+    rows = read(damaged, manifest, ReadOptions(counts=counts), on_corrupt="skip_shard")
+    assert rows == 585 // 8 * 8
+    assert list(counts.shards) == [str(damaged / "train" / "part-00002.tfrecord")]
+    assert "checksum of the payload" in counts.describe()[0]
+
+
+@pytest.mark.parametrize(("policy", "rows"), [("skip_record", 779), ("skip_shard", 585)])
+def test_what_is_left_is_counted_before_training(damaged: Path, policy, rows) -> None:
+    config = InputConfig.model_validate({**BASE, "on_corrupt": policy})
+    assert count_rows(Source(damaged, read_manifest(damaged), "train", config)) == rows
+
+
+def test_a_missing_shard_is_named_or_left_out(tmp_path: Path, tiny_version: Path) -> None:
+    version = tmp_path / "missing"
+    shutil.copytree(tiny_version, version)
+    manifest, counts = read_manifest(version), InputCounts()
+    (version / "train" / "part-00001.tfrecord").unlink()
+    for policy in ("fail", "skip_record"):
+        with pytest.raises(InputDataError, match="part-00001"):
+            read(version, manifest, on_corrupt=policy)
+    rows = read(version, manifest, ReadOptions(counts=counts), on_corrupt="skip_shard")
+    assert rows == 585 // 8 * 8
+    assert len(counts.shards) == 1
+
+
+def test_a_shard_that_is_shorter_than_the_manifest_says(tmp_path: Path, tiny_version: Path) -> None:
+    version = tmp_path / "short"
+    shutil.copytree(tiny_version, version)
+    manifest = read_manifest(version)
+    shard = version / "train" / "part-00001.tfrecord"
+    content = shard.read_bytes()
+    shard.write_bytes(content[: 16 + int.from_bytes(content[:8], "little")])
+    with pytest.raises(InputDataError, match=r"part-00001.* ends early[\s\S]*1 records[\s\S]*195"):
+        read(version, manifest)
+
+
+def test_files_that_the_manifest_does_not_list_are_told_once(
+    tmp_path: Path, tiny_version: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    version = tmp_path / "more"
+    shutil.copytree(tiny_version, version)
+    manifest = read_manifest(version)
+    shutil.copy(version / "train" / "part-00000.tfrecord", version / "train" / "part-9.tfrecord")
+    with caplog.at_level(logging.WARNING):
+        assert read(version, manifest) == 780 // 8 * 8
+        tell_unlisted(str(version), manifest)
+    told = [record for record in caplog.records if "not in the manifest" in record.getMessage()]
+    assert len(told) == 1
+    assert "train/part-9.tfrecord" in told[0].getMessage()
+
+
+def test_labels_other_than_0_and_1(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    assert read(tiny_version, tiny_manifest, ReadOptions(binary_label="label")) == 776
+    with pytest.raises(InputDataError, match=r"'movie_id' holds a value[\s\S]*received: \d+ in"):
+        read(tiny_version, tiny_manifest, ReadOptions(binary_label="movie_id"))
+
+
+def test_an_empty_split_is_refused(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    splits = (SplitInfo("train", ()), *tiny_manifest.splits[1:])
+    with pytest.raises(InputDataError, match="empty"):
+        read(tiny_version, replace(tiny_manifest, splits=splits))

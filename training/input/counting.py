@@ -1,0 +1,109 @@
+"""How many rows and steps an epoch has.
+
+The manifest's counts tell it without reading anything, unless rows are left out: by a filter, a
+held-out share, or because they are damaged. Then the split is counted once, reading only what the
+filter looks at; the number is kept per process, and beside the run where a file is given.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from conf.dataset import write_text_atomic
+from conf.errors import InputDataError
+from conf.schema import fingerprint
+from training.input.damage import InputCounts
+from training.input.reading import ReadOptions, Source, build_stream
+from training.input.stream import read_epoch
+
+_COUNTED: dict[str, int] = {}
+
+
+def count_rows(source: Source, file: Path | None = None) -> int:
+    """Returns how many rows a source gives to all its workers.
+
+    Args:
+        source: The split, as it is read.
+        file: Where counts are kept from process to process; made if it is not there.
+
+    Raises:
+        InputDataError: A shard is damaged or missing where that is not to be passed over.
+    """
+    return sum(_count_workers(source, file))
+
+
+def count_steps(source: Source, file: Path | None = None) -> int:
+    """Returns the steps of an epoch: whole batches, of which each worker makes its part.
+
+    Args:
+        source: The train split, as it is read.
+        file: As for `count_rows`.
+
+    Raises:
+        InputDataError: There is no whole batch, or as for `count_rows`.
+    """
+    steps = min(rows // source.batch_size for rows in _count_workers(source, file))
+    if source.config.mix:
+        steps = int(steps / (1 - sum(part.weight for part in source.config.mix)))
+    if not steps:
+        rows = count_rows(source, file)
+        raise InputDataError(
+            f"the {source.split} split is smaller than one batch",
+            received=f"{rows} rows"
+            + ("" if source.config.is_exact else " that the input's filters leave"),
+            allowed=f"at least input.batch_size = {source.config.batch_size} rows",
+            fix=f"set input.batch_size to {max(1, rows)} or less, or add data",
+        )
+    return steps
+
+
+def _count_workers(source: Source, file: Path | None) -> Sequence[int]:
+    workers = source.options.worker[1]
+    if source.config.is_exact:
+        return [sum(rows for _, rows in source.ranges(worker)) for worker in range(workers)]
+    return [_count_kept(source, worker, file) for worker in range(workers)]
+
+
+def _count_kept(source: Source, worker: int, file: Path | None) -> int:
+    config = source.config
+    key = fingerprint(
+        {
+            "shards": [[s.path, s.crc32c] for s in source.manifest.split(source.split).shards],
+            "version": f"{source.manifest.dataset_name}/{source.manifest.dataset_version}",
+            "filter": [item.model_dump(mode="json") for item in config.filter],
+            "validation": config.validation and config.validation.model_dump(mode="json"),
+            "held_out": source.is_held_out,
+            "take": config.take,
+            "on_corrupt": config.on_corrupt,
+            "worker": [worker, source.options.worker[1]],
+        }
+    )
+    if key not in _COUNTED:
+        kept = _read_counts(file)
+        if key not in kept:
+            kept[key] = _read_through(source, worker)
+            if file is not None:
+                write_text_atomic(file, json.dumps(kept, indent=1) + "\n")
+        _COUNTED[key] = kept[key]
+    return _COUNTED[key]
+
+
+def _read_through(source: Source, worker: int) -> int:
+    workers = source.options.worker[1]
+    options = ReadOptions(worker=(worker, workers), counts=InputCounts())
+    plain = source.config.model_copy(update={"cache": None, "cache_dir": None, "mix": ()})
+    counted = Source(
+        source.version_dir, source.manifest, source.split, plain, options, source.is_held_out
+    )
+    return sum(rows.count for rows in read_epoch(build_stream(counted, (), None), 0))
+
+
+def _read_counts(file: Path | None) -> dict[str, int]:
+    if file is None or not file.exists():
+        return {}
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except ValueError:  # damaged: count again
+        return {}

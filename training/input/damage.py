@@ -1,0 +1,101 @@
+"""What becomes of damaged input, and the counts of it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from conf.manifest import Manifest
+from etl.tfrecord.framing import BadRange
+from etl.tfrecord.locations import is_remote
+from training.shards import list_unlisted
+
+_LOGGER = logging.getLogger(__name__)
+_TOLD: set[str] = set()
+
+
+@dataclass
+class InputCounts:
+    """What the input left out; safe to read and write from several threads.
+
+    Attributes:
+        records: Bad records by reason.
+        shards: Shards that were left out, with the reason.
+        filtered: Rows that a filter left out.
+        first_bad: Where the first bad record was met.
+    """
+
+    records: Counter[str] = field(default_factory=Counter)
+    shards: dict[str, str] = field(default_factory=dict)
+    filtered: int = 0
+    first_bad: str | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add_record(self, path: str, offset: int, reason: str) -> None:
+        """Counts a bad record."""
+        with self._lock:
+            self.records[reason] += 1
+            self.first_bad = self.first_bad or f"{path}, byte offset {offset}"
+
+    def add_shard(self, path: str, reason: str) -> None:
+        """Counts a shard that is left out, once however often it is met."""
+        with self._lock:
+            self.shards[path] = reason
+
+    def add_filtered(self, rows: int) -> None:
+        """Counts rows that a filter left out."""
+        with self._lock:
+            self.filtered += rows
+
+    def describe(self) -> list[str]:
+        """One line for each kind of loss; none where nothing was left out."""
+        with self._lock:
+            lines = []
+            if self.records:
+                reasons = ", ".join(f"{n} x {why}" for why, n in sorted(self.records.items()))
+                total = sum(self.records.values())
+                lines.append(f"{total} bad record(s) skipped: {reasons}; first: {self.first_bad}")
+            lines += [f"shard skipped: {path}: {why}" for path, why in sorted(self.shards.items())]
+            if self.filtered:
+                lines.append(f"{self.filtered} row(s) left out by input.filter or input.validation")
+            return lines
+
+
+@dataclass(frozen=True)
+class DamagePolicy:
+    """What becomes of damage.
+
+    Attributes:
+        on_corrupt: `fail`, `skip_record` or `skip_shard`.
+        counts: Who is told.
+    """
+
+    on_corrupt: str = "fail"
+    counts: InputCounts = field(default_factory=InputCounts)
+
+    def hook(self, path: str) -> Callable[[BadRange], None] | None:
+        """What a reader of a file is given; None lets it raise."""
+        if self.on_corrupt != "skip_record":
+            return None
+
+        def count(bad: BadRange) -> None:
+            if not bad.continues:
+                self.counts.add_record(path, bad.offset, bad.reason)
+
+        return count
+
+
+def tell_unlisted(version_dir: str, manifest: Manifest) -> None:
+    """Warns, once per process, of files beside the shards that the manifest does not list."""
+    if version_dir in _TOLD or is_remote(version_dir):
+        return
+    _TOLD.add(version_dir)
+    unlisted = list_unlisted(version_dir, manifest)
+    if unlisted:
+        _LOGGER.warning(
+            "%s: %d file(s) are not in the manifest and are not read, first: %s",
+            version_dir, len(unlisted), unlisted[0],
+        )  # fmt: skip

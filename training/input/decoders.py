@@ -1,0 +1,171 @@
+"""Blocks of records to Arrow columns: two decoders behind one interface.
+
+`block` is the compiled, column-wise decoder of the wire. `tensorflow` is `tf.io.parse_example` on
+whole blocks, the reference that the other is held against. Both return the same columns, so all
+that follows is one path.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import tensorflow as tf
+
+from conf.errors import InputDataError
+from etl.tfrecord.decode import BadRecord, WireFeature, build_decoder
+from etl.tfrecord.framing import RecordBlock, corrupt_record
+from training.input.columns import SEQUENCE_RECORDS
+
+# TensorFlow fails to report an error whose message holds bytes of a record that are no text.
+_PARSE_ERRORS = (tf.errors.InvalidArgumentError, UnicodeDecodeError)
+_FEATURE_IN_MESSAGE = re.compile(r"(?:Key|Feature): (\S+?)[.,]? ")
+
+
+class BlockDecoder(Protocol):
+    """Decodes blocks of records; belongs to one thread."""
+
+    def decode_block(self, block: RecordBlock, name: str) -> pa.RecordBatch:
+        """Decodes a block.
+
+        Args:
+            block: Records whose framing is sound.
+            name: What to call the file in an error.
+
+        Returns:
+            One column per feature, `[rows]`; a scalar that a record lacks is null.
+
+        Raises:
+            CorruptRecordError: A record is not well-formed.
+            InputDataError: A feature holds another kind of values, or several where one is wanted.
+        """
+
+    def decode_sound(self, block: RecordBlock, name: str) -> tuple[pa.RecordBatch, list[BadRecord]]:
+        """Decodes the well-formed records of a block, and tells which were left out."""
+
+
+class TensorFlowDecoder:
+    """Decodes by TensorFlow's own parsers.
+
+    Every feature is parsed as ragged: that tells an absent scalar, and a list where one value is
+    wanted, from a value.
+    """
+
+    def __init__(self, features: Sequence[WireFeature], record_type: str = "Example") -> None:
+        self._features = tuple(features)
+        self._is_sequence = record_type == SEQUENCE_RECORDS
+        self._parse = tf.function(
+            self._parse_graph, input_signature=[tf.TensorSpec([None], tf.string)]
+        )
+
+    def decode_block(self, block: RecordBlock, name: str) -> pa.RecordBatch:
+        """Decodes a block; see `BlockDecoder`."""
+        data = np.ascontiguousarray(block.data).tobytes()
+        payloads = [data[start : start + size] for start, size in block.index.tolist()]
+        try:
+            parsed = self._parse(tf.constant(payloads, tf.string, [len(payloads)]))
+        except _PARSE_ERRORS as error:
+            raise self._explain(error, block, payloads, name) from error
+        arrays = [self._build(f, parsed[f.name], block, name) for f in self._features]
+        schema = pa.schema([(f.name, f.arrow_type) for f in self._features])
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def decode_sound(self, block: RecordBlock, name: str) -> tuple[pa.RecordBatch, list[BadRecord]]:
+        """Decodes the well-formed records of a block; see `BlockDecoder`."""
+        bad = []
+        message = tf.train.SequenceExample if self._is_sequence else tf.train.Example
+        for record, (start, size) in enumerate(block.index.tolist()):
+            try:
+                message.FromString(block.data[start : start + size].tobytes())
+            except Exception:  # protobuf's own error type depends on its implementation
+                bad.append(BadRecord(record, f"not a tf.train.{message.__name__}"))
+        index = np.delete(block.index, [record.record for record in bad], axis=0)
+        sound = RecordBlock(block.data, index, block.offset, block.first_record)
+        return self.decode_block(sound, name), bad
+
+    def _parse_graph(self, payloads: tf.Tensor) -> dict[str, tf.RaggedTensor]:
+        context = {f.name: _ragged(f) for f in self._features if not f.is_sequence}
+        if not self._is_sequence:
+            return dict(tf.io.parse_example(payloads, context)) if context else {}
+        lists = {f.name: _ragged(f) for f in self._features if f.is_sequence}
+        found = tf.io.parse_sequence_example(payloads, context or None, lists or None)
+        return {**found[0], **found[1]}
+
+    def _build(
+        self, feature: WireFeature, value: tf.RaggedTensor, block: RecordBlock, name: str
+    ) -> pa.Array:
+        kind = feature.arrow_type
+        if feature.is_sequence:
+            steps = _list_array(value.values, kind.value_type)
+            return pa.ListArray.from_arrays(_offsets(value), steps)
+        if feature.is_list:
+            return _list_array(value, kind)
+        lengths = np.diff(value.row_splits.numpy())
+        if len(lengths) and lengths.max() > 1:
+            record = int(lengths.argmax())
+            raise InputDataError(
+                f"{name}: feature {feature.name!r} holds several values where one is wanted",
+                received=f"record {block.first_record + record}, at byte offset "
+                f"{block.offset + int(block.index[record, 0])}",
+                fix="read it as a list",
+            )
+        positions = np.cumsum(lengths) - 1
+        return _leaf(value.values, kind).take(pa.array(positions, mask=lengths == 0))
+
+    def _explain(
+        self, error: Exception, block: RecordBlock, payloads: list[bytes], name: str
+    ) -> InputDataError:
+        """The error that names the first record that cannot be parsed alone."""
+        for record, payload in enumerate(payloads):
+            try:
+                self._parse(tf.constant([payload]))
+            except _PARSE_ERRORS as alone:
+                offset = block.offset + int(block.index[record, 0])
+                number = block.first_record + record
+                wanted = {f.name: f.kind for f in self._features}
+                named = [key for key in _FEATURE_IN_MESSAGE.findall(str(alone)) if key in wanted]
+                if not named:
+                    kind = f"tf.train.{'SequenceExample' if self._is_sequence else 'Example'}"
+                    return corrupt_record(name, offset, number, f"not a {kind}")
+                return InputDataError(
+                    f"{name}: feature {named[0]!r} holds another kind of values",
+                    received=f"record {number}, at byte offset {offset}",
+                    allowed=wanted[named[0]],
+                    fix="read it as the kind that was written",
+                )
+        return InputDataError(f"{name} cannot be parsed", received=str(error)[:300])
+
+
+def build_block_decoder(
+    kind: str, features: Sequence[WireFeature], record_type: str
+) -> BlockDecoder:
+    """Builds a decoder.
+
+    Args:
+        kind: `"block"` or `"tensorflow"`.
+        features: What to decode, in the order of the columns.
+        record_type: `"Example"` or `"SequenceExample"`.
+    """
+    if kind == "tensorflow":
+        return TensorFlowDecoder(features, record_type)
+    return build_decoder(features, record_type)
+
+
+def _ragged(feature: WireFeature) -> tf.io.RaggedFeature:
+    dtype = tf.string if feature.kind == "bytes" else tf.as_dtype(feature.kind)
+    return tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64)
+
+
+def _offsets(value: tf.RaggedTensor) -> pa.Array:
+    return pa.array(value.row_splits.numpy().astype(np.int32))
+
+
+def _list_array(value: tf.RaggedTensor, kind: pa.DataType) -> pa.Array:
+    return pa.ListArray.from_arrays(_offsets(value), _leaf(value.values, kind.value_type))
+
+
+def _leaf(values: tf.Tensor, kind: pa.DataType) -> Any:
+    return pa.array(values.numpy(), kind)

@@ -1,0 +1,149 @@
+"""Which records meet in which pool of an epoch: arithmetic on the manifest's counts alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A run of records of one shard.
+
+    Attributes:
+        shard: Number of the shard in the split.
+        first: Number of its first record in the shard.
+        rows: How many records.
+        start: How many records of the pool stand before it.
+    """
+
+    shard: int
+    first: int
+    rows: int
+    start: int
+
+
+@dataclass(frozen=True)
+class PoolPlan:
+    """Records that are shuffled together.
+
+    Attributes:
+        number: Number of the pool in the epoch.
+        first: How many records of the epoch stand before it.
+        rows: How many it holds.
+        segments: Where they come from.
+    """
+
+    number: int
+    first: int
+    rows: int
+    segments: tuple[Segment, ...]
+
+
+def limit_rows(shard_rows: Sequence[int], take: int | None) -> list[int]:
+    """Records to read of each shard so that the first `take` of all are read."""
+    left = sum(shard_rows) if take is None else take
+    limited = []
+    for rows in shard_rows:
+        limited.append(min(rows, left))
+        left -= limited[-1]
+    return limited
+
+
+def plan_pools(
+    ranges: Sequence[tuple[int, int]],
+    order: Sequence[int],
+    pool_rows: int,
+    interleave: int,
+    multiple: int = 1,
+) -> list[PoolPlan]:
+    """Plans the pools of an epoch.
+
+    `interleave` shards are read at once, a pool taking like many records of each; when one ends
+    the next in order takes its place. Pools are of like size: none is left with few records.
+
+    Args:
+        ranges: First record and number of records to read of each shard.
+        order: Order of the shards.
+        pool_rows: Records that a pool holds at most (at least `multiple`).
+        interleave: Shards that are read at once.
+        multiple: Pools but the last hold a multiple of it: batches then cross no pool.
+
+    Returns:
+        Pools in order; together they hold each record once.
+    """
+    total = sum(rows for _, rows in ranges)
+    size = _pool_size(total, pool_rows, multiple)
+    waiting = [shard for shard in reversed(order) if ranges[shard][1]]
+    opened: list[list[int]] = []  # shard, next record, records left
+    pools: list[PoolPlan] = []
+    for first in range(0, total, max(1, size)):
+        rows = min(size, total - first)
+        taken: dict[int, list[int]] = {}  # shard: first record, records; in order
+        need = rows
+        while need:
+            while len(opened) < interleave and waiting:
+                shard = waiting.pop()
+                opened.append([shard, *ranges[shard]])
+            share = -(-need // len(opened))
+            for entry in opened:
+                count = min(share, entry[2], need)
+                if count:
+                    taken.setdefault(entry[0], [entry[1], 0])[1] += count
+                entry[1], entry[2], need = entry[1] + count, entry[2] - count, need - count
+            opened = [entry for entry in opened if entry[2]]
+        segments, start = [], 0
+        for shard, (record, count) in taken.items():
+            segments.append(Segment(shard, record, count, start))
+            start += count
+        pools.append(PoolPlan(len(pools), first, rows, tuple(segments)))
+    return pools
+
+
+def _pool_size(total: int, pool_rows: int, multiple: int) -> int:
+    most = max(multiple, pool_rows - pool_rows % multiple)
+    count = max(1, -(-total // most))
+    even = -(-total // count)
+    return min(most, -(-even // multiple) * multiple)
+
+
+def shard_for(
+    shard_rows: Sequence[int], worker_index: int, workers: int
+) -> tuple[tuple[int, int], ...]:
+    """Returns what one of several workers reads: whole files, as evenly as they divide.
+
+    Each file goes to the worker that has the fewest records so far, the largest first. With
+    fewer files than workers each worker reads an equal range of records of every file instead.
+
+    Args:
+        shard_rows: Records of each shard.
+        worker_index: Number of the worker, from 0.
+        workers: How many there are.
+
+    Returns:
+        First record and number of records to read of each shard, `(0, 0)` for none. Over all
+        workers each record occurs once.
+
+    Raises:
+        ValueError: There is no such worker.
+    """
+    if not 0 <= worker_index < workers:
+        raise ValueError(f"worker {worker_index} of {workers}")
+    if workers == 1:
+        return tuple((0, rows) for rows in shard_rows)
+    if sum(rows > 0 for rows in shard_rows) < workers:
+        return tuple(
+            (rows * worker_index // workers,
+             rows * (worker_index + 1) // workers - rows * worker_index // workers)
+            for rows in shard_rows
+        )  # fmt: skip
+    loads = [0] * workers
+    owner = [0] * len(shard_rows)
+    for shard in sorted(range(len(shard_rows)), key=lambda s: (-shard_rows[s], s)):
+        owner[shard] = int(np.argmin(loads))
+        loads[owner[shard]] += shard_rows[shard]
+    return tuple(
+        (0, rows if owner[shard] == worker_index else 0) for shard, rows in enumerate(shard_rows)
+    )

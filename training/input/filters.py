@@ -1,0 +1,152 @@
+"""Which rows are kept: comparisons with a value, and a share of the keys by hash."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from conf.errors import ConfigError
+from conf.manifest import Manifest
+from conf.training.input import FilterConfig, HeldOutConfig, InputConfig
+from etl.tfrecord.decode_rows import list_lengths
+from training.input.columns import Column, plan_columns, select_features
+
+_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
+    ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+_FNV_OFFSET, _FNV_PRIME = 0xCBF29CE484222325, 0x100000001B3
+
+
+@dataclass(frozen=True)
+class RowFilter:
+    """Keeps some rows.
+
+    Attributes:
+        columns: Features that it looks at.
+        filters: Comparisons; a row must pass all.
+        held_out: Share of the keys that is kept apart, or None.
+        is_held_out: Whether the rows of that share are the ones to keep.
+    """
+
+    columns: tuple[Column, ...]
+    filters: tuple[FilterConfig, ...]
+    held_out: HeldOutConfig | None
+    is_held_out: bool = False
+
+    def keep(self, batch: pa.RecordBatch) -> np.ndarray:
+        """Which rows of a decoded block are kept, bool `[rows]`."""
+        kept = np.ones(batch.num_rows, bool)
+        for config in self.filters:
+            kept &= _compare(self._values(batch, config.feature), config)
+        if self.held_out is not None:
+            hashed = hash_keys(self._values(batch, self.held_out.hash_of))
+            is_inside = hashed < np.uint64(self.held_out.share * 2**64)
+            kept &= is_inside if self.is_held_out else ~is_inside
+        return kept
+
+    def _values(self, batch: pa.RecordBatch, name: str) -> np.ndarray:
+        column, spec = batch.column(name), next(c for c in self.columns if c.name == name)
+        if spec.wire.is_list or spec.is_sequence:
+            return list_lengths(column)
+        if column.null_count and spec.absent is not None:
+            absent = spec.absent
+            filler = absent.encode() if isinstance(absent, str) else absent
+            column = column.fill_null(pa.scalar(filler, column.type))
+        return column.to_numpy(zero_copy_only=False)
+
+
+def build_row_filter(
+    manifest: Manifest, config: InputConfig, is_held_out: bool = False
+) -> RowFilter | None:
+    """Builds the filter of a config; None where all rows are kept.
+
+    Args:
+        manifest: The dataset.
+        config: Its `filter` and `validation`.
+        is_held_out: Whether to keep the rows that are held out, instead of the others.
+
+    Raises:
+        InputDataError: A feature is unknown.
+        ConfigError: A value is not of the feature's type, or a key is a list.
+    """
+    names = [item.feature for item in config.filter]
+    if config.validation is not None:
+        names.append(config.validation.hash_of)
+    if not names:
+        return None
+    columns = plan_columns(manifest, select_features(manifest, names))
+    by_name = {column.name: column for column in columns}
+    for item in config.filter:
+        _check_value(by_name[item.feature], item)
+    key = config.validation
+    if key is not None and by_name[key.hash_of].wire.is_list:
+        raise ConfigError(
+            "input.validation.hash_of must be one value per row",
+            received=f"{key.hash_of}: a list", fix="name the id of the user or of the session",
+        )  # fmt: skip
+    return RowFilter(columns, config.filter, config.validation, is_held_out)
+
+
+def hash_keys(values: np.ndarray) -> np.ndarray:
+    """Hashes keys, the same on every machine and in every run.
+
+    Integers (and float32, by their bits) go through the finalizer of SplitMix64 (Steele, Lea and
+    Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014); byte strings through
+    64-bit FNV-1a and then the same.
+
+    Args:
+        values: int64, float32 or objects that are bytes (None counts as empty), `[rows]`.
+
+    Returns:
+        uint64 `[rows]`.
+    """
+    if values.dtype == object:
+        keys = np.array([_fnv(value or b"") for value in values], np.uint64)
+    elif values.dtype == np.float32:
+        keys = values.view(np.uint32).astype(np.uint64)
+    else:
+        keys = values.astype(np.int64).view(np.uint64)
+    mixed = keys + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def _fnv(data: bytes) -> int:
+    value = _FNV_OFFSET
+    for byte in data:
+        value = (value ^ byte) * _FNV_PRIME % 2**64
+    return value
+
+
+def _compare(values: np.ndarray, config: FilterConfig) -> np.ndarray:
+    wanted: Any = config.value
+    if values.dtype == object:
+        texts = wanted if isinstance(wanted, tuple) else (wanted,)
+        wanted = tuple(str(text).encode() for text in texts)
+        wanted = wanted if isinstance(config.value, tuple) else wanted[0]
+        values = np.array([value or b"" for value in values], object)
+    if isinstance(wanted, tuple):
+        found = pc.is_in(pa.array(values), value_set=pa.array(wanted, pa.array(values).type))
+        inside = found.to_numpy(zero_copy_only=False)
+        return inside if config.op == "in" else ~inside
+    return np.asarray(_COMPARE[config.op](values, wanted), bool)
+
+
+def _check_value(column: Column, config: FilterConfig) -> None:
+    values: Sequence[Any] = config.value if isinstance(config.value, tuple) else (config.value,)
+    is_text = column.spec.dtype == "bytes" and not column.wire.is_list
+    if any(isinstance(value, str) != is_text for value in values):
+        kind = "a list: its length is compared" if column.wire.is_list else column.spec.dtype
+        raise ConfigError(
+            f"input.filter: feature {column.name!r} is {kind}",
+            received=config.value,
+            allowed="text" if is_text else "a number",
+        )
