@@ -133,16 +133,21 @@ def shown_metrics(values: Mapping[str, float]) -> list[str]:
 
 
 def describe_labels(labels: Mapping[str, Any]) -> str:
-    """Returns AUC and log loss beside the constant prediction, as one line."""
+    """Returns the label's metrics beside those of the constant prediction, as one line."""
 
     def number(value: float | None) -> str:
         return "not defined" if value is None else f"{value:.4f}"
 
     line = f"label, {labels['rows']:,} rows: AUC {number(labels['auc'])} (constant 0.5)"
+    if labels.get("gauc"):
+        line += f", GAUC {number(labels['gauc']['value'])}"
     if labels["log_loss"] is None:
         return line
     constant = number(labels["constant"]["log_loss"])
-    return f"{line}, log loss {number(labels['log_loss'])} (constant {constant})"
+    line += f", log loss {number(labels['log_loss'])} (constant {constant})"
+    if labels.get("calibration"):
+        line += f", mean prediction over label rate {number(labels['calibration']['ratio'])}"
+    return line
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from conf.manifest import Manifest
 from training.baselines import PopularityScorer, RandomScorer
 from training.beyond_accuracy import ListStatistics
 from training.item_counts import read_item_counts
-from training.label_metrics import LabelScores
+from training.label_metrics import LabelScores, find_user_ids
 from training.metrics import RankingMeans
 from training.negatives import UniformNegatives
 from training.protocols import (
@@ -117,14 +117,24 @@ class _Evaluation:
         )
         self.headline = headline_protocol(manifest, config.mask_seen, split)
         self.lists = ListStatistics(counts, LIST_LENGTH, self.headline == FULL_UNSEEN)
-        label = manifest.keys.label
-        self.labels = LabelScores(model, label) if label else None
+        self.labels = self._build_labels()
         self.given = manifest.keys.candidates is not None
         self.sampled = _sampled_name(self.given, config.sampled_negatives)
         self.means: dict[str, dict[str, RankingMeans]] = {}
         self.pool = _CandidatePool()
         self.users = _UserCount(manifest)
         self.oov_targets = 0
+
+    def _build_labels(self) -> LabelScores | None:
+        manifest, config = self.trained.manifest, self.trained.config.model
+        if not manifest.keys.label:
+            return None
+        return LabelScores(
+            self.trained.model,
+            manifest.keys.label,
+            find_user_ids(manifest),
+            config.temperature if config.objective.kind == "binary" else None,
+        )
 
     def read(self) -> Iterator[RankingBatch]:
         trained, config = self.trained, self.trained.config.evaluation
@@ -189,10 +199,7 @@ class _Evaluation:
     def _labels(self) -> dict[str, Any] | None:
         if self.labels is None:
             return None
-        model = self.trained.config.model
-        binary = model.objective.kind == "binary"
-        rate = self.trained.manifest.label_rate.get("train")
-        return self.labels.result(model.temperature if binary else None, rate)
+        return self.labels.result(self.trained.manifest.label_rate.get("train"))
 
 
 class _CandidatePool:

@@ -164,18 +164,17 @@ def log_loss(labels: NDArray[np.generic], logits: NDArray[np.floating]) -> float
     return float(np.mean(np.logaddexp(0.0, z) - np.where(positive, z, 0.0)))
 
 
-def constant_log_loss(labels: NDArray[np.generic], rate: float) -> float | None:
+def constant_log_loss(label_rate: float, rate: float) -> float | None:
     """Log loss of always predicting one probability, or None where it is infinite.
 
     Args:
-        labels: `[rows]`, 0 or 1.
+        label_rate: Share of positive labels, in [0, 1].
         rate: The probability, in [0, 1].
     """
-    mean = float(np.mean(labels.astype(np.float64)))
-    if (rate == 0.0 and mean > 0.0) or (rate == 1.0 and mean < 1.0):
+    if (rate == 0.0 and label_rate > 0.0) or (rate == 1.0 and label_rate < 1.0):
         return None
-    positive_part = mean * np.log(rate) if mean > 0.0 else 0.0
-    negative_part = (1.0 - mean) * np.log1p(-rate) if mean < 1.0 else 0.0
+    positive_part = label_rate * np.log(rate) if label_rate > 0.0 else 0.0
+    negative_part = (1.0 - label_rate) * np.log1p(-rate) if label_rate < 1.0 else 0.0
     return float(-(positive_part + negative_part))
 
 

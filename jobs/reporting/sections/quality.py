@@ -153,9 +153,25 @@ def _label_blocks(metrics: Mapping[str, Any]) -> list[Block]:
     blocks: list[Block] = [
         build_table(f"Labels of {format_count(labels.get('rows'))} rows.", columns, rows)
     ]
+    facts = _label_facts(labels)
+    blocks += [Facts(facts)] if facts else []
     if labels.get("log_loss") is None:
         blocks.append(Note("No log loss: this objective does not train calibrated probabilities."))
     return blocks
+
+
+def _label_facts(labels: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    gauc, calibration = as_mapping(labels.get("gauc")), as_mapping(labels.get("calibration"))
+    facts = (
+        (
+            f"GAUC, {format_count(gauc.get('users'))} users with both labels",
+            gauc.get("value"),
+        ),
+        ("Mean prediction over label rate", calibration.get("ratio")),
+        ("Expected calibration error", calibration.get("expected_error")),
+        ("AUC, at most off by", labels.get("auc_error") or None),
+    )
+    return tuple((name, format_metric(value)) for name, value in facts if value is not None)
 
 
 def _beyond_accuracy(metrics: Mapping[str, Any]) -> list[Block]:
