@@ -95,14 +95,49 @@ def apply_override(data: dict[str, Any], override: str) -> None:
         value = yaml.safe_load(raw) if raw else None
     except yaml.YAMLError as error:
         raise ConfigError("an override's value must be YAML", received=override) from error
+    set_key(data, key, value, override)
+
+
+def set_key(data: dict[str, Any], key: str, value: Any, origin: str) -> None:
+    """Sets one key `a.b` in a nested mapping, in place.
+
+    Args:
+        data: The mapping.
+        key: Keys of the nested mappings, or positions of a list, joined by dots.
+        value: What it becomes.
+        origin: What the user wrote, for the message.
+
+    Raises:
+        ConfigError: A path through a scalar, or a position that a list does not have.
+    """
     *parents, last = key.strip().split(".")
     node: Any = data
     for part in parents:
-        node = _step(node, part, override)
+        node = _step(node, part, origin)
     if isinstance(node, list):
-        node[_index(node, last, override)] = value
+        node[_index(node, last, origin)] = value
     else:
         node[last] = value
+
+
+def override_config(config: ConfigT, values: Mapping[str, Any], origin: str) -> ConfigT:
+    """Returns a config with some keys changed; keys that nobody has set keep their defaults.
+
+    Args:
+        config: The config.
+        values: New values by key `a.b`.
+        origin: Where they come from, for the message.
+
+    Raises:
+        ConfigError: A key is unknown, or a value does not fit.
+    """
+    data = config.model_dump(mode="json", exclude_unset=True)
+    for key, value in values.items():
+        set_key(data, key, value, f"{key}={value}")
+    try:
+        return type(config).model_validate(data)
+    except ValidationError as error:
+        raise _explain(type(config), error, origin) from error
 
 
 def _step(node: Any, part: str, override: str) -> Any:

@@ -22,6 +22,8 @@ EXTRAS = {
     "pandas": "etl",
     "tensorflow": "training",
     "keras": "training",
+    "optuna": "sweep",
+    "sqlalchemy": "sweep",
 }
 
 NO_JIT_CACHE = "--no-jit-cache"

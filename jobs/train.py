@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from conf.errors import ConfigError, ExitCode
 from conf.load import load_config
 from conf.training import TrainConfig
+from conf.training.profile import StepRange, parse_step_range
 from jobs.logs import LogFormat, setup_logging
 from jobs.options import CONFIG_HELP, DryRun, LogFormatOption, Overrides, list_overrides
 from jobs.quiet import quiet_tensorflow
 
 app = typer.Typer(add_completion=False)
+
+_log = logging.getLogger("sluice.jobs.train")
 
 
 @app.command()
@@ -28,18 +34,64 @@ def main(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with this config's newest run, if unfinished.")
     ] = False,
+    profile: Annotated[
+        str | None,
+        typer.Option(metavar="FROM:TO", help="Profile the steps between these, for TensorBoard."),
+    ] = None,
+    report: Annotated[
+        bool, typer.Option("--report/--no-report", help="Write the run's report.html at the end.")
+    ] = True,
+    sweep: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Train many runs over the space of configs in FILE."),
+    ] = None,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Train a model on a dataset version."""
     setup_logging(log_format)
+    steps = None if profile is None else parse_step_range(profile)
     settings = list_overrides(overrides, {"dataset": dataset})
     resolved = load_config(TrainConfig, "training", config, settings)
+    if sweep is not None:
+        return _sweep(resolved, sweep, Switches(dry_run, resume, steps), log_format)
     if dry_run:
         print(json.dumps(plan(resolved), indent=1))
         return 0
-    run = train(resolved, resume=resume, log_format=log_format)
-    print(json.dumps({"run": str(run)}) if log_format is LogFormat.JSON else f"run: {run}")
+    run = train(resolved, resume=resume, log_format=log_format, profile=steps)
+    result = {"run": str(run)}
+    written = _report(run) if report else None
+    if written is not None:
+        result["report"] = str(written)
+    if log_format is LogFormat.JSON:
+        print(json.dumps(result))
+    else:
+        print("\n".join(f"{name}: {path}" for name, path in result.items()))
     return 0
+
+
+@dataclass(frozen=True)
+class Switches:
+    """What was asked for beside the config."""
+
+    dry_run: bool
+    resume: bool
+    profile: StepRange | None
+
+
+def _sweep(config: TrainConfig, file: Path, switches: Switches, log_format: LogFormat) -> int:
+    from jobs.sweep import plan_sweep, read_sweep, sweep_configs
+
+    if switches.profile is not None:
+        raise ConfigError(
+            "--profile is of one run and cannot be used with --sweep",
+            fix="profile the best config: sluice train best.yaml --profile FROM:TO",
+        )
+    space = read_sweep(file)
+    if switches.dry_run:
+        print(json.dumps(plan_sweep(config, space), indent=1))
+        return ExitCode.OK
+    result = sweep_configs(config, space, resume=switches.resume, log_format=log_format)
+    return ExitCode.OK if result.best is not None else ExitCode.FAILED
 
 
 def plan(config: TrainConfig) -> dict[str, Any]:
@@ -55,7 +107,11 @@ def plan(config: TrainConfig) -> dict[str, Any]:
 
 
 def train(
-    config: TrainConfig, *, resume: bool = False, log_format: LogFormat | str = LogFormat.TEXT
+    config: TrainConfig,
+    *,
+    resume: bool = False,
+    log_format: LogFormat | str = LogFormat.TEXT,
+    profile: StepRange | None = None,
 ) -> Path:
     """Trains a model and returns the directory of the run.
 
@@ -63,6 +119,7 @@ def train(
         config: The resolved config.
         resume: Whether to go on with the newest run of the same config, if it is unfinished.
         log_format: `text` or `json`.
+        profile: Steps to profile, or None.
 
     Raises:
         SluiceError: Training was refused or failed; earlier runs are untouched.
@@ -74,9 +131,20 @@ def train(
     json_lines = LogFormat(log_format) is LogFormat.JSON
     progress = build_progress("json" if json_lines else "text", config.fit.log_every_seconds)
     try:
-        return fit_run(config, progress, resume=resume)
+        return fit_run(config, progress, resume=resume, profile=profile)
     finally:
         progress.close()
+
+
+def _report(run: Path) -> Path | None:
+    """Writes the report; the model is trained and published, so a failure is told and no more."""
+    from jobs.report import write_report
+
+    try:
+        return write_report(run)
+    except Exception as error:
+        _log.warning("the report of %s could not be written: %r", run, error)
+        return None
 
 
 if __name__ == "__main__":

@@ -45,6 +45,9 @@ class EpochLoop:
         files: What is written.
         progress: Where to tell how it goes.
         stop: Whether a signal has asked to stop.
+
+    Attributes:
+        metric: What the progress shows of the last epoch's validation: name and value, or None.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class EpochLoop:
         self._runner, self._files = runner, files
         self._progress = progress
         self.stop = stop
+        self.metric: tuple[str, float] | None = None
         self._saved_at = time.monotonic()
 
     def run(self, standing: Standing) -> Standing:
@@ -168,5 +172,8 @@ class EpochLoop:
                 examples_per_s=position.batch * self._runner.config.input.batch_size / sums.seconds,
                 input_wait_share=min(1.0, sums.wait_s / sums.seconds),
                 eta_s=left * sums.seconds / position.batch,
+                run_step=position.step(steps),
+                run_steps=epochs * steps,
+                metric=self.metric,
             )
         )

@@ -18,6 +18,7 @@ from conf.dataset import read_manifest, resolve_version
 from conf.manifest import MANIFEST_FILE, Manifest
 from conf.run import RUN_CARD_FILE, read_json, update_run_card
 from conf.training import TrainConfig
+from conf.training.profile import StepRange
 from training.checkpoint import manifest_sha256, read_dataset_reference, read_run_manifest
 from training.interruption import stop_on_signals
 from training.models.base import RetrievalModel
@@ -47,7 +48,13 @@ class _Start:
     unfinished: Path | None
 
 
-def fit_run(config: TrainConfig, progress: TrainingProgress, *, resume: bool = False) -> Path:
+def fit_run(
+    config: TrainConfig,
+    progress: TrainingProgress,
+    *,
+    resume: bool = False,
+    profile: StepRange | None = None,
+) -> Path:
     """Trains a model and returns the directory of the run.
 
     Args:
@@ -55,6 +62,7 @@ def fit_run(config: TrainConfig, progress: TrainingProgress, *, resume: bool = F
         progress: Where to tell how it goes.
         resume: Whether to go on with the newest run of the same config, if it is unfinished,
             at the position of its newest checkpoint.
+        profile: Steps to profile, or None.
 
     Raises:
         TrainingInterruptedError: SIGTERM or SIGINT came; the state is saved.
@@ -64,7 +72,7 @@ def fit_run(config: TrainConfig, progress: TrainingProgress, *, resume: bool = F
     start = _find_start(config, progress, resume)
     strategy = build_strategy(config.devices)
     seed_everything(config.seed)
-    trainer = Trainer(config, start.data, strategy, progress)
+    trainer = Trainer(config, start.data, strategy, progress, profile)
     if start.unfinished is None:
         trainer.warm_start()  # Refused, it leaves no directory behind.
     run = start.unfinished or create_run(config)

@@ -52,7 +52,7 @@ class GroupedAUC:
             self._spill()
 
     def result(self) -> dict[str, float | int | None]:
-        """Returns `value` (None where no user has both classes), and the users and rows behind it."""
+        """Returns `value` (None where no user has both classes), and its users and rows."""
         total, users, rows = 0.0, 0, 0
         for part in self._partitions():
             values, sizes = auc_by_group(part["user"], part["positive"], part["score"])
@@ -64,7 +64,7 @@ class GroupedAUC:
     def _spill(self) -> None:
         if not self._files:
             # Without a name: nothing is left behind, however the process ends.
-            self._files = [tempfile.TemporaryFile() for _ in range(PARTITIONS)]
+            self._files = [tempfile.TemporaryFile() for _ in range(PARTITIONS)]  # noqa: SIM115
         rows = np.concatenate(self._kept)
         shift = np.uint64(64 - PARTITIONS.bit_length() + 1)
         parts = (rows["user"].astype(np.uint64) * _GOLDEN >> shift).astype(np.intp)

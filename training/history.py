@@ -71,6 +71,13 @@ def find_best_epoch(history: Sequence[EpochRecord], metric: str | None) -> int:
     return best.epoch
 
 
+def latest_metric(history: Sequence[EpochRecord], metric: str | None) -> tuple[str, float] | None:
+    """Returns the name and the last value of a validation metric; None where there is none yet."""
+    if not history or metric is None or metric not in history[-1].validation:
+        return None
+    return metric, history[-1].validation[metric]
+
+
 def should_stop(history: Sequence[EpochRecord], config: EarlyStoppingConfig | None) -> bool:
     """Whether the metric has not improved for `patience` epochs."""
     if config is None or not history:

@@ -31,6 +31,10 @@ class StepStatus:
         examples_per_s: Rows per second in this epoch.
         input_wait_share: Share of the time that steps waited for input, in [0, 1].
         eta_s: Seconds left if no epoch is saved by early stopping; None while unknown.
+        run_step: Steps of the run so far: `step` of `metrics.jsonl`.
+        run_steps: Steps of the run if no epoch is saved by early stopping.
+        metric: Name of the metric that chooses the epoch, and its value after the last epoch; None
+            while there is none.
     """
 
     epoch: int
@@ -41,6 +45,9 @@ class StepStatus:
     examples_per_s: float
     input_wait_share: float
     eta_s: float | None
+    run_step: int
+    run_steps: int
+    metric: tuple[str, float] | None = None
 
 
 class TrainingProgress(Protocol):
@@ -90,7 +97,9 @@ class JsonProgress:
     def step(self, status: StepStatus) -> None:
         """Writes the status, if the last one is old enough."""
         if self._clock.is_due():
-            self._write("steps", asdict(status))
+            name, value = status.metric or (None, None)
+            metric = None if name is None else {"name": name, "value": value}
+            self._write("steps", {**asdict(status), "metric": metric})
 
     def epoch(self, record: EpochRecord, best: bool) -> None:
         """Writes the epoch's record."""
@@ -169,7 +178,7 @@ class TerminalProgress:
             total=status.steps,
             completed=status.step,
             status=render_status(status),
-            description=f"epoch {status.epoch}/{status.epochs}",
+            description=f"epoch {status.epoch}/{status.epochs}  step {status.step}/{status.steps}",
         )
 
     def epoch(self, record: EpochRecord, best: bool) -> None:
@@ -182,10 +191,11 @@ class TerminalProgress:
 
 
 def render_status(status: StepStatus) -> str:
-    """Returns loss, speed, input wait and time left as text."""
+    """Returns loss, metric, speed, input wait and time left as text."""
     eta = "" if status.eta_s is None else f"  ETA {render_duration(status.eta_s)}"
+    metric = "" if status.metric is None else f"  {status.metric[0]} {status.metric[1]:.4f}"
     return (
-        f"loss {status.loss:.4f}  {status.examples_per_s:,.0f} examples/s  "
+        f"loss {status.loss:.4f}{metric}  {status.examples_per_s:,.0f} examples/s  "
         f"input wait {status.input_wait_share:.0%}{eta}"
     )
 

@@ -49,19 +49,32 @@ def create_run(config: TrainConfig, now: datetime | None = None) -> Path:
     Raises:
         InternalError: The directory cannot be made.
     """
-    paths = run_paths(config)
+    return make_entry(run_paths(config).runs, config_sha256(config), now)
+
+
+def make_entry(parent: Path, sha256: str, now: datetime | None = None) -> Path:
+    """Makes a new directory `<UTC time>-<hash>`.
+
+    Args:
+        parent: Where; made as needed.
+        sha256: What the hash is the beginning of.
+        now: The time; None: that of the clock.
+
+    Raises:
+        InternalError: The directory cannot be made.
+    """
     stamp = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%SZ")
-    base = f"{stamp}-{config_sha256(config)[:8]}"
+    base = f"{stamp}-{sha256[:8]}"
     try:
-        paths.runs.mkdir(parents=True, exist_ok=True)
+        parent.mkdir(parents=True, exist_ok=True)
         attempt = 1
         while True:
-            run = paths.run(base if attempt == 1 else f"{base}-{attempt}")
+            entry = parent / (base if attempt == 1 else f"{base}-{attempt}")
             try:
-                run.mkdir()
-                return run
+                entry.mkdir()
+                return entry
             except FileExistsError:
-                attempt += 1  # Another run of the same config began within this second.
+                attempt += 1  # Another one of the same config began within this second.
     except OSError as error:
         raise InternalError(
             "cannot make a run directory",

@@ -1,8 +1,8 @@
-"""The epochs of a run as TensorBoard scalars."""
+"""The epochs of a run in TensorBoard: scalars, and histograms where they are asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,8 +12,8 @@ from training.disk_errors import disk_errors
 from training.history import EpochRecord
 
 
-class ScalarLog:
-    """Writes one point per epoch and metric.
+class EpochLog:
+    """Writes one point per epoch and metric, and one histogram per epoch and weight.
 
     Args:
         directory: Directory of the event files.
@@ -24,12 +24,15 @@ class ScalarLog:
         with self._errors():
             self._writer = tf.summary.create_file_writer(str(directory))
 
-    def write(self, record: EpochRecord, step: int) -> None:
+    def write(
+        self, record: EpochRecord, step: int, samples: Mapping[str, tf.Tensor] | None = None
+    ) -> None:
         """Writes an epoch, through to the disk.
 
         Args:
             record: What the epoch gave.
             step: Updates so far.
+            samples: Values by tag, each shown as a histogram; None: no histograms.
 
         Raises:
             InternalError: The event file cannot be written.
@@ -41,6 +44,8 @@ class ScalarLog:
                 tf.summary.scalar("train/input_wait_share", record.input_wait_share)
                 for name, value in record.validation.items():
                     tf.summary.scalar(f"validation/{name}", value)
+                for tag, values in (samples or {}).items():
+                    tf.summary.histogram(tag, values)
             self._writer.flush()
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
@@ -13,6 +13,7 @@ import tensorflow as tf
 from conf.errors import ConfigError, InputDataError
 from conf.run import LOGS_DIR, WARM_START_FILE, write_json
 from conf.training import TrainConfig
+from conf.training.profile import StepRange
 from training.checkpoint import Checkpoints
 from training.checkpoint.state import find_non_finite
 from training.chunks import ChunkRunner, TrainingData
@@ -23,6 +24,7 @@ from training.history import (
     LOSS_METRIC,
     EpochRecord,
     find_best_epoch,
+    latest_metric,
     read_resumed_history,
     should_stop,
     write_history,
@@ -34,6 +36,7 @@ from training.models.base import RetrievalModel
 from training.objective import Objective, build_objective
 from training.optimizers import Optimizers
 from training.position import EpochSums, Position, Standing
+from training.profiler import StepProfiler
 from training.progress import TrainingProgress
 from training.step import (
     RunSteps,
@@ -45,8 +48,9 @@ from training.step import (
 )
 from training.step_log import StepLog
 from training.strategy import check_batch_size
-from training.tensorboard import ScalarLog
+from training.tensorboard import EpochLog
 from training.warm_start import WarmStartReport, WarmTarget, take_over
+from training.weight_samples import read_weight_samples
 
 __all__ = ["Trainer", "TrainingData", "TrainingResult", "Validate", "selection_metric"]
 
@@ -78,9 +82,11 @@ class Trainer:
         data: What to train on.
         strategy: Devices to train on.
         progress: Where to tell how it goes.
+        profile: Steps to profile, or None.
 
     Raises:
-        ConfigError: The config does not fit the dataset or the devices. Nothing was written.
+        ConfigError: The config does not fit the dataset or the devices, or the run does not have
+            the steps to profile. Nothing was written.
         InputDataError: The train split is smaller than a batch, or damaged.
     """
 
@@ -90,6 +96,7 @@ class Trainer:
         data: TrainingData,
         strategy: tf.distribute.Strategy,
         progress: TrainingProgress,
+        profile: StepRange | None = None,
     ) -> None:
         self._config, self._data = config, data
         self._strategy, self._progress = strategy, progress
@@ -99,6 +106,8 @@ class Trainer:
         self._metric = selection_metric(config)
         self._warm_start: WarmStartReport | None = None
         self.steps_per_epoch = data.steps_per_epoch(batch_size)
+        if profile is not None:
+            profile.require_within(self.steps_per_epoch * config.fit.epochs)
         options = build_step_options(config, strategy)
         with strategy.scope():
             self.model = build_model(config.model, data.manifest, config.seed)
@@ -115,9 +124,9 @@ class Trainer:
         inputs = tuple(
             dict.fromkeys((*self.model.user_inputs, *self.model.item_inputs, *objective.inputs))
         )
-        self._runner = ChunkRunner(
-            config, data, strategy, inputs, self._build_run_steps(objective, options)
-        )
+        run_steps = self._build_run_steps(objective, options)
+        self._profiler = None if profile is None else StepProfiler(run_steps, profile, progress)
+        self._runner = ChunkRunner(config, data, strategy, inputs, self._profiler or run_steps)
 
     def fit(
         self, run: Path, validate: Validate | None, stop: StopRequest | None = None
@@ -147,13 +156,16 @@ class Trainer:
             checkpoints = Checkpoints(
                 run, self.model, self._optimizers, self._config.fit.checkpoint
             )
-        with closing(checkpoints), closing(ScalarLog(run / LOGS_DIR)) as log:
+        with closing(checkpoints), closing(EpochLog(run / LOGS_DIR)) as log:
             standing, history = self._begin(run, checkpoints)
-            steps = StepLog(run, standing.position.step(self.steps_per_epoch))
-            with closing(steps):
+            done = standing.position.step(self.steps_per_epoch)
+            steps, profiler = StepLog(run, done), self._profiler
+            profiling = profiler.begin(run / LOGS_DIR, done) if profiler else nullcontext()
+            with closing(steps), profiling:
                 files = RunFiles(run, checkpoints, steps)
                 loop = EpochLoop(self._runner, files, self._progress, stop or StopRequest())
                 while len(history) < self._config.fit.epochs and not self._stops(history, metric):
+                    loop.metric = latest_metric(history, metric)
                     standing = loop.run(standing)
                     validation = self._validate(loop, standing, validate)
                     history.append(self._describe_epoch(standing, validation))
@@ -261,7 +273,7 @@ class Trainer:
         files: RunFiles,
         history: list[EpochRecord],
         metric: str | None,
-        log: ScalarLog,
+        log: EpochLog,
     ) -> Standing:
         """Saves a finished epoch; returns where the next one begins."""
         record = history[-1]
@@ -272,7 +284,9 @@ class Trainer:
         write_history(files.run, history)
         standing = Standing(Position(record.epoch, 0), EpochSums(), self._config.seed)
         loop.save(standing, best=best)
-        log.write(record, standing.position.step(self.steps_per_epoch))
+        shown = self._config.fit.histograms
+        samples = None if shown is None else read_weight_samples(self.model, shown.sampled_rows)
+        log.write(record, standing.position.step(self.steps_per_epoch), samples)
         self._progress.epoch(record, best and metric is not None)
         return standing
 

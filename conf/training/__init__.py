@@ -15,6 +15,7 @@ from conf.training.fit import (
     CheckpointConfig,
     EarlyStoppingConfig,
     FitConfig,
+    HistogramsConfig,
     WarmStartConfig,
 )
 from conf.training.input import InputConfig
@@ -59,6 +60,7 @@ __all__ = [
     "EvaluationConfig",
     "ExponentialSchedule",
     "FitConfig",
+    "HistogramsConfig",
     "InputConfig",
     "InverseSqrtSchedule",
     "LinearSchedule",

@@ -48,6 +48,18 @@ def _path_alone(value: Any) -> Any:
     return {"path": value} if isinstance(value, str) else value
 
 
+class HistogramsConfig(Finite):
+    """Histograms in TensorBoard at the end of each epoch: dense weights, norms of tables' rows."""
+
+    sampled_rows: int = Field(
+        100_000, ge=1, description="Rows of a larger table that are read, evenly spread."
+    )
+
+
+def _switch(value: Any) -> Any:
+    return ({} if value else None) if isinstance(value, bool) else value
+
+
 class FitConfig(Finite):
     """How long to train."""
 
@@ -59,4 +71,7 @@ class FitConfig(Finite):
     warm_start: Annotated[WarmStartConfig | None, BeforeValidator(_path_alone)] = None
     check_gradients: bool = Field(
         False, description="Stop at gradients that are not finite, too, not at the loss alone."
+    )
+    histograms: Annotated[HistogramsConfig | None, BeforeValidator(_switch)] = Field(
+        None, description="true, or a mapping; null: scalars alone."
     )

@@ -21,11 +21,13 @@ from jobs.reporting.sections.popularity import build_popularity
 from jobs.reporting.sections.provenance import build_provenance, build_timings
 from jobs.reporting.sections.quality import build_quality
 from jobs.reporting.sections.shards import build_shards
+from jobs.reporting.sections.steps import build_steps
 from jobs.reporting.verdict import Verdict, build_verdict
 
 SECTIONS = (
     build_quality,
     build_learning,
+    build_steps,
     build_lists,
     build_flow,
     build_features,

@@ -113,6 +113,35 @@ def plot_learning(
         return style.render(canvas, "learning", label)
 
 
+def plot_curves(
+    x: Sequence[float] | np.ndarray,
+    curves: Mapping[str, Sequence[float] | np.ndarray],
+    x_label: str,
+    name: str,
+    label: str,
+) -> Markup:
+    """Curves over the same axis, one panel each.
+
+    Args:
+        x: `[points]`, rising.
+        curves: Title -> values `[points]`; NaN where there is none.
+        x_label: What x is.
+        name: Prefix of the drawing's ids; unique on the page.
+        label: What the plot shows, for readers who cannot see it.
+    """
+    with PlotStyle() as style:
+        canvas = style.canvas(WIDTH_PT, 120.0 * len(curves) + 15)
+        axes = canvas.subplots(len(curves), 1, squeeze=False, sharex=True)[:, 0]
+        for index, (axis, (title, values)) in enumerate(zip(axes, curves.items(), strict=True)):
+            axis.plot(x, values, color=COLOURS[_TONES[index % len(_TONES)]], linewidth=1.4)
+            axis.set_title(title)
+            axis.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
+            axis.margins(x=0.02, y=0.12)
+        axes[-1].set_xlabel(x_label)
+        axes[-1].xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        return style.render(canvas, name, label)
+
+
 def _mark_best(axis: Axes, epoch: int, value: float, tone: str) -> None:
     axis.axvline(epoch, color=COLOURS["muted"], linewidth=1, linestyle=(0, (3, 3)))
     if np.isfinite(value):

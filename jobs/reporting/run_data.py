@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -18,6 +19,7 @@ from conf.run import (
     METRICS_FILE,
     RECOMMENDATIONS_FILE,
     RUN_CARD_FILE,
+    STEPS_FILE,
     read_json,
 )
 from jobs.reporting.catalogue import ItemCatalogue, read_catalogue
@@ -45,6 +47,7 @@ class RunData:
         run: Directory of the run.
         card: The run card.
         epochs: Entries of the training history, in order.
+        steps: Lines of `metrics.jsonl`, in order.
         metrics: The evaluation.
         version: Directory of the dataset version that it was trained on.
         manifest: That version's manifest.
@@ -62,6 +65,7 @@ class RunData:
     catalogue: ItemCatalogue | None = None
     lists: tuple[RankedList, ...] = ()
     gaps: Mapping[str, str] = field(default_factory=dict)
+    steps: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -92,6 +96,7 @@ def read_run(run: Path) -> RunData:
     card = read_json(run / RUN_CARD_FILE)
     gaps: dict[str, str] = {}
     epochs = _attempt("history", gaps, lambda: _read_history(run))
+    steps = _attempt("steps", gaps, lambda: _read_steps(run / STEPS_FILE))
     metrics = _attempt("metrics", gaps, lambda: _read_optional(run / METRICS_FILE))
     if metrics is None:
         gaps.setdefault("metrics", "This run is not evaluated yet; sluice evaluate does that.")
@@ -106,8 +111,9 @@ def read_run(run: Path) -> RunData:
     if lists is None:
         gaps.setdefault("lists", "No ranked lists have been written yet; sluice predict does that.")
     return RunData(
-        run, card, epochs or (), metrics, version, manifest, catalogue, lists or (), gaps
-    )
+        run, card, epochs or (), metrics, version, manifest, catalogue, lists or (), gaps,
+        steps or (),
+    )  # fmt: skip
 
 
 def _attempt(part: str, gaps: dict[str, str], read: Callable[[], T]) -> T | None:
@@ -142,6 +148,15 @@ def _read_history(run: Path) -> tuple[Mapping[str, Any], ...]:
     if not isinstance(data, list) or not all(isinstance(entry, dict) for entry in data):
         raise InputDataError(f"{file} must hold a list of epochs", received=type(data).__name__)
     return tuple(data)
+
+
+def _read_steps(file: Path) -> tuple[Mapping[str, Any], ...]:
+    """The lines up to the first damaged one: a run that is going on may be writing its last."""
+    lines: list[Mapping[str, Any]] = []
+    if file.exists():
+        with suppress(ValueError), file.open(encoding="utf-8") as handle:
+            lines.extend(as_mapping(json.loads(line)) for line in handle)
+    return tuple(lines)
 
 
 def _read_optional(file: Path) -> Mapping[str, Any] | None:

@@ -36,9 +36,8 @@ def test_scores_are_dot_products_of_each_row_in_float64(
     assert found["rows"] == len(y)
     assert found["auc_error"] == 0.0
     assert found["calibration"]["ratio"] == pytest.approx(p.mean() / y.mean(), rel=1e-5)
-    by_user = {
-        u: (y[ids == u], z[ids == u]) for ids in [np.concatenate(users_of)] for u in set(ids)
-    }
+    ids = np.concatenate(users_of)
+    by_user = {u: (y[ids == u], z[ids == u]) for u in set(ids)}
     expected = [
         (np.mean(zs[ys == 1][:, None] > zs[ys == 0][None, :]), len(ys))
         for ys, zs in by_user.values()

@@ -15,7 +15,7 @@ from training.progress import (
     render_duration,
 )
 
-STATUS = StepStatus(2, 10, 64, 128, 1.25, 12_345.0, 0.07, 75.0)
+STATUS = StepStatus(2, 10, 64, 128, 1.25, 12_345.0, 0.07, 75.0, 192, 1280, ("ndcg@10", 0.25))
 RECORD = EpochRecord(2, 1.25, 3.0, 640, 213.3, 0.07, {"ndcg@10": 0.4, "mrr": 0.2})
 
 
@@ -42,6 +42,8 @@ def test_json_lines_hold_the_figures() -> None:
     assert [line["event"] for line in lines] == ["message", "steps", "epoch"]
     assert lines[0]["run"] == "r"
     assert lines[1]["eta_s"] == 75.0
+    assert lines[1]["run_step"] == 192
+    assert lines[1]["metric"] == {"name": "ndcg@10", "value": 0.25}
     assert lines[2]["validation"]["ndcg@10"] == 0.4
     assert lines[2]["best"] is True
 

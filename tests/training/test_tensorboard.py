@@ -8,13 +8,13 @@ import tensorflow as tf
 
 from conf.errors import InternalError
 from training.history import EpochRecord
-from training.tensorboard import ScalarLog
+from training.tensorboard import EpochLog
 
 RECORD = EpochRecord(1, 0.5, 2.0, 100, 50.0, 0.25, {"mrr": 0.125})
 
 
 def test_an_epoch_is_one_point_per_metric(tmp_path: Path) -> None:
-    log = ScalarLog(tmp_path)
+    log = EpochLog(tmp_path)
     log.write(RECORD, 7)
     log.close()
     (file,) = tmp_path.glob("events.*")
@@ -32,7 +32,7 @@ def test_an_epoch_is_one_point_per_metric(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
-    log = ScalarLog(tmp_path)
+    log = EpochLog(tmp_path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))  # every write beyond fails
     try:
@@ -45,4 +45,4 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InternalError, match="TensorBoard"):
-        ScalarLog(tmp_path / "file" / "logs")
+        EpochLog(tmp_path / "file" / "logs")

@@ -11,6 +11,7 @@ from jobs.reporting.blocks import (
     Block,
     Cell,
     Column,
+    Details,
     Figure,
     Note,
     Section,
@@ -24,7 +25,7 @@ from jobs.reporting.numbers import (
     format_seconds,
     format_share,
 )
-from jobs.reporting.plots import plot_learning
+from jobs.reporting.plots import plot_curves, plot_learning
 from jobs.reporting.run_data import RunData, as_mapping
 from jobs.reporting.verdict import PREFERRED_METRICS
 
@@ -57,6 +58,7 @@ def build_learning(data: RunData) -> Section:
             )
         )
     ]
+    blocks += _all_metrics(data.epochs, numbers)
     if metric is None and not chosen:
         blocks.append(
             Note("No validation split: the last epoch was kept, nothing could be chosen.")
@@ -140,6 +142,27 @@ def _epoch_table(
         rows.append([Cell(text, best=number == best) for text in cells])
     caption = "Epochs." if best is None else "Epochs; the best in bold."
     return build_table(caption, columns, rows)
+
+
+def _all_metrics(epochs: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> list[Block]:
+    """Every validation metric by epoch: curves of the usual ones, and the table."""
+    found = [as_mapping(entry.get("validation")) for entry in epochs]
+    names = list(dict.fromkeys(str(name) for values in found for name in values))
+    if not names:
+        return []
+    usual = [name for name in PREFERRED_METRICS if name in names] or names[:4]
+    curves = {metric_title(name): [_number(values.get(name)) for values in found] for name in usual}
+    label = f"Line charts of {', '.join(curves)} on validation over {len(numbers)} epochs."
+    table = build_table(
+        "Validation by epoch.",
+        [Column("Metric", numeric=False), *(Column(str(number)) for number in numbers)],
+        [
+            [metric_title(name), *(format_metric(values.get(name)) for values in found)]
+            for name in sorted(names)
+        ],
+    )
+    figure = Figure(plot_curves(numbers, curves, "epoch", "validation", label), "Per epoch.")
+    return [Details("All validation metrics", (figure, table))]
 
 
 def _number(value: Any) -> float:

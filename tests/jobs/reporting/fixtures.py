@@ -29,6 +29,7 @@ from conf.run import (
     METRICS_FILE,
     RECOMMENDATIONS_FILE,
     RUN_CARD_FILE,
+    STEPS_FILE,
     RunPaths,
     write_json,
 )
@@ -123,10 +124,20 @@ def write_run(root: Path, version: Path, config: FakeConfig | None = None) -> Pa
     run.mkdir(parents=True)
     write_json(run / RUN_CARD_FILE, build_card(version, config))
     write_text_atomic(run / HISTORY_FILE, json.dumps(build_epochs()))
+    write_text_atomic(run / STEPS_FILE, build_steps())
     write_json(run / METRICS_FILE, build_metrics())
     write_lists(run / RECOMMENDATIONS_FILE, config)
     write_text_atomic(paths.current, RUN_ID + "\n")
     return run
+
+
+def build_steps(lines: int = 40) -> str:
+    """Returns `metrics.jsonl`, a line per ten steps."""
+    entries = [
+        {"step": 10 * n, "epoch": 1, "loss": 1 / n, "examples_per_s": 9e4, "input_wait_share": 0.02}
+        for n in range(1, lines + 1)
+    ]
+    return "".join(json.dumps(entry) + "\n" for entry in entries)
 
 
 def build_schema(config: FakeConfig) -> FeatureSchema:

@@ -1,0 +1,83 @@
+"""What `sluice train --sweep FILE` tries."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from conf.training.base import Finite
+from conf.training.fit import METRIC_PATTERN
+
+
+class ChoicesConfig(Finite):
+    """One of some values, of any kind."""
+
+    choices: tuple[Any, ...] = Field(min_length=1)
+
+
+class RangeConfig(Finite):
+    """A number from a range, both ends included."""
+
+    low: float
+    high: float
+    log: bool = Field(False, description="Drawn evenly by order of magnitude.")
+    step: float | None = Field(None, gt=0)
+    integer: bool = False
+
+    @model_validator(mode="after")
+    def _possible(self) -> RangeConfig:
+        if self.low >= self.high:
+            raise ValueError("low must be less than high")
+        if self.log and (self.low <= 0 or self.step is not None):
+            raise ValueError("log needs low > 0 and no step")
+        numbers = (self.low, self.high, self.step or 1.0)
+        if self.integer and any(number != int(number) for number in numbers):
+            raise ValueError("an integer range needs whole numbers")
+        return self
+
+
+def _list_alone(value: Any) -> Any:
+    return {"choices": value} if isinstance(value, list | tuple) else value
+
+
+DimensionConfig = Annotated[ChoicesConfig | RangeConfig, BeforeValidator(_list_alone)]
+
+
+class SweepConfig(Finite):
+    """A space of configs, and how many of them to try."""
+
+    space: dict[str, DimensionConfig] = Field(
+        min_length=1, description="Config key -> a list of values, or low and high."
+    )
+    sampler: Literal["grid", "random", "tpe"] = "random"
+    trials: int | None = Field(None, ge=1, description="None: the whole grid.")
+    seed: int = Field(42, ge=0)
+    metric: str | None = Field(
+        None, pattern=METRIC_PATTERN, description="None: fit.early_stopping.metric."
+    )
+    prune_after_epochs: int | None = Field(
+        None, ge=1, description="From this epoch on, end trials below the median of earlier ones."
+    )
+
+    @model_validator(mode="after")
+    def _countable(self) -> SweepConfig:
+        ranges = [key for key, found in self.space.items() if isinstance(found, RangeConfig)]
+        if self.sampler == "grid" and ranges:
+            raise ValueError(f"a grid needs lists of values, and {', '.join(ranges)} is a range")
+        if self.sampler != "grid" and self.trials is None:
+            raise ValueError(f"sampler {self.sampler} needs the number of trials")
+        fixed = [key for key in ("root", "name") if key in self.space]
+        if fixed:
+            raise ValueError(f"{fixed[0]} says where trials lie and cannot be tried")
+        return self
+
+    @property
+    def trial_count(self) -> int:
+        """Trials in all."""
+        if self.sampler != "grid":
+            return self.trials or 0
+        sizes = [len(d.choices) for d in self.space.values() if isinstance(d, ChoicesConfig)]
+        whole = math.prod(sizes)
+        return whole if self.trials is None else min(whole, self.trials)

@@ -1,0 +1,115 @@
+"""`sluice train --sweep FILE`: many runs over a space of configs, and the best of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conf.errors import ConfigError
+from conf.load import load_config
+from conf.training import TrainConfig
+from conf.training.sweep import SweepConfig
+from jobs.logs import LogFormat
+from jobs.quiet import quiet_tensorflow
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from training.sweep import SweepResult
+
+
+def read_sweep(file: Path) -> SweepConfig:
+    """Reads a sweep's file.
+
+    Raises:
+        ConfigError: There is no such file, or it does not hold a sweep.
+    """
+    if not file.is_file():
+        raise ConfigError("no such sweep", received=file, allowed="a YAML file")
+    return load_config(SweepConfig, "training", str(file.resolve()))
+
+
+def plan_sweep(config: TrainConfig, sweep: SweepConfig) -> dict[str, Any]:
+    """Returns what a sweep would do; nothing is written.
+
+    Raises:
+        ConfigError: The space or the metric does not fit.
+    """
+    with quiet_tensorflow():
+        from training.sweep.runner import find_metric
+        from training.sweep.space import check_space
+
+    metric = find_metric(config, sweep)
+    check_space(config, sweep)
+    resolved = sweep.model_dump(mode="json")
+    return {"sweep": resolved, "trials": sweep.trial_count, "metric": metric}
+
+
+def sweep_configs(
+    config: TrainConfig, sweep: SweepConfig, *, resume: bool, log_format: LogFormat
+) -> SweepResult:
+    """Runs a sweep, prints the table of its trials and returns them.
+
+    Raises:
+        SluiceError: The sweep was refused or stopped; finished trials are kept.
+    """
+    with quiet_tensorflow():
+        from training.sweep import run_sweep
+    from training.progress import build_progress
+
+    progress = build_progress(log_format.value, config.fit.log_every_seconds)
+    try:
+        result = run_sweep(config, sweep, progress, resume=resume)
+    finally:
+        progress.close()
+    _print(result, log_format)
+    return result
+
+
+def _print(result: SweepResult, log_format: LogFormat) -> None:
+    if log_format is LogFormat.JSON:
+        best = None if result.best is None else result.best.detail
+        print(
+            json.dumps(
+                {
+                    "sweep": str(result.directory),
+                    "best": best,
+                    "best_config": None if best is None else str(result.best_config),
+                }
+            )
+        )
+        return
+    from rich.console import Console
+
+    console = Console()
+    console.print(build_trials_table(result))
+    print(f"sweep: {result.directory}")
+    print("no trial has finished" if result.best is None else f"best:  {result.best_config}")
+
+
+def build_trials_table(result: SweepResult) -> Table:
+    """Returns the trials as a table, the best one in bold."""
+    from rich.table import Table
+    from rich.text import Text
+
+    keys = list(dict.fromkeys(key for trial in result.trials for key in trial.values))
+    table = Table(title="Trials", title_justify="left")
+    for name in ("trial", *keys, result.metric, "time", "state"):
+        table.add_column(name)
+    for trial in result.trials:
+        is_best = result.best is not None and trial.number == result.best.number
+        cells = (
+            str(trial.number),
+            *(_render(trial.values.get(key)) for key in keys),
+            "" if trial.value is None else f"{trial.value:.4f}",
+            "" if trial.seconds is None else f"{trial.seconds:.0f} s",
+            trial.state,
+        )
+        # As text: a value may look like markup.
+        table.add_row(*map(Text, cells), style="bold" if is_best else None)
+    return table
+
+
+def _render(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
