@@ -6,7 +6,7 @@ import pytest
 
 from conf.errors import ConfigError
 from conf.etl import BuildConfig
-from conf.load import load_config, preset_names
+from conf.load import load_config, override_config, preset_names
 from conf.training import TrainConfig
 
 
@@ -77,3 +77,14 @@ def test_files_that_are_not_a_plain_mapping_are_refused(tmp_path, text):
     file.write_text(text)
     with pytest.raises(ConfigError):
         load_config(BuildConfig, "etl", str(file))
+
+
+def test_changed_keys_leave_the_defaults_of_the_others_open() -> None:
+    config = TrainConfig.model_validate({"dataset": "d", "name": "n", "fit": {"epochs": 3}})
+    changed = override_config(config, {"model.name": "mf", "optimizer.learning_rate": 1e-5}, "test")
+    assert changed.model.name == "mf"
+    assert changed.optimizer.learning_rate == 1e-5
+    assert changed.fit.epochs == 3
+    assert config.model.name == "dssm"
+    with pytest.raises(ConfigError, match="epochs"):
+        override_config(config, {"fit.epoch": 3}, "test")

@@ -67,10 +67,56 @@ def test_trains_and_prints_the_run(dataset: Path, tmp_path: Path, capsys) -> Non
     captured = capsys.readouterr()
     run = Path(json.loads(captured.out.splitlines()[-1])["run"])
     assert read_json(run / "run_card.json")["status"] == "trained"
-    events = [
-        json.loads(line)["event"] for line in captured.err.splitlines() if line.startswith("{")
-    ]
-    assert events.count("epoch") == 2
+    lines = [json.loads(line) for line in captured.err.splitlines()]
+    assert [line["event"] for line in lines].count("epoch") == 2
+    assert all(isinstance(line["time"], float) for line in lines)
+    assert "http" not in (run / "report.html").read_text().replace("http-equiv", "").replace(
+        "http://www.w3.org/2000/svg", ""
+    )
+
+
+def test_progress_and_the_step_log_tell_the_same(dataset: Path, tmp_path: Path, capsys) -> None:
+    settings = [f"root={tmp_path}", "fit.log_every_seconds=1.0e-9", "fit.steps_per_loop=5"]
+    sets = [part for setting in settings for part in ("--set", setting)]
+    arguments = ["--dataset", str(dataset), *SMALL, *sets, "--no-report"]
+    assert main(["train", *arguments, "--log-format", "json"]) == 0
+    captured = capsys.readouterr()
+    run = Path(json.loads(captured.out)["run"])
+    assert not (run / "report.html").exists()
+    told = [json.loads(line) for line in captured.err.splitlines()]
+    steps = [line for line in told if line["event"] == "steps"]
+    logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [s["run_step"] for s in steps] == [entry["step"] for entry in logged]
+    assert [s["epoch"] for s in steps] == [entry["epoch"] for entry in logged]
+    assert steps[0]["loss"] == pytest.approx(logged[0]["loss"])
+    assert steps[0]["metric"] is None
+    (first, last) = [line for line in told if line["event"] == "epoch"]
+    assert steps[-1]["metric"] == {"name": "ndcg@10", "value": first["validation"]["ndcg@10"]}
+    assert steps[-1]["run_step"] == steps[-1]["run_steps"] == 24
+    assert steps[-1]["loss"] == pytest.approx(last["loss"])
+
+
+def test_a_profile_and_histograms_are_in_the_logs(dataset: Path, tmp_path: Path, capsys) -> None:
+    sets = ["--set", f"root={tmp_path}", "--set", "fit.histograms=true"]
+    arguments = ["--dataset", str(dataset), *SMALL, *sets, "--profile", "3:5", "--no-report"]
+    assert main(["train", *arguments]) == 0
+    captured = capsys.readouterr()
+    run = Path(captured.out.strip().removeprefix("run: "))
+    assert f"profiled steps 4 to 5: tensorboard --logdir {run / 'logs'}" in captured.err
+    assert list((run / "logs").glob("plugins/profile/*/*.xplane.pb"))
+    events = b"".join(file.read_bytes() for file in (run / "logs").glob("events.*"))
+    assert b"row_norms/movie_id" in events
+
+
+def test_a_report_that_fails_leaves_the_run_trained(
+    dataset: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    def fail(run: Path) -> Path:
+        raise RuntimeError("no fonts")
+
+    monkeypatch.setattr("jobs.report.write_report", fail)
+    assert main(["train", "--dataset", str(dataset), "--set", f"root={tmp_path}", *SMALL]) == 0
+    assert "no fonts" in capsys.readouterr().err
 
 
 def test_a_dry_run_touches_nothing(dataset: Path, tmp_path: Path, capsys) -> None:
@@ -90,6 +136,8 @@ def test_a_dry_run_touches_nothing(dataset: Path, tmp_path: Path, capsys) -> Non
         (["--dataset", "nowhere"], 4, "no published dataset"),
         (["--set", "fit.early_stopping.metric=ndcg@7"], 2, "evaluation.ks"),
         (["--set", "optimizer.learning_rate=1.0e+38"], 5, "diverged"),
+        (["--profile", "9"], 2, "100:120"),
+        (["--profile", "20:25"], 2, "0 to 24"),
     ],
 )
 def test_exit_codes(arguments, code, message, dataset: Path, tmp_path: Path, capsys) -> None:

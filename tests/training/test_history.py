@@ -9,6 +9,7 @@ from conf.training import EarlyStoppingConfig
 from training.history import (
     EpochRecord,
     find_best_epoch,
+    latest_metric,
     read_history,
     read_resumed_history,
     should_stop,
@@ -97,3 +98,11 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "history.json").write_text('[{"epoch": 1')
     with pytest.raises(InputDataError, match=r"history\.json"):
         read_history(tmp_path)
+
+
+def test_the_latest_metric_is_that_of_the_last_epoch() -> None:
+    history = records([0.1, 0.3, 0.2])
+    assert latest_metric(history, "ndcg@10") == ("ndcg@10", 0.2)
+    assert latest_metric(history, "loss") is None
+    assert latest_metric(history, None) is None
+    assert latest_metric([], "ndcg@10") is None

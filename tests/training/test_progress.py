@@ -54,7 +54,7 @@ def test_lines_tell_loss_speed_wait_and_time_left() -> None:
     progress.step(STATUS)
     progress.epoch(RECORD, best=True)
     step, epoch = stream.getvalue().splitlines()
-    for part in ("2/10", "64/128", "1.2500", "12,345 examples/s", "7%", "1:15"):
+    for part in ("2/10", "64/128", "1.2500", "ndcg@10 0.2500", "12,345 examples/s", "7%", "1:15"):
         assert part in step
     for part in ("epoch 2", "ndcg@10 0.4000", "best"):
         assert part in epoch

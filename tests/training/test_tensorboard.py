@@ -31,6 +31,22 @@ def test_an_epoch_is_one_point_per_metric(tmp_path: Path) -> None:
     }
 
 
+def test_samples_become_histograms(tmp_path: Path) -> None:
+    log = EpochLog(tmp_path)
+    log.write(RECORD, 7, {"row_norms/movie_id": tf.constant([0.0, 1.0, 1.0])})
+    log.close()
+    (file,) = tmp_path.glob("events.*")
+    (buckets,) = [
+        tf.make_ndarray(value.tensor)  # [buckets, 3]: left, right, count
+        for event in tf.compat.v1.train.summary_iterator(str(file))
+        for value in event.summary.value
+        if value.tag == "row_norms/movie_id"
+    ]
+    assert buckets[:, 2].sum() == 3
+    assert buckets[0, 0] == 0.0
+    assert buckets[-1, 1] == 1.0
+
+
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
     log = EpochLog(tmp_path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs.cli import main
+from jobs.sweep import build_trials_table
+from training.sweep.runner import SweepResult, TrialRecord
+
+SETTINGS = ["name=s", "model.name=mf", "model.embedding_dim=4", "input.batch_size=128"]
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.training.fixtures import write_tiny_dataset
+
+    return write_tiny_dataset(tmp_path_factory.mktemp("datasets")).parent.parent
+
+
+@pytest.fixture
+def arguments(dataset: Path, tmp_path: Path) -> list[str]:
+    file = tmp_path / "space.yaml"
+    file.write_text("trials: 2\nspace:\n  optimizer.learning_rate: {low: 1e-3, high: 1e-1}\n")
+    settings = [*SETTINGS, f"root={tmp_path / 'runs'}", "fit.epochs=1"]
+    sets = [part for setting in settings for part in ("--set", setting)]
+    return ["train", "--dataset", str(dataset), *sets, "--sweep", str(file)]
+
+
+def test_the_best_config_trains_again(arguments: list[str], tmp_path: Path, capsys) -> None:
+    pytest.importorskip("optuna", reason="needs optuna: pip install 'sluice[sweep]'")
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "complete" in out
+    assert main([*arguments, "--resume", "--log-format", "json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert Path(result["best"]).is_relative_to(result["sweep"])
+    assert main(["train", result["best_config"], "--no-report"]) == 0
+    assert (tmp_path / "runs" / "s" / "CURRENT").exists()
+
+
+def test_a_dry_run_tells_the_trials_and_touches_nothing(
+    arguments: list[str], tmp_path: Path, capsys
+) -> None:
+    assert main([*arguments, "--dry-run"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["trials"] == 2
+    assert plan["metric"] == "ndcg@10"
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_optuna_it_says_what_to_install(
+    arguments: list[str], tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    assert main(arguments) == 2
+    assert "pip install 'sluice[sweep]'" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--profile", "1:2"], "--sweep"),
+        (["--sweep", "nowhere.yaml"], "no such sweep"),
+        (["--set", "fit.epochs=0"], "epochs"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    more: list[str], message: str, arguments: list[str], tmp_path: Path, capsys
+) -> None:
+    assert main([*arguments, *more]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_table_shows_values_as_they_are() -> None:
+    from rich.console import Console
+
+    trials = (
+        TrialRecord(0, "complete", {"a": "[red]"}, 0.25, 3.0, "run"),
+        TrialRecord(1, "fail", {"a": 0.000123456}, None, None, "diverged"),
+    )
+    console = Console(record=True, width=100)
+    console.print(build_trials_table(SweepResult(Path("x"), "mrr", trials, trials[0])))
+    text = console.export_text()
+    for part in ("[red]", "0.0001235", "0.2500", "mrr", "fail"):
+        assert part in text

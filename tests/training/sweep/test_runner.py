@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from conf.errors import ConfigError, TrainingInterruptedError
+from conf.run import read_json, resolve_run
+from conf.training import TrainConfig
+from conf.training.sweep import SweepConfig
+from tests.training.killed_run import Silent
+from training.history import read_history
+from training.sweep import run_sweep, runner
+
+pytest.importorskip("optuna", reason="needs optuna: pip install 'sluice[sweep]'")
+
+GRID = {
+    "sampler": "grid",
+    "space": {"optimizer.learning_rate": [0.001, 0.05], "model.embedding_dim": [2, 4]},
+}
+RANDOM = {
+    "trials": 3,
+    "space": {
+        "optimizer.learning_rate": {"low": 1e-3, "high": 0.1, "log": True},
+        "model.embedding_dim": {"low": 2, "high": 8, "step": 2, "integer": True},
+    },
+}
+
+
+def sweep_config(data: dict, **changes: object) -> SweepConfig:
+    return SweepConfig.model_validate({**data, **changes})
+
+
+def test_a_grid_runs_every_point_and_keeps_the_best(config: TrainConfig) -> None:
+    result = run_sweep(config, sweep_config(GRID), Silent())
+    points = {tuple(trial.values.values()) for trial in result.trials}
+    assert points == {(0.001, 2), (0.001, 4), (0.05, 2), (0.05, 4)}
+    assert [trial.state for trial in result.trials] == ["complete"] * 4
+    for trial in result.trials:
+        run = Path(trial.detail)
+        card = read_json(run / "run_card.json")
+        assert run.is_relative_to(result.directory / "trials")
+        assert card["status"] == "trained"
+        assert (
+            card["config"]["optimizer"]["learning_rate"] == trial.values["optimizer.learning_rate"]
+        )
+        best = read_history(run)[card["training"]["best_epoch"] - 1]
+        assert trial.value == best.validation["ndcg@10"]
+    assert result.best.value == max(trial.value for trial in result.trials)
+    again = TrainConfig.model_validate(yaml.safe_load(result.best_config.read_text()))
+    assert again.name == config.name
+    assert again.root == config.root
+    assert again.model.embedding_dim == result.best.values["model.embedding_dim"]
+    table = json.loads((result.directory / "trials.json").read_text())
+    assert table["best"] == result.best.number
+    assert not (Path(config.root) / "s" / "CURRENT").exists()
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe"])
+def test_an_interrupted_sweep_resumes_to_the_trials_of_one_that_was_not(
+    sampler: str, config: TrainConfig, tmp_path: Path, monkeypatch
+) -> None:
+    wanted = sweep_config(RANDOM, sampler=sampler)
+    elsewhere = config.model_copy(update={"root": str(tmp_path / "whole")})
+    whole = run_sweep(elsewhere, wanted, Silent())
+    fit, runs = runner.fit_run, []
+
+    def interrupted(*arguments: object, **options: object) -> Path:
+        runs.append(options["resume"])
+        if len(runs) == 2:
+            raise TrainingInterruptedError("SIGTERM")
+        return fit(*arguments, **options)
+
+    monkeypatch.setattr(runner, "fit_run", interrupted)
+    with pytest.raises(TrainingInterruptedError):
+        run_sweep(config, wanted, Silent())
+    result = run_sweep(config, wanted, Silent(), resume=True)
+    assert len(runs) == 4  # the interrupted trial twice
+    assert [t.values for t in result.trials] == [t.values for t in whole.trials]
+    assert [t.value for t in result.trials] == [t.value for t in whole.trials]
+    assert len({json.dumps(t.values) for t in result.trials}) == 3
+    more = run_sweep(config, sweep_config(RANDOM, sampler=sampler, trials=4), Silent(), resume=True)
+    assert len(runs) == 5
+    assert more.directory == result.directory
+    assert more.trials[:3] == result.trials
+    run_sweep(config, sweep_config(RANDOM, sampler=sampler, trials=4), Silent(), resume=True)
+    assert len(runs) == 5  # nothing is left
+
+
+def test_a_trial_killed_in_the_middle_goes_on_in_its_run(config: TrainConfig, monkeypatch) -> None:
+    class Killed(Silent):
+        def epoch(self, record: object, best: bool) -> None:
+            raise KeyboardInterrupt
+
+    wanted = sweep_config(RANDOM, trials=1)
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(config, wanted, Killed())
+    result = run_sweep(config, wanted, Silent(), resume=True)
+    (trial,) = result.trials
+    assert trial.state == "complete"
+    assert len(list((result.directory / "trials" / "0000" / "runs").iterdir())) == 1
+    assert len(read_history(resolve_run(trial.detail))) == 2
+
+
+def test_a_trial_that_cannot_be_trained_fails_alone(config: TrainConfig) -> None:
+    space = {"optimizer.learning_rate": [1e38, 0.01]}
+    result = run_sweep(config, sweep_config({"sampler": "grid", "space": space}), Silent())
+    assert [trial.state for trial in result.trials] == ["fail", "complete"]
+    assert "diverged" in result.trials[0].detail
+    assert result.best.number == 1
+
+
+def test_trials_far_behind_are_pruned(config: TrainConfig, monkeypatch) -> None:
+    # Good ones first: five trials are needed before a median counts.
+    rates = [0.05, 0.051, 0.052, 0.053, 0.054, 1e-9]
+    wanted = sweep_config(
+        {"sampler": "grid", "space": {"optimizer.learning_rate": rates}, "prune_after_epochs": 1}
+    )
+    result = run_sweep(config, wanted, Silent())
+    assert [trial.state for trial in result.trials] == ["complete"] * 5 + ["pruned"]
+    assert "pruned after epoch 1" in result.trials[-1].detail
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        ({"optimizer.learning_rat": [1]}, "learning_rate"),
+        ({"model.embedding_dim": [4, "many"]}, "embedding_dim"),
+        ({"fit.epochs": {"low": 0, "high": 3, "integer": True}}, "fit.epochs"),
+    ],
+)
+def test_what_the_config_does_not_take_is_refused_at_once(
+    space: dict, message: str, config: TrainConfig
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run_sweep(config, sweep_config({"trials": 2, "space": space}), Silent())
+    assert not Path(config.root).exists()
+
+
+def test_a_metric_that_is_not_measured_is_refused(config: TrainConfig) -> None:
+    with pytest.raises(ConfigError, match="not evaluated"):
+        run_sweep(config, sweep_config(RANDOM, metric="ndcg@7"), Silent())
