@@ -67,7 +67,8 @@ class GroupedAUC:
             self._files = [tempfile.TemporaryFile() for _ in range(PARTITIONS)]  # noqa: SIM115
         rows = np.concatenate(self._kept)
         shift = np.uint64(64 - PARTITIONS.bit_length() + 1)
-        parts = (rows["user"].astype(np.uint64) * _GOLDEN >> shift).astype(np.intp)
+        # Bytes are sorted by radix.
+        parts = (rows["user"].astype(np.uint64) * _GOLDEN >> shift).astype(np.uint8)
         order = np.argsort(parts, kind="stable")
         ends = np.cumsum(np.bincount(parts, minlength=PARTITIONS))
         for file, piece in zip(self._files, np.split(rows[order], ends[:-1]), strict=True):

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,30 @@ def test_the_best_config_trains_again(arguments: list[str], tmp_path: Path, caps
     assert Path(result["best"]).is_relative_to(result["sweep"])
     assert main(["train", result["best_config"], "--no-report"]) == 0
     assert (tmp_path / "runs" / "s" / "CURRENT").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_goes_on_in_the_run_of_its_trial(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("optuna", reason="needs optuna: pip install 'sluice[sweep]'")
+    long = ["--set", "fit.epochs=40", "--set", "fit.early_stopping=null"]
+    command = [sys.executable, "-m", "jobs.cli", *arguments, *long]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    sweeps = tmp_path / "runs" / "s" / "sweeps"
+    while not list(sweeps.glob("*/trials/0000/runs/*/checkpoints/last/0000[2-9]-*")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    done = subprocess.run([*command, "--resume"], capture_output=True, text=True, check=True)
+    assert "resuming " in done.stderr
+    (sweep,) = sweeps.iterdir()
+    assert [len(list(trial.glob("runs/*"))) for trial in (sweep / "trials").iterdir()] == [1, 1]
+    trials = json.loads((sweep / "trials.json").read_text())["trials"]
+    assert [trial["state"] for trial in trials] == ["complete", "complete"]
 
 
 def test_a_dry_run_tells_the_trials_and_touches_nothing(
