@@ -117,15 +117,24 @@ def _mark_duplicates(events: DataFrame, config: BuildConfig) -> DataFrame:
     user, item, time = config.events.user, config.events.item, config.events.time
     if not config.events.deduplicate or user is None or item is None or time is None:
         return events
-    same = [user, item, time, GIVEN_TEST_COLUMN, GIVEN_VALIDATION_COLUMN]
-    # A click and a purchase in one second are two events.
-    same += behaviour_columns(config)
+    # A click and a purchase in one second are two events. In order of time first: the sort by
+    # position that follows then finds its rows in order but for those of one moment.
+    same = [user, *_given_columns(config), time, item, *behaviour_columns(config)]
     rank = F.row_number().over(Window.partitionBy(*same).orderBy(ORDER_COLUMN))
     return (
         events.withColumn("__rank", rank)
         .withColumn(DROP_COLUMN, F.when(F.col("__rank") > 1, F.lit(DUPLICATE)))
         .drop("__rank")
     )
+
+
+def _given_columns(config: BuildConfig) -> list[str]:
+    """What tells given events from those of the log, where there are any: they come last."""
+    given = {
+        GIVEN_TEST_COLUMN: config.split.test_source,
+        GIVEN_VALIDATION_COLUMN: config.split.validation_source,
+    }
+    return [column for column, source in given.items() if source]
 
 
 def _mark_after_given(events: DataFrame, config: BuildConfig) -> DataFrame:
@@ -157,7 +166,7 @@ def _add_positions(events: DataFrame, config: BuildConfig) -> DataFrame:
     user = config.events.user
     if user is None:
         return events
-    order = [F.col(GIVEN_TEST_COLUMN), F.col(GIVEN_VALIDATION_COLUMN)]
+    order = [F.col(name) for name in _given_columns(config)]
     if config.events.time:
         order.append(F.col(config.events.time))
     kept = F.when(F.col(DROP_COLUMN).isNull(), 1).otherwise(0)

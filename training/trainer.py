@@ -64,7 +64,7 @@ class TrainingResult:
     Attributes:
         best_epoch: One-based epoch whose weights are kept as the best.
         epochs: Epochs that ran, those before a resume included.
-        steps: Updates in all.
+        steps: Batches trained on in all, those that overflowed a loss scale included.
         stopped_early: Whether early stopping ended the run.
     """
 

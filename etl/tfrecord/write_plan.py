@@ -6,10 +6,13 @@ import json
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
 
+from conf.dataset import local_path
+from conf.encoders import ENCODERS_FILE
 from etl.tfrecord.committed import Committed
 from etl.tfrecord.feature_lists import nest_schema
 from etl.tfrecord.lowering import plan_lowering
@@ -20,7 +23,20 @@ from etl.tfrecord.publishing.manifest_merge import describe_features
 
 
 def read_pipeline(path: str) -> Any:
-    """Reads fitted encoders; imported late, for they are no part of the wire."""
+    """Reads fitted encoders; the tasks of a process share them while their plan is the same file.
+
+    Raises:
+        InputDataError: They are missing or damaged.
+    """
+    file = local_path(path) / ENCODERS_FILE
+    # A plan that is not there has no state: what reads it says so.
+    state = file.stat() if file.is_file() else None
+    return _read_pipeline(path, state and (state.st_ino, state.st_mtime_ns, state.st_size))
+
+
+@lru_cache(maxsize=1)
+def _read_pipeline(path: str, state: tuple[int, int, int] | None) -> Any:
+    # Imported late, for encoders are no part of the wire.
     from etl.encoders.pipeline import read_pipeline
 
     return read_pipeline(path)
