@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
-
-import tensorflow as tf
 
 from conf.dataset import read_manifest, write_text_atomic
 from conf.run import RunPaths, update_run_card
 from conf.training import TrainConfig
 from tests.training.fixtures import TinyConfig, write_tiny_dataset
-from training.checkpoint import manifest_sha256
+from training.checkpoint import Checkpoints, manifest_sha256
 from training.models import build_model
+from training.optimizers import Optimizers
+from training.position import EpochSums, Position, Standing
 
 
 def write_tiny_run(root: Path, model: dict[str, Any], dataset: TinyConfig | None = None) -> Path:
@@ -31,12 +32,10 @@ def write_tiny_run(root: Path, model: dict[str, Any], dataset: TinyConfig | None
     paths = RunPaths(root / "runs", "tiny")
     run = paths.run("20260101T000000Z-00000000")
     run.mkdir(parents=True)
-    checkpoint = tf.train.Checkpoint(model=build_model(config.model, manifest, config.seed))
-    for which in ("best", "last"):
-        manager = tf.train.CheckpointManager(
-            checkpoint, str(run / "checkpoints" / which), max_to_keep=1
-        )
-        manager.save(checkpoint_number=1)
+    built = build_model(config.model, manifest, config.seed)
+    with closing(Checkpoints(run, built, Optimizers(config.optimizer, built, 1))) as checkpoints:
+        checkpoints.save(Standing(Position(1, 0), EpochSums(), config.seed), best=True)
+        checkpoints.wait()
     update_run_card(
         run,
         status="trained",
