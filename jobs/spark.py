@@ -13,6 +13,7 @@ from conf.etl import SparkConfig
 from jobs.java import ensure_java
 
 if TYPE_CHECKING:
+    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
 # See `etl.tfrecord.kernels`; spelt out here, where nothing compiled is imported yet.
@@ -20,13 +21,25 @@ NO_JIT_CACHE_VARIABLE = "SLUICE_NO_JIT_CACHE"
 # Set by spark-submit for the Python processes that it starts.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 _LOG_CONFIG = Path(__file__).with_name("log4j2.properties").resolve()
+# What Spark's defaults cost these jobs is in docs/performance.md.
+FAST_PLANS = {
+    # Below the greatest number Spark measures the batch anew for each row that it hands to Python,
+    # which for lists takes time by the square of the batch. The bound on rows holds on.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
+    # Java never compiles a longer method: without this a parsed log runs in the interpreter.
+    "spark.sql.codegen.hugeMethodLimit": "8000",
+    # The events are kept for some passes, not for days: making them small costs more than they.
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",
+    # Lists are collected by user from rows that are sorted by user: no table of all users is built.
+    "spark.sql.execution.useObjectHashAggregateExec": "false",
+}
 
 
 def build_session(config: SparkConfig, app_name: str) -> SparkSession:
     """Builds or joins the Spark session, with the `tfrecord` format registered.
 
     Under spark-submit the cluster, memory and packages are the submitter's business: only what
-    the job's correctness needs is set here.
+    the job's correctness needs is set here, and what makes its plans fast where nobody says else.
 
     Args:
         config: Master, memory and further settings for a session that is started here.
@@ -60,8 +73,21 @@ def build_session(config: SparkConfig, app_name: str) -> SparkSession:
     if not submitted:
         # Every failure of a task reaches this process as an exception that says the same.
         session.sparkContext.setLogLevel("OFF")
+    set_fast_plans(session, session.sparkContext.getConf())
     register_tfrecord(session)
     return session
+
+
+def set_fast_plans(session: SparkSession, given: SparkConf) -> None:
+    """Sets what makes the plans of these jobs fast, but for what has been set by somebody.
+
+    Args:
+        session: The session.
+        given: What the application was started with.
+    """
+    for key, value in FAST_PLANS.items():
+        if not given.contains(key):
+            session.conf.set(key, value)
 
 
 def _forwarded_environment() -> dict[str, str]:
@@ -70,26 +96,11 @@ def _forwarded_environment() -> dict[str, str]:
     return {} if value is None else {f"spark.executorEnv.{NO_JIT_CACHE_VARIABLE}": value}
 
 
-# What Spark's defaults cost these jobs is in docs/performance.md.
-_FAST_PLANS = {
-    # Below the greatest number Spark measures the batch anew for each row that it hands to Python,
-    # which for lists takes time by the square of the batch. The bound on rows holds on.
-    "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
-    # Java never compiles a longer method: without this a parsed log runs in the interpreter.
-    "spark.sql.codegen.hugeMethodLimit": "8000",
-    # The events are kept for some passes, not for days: making them small costs more than they.
-    "spark.sql.inMemoryColumnarStorage.compressed": "false",
-    # Lists are collected by user from rows that are sorted by user: no table of all users is built.
-    "spark.sql.execution.useObjectHashAggregateExec": "false",
-}
-
-
 def _settings(config: SparkConfig, submitted: bool) -> dict[str, str]:
     needed = {
         # Event times are instants; a laptop's zone must not shift them.
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
-        **_FAST_PLANS,
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         # Filters on partition columns of TFRecord directories spare whole files.
         "spark.sql.python.filterPushdown.enabled": "true",

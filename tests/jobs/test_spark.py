@@ -1,0 +1,36 @@
+"""Settings of the session: ours, but for what its user has said."""
+
+from __future__ import annotations
+
+from pyspark import SparkConf
+
+from jobs.spark import set_fast_plans
+
+ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+
+
+def test_plans_are_fast_unless_the_user_says_else(spark):
+    session = spark.newSession()
+    session.conf.set(BYTES, "1000000")
+    session.conf.unset("spark.sql.codegen.hugeMethodLimit")
+    set_fast_plans(session, SparkConf(loadDefaults=False).set(BYTES, "1000000"))
+    assert session.conf.get(BYTES) == "1000000"
+    assert session.conf.get("spark.sql.codegen.hugeMethodLimit") == "8000"
+
+
+def test_lists_are_handed_over_in_batches_of_rows_alone(spark):
+    session = spark.newSession()
+    session.conf.set(ROWS, "5000")
+    frame = session.range(10_000, numPartitions=1).selectExpr("sequence(id, id + 49) as x")
+
+    def sizes(given: SparkConf) -> list[int]:
+        set_fast_plans(session, given)
+        batches = frame.mapInArrow(
+            lambda rows: (row.select([0]).slice(0, 1) for row in rows), frame.schema
+        )
+        return [batches.count()]
+
+    session.conf.set(BYTES, "100000")
+    assert sizes(SparkConf(loadDefaults=False).set(BYTES, "100000"))[0] > 10
+    assert sizes(SparkConf(loadDefaults=False)) == [2]
