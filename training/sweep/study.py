@@ -25,7 +25,7 @@ def open_study(directory: Path, sweep: SweepConfig, metric: str) -> Any:
     from sqlalchemy.engine import URL
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    pruner = optuna.pruners.NopPruner()
+    pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
     if sweep.prune_after_epochs is not None:
         pruner = optuna.pruners.MedianPruner(n_warmup_steps=sweep.prune_after_epochs - 1)
     url = URL.create("sqlite", database=str((directory / STUDY_FILE).resolve()))
