@@ -43,7 +43,7 @@ def test_calls_end_at_the_same_batches_wherever_a_run_is_resumed(
 def test_the_rest_of_an_epoch_is_its_tail(tiny_version: Path, tiny_manifest: Manifest) -> None:
     config = TrainConfig(dataset="d", name="n", input=InputConfig(batch_size=64))
     data = TrainingData(tiny_version, tiny_manifest)
-    assert data.steps_per_epoch(64) == 12
+    assert data.steps_per_epoch(config.input) == 12
 
     def add_ids(batch: dict[str, tf.Tensor]) -> tf.Tensor:
         return tf.cast(tf.reduce_sum(batch["movie_id"] * tf.range(64, dtype=tf.int64)), tf.float32)
