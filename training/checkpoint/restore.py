@@ -116,7 +116,9 @@ def read_model_specs(run_dir: Path) -> tuple[FeatureSpec, ...]:
     """
     card = read_json(run_dir / RUN_CARD_FILE)
     try:
-        return tuple(FeatureSpec.from_json(spec) for spec in card["model"].get("specs", ()))
+        return tuple(
+            FeatureSpec.from_json(spec) for spec in (card.get("model") or {}).get("specs", ())
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _incomplete(run_dir, error) from error
 
