@@ -229,7 +229,7 @@ def test_what_the_input_left_out_is_told_and_kept(tmp_path: Path) -> None:
     stream, config = io.StringIO(), configure(version, tmp_path / "runs", input=lossy)
     run = fit_run(config, build_progress("text", 3600, stream))
     told = stream.getvalue()
-    assert told.count("1 bad record(s) skipped: checksum") == 1  # not in each epoch anew
+    assert told.count("1 bad record(s) skipped: 1 x checksum") == 1  # not in each epoch anew
     assert "reading the train split through once" in told
     card = read_json(run / "run_card.json")
     history = json.loads((run / "history.json").read_text())
