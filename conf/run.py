@@ -5,6 +5,7 @@
                         metrics.jsonl     one line per compiled loop of steps
                         checkpoints/      the state of training, best and last
                         diverged/         the batch whose loss was not finite
+                        input_counts.json rows that the input leaves, where they had to be counted
                         warm_start.json   what came over from an earlier run
                         logs/             TensorBoard
                         metrics.json      evaluation against the baselines
@@ -35,6 +36,7 @@ RECOMMENDATIONS_FILE = "recommendations.json.gz"
 CHECKPOINTS_DIR = "checkpoints"
 STEPS_FILE = "metrics.jsonl"
 DIVERGED_DIR = "diverged"
+INPUT_COUNTS_FILE = "input_counts.json"
 WARM_START_FILE = "warm_start.json"
 LOGS_DIR = "logs"
 EXPORT_DIR = "export"

@@ -5,16 +5,26 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from conf.errors import InputDataError
 from conf.manifest import Manifest
-from conf.training import TrainConfig
-from training.input import Batch, build_train_dataset
+from conf.training import InputConfig, TrainConfig
+from training.input import (
+    Batch,
+    InputCounts,
+    ReadOptions,
+    Source,
+    build_train_dataset,
+    count_rows,
+    count_steps,
+)
 from training.input_errors import input_errors
 from training.position import Position
-from training.step import RunSteps
+from training.step import RunSteps, StepsResult
 from training.strategy import distribute_batches
 
 
@@ -25,14 +35,35 @@ class TrainingData:
     Attributes:
         version_dir: Directory of the dataset version.
         manifest: Its manifest.
+        counts_file: Keeps how many rows the input leaves, where they had to be counted; None
+            keeps it for this process alone.
     """
 
     version_dir: Path
     manifest: Manifest
+    counts_file: Path | None = None
 
-    def steps_per_epoch(self, batch_size: int) -> int:
-        """Whole batches in the train split; the rows left over are drawn anew each epoch."""
-        return self.manifest.split("train").rows // batch_size
+    def steps_per_epoch(self, config: InputConfig) -> int:
+        """Whole batches of an epoch; the rows left over are drawn anew each epoch.
+
+        Args:
+            config: How the train split is read. Only where it leaves rows out is the split read
+                through, once.
+
+        Raises:
+            InputDataError: There is no whole batch, or a shard is damaged.
+        """
+        source = Source(self.version_dir, self.manifest, "train", config)
+        return count_steps(source, self.counts_file)
+
+    def held_out_rows(self, config: InputConfig) -> int:
+        """Rows of train that `config.validation` keeps apart; counted as those of an epoch are.
+
+        Raises:
+            InputDataError: A shard is damaged.
+        """
+        source = Source(self.version_dir, self.manifest, "train", config, is_held_out=True)
+        return count_rows(source, self.counts_file)
 
 
 @dataclass(frozen=True)
@@ -83,8 +114,11 @@ class ChunkRunner:
         run_steps: RunSteps,
     ) -> None:
         self.config, self.data = config, data
-        self.steps_per_epoch = data.steps_per_epoch(config.input.batch_size)
+        self.steps_per_epoch = data.steps_per_epoch(config.input)
         self._strategy, self._inputs, self._run_steps = strategy, inputs, run_steps
+        is_binary = config.model.objective.kind == "binary"
+        self._binary_label = data.manifest.keys.label if is_binary else None
+        self._counts: dict[int, InputCounts] = {}
 
     def run(self, position: Position) -> Generator[Chunk, None, None]:
         """Runs the steps from a position to the end of its epoch.
@@ -92,24 +126,60 @@ class ChunkRunner:
         Raises:
             InputDataError: A record is damaged.
         """
-        fit = self.config.fit
-        dataset = self._open(position)
+        fit, counts = self.config.fit, InputCounts()
+        dataset = self._open(position, counts)
         with input_errors(self.data.version_dir, self.data.manifest, "train"):
             iterator = iter(distribute_batches(dataset, self._strategy))
             while position.batch < self.steps_per_epoch:
                 steps = plan_chunk(
                     position, self.steps_per_epoch, fit.steps_per_loop, fit.checkpoint.every_steps
                 )
-                result = self._run_steps(iterator, tf.constant(steps))
-                yield Chunk(result.losses.numpy(), float(result.wait_s))
+                result = self._run_chunk(iterator, position, steps)
                 position = Position(position.epoch, position.batch + steps)
+                if position.batch == self.steps_per_epoch:
+                    self._end(iterator, position.epoch, counts)
+                yield Chunk(result.losses.numpy(), float(result.wait_s))
 
     def read_batch(self, position: Position) -> Batch:
         """Reads the batch of one step, over all replicas, once more."""
-        batch: Batch = next(iter(self._open(position).take(1)))
+        batch: Batch = next(iter(self._open(position, InputCounts()).take(1)))
         return batch
 
-    def _open(self, position: Position) -> tf.data.Dataset:
+    def count_left_out(self, epoch: int) -> InputCounts:
+        """Returns what the input left out of an epoch whose steps are done.
+
+        Where another process has done them, the epoch is read once more.
+
+        Raises:
+            InputDataError: A record is damaged.
+        """
+        if epoch not in self._counts:
+            counts = InputCounts()
+            dataset = self._open(Position(epoch, self.steps_per_epoch), counts)
+            with input_errors(self.data.version_dir, self.data.manifest, "train"):
+                self._end(iter(dataset), epoch, counts)
+        return self._counts[epoch]
+
+    def _run_chunk(self, iterator: Any, position: Position, steps: int) -> StepsResult:
+        try:
+            return self._run_steps(iterator, tf.constant(steps))
+        except tf.errors.OutOfRangeError as error:
+            raise InputDataError(
+                "the train split gives fewer rows than were counted before training",
+                received=f"fewer than {position.batch + steps} batches in epoch "
+                f"{position.epoch + 1}",
+                allowed=f"{self.steps_per_epoch} batches of {self.config.input.batch_size} rows",
+                fix="restore the shards that are damaged or gone by now, or start a new run",
+            ) from error
+
+    def _end(self, iterator: Any, epoch: int, counts: InputCounts) -> None:
+        """Notes what an epoch left out: all of it is read by then, the tail included."""
+        if not self.config.input.is_exact:
+            for _ in iterator:
+                pass
+        self._counts = {epoch: counts}
+
+    def _open(self, position: Position, counts: InputCounts) -> tf.data.Dataset:
         return build_train_dataset(
             self.data.version_dir,
             self.data.manifest,
@@ -118,4 +188,5 @@ class ChunkRunner:
             seed=self.config.seed,
             features=self._inputs,
             start_batch=position.batch,
+            options=ReadOptions(binary_label=self._binary_label, counts=counts),
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from conf.manifest import Manifest
+from conf.training import InputConfig
 from training.baselines import PopularityScorer, RandomScorer
 from training.beyond_accuracy import ListStatistics
 from training.item_counts import read_item_counts
@@ -46,6 +47,7 @@ def evaluate_full(
     ks: Sequence[int],
     mask_seen: bool,
     batch_size: int,
+    held_out: InputConfig | None = None,
 ) -> dict[str, float]:
     """Ranks each row's target among the whole catalogue; what validation calls every epoch.
 
@@ -59,6 +61,7 @@ def evaluate_full(
         ks: Cut-offs.
         mask_seen: Whether items that the user had met before are left out.
         batch_size: Rows ranked at a time, at most.
+        held_out: Ranks the rows of train alone that `validation` of this config keeps apart.
 
     Returns:
         `hit_rate@k`, `recall@k`, `ndcg@k` for each k, and `mrr`.
@@ -71,7 +74,7 @@ def evaluate_full(
     scorer = ModelScorer(model, index)
     reader = BatchReader(version_dir, manifest, index, tuple(model.user_inputs), batch_size)
     means = RankingMeans(ks)
-    for batch in reader.read(split, seen=protocol == FULL_UNSEEN):
+    for batch in reader.read(split, seen=protocol == FULL_UNSEEN, held_out=held_out):
         scores = scorer.scores(batch.features, batch.rows)
         means.update(rank_by_protocol(scores, batch, None)[protocol])
     return means.result()

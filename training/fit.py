@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,16 @@ import tensorflow as tf
 
 from conf.dataset import read_manifest, resolve_version
 from conf.manifest import MANIFEST_FILE, Manifest
-from conf.run import RUN_CARD_FILE, read_json, update_run_card
+from conf.run import INPUT_COUNTS_FILE, RUN_CARD_FILE, read_json, update_run_card
 from conf.training import TrainConfig
 from conf.training.profile import StepRange
-from training.checkpoint import manifest_sha256, read_dataset_reference, read_run_manifest
+from training.checkpoint import (
+    manifest_sha256,
+    read_dataset_reference,
+    read_model_specs,
+    read_run_manifest,
+)
+from training.history import LOSS_METRIC
 from training.interruption import stop_on_signals
 from training.models.base import RetrievalModel
 from training.progress import TrainingProgress
@@ -35,7 +41,8 @@ from training.run_directory import (
     recorded_status,
 )
 from training.strategy import build_strategy, describe_devices, seed_everything
-from training.trainer import Trainer, TrainingData, TrainingResult, Validate, selection_metric
+from training.trainer import Trainer, TrainingData, TrainingResult
+from training.validation import build_validate, check_held_out, is_validated, selection_metric
 
 KIBIBYTE = 1024
 
@@ -78,6 +85,7 @@ def fit_run(
     run = start.unfinished or create_run(config)
     with locked(run), recorded_status(run), stop_on_signals() as stop:
         update_run_card(run, **_describe_start(config, run, start.data, trainer.model, strategy))
+        _keep_counts(config, start.data, run)
         progress.message(
             f"training {config.model.name} on {len(describe_devices(strategy))} device(s): "
             f"{start.data.manifest.split('train').rows:,} rows, "
@@ -86,7 +94,7 @@ def fit_run(
             run=str(run),
         )
         with _counted_seconds(run):
-            result = trainer.fit(run, _build_validate(config, start.data), stop)
+            result = trainer.fit(run, build_validate(config, start.data), stop)
         # The status comes last: a run that was killed in between is resumed, and published.
         publish_run(config, run)
         update_run_card(run, **_describe_end(result))
@@ -118,7 +126,7 @@ def plan_run(config: TrainConfig) -> dict[str, Any]:
             "user": list(trainer.model.user_inputs),
             "item": list(trainer.model.item_inputs),
         },
-        "selected_by": selection_metric(config) if data.manifest.has_split("validation") else None,
+        "selected_by": _find_metric(config, data.manifest),
         "devices": describe_devices(strategy),
     }
 
@@ -137,8 +145,9 @@ def _find_start(config: TrainConfig, progress: TrainingProgress, resume: bool) -
             f"({version_dir}): starting a new run"
         )
         return _start_anew(config)
-    manifest = read_run_manifest(version_dir, expected_sha256)
-    return _Start(TrainingData(version_dir, manifest), unfinished)
+    manifest = read_run_manifest(version_dir, expected_sha256, read_model_specs(unfinished))
+    data = TrainingData(version_dir, manifest, unfinished / INPUT_COUNTS_FILE)
+    return _Start(data, unfinished)
 
 
 def _start_anew(config: TrainConfig) -> _Start:
@@ -146,27 +155,16 @@ def _start_anew(config: TrainConfig) -> _Start:
     return _Start(TrainingData(version_dir, read_manifest(version_dir)), None)
 
 
-def _build_validate(config: TrainConfig, data: TrainingData) -> Validate | None:
-    if not data.manifest.has_split("validation"):
-        return None
-    from training.evaluate import evaluate_full
-    from training.protocols import warn_unmasked
+def _keep_counts(config: TrainConfig, data: TrainingData, run: Path) -> None:
+    """Keeps what was counted beside the run: resumed, it has the same number of steps."""
+    kept = replace(data, counts_file=run / INPUT_COUNTS_FILE)
+    kept.steps_per_epoch(config.input)
+    check_held_out(config, kept)
 
-    warn_unmasked(data.manifest, config.evaluation.mask_seen, "validation")
 
-    def validate(model: RetrievalModel) -> dict[str, float]:
-        evaluation = config.evaluation
-        return evaluate_full(
-            model,
-            data.version_dir,
-            data.manifest,
-            "validation",
-            evaluation.ks,
-            evaluation.mask_seen,
-            evaluation.batch_size,
-        )
-
-    return validate
+def _find_metric(config: TrainConfig, manifest: Manifest) -> str | None:
+    metric = selection_metric(config)
+    return metric if metric == LOSS_METRIC or is_validated(config, manifest) else None
 
 
 def _describe_start(
@@ -192,6 +190,10 @@ def _describe_start(
             "tables": _describe_tables(model),
             "user_inputs": list(model.user_inputs),
             "item_inputs": list(model.item_inputs),
+            "specs": [
+                data.manifest.schema[name].to_json()
+                for name in dict.fromkeys((*model.user_inputs, *model.item_inputs))
+            ],
         },
         "timing": {"training_started_at": _now()},
     }
@@ -233,6 +235,7 @@ def _describe_end(result: TrainingResult) -> dict[str, Any]:
             "epochs": result.epochs,
             "steps": result.steps,
             "stopped_early": result.stopped_early,
+            "left_out": dict(result.left_out),
             "peak_memory_bytes": peak_memory_bytes(),
         },
     }

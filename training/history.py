@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,9 @@ class EpochRecord:
         examples: Rows trained on.
         examples_per_s: Rows per second of training.
         input_wait_share: Share of the time that steps waited for their batch, in [0, 1].
-        validation: Validation metrics by name; empty without a validation split.
+        validation: Validation metrics by name; empty where nothing is validated on.
+        left_out: What the input left out of the epoch, by kind: `bad_records`, `shards`,
+            `filtered_rows`; empty where it left nothing out.
     """
 
     epoch: int
@@ -38,15 +40,18 @@ class EpochRecord:
     examples_per_s: float
     input_wait_share: float
     validation: Mapping[str, float]
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     def metric(self, name: str) -> float:
         """Returns a metric so that higher is better (the loss with its sign turned).
+
+        The loss is that of the held-out rows where they give one, else that of training.
 
         Raises:
             ConfigError: The epoch has no such metric.
         """
         if name == LOSS_METRIC:
-            return -self.loss
+            return -self.validation.get(LOSS_METRIC, self.loss)
         if name not in self.validation:
             raise ConfigError(
                 "fit.early_stopping.metric is not among the validation metrics",

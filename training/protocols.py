@@ -23,7 +23,13 @@ from numpy.typing import NDArray
 
 from conf.errors import InputDataError
 from conf.manifest import Manifest
-from training.input import ROLE_OF_SPLIT, build_eval_dataset, read_batches
+from conf.training import InputConfig
+from training.input import (
+    ROLE_OF_SPLIT,
+    build_eval_dataset,
+    build_held_out_dataset,
+    read_batches,
+)
 from training.negatives import UniformNegatives
 from training.ranks import (
     MISSING,
@@ -140,6 +146,7 @@ class BatchReader:
         negatives: UniformNegatives | None = None,
         given: bool = False,
         optional: Sequence[str] = (),
+        held_out: InputConfig | None = None,
     ) -> Iterator[RankingBatch]:
         """Yields the batches of a split, each row once, in the order of the shards.
 
@@ -149,6 +156,7 @@ class BatchReader:
             negatives: Draws the candidates of the sampled protocol.
             given: Whether to read the data set's own candidates.
             optional: Scalars that records may lack, read as ragged.
+            held_out: Reads the rows of train alone that `validation` of this config keeps apart.
 
         Raises:
             InputDataError: The split is empty, or a record is damaged.
@@ -160,9 +168,11 @@ class BatchReader:
         ragged += [keys.candidates] if given and keys.candidates else []
         names = tuple(dict.fromkeys((self.manifest.require_key("item"), *self.inputs, *ragged)))
         rows = max(1, min(self.batch_size, BLOCK_CELLS // len(self.index)))
-        dataset = build_eval_dataset(
-            self.version_dir, self.manifest, split, rows, names, tuple(ragged)
-        )
+        where = (self.version_dir, self.manifest)
+        if held_out is None:
+            dataset = build_eval_dataset(*where, split, rows, names, tuple(ragged))
+        else:
+            dataset = build_held_out_dataset(*where, held_out, rows, names, tuple(ragged))
         for features in read_batches(dataset, self.version_dir, self.manifest, split):
             yield self._batch(features, seen, negatives, given)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,10 +29,9 @@ from training.history import (
     should_stop,
     write_history,
 )
-from training.input import check_train_rows
+from training.input import check_train_rows, find_mixed
 from training.interruption import StopNowError, StopRequest
 from training.models import build_model
-from training.models.base import RetrievalModel
 from training.objective import Objective, build_objective
 from training.optimizers import Optimizers
 from training.position import EpochSums, Position, Standing
@@ -49,12 +48,11 @@ from training.step import (
 from training.step_log import StepLog
 from training.strategy import check_batch_size
 from training.tensorboard import EpochLog
+from training.validation import Validate, check_held_out, selection_metric
 from training.warm_start import WarmStartReport, WarmTarget, take_over
 from training.weight_samples import read_weight_samples
 
-__all__ = ["Trainer", "TrainingData", "TrainingResult", "Validate", "selection_metric"]
-
-Validate = Callable[[RetrievalModel], dict[str, float]]
+__all__ = ["Trainer", "TrainingData", "TrainingResult"]
 
 
 @dataclass(frozen=True)
@@ -66,12 +64,14 @@ class TrainingResult:
         epochs: Epochs that ran, those before a resume included.
         steps: Batches trained on in all, those that overflowed a loss scale included.
         stopped_early: Whether early stopping ended the run.
+        left_out: What the input left out of the last epoch; see `EpochRecord`.
     """
 
     best_epoch: int
     epochs: int
     steps: int
     stopped_early: bool
+    left_out: Mapping[str, int]
 
 
 class Trainer:
@@ -105,7 +105,8 @@ class Trainer:
         check_train_rows(data.manifest, batch_size)
         self._metric = selection_metric(config)
         self._warm_start: WarmStartReport | None = None
-        self.steps_per_epoch = data.steps_per_epoch(batch_size)
+        self._told: list[str] = []
+        self.steps_per_epoch = self._count_steps()
         if profile is not None:
             profile.require_within(self.steps_per_epoch * config.fit.epochs)
         options = build_step_options(config, strategy)
@@ -124,6 +125,7 @@ class Trainer:
         inputs = tuple(
             dict.fromkeys((*self.model.user_inputs, *self.model.item_inputs, *objective.inputs))
         )
+        find_mixed(config.input, data.manifest, inputs)  # Refuses those that do not fit.
         run_steps = self._build_run_steps(objective, options)
         self._profiler = None if profile is None else StepProfiler(run_steps, profile, progress)
         self._runner = ChunkRunner(config, data, strategy, inputs, self._profiler or run_steps)
@@ -152,6 +154,12 @@ class Trainer:
             self._progress.message(
                 "the dataset has no validation split: no early stopping, the last epoch is kept"
             )
+        stopping = self._config.fit.early_stopping
+        if metric is not None and stopping is not None and stopping.metric != metric:
+            self._progress.message(
+                f"rows with labels are not ranked: {metric} of the held-out rows chooses the "
+                f"epoch, not {stopping.metric}"
+            )
         with self._strategy.scope():
             checkpoints = Checkpoints(
                 run, self.model, self._optimizers, self._config.fit.checkpoint
@@ -176,6 +184,7 @@ class Trainer:
             epochs=len(history),
             steps=len(history) * self.steps_per_epoch,
             stopped_early=len(history) < self._config.fit.epochs,
+            left_out=history[-1].left_out,
         )
 
     def warm_start(self) -> WarmStartReport | None:
@@ -193,6 +202,17 @@ class Trainer:
                 self._config, WarmTarget(self.model, self._optimizers, self._data)
             )
         return self._warm_start
+
+    def _count_steps(self) -> int:
+        config, file = self._config.input, self._data.counts_file
+        if not config.is_exact and (file is None or not file.exists()):
+            self._progress.message(
+                "reading the train split through once: input.filter, input.validation or "
+                "input.on_corrupt leave rows out, and the steps of an epoch must be known"
+            )
+        steps = self._data.steps_per_epoch(config)
+        check_held_out(self._config, self._data)
+        return steps
 
     def _build_run_steps(self, objective: Objective, options: StepOptions) -> RunSteps:
         if self._config.fit.check_gradients and self._optimizers.loss_scale is not None:
@@ -237,7 +257,10 @@ class Trainer:
         return standing, history
 
     def _stops(self, history: list[EpochRecord], metric: str | None) -> bool:
-        return should_stop(history, None if metric is None else self._config.fit.early_stopping)
+        stopping = self._config.fit.early_stopping
+        if metric is None or stopping is None:
+            return False
+        return should_stop(history, stopping.model_copy(update={"metric": metric}))
 
     def _validate(
         self, loop: EpochLoop, standing: Standing, validate: Validate | None
@@ -257,6 +280,12 @@ class Trainer:
     def _describe_epoch(self, standing: Standing, validation: dict[str, float]) -> EpochRecord:
         sums = standing.sums
         examples = self.steps_per_epoch * self._config.input.batch_size
+        counts = self._runner.count_left_out(standing.position.epoch)
+        lines = counts.describe()
+        for line in lines:
+            if line not in self._told:  # Most losses are the same in every epoch.
+                self._progress.message(line)
+        self._told = lines
         return EpochRecord(
             epoch=standing.position.epoch + 1,
             loss=sums.loss / self.steps_per_epoch,
@@ -265,6 +294,7 @@ class Trainer:
             examples_per_s=examples / sums.seconds,
             input_wait_share=min(1.0, sums.wait_s / sums.seconds),
             validation=validation,
+            left_out=counts.totals(),
         )
 
     def _end_epoch(
@@ -289,23 +319,3 @@ class Trainer:
         log.write(record, standing.position.step(self.steps_per_epoch), samples)
         self._progress.epoch(record, best and metric is not None)
         return standing
-
-
-def selection_metric(config: TrainConfig) -> str | None:
-    """Returns the metric that chooses the epoch, or None: the last one is kept.
-
-    Raises:
-        ConfigError: The metric's cut-off is not evaluated.
-    """
-    stopping = config.fit.early_stopping
-    if stopping is None:
-        return None
-    cut_off = stopping.metric.partition("@")[2]
-    if cut_off and int(cut_off) not in config.evaluation.ks:
-        raise ConfigError(
-            "fit.early_stopping.metric has a cut-off that is not evaluated",
-            received=stopping.metric,
-            allowed=f"cut-offs of evaluation.ks: {config.evaluation.ks}",
-            fix=f"add {cut_off} to evaluation.ks, or choose another metric",
-        )
-    return stopping.metric

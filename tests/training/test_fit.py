@@ -23,6 +23,7 @@ from tests.training.fixtures import TinyConfig, write_tiny_dataset
 from training import protocols
 from training.checkpoint import restore_model
 from training.fit import fit_run, plan_run
+from training.input import counting
 from training.progress import build_progress
 from training.run_directory import locked
 
@@ -117,8 +118,11 @@ def test_resume_refuses_a_changed_dataset_and_a_busy_run(tmp_path: Path) -> None
     update_run_card(run, status="training")
     with locked(run), pytest.raises(UpstreamNotReadyError, match="another process"):
         fit(config, resume=True)
-    write_tiny_dataset(tmp_path, config=TinyConfig(users=24))
+    write_tiny_dataset(tmp_path, config=TinyConfig(users=20, own_group=0.1))
     with pytest.raises(InputDataError, match="not the one"):
+        fit(config, resume=True)
+    write_tiny_dataset(tmp_path, config=TinyConfig(users=20, max_len=5))
+    with pytest.raises(InputDataError, match=r"'history'[\s\S]*max_len 5[\s\S]*max_len 8"):
         fit(config, resume=True)
 
 
@@ -195,3 +199,59 @@ def test_a_dataset_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UpstreamNotReadyError):
         fit(configure(tmp_path / "nothing", tmp_path / "runs"))
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_dataset_to_mix_in_that_the_model_does_not_fit_is_refused(
+    tmp_path: Path, tiny_version: Path
+) -> None:
+    other = write_tiny_dataset(tmp_path, "other", TinyConfig(max_len=5))
+    mix = InputConfig.model_validate(
+        {"batch_size": 64, "mix": [{"dataset": str(other), "weight": 0.1}]}
+    )
+    with pytest.raises(InputDataError, match=r"'history' of dataset 'other'"):
+        fit(configure(tiny_version, tmp_path / "runs", input=mix))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_the_input_left_out_is_told_and_kept(tmp_path: Path) -> None:
+    version = write_tiny_dataset(tmp_path, config=TinyConfig(users=40))
+    shard = version / "train" / "part-00001.tfrecord"
+    content = bytearray(shard.read_bytes())
+    content[-10] ^= 1
+    shard.write_bytes(content)
+    lossy = InputConfig.model_validate(
+        {
+            "batch_size": 64,
+            "on_corrupt": "skip_record",
+            "validation": {"hash_of": "user_id", "share": 0.2},
+        }
+    )
+    stream, config = io.StringIO(), configure(version, tmp_path / "runs", input=lossy)
+    run = fit_run(config, build_progress("text", 3600, stream))
+    told = stream.getvalue()
+    assert told.count("1 bad record(s) skipped: 1 x checksum") == 1  # not in each epoch anew
+    assert "reading the train split through once" in told
+    card = read_json(run / "run_card.json")
+    history = json.loads((run / "history.json").read_text())
+    assert history[0]["left_out"] == history[1]["left_out"] == card["training"]["left_out"]
+    assert history[0]["left_out"]["bad_records"] == 1
+    held_out = history[0]["left_out"]["filtered_rows"]
+    rows = json.loads((run / "input_counts.json").read_text()).values()
+    assert sorted(rows) == sorted([held_out, 519 - held_out])  # 520 rows, one of them bad
+    assert history[0]["examples"] == (519 - held_out) // 64 * 64
+
+
+def test_a_resumed_run_keeps_the_number_of_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_version: Path
+) -> None:
+    some = InputConfig.model_validate(
+        {"batch_size": 64, "filter": [{"feature": "history", "op": ">", "value": 2}]}
+    )
+    once = FitConfig(epochs=1, early_stopping=None)
+    config = configure(tiny_version, tmp_path, input=some, fit=once)
+    run = fit(config)
+    update_run_card(run, status="training")
+    monkeypatch.setattr(counting, "_COUNTED", {})  # as in another process
+    monkeypatch.setattr(counting, "_read_through", None)
+    assert fit(config, resume=True) == run
+    assert json.loads((run / "history.json").read_text())[0]["left_out"].keys() == {"filtered_rows"}

@@ -145,7 +145,7 @@ def test_a_signal_ends_validation_at_once(
         reached.append("too far")
         return {}
 
-    monkeypatch.setattr(fit_module, "_build_validate", lambda config, data: validate)
+    monkeypatch.setattr(fit_module, "build_validate", lambda config, data: validate)
     with pytest.raises(TrainingInterruptedError):
         fit_run(configure(tiny_version, tmp_path), Silent())
     (run,) = (tmp_path / "t" / "runs").iterdir()

@@ -4,6 +4,7 @@ from training.checkpoint.checkpoints import Checkpoints
 from training.checkpoint.restore import (
     manifest_sha256,
     read_dataset_reference,
+    read_model_specs,
     read_run_manifest,
     restore_model,
 )
@@ -14,6 +15,7 @@ __all__ = [
     "Saveable",
     "manifest_sha256",
     "read_dataset_reference",
+    "read_model_specs",
     "read_run_manifest",
     "restore_model",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -11,11 +11,12 @@ from conf.dataset import local_path, read_manifest
 from conf.errors import InputDataError, UpstreamNotReadyError
 from conf.manifest import Manifest
 from conf.run import CHECKPOINTS_DIR, RUN_CARD_FILE, read_json
-from conf.schema import fingerprint
+from conf.schema import FeatureSpec, fingerprint
 from conf.training import TrainConfig
 from training.checkpoint.files import STATE_PREFIX, Seal, read_checkpoint
 from training.checkpoint.shelf import list_entries
 from training.checkpoint.state import MODEL, State, collect_state, restore_state
+from training.input import check_specs
 from training.models import build_model
 from training.models.base import RetrievalModel
 
@@ -81,7 +82,7 @@ def restore_model(
     except (KeyError, ValueError) as error:
         raise _incomplete(run_dir, error) from error
     version_dir, expected = read_dataset_reference(run_dir)
-    manifest = read_run_manifest(version_dir, expected)
+    manifest = read_run_manifest(version_dir, expected, read_model_specs(run_dir))
     shelf = run_dir / CHECKPOINTS_DIR / which
     if not list_entries(shelf):
         raise UpstreamNotReadyError(
@@ -107,15 +108,39 @@ def read_dataset_reference(run_dir: Path) -> tuple[Path, str]:
         raise _incomplete(run_dir, error) from error
 
 
-def read_run_manifest(version_dir: Path, expected_sha256: str) -> Manifest:
-    """Reads the manifest of the dataset version that a run was trained on.
+def read_model_specs(run_dir: Path) -> tuple[FeatureSpec, ...]:
+    """Returns the specs of the features that a run's model was built for; none of an older run.
 
     Raises:
-        InputDataError: It is gone, or is not the one that the run read.
+        InputDataError: The run card is damaged.
+    """
+    card = read_json(run_dir / RUN_CARD_FILE)
+    try:
+        return tuple(
+            FeatureSpec.from_json(spec) for spec in (card.get("model") or {}).get("specs", ())
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _incomplete(run_dir, error) from error
+
+
+def read_run_manifest(
+    version_dir: Path, expected_sha256: str, specs: Sequence[FeatureSpec] = ()
+) -> Manifest:
+    """Reads the manifest of the dataset version that a run was trained on.
+
+    Args:
+        version_dir: Directory of the version.
+        expected_sha256: Fingerprint of the manifest that the run read.
+        specs: Features that its model was built for.
+
+    Raises:
+        InputDataError: It is gone, or is not the one that the run read; names the feature that
+            the model does not fit, if there is one.
     """
     manifest = read_manifest(version_dir)
     found = manifest_sha256(manifest)
     if found != expected_sha256:
+        check_specs(manifest, specs)
         raise InputDataError(
             "the dataset version is not the one that this run was trained on",
             received=f"{version_dir}: manifest {found[:12]}",

@@ -12,11 +12,12 @@ from training.input.dataset import (
     read_batches,
 )
 from training.input.epoch_plan import shard_for
+from training.input.mix import find_mixed
 from training.input.reading import ReadOptions, Source
 from training.input.tensors import Batch
 
 __all__ = [
     "ROLE_OF_SPLIT", "Batch", "InputCounts", "ReadOptions", "Source", "build_eval_dataset",
     "build_held_out_dataset", "build_train_dataset", "check_specs", "check_train_rows",
-    "count_rows", "count_steps", "read_batches", "select_features", "shard_for",
+    "count_rows", "count_steps", "find_mixed", "read_batches", "select_features", "shard_for",
 ]  # fmt: skip

@@ -68,6 +68,7 @@ def _count_workers(source: Source, file: Path | None) -> Sequence[int]:
 
 def _count_kept(source: Source, worker: int, file: Path | None) -> int:
     config = source.config
+    # Not the place: a run that goes on elsewhere keeps its number of steps.
     key = fingerprint(
         {
             "shards": [[s.path, s.crc32c] for s in source.manifest.split(source.split).shards],
@@ -80,14 +81,14 @@ def _count_kept(source: Source, worker: int, file: Path | None) -> int:
             "worker": [worker, source.options.worker[1]],
         }
     )
-    if key not in _COUNTED:
-        kept = _read_counts(file)
-        if key not in kept:
-            kept[key] = _read_through(source, worker)
-            if file is not None:
-                write_text_atomic(file, json.dumps(kept, indent=1) + "\n")
-        _COUNTED[key] = kept[key]
-    return _COUNTED[key]
+    kept, own = _read_counts(file), f"{source.version_dir}\0{key}"
+    if key in kept:
+        _COUNTED[own] = kept[key]
+    elif own not in _COUNTED:
+        _COUNTED[own] = _read_through(source, worker)
+    if file is not None and key not in kept:
+        write_text_atomic(file, json.dumps({**kept, key: _COUNTED[own]}, indent=1) + "\n")
+    return _COUNTED[own]
 
 
 def _read_through(source: Source, worker: int) -> int:
@@ -104,6 +105,7 @@ def _read_counts(file: Path | None) -> dict[str, int]:
     if file is None or not file.exists():
         return {}
     try:
-        return dict(json.loads(file.read_text(encoding="utf-8")))
-    except ValueError:  # damaged: count again
+        counts = dict(json.loads(file.read_text(encoding="utf-8")))
+        return {str(key): int(rows) for key, rows in counts.items()}
+    except (ValueError, TypeError):  # damaged: count again
         return {}

@@ -50,6 +50,16 @@ class InputCounts:
         with self._lock:
             self.filtered += rows
 
+    def totals(self) -> dict[str, int]:
+        """What was left out: `bad_records`, `shards`, `filtered_rows`; empty where nothing was."""
+        with self._lock:
+            found = {
+                "bad_records": sum(self.records.values()),
+                "shards": len(self.shards),
+                "filtered_rows": self.filtered,
+            }
+        return {name: count for name, count in found.items() if count}
+
     def describe(self) -> list[str]:
         """One line for each kind of loss; none where nothing was left out."""
         with self._lock:

@@ -6,25 +6,23 @@ without a bound (and those asked for) as `tf.RaggedTensor`, ids with weights as 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import tensorflow as tf
 
-from conf.dataset import read_manifest, resolve_version
 from conf.errors import ConfigError, InputDataError
 from conf.manifest import Manifest, SplitInfo
 from conf.schema import FeatureSpec
 from conf.training.input import InputConfig
-from training.input.columns import Column, check_specs, plan_columns, select_features
-from training.input.counting import count_steps
+from training.input.columns import Column, plan_columns, select_features
+from training.input.mix import build_mixed_reader
 from training.input.reading import ReadOptions, Source, build_stream
 from training.input.rows import Rows
-from training.input.sampling import bucket_batches, mix_rows
+from training.input.sampling import bucket_batches, skip_batches
 from training.input.sparse import find_sparse_pairs
-from training.input.stream import StreamConfig, read_epoch
+from training.input.stream import read_epoch
 from training.input.tensors import Batch, BatchLayout
 from training.input_errors import input_errors
 from training.list_lengths import bound_list
@@ -151,6 +149,7 @@ def build_held_out_dataset(
     batch_size: int,
     features: _Select = None,
     ragged: Sequence[str] = (),
+    options: ReadOptions | None = None,
 ) -> tf.data.Dataset:
     """Returns the rows of train that `config.validation` keeps apart, in the manifest's order.
 
@@ -161,6 +160,7 @@ def build_held_out_dataset(
         batch_size: Rows per batch; the last batch may have fewer.
         features: Names to read; None reads all.
         ragged: As for `build_eval_dataset`.
+        options: What the run asks for beside its config.
 
     Raises:
         ConfigError: Nothing is held out.
@@ -171,7 +171,7 @@ def build_held_out_dataset(
             "no rows of train are held out", fix="set input.validation.hash_of and .share"
         )
     own = config.model_copy(update={"batch_size": batch_size, "mix": ()})
-    source = Source(version_dir, manifest, "train", own, is_held_out=True)
+    source = Source(version_dir, manifest, "train", own, options or ReadOptions(), True)
     return _build_ordered(source, features or manifest.schema.names, ragged)
 
 
@@ -199,9 +199,10 @@ def _build_train_reader(
 ) -> Callable[[int, int], Iterator[Rows]]:
     """Returns the function of epoch and first batch to the rows of the epoch from there on."""
     config, size = source.config, source.batch_size
-    stream = build_stream(source, _with_class(source, columns), seed)
+    read_columns = _with_class(source, columns)
+    stream = build_stream(source, read_columns, seed)
     if config.mix:
-        return _build_mixed_reader(source, columns, stream, seed)
+        return build_mixed_reader(source, read_columns, stream, seed)
     if not cut:
         return lambda epoch, batch: read_epoch(stream, epoch, batch * size)
     if not stream.pools.has_lengths:
@@ -211,48 +212,9 @@ def _build_train_reader(
         batches = bucket_batches(
             read_epoch(stream, epoch), config.bucket_boundaries or (), cut, size, [seed, epoch]
         )
-        return _skip(batches, batch)
+        return skip_batches(batches, batch)
 
     return read
-
-
-def _build_mixed_reader(
-    source: Source, columns: tuple[Column, ...], own: StreamConfig, seed: int
-) -> Callable[[int, int], Iterator[Rows]]:
-    config, size = source.config, source.batch_size
-    streams = [own, *_build_mix_streams(source, columns, seed)]
-    weights = [1 - sum(part.weight for part in config.mix), *(part.weight for part in config.mix)]
-    batches = count_steps(source)
-
-    def read(epoch: int, batch: int) -> Iterator[Rows]:
-        # Each pass of a dataset is an epoch of its own, which no other pass has.
-        sources = [
-            functools.partial(_read_pass, stream, epoch * (batches + 1)) for stream in streams
-        ]
-        return _skip(mix_rows(sources, weights, batches, size, [seed, epoch]), batch)
-
-    return read
-
-
-def _read_pass(stream: StreamConfig, first: int, number: int) -> Iterator[Rows]:
-    return read_epoch(stream, first + number)
-
-
-def _build_mix_streams(
-    source: Source, columns: Sequence[Column], seed: int
-) -> Iterator[StreamConfig]:
-    specs = [column.spec for column in columns]
-    for part in source.config.mix:
-        version_dir = resolve_version(part.dataset)
-        manifest = read_manifest(version_dir)
-        stored = [source.manifest.schema[spec.name] for spec in specs]
-        check_specs(manifest, stored)
-        other = replace(source, version_dir=version_dir, manifest=manifest)
-        theirs = [
-            replace(column, is_sequence=found.is_sequence)
-            for column, found in zip(columns, plan_columns(manifest, stored), strict=True)
-        ]
-        yield build_stream(other, theirs, seed)
 
 
 def _with_class(source: Source, columns: tuple[Column, ...]) -> tuple[Column, ...]:
@@ -273,12 +235,6 @@ def _padded_lists(columns: Sequence[Column]) -> dict[str, int]:
             fix="leave bucket_boundaries out, or set the feature's max_len in the build",
         )
     return lists
-
-
-def _skip(batches: Iterator[Rows], count: int) -> Iterator[Rows]:
-    for number, batch in enumerate(batches):
-        if number >= count:
-            yield batch
 
 
 def _split_features(manifest: Manifest, split: str) -> tuple[str, ...]:

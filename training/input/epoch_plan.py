@@ -77,7 +77,7 @@ def plan_pools(
     total = sum(rows for _, rows in ranges)
     size = _pool_size(total, pool_rows, multiple)
     waiting = [shard for shard in reversed(order) if ranges[shard][1]]
-    opened: list[list[int]] = []  # shard, next record, records left
+    opened: list[_Opened] = []
     pools: list[PoolPlan] = []
     for first in range(0, total, max(1, size)):
         rows = min(size, total - first)
@@ -86,20 +86,40 @@ def plan_pools(
         while need:
             while len(opened) < interleave and waiting:
                 shard = waiting.pop()
-                opened.append([shard, *ranges[shard]])
-            share = -(-need // len(opened))
-            for entry in opened:
-                count = min(share, entry[2], need)
-                if count:
-                    taken.setdefault(entry[0], [entry[1], 0])[1] += count
-                entry[1], entry[2], need = entry[1] + count, entry[2] - count, need - count
-            opened = [entry for entry in opened if entry[2]]
-        segments, start = [], 0
-        for shard, (record, count) in taken.items():
-            segments.append(Segment(shard, record, count, start))
-            start += count
-        pools.append(PoolPlan(len(pools), first, rows, tuple(segments)))
+                opened.append(_Opened(shard, *ranges[shard]))
+            need = _take_evenly(opened, taken, need)
+            opened = [entry for entry in opened if entry.left]
+        pools.append(PoolPlan(len(pools), first, rows, _number_segments(taken)))
     return pools
+
+
+@dataclass
+class _Opened:
+    """A shard that is being read: its number, its next record, how many are left."""
+
+    shard: int
+    record: int
+    left: int
+
+
+def _take_evenly(opened: Sequence[_Opened], taken: dict[int, list[int]], need: int) -> int:
+    """Takes like many records of each open shard; returns how many are needed still."""
+    share = -(-need // len(opened))
+    for entry in opened:
+        count = min(share, entry.left, need)
+        if count:
+            taken.setdefault(entry.shard, [entry.record, 0])[1] += count
+        entry.record, entry.left = entry.record + count, entry.left - count
+        need -= count
+    return need
+
+
+def _number_segments(taken: dict[int, list[int]]) -> tuple[Segment, ...]:
+    segments, start = [], 0
+    for shard, (record, count) in taken.items():
+        segments.append(Segment(shard, record, count, start))
+        start += count
+    return tuple(segments)
 
 
 def _pool_size(total: int, pool_rows: int, multiple: int) -> int:

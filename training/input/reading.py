@@ -16,7 +16,7 @@ from training.input.columns import Column
 from training.input.damage import DamagePolicy, InputCounts, tell_unlisted
 from training.input.epoch_plan import limit_rows, shard_for
 from training.input.filters import build_row_filter
-from training.input.pool import PoolConfig
+from training.input.pool_config import PoolConfig
 from training.input.rows import Rows
 from training.input.sampling import balance_classes
 from training.input.shard_cache import ShardCache

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from conf.errors import InputDataError
-from training.input.pool import LENGTH
+from training.input.pool_config import LENGTH
 from training.input.rows import Rows, concat_rows
 
 _MIX, _BALANCE, _BUCKETS = 2, 3, 4  # streams of random numbers
@@ -175,3 +176,8 @@ class _Tap:
             self._rest = self._rest.slice(part.count, self._rest.count)
             count, is_fresh = count - part.count, False
             yield part
+
+
+def skip_batches(batches: Iterator[Rows], count: int) -> Iterator[Rows]:
+    """The batches from number `count` on."""
+    return itertools.islice(batches, count, None)

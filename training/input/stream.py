@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from training.input.epoch_plan import PoolPlan, plan_pools
-from training.input.pool import PoolConfig, PoolReader
+from training.input.pool import PoolReader
+from training.input.pool_config import PoolConfig
 from training.input.rows import Rows
 from training.input.shard_reader import Shard
 

@@ -54,7 +54,8 @@ class BatchLayout:
 
         Args:
             read: Begins to read the rows of each epoch, in parts of any size (which are batches
-                already where lists are cut). No batch lies across two epochs.
+                already where lists are cut). No batch lies across two epochs; of several epochs the
+                remainders must be dropped.
         """
         size, is_uniform = self._batch_size, self.is_uniform
         most = max(1, SLAB_ROWS // size) * size if is_uniform else size

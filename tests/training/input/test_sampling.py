@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from conf.errors import InputDataError
-from training.input.pool import LENGTH
+from training.input.pool_config import LENGTH
 from training.input.rows import Rows
 from training.input.sampling import balance_classes, bucket_batches, mix_rows
 
