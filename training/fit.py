@@ -6,7 +6,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,8 +33,15 @@ from training.run_directory import (
     publish_run,
     recorded_status,
 )
-from training.strategy import build_strategy, describe_devices, seed_everything
+from training.strategy import (
+    Devices,
+    build_strategy,
+    describe_devices,
+    plan_devices,
+    seed_everything,
+)
 from training.trainer import Trainer, TrainingData, TrainingResult, Validate, selection_metric
+from training.workers import Workers, lost_worker_errors
 
 KIBIBYTE = 1024
 
@@ -57,32 +64,62 @@ def fit_run(config: TrainConfig, progress: TrainingProgress, *, resume: bool = F
             at the position of its newest checkpoint.
 
     Raises:
-        TrainingInterruptedError: SIGTERM or SIGINT came; the state is saved.
+        TrainingInterruptedError: SIGTERM or SIGINT came, to any process; the state is saved.
         SluiceError: The config, the dataset or the devices do not fit, or training failed. The
             earlier runs and the current one are untouched.
     """
-    start = _find_start(config, progress, resume)
+    if config.devices.strategy == "multi_worker":
+        progress.message("waiting for the other workers of TF_CONFIG")
     strategy = build_strategy(config.devices)
+    workers = Workers(strategy)
+    with lost_worker_errors(workers):
+        return _fit_run(config, progress, resume, strategy, workers)
+
+
+def _fit_run(
+    config: TrainConfig,
+    progress: TrainingProgress,
+    resume: bool,
+    strategy: tf.distribute.Strategy,
+    workers: Workers,
+) -> Path:
+    start = _share_start(workers, config, progress, resume)
     seed_everything(config.seed)
     trainer = Trainer(config, start.data, strategy, progress)
     if start.unfinished is None:
         trainer.warm_start()  # Refused, it leaves no directory behind.
-    run = start.unfinished or create_run(config)
-    with locked(run), recorded_status(run), stop_on_signals() as stop:
-        update_run_card(run, **_describe_start(config, run, start.data, trainer.model, strategy))
+    devices = describe_devices(strategy, config.input.batch_size)
+    run = Path(workers.share(lambda: str(start.unfinished or create_run(config))))
+    with _recording(run, workers), stop_on_signals() as stop:
+        if workers.is_chief:
+            update_run_card(run, **_describe_start(config, run, start.data, trainer.model, devices))
         progress.message(
-            f"training {config.model.name} on {len(describe_devices(strategy))} device(s): "
+            f"training {config.model.name} on {devices.render()}: "
             f"{start.data.manifest.split('train').rows:,} rows, "
             f"{trainer.steps_per_epoch:,} steps per epoch, "
             f"{trainer.model.parameter_count:,} parameters; run {run}",
             run=str(run),
         )
-        with _counted_seconds(run):
+        with _counted_seconds(run, workers):
             result = trainer.fit(run, _build_validate(config, start.data), stop)
-        # The status comes last: a run that was killed in between is resumed, and published.
-        publish_run(config, run)
-        update_run_card(run, **_describe_end(result))
+        workers.share(lambda: _finish(config, run, result))
     return run
+
+
+def _finish(config: TrainConfig, run: Path, result: TrainingResult) -> None:
+    """Publishes a run. The status comes last: one killed in between is resumed, and published."""
+    publish_run(config, run)
+    update_run_card(run, **_describe_end(result))
+
+
+@contextmanager
+def _recording(run: Path, workers: Workers) -> Iterator[None]:
+    """Holds a run and notes how it ends, on the process that writes it."""
+    with ExitStack() as stack:
+        if workers.is_chief:
+            stack.enter_context(locked(run))
+            stack.enter_context(recorded_status(run))
+        yield
 
 
 def plan_run(config: TrainConfig) -> dict[str, Any]:
@@ -93,7 +130,7 @@ def plan_run(config: TrainConfig) -> dict[str, Any]:
     """
     version_dir = resolve_version(config.dataset)
     data = TrainingData(version_dir, read_manifest(version_dir))
-    strategy = build_strategy(config.devices)
+    strategy, devices = plan_devices(config.devices, config.input.batch_size)
     trainer = Trainer(config, data, strategy, _Silent())
     splits = {split.name: split.rows for split in data.manifest.splits}
     warm = trainer.warm_start()
@@ -111,8 +148,27 @@ def plan_run(config: TrainConfig) -> dict[str, Any]:
             "item": list(trainer.model.item_inputs),
         },
         "selected_by": selection_metric(config) if data.manifest.has_split("validation") else None,
-        "devices": describe_devices(strategy),
+        "devices": devices.to_json(),
     }
+
+
+def _share_start(
+    workers: Workers, config: TrainConfig, progress: TrainingProgress, resume: bool
+) -> _Start:
+    """Returns where the run starts; every process reads the dataset version of the chief."""
+    if workers.count == 1:
+        return _find_start(config, progress, resume)
+
+    def find() -> list[str | None]:
+        start = _find_start(config, progress, resume)
+        unfinished = None if start.unfinished is None else str(start.unfinished)
+        data = start.data
+        return [str(data.version_dir.absolute()), manifest_sha256(data.manifest), unfinished]
+
+    version_dir, expected_sha256, unfinished = workers.share(find)
+    manifest = read_run_manifest(Path(str(version_dir)), str(expected_sha256))
+    data = TrainingData(Path(str(version_dir)), manifest)
+    return _Start(data, None if unfinished is None else Path(unfinished))
 
 
 def _find_start(config: TrainConfig, progress: TrainingProgress, resume: bool) -> _Start:
@@ -166,7 +222,7 @@ def _describe_start(
     run: Path,
     data: TrainingData,
     model: RetrievalModel,
-    strategy: tf.distribute.Strategy,
+    devices: Devices,
 ) -> dict[str, Any]:
     return {
         "status": STATUS_TRAINING,
@@ -177,7 +233,7 @@ def _describe_start(
         "config_sha256": config_sha256(config),
         "dataset": _describe_dataset(data.version_dir, data.manifest),
         "versions": describe_versions(),
-        "devices": describe_devices(strategy),
+        "devices": devices.to_json(),
         "model": {
             "name": config.model.name,
             "parameters": model.parameter_count,
@@ -204,8 +260,11 @@ def _describe_tables(model: RetrievalModel) -> dict[str, list[int]]:
 
 
 @contextmanager
-def _counted_seconds(run: Path) -> Iterator[None]:
+def _counted_seconds(run: Path, workers: Workers) -> Iterator[None]:
     """Adds the time of the block to the card: a resumed run counts the time of all its parts."""
+    if not workers.is_chief:
+        yield
+        return
     started = time.monotonic()
     try:
         yield
