@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from conf.errors import ConfigError
 from conf.load import load_config
 from conf.training import TrainConfig
 from jobs.logs import LogFormat, setup_logging
@@ -15,6 +17,13 @@ from jobs.options import CONFIG_HELP, DryRun, LogFormatOption, Overrides, list_o
 from jobs.quiet import quiet_tensorflow
 
 app = typer.Typer(add_completion=False)
+
+
+class Launcher(StrEnum):
+    """Who starts the workers of a run."""
+
+    NONE = "none"
+    SPARK = "spark"
 
 
 @app.command()
@@ -28,12 +37,32 @@ def main(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with this config's newest run, if unfinished.")
     ] = False,
+    launcher: Annotated[
+        Launcher, typer.Option(help="Who starts the workers: nobody, or a Spark barrier job.")
+    ] = Launcher.NONE,
+    workers: Annotated[
+        int | None, typer.Option(min=2, help="Workers that --launcher spark starts.")
+    ] = None,
+    spark_master: Annotated[
+        str, typer.Option(help="Master of --launcher spark, unless under spark-submit.")
+    ] = "local[*]",
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Train a model on a dataset version."""
     setup_logging(log_format)
     settings = list_overrides(overrides, {"dataset": dataset})
     resolved = load_config(TrainConfig, "training", config, settings)
+    if (launcher is Launcher.SPARK) != (workers is not None):
+        raise ConfigError(
+            "--launcher spark and --workers N go together",
+            received=f"--launcher {launcher.value}, "
+            + ("no --workers" if workers is None else f"--workers {workers}"),
+        )
+    if workers is not None and not dry_run:
+        from jobs.train_spark import Launch, launch
+
+        start = Launch(json.dumps(resolved.resolved()), workers, resume, log_format.value)
+        return launch(start, spark_master)
     if dry_run:
         print(json.dumps(plan(resolved), indent=1))
         return 0

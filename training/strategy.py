@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from conf.errors import ConfigError, InputDataError
+from conf.errors import ConfigError, InputDataError, InternalError
 from conf.training import DevicesConfig
 from training.cluster import VARIABLE, Cluster, read_cluster
+from training.heartbeat import configure_heartbeat
 from training.input import Batch
 
 
@@ -30,7 +31,7 @@ def build_strategy(config: DevicesConfig) -> tf.distribute.Strategy:
             `TF_CONFIG` does not name the processes.
     """
     if config.strategy == "multi_worker":
-        return _join(read_cluster())
+        return _join(read_cluster(), config.worker_timeout_s)
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
         for gpu in gpus:
@@ -187,7 +188,7 @@ def _mirror(names: tuple[str, ...]) -> tf.distribute.Strategy:
 
 
 @functools.cache
-def _join(cluster: Cluster) -> tf.distribute.Strategy:
+def _join(cluster: Cluster, timeout_s: int) -> tf.distribute.Strategy:
     """One strategy per process: its server cannot be started twice."""
     for gpu in tf.config.list_physical_devices("GPU"):
         _allow_growth(gpu)
@@ -198,7 +199,16 @@ def _join(cluster: Cluster) -> tf.distribute.Strategy:
             fix="name all of them, or set devices.strategy=auto",
         )
     try:
+        configure_heartbeat(cluster, timeout_s)
         return tf.distribute.MultiWorkerMirroredStrategy()
+    except tf.errors.OpError as error:
+        raise InternalError(
+            "the workers did not come together",
+            received=f"worker {cluster.index} of {len(cluster.workers)}, "
+            f"{cluster.workers[cluster.index]}: {str(error).splitlines()[0]}",
+            fix="start all workers, with the same list of them, within "
+            f"devices.worker_timeout_s = {timeout_s} seconds; each must reach the others' ports",
+        ) from error
     except RuntimeError as error:
         raise ConfigError(
             "TensorFlow has already started in this process",

@@ -52,7 +52,8 @@ class Workers:
         self._strategy = strategy
         self.count = count_workers(strategy)
         self.index: int = strategy.cluster_resolver.task_id if self.count > 1 else 0
-        self._sum = tf.function(self._sum_replicas, reduce_retracing=True)
+        # A collective keeps the shape that it first had: one function for each.
+        self._sums: dict[tf.TensorSpec, Callable[[tf.Tensor], tf.Tensor]] = {}
 
     @property
     def is_chief(self) -> bool:
@@ -116,6 +117,12 @@ class Workers:
     def _from_chief(self, value: tf.Tensor) -> tf.Tensor:
         """Returns the chief's value, given one of the same shape on each process."""
         return self._sum(value if self.is_chief else tf.zeros_like(value))
+
+    def _sum(self, value: tf.Tensor) -> tf.Tensor:
+        spec = tf.TensorSpec(value.shape, value.dtype)
+        if spec not in self._sums:
+            self._sums[spec] = tf.function(self._sum_replicas, input_signature=[spec])
+        return self._sums[spec](value)
 
     def _sum_replicas(self, value: tf.Tensor) -> tf.Tensor:
         """Sums the values of all processes' first replicas."""

@@ -19,11 +19,14 @@ class DevicesConfig(Finite):
             `none`: one device. `mirrored`: as `auto`, by MirroredStrategy even on one device.
             `multi_worker`: the processes that `TF_CONFIG` names, each with all its GPUs or its
             CPU. `parameter_server` is refused.
+        worker_timeout_s: Seconds without a sign of life after which another process is taken for
+            dead, and by which the processes may start apart.
         cpu_replicas: Logical CPU devices of one process where there is no GPU.
     """
 
     strategy: StrategyKind = "auto"
     cpu_replicas: int = Field(1, ge=1)
+    worker_timeout_s: int = Field(60, ge=5)
 
     @model_validator(mode="after")
     def _refuse_what_cannot_be(self) -> DevicesConfig:
