@@ -96,7 +96,7 @@ def launch(start: Launch, master: str) -> int:
         session.stop()
     for end in ends:
         print(f"worker {end.index} on {end.host}: exit code {end.code}", file=sys.stderr)
-        for line in end.lines if end.code or end.index == 0 else ():
+        for line in end.lines if end.code else end.lines[-1:]:
             print(f"  {line}", file=sys.stderr)
     return choose_exit_code([end.code for end in ends])
 

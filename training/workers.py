@@ -7,6 +7,7 @@ dataset.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -121,7 +122,9 @@ class Workers:
     def _sum(self, value: tf.Tensor) -> tf.Tensor:
         spec = tf.TensorSpec(value.shape, value.dtype)
         if spec not in self._sums:
-            self._sums[spec] = tf.function(self._sum_replicas, input_signature=[spec])
+            # A partial of its own, or TensorFlow takes them for one function that it traces often.
+            summed = functools.partial(self._sum_replicas)
+            self._sums[spec] = tf.function(summed, input_signature=[spec])
         return self._sums[spec](value)
 
     def _sum_replicas(self, value: tf.Tensor) -> tf.Tensor:
