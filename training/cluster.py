@@ -12,7 +12,9 @@ from conf.errors import ConfigError
 
 VARIABLE = "TF_CONFIG"
 WORKER = "worker"
-EXAMPLE = '{"cluster": {"worker": ["host0:port", "host1:port"]}, "task": {"type": "worker", "index": 0}}'  # noqa: E501
+EXAMPLE = (
+    '{"cluster": {"worker": ["host0:port", "host1:port"]}, "task": {"type": "worker", "index": 0}}'
+)
 _LAST_PORT = 65535
 
 

@@ -103,7 +103,9 @@ class Workers:
             return
         for variable in variables:
             value = variable.read_value()
-            summed = self._from_chief(value if value.dtype in SUMMED else tf.cast(value, tf.float64))
+            summed = self._from_chief(
+                value if value.dtype in SUMMED else tf.cast(value, tf.float64)
+            )
             variable.assign(tf.cast(summed, variable.dtype))
 
     def _send(self, message: dict[str, Any]) -> dict[str, Any]:

@@ -14,8 +14,16 @@ import numpy as np
 import pytest
 
 from conf.run import read_json, resolve_run
-from conf.training import CheckpointConfig, DevicesConfig, DSSMConfig, FitConfig, TrainConfig
-from conf.training import InputConfig, OptimizerConfig, SampledSoftmaxConfig
+from conf.training import (
+    CheckpointConfig,
+    DevicesConfig,
+    DSSMConfig,
+    FitConfig,
+    InputConfig,
+    OptimizerConfig,
+    SampledSoftmaxConfig,
+    TrainConfig,
+)
 from training.checkpoint.shelf import list_entries
 from training.step_log import read_steps
 

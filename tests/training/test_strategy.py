@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from conf.errors import ConfigError
-from conf.training import DevicesConfig
+from conf.training import DevicesConfig, InputConfig, TrainConfig
 from training.strategy import build_strategy, describe_devices, plan_devices, seed_everything
 
 no_gpu = pytest.mark.skipif(
@@ -49,6 +49,16 @@ def test_a_kind_of_strategy_can_be_chosen() -> None:
 def test_devices_that_cannot_be_are_refused(settings: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         DevicesConfig(**settings)
+
+
+def test_lists_of_several_lengths_are_for_one_process() -> None:
+    with pytest.raises(ValueError, match="leave bucket_boundaries out"):
+        TrainConfig(
+            dataset="d",
+            name="t",
+            devices=DevicesConfig(strategy="multi_worker"),
+            input=InputConfig(bucket_boundaries=(10, 20)),
+        )
 
 
 def test_several_workers_need_to_be_named(monkeypatch: pytest.MonkeyPatch) -> None:

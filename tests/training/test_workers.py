@@ -34,5 +34,5 @@ def test_a_lost_worker_says_what_to_do(alone: Workers) -> None:
 
 def test_errors_of_training_pass(alone: Workers) -> None:
     alone.count = 2
-    with pytest.raises(InternalError, match="^full$"), lost_worker_errors(alone):
+    with pytest.raises(InternalError, match=r"^full$"), lost_worker_errors(alone):
         raise InternalError("full")
