@@ -112,7 +112,7 @@ def choose_exit_code(codes: Iterable[int]) -> int:
 
 def _run_job(context: SparkContext, start: Launch) -> list[WorkerExit]:
     # Spark's own check waits for executors to come; on one machine none will.
-    if context.master.startswith("local") and context.defaultParallelism < start.workers:
+    if (context.master or "").startswith("local") and context.defaultParallelism < start.workers:
         raise _too_few_slots(start.workers, f"{context.defaultParallelism} on {context.master}")
     tasks = context.parallelize(range(start.workers), start.workers).barrier()
     try:
@@ -177,7 +177,7 @@ def _stream(command: list[str], tf_config: str, index: int) -> tuple[int, tuple[
         "PYTHONUNBUFFERED": "1",
     }
     last: deque[str] = deque(maxlen=LAST_LINES)
-    process = subprocess.Popen(
+    process = subprocess.Popen(  # noqa: S603 - a list of arguments, no shell
         command,
         env=environment,
         stdout=subprocess.PIPE,
@@ -187,8 +187,7 @@ def _stream(command: list[str], tf_config: str, index: int) -> tuple[int, tuple[
         preexec_fn=_build_guard(),
     )
     try:
-        assert process.stdout is not None
-        for line in process.stdout:
+        for line in process.stdout or ():
             last.append(line.rstrip())
             print(f"[worker {index}] {line}", end="", file=sys.stderr, flush=True)
         return process.wait(), tuple(last)

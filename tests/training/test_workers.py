@@ -27,9 +27,9 @@ def test_a_lost_worker_says_what_to_do(alone: Workers) -> None:
     with pytest.raises(tf.errors.UnavailableError), lost_worker_errors(alone):
         raise LOST
     alone.count = 2
-    with pytest.raises(InternalError, match="aborted by: task 1\n.*--resume"):
-        with lost_worker_errors(alone):
-            raise LOST
+    message = r"aborted by: task 1\n.*--resume"
+    with pytest.raises(InternalError, match=message), lost_worker_errors(alone):
+        raise LOST
 
 
 def test_errors_of_training_pass(alone: Workers) -> None:
