@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,13 @@ from jobs.quiet import quiet_tensorflow
 app = typer.Typer(add_completion=False)
 
 _log = logging.getLogger("sluice.jobs.train")
+
+
+class Launcher(StrEnum):
+    """Who starts the workers of a run."""
+
+    NONE = "none"
+    SPARK = "spark"
 
 
 @app.command()
@@ -45,6 +53,15 @@ def main(
         Path | None,
         typer.Option(metavar="FILE", help="Train many runs over the space of configs in FILE."),
     ] = None,
+    launcher: Annotated[
+        Launcher, typer.Option(help="Who starts the workers: nobody, or a Spark barrier job.")
+    ] = Launcher.NONE,
+    workers: Annotated[
+        int | None, typer.Option(min=2, help="Workers that --launcher spark starts.")
+    ] = None,
+    spark_master: Annotated[
+        str, typer.Option(help="Master of --launcher spark, unless under spark-submit.")
+    ] = "local[*]",
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Train a model on a dataset version."""
@@ -52,14 +69,31 @@ def main(
     steps = None if profile is None else parse_step_range(profile)
     settings = list_overrides(overrides, {"dataset": dataset})
     resolved = load_config(TrainConfig, "training", config, settings)
+    if (workers is None and launcher is Launcher.SPARK) or (workers and launcher is Launcher.NONE):
+        raise ConfigError(
+            "--launcher spark and --workers N go together",
+            received=f"--launcher {launcher.value}, "
+            + ("no --workers" if workers is None else f"--workers {workers}"),
+        )
+    if workers is not None and (sweep is not None or steps is not None):
+        raise ConfigError(
+            "--launcher spark starts one run, without a profile",
+            received="--sweep" if sweep is not None else "--profile",
+            fix="leave it out, or train without a launcher",
+        )
     if sweep is not None:
         return _sweep(resolved, sweep, Switches(dry_run, resume, steps), log_format)
+    if workers is not None and not dry_run:
+        from jobs.train_spark import Launch, launch
+
+        start = Launch(json.dumps(resolved.resolved()), workers, resume, log_format.value)
+        return launch(start, spark_master)
     if dry_run:
         print(json.dumps(plan(resolved), indent=1))
         return 0
     run = train(resolved, resume=resume, log_format=log_format, profile=steps)
     result = {"run": str(run)}
-    written = _report(run) if report else None
+    written = _report(run) if report and _writes_run(resolved) else None
     if written is not None:
         result["report"] = str(written)
     if log_format is LogFormat.JSON:
@@ -134,6 +168,13 @@ def train(
         return fit_run(config, progress, resume=resume, profile=profile)
     finally:
         progress.close()
+
+
+def _writes_run(config: TrainConfig) -> bool:
+    """Whether this process is the one of the run's that writes it."""
+    from training.cluster import read_cluster
+
+    return config.devices.strategy != "multi_worker" or read_cluster().index == 0
 
 
 def _report(run: Path) -> Path | None:

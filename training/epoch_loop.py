@@ -18,6 +18,7 @@ from training.interruption import StopRequest
 from training.position import EpochSums, Position, Standing
 from training.progress import StepStatus, TrainingProgress
 from training.step_log import StepLog, StepRecord
+from training.workers import Unwritten, Workers
 
 SECONDS_PER_MINUTE = 60
 
@@ -29,12 +30,12 @@ class RunFiles:
     Attributes:
         run: Directory of the run.
         checkpoints: Its checkpoints.
-        steps: Its `metrics.jsonl`.
+        steps: Its `metrics.jsonl`; unwritten by all processes but the chief.
     """
 
     run: Path
     checkpoints: Checkpoints
-    steps: StepLog
+    steps: StepLog | Unwritten
 
 
 class EpochLoop:
@@ -45,17 +46,23 @@ class EpochLoop:
         files: What is written.
         progress: Where to tell how it goes.
         stop: Whether a signal has asked to stop.
+        workers: The processes of the run, which stop together.
 
     Attributes:
         metric: What the progress shows of the last epoch's validation: name and value, or None.
     """
 
     def __init__(
-        self, runner: ChunkRunner, files: RunFiles, progress: TrainingProgress, stop: StopRequest
+        self,
+        runner: ChunkRunner,
+        files: RunFiles,
+        progress: TrainingProgress,
+        stop: StopRequest,
+        workers: Workers,
     ) -> None:
         self._runner, self._files = runner, files
         self._progress = progress
-        self.stop = stop
+        self.stop, self._workers = stop, workers
         self.metric: tuple[str, float] | None = None
         self._saved_at = time.monotonic()
 
@@ -71,7 +78,7 @@ class EpochLoop:
         mark = time.monotonic()
         with closing(self._runner.run(standing.position)) as chunks:
             while standing.position.batch < self._runner.steps_per_epoch:
-                if self.stop.requested:
+                if self._workers.any(self.stop.requested):
                     self.save_and_stop(standing)
                 chunk = next(chunks)
                 now = time.monotonic()
@@ -137,6 +144,8 @@ class EpochLoop:
             position,
         )
         divergence = Divergence(position, position.step(self._runner.steps_per_epoch) + 1, loss)
+        if not self._workers.is_chief:
+            raise error
         try:
             batch = self._runner.read_batch(position)
             manifest = self._runner.data.manifest

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import resource
-import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import tensorflow as tf
-
 from conf.dataset import read_manifest, resolve_version
 from conf.manifest import MANIFEST_FILE, Manifest
-from conf.run import INPUT_COUNTS_FILE, RUN_CARD_FILE, read_json, update_run_card
+from conf.run import INPUT_COUNTS_FILE, update_run_card
 from conf.training import TrainConfig
 from conf.training.profile import StepRange
 from training.checkpoint import (
@@ -27,24 +21,24 @@ from training.checkpoint import (
 )
 from training.history import LOSS_METRIC
 from training.interruption import stop_on_signals
-from training.models.base import RetrievalModel
 from training.progress import TrainingProgress
+from training.run_card import counted_seconds, describe_end, describe_start, describe_tables
 from training.run_directory import (
-    STATUS_TRAINED,
-    STATUS_TRAINING,
-    config_sha256,
     create_run,
-    describe_versions,
     find_unfinished_run,
     locked,
     publish_run,
     recorded_status,
 )
-from training.strategy import build_strategy, describe_devices, seed_everything
+from training.strategy import (
+    build_strategy,
+    describe_devices,
+    plan_devices,
+    seed_everything,
+)
 from training.trainer import Trainer, TrainingData, TrainingResult
 from training.validation import build_validate, check_held_out, is_validated, selection_metric
-
-KIBIBYTE = 1024
+from training.workers import Workers, lost_worker_errors
 
 
 @dataclass(frozen=True)
@@ -72,33 +66,63 @@ def fit_run(
         profile: Steps to profile, or None.
 
     Raises:
-        TrainingInterruptedError: SIGTERM or SIGINT came; the state is saved.
+        TrainingInterruptedError: SIGTERM or SIGINT came, to any process; the state is saved.
         SluiceError: The config, the dataset or the devices do not fit, or training failed. The
             earlier runs and the current one are untouched.
     """
-    start = _find_start(config, progress, resume)
+    if config.devices.strategy == "multi_worker":
+        progress.message("waiting for the other workers of TF_CONFIG")
     strategy = build_strategy(config.devices)
-    seed_everything(config.seed)
-    trainer = Trainer(config, start.data, strategy, progress, profile)
-    if start.unfinished is None:
-        trainer.warm_start()  # Refused, it leaves no directory behind.
-    run = start.unfinished or create_run(config)
-    with locked(run), recorded_status(run), stop_on_signals() as stop:
-        update_run_card(run, **_describe_start(config, run, start.data, trainer.model, strategy))
-        _keep_counts(config, start.data, run)
+    workers = Workers(strategy)
+    with lost_worker_errors(workers):
+        start = _share_start(workers, config, progress, resume)
+        seed_everything(config.seed)
+        trainer = Trainer(config, start.data, strategy, progress, profile)
+        if start.unfinished is None:
+            trainer.warm_start()  # Refused, it leaves no directory behind.
+        return _train(trainer, start, config, workers, progress)
+
+
+def _train(
+    trainer: Trainer,
+    start: _Start,
+    config: TrainConfig,
+    workers: Workers,
+    progress: TrainingProgress,
+) -> Path:
+    devices = describe_devices(workers.strategy, config.input.batch_size)
+    run = Path(workers.share(lambda: str(start.unfinished or create_run(config))))
+    with _recording(run, workers), stop_on_signals() as stop:
+        if workers.is_chief:
+            update_run_card(run, **describe_start(config, run, start.data, trainer.model, devices))
+            _keep_counts(config, start.data, run)
         progress.message(
-            f"training {config.model.name} on {len(describe_devices(strategy))} device(s): "
+            f"training {config.model.name} on {devices.render()}: "
             f"{start.data.manifest.split('train').rows:,} rows, "
             f"{trainer.steps_per_epoch:,} steps per epoch, "
             f"{trainer.model.parameter_count:,} parameters; run {run}",
             run=str(run),
         )
-        with _counted_seconds(run):
+        with counted_seconds(run, workers):
             result = trainer.fit(run, build_validate(config, start.data), stop)
-        # The status comes last: a run that was killed in between is resumed, and published.
-        publish_run(config, run)
-        update_run_card(run, **_describe_end(result))
+        workers.share(lambda: _finish(config, run, result))
     return run
+
+
+def _finish(config: TrainConfig, run: Path, result: TrainingResult) -> None:
+    """Publishes a run. The status comes last: one killed in between is resumed, and published."""
+    publish_run(config, run)
+    update_run_card(run, **describe_end(result))
+
+
+@contextmanager
+def _recording(run: Path, workers: Workers) -> Iterator[None]:
+    """Holds a run and notes how it ends, on the process that writes it."""
+    with ExitStack() as stack:
+        if workers.is_chief:
+            stack.enter_context(locked(run))
+            stack.enter_context(recorded_status(run))
+        yield
 
 
 def plan_run(config: TrainConfig) -> dict[str, Any]:
@@ -109,7 +133,7 @@ def plan_run(config: TrainConfig) -> dict[str, Any]:
     """
     version_dir = resolve_version(config.dataset)
     data = TrainingData(version_dir, read_manifest(version_dir))
-    strategy = build_strategy(config.devices)
+    strategy, devices = plan_devices(config.devices, config.input.batch_size)
     trainer = Trainer(config, data, strategy, _Silent())
     splits = {split.name: split.rows for split in data.manifest.splits}
     warm = trainer.warm_start()
@@ -120,15 +144,36 @@ def plan_run(config: TrainConfig) -> dict[str, Any]:
         "steps_per_epoch": trainer.steps_per_epoch,
         "steps": trainer.steps_per_epoch * config.fit.epochs,
         "parameters": trainer.model.parameter_count,
-        "tables": _describe_tables(trainer.model),
+        "tables": describe_tables(trainer.model),
         "warm_start": None if warm is None else asdict(warm),
         "features": {
             "user": list(trainer.model.user_inputs),
             "item": list(trainer.model.item_inputs),
         },
         "selected_by": _find_metric(config, data.manifest),
-        "devices": describe_devices(strategy),
+        "devices": devices.to_json(),
     }
+
+
+def _share_start(
+    workers: Workers, config: TrainConfig, progress: TrainingProgress, resume: bool
+) -> _Start:
+    """Returns where the run starts; every process reads the dataset version of the chief."""
+    if workers.count == 1:
+        return _find_start(config, progress, resume)
+
+    def find() -> list[str | None]:
+        start = _find_start(config, progress, resume)
+        unfinished = None if start.unfinished is None else str(start.unfinished)
+        data = start.data
+        return [str(data.version_dir.absolute()), manifest_sha256(data.manifest), unfinished]
+
+    version_dir, expected_sha256, unfinished = workers.share(find)
+    manifest = read_run_manifest(Path(str(version_dir)), str(expected_sha256))
+    run = None if unfinished is None else Path(unfinished)
+    # The others may not see the run; what they count is the same.
+    counts_file = run / INPUT_COUNTS_FILE if run is not None and workers.is_chief else None
+    return _Start(TrainingData(Path(str(version_dir)), manifest, counts_file), run)
 
 
 def _find_start(config: TrainConfig, progress: TrainingProgress, resume: bool) -> _Start:
@@ -165,90 +210,6 @@ def _keep_counts(config: TrainConfig, data: TrainingData, run: Path) -> None:
 def _find_metric(config: TrainConfig, manifest: Manifest) -> str | None:
     metric = selection_metric(config)
     return metric if metric == LOSS_METRIC or is_validated(config, manifest) else None
-
-
-def _describe_start(
-    config: TrainConfig,
-    run: Path,
-    data: TrainingData,
-    model: RetrievalModel,
-    strategy: tf.distribute.Strategy,
-) -> dict[str, Any]:
-    return {
-        "status": STATUS_TRAINING,
-        "error": None,
-        "name": config.name,
-        "run_id": run.name,
-        "config": config.resolved(),
-        "config_sha256": config_sha256(config),
-        "dataset": _describe_dataset(data.version_dir, data.manifest),
-        "versions": describe_versions(),
-        "devices": describe_devices(strategy),
-        "model": {
-            "name": config.model.name,
-            "parameters": model.parameter_count,
-            "tables": _describe_tables(model),
-            "user_inputs": list(model.user_inputs),
-            "item_inputs": list(model.item_inputs),
-            "specs": [
-                data.manifest.schema[name].to_json()
-                for name in dict.fromkeys((*model.user_inputs, *model.item_inputs))
-            ],
-        },
-        "timing": {"training_started_at": _now()},
-    }
-
-
-def _describe_dataset(version_dir: Path, manifest: Manifest) -> dict[str, Any]:
-    return {
-        "path": str(version_dir.resolve()),
-        "name": manifest.dataset_name,
-        "version": manifest.dataset_version,
-        "manifest_sha256": manifest_sha256(manifest),
-        "rows": {split.name: split.rows for split in manifest.splits},
-    }
-
-
-def _describe_tables(model: RetrievalModel) -> dict[str, list[int]]:
-    return {name: [table.vocabulary_size, table.dim] for name, table in model.tables.items()}
-
-
-@contextmanager
-def _counted_seconds(run: Path) -> Iterator[None]:
-    """Adds the time of the block to the card: a resumed run counts the time of all its parts."""
-    started = time.monotonic()
-    try:
-        yield
-    finally:
-        with suppress(OSError):  # A full disk must not hide what went wrong first.
-            before = read_json(run / RUN_CARD_FILE)["timing"].get("train_seconds", 0.0)
-            seconds = before + time.monotonic() - started
-            update_run_card(run, timing={"train_seconds": seconds})
-
-
-def _describe_end(result: TrainingResult) -> dict[str, Any]:
-    return {
-        "status": STATUS_TRAINED,
-        "timing": {"training_finished_at": _now()},
-        "training": {
-            "best_epoch": result.best_epoch,
-            "epochs": result.epochs,
-            "steps": result.steps,
-            "stopped_early": result.stopped_early,
-            "left_out": dict(result.left_out),
-            "peak_memory_bytes": peak_memory_bytes(),
-        },
-    }
-
-
-def peak_memory_bytes() -> int:
-    """Returns the most memory that this process has held, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * KIBIBYTE
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class _Silent:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
@@ -15,7 +14,7 @@ from conf.run import LOGS_DIR, WARM_START_FILE, write_json
 from conf.training import TrainConfig
 from conf.training.profile import StepRange
 from training.checkpoint import Checkpoints
-from training.checkpoint.state import find_non_finite
+from training.checkpoint.state import MODEL, OPTIMIZERS, collect_state, find_non_finite
 from training.chunks import ChunkRunner, TrainingData
 from training.divergence import build_divergence_error
 from training.epoch_loop import EpochLoop, RunFiles
@@ -37,6 +36,7 @@ from training.optimizers import Optimizers
 from training.position import EpochSums, Position, Standing
 from training.profiler import StepProfiler
 from training.progress import TrainingProgress
+from training.result import TrainingResult
 from training.step import (
     RunSteps,
     StepOptions,
@@ -51,27 +51,9 @@ from training.tensorboard import EpochLog
 from training.validation import Validate, check_held_out, selection_metric
 from training.warm_start import WarmStartReport, WarmTarget, take_over
 from training.weight_samples import read_weight_samples
+from training.workers import Unwritten, Workers
 
 __all__ = ["Trainer", "TrainingData", "TrainingResult"]
-
-
-@dataclass(frozen=True)
-class TrainingResult:
-    """How a run ended.
-
-    Attributes:
-        best_epoch: One-based epoch whose weights are kept as the best.
-        epochs: Epochs that ran, those before a resume included.
-        steps: Batches trained on in all, those that overflowed a loss scale included.
-        stopped_early: Whether early stopping ended the run.
-        left_out: What the input left out of the last epoch; see `EpochRecord`.
-    """
-
-    best_epoch: int
-    epochs: int
-    steps: int
-    stopped_early: bool
-    left_out: Mapping[str, int]
 
 
 class Trainer:
@@ -100,6 +82,7 @@ class Trainer:
     ) -> None:
         self._config, self._data = config, data
         self._strategy, self._progress = strategy, progress
+        self._workers = Workers(strategy)
         batch_size = config.input.batch_size
         check_batch_size(batch_size, strategy)
         check_train_rows(data.manifest, batch_size)
@@ -127,7 +110,9 @@ class Trainer:
         )
         find_mixed(config.input, data.manifest, inputs)  # Refuses those that do not fit.
         run_steps = self._build_run_steps(objective, options)
-        self._profiler = None if profile is None else StepProfiler(run_steps, profile, progress)
+        self._profiler = None
+        if profile is not None and self._workers.is_chief:
+            self._profiler = StepProfiler(run_steps, profile, progress)
         self._runner = ChunkRunner(config, data, strategy, inputs, self._profiler or run_steps)
 
     def fit(
@@ -162,16 +147,21 @@ class Trainer:
             )
         with self._strategy.scope():
             checkpoints = Checkpoints(
-                run, self.model, self._optimizers, self._config.fit.checkpoint
+                run, self.model, self._optimizers, self._config.fit.checkpoint, self._workers
             )
-        with closing(checkpoints), closing(EpochLog(run / LOGS_DIR)) as log:
+        is_chief = self._workers.is_chief
+        log: EpochLog | Unwritten = EpochLog(run / LOGS_DIR) if is_chief else Unwritten()
+        with closing(checkpoints), closing(log):
             standing, history = self._begin(run, checkpoints)
             done = standing.position.step(self.steps_per_epoch)
-            steps, profiler = StepLog(run, done), self._profiler
+            steps: StepLog | Unwritten = StepLog(run, done) if is_chief else Unwritten()
+            profiler = self._profiler
             profiling = profiler.begin(run / LOGS_DIR, done) if profiler else nullcontext()
             with closing(steps), profiling:
                 files = RunFiles(run, checkpoints, steps)
-                loop = EpochLoop(self._runner, files, self._progress, stop or StopRequest())
+                loop = EpochLoop(
+                    self._runner, files, self._progress, stop or StopRequest(), self._workers
+                )
                 while len(history) < self._config.fit.epochs and not self._stops(history, metric):
                     loop.metric = latest_metric(history, metric)
                     standing = loop.run(standing)
@@ -198,9 +188,11 @@ class Trainer:
             UpstreamNotReadyError: There is no such run or checkpoint.
         """
         if self._warm_start is None and self._config.fit.warm_start is not None:
-            self._warm_start = take_over(
-                self._config, WarmTarget(self.model, self._optimizers, self._data)
-            )
+            target = WarmTarget(self.model, self._optimizers, self._data)
+            report = self._workers.share(lambda: asdict(take_over(self._config, target)))
+            self._warm_start = WarmStartReport(**report)
+            state = collect_state(**{MODEL: self.model, OPTIMIZERS: self._optimizers})
+            self._workers.share_variables(state.variables.values())
         return self._warm_start
 
     def _count_steps(self) -> int:
@@ -234,11 +226,12 @@ class Trainer:
         """
         standing = checkpoints.restore_last(self._progress.message)
         position = Position(0, 0) if standing is None else standing.position
-        history = read_resumed_history(run, position.epoch, checkpoints.newest_epoch)
+        history = self._read_history(run, position.epoch, checkpoints)
         if standing is None:
             report = self.warm_start()
             if report is not None:
-                write_json(run / WARM_START_FILE, asdict(report))
+                if self._workers.is_chief:
+                    write_json(run / WARM_START_FILE, asdict(report))
                 self._progress.message(report.render())
             return Standing(position, EpochSums(), self._config.seed), history
         if standing.seed != self._config.seed:
@@ -256,6 +249,17 @@ class Trainer:
         )
         return standing, history
 
+    def _read_history(
+        self, run: Path, finished: int, checkpoints: Checkpoints
+    ) -> list[EpochRecord]:
+        entries = self._workers.share(
+            lambda: [
+                asdict(record)
+                for record in read_resumed_history(run, finished, checkpoints.newest_epoch)
+            ]
+        )
+        return [EpochRecord(**entry) for entry in entries]
+
     def _stops(self, history: list[EpochRecord], metric: str | None) -> bool:
         stopping = self._config.fit.early_stopping
         if metric is None or stopping is None:
@@ -265,17 +269,28 @@ class Trainer:
     def _validate(
         self, loop: EpochLoop, standing: Standing, validate: Validate | None
     ) -> dict[str, float]:
-        """Returns the validation metrics; a signal ends it at once, as it can be done again."""
+        """Returns the validation metrics; a signal ends it at once, as it can be done again.
+
+        The chief validates for all: numbers that differ in the last bit on other machines would
+        have the processes stop at different epochs.
+        """
         name = find_non_finite((v.name, v) for v in self.model.trainable_variables)
         if name is not None:
             position = standing.position
             last = Position(position.epoch, position.batch - 1)
             raise build_divergence_error(f"{name} is not finite", last)
-        try:
-            with loop.stop.immediate():
-                return {} if validate is None else dict(validate(self.model))
-        except StopNowError:
+
+        def measure() -> dict[str, float] | None:
+            try:
+                with loop.stop.immediate():
+                    return {} if validate is None else dict(validate(self.model))
+            except StopNowError:
+                return None
+
+        found = self._workers.share(measure)
+        if found is None:
             loop.save_and_stop(standing)
+        return found
 
     def _describe_epoch(self, standing: Standing, validation: dict[str, float]) -> EpochRecord:
         sums = standing.sums
@@ -303,7 +318,7 @@ class Trainer:
         files: RunFiles,
         history: list[EpochRecord],
         metric: str | None,
-        log: EpochLog,
+        log: EpochLog | Unwritten,
     ) -> Standing:
         """Saves a finished epoch; returns where the next one begins."""
         record = history[-1]
@@ -311,7 +326,8 @@ class Trainer:
         # The history is at most one epoch ahead of the checkpoints, which come last: they are
         # what says that the epoch is done.
         files.checkpoints.wait()
-        write_history(files.run, history)
+        if self._workers.is_chief:
+            write_history(files.run, history)
         standing = Standing(Position(record.epoch, 0), EpochSums(), self._config.seed)
         loop.save(standing, best=best)
         shown = self._config.fit.histograms

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from conf.training.base import Finite
 from conf.training.compute import ComputeConfig
@@ -97,6 +97,15 @@ class TrainConfig(Finite):
     devices: DevicesConfig = DevicesConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     predict: PredictConfig = PredictConfig()
+
+    @model_validator(mode="after")
+    def _check_workers(self) -> TrainConfig:
+        if self.devices.strategy == "multi_worker" and self.input.bucket_boundaries:
+            raise ValueError(
+                "devices.strategy=multi_worker needs lists of one length in all batches, and "
+                "input.bucket_boundaries gives them several; leave bucket_boundaries out"
+            )
+        return self
 
     def resolved(self) -> dict[str, Any]:
         """Returns the config as plain JSON values."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import random
 
 import numpy as np
@@ -7,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from conf.errors import ConfigError
-from conf.training import DevicesConfig
-from training.strategy import build_strategy, describe_devices, seed_everything
+from conf.training import DevicesConfig, InputConfig, TrainConfig
+from training.strategy import build_strategy, describe_devices, plan_devices, seed_everything
 
 no_gpu = pytest.mark.skipif(
     bool(tf.config.list_physical_devices("GPU")), reason="this machine has a GPU"
@@ -20,8 +21,62 @@ def test_one_and_two_cpu_replicas() -> None:
     one, two = (build_strategy(DevicesConfig(cpu_replicas=n)) for n in (1, 2))
     assert one.num_replicas_in_sync == 1
     assert two.num_replicas_in_sync == 2
-    assert len(describe_devices(one)) == 1
-    assert len(set(describe_devices(two))) == 2
+    described = describe_devices(one, 64), describe_devices(two, 64)
+    assert [(d.strategy, d.replicas, len(set(d.devices))) for d in described] == [
+        ("none", 1, 1),
+        ("mirrored", 2, 2),
+    ]
+    assert "64 rows, 32 per replica" in described[1].render()
+    assert described[1].to_json()["rows_per_replica"] == 32
+
+
+@no_gpu
+def test_a_kind_of_strategy_can_be_chosen() -> None:
+    none = build_strategy(DevicesConfig(strategy="none"))
+    assert describe_devices(none, 8).strategy == "none"
+    mirrored = build_strategy(DevicesConfig(strategy="mirrored", cpu_replicas=2))
+    assert describe_devices(mirrored, 8).strategy == "mirrored"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"strategy": "parameter_server"}, "use mirrored on one machine, multi_worker on several"),
+        ({"strategy": "multi_worker", "cpu_replicas": 2}, "one CPU device per process"),
+        ({"strategy": "none", "cpu_replicas": 2}, "one CPU device per process"),
+    ],
+)
+def test_devices_that_cannot_be_are_refused(settings: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DevicesConfig(**settings)
+
+
+def test_lists_of_several_lengths_are_for_one_process() -> None:
+    with pytest.raises(ValueError, match="leave bucket_boundaries out"):
+        TrainConfig(
+            dataset="d",
+            name="t",
+            devices=DevicesConfig(strategy="multi_worker"),
+            input=InputConfig(bucket_boundaries=(10, 20)),
+        )
+
+
+def test_several_workers_need_to_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    with pytest.raises(ConfigError, match="TF_CONFIG is not set"):
+        build_strategy(DevicesConfig(strategy="multi_worker"))
+
+
+@no_gpu
+def test_a_plan_waits_for_no_other_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = {"worker": ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"]}
+    task = {"type": "worker", "index": 1}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
+    strategy, devices = plan_devices(DevicesConfig(strategy="multi_worker"), 12)
+    assert strategy.num_replicas_in_sync == 1
+    assert (devices.workers, devices.replicas) == (3, 3)
+    with pytest.raises(ConfigError, match="multiple of the number of replicas"):
+        plan_devices(DevicesConfig(strategy="multi_worker"), 13)
 
 
 @no_gpu

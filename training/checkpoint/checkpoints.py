@@ -5,13 +5,22 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 
+from conf.errors import ConfigError
 from conf.run import CHECKPOINTS_DIR
 from conf.training import CheckpointConfig
-from training.checkpoint.files import Layout, Seal, link_checkpoint, write_checkpoint
+from training.checkpoint.files import (
+    Layout,
+    Seal,
+    link_checkpoint,
+    parse_standing,
+    write_checkpoint,
+)
 from training.checkpoint.restore import restore_newest
 from training.checkpoint.shelf import list_entries, place, prune, sweep
 from training.checkpoint.state import (
@@ -28,6 +37,7 @@ from training.divergence import build_divergence_error
 from training.models.base import RetrievalModel
 from training.optimizers import Optimizers
 from training.position import Position, Standing
+from training.workers import Workers
 
 LAST_DIR = "last"
 BEST_DIR = "best"
@@ -37,13 +47,14 @@ _log = logging.getLogger("sluice.training.checkpoint")
 
 
 class Checkpoints:
-    """The checkpoints of one run, which this process alone writes.
+    """The checkpoints of one run, which one process alone writes and reads.
 
     Args:
         run: Directory of the run.
         model: The model.
         optimizers: Its optimizers, with the moments that a resumed run goes on from.
         config: How many to keep, and whether to write while training goes on.
+        workers: The processes of the run; the chief writes, and sends the others what it restores.
     """
 
     def __init__(
@@ -52,11 +63,19 @@ class Checkpoints:
         model: RetrievalModel,
         optimizers: Optimizers,
         config: CheckpointConfig | None = None,
+        workers: Workers | None = None,
     ) -> None:
         self._config = config or CheckpointConfig()
+        self._workers = workers or Workers(tf.distribute.get_strategy())
         self._directory = run / CHECKPOINTS_DIR
         self._last, self._best = self._directory / LAST_DIR, self._directory / BEST_DIR
         self.state = collect_state(**{MODEL: model, OPTIMIZERS: optimizers})
+        if self._workers.count > 1 and self.state.saveables:
+            raise ConfigError(
+                "tables that grow are trained in one process",
+                received=f"{self._workers.count} workers: {', '.join(self.state.saveables)}",
+                fix="set devices.strategy=mirrored",
+            )
         self.layout = describe_layout(self.state, model)
         self._writer = BackgroundWriter(self._config.asynchronous)
         self._unreadable: list[Path] = []
@@ -82,12 +101,18 @@ class Checkpoints:
         Raises:
             InputDataError: No checkpoint fits the model and can be read.
         """
+        found = self._workers.share(lambda: self._restore_last(tell))
+        if found is None:
+            return None
+        self._workers.share_variables(self.state.variables.values())
+        standing = parse_standing(found)
+        self._saved = standing.position
+        return standing
+
+    def _restore_last(self, tell: Callable[[str], None]) -> dict[str, Any] | None:
         sweep(self._directory)
         seal, self._unreadable = restore_newest(self._last, self.state, tell)
-        if seal is None:
-            return None
-        self._saved = seal.standing.position
-        return seal.standing
+        return None if seal is None else asdict(seal.standing)
 
     def save(self, standing: Standing, *, best: bool = False) -> None:
         """Copies the state and writes it, after the write before has ended.
@@ -100,6 +125,9 @@ class Checkpoints:
             InternalError: This write or the one before failed.
             TrainingDivergedError: A saved number is not finite; nothing was written.
         """
+        if not self._workers.is_chief:
+            self._saved = standing.position
+            return
         self._writer.wait()  # Two copies of the state are never held at once.
         tensors = copy_state(self.state)
         self._saved = standing.position

@@ -132,17 +132,20 @@ def _describe_file(file: Path) -> dict[str, Any]:
 def _parse_seal(content: Mapping[str, Any]) -> Seal:
     if content["format_version"] != FORMAT_VERSION:
         raise ValueError(f"format version {content['format_version']}, not {FORMAT_VERSION}")
-    standing, layout = dict(content["standing"]), content["layout"]
+    layout = content["layout"]
     return Seal(
-        Standing(
-            **standing
-            | {
-                "position": Position(**standing["position"]),
-                "sums": EpochSums(**standing["sums"]),
-            }
-        ),
+        parse_standing(content["standing"]),
         Layout(dict(layout["tables"]), tuple(layout["dense"])),
     )
+
+
+def parse_standing(content: Mapping[str, Any]) -> Standing:
+    """Returns the standing that `dataclasses.asdict` made a mapping of."""
+    parts = {
+        "position": Position(**content["position"]),
+        "sums": EpochSums(**content["sums"]),
+    }
+    return Standing(**{**content, **parts})
 
 
 def link_checkpoint(source: Path, target: Path) -> None:

@@ -20,7 +20,8 @@ def gather_replicas(values: tf.Tensor) -> tf.Tensor:
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return values
-    return context.all_gather(values, axis=0)
+    # The copy is on the replica's device, which several processes' collectives ask a tensor for.
+    return context.all_gather(tf.identity(values), axis=0)
 
 
 def replica_offset(local_batch: tf.Tensor | int) -> tf.Tensor:

@@ -19,7 +19,9 @@ def test_names_decide_on_compression(tmp_path):
             opens(tmp_path / "a.csv.zlib")
 
 
-@pytest.mark.parametrize("data", [b"no gzip", gzip.compress(b"a,b\n" * 9)[:-9]])
+@pytest.mark.parametrize(
+    "data", [b"no gzip", gzip.compress(b"a,b\n" * 9)[:-9]], ids=["no gzip", "cut short"]
+)
 def test_damage_names_the_file(tmp_path, data):
     path = tmp_path / "a.csv.gz"
     path.write_bytes(data)
