@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from conf.calendar import PART_SIZES, Part, Period, TimeUnit
-from conf.errors import InputDataError
 from conf.schema import FIRST_TOKEN_ID, DType
 
 TextUnit = Literal["word", "char"]
@@ -308,47 +307,6 @@ Operation = (
     | Weights
     | Statistic
 )
-_LATER = ("prepared", "is_weighted")
 OPERATIONS: Mapping[str, type[Operation]] = {
     operation.kind: operation for operation in typing.get_args(Operation)
 }
-
-
-def operation_to_json(operation: Operation) -> dict[str, Any]:
-    """Returns an operation as a JSON object.
-
-    What was added to an operation later stands there only where it is used: what was written
-    before keeps its bytes and its fingerprint.
-    """
-    data = {"kind": operation.kind, **asdict(operation)}
-    if isinstance(operation, Cross):
-        parts = [None if own is None else operation_to_json(own) for own in operation.prepared]
-        data["prepared"] = parts
-    return {name: value for name, value in data.items() if name not in _LATER or value}
-
-
-def operation_from_json(data: Mapping[str, Any]) -> Operation:
-    """Builds an operation from its JSON object.
-
-    Raises:
-        InputDataError: It is of no known kind.
-        TypeError: A field is missing or unknown.
-    """
-    fields: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
-    }
-    if "prepared" in fields:
-        fields["prepared"] = tuple(
-            None if own is None else operation_from_json(own) for own in fields["prepared"]
-        )
-    kind = fields.pop("kind", None)
-    make: Any = OPERATIONS.get(kind)
-    if make is None:
-        raise InputDataError(
-            "an encoder is of an unknown kind",
-            received=kind,
-            allowed=", ".join(OPERATIONS),
-            fix="read the dataset with the version of Sluice that wrote it",
-        )
-    operation: Operation = make(**fields)
-    return operation

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from conf.calendar import PART_SIZES, PERIOD_SECONDS
 from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
+from conf.operation_json import operation_from_json, operation_to_json
 from conf.operations import (
     Bucketize,
     Cross,
@@ -28,8 +29,6 @@ from conf.operations import (
     SparseIndices,
     Statistic,
     Weights,
-    operation_from_json,
-    operation_to_json,
 )
 from conf.schema import FeatureSchema, FeatureSpec
 from etl.encoders.pipeline import read_pipeline
