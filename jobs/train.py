@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -69,18 +70,7 @@ def main(
     steps = None if profile is None else parse_step_range(profile)
     settings = list_overrides(overrides, {"dataset": dataset})
     resolved = load_config(TrainConfig, "training", config, settings)
-    if (workers is None and launcher is Launcher.SPARK) or (workers and launcher is Launcher.NONE):
-        raise ConfigError(
-            "--launcher spark and --workers N go together",
-            received=f"--launcher {launcher.value}, "
-            + ("no --workers" if workers is None else f"--workers {workers}"),
-        )
-    if workers is not None and (sweep is not None or steps is not None):
-        raise ConfigError(
-            "--launcher spark starts one run, without a profile",
-            received="--sweep" if sweep is not None else "--profile",
-            fix="leave it out, or train without a launcher",
-        )
+    _check_launcher(launcher, workers, {"--sweep": sweep, "--profile": steps})
     if sweep is not None:
         return _sweep(resolved, sweep, Switches(dry_run, resume, steps), log_format)
     if workers is not None and not dry_run:
@@ -92,15 +82,34 @@ def main(
         print(json.dumps(plan(resolved), indent=1))
         return 0
     run = train(resolved, resume=resume, log_format=log_format, profile=steps)
-    result = {"run": str(run)}
-    written = _report(run) if report and _writes_run(resolved) else None
-    if written is not None:
-        result["report"] = str(written)
+    _tell(run, _report(run) if report and _writes_run(resolved) else None, log_format)
+    return 0
+
+
+def _check_launcher(
+    launcher: Launcher, workers: int | None, of_one_process: Mapping[str, object]
+) -> None:
+    if (launcher is Launcher.SPARK) != (workers is not None):
+        raise ConfigError(
+            "--launcher spark and --workers N go together",
+            received=f"--launcher {launcher.value}, "
+            + ("no --workers" if workers is None else f"--workers {workers}"),
+        )
+    given = [name for name, value in of_one_process.items() if value is not None]
+    if workers is not None and given:
+        raise ConfigError(
+            "--launcher spark starts one run, without a profile",
+            received=given[0],
+            fix="leave it out, or train without a launcher",
+        )
+
+
+def _tell(run: Path, report: Path | None, log_format: LogFormat) -> None:
+    result = {"run": str(run), **({} if report is None else {"report": str(report)})}
     if log_format is LogFormat.JSON:
         print(json.dumps(result))
     else:
         print("\n".join(f"{name}: {path}" for name, path in result.items()))
-    return 0
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +18,25 @@ class WritableReport(Protocol):
         """Writes all of them."""
 
 
+def build_command(name: str, description: str | None) -> argparse.ArgumentParser:
+    """Returns the parser of `python -m jobs.bench.NAME`, with what all of them take."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m jobs.bench.{name}", description=description,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--json", type=Path, help="also write all figures to this file")
+    return parser
+
+
+def check_positive(
+    parser: argparse.ArgumentParser, arguments: argparse.Namespace, names: Iterable[str]
+) -> None:
+    """Ends with a message where one of these arguments is not 1 or more."""
+    for name in names:
+        if getattr(arguments, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be 1 or more")
+
+
 def run_command(
     parser: argparse.ArgumentParser,
     check_arguments: Callable[[argparse.ArgumentParser, argparse.Namespace], None],
@@ -26,6 +45,9 @@ def run_command(
     """Parses the command line, runs, and writes the report where `--json` asks for it."""
     arguments = parser.parse_args()
     check_arguments(parser, arguments)
+    # Before minutes of measuring, not after them.
+    if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
+        parser.error(f"--json: no folder {arguments.json.absolute().parent}")
     # A pipe or file has no width of its own, and the tables are wide.
     report = run(arguments, Console(width=None if sys.stdout.isatty() else 160))
     if arguments.json is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from jobs.bench.command import describe_arguments, run_command
+from jobs.bench.command import build_command, check_positive, describe_arguments, run_command
 from jobs.bench.etl.logs import LogSize
 from jobs.bench.etl.scale import (
     BAR,
@@ -28,10 +28,7 @@ _DISK_SHARE = 0.8
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m jobs.bench.etl", description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )  # fmt: skip
+    parser = build_command("etl", __doc__)
     add = parser.add_argument
     add("--rows", type=int, nargs="+", default=[1_000_000], metavar="ROWS",
         help="events of each log, e.g. 1000000 10000000")  # fmt: skip
@@ -43,7 +40,6 @@ def build_parser() -> argparse.ArgumentParser:
     add("--shuffle-partitions", type=int, default=8)
     add("--conf", action="append", default=[], metavar="KEY=VALUE", help="further Spark setting")
     add("--work-dir", type=Path, help="folder for logs and versions; a temporary one if not given")
-    add("--json", type=Path, help="also write all figures to this file")
     return parser
 
 
@@ -51,8 +47,7 @@ def check_arguments(parser: argparse.ArgumentParser, arguments: argparse.Namespa
     """Ends with a message where a value makes no sense."""
     if any(rows < 1000 for rows in (*arguments.rows, *arguments.skewed_rows)):
         parser.error("--rows and --skewed-rows take numbers from 1000 on")
-    if arguments.repeats < 1 or arguments.shuffle_partitions < 1:
-        parser.error("--repeats and --shuffle-partitions must be 1 or more")
+    check_positive(parser, arguments, ("repeats", "shuffle_partitions"))
     if any("=" not in setting for setting in arguments.conf):
         parser.error("--conf takes KEY=VALUE")
 

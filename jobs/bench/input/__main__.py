@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from jobs.bench.command import describe_arguments, run_command
+from jobs.bench.command import build_command, check_positive, describe_arguments, run_command
 from jobs.bench.tfrecord.clock import time_best
 from jobs.bench.tfrecord.report import (
     Bar,
@@ -35,10 +35,7 @@ _COPY_BYTES = 256 << 20
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m jobs.bench.input", description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )  # fmt: skip
+    parser = build_command("input", __doc__)
     add = parser.add_argument
     add("--shapes", nargs="+", choices=_SHAPES, default=list(_SHAPES[:2]))
     add("--rows", type=int, default=400_000, help="records per shape")
@@ -49,15 +46,12 @@ def build_parser() -> argparse.ArgumentParser:
     add("--repeats", type=int, default=5, help="rounds, of which the best counts")
     add("--slow-rows", type=int, default=40_000, help="records for the per-record pipeline")
     add("--work-dir", type=Path, help="folder for the shards; a temporary one if not given")
-    add("--json", type=Path, help="also write all figures to this file")
     return parser
 
 
 def check_arguments(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """Ends with a message where a value makes no sense."""
-    for name in ("shards", "batch_size", "shuffle_buffer", "repeats"):
-        if getattr(arguments, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be 1 or more")
+    check_positive(parser, arguments, ("shards", "batch_size", "shuffle_buffer", "repeats"))
     if min(arguments.rows, arguments.slow_rows) < arguments.batch_size:
         parser.error("--rows and --slow-rows must be at least --batch-size")
     if min(arguments.threads) < 1:

@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from etl.connector import CONNECTOR_PACKAGE
-from jobs.bench.command import describe_arguments, run_command
+from jobs.bench.command import build_command, check_positive, describe_arguments, run_command
 from jobs.bench.tfrecord.clock import pin_to_one_core
 from jobs.bench.tfrecord.codec import (
     CODEC_BARS,
@@ -50,10 +50,7 @@ _SOURCES = ("parquet", "cached")
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m jobs.bench.tfrecord", description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )  # fmt: skip
+    parser = build_command("tfrecord", __doc__)
     add = parser.add_argument
     add("--sections", nargs="+", choices=("codec", "spark"), default=["codec", "spark"],
         help="what to measure, besides --scale")  # fmt: skip
@@ -75,23 +72,18 @@ def build_parser() -> argparse.ArgumentParser:
     add("--connector-jar", help=f"its jar instead; else ${CONNECTOR_JAR_VARIABLE}")
     add("--ivy", help="folder for what Spark resolves from Maven")
     add("--work-dir", type=Path, help="folder for tables and shards; a temporary one if not given")
-    add("--json", type=Path, help="also write all figures to this file")
     return parser
 
 
 def check_arguments(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """Ends with a message where a value makes no sense."""
-    for name in ("rows", "repeats", "spark_rows", "spark_repeats"):
-        if getattr(arguments, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be 1 or more")
+    check_positive(parser, arguments, ("rows", "repeats", "spark_rows", "spark_repeats"))
     if any(rows < 1 for rows in arguments.scale):
         parser.error("--scale takes numbers of rows, 1 or more")
     if any("=" not in setting for setting in arguments.conf):
         parser.error("--conf takes KEY=VALUE")
     if arguments.only_scale and not arguments.scale:
         parser.error("--only-scale needs --scale")
-    if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
-        parser.error(f"--json: no folder {arguments.json.absolute().parent}")
 
 
 def run_codec(arguments: argparse.Namespace, report: Report, console: Console) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 
 from rich.console import Console
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is imported
 
-from jobs.bench.command import describe_arguments, run_command
+from jobs.bench.command import build_command, check_positive, describe_arguments, run_command
 from jobs.bench.tfrecord.report import (
     Measurement,
     Report,
@@ -34,10 +33,7 @@ PROFILED_STEPS = 20
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m jobs.bench.train_step", description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )  # fmt: skip
+    parser = build_command("train_step", __doc__)
     add = parser.add_argument
     add("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     add("--batch", type=int, default=2048, help="rows of a batch")
@@ -50,15 +46,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="growth: optimizer of the tables")  # fmt: skip
     add("--rows", type=int, default=1_000_000, help="keras, profile: rows of the table")
     add("--dim", type=int, default=32, help="keras, profile: numbers of a row")
-    add("--json", type=Path, help="also write all figures to this file")
     return parser
 
 
 def check_arguments(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """Ends with a message where a value makes no sense."""
-    names = ("batch", "length", "repeats", "growth_dim", "dim")
-    if min(getattr(arguments, name) for name in names) < 1:
-        parser.error("sizes and --repeats must be 1 or more")
+    check_positive(parser, arguments, ("batch", "length", "repeats", "growth_dim", "dim"))
     if min(arguments.small_rows, arguments.large_rows, arguments.rows) < 1000:
         parser.error("tables have 1000 rows or more")
     if arguments.large_rows < arguments.small_rows:

@@ -28,7 +28,10 @@ def test_figures_go_to_the_file(tmp_path, monkeypatch):
     assert json.loads(target.read_text())["rows"] == [2000]
 
 
-@pytest.mark.parametrize("arguments", [["--rows", "5"], ["--conf", "x"], ["--repeats", "0"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--rows", "5"], ["--conf", "x"], ["--repeats", "0"], ["--json", "/no/such/x"]],
+)
 def test_values_that_make_no_sense_are_refused(monkeypatch, capsys, arguments):
     monkeypatch.setattr(sys, "argv", ["bench", *arguments])
     with pytest.raises(SystemExit):
