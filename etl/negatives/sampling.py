@@ -11,8 +11,9 @@ from pyspark.sql import functions as F
 
 from conf.etl import BuildConfig, NegativesConfig
 from etl.behaviour.rolling import count_again
+from etl.events import kept
 from etl.identity import DRAW_COLUMN, event_columns
-from etl.joins import DROP_COLUMN, join_one, plan_joins
+from etl.joins import join_one, plan_joins
 from etl.negatives.candidates import (
     CANDIDATE_COLUMN,
     GROUP_COLUMN,
@@ -63,7 +64,7 @@ def add_negatives(
     negatives, label = config.negatives, config.label_name
     if negatives is None or not negatives.draws or label is None:
         return Negatives(samples, {}, _release_nothing)
-    events = log.where(F.col(DROP_COLUMN).isNull())
+    events = kept(log)
     candidates = fit_candidates(events, config.events.item or "", negatives)
     salt = config.output.seed if negatives.seed is None else negatives.seed
     key = [F.lit(salt), F.lit("negative"), *map(F.col, event_columns(config)), F.col(DRAW_COLUMN)]
@@ -81,11 +82,11 @@ def add_negatives(
     probability = negatives.probability
     drawn = drawn.withColumnRenamed(PROBABILITY_COLUMN, probability).drop(GROUP_COLUMN)
     drawn = drawn.withColumn(probability, F.col(probability).cast("float"))
-    kept = samples.withColumn(DRAW_COLUMN, F.lit(0)).withColumn(
+    given = samples.withColumn(DRAW_COLUMN, F.lit(0)).withColumn(
         probability, F.lit(1.0).cast("float")
     )
-    replaced = _replace_items(drawn, log, config, sources).select(*kept.columns)
-    return Negatives(kept.unionByName(replaced), counts, release)
+    replaced = _replace_items(drawn, log, config, sources).select(*given.columns)
+    return Negatives(given.unionByName(replaced), counts, release)
 
 
 def _release_nothing() -> None:
