@@ -10,10 +10,10 @@ import tensorflow as tf
 
 from conf.dataset import read_manifest
 from conf.errors import InputDataError
-from conf.manifest import Manifest, ShardInfo, SplitInfo
+from conf.manifest import Manifest
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training import InputConfig
-from tests.training.fixtures import write_shard
+from tests.training.one_feature import one_feature
 from training.input import build_eval_dataset, build_train_dataset, read_batches
 from training.input_errors import carry, input_errors
 
@@ -46,16 +46,6 @@ def test_a_missing_shard_is_named(
     dataset = build_eval_dataset(version, tiny_manifest, "test", 8)
     with pytest.raises(InputDataError, match="part-00001"):
         list(read_batches(dataset, version, tiny_manifest, "test"))
-
-
-def one_feature(
-    tmp_path: Path, manifest: Manifest, spec: FeatureSpec, rows: list[dict]
-) -> Manifest:
-    schema = FeatureSchema((spec,))
-    write_shard(tmp_path / "test.tfrecord", rows, schema)
-    size = (tmp_path / "test.tfrecord").stat().st_size
-    shard = ShardInfo("test.tfrecord", len(rows), size, "00000000")
-    return replace(manifest, schema=schema, splits=(SplitInfo("test", (shard,)),))
 
 
 def test_an_absent_value_without_pad_value_names_the_feature(

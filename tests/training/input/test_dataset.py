@@ -10,10 +10,11 @@ import tensorflow as tf
 
 from conf.dataset import read_manifest
 from conf.errors import InputDataError
-from conf.manifest import Manifest, ShardInfo, SplitInfo
+from conf.manifest import Manifest
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training import InputConfig
-from tests.training.fixtures import TinyConfig, write_shard, write_tiny_dataset
+from tests.training.fixtures import TinyConfig, write_tiny_dataset
+from tests.training.one_feature import one_feature
 from training.input import (
     build_eval_dataset,
     build_train_dataset,
@@ -165,16 +166,6 @@ def test_a_batch_larger_than_the_split_is_refused(
 def test_roles_can_be_left_out(tiny_manifest: Manifest) -> None:
     names = [spec.name for spec in select_features(tiny_manifest, None, ("id", "label"))]
     assert names == ["user_id", "gender", "history", "movie_id", "genres"]
-
-
-def one_feature(
-    tmp_path: Path, manifest: Manifest, spec: FeatureSpec, rows: list[dict]
-) -> Manifest:
-    schema = FeatureSchema((spec,))
-    write_shard(tmp_path / "test.tfrecord", rows, schema)
-    size = (tmp_path / "test.tfrecord").stat().st_size
-    shard = ShardInfo("test.tfrecord", len(rows), size, "00000000")
-    return replace(manifest, schema=schema, splits=(SplitInfo("test", (shard,)),))
 
 
 @pytest.mark.parametrize(
