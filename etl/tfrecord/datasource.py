@@ -58,6 +58,7 @@ class TFRecordWriter(DataSourceArrowWriter):
         Raises:
             InputDataError: A value that the wire cannot carry; the attempt's files are removed.
         """
+        from etl.tfrecord.spark.loaded_code import freeze_loaded_code
         from etl.tfrecord.task_sink import TaskSink
 
         context = TaskContext.get()
@@ -71,6 +72,7 @@ class TFRecordWriter(DataSourceArrowWriter):
         with build_committer(options).hold_attempt(job_id, attempt) as root:
             sink = TaskSink(root, stem, options, self._plan.source)
             shards = sink.write_all(iterator, f"Spark partition {partition}")
+        freeze_loaded_code()
         return TaskMessage(TaskResult(partition, attempt, shards))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:

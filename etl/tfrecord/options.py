@@ -15,7 +15,6 @@ from etl.tfrecord.locations import (
     resolve_local_path,
     split_storage_options,
 )
-from etl.tfrecord.lowering.prepacked import Prepacked
 from etl.tfrecord.partition_split import parse_names
 from etl.tfrecord.policies import LOWERING_OPTIONS, LoweringOptions, parse_lowering_options
 from etl.tfrecord.publishing.modes import SaveMode
@@ -44,7 +43,7 @@ COMMON_OPTIONS = ("path", "recordType", "compression", "codec", *STORAGE_OPTIONS
 _WRITE_OPTIONS = (
     *COMMON_OPTIONS, "compressionLevel", "deterministicNames", "encoders", "featureLists", "index",
     "jobId", "maxBytesPerFile", "maxRecordsPerFile", "partitionBy", "partitionOverwriteMode",
-    "prepacked", "saveMode", "statistics", "statisticsLabel", "statisticsSlices", "writeLocality",
+    "saveMode", "statistics", "statisticsLabel", "statisticsSlices", "writeLocality",
     *LOWERING_OPTIONS,
 )  # fmt: skip
 SAVE_MODES: Mapping[str, SaveMode] = {
@@ -80,7 +79,6 @@ class WriteOptions:
         lowering: How columns become features.
         job_id: Id that the job is to have, or None for a new one.
         storage: The directory where it lies in an object store, else None.
-        prepacked: Columns that arrive packed already.
     """
 
     directory: str
@@ -101,7 +99,6 @@ class WriteOptions:
     lowering: LoweringOptions = field(default_factory=LoweringOptions)
     job_id: str | None = None
     storage: Storage | None = None
-    prepacked: Prepacked = field(default_factory=Prepacked)
 
     @property
     def suffix(self) -> str:
@@ -293,7 +290,6 @@ def parse_write_options(options: Mapping[str, str], overwrite: bool) -> WriteOpt
         lowering=parse_lowering_options(given),
         job_id=_parse_job_id(given),
         storage=storage,
-        prepacked=Prepacked.loads(given["prepacked"]) if "prepacked" in given else Prepacked(),
     )
     _check_combinations(resolved)
     return resolved

@@ -12,8 +12,7 @@ import pyarrow as pa
 
 from etl.tfrecord.encode import build_encoder
 from etl.tfrecord.feature_lists import flatten_lists, nest_lists
-from etl.tfrecord.lowering import Lowering
-from etl.tfrecord.lowering.prepacked import plan_prepacked
+from etl.tfrecord.lowering import plan_lowering
 from etl.tfrecord.options import WriteOptions
 from etl.tfrecord.partition_split import PartitionValues, split_partitions
 from etl.tfrecord.partitions import partition_path
@@ -158,11 +157,8 @@ class TaskSink:
         """Plans by the batches' own types, which settings of the session may vary."""
         fields = [field.with_metadata(self._metadata(field.name)) for field in schema]
         options = self._options
-        lowering = plan_prepacked(
-            pa.schema(fields), options.record_type, options.lowering, options.prepacked
-        )
-        is_identity = isinstance(lowering, Lowering) and lowering.is_identity
-        self._lower = None if is_identity else lowering.apply
+        lowering = plan_lowering(pa.schema(fields), options.record_type, options.lowering)
+        self._lower = None if lowering.is_identity else lowering.apply
         self._encoder = build_encoder(lowering.schema, options.record_type)
 
     def _metadata(self, name: str) -> dict[bytes, bytes] | None:

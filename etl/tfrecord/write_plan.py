@@ -80,9 +80,7 @@ def plan_write(
         encoded = read_pipeline(options.encoders).output_schema
         schema = nest_schema(encoded, options.feature_lists)
     source = pa.schema([field for field in schema if field.name not in options.partition_by])
-    lowering = plan_lowering(
-        options.prepacked.unpacked_schema(source), options.record_type, options.lowering
-    )
+    lowering = plan_lowering(source, options.record_type, options.lowering)
     description = Committed(
         record_type=options.record_type,
         compression=options.compression,

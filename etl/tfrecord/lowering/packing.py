@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,24 +64,18 @@ class Packing:
         ]
         return [*packed, *(outputs[number] for number in self.rest)]
 
-    def apply(
-        self, arrays: list[pa.Array], rows: int, ready: Mapping[str, pa.Array] | None = None
-    ) -> list[pa.Array]:
+    def apply(self, arrays: list[pa.Array], rows: int) -> list[pa.Array]:
         """Packs the columns of a batch.
 
         Args:
-            arrays: Columns `[rows]`; those of ready features are not looked at.
+            arrays: Columns `[rows]`.
             rows: Their length.
-            ready: Packed features that are there already.
 
         Raises:
             InputDataError: A null, which has no place in a list of fixed size.
         """
         packed = []
         for kind, group in self.groups:
-            if ready and PACKED_PREFIX + kind in ready:
-                packed.append(ready[PACKED_PREFIX + kind])
-                continue
             columns = [(_flat(arrays[number], slot.name), slot.width) for number, slot in group]
             join = _join_bytes if kind == "bytes" else _join_numbers
             width = sum(slot.width for _, slot in group)

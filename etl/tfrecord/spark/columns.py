@@ -37,13 +37,8 @@ def describe_columns(
     """
     if options.encoders is not None or options.record_type == "ByteArray":
         return None
-    prepacked = options.prepacked
-    fields: dict[str, Any] = {field.name: field.jsonValue() for field in schema.fields}
-    for name, kind in prepacked.types.items():
-        fields[name] = {"name": name, "type": kind, "nullable": True, "metadata": {}}
-    names = prepacked.order or tuple(fields)
-    chosen = [fields[name] for name in names if name not in options.partition_by]
-    return {"type": "struct", "fields": chosen}
+    fields = [field for field in schema.fields if field.name not in options.partition_by]
+    return {"type": "struct", "fields": [field.jsonValue() for field in fields]}
 
 
 def restore_columns(wire: spark_types.StructType, committed: Committed) -> spark_types.StructType:

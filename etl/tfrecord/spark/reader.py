@@ -110,11 +110,13 @@ class TFRecordReader(DataSourceReader):
         """
         if not isinstance(partition, ReadPartition):  # Spark's stand-in where there is nothing
             return
+        from etl.tfrecord.spark.loaded_code import freeze_loaded_code
         from etl.tfrecord.spark.read_task import ReadTask  # compiled: not for Spark's planner
 
         task = ReadTask(self._plan, self._options)
         for split in partition.splits:
             yield from task.read(split)
+        freeze_loaded_code()
 
 
 def _is_pushdown_planned() -> bool:

@@ -18,7 +18,6 @@ from etl.tfrecord.publishing.committer import build_committer
 from etl.tfrecord.publishing.modes import SaveMode
 from etl.tfrecord.spark.arrangement import arrange_rows
 from etl.tfrecord.spark.columns import describe_columns
-from etl.tfrecord.spark.packing import pack_columns
 from etl.tfrecord.spark.schema import to_arrow_schema
 from etl.tfrecord.unknown_columns import refuse_unknown
 from etl.tfrecord.write_config import WriteConfig
@@ -68,10 +67,7 @@ def write_tfrecords(
     spark_mode = "overwrite" if plan.options.mode == "overwrite" else "append"
     options = config.to_options(str(path), plan.options.mode, plan.job.job_id)
     try:
-        rows, prepacked = pack_columns(arrange_rows(frame, config), config)
-        if prepacked.packed:
-            options["prepacked"] = prepacked.dumps()
-        writer = rows.write.format(SluiceDataSource.name())
+        writer = arrange_rows(frame, config).write.format(SluiceDataSource.name())
         writer.mode(spark_mode).options(**options).save()
     except PySparkException as error:
         cause = translate_failure(error)
