@@ -35,7 +35,7 @@ class SparkJob:
         rows: Rows of the table; only where it is generated.
         source: `parquet`, `cached` (parquet, cached before the clock starts) or `range`.
         input: Directory that is read.
-        output: Directory that is written; overwritten by each run.
+        output: Directory that is written, anew by each run: none pays for what another left.
         repeats: Timed runs, after the warm-up.
         warm_up: Runs before that.
         warm_up_rows: Rows of the generated table of the warm-up; None for the table itself.
@@ -153,9 +153,13 @@ def run_job(job: SparkJob) -> dict[str, Any]:
         if job.warm_up_rows is not None:
             few = open_source(spark, job, min(job.rows, job.warm_up_rows))
         for _ in range(job.warm_up):
+            remove_output(job)
             work(few, job)
+        runs = []
         with PeakMemory() as peak:
-            runs = [time_tree(lambda: work(frame, job)) for _ in range(job.repeats)]
+            for _ in range(job.repeats):
+                remove_output(job)
+                runs.append(time_tree(lambda: work(frame, job)))
         return {
             "runs": [asdict(times) for times in runs],
             "peak_rss_bytes": peak.bytes,
@@ -165,6 +169,11 @@ def run_job(job: SparkJob) -> dict[str, Any]:
     finally:
         with contextlib.suppress(Exception):  # a JVM that died cannot be stopped
             spark.stop()
+
+
+def remove_output(job: SparkJob) -> None:
+    """Removes what a run has written."""
+    shutil.rmtree(job.output, ignore_errors=True)
 
 
 def count_bytes(directory: Path) -> int:
