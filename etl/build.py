@@ -221,7 +221,7 @@ def _run_stages(build: _Build, sources: Mapping[str, Source]) -> dict[str, Any]:
             resources.callback(sampled.release)
             samples = add_weights(sampled.samples, config, event_counts.newest_ts_ms)
             stage = RecordStage(build.spark, config, build.plan, build.staging, build.request.dates)
-            written = stage.write(Rows(samples, events, sources), encoders, build.base)
+            written = stage.write(Rows(samples, prepared.frame, sources), encoders, build.base)
         if config.output.parquet:
             with clock.stage("export Parquet"):
                 written = stage.export_parquet(written, encoders)

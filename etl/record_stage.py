@@ -63,12 +63,12 @@ class Rows:
 
     Attributes:
         samples: Rows of the event splits: kept events, and drawn negatives.
-        events: Kept events.
+        log: Every event, those that are left out with their reason.
         sources: The sources as read.
     """
 
     samples: DataFrame
-    events: DataFrame
+    log: DataFrame
     sources: Mapping[str, Source]
 
 
@@ -139,10 +139,10 @@ class RecordStage:
         config, plan, records = self.config, self.plan, rows.samples
         if encoders.item_tokens is not None and CATALOG in record_splits(config):
             tokens = self.spark.createDataFrame(encoders.item_tokens)
-            catalog = build_catalog(rows.events, config, plan, rows.sources, tokens)
+            catalog = build_catalog(rows.log, config, plan, rows.sources, tokens)
             records = records.unionByName(catalog, allowMissingColumns=True)
         if USERS in record_splits(config):
-            users = build_users(rows.events, config, plan, rows.sources)
+            users = build_users(rows.log, config, plan, rows.sources)
             records = records.unionByName(users, allowMissingColumns=True)
         return records
 

@@ -13,6 +13,7 @@ from etl.behaviour.columns import history_names
 from etl.behaviour.histories import add_histories, add_latest_histories
 from etl.behaviour.rolling import add_latest_rolling, rolling_names
 from etl.encoders.folds import add_folds, fold_column
+from etl.events import kept
 from etl.features import SEEN, FeaturePlan
 from etl.history import add_seen, all_seen, build_sequences
 from etl.identity import event_columns
@@ -51,14 +52,20 @@ def drop_short_histories(samples: DataFrame, config: BuildConfig) -> DataFrame:
 
 
 def build_users(
-    events: DataFrame, config: BuildConfig, plan: FeaturePlan, sources: Mapping[str, Source]
+    log: DataFrame, config: BuildConfig, plan: FeaturePlan, sources: Mapping[str, Source]
 ) -> DataFrame:
     """Builds one row per user with all that is known at the end of the log: for serving.
+
+    Args:
+        log: Every event, those that are left out with their reason.
+        config: The build's config.
+        plan: Its features.
+        sources: The sources as read.
 
     Raises:
         ConfigError: A user feature is a column of the event, not of a dictionary of users.
     """
-    user, item = config.events.user or "", config.events.item or ""
+    user, item, events = config.events.user or "", config.events.item or "", kept(log)
     columns = {c for f in plan.features if f.role == "user" for c in f.columns if c != user}
     columns -= {*history_names(config), *rolling_names(config, user)}
     _check_columns(config, columns, user, "user")
@@ -71,7 +78,7 @@ def build_users(
         else events.select(user).distinct()
     )
     users = add_latest_histories(attributes, events, config)
-    users = add_latest_rolling(users, events, config, user)
+    users = add_latest_rolling(users, log, config, user)
     for table, found in wanted:
         users = users.join(table.select(user, *found), user, "left")
     if config.seen:
@@ -81,7 +88,7 @@ def build_users(
 
 
 def build_catalog(
-    events: DataFrame,
+    log: DataFrame,
     config: BuildConfig,
     plan: FeaturePlan,
     sources: Mapping[str, Source],
@@ -90,7 +97,8 @@ def build_catalog(
     """Builds one row per item of the vocabulary, with the features of the item tower.
 
     Args:
-        events: Kept events: what changes is taken as it stands at their end.
+        log: Every event, those that are left out with their reason: what changes is taken as it
+            stands at the end.
         config: The build's config.
         plan: Its features.
         sources: The sources as read.
@@ -103,13 +111,13 @@ def build_catalog(
     columns = {c for f in plan.features if f.role == "item" for c in f.columns if c != item}
     columns -= rolling_names(config, item)
     _check_columns(config, columns, item, "item")
-    catalog = add_latest_rolling(tokens.toDF(item), events, config, item)
+    catalog = add_latest_rolling(tokens.toDF(item), log, config, item)
     fixed = [
         sources[join.source].good.withColumnRenamed(config.sources[join.source].key or "", item)
         for join in config.joins
         if join.column == item and join.as_of is None
     ]
-    for dictionary in (*fixed, *_latest_entries(config, sources, events, item)):
+    for dictionary in (*fixed, *_latest_entries(config, sources, kept(log), item)):
         wanted = sorted(columns & set(dictionary.columns))
         if wanted:
             catalog = catalog.join(dictionary.select(item, *wanted), item, "left")

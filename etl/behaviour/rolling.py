@@ -49,6 +49,12 @@ def add_rolling(events: DataFrame, config: BuildConfig) -> DataFrame:
     return events
 
 
+def counted_events(log: DataFrame) -> DataFrame:
+    """The events that count: those that are kept, and those that only lack a label."""
+    reason = F.col(DROP_COLUMN)
+    return log.where(reason.isNull() | reason.isin(*LABEL_REASONS))
+
+
 def count_again(
     rows: DataFrame, log: DataFrame, config: BuildConfig, changed: Collection[str]
 ) -> DataFrame:
@@ -71,9 +77,8 @@ def count_again(
     wheres = [where for where in (*(rolling.where for rolling in chosen), *rates) if where]
     read = {key for rolling in chosen for key in rolling.keys}
     read |= {EVENT_TS_COLUMN, *(where.column for where in wheres)}
-    reason = F.col(DROP_COLUMN)
-    counts = reason.isNull() | reason.isin(*LABEL_REASONS)
-    counted = log.where(counts).select(*sorted(read), F.lit(None).cast("string").alias(DROP_COLUMN))
+    no_reason = F.lit(None).cast("string").alias(DROP_COLUMN)
+    counted = counted_events(log).select(*sorted(read), no_reason)
     own = rows.drop(*(rolling.name for rolling in chosen)).withColumn(DROP_COLUMN, F.lit(_ASKING))
     both = own.unionByName(counted, allowMissingColumns=True)
     found = add_rolling(both, config.model_copy(update={"rolling": tuple(chosen)}))
@@ -82,20 +87,19 @@ def count_again(
     )
 
 
-def add_latest_rolling(
-    rows: DataFrame, events: DataFrame, config: BuildConfig, key: str
-) -> DataFrame:
+def add_latest_rolling(rows: DataFrame, log: DataFrame, config: BuildConfig, key: str) -> DataFrame:
     """Adds to each row the rolling features by one key as they stand at the end of the log.
 
     Args:
         rows: One row per value of `key`.
-        events: Kept events.
+        log: Every event, as for `count_again`.
         config: The build's config.
         key: Features by this key alone are added.
     """
     chosen = [rolling for rolling in config.rolling if rolling.keys == (key,)]
     if not chosen:
         return rows
+    events = counted_events(log)
     end = F.broadcast(events.agg(F.max(EVENT_TS_COLUMN).alias("__end_ts_ms")))
     timed = events.crossJoin(end).withColumn(
         "__age_ms", F.col("__end_ts_ms") - F.col(EVENT_TS_COLUMN)
