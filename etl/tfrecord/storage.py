@@ -14,45 +14,19 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
-from urllib.parse import urlencode
 
 from pyarrow import fs
 
-from conf.errors import ConfigError
-
-Settings = tuple[tuple[str, str], ...]
+from etl.tfrecord.connectors import Settings, add_environment, connect
 
 _READ_BYTES = 4 << 20
 # Requests under way at a time when many objects are copied or deleted.
 REQUESTS = 8
 
 
-def _connect(scheme: str, authority: str, settings: Settings) -> fs.FileSystem:
-    query = f"?{urlencode(settings)}" if settings else ""
-    file_system, _ = fs.FileSystem.from_uri(f"{scheme}://{authority}/{query}")
-    return file_system
-
-
-# How to reach the file system of each scheme; tests add one of their own.
-CONNECTORS: dict[str, Callable[[str, str, Settings], fs.FileSystem]] = {
-    "s3": _connect,
-    "gs": _connect,
-    "hdfs": _connect,
-}
 READ_ONLY_SCHEMES = frozenset({"hdfs"})
 
-
-@functools.lru_cache(maxsize=16)
-def _file_system(scheme: str, authority: str, settings: Settings) -> fs.FileSystem:
-    try:
-        return CONNECTORS[scheme](scheme, authority, settings)
-    except (OSError, ImportError, NotImplementedError) as error:
-        raise ConfigError(
-            f"{scheme}://{authority} cannot be reached",
-            received=str(error),
-            fix="check name, region and credentials; credentials come from the environment of "
-            "driver and executors, in the way of the store's own tools",
-        ) from error
+_file_system = functools.lru_cache(maxsize=16)(connect)
 
 
 @dataclass(frozen=True)
@@ -104,7 +78,8 @@ class Storage:
 
     def _locate(self, key: str = "") -> tuple[fs.FileSystem, str]:
         authority, _, path = self.root.partition("/")
-        system = _file_system(self.scheme, authority, self.settings)
+        settings = add_environment(self.scheme, self.settings)
+        system = _file_system(self.scheme, authority, settings)
         start = f"/{path}" if self.scheme == "hdfs" else self.root
         return system, f"{start}/{key}" if key else start
 
@@ -134,6 +109,12 @@ class Storage:
         if info.type != fs.FileType.File:
             return None
         return StoredObject(info.size, info.mtime_ns or 0)
+
+    def is_directory(self) -> bool:
+        """Whether there is a bucket, or a directory: objects below it, or what marks it."""
+        system, path = self._locate()
+        [info] = system.get_file_info([path])
+        return bool(info.type == fs.FileType.Directory)
 
     def read(self, key: str) -> bytes | None:
         """Reads a small object; None where there is none."""
@@ -185,8 +166,10 @@ class Storage:
         system, path = self._locate()
         try:
             system.delete_dir(path)
-        except FileNotFoundError:
-            return
+        except OSError:
+            # Google's client has no error of its own for a directory that is not there.
+            if self.list_objects():
+                raise
 
 
 def _run_all(call: Callable[[Any], None], items: Iterable[Any]) -> None:
