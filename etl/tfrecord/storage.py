@@ -20,6 +20,8 @@ from pyarrow import fs
 from etl.tfrecord.connectors import Settings, add_environment, connect
 
 _READ_BYTES = 4 << 20
+# Attempts at an object that others replace meanwhile.
+_READS = 5
 # Requests under way at a time when many objects are copied or deleted.
 REQUESTS = 8
 
@@ -117,13 +119,32 @@ class Storage:
         return bool(info.type == fs.FileType.Directory)
 
     def read(self, key: str) -> bytes | None:
-        """Reads a small object; None where there is none."""
+        """Reads a small object as it is at one moment; None where there is none.
+
+        Raises:
+            OSError: The store does not answer or refuses, or the object never stays the same.
+        """
+        failure = None
+        for _ in range(_READS):
+            try:
+                data = self._read_once(key)
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                data, failure = None, error
+            # S3's client asks for the size, then for that many bytes: what is replaced in between
+            # comes cut off, and what is deleted as an error of its own.
+            found = self.find(key)
+            if found is None:
+                return None
+            if data is not None and len(data) == found.bytes:
+                return data
+        raise failure or OSError(f"{self.uri}/{key} changes while it is read")
+
+    def _read_once(self, key: str) -> bytes:
         system, path = self._locate(key)
-        try:
-            with system.open_input_stream(path, compression=None) as stream:
-                return cast(bytes, stream.read())
-        except FileNotFoundError:
-            return None
+        with system.open_input_stream(path, compression=None) as stream:
+            return cast(bytes, stream.read())
 
     def put(self, key: str, data: bytes) -> None:
         """Creates or replaces an object in one step."""

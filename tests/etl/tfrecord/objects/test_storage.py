@@ -10,6 +10,8 @@ import pytest
 
 from etl.tfrecord.storage import Storage, StoredObject
 
+from .conftest import FakeStore
+
 
 @pytest.fixture
 def root(any_root: Storage) -> Storage:
@@ -67,3 +69,30 @@ def test_it_travels_to_executors(root: Storage) -> None:
     assert copy.uri == f"{root.scheme}://{root.root}/d=1"
     assert copy.parent == root
     assert Storage("s3", "bucket").parent is None
+
+
+def test_what_changes_between_the_requests_of_a_read(
+    monkeypatch: pytest.MonkeyPatch, store: FakeStore
+) -> None:
+    """S3's client asks for the size, then for so many bytes."""
+    place, reads = Storage("fake", "bucket/data"), []
+    place.put("x", b"short")
+
+    def cut(_: Storage, key: str) -> bytes:
+        reads.append(key)
+        if len(reads) == 1:
+            place.put("x", b"a longer text")
+            return b"a lon"
+        return b"a longer text"
+
+    monkeypatch.setattr(Storage, "_read_once", cut)
+    assert place.read("x") == b"a longer text"
+
+    def refuse(_: Storage, key: str) -> bytes:
+        raise OSError("Failed to flush response stream")
+
+    monkeypatch.setattr(Storage, "_read_once", refuse)
+    with pytest.raises(OSError, match="flush"):
+        place.read("x")
+    place.delete("x")
+    assert place.read("x") is None
