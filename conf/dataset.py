@@ -8,12 +8,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 from conf.errors import ConfigError, InputDataError
 from conf.manifest import MANIFEST_FILE, Manifest
+from conf.place import Place
 from conf.pointer import CURRENT_FILE, EntryKind, check_name, complete_entries, resolve_entry
 
 VERSIONS_DIR = "versions"
@@ -34,9 +37,10 @@ def local_path(uri: str | os.PathLike[str]) -> Path:
     if parsed.scheme in ("", "file"):
         return Path(unquote(parsed.path) if parsed.scheme else text).expanduser()
     raise ConfigError(
-        "this path is not on a file system that this version can publish to",
+        "this path must be on a file system, local or mounted",
         received=text,
-        allowed="a plain path or a file: URI",
+        allowed="a plain path or a file: URI; of object stores, `sluice train` reads datasets, and "
+        'format("tfrecord") reads and writes shards',
         fix="use a local or mounted path",
     )
 
@@ -133,15 +137,36 @@ def read_manifest(version: Path) -> Manifest:
     Raises:
         InputDataError: The manifest is damaged, or a shard is missing or has another size.
     """
+    return load_manifest(version, partial(_find_bytes, version))
+
+
+def load_manifest(version: Place, find_bytes: Callable[[str], int | None]) -> Manifest:
+    """Reads the manifest of a version, wherever it lies, and checks the files that it lists.
+
+    Args:
+        version: The version.
+        find_bytes: Size of a file of the version; None where it is missing.
+
+    Raises:
+        InputDataError: The manifest is damaged, or a file is missing or has another size.
+    """
     file = version / MANIFEST_FILE
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputDataError(f"cannot read {file}", received=str(error)) from error
     manifest = Manifest.loads(text, origin=str(file))
+    root = version.resolve()
     for path, expected in _listed_files(manifest):
-        _check_file(version, path, expected)
+        _check_file(root, path, expected, find_bytes)
     return manifest
+
+
+def _find_bytes(version: Path, relative: str) -> int | None:
+    try:
+        return (version / relative).stat().st_size
+    except OSError:
+        return None
 
 
 def _listed_files(manifest: Manifest) -> list[tuple[str, int]]:
@@ -149,22 +174,23 @@ def _listed_files(manifest: Manifest) -> list[tuple[str, int]]:
     return shards + [(item.path, item.bytes) for item in manifest.other_files]
 
 
-def _check_file(version: Path, relative: str, expected_bytes: int) -> None:
-    target = (version / relative).resolve()
-    if not target.is_relative_to(version.resolve()):
+def _check_file(
+    root: Place, relative: str, expected_bytes: int, find_bytes: Callable[[str], int | None]
+) -> None:
+    target = (root / relative).resolve()
+    if not target.is_relative_to(root):
         raise InputDataError(
             "the manifest lists a file outside its own directory",
             received=relative,
-            allowed=f"paths inside {version}",
+            allowed=f"paths inside {root}",
         )
-    try:
-        found = target.stat().st_size
-    except OSError as error:
+    found = find_bytes(relative)
+    if found is None:
         raise InputDataError(
             "a file that the manifest lists is missing",
             received=str(target),
             fix="restore it, roll back to an earlier version, or build again",
-        ) from error
+        )
     if found != expected_bytes:
         raise InputDataError(
             "a file is not as long as the manifest says: truncated or overwritten",

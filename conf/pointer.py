@@ -9,8 +9,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
+from conf.place import Place
+
+PlaceT = TypeVar("PlaceT", bound=Place)
 
 CURRENT_FILE = "CURRENT"
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -59,7 +63,7 @@ def complete_entries(base: Path, kind: EntryKind) -> list[str]:
     )
 
 
-def resolve_entry(directory: Path, kind: EntryKind) -> Path:
+def resolve_entry(directory: PlaceT, kind: EntryKind) -> PlaceT:
     """Returns the entry that a path stands for.
 
     Args:
@@ -83,10 +87,11 @@ def resolve_entry(directory: Path, kind: EntryKind) -> Path:
     entry_id = current.read_text(encoding="utf-8", errors="replace").strip()
     entry = directory / kind.folder / entry_id
     if not NAME_PATTERN.fullmatch(entry_id) or not (entry / kind.marker).is_file():
+        entries = complete_entries(directory, kind) if isinstance(directory, Path) else []
         raise InputDataError(
             f"{current} names a {kind.noun} that is not there",
             received=repr(entry_id),
-            allowed=", ".join(complete_entries(directory, kind)) or "(there is none)",
+            allowed=", ".join(entries) or f"a folder of {directory / kind.folder}",
             fix=f"write the id of one that is there into {current}, or {kind.fix}",
         )
     return entry

@@ -36,7 +36,8 @@ class Launcher(StrEnum):
 def main(
     config: Annotated[str | None, typer.Argument(help=CONFIG_HELP)] = None,
     dataset: Annotated[
-        str | None, typer.Option(help="Dataset directory (its current version), or a version's.")
+        str | None,
+        typer.Option(help="Dataset directory or URI (its current version), or a version's."),
     ] = None,
     overrides: Overrides = None,
     dry_run: DryRun = False,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from conf.etl import BuildConfig
     from etl.build import BuildResult
+    from tests.object_servers import ObjectServer, Servers
 
 
 @pytest.fixture(scope="session")
@@ -53,3 +55,25 @@ def built(
     folder = tmp_path_factory.mktemp("built")
     config = build_config(write_logs(folder / "logs"), folder / "datasets")
     return build_dataset(spark, config), config
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    """Servers of object stores, one per scheme, that the tests share."""
+    from tests.object_servers import Servers
+
+    with ExitStack() as stack:
+        yield Servers(stack)
+
+
+@pytest.fixture
+def server_of(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ObjectServer]:
+    """Finds the server of a scheme, which the environment then names for the test."""
+
+    def find(scheme: str) -> ObjectServer:
+        server = servers.get(scheme)
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        return server
+
+    return find

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from conf.errors import InputDataError
 from conf.manifest import Manifest
+from conf.place import Place
 from conf.training import InputConfig, TrainConfig
 from training.input import (
     Batch,
@@ -39,7 +40,7 @@ class TrainingData:
             keeps it for this process alone.
     """
 
-    version_dir: Path
+    version_dir: Place
     manifest: Manifest
     counts_file: Path | None = None
 

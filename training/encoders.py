@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ import tensorflow as tf
 from conf.encoders import ColumnEncoding, EncoderPlan
 from conf.errors import InputDataError
 from conf.operations import Weights
+from conf.place import Place
 from conf.schema import OOV_ID, PAD_ID, FeatureSpec
 from training.operations import RawValues, Resources, apply_operation, hash_text, scale_weights
 from training.raw_inputs import (
@@ -143,7 +143,7 @@ def fit_length(values: tf.Tensor, spec: FeatureSpec) -> tf.Tensor:
 
 
 def build_serving_encoders(
-    version_dir: Path, plan: EncoderPlan, features: Iterable[str]
+    version_dir: Place, plan: EncoderPlan, features: Iterable[str]
 ) -> ServingEncoders:
     """Reads what the named features need and builds their encoders.
 

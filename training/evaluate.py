@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from conf.manifest import Manifest
+from conf.place import Place
 from conf.training import InputConfig
 from training.baselines import PopularityScorer, RandomScorer
 from training.beyond_accuracy import ListStatistics
@@ -41,7 +41,7 @@ LIST_LENGTH = 10
 
 def evaluate_full(
     model: RetrievalModel,
-    version_dir: Path,
+    version_dir: Place,
     manifest: Manifest,
     split: str,
     ks: Sequence[int],

@@ -21,6 +21,7 @@ import pyarrow as pa
 import tensorflow as tf
 
 from conf.encoders import EncoderPlan
+from conf.place import Place
 from conf.run import EXPORT_DIR, write_json
 from conf.schema import FeatureSpec
 from training.disk_errors import disk_errors
@@ -161,7 +162,7 @@ def save_tower(
 
 
 def _write_tower(
-    base: Path, version_dir: Path, plan: EncoderPlan, names: tuple[str, ...], embed: Embed
+    base: Path, version_dir: Place, plan: EncoderPlan, names: tuple[str, ...], embed: Embed
 ) -> dict[str, Any]:
     encoders = build_serving_encoders(version_dir, plan, names)
     specs = {name: plan.schema[name] for name in names}

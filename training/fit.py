@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from conf.dataset import read_manifest, resolve_version
 from conf.manifest import MANIFEST_FILE, Manifest
 from conf.run import INPUT_COUNTS_FILE, update_run_card
 from conf.training import TrainConfig
 from conf.training.profile import StepRange
+from etl.tfrecord.places import find_place, read_manifest, resolve_version
 from training.checkpoint import (
     manifest_sha256,
     read_dataset_reference,
@@ -169,11 +169,12 @@ def _share_start(
         return [str(data.version_dir.absolute()), manifest_sha256(data.manifest), unfinished]
 
     version_dir, expected_sha256, unfinished = workers.share(find)
-    manifest = read_run_manifest(Path(str(version_dir)), str(expected_sha256))
+    place = find_place(str(version_dir))
+    manifest = read_run_manifest(place, str(expected_sha256))
     run = None if unfinished is None else Path(unfinished)
     # The others may not see the run; what they count is the same.
     counts_file = run / INPUT_COUNTS_FILE if run is not None and workers.is_chief else None
-    return _Start(TrainingData(Path(str(version_dir)), manifest, counts_file), run)
+    return _Start(TrainingData(place, manifest, counts_file), run)
 
 
 def _find_start(config: TrainConfig, progress: TrainingProgress, resume: bool) -> _Start:
@@ -184,7 +185,7 @@ def _find_start(config: TrainConfig, progress: TrainingProgress, resume: bool) -
         return _start_anew(config)
     # On with the version that the run began with, even if a newer one is current by now.
     version_dir, expected_sha256 = read_dataset_reference(unfinished)
-    if not (version_dir / MANIFEST_FILE).exists():
+    if not (version_dir / MANIFEST_FILE).is_file():
         progress.message(
             f"the dataset version of the unfinished run {unfinished.name} is gone "
             f"({version_dir}): starting a new run"

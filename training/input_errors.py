@@ -7,12 +7,12 @@ import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import tensorflow as tf
 
 from conf.errors import SluiceError
 from conf.manifest import Manifest
+from conf.place import Place
 
 _MARK = "sluice-input-error-"
 _TOKEN = re.compile(_MARK + "([0-9a-f]{32})")
@@ -36,7 +36,7 @@ def carry(error: SluiceError) -> CarriedError:
 
 
 @contextmanager
-def input_errors(version_dir: Path | str, manifest: Manifest, split: str) -> Iterator[None]:
+def input_errors(version_dir: Place, manifest: Manifest, split: str) -> Iterator[None]:
     """Raises an input's error as what it was before it went through TensorFlow's runtime.
 
     Iterate datasets of `training.input` inside this context.

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
 from conf.errors import ConfigError, InputDataError
 from conf.manifest import Manifest
+from conf.place import Place
 from conf.schema import FIRST_TOKEN_ID, OOV_ID
 from training.vocabularies import read_key_vocabulary, read_plan, read_token_counts
 
 
-def read_item_counts(version_dir: Path, manifest: Manifest) -> np.ndarray:
+def read_item_counts(version_dir: Place, manifest: Manifest) -> np.ndarray:
     """Reads the train counts of the item vocabulary.
 
     Args:
@@ -50,7 +49,7 @@ def read_item_counts(version_dir: Path, manifest: Manifest) -> np.ndarray:
     return counts
 
 
-def read_drawable_items(version_dir: Path, manifest: Manifest) -> np.ndarray:
+def read_drawable_items(version_dir: Place, manifest: Manifest) -> np.ndarray:
     """Reads which item ids stand for an item that can be recommended.
 
     Args:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
 from conf.manifest import Manifest
+from conf.place import Place
 from training.input import Batch, build_eval_dataset, read_batches
 
 READ_ROWS = 4096
@@ -26,7 +26,7 @@ class ItemFeatures:
         InputDataError: The catalogue is missing or damaged.
     """
 
-    def __init__(self, version_dir: Path, manifest: Manifest, names: Sequence[str]) -> None:
+    def __init__(self, version_dir: Place, manifest: Manifest, names: Sequence[str]) -> None:
         self._key = manifest.require_key("item")
         others = [name for name in names if name != self._key]
         self._columns: dict[str, tf.Tensor] = {}
@@ -45,7 +45,7 @@ class ItemFeatures:
 
 
 def _read_columns(
-    version_dir: Path, manifest: Manifest, key: str, names: Sequence[str], size: int
+    version_dir: Place, manifest: Manifest, key: str, names: Sequence[str], size: int
 ) -> dict[str, tf.Tensor]:
     dataset = build_eval_dataset(version_dir, manifest, "catalog", READ_ROWS, [key, *names])
     ids: list[np.ndarray] = []

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Protocol
 
 import tensorflow as tf
 
 from conf.errors import ConfigError
 from conf.manifest import Manifest
+from conf.place import Place
 from conf.training import ModelConfig, SampledSoftmaxConfig
 from training.input import Batch
 from training.item_counts import read_drawable_items, read_item_counts
@@ -153,7 +153,7 @@ class Weighted:
 
 def build_objective(
     config: ModelConfig,
-    version_dir: Path,
+    version_dir: Place,
     manifest: Manifest,
     model: RetrievalModel,
     batch_size: int,
@@ -191,7 +191,7 @@ def build_objective(
 
 def _build_softmax(
     config: SampledSoftmaxConfig,
-    version_dir: Path,
+    version_dir: Place,
     manifest: Manifest,
     model: RetrievalModel,
     batch_size: int,

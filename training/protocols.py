@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 
 from conf.errors import InputDataError
 from conf.manifest import Manifest
+from conf.place import Place
 from conf.training import InputConfig
 from training.input import (
     ROLE_OF_SPLIT,
@@ -132,7 +132,7 @@ class BatchReader:
         batch_size: Rows, at most; fewer where the catalogue is large, so that memory stays flat.
     """
 
-    version_dir: Path
+    version_dir: Place
     manifest: Manifest
     index: ItemIndex
     inputs: tuple[str, ...]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from conf.errors import InputDataError
 from conf.manifest import Manifest
+from conf.place import Place
 from conf.schema import PAD_ID
 from training.input import build_eval_dataset, read_batches
 from training.ranks import MISSING, IntArray, Pairs
@@ -60,7 +60,7 @@ class TopK:
 
 
 def build_item_index(
-    model: RetrievalModel, version_dir: Path, manifest: Manifest, batch_size: int
+    model: RetrievalModel, version_dir: Place, manifest: Manifest, batch_size: int
 ) -> ItemIndex:
     """Embeds the `catalog` split once.
 

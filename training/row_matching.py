@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +10,7 @@ import pyarrow.compute as pc
 
 from conf.encoders import ColumnEncoding, EncoderPlan
 from conf.manifest import Manifest
+from conf.place import Place
 from conf.schema import OOV_ID, PAD_ID, FeatureSpec
 from training.vocabularies import Vocabulary, read_plan, read_vocabulary
 
@@ -27,12 +27,12 @@ class EncodedVersion:
         plan: Its encoders.
     """
 
-    version_dir: Path
+    version_dir: Place
     manifest: Manifest
     plan: EncoderPlan
 
 
-def read_encoded_version(version_dir: Path, manifest: Manifest) -> EncodedVersion:
+def read_encoded_version(version_dir: Place, manifest: Manifest) -> EncodedVersion:
     """Reads the encoders of a version.
 
     Raises:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.manifest import Manifest
+from conf.place import Place
 from conf.run import RUN_CARD_FILE, read_json, update_run_card
 from conf.training import TrainConfig
 from training.checkpoint import manifest_sha256
@@ -63,7 +64,7 @@ def describe_start(
     }
 
 
-def _describe_dataset(version_dir: Path, manifest: Manifest) -> dict[str, Any]:
+def _describe_dataset(version_dir: Place, manifest: Manifest) -> dict[str, Any]:
     return {
         "path": str(version_dir.resolve()),
         "name": manifest.dataset_name,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from conf.errors import InputDataError
 from conf.manifest import Manifest, ShardInfo
+from conf.place import Place
 from etl.tfrecord.framing import Compression
 
 WIRE_COMPRESSIONS: dict[str | None, Compression | None] = {
@@ -46,7 +47,7 @@ def filled_shards(manifest: Manifest, split: str) -> tuple[ShardInfo, ...]:
     return tuple(shard for shard in manifest.split(split).shards if shard.rows)
 
 
-def shard_paths(version_dir: Path | str, manifest: Manifest, split: str) -> list[str]:
+def shard_paths(version_dir: Place, manifest: Manifest, split: str) -> list[str]:
     """Returns the paths of a split's shards that hold records, in the manifest's order.
 
     Raises:

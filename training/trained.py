@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from conf.manifest import Manifest
+from conf.place import Place
 from conf.training import TrainConfig
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class TrainedModel:
     model: RetrievalModel
     config: TrainConfig
     manifest: Manifest
-    version_dir: Path
+    version_dir: Place
 
 
 def restore_trained(run_dir: Path, which: Literal["best", "last"] = "best") -> TrainedModel:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from conf.encoders import (
 )
 from conf.errors import InputDataError
 from conf.manifest import Manifest
+from conf.place import Place
 from conf.schema import FIRST_TOKEN_ID
 from etl.tfrecord.crc32c import crc32c
 
@@ -62,7 +62,7 @@ class Vocabulary:
         return self.tokens.take(pa.array(ids - self.first_id, pa.int64(), mask=~known))
 
 
-def read_plan(version_dir: Path, manifest: Manifest) -> EncoderPlan:
+def read_plan(version_dir: Place, manifest: Manifest) -> EncoderPlan:
     """Reads the encoder plan of a version.
 
     Raises:
@@ -91,7 +91,7 @@ def read_plan(version_dir: Path, manifest: Manifest) -> EncoderPlan:
     return plan
 
 
-def read_vocabulary(version_dir: Path, spec: VocabularySpec) -> Vocabulary:
+def read_vocabulary(version_dir: Place, spec: VocabularySpec) -> Vocabulary:
     """Reads one vocabulary and checks it against its description.
 
     Raises:
@@ -107,7 +107,7 @@ def read_vocabulary(version_dir: Path, spec: VocabularySpec) -> Vocabulary:
     return Vocabulary(spec.name, spec.token_dtype, tokens, spec.oov_buckets, retired)
 
 
-def read_statistics(version_dir: Path, spec: TableSpec) -> np.ndarray:
+def read_statistics(version_dir: Place, spec: TableSpec) -> np.ndarray:
     """Reads the statistic of each id of a vocabulary over the whole train split.
 
     Returns:
@@ -123,7 +123,7 @@ def read_statistics(version_dir: Path, spec: TableSpec) -> np.ndarray:
     return table["all"].to_numpy()
 
 
-def read_token_counts(version_dir: Path, spec: VocabularySpec) -> np.ndarray:
+def read_token_counts(version_dir: Place, spec: VocabularySpec) -> np.ndarray:
     """Reads how often each token of a vocabulary occurs in the train split.
 
     Returns:
@@ -144,8 +144,8 @@ def read_token_counts(version_dir: Path, spec: VocabularySpec) -> np.ndarray:
 
 
 def _read_checked(
-    version_dir: Path, spec: VocabularySpec, columns: list[str]
-) -> tuple[Path, pa.Table]:
+    version_dir: Place, spec: VocabularySpec, columns: list[str]
+) -> tuple[Place, pa.Table]:
     """Reads columns of a vocabulary's file, its path, checksum and ids checked."""
     file, table = _read_parquet(version_dir, spec, columns)
     first, ids = spec.first_token_id, table["id"].to_numpy()
@@ -155,8 +155,8 @@ def _read_checked(
 
 
 def _read_parquet(
-    version_dir: Path, spec: VocabularySpec | TableSpec, columns: list[str]
-) -> tuple[Path, pa.Table]:
+    version_dir: Place, spec: VocabularySpec | TableSpec, columns: list[str]
+) -> tuple[Place, pa.Table]:
     """Reads columns of a file that a plan names, its path and checksum checked."""
     directory = (version_dir / ENCODERS_DIR).resolve()
     file = (directory / spec.file).resolve()
@@ -179,7 +179,7 @@ def _read_parquet(
     return file, table
 
 
-def read_key_vocabulary(version_dir: Path, manifest: Manifest, feature: str) -> Vocabulary | None:
+def read_key_vocabulary(version_dir: Place, manifest: Manifest, feature: str) -> Vocabulary | None:
     """Reads the vocabulary of a key feature, or returns None where its ids are the tokens.
 
     Raises:
@@ -198,7 +198,7 @@ def read_key_vocabulary(version_dir: Path, manifest: Manifest, feature: str) -> 
     return None if spec is None else read_vocabulary(version_dir, spec)
 
 
-def _damaged(file: Path, part: str, received: Any, allowed: Any) -> InputDataError:
+def _damaged(file: Place, part: str, received: Any, allowed: Any) -> InputDataError:
     return InputDataError(
         f"vocabulary {file}: the {part} does not fit its description",
         received=received,

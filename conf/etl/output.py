@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from conf.etl.base import Name, Strict
+from conf.roots import PublishedRoot
 
 DATE_PARTITION = "date"
 """Partition column that is made from the event's time (UTC day) where no column has the name."""
@@ -33,7 +34,7 @@ def parse_bytes(value: Any) -> Any:
 class OutputConfig(Strict):
     """Where and how the shards are written."""
 
-    root: str = "work/datasets"
+    root: PublishedRoot = "work/datasets"
     shards: int = Field(8, ge=1, description="Shards of the train split, or of each partition.")
     eval_shards: int = Field(2, ge=1, description="Shards of each other split, or partition.")
     shard_bytes: Annotated[int, BeforeValidator(parse_bytes), Field(ge=1)] | None = Field(

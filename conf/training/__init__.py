@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
+from conf.roots import PublishedRoot
 from conf.training.base import Finite
 from conf.training.compute import ComputeConfig
 from conf.training.devices import DevicesConfig
@@ -85,9 +86,9 @@ __all__ = [
 class TrainConfig(Finite):
     """Everything that `sluice train` needs."""
 
-    dataset: str = Field(description="Dataset directory, or one version's.")
+    dataset: str = Field(description="Dataset directory or URI, or one version's.")
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="Name of the run.")
-    root: str = "work/runs"
+    root: PublishedRoot = "work/runs"
     seed: int = Field(42, ge=0, lt=2**31)
     model: ModelConfig = DSSMConfig()
     input: InputConfig = InputConfig()

@@ -49,7 +49,7 @@ class ClassBalanceConfig(Finite):
 class MixConfig(Finite):
     """A further dataset whose train rows are mixed in."""
 
-    dataset: str = Field(description="Dataset directory, or one version's.")
+    dataset: str = Field(description="Dataset directory or URI, or one version's.")
     weight: float = Field(gt=0, lt=1, description="Share of each batch that it makes on average.")
 
 

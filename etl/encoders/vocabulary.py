@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from conf.dataset import write_bytes_atomic
 from conf.encoders import TokenDType, VocabularySpec
 from conf.errors import ConfigError, InputDataError
+from conf.place import Place
 from conf.pointer import NAME_PATTERN
 from conf.schema import FIRST_TOKEN_ID
 from etl.tfrecord.crc32c import crc32c
@@ -123,7 +124,7 @@ def read_vocabulary(path: str | os.PathLike[str], first_id: int = FIRST_TOKEN_ID
     return _parse(_read_bytes(Path(path)), str(path), first_id)
 
 
-def load_vocabulary(directory: Path, spec: VocabularySpec) -> pa.Table:
+def load_vocabulary(directory: Place, spec: VocabularySpec) -> pa.Table:
     """Reads a vocabulary that a plan names, and checks it against what the plan says.
 
     Args:
@@ -143,7 +144,7 @@ def load_vocabulary(directory: Path, spec: VocabularySpec) -> pa.Table:
     return table
 
 
-def read_named(directory: Path, name: str, file: str, file_crc32c: str) -> tuple[Path, bytes]:
+def read_named(directory: Place, name: str, file: str, file_crc32c: str) -> tuple[Place, bytes]:
     """Reads a file that a plan names.
 
     Returns:
@@ -166,7 +167,7 @@ def read_named(directory: Path, name: str, file: str, file_crc32c: str) -> tuple
     return path, data
 
 
-def _read_bytes(path: Path) -> bytes:
+def _read_bytes(path: Place) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
@@ -175,7 +176,7 @@ def _read_bytes(path: Path) -> bytes:
         ) from error
 
 
-def mismatch(path: Path, what: str, received: object, allowed: object) -> InputDataError:
+def mismatch(path: Place, what: str, received: object, allowed: object) -> InputDataError:
     """Builds the error of a file that is not the one that the plan was written for."""
     return InputDataError(
         f"{path} is not the vocabulary that the encoders were written with: another {what}",

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from conf.errors import ConfigError
+from etl.tfrecord.byte_source import Opener, open_local
 from etl.tfrecord.decode_base import (
     BadRecord,
     ColumnDecoder,
@@ -138,6 +139,7 @@ def read_batches(
     *,
     compression: Compression | Literal["auto"] | None = "auto",
     record_type: str = "Example",
+    opener: Opener = open_local,
 ) -> Iterator[pa.RecordBatch]:
     """Reads a file batch by batch, each of some megabytes of records.
 
@@ -146,6 +148,7 @@ def read_batches(
         features: What to decode.
         compression: As for `read_record_blocks`.
         record_type: As for `build_decoder`.
+        opener: As for `read_record_blocks`.
 
     Yields:
         Batches in file order.
@@ -155,7 +158,7 @@ def read_batches(
         InputDataError: A feature is not what was wanted.
     """
     decoder = build_decoder(features, record_type)
-    for block in read_record_blocks(path, compression=compression):
+    for block in read_record_blocks(path, compression=compression, opener=opener):
         yield decoder.decode_block(block, str(path))
 
 

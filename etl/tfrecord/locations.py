@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from conf.errors import ConfigError, did_you_mean
-from etl.tfrecord.storage import CONNECTORS, Settings, Storage
+from etl.tfrecord.connectors import ANONYMOUS, CONNECTORS, Settings, split_endpoint
+from etl.tfrecord.storage import Storage
 
 STORAGE_OPTION, STORAGE_PREFIX = "storage", "fs."
 
 _ALIASES = {"s3a": "s3", "s3n": "s3"}
-_SETTINGS = ("endpoint_override", "region", "scheme")
+_SETTINGS = (ANONYMOUS, "endpoint_override", "region", "scheme")
 STORAGE_OPTIONS = (STORAGE_OPTION, *(f"{STORAGE_PREFIX}{name}" for name in _SETTINGS))
 _SECRETS = re.compile("key|secret|token|password|credential", re.IGNORECASE)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
@@ -66,7 +67,8 @@ def check_settings(settings: Mapping[str, str]) -> Settings:
     """Checks settings of an object store.
 
     Args:
-        settings: `endpoint_override` (host and port, or a URL), `region`, `scheme`.
+        settings: `endpoint_override` (host and port, or a URL), `region`, `scheme`, and
+            `anonymous`: `true` asks without credentials.
 
     Raises:
         ConfigError: An unknown setting, or one that holds a secret, whose value is not shown.
@@ -84,11 +86,13 @@ def check_settings(settings: Mapping[str, str]) -> Settings:
                 fix=did_you_mean(name, _SETTINGS),
             )
         resolved[name] = value
-    endpoint = re.fullmatch(r"(https?)://([^/]+)/?", resolved.get("endpoint_override", ""))
-    if endpoint is not None:
-        resolved.setdefault("scheme", endpoint[1])
-        resolved["endpoint_override"] = endpoint[2]
-    return tuple(sorted(resolved.items()))
+    if resolved.get(ANONYMOUS, "true") not in ("true", "false"):
+        raise ConfigError(
+            f"setting {ANONYMOUS!r} of an object store",
+            received=resolved[ANONYMOUS],
+            allowed="true, false",
+        )
+    return tuple(sorted(split_endpoint(resolved).items()))
 
 
 def find_scheme(path: str) -> str | None:

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.committed import COMMIT_FILE, Committed, CommittedShard
+from etl.tfrecord.connectors import Settings
 from etl.tfrecord.data_file import DataFile
 from etl.tfrecord.locations import is_remote, parse_storage
 from etl.tfrecord.partitions import parse_partition_path
 from etl.tfrecord.publishing.object_view import ObjectView, view_directory
 from etl.tfrecord.read_options import ReadOptions
-from etl.tfrecord.storage import Settings, Storage, StoredObject
+from etl.tfrecord.storage import Storage, StoredObject
 
 _OWN_NAME = re.compile(r"part-[0-9]+-[0-9a-f]{32}-c[0-9]+\.tfrecord(\.gz|\.deflate)?")
 _LOGGER = logging.getLogger(__name__)

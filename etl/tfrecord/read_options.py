@@ -8,6 +8,7 @@ from typing import Literal
 
 from conf.errors import ConfigError
 from etl.tfrecord.byte_source import Compression
+from etl.tfrecord.connectors import Settings
 from etl.tfrecord.locations import FileOpener, split_storage_options
 from etl.tfrecord.options import (
     COMMON_OPTIONS,
@@ -22,7 +23,6 @@ from etl.tfrecord.options import (
 )
 from etl.tfrecord.policies import LOWERING_OPTIONS, parse_json_option
 from etl.tfrecord.record_types import RecordType
-from etl.tfrecord.storage import Settings
 
 _WHERE_EXAMPLE = 'JSON such as {"date": ["2026-01-01", "2026-01-02"]}'
 OnCorrupt = Literal["fail", "skip", "quarantine"]

@@ -14,45 +14,21 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
-from urllib.parse import urlencode
 
 from pyarrow import fs
 
-from conf.errors import ConfigError
-
-Settings = tuple[tuple[str, str], ...]
+from etl.tfrecord.connectors import Settings, add_environment, connect
 
 _READ_BYTES = 4 << 20
+# Attempts at an object that others replace meanwhile.
+_READS = 5
 # Requests under way at a time when many objects are copied or deleted.
 REQUESTS = 8
 
 
-def _connect(scheme: str, authority: str, settings: Settings) -> fs.FileSystem:
-    query = f"?{urlencode(settings)}" if settings else ""
-    file_system, _ = fs.FileSystem.from_uri(f"{scheme}://{authority}/{query}")
-    return file_system
-
-
-# How to reach the file system of each scheme; tests add one of their own.
-CONNECTORS: dict[str, Callable[[str, str, Settings], fs.FileSystem]] = {
-    "s3": _connect,
-    "gs": _connect,
-    "hdfs": _connect,
-}
 READ_ONLY_SCHEMES = frozenset({"hdfs"})
 
-
-@functools.lru_cache(maxsize=16)
-def _file_system(scheme: str, authority: str, settings: Settings) -> fs.FileSystem:
-    try:
-        return CONNECTORS[scheme](scheme, authority, settings)
-    except (OSError, ImportError, NotImplementedError) as error:
-        raise ConfigError(
-            f"{scheme}://{authority} cannot be reached",
-            received=str(error),
-            fix="check name, region and credentials; credentials come from the environment of "
-            "driver and executors, in the way of the store's own tools",
-        ) from error
+_file_system = functools.lru_cache(maxsize=16)(connect)
 
 
 @dataclass(frozen=True)
@@ -104,7 +80,8 @@ class Storage:
 
     def _locate(self, key: str = "") -> tuple[fs.FileSystem, str]:
         authority, _, path = self.root.partition("/")
-        system = _file_system(self.scheme, authority, self.settings)
+        settings = add_environment(self.scheme, self.settings)
+        system = _file_system(self.scheme, authority, settings)
         start = f"/{path}" if self.scheme == "hdfs" else self.root
         return system, f"{start}/{key}" if key else start
 
@@ -135,14 +112,39 @@ class Storage:
             return None
         return StoredObject(info.size, info.mtime_ns or 0)
 
+    def is_directory(self) -> bool:
+        """Whether there is a bucket, or a directory: objects below it, or what marks it."""
+        system, path = self._locate()
+        [info] = system.get_file_info([path])
+        return bool(info.type == fs.FileType.Directory)
+
     def read(self, key: str) -> bytes | None:
-        """Reads a small object; None where there is none."""
+        """Reads a small object as it is at one moment; None where there is none.
+
+        Raises:
+            OSError: The store does not answer or refuses, or the object never stays the same.
+        """
+        failure = None
+        for _ in range(_READS):
+            try:
+                data = self._read_once(key)
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                data, failure = None, error
+            # S3's client asks for the size, then for that many bytes: what is replaced in between
+            # comes cut off, and what is deleted as an error of its own.
+            found = self.find(key)
+            if found is None:
+                return None
+            if data is not None and len(data) == found.bytes:
+                return data
+        raise failure or OSError(f"{self.uri}/{key} changes while it is read")
+
+    def _read_once(self, key: str) -> bytes:
         system, path = self._locate(key)
-        try:
-            with system.open_input_stream(path, compression=None) as stream:
-                return cast(bytes, stream.read())
-        except FileNotFoundError:
-            return None
+        with system.open_input_stream(path, compression=None) as stream:
+            return cast(bytes, stream.read())
 
     def put(self, key: str, data: bytes) -> None:
         """Creates or replaces an object in one step."""
@@ -185,8 +187,10 @@ class Storage:
         system, path = self._locate()
         try:
             system.delete_dir(path)
-        except FileNotFoundError:
-            return
+        except OSError:
+            # Google's client has no error of its own for a directory that is not there.
+            if self.list_objects():
+                raise
 
 
 def _run_all(call: Callable[[Any], None], items: Iterable[Any]) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from conf.encoders import ENCODERS_DIR, ENCODERS_FILE, EncoderPlan
 from conf.manifest import Manifest
+from conf.place import Place
 from etl.encoders.vocabulary import load_vocabulary
 from etl.tfrecord.decode import WireFeature, read_batches
+from etl.tfrecord.locations import FileOpener
 
 CATALOG_SPLIT = "catalog"
 
@@ -47,7 +48,7 @@ class ItemCatalogue:
         return float(self.counts[:head].sum() / total) if total else 0.0
 
 
-def read_catalogue(version: Path, manifest: Manifest) -> ItemCatalogue | None:
+def read_catalogue(version: Place, manifest: Manifest) -> ItemCatalogue | None:
     """Reads the item vocabulary of a version, and the titles where its catalogue has any.
 
     Returns:
@@ -73,7 +74,7 @@ def read_catalogue(version: Path, manifest: Manifest) -> ItemCatalogue | None:
     )
 
 
-def _read_titles(version: Path, manifest: Manifest, vocabulary: pa.Table) -> dict[str, str]:
+def _read_titles(version: Place, manifest: Manifest, vocabulary: pa.Table) -> dict[str, str]:
     feature = _title_feature(manifest)
     if feature is None or not manifest.has_split(CATALOG_SPLIT):
         return {}
@@ -81,7 +82,7 @@ def _read_titles(version: Path, manifest: Manifest, vocabulary: pa.Table) -> dic
     wanted = [WireFeature(manifest.require_key("item"), "int64"), WireFeature(feature, "bytes")]
     titles: dict[str, str] = {}
     for shard in manifest.split(CATALOG_SPLIT).shards:
-        for batch in read_batches(version / shard.path, wanted):
+        for batch in read_batches(str(version / shard.path), wanted, opener=FileOpener()):
             for item, title in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 if item in tokens and title is not None:
                     titles[str(tokens[item])] = title.decode("utf-8", "replace")

@@ -11,9 +11,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from conf.dataset import read_manifest, resolve_version
 from conf.errors import InputDataError, SluiceError
 from conf.manifest import Manifest
+from conf.place import Place
 from conf.run import (
     HISTORY_FILE,
     METRICS_FILE,
@@ -22,6 +22,7 @@ from conf.run import (
     STEPS_FILE,
     read_json,
 )
+from etl.tfrecord.places import read_manifest, resolve_version
 from jobs.reporting.catalogue import ItemCatalogue, read_catalogue
 
 SAMPLE_USERS = 12
@@ -60,7 +61,7 @@ class RunData:
     card: Mapping[str, Any]
     epochs: tuple[Mapping[str, Any], ...] = ()
     metrics: Mapping[str, Any] | None = None
-    version: Path | None = None
+    version: Place | None = None
     manifest: Manifest | None = None
     catalogue: ItemCatalogue | None = None
     lists: tuple[RankedList, ...] = ()

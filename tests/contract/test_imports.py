@@ -20,6 +20,8 @@ WIRE_FOR_TRAINING = {
     # Opens shards wherever they lie; the wire's one description of object stores, pyarrow alone.
     "etl.tfrecord.locations",
     "etl.tfrecord.memory",
+    # Finds dataset versions there, and on file systems.
+    "etl.tfrecord.places",
 }
 WIRE_PACKAGES = {"numpy", "numba", "llvmlite", "pyarrow", "conf", "etl"}
 CONF_PURE = (
@@ -30,6 +32,7 @@ CONF_PURE = (
     "operations",
     "encoders",
     "dataset",
+    "place",
     "pointer",
     "run",
 )

@@ -247,3 +247,10 @@ def test_a_killed_run_resumes_where_its_last_checkpoint_was(dataset: Path, tmp_p
     steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert steps == sorted(set(steps))
     assert steps[-1] == 60 * 12
+
+
+def test_runs_are_written_to_file_systems_alone(dataset: Path, capsys) -> None:
+    assert main(["train", "--dataset", str(dataset), *SMALL, "--set", "root=gs://bucket/runs"]) == 2
+    text = " ".join(capsys.readouterr().err.split())
+    assert "root" in text
+    assert "must lie on a file system, local or mounted" in text

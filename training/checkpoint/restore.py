@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from conf.dataset import local_path, read_manifest
 from conf.errors import InputDataError, UpstreamNotReadyError
 from conf.manifest import Manifest
+from conf.place import Place
 from conf.run import CHECKPOINTS_DIR, RUN_CARD_FILE, read_json
 from conf.schema import FeatureSpec, fingerprint
 from conf.training import TrainConfig
+from etl.tfrecord.places import find_place, read_manifest
 from training.checkpoint.files import STATE_PREFIX, Seal, read_checkpoint
 from training.checkpoint.shelf import list_entries
 from training.checkpoint.state import MODEL, State, collect_state, restore_state
@@ -61,7 +62,7 @@ def restore_newest(
 
 def restore_model(
     run_dir: Path, which: Which = "best"
-) -> tuple[RetrievalModel, TrainConfig, Manifest, Path]:
+) -> tuple[RetrievalModel, TrainConfig, Manifest, Place]:
     """Builds a run's model and restores its weights.
 
     Args:
@@ -95,7 +96,7 @@ def restore_model(
     return model, config, manifest, version_dir
 
 
-def read_dataset_reference(run_dir: Path) -> tuple[Path, str]:
+def read_dataset_reference(run_dir: Path) -> tuple[Place, str]:
     """Returns which dataset version a run was trained on, and its manifest's fingerprint.
 
     Raises:
@@ -103,7 +104,7 @@ def read_dataset_reference(run_dir: Path) -> tuple[Path, str]:
     """
     card = read_json(run_dir / RUN_CARD_FILE)
     try:
-        return local_path(card["dataset"]["path"]), str(card["dataset"]["manifest_sha256"])
+        return find_place(card["dataset"]["path"]), str(card["dataset"]["manifest_sha256"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _incomplete(run_dir, error) from error
 
@@ -124,7 +125,7 @@ def read_model_specs(run_dir: Path) -> tuple[FeatureSpec, ...]:
 
 
 def read_run_manifest(
-    version_dir: Path, expected_sha256: str, specs: Sequence[FeatureSpec] = ()
+    version_dir: Place, expected_sha256: str, specs: Sequence[FeatureSpec] = ()
 ) -> Manifest:
     """Reads the manifest of the dataset version that a run was trained on.
 

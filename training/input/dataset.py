@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import tensorflow as tf
 
 from conf.errors import ConfigError, InputDataError
 from conf.manifest import Manifest, SplitInfo
+from conf.place import Place
 from conf.schema import FeatureSpec
 from conf.training.input import InputConfig
 from training.input.columns import Column, plan_columns, select_features
@@ -36,7 +36,7 @@ _Select = Sequence[str] | None
 
 
 def build_train_dataset(
-    version_dir: Path,
+    version_dir: Place,
     manifest: Manifest,
     config: InputConfig,
     *,
@@ -115,7 +115,7 @@ def check_train_rows(manifest: Manifest, batch_size: int) -> SplitInfo:
 
 
 def build_eval_dataset(
-    version_dir: Path,
+    version_dir: Place,
     manifest: Manifest,
     split: str,
     batch_size: int,
@@ -143,7 +143,7 @@ def build_eval_dataset(
 
 
 def build_held_out_dataset(
-    version_dir: Path,
+    version_dir: Place,
     manifest: Manifest,
     config: InputConfig,
     batch_size: int,
@@ -176,7 +176,7 @@ def build_held_out_dataset(
 
 
 def read_batches(
-    dataset: tf.data.Dataset, version_dir: Path, manifest: Manifest, split: str
+    dataset: tf.data.Dataset, version_dir: Place, manifest: Manifest, split: str
 ) -> Iterator[Batch]:
     """Iterates a dataset of this module, with errors that name the shard or the feature."""
     with input_errors(version_dir, manifest, split):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from conf.dataset import read_manifest, resolve_version
 from conf.manifest import Manifest
+from conf.place import Place
 from conf.training.input import InputConfig
+from etl.tfrecord.places import read_manifest, resolve_version
 from training.input.columns import Column, check_specs, plan_columns, select_features
 from training.input.counting import count_steps
 from training.input.reading import Source, build_stream
@@ -20,7 +20,7 @@ from training.input.stream import StreamConfig, read_epoch
 
 def find_mixed(
     config: InputConfig, manifest: Manifest, names: Sequence[str]
-) -> list[tuple[Path, Manifest]]:
+) -> list[tuple[Place, Manifest]]:
     """Finds the datasets of `input.mix`: directory and manifest of each version.
 
     Args:
@@ -33,7 +33,7 @@ def find_mixed(
             vocabulary; names the feature and both.
         UpstreamNotReadyError: There is no such dataset.
     """
-    found = []
+    found: list[tuple[Place, Manifest]] = []
     specs = select_features(manifest, names)
     for part in config.mix:
         version_dir = resolve_version(part.dataset)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from conf.errors import ConfigError
 from conf.manifest import Manifest
+from conf.place import Place
 from conf.schema import canonical_json
 from conf.training.input import InputConfig
-from etl.tfrecord.locations import check_settings, find_scheme
 from training.input.columns import Column
 from training.input.damage import DamagePolicy, InputCounts, tell_unlisted
 from training.input.epoch_plan import limit_rows, shard_for
@@ -58,7 +58,7 @@ class Source:
         is_held_out: Whether the rows that `config.validation` keeps apart are the ones to read.
     """
 
-    version_dir: Path | str
+    version_dir: Place
     manifest: Manifest
     split: str
     config: InputConfig
@@ -135,22 +135,13 @@ def build_stream(source: Source, columns: Sequence[Column], seed: int | None) ->
     )
 
 
-def list_shards(version_dir: Path | str, manifest: Manifest, split: str) -> tuple[Shard, ...]:
+def list_shards(version_dir: Place, manifest: Manifest, split: str) -> tuple[Shard, ...]:
     """The filled shards of a split, as readers take them."""
     compression = WIRE_COMPRESSIONS[manifest.compression]
-    storage = _find_storage(str(version_dir))
     return tuple(
-        Shard(f"{version_dir}/{shard.path}", shard.rows, shard.crc32c, compression, storage)
+        Shard(f"{version_dir}/{shard.path}", shard.rows, shard.crc32c, compression)
         for shard in filled_shards(manifest, split)
     )
-
-
-def _find_storage(place: str) -> tuple[tuple[str, str], ...]:
-    """The endpoint of S3 that the environment names, as the store's own tools take it."""
-    url = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    if not url or find_scheme(place) != "s3":
-        return ()
-    return check_settings({"endpoint_override": url})
 
 
 def _with_cache(pools: PoolConfig, config: InputConfig) -> PoolConfig:

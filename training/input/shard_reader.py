@@ -28,14 +28,12 @@ class Shard:
         rows: Records that the manifest counts.
         crc32c: Checksum that the manifest has, which names its content.
         compression: As the wire calls it.
-        storage: How to reach the object store that it lies in.
     """
 
     path: str
     rows: int
     crc32c: str
     compression: Compression | None
-    storage: tuple[tuple[str, str], ...] = ()
 
 
 class ShardReader:
@@ -101,7 +99,7 @@ class ShardReader:
             verify=verify,
             start=start,
             on_corrupt=hook,
-            opener=FileOpener(self._shard.storage),
+            opener=FileOpener(),
         )
 
     @staticmethod

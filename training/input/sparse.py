@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import tensorflow as tf
 
 from conf.manifest import Manifest
 from conf.operations import SparseIndices, Weights
+from conf.place import Place
 from training.vocabularies import read_plan
 
 
-def find_sparse_pairs(version_dir: Path, manifest: Manifest) -> dict[str, str]:
+def find_sparse_pairs(version_dir: Place, manifest: Manifest) -> dict[str, str]:
     """Finds the features that are the two halves of sparse rows.
 
     The encoders tell: weights are made from the columns of weights and, behind these, the very

@@ -8,12 +8,13 @@ from typing import Any
 
 import yaml
 
-from conf.dataset import read_manifest, resolve_version, write_text_atomic
+from conf.dataset import write_text_atomic
 from conf.errors import ConfigError, TrainingDivergedError, did_you_mean
 from conf.load import override_config
 from conf.run import RUN_CARD_FILE, read_json, resolve_run, write_json
 from conf.training import TrainConfig
 from conf.training.sweep import SweepConfig
+from etl.tfrecord.places import read_manifest, resolve_version
 from training.fit import fit_run
 from training.history import LOSS_METRIC, read_history
 from training.progress import TrainingProgress

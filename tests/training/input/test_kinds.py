@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
-import subprocess
-import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +14,8 @@ from conf.errors import InputDataError
 from conf.manifest import Manifest, ShardInfo, SplitInfo
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training import InputConfig
+from etl.tfrecord.places import find_place
+from tests.object_servers import SCHEMES, ObjectServer, upload
 from tests.training.fixtures import write_shard
 from training.input import build_eval_dataset, build_train_dataset, check_specs, read_batches
 from training.input.sparse import build_sparse, find_sparse_pairs
@@ -176,49 +174,18 @@ def test_class_shares_reach_the_batches(tiny_version: Path, tiny_manifest: Manif
     assert abs(labels.mean() - 0.5) < 0.01
 
 
-def test_shards_of_an_s3_bucket(tmp_path: Path, tiny_manifest: Manifest, monkeypatch) -> None:
-    program = os.environ.get("SLUICE_MOTO_SERVER")
-    if program is None:
-        pytest.skip("SLUICE_MOTO_SERVER is not set: no S3 server (moto_server) to test against")
-    from pyarrow import fs
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    for name, value in {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-        "AWS_ACCESS_KEY_ID": "x",
-        "AWS_SECRET_ACCESS_KEY": "x",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }.items():
-        monkeypatch.setenv(name, value)
-    server = subprocess.Popen(
-        [program, "-p", str(port), "-H", "127.0.0.1"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        end = time.monotonic() + 60
-        while time.monotonic() < end:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                break
-            time.sleep(0.1)
-        rows = [{"f": i} for i in range(100)]
-        schema = FeatureSchema((FeatureSpec("f", "int64", "user"),))
-        write_shard(tmp_path / "a.tfrecord", rows, schema)
-        content = (tmp_path / "a.tfrecord").read_bytes()
-        store = fs.S3FileSystem(
-            endpoint_override=f"127.0.0.1:{port}", scheme="http", allow_bucket_creation=True
-        )
-        store.create_dir("shards")
-        with store.open_output_stream("shards/v1/a.tfrecord") as file:
-            file.write(content)
-        shard = ShardInfo("a.tfrecord", 100, len(content), "00000000")
-        manifest = replace(tiny_manifest, schema=schema, splits=(SplitInfo("test", (shard,)),))
-        batches = list(build_eval_dataset("s3://shards/v1", manifest, "test", 30))
-        found = np.concatenate([batch["f"].numpy() for batch in batches])
-        assert found.tolist() == list(range(100))
-    finally:
-        server.kill()
-        server.wait()
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_shards_of_a_bucket(
+    tmp_path: Path,
+    tiny_manifest: Manifest,
+    scheme: str,
+    server_of: Callable[[str], ObjectServer],
+) -> None:
+    schema = FeatureSchema((FeatureSpec("f", "int64", "user"),))
+    write_shard(tmp_path / "a.tfrecord", [{"f": i} for i in range(100)], schema)
+    uri = upload(tmp_path, server_of(scheme).place("shards"))
+    shard = ShardInfo("a.tfrecord", 100, (tmp_path / "a.tfrecord").stat().st_size, "00000000")
+    manifest = replace(tiny_manifest, schema=schema, splits=(SplitInfo("test", (shard,)),))
+    batches = list(build_eval_dataset(find_place(uri), manifest, "test", 30))
+    found = np.concatenate([batch["f"].numpy() for batch in batches])
+    assert found.tolist() == list(range(100))

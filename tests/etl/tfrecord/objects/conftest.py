@@ -16,8 +16,10 @@ from pyarrow import fs
 
 from etl.tfrecord import storage as storage_module
 from etl.tfrecord.committed import Committed
+from etl.tfrecord.connectors import CONNECTORS
 from etl.tfrecord.publishing.liveness import Owner, describe_process
 from etl.tfrecord.storage import Storage
+from tests.object_servers import SCHEMES, ObjectServer
 
 
 class _Upload(io.BytesIO):
@@ -134,7 +136,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStore
     """A fresh store, reached as `fake://bucket/...`; requests come one by one."""
     handler = FakeStore(tmp_path)
     system = fs.PyFileSystem(handler)
-    monkeypatch.setitem(storage_module.CONNECTORS, "fake", lambda *_: system)
+    monkeypatch.setitem(CONNECTORS, "fake", lambda *_: system)
     monkeypatch.setattr(storage_module, "REQUESTS", 1)
     storage_module._file_system.cache_clear()
     yield handler
@@ -147,6 +149,21 @@ def root(store: FakeStore) -> Storage:
     return Storage("fake", "bucket/data")
 
 
+@pytest.fixture(params=["fake", *SCHEMES])
+def any_root(request: pytest.FixtureRequest, server_of: Callable[[str], ObjectServer]) -> Storage:
+    """A directory of its own in the store that can be watched, and in each real server."""
+    if request.param == "fake":
+        request.getfixturevalue("store")
+        return Storage("fake", "bucket/data")
+    return server_of(request.param).place(uuid.uuid4().hex)
+
+
+@pytest.fixture(params=SCHEMES)
+def real_root(request: pytest.FixtureRequest, server_of: Callable[[str], ObjectServer]) -> Storage:
+    """A directory of its own in each real server."""
+    return server_of(request.param).place(uuid.uuid4().hex)
+
+
 @pytest.fixture(scope="session")
 def dead_owner() -> Owner:
     """A process that has ended."""
@@ -157,15 +174,21 @@ def dead_owner() -> Owner:
     return owner
 
 
+@pytest.fixture(scope="session")
+def live_owner() -> Owner:
+    """This process."""
+    return describe_process(os.getpid())
+
+
 @pytest.fixture
-def owner(monkeypatch: pytest.MonkeyPatch) -> Callable[[Owner | None], None]:
+def owner(monkeypatch: pytest.MonkeyPatch, live_owner: Owner) -> Callable[[Owner | None], None]:
     """Sets the process that jobs from here on belong to; at first this one."""
 
     def choose(chosen: Owner | None) -> None:
         for module in ("intents", "object_attempts"):
             monkeypatch.setattr(f"etl.tfrecord.publishing.{module}.find_owner", lambda: chosen)
 
-    choose(describe_process(os.getpid()))
+    choose(live_owner)
     return choose
 
 

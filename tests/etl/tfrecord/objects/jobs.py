@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Set
 
 from conf.manifest import ShardInfo
-from etl.tfrecord.committed import Committed
+from etl.tfrecord.committed import COMMIT_FILE, Committed
 from etl.tfrecord.publishing.commit import JobPlan, TaskResult
 from etl.tfrecord.publishing.modes import SaveMode
 from etl.tfrecord.publishing.object_attempts import hold_object_attempt
 from etl.tfrecord.publishing.object_commit import begin_object_job, publish_objects
-from etl.tfrecord.publishing.object_view import view_directory
+from etl.tfrecord.publishing.object_view import read_committed_object, view_directory
 from etl.tfrecord.rolling import WrittenShard
 from etl.tfrecord.storage import Storage
 from etl.tfrecord.task_sink import TaskShard
@@ -68,3 +69,16 @@ def read_words(root: Storage) -> list[str]:
         folder = key.rpartition("/")[0]
         words.append(f"{folder}/{data.decode()}" if folder else data.decode())
     return sorted(words)
+
+
+def leftovers(root: Storage, found: Set[str] | None = None) -> list[str]:
+    """Objects that are neither marks, nor shards of the manifest, nor their side files.
+
+    Args:
+        root: The directory.
+        found: What is in it, where that is known.
+    """
+    committed = read_committed_object(root)
+    shards = {shard.path for shard in committed.shards} if committed else set()
+    known = {COMMIT_FILE, "_SUCCESS"} | shards | {f"_index/{path}.idx" for path in shards}
+    return sorted((root.list_objects().keys() if found is None else found) - known)

@@ -22,7 +22,7 @@ from etl.tfrecord.side_index import index_path
 from etl.tfrecord.storage import Storage
 
 from .conftest import FakeStore
-from .jobs import Job, read_words
+from .jobs import Job, leftovers, read_words
 
 pytestmark = pytest.mark.usefixtures("owner")
 
@@ -33,21 +33,13 @@ class Death(BaseException):
     """Nothing runs after it."""
 
 
-def leftovers(store: FakeStore, root: Storage) -> list[str]:
-    """Objects that are neither marks, nor shards of the manifest, nor their side files."""
-    committed = read_committed_object(root)
-    shards = {shard.path for shard in committed.shards} if committed else set()
-    known = {COMMIT_FILE, "_SUCCESS"} | shards | {f"_index/{path}.idx" for path in shards}
-    return sorted(store.objects(root.root) - known)
-
-
 def test_append_and_overwrite(store: FakeStore, root: Storage) -> None:
     assert Job(root, "append", ["a", "b"]).run()
     assert Job(root, "append", ["c"]).run()
     assert read_words(root) == ["a", "b", "c"]
     assert Job(root, "overwrite", ["d"]).run()
     assert read_words(root) == ["d"]
-    assert leftovers(store, root) == []
+    assert leftovers(root, store.objects(root.root)) == []
     assert "_SUCCESS" in store.objects(root.root)
 
 
@@ -55,7 +47,7 @@ def test_dynamic_overwrite_replaces_only_its_partitions(store: FakeStore, root: 
     Job(root, "append", ["d=1/a", "d=2/b"]).run()
     Job(root, "overwrite", ["d=2/c", "d=3/e"], replaces_partitions=True).run()
     assert read_words(root) == ["d=1/a", "d=2/c", "d=3/e"]
-    assert leftovers(store, root) == []
+    assert leftovers(root, store.objects(root.root)) == []
 
 
 def test_modes_protect_what_is_there(store: FakeStore, root: Storage) -> None:
@@ -73,7 +65,7 @@ def test_shards_of_others_do_not_vanish_behind_a_manifest(store: FakeStore, root
     assert read_words(root) == ["foreign"]
     Job(root, "overwrite", ["a"]).run()
     assert read_words(root) == ["a"]
-    assert leftovers(store, root) == []
+    assert leftovers(root, store.objects(root.root)) == []
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut"])
@@ -122,7 +114,7 @@ def test_a_late_attempt_leaves_nothing(store: FakeStore, root: Storage) -> None:
         hold_object_attempt(root, job.plan.job_id, "later"),
     ):
         pass
-    assert leftovers(store, root) == []
+    assert leftovers(root, store.objects(root.root)) == []
 
 
 def test_live_jobs_are_not_swept(store: FakeStore, root: Storage, owner, dead_owner) -> None:
@@ -196,7 +188,7 @@ def test_death_after_every_request(
         else:
             Job(root, "append", ["d=9/next"]).run()
             assert read_words(root) == sorted([*seen, "d=9/next"]), f"step {step}"
-        assert leftovers(store, root) == [], f"step {step}"
+        assert leftovers(root, store.objects(root.root)) == [], f"step {step}"
         assert "_SUCCESS" in store.objects(root.root)
         if not has_died:
             break
@@ -220,7 +212,7 @@ def test_a_commit_that_was_killed_is_aborted_by_its_driver(store: FakeStore, roo
         assert seen in (["a", "b"], ["x", "y"])
         Job(root, "append", ["next"]).run()
         assert read_words(root) == sorted([*seen, "next"])
-        assert leftovers(store, root) == []
+        assert leftovers(root, store.objects(root.root)) == []
 
 
 def test_an_intent_that_outlived_its_job_removes_nothing_in_use(
@@ -234,7 +226,7 @@ def test_an_intent_that_outlived_its_job_removes_nothing_in_use(
     root.put(stale.key, stale.dumps())
     Job(root, "append", ["b"]).run()
     assert read_words(root) == ["a", "b"]
-    assert leftovers(store, root) == []
+    assert leftovers(root, store.objects(root.root)) == []
 
 
 def test_a_damaged_manifest_is_refused_or_replaced(store: FakeStore, root: Storage) -> None:
@@ -246,7 +238,7 @@ def test_a_damaged_manifest_is_refused_or_replaced(store: FakeStore, root: Stora
         Job(root, "overwrite", ["b"], replaces_partitions=True).begin()
     Job(root, "overwrite", ["c"]).run()
     assert read_words(root) == ["c"]
-    assert leftovers(store, root) == []
+    assert leftovers(root, store.objects(root.root)) == []
 
 
 def test_death_while_clearing_up_after_a_death(
@@ -269,7 +261,7 @@ def test_death_while_clearing_up_after_a_death(
         owner(None)
         Job(root, "append", ["next"]).run()
         assert read_words(root) == sorted([*seen, "next"])
-        assert leftovers(store, root) == []
+        assert leftovers(root, store.objects(root.root)) == []
 
 
 def test_an_overwrite_in_the_midst_of_another(store: FakeStore, root: Storage) -> None:
@@ -400,7 +392,7 @@ def test_an_old_or_foreign_intent_is_swept_after_a_day(store: FakeStore, root: S
         then = time.time() - 25 * 3600
         os.utime(store.base / root.root / f"_publishing-{name}", (then, then))
     Job(root, "append", ["a"]).run()
-    assert leftovers(store, root) == []
+    assert leftovers(root, store.objects(root.root)) == []
 
 
 def test_requests_of_many_shards_run_side_by_side(store, root, monkeypatch) -> None:
@@ -408,7 +400,7 @@ def test_requests_of_many_shards_run_side_by_side(store, root, monkeypatch) -> N
     Job(root, "append", [f"a{k}" for k in range(40)]).run()
     Job(root, "overwrite", [f"b{k}" for k in range(40)]).run()
     assert read_words(root) == sorted(f"b{k}" for k in range(40))
-    assert leftovers(store, root) == []
+    assert leftovers(root, store.objects(root.root)) == []
 
 
 def test_the_manifest_names_no_setting(store: FakeStore, root: Storage) -> None:

@@ -11,6 +11,7 @@ from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.committed import COMMIT_FILE
 from etl.tfrecord.framing import read_record_blocks, read_records
 from etl.tfrecord.input_files import Listing, list_input_files
+from etl.tfrecord.locations import FileOpener
 from etl.tfrecord.options import WriteOptions, parse_write_options
 from etl.tfrecord.publishing.commit import JobPlan, TaskResult
 from etl.tfrecord.publishing.committer import ObjectCommitter
@@ -21,13 +22,17 @@ from etl.tfrecord.storage import Storage
 from etl.tfrecord.task_sink import TaskSink
 from etl.tfrecord.write_plan import plan_write
 
-from .conftest import FakeStore
-
-pytestmark = pytest.mark.usefixtures("store", "owner")
+pytestmark = pytest.mark.usefixtures("owner")
 
 BATCH = pa.record_batch(
     {"payload": pa.array([b"a" * 100, b"b", b"c" * 50]), "d": pa.array(["x", "y", "x"])}
 )
+
+
+@pytest.fixture
+def root(any_root: Storage) -> Storage:
+    """Reads are the same from the store of the tests and from real servers."""
+    return any_root
 
 
 def write(root: Storage, batch: pa.RecordBatch = BATCH, **options: str) -> JobPlan:
@@ -49,7 +54,7 @@ def listing(path: str, **options: str) -> Listing:
 
 
 def payloads(found: Listing) -> list[bytes]:
-    opener = parse_read_options({"path": "fake://b/x"}).opener
+    opener = FileOpener()
     blocks = [b for f in found.files for b in read_record_blocks(f.path, opener=opener)]
     return sorted(
         b.data[start : start + length].tobytes() for b in blocks for start, length in b.index
@@ -113,10 +118,10 @@ def test_without_a_manifest_all_that_is_shown_counts(root: Storage) -> None:
     root.put("_publishing-j", Intent("j", None, "digest", new=("any.name",)).dumps())
     assert len(listing(root.uri).files) == 1  # the other one is not decided yet
     with pytest.raises(ConfigError, match="no such"):
-        listing("fake://bucket/none")
+        listing(f"{root.uri}-none")
 
 
-def test_objects_are_split_at_known_places_only(store: FakeStore, root: Storage) -> None:
+def test_objects_are_split_at_known_places_only(root: Storage) -> None:
     rows = pa.record_batch({"payload": [bytes([65 + k]) * 1_000_000 for k in range(20)]})
     write(root, rows, index="true")
     root.delete(COMMIT_FILE)
@@ -148,7 +153,7 @@ def test_objects_are_split_at_known_places_only(store: FakeStore, root: Storage)
     assert split() == [(0, None)]
 
 
-def test_a_failed_task_leaves_nothing(store: FakeStore, root: Storage) -> None:
+def test_a_failed_task_leaves_nothing(root: Storage) -> None:
     plan = plan_write(BATCH.schema, WriteOptions(root.uri, record_type="ByteArray",
                                                  partition_by=("d",), storage=root),
                       {"d": "string"})  # fmt: skip

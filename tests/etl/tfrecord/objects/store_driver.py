@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 
@@ -10,12 +11,12 @@ def main() -> None:
 
     from etl.tfrecord.spark.writer import write_tfrecords
 
-    uri, endpoint = sys.argv[1:3]
+    uri, storage = sys.argv[1], json.loads(sys.argv[2])
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     spark = builder.config("spark.driver.memory", "1g").getOrCreate()
     frame = spark.range(1000, 2000, 1, 40).selectExpr("id", "id % 3 as part")
     print("ready", flush=True)
-    write_tfrecords(frame, uri, mode="overwrite", storage={"endpoint_override": endpoint})
+    write_tfrecords(frame, uri, mode="overwrite", storage=storage)
     print("done", flush=True)
 
 

@@ -1,0 +1,215 @@
+"""Spark to a bucket and back, through servers that speak S3 and Google Cloud Storage."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.errors import ConfigError
+from etl.tfrecord.committed import COMMIT_FILE
+from etl.tfrecord.datasource import register_tfrecord
+from etl.tfrecord.locations import check_settings
+from etl.tfrecord.spark.read import read_tfrecords
+from etl.tfrecord.spark.writer import write_tfrecords
+from etl.tfrecord.storage import Storage
+from tests.object_servers import (
+    ACCESS_KEY,
+    AWS_CREDENTIALS,
+    BUCKET,
+    SCHEMES,
+    SECRET,
+    ObjectServer,
+    Servers,
+)
+
+from .jobs import leftovers
+
+# The server comes first: without one Spark is not started.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("server")]
+
+REPOSITORY = Path(__file__).parents[4]
+
+
+@pytest.fixture(scope="module", params=SCHEMES)
+def server(request: pytest.FixtureRequest, servers: Servers) -> ObjectServer:
+    """A server for this module; the product is told of it by options."""
+    return servers.get(request.param)
+
+
+@pytest.fixture(scope="module")
+def store_spark() -> Iterator[Any]:
+    """A session whose workers have the credentials in their environment, as on a cluster."""
+    from pyspark.sql import SparkSession
+
+    if SparkSession.getActiveSession() is not None:
+        pytest.skip("another session runs already, without the credentials: run this file alone")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**AWS_CREDENTIALS, "PYSPARK_PYTHON": sys.executable}.items():
+            patch.setenv(name, value)
+        builder = SparkSession.builder.master("local[2]").config("spark.driver.memory", "2g")
+        builder = builder.config("spark.ui.enabled", "false")
+        builder = builder.config("spark.sql.shuffle.partitions", 4)
+        builder = builder.config("spark.sql.python.filterPushdown.enabled", "true")
+        session = builder.getOrCreate()
+        register_tfrecord(session)
+        yield session
+        session.stop()
+
+
+@pytest.fixture
+def place(server: ObjectServer, request: pytest.FixtureRequest) -> Storage:
+    """A directory of the bucket for one test, as the product reaches it."""
+    settings = check_settings(server.settings)
+    return Storage(server.scheme, f"{BUCKET}/{request.node.name}", settings)
+
+
+def _reader(spark: Any, server: ObjectServer) -> Any:
+    return spark.read.format("sluice").options(**server.options)
+
+
+def _ids(spark: Any, place: Storage, server: ObjectServer, **options: str) -> list[int]:
+    frame = _reader(spark, server).options(**options).load(place.uri.replace("s3:", "s3a:"))
+    return sorted(row.id for row in frame.select("id").collect())
+
+
+def test_write_append_overwrite_read(
+    store_spark: Any, place: Storage, server: ObjectServer
+) -> None:
+    writer = store_spark.range(100).selectExpr("id", "cast(id as string) as name").write
+    writer = writer.format("tfrecord").options(**server.options)
+    writer.mode("append").save(place.uri)
+    assert _ids(store_spark, place, server) == list(range(100))
+    writer.mode("append").option("index", "true").save(place.uri)
+    assert _ids(store_spark, place, server) == sorted([*range(100)] * 2)
+    other = store_spark.range(7).selectExpr("id", "cast(id as string) as name").write
+    storage = json.dumps(server.settings)
+    other.format("sluice").option("storage", storage).mode("overwrite").save(place.uri)
+    assert _ids(store_spark, place, server) == list(range(7))
+    assert leftovers(place) == []
+    assert place.find("_SUCCESS") is not None
+
+
+def test_partitions_and_dynamic_overwrite(
+    store_spark: Any, place: Storage, server: ObjectServer
+) -> None:
+    storage = server.settings
+    frame = store_spark.range(90).selectExpr("id", "id % 3 as part", "id * 0.5f as score")
+    write_tfrecords(frame, place.uri, partition_by="part", index=True, storage=storage)
+    again = store_spark.range(1).selectExpr("1000 as id", "1L as part", "0f as score")
+    committed = write_tfrecords(
+        again, place.uri, mode="overwrite", partition_by="part", replace_partitions=True,
+        storage=storage, index=True,
+    )  # fmt: skip
+    assert sum(shard.rows for shard in committed.shards) == 61
+    rows = read_tfrecords(store_spark, place.uri, storage=json.dumps(storage)).collect()
+    expected = {(k, k % 3) for k in range(90) if k % 3 != 1} | {(1000, 1)}
+    assert {(row.id, row.part) for row in rows} == expected
+    assert len(rows) == len(expected)
+    chosen = read_tfrecords(
+        store_spark, place.uri, where={"part": [1]}, columns=["id"], storage=json.dumps(storage)
+    )
+    assert [row.id for row in chosen.collect()] == [1000]
+    below = read_tfrecords(store_spark, f"{place.uri}/part=1", storage=json.dumps(storage))
+    assert [row.id for row in below.collect()] == [1000]
+    assert leftovers(place) == []
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_large_objects_and_no_manifest(
+    store_spark: Any, place: Storage, server: ObjectServer, compression: str
+) -> None:
+    frame = store_spark.range(0, 60_000, 1, 2).selectExpr("id", "repeat(uuid(), 10) as text")
+    write_tfrecords(frame, place.uri, compression=compression, storage=server.settings)
+    assert _ids(store_spark, place, server, splitBytes="1000000") == list(range(60_000))
+    place.delete(COMMIT_FILE)
+    assert _ids(store_spark, place, server) == list(range(60_000))
+    [key, *_] = [k for k in place.list_objects() if k.startswith("part-")]
+    one = _reader(store_spark, server)
+    assert one.load(f"{place.uri}/{key}").count() == 30_000
+
+
+def test_modes_and_refusals(store_spark: Any, place: Storage, server: ObjectServer) -> None:
+    storage, frame = server.settings, store_spark.range(5)
+    write_tfrecords(frame, place.uri, storage=storage)
+    with pytest.raises(ConfigError, match="holds data already"):
+        write_tfrecords(frame, place.uri, storage=storage)
+    write_tfrecords(store_spark.range(9), place.uri, mode="ignore", storage=storage)
+    assert _ids(store_spark, place, server) == list(range(5))
+    with pytest.raises(ConfigError, match="deterministicNames"):
+        write_tfrecords(
+            frame, place.uri, mode="overwrite", deterministic_names=True, storage=storage
+        )
+    bad = store_spark.range(3).selectExpr("id", "cast(1e300 as double) / (id - 1) as x")
+    with pytest.raises(Exception, match="x"):
+        write_tfrecords(bad, place.uri, mode="overwrite", storage=storage)
+    assert _ids(store_spark, place, server) == list(range(5))
+    assert leftovers(place) == []
+
+
+def test_credentials_show_nowhere(
+    store_spark: Any, place: Storage, server: ObjectServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = server.settings
+    # Py4J's own log of what is sent to the JVM repeats every option: why none may be a secret.
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    with caplog.at_level(logging.DEBUG):
+        write_tfrecords(store_spark.range(5), place.uri, storage=storage, index=True)
+        with pytest.raises(Exception) as missing:
+            _reader(store_spark, server).load(f"{server.scheme}://{BUCKET}/nothing/here")
+        with pytest.raises(Exception) as refused:
+            store_spark.range(1).write.format("sluice").option("fs.secret_key", SECRET).mode(
+                "append"
+            ).save(place.uri)
+    texts = [str(missing.value), str(refused.value), caplog.text]
+    texts += [(place.read(key) or b"").decode("latin-1") for key in place.list_objects()]
+    assert not any(SECRET in text for text in texts)
+    assert not any(ACCESS_KEY in text for text in texts)
+
+
+def _run_driver(place: Storage, server: ObjectServer) -> subprocess.Popen[str]:
+    script = str(Path(__file__).with_name("store_driver.py"))
+    return subprocess.Popen(
+        [sys.executable, script, place.uri, json.dumps(server.settings)],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("moment", ["_temporary-", "_publishing-"])
+def test_a_killed_driver(
+    store_spark: Any, place: Storage, server: ObjectServer, moment: str
+) -> None:
+    storage = server.settings
+    frame = store_spark.range(50).selectExpr("id", "id % 3 as part")
+    write_tfrecords(frame, place.uri, storage=storage)
+    driver = _run_driver(place, server)
+    try:
+        end = time.monotonic() + 120
+        while time.monotonic() < end and driver.poll() is None:
+            if any(key.startswith(moment) for key in place.list_objects()):
+                break
+            time.sleep(0.01)
+        assert driver.poll() is None, "the driver came to its end before it could be killed"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
+        assert driver.stdout is not None
+        driver.stdout.close()
+    seen = _ids(store_spark, place, server)
+    assert seen in (list(range(50)), list(range(1000, 2000)))
+    more = store_spark.range(5000, 5001).selectExpr("id", "id % 3 as part")
+    write_tfrecords(more, place.uri, mode="append", storage=storage)
+    assert _ids(store_spark, place, server) == [*seen, 5000]
+    assert leftovers(place) == []
