@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark.sql import functions as F
 
 from conf.dataset import local_path
 from conf.encoders import ENCODERS_DIR, EncoderPlan
 from conf.errors import ConfigError
+from conf.layout import PackedSlot
 from conf.manifest import Manifest
 from etl.encoders.pipeline import read_pipeline
 from etl.quality.skew import SkewConfig
 from etl.tfrecord.decode import WireFeature
+from etl.tfrecord.decode_packed import Unpacking, packed_features
 from etl.tfrecord.spark.schema import to_spark_schema
 
 if TYPE_CHECKING:
@@ -74,8 +77,31 @@ def read_split(spark: SparkSession, version: Path, manifest: Manifest, split: st
     """
     manifest.split(split)
     wire = [WireFeature(spec.name, spec.dtype, spec.is_list) for spec in manifest.schema.features]
+    if manifest.slots:
+        return _read_packed(spark, version / split, tuple(wire), manifest.slots)
     reader = spark.read.format("sluice").schema(to_spark_schema(wire))
     return reader.load(str(version / split))
+
+
+def _read_packed(
+    spark: SparkSession, folder: Path, wire: tuple[WireFeature, ...], slots: tuple[PackedSlot, ...]
+) -> DataFrame:
+    from pyspark.sql.types import BinaryType
+
+    packed = to_spark_schema(packed_features(wire, slots), string_type=BinaryType())
+    place = str(folder)
+
+    def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        unpacking = Unpacking(wire, slots)
+        for batch in batches:
+            unpacking.check(batch, place)
+            yield unpacking.apply(batch)
+
+    rows = spark.read.format("sluice").schema(packed).load(place)
+    # As text where the records hold bytes, which is how the other layout is read.
+    schema = to_spark_schema(wire)
+    unpacked = rows.mapInArrow(unpack, to_spark_schema(wire, string_type=BinaryType()))
+    return unpacked.select(*(F.col(f.name).cast(f.dataType) for f in schema.fields))
 
 
 def find_features(plan: EncoderPlan, columns: Collection[str], encoded: bool) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from conf.errors import ConfigError
+from conf.layout import PackedSlot
 from etl.tfrecord.decode_base import (
     BadRecord,
     ColumnDecoder,
@@ -19,6 +20,7 @@ from etl.tfrecord.decode_base import (
     check_index,
 )
 from etl.tfrecord.decode_columns import gather_binary
+from etl.tfrecord.decode_packed import PackedDecoder, has_slots, packed_features
 from etl.tfrecord.features import BYTE_ARRAY_FEATURE, Kind, WireFeature
 from etl.tfrecord.framing import Compression, RecordBlock, read_record_blocks
 from etl.tfrecord.infer import FeatureSurvey, infer_features
@@ -105,13 +107,14 @@ class ByteArrayDecoder(Decoder):
 
 
 def build_decoder(
-    features: Sequence[WireFeature], record_type: str = "Example"
-) -> ExampleDecoder | SequenceDecoder | ByteArrayDecoder:
+    features: Sequence[WireFeature], record_type: str = "Example", slots: Sequence[PackedSlot] = ()
+) -> ExampleDecoder | SequenceDecoder | ByteArrayDecoder | PackedDecoder:
     """Builds the decoder of a record type.
 
     Args:
         features: What to decode, in the order of the columns.
         record_type: `"Example"`, `"SequenceExample"` or `"ByteArray"`.
+        slots: Places of features in packed features, as the dataset's manifest tells them.
 
     Returns:
         A decoder with `schema`, `decode`, `decode_block` and `decode_sound`.
@@ -119,6 +122,9 @@ def build_decoder(
     Raises:
         ConfigError: Unknown record type, or features that it does not have.
     """
+    if has_slots(features, slots):
+        inner = build_decoder(packed_features(features, slots), record_type)
+        return PackedDecoder(inner, features, slots)
     if record_type == "Example":
         return ExampleDecoder(features)
     if record_type == "SequenceExample":
@@ -138,6 +144,7 @@ def read_batches(
     *,
     compression: Compression | Literal["auto"] | None = "auto",
     record_type: str = "Example",
+    slots: Sequence[PackedSlot] = (),
 ) -> Iterator[pa.RecordBatch]:
     """Reads a file batch by batch, each of some megabytes of records.
 
@@ -146,6 +153,7 @@ def read_batches(
         features: What to decode.
         compression: As for `read_record_blocks`.
         record_type: As for `build_decoder`.
+        slots: As for `build_decoder`.
 
     Yields:
         Batches in file order.
@@ -154,7 +162,7 @@ def read_batches(
         CorruptRecordError: The file is damaged, or a record is not of the record type.
         InputDataError: A feature is not what was wanted.
     """
-    decoder = build_decoder(features, record_type)
+    decoder = build_decoder(features, record_type, slots)
     for block in read_record_blocks(path, compression=compression):
         yield decoder.decode_block(block, str(path))
 

@@ -81,7 +81,7 @@ def _read_titles(version: Path, manifest: Manifest, vocabulary: pa.Table) -> dic
     wanted = [WireFeature(manifest.require_key("item"), "int64"), WireFeature(feature, "bytes")]
     titles: dict[str, str] = {}
     for shard in manifest.split(CATALOG_SPLIT).shards:
-        for batch in read_batches(version / shard.path, wanted):
+        for batch in read_batches(version / shard.path, wanted, slots=manifest.slots):
             for item, title in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 if item in tokens and title is not None:
                     titles[str(tokens[item])] = title.decode("utf-8", "replace")
