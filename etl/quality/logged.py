@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from conf.dataset import local_path
+from conf.dataset import find_manifest, local_path
 from conf.encoders import ENCODERS_DIR, EncoderPlan
 from conf.errors import ConfigError
-from conf.layout import PackedSlot
 from conf.manifest import Manifest
 from etl.encoders.pipeline import read_pipeline
 from etl.quality.skew import SkewConfig
@@ -56,6 +55,9 @@ def read_logged(spark: SparkSession, path: str, file_format: str | None = None) 
             received=path,
             allowed=f"a name that ends in {', '.join(_FORMATS)}, or --format",
         )
+    manifest = find_manifest(place / "_") if chosen == "sluice" and place.is_dir() else None
+    if manifest is not None and manifest.slots:
+        return _read_packed(spark, place, manifest)
     return spark.read.format(chosen).load(str(place))
 
 
@@ -76,18 +78,20 @@ def read_split(spark: SparkSession, version: Path, manifest: Manifest, split: st
         InputDataError: The version has no such split.
     """
     manifest.split(split)
-    wire = [WireFeature(spec.name, spec.dtype, spec.is_list) for spec in manifest.schema.features]
     if manifest.slots:
-        return _read_packed(spark, version / split, tuple(wire), manifest.slots)
-    reader = spark.read.format("sluice").schema(to_spark_schema(wire))
+        return _read_packed(spark, version / split, manifest)
+    reader = spark.read.format("sluice").schema(to_spark_schema(_wire(manifest)))
     return reader.load(str(version / split))
 
 
-def _read_packed(
-    spark: SparkSession, folder: Path, wire: tuple[WireFeature, ...], slots: tuple[PackedSlot, ...]
-) -> DataFrame:
+def _wire(manifest: Manifest) -> tuple[WireFeature, ...]:
+    return tuple(WireFeature(s.name, s.dtype, s.is_list) for s in manifest.schema.features)
+
+
+def _read_packed(spark: SparkSession, folder: Path, manifest: Manifest) -> DataFrame:
     from pyspark.sql.types import BinaryType
 
+    wire, slots = _wire(manifest), manifest.slots
     packed = to_spark_schema(packed_features(wire, slots), string_type=BinaryType())
     place = str(folder)
 

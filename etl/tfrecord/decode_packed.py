@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from conf.errors import InputDataError
-from conf.layout import ABSENT_FEATURE, PackedSlot, packed_lengths
+from conf.layout import ABSENT_FEATURE, PACKED_FEATURES, PackedSlot, packed_lengths
 from etl.tfrecord.decode_base import BadRecord, Decoder
 from etl.tfrecord.features import WireFeature
 from etl.tfrecord.framing import RecordBlock, corrupt_record
@@ -57,6 +57,12 @@ def has_slots(features: Sequence[WireFeature], slots: Sequence[PackedSlot]) -> b
     """Whether any of the features lies in a packed one."""
     packed = {slot.feature for slot in slots}
     return any(feature.name in packed for feature in features)
+
+
+def slot_features(slots: Sequence[PackedSlot]) -> list[WireFeature]:
+    """The features that have slots, in their order."""
+    kinds = {packed: kind for kind, packed in PACKED_FEATURES.items()}
+    return [WireFeature(slot.feature, kinds[slot.packed], slot.length > 1) for slot in slots]
 
 
 def packed_features(
@@ -237,8 +243,7 @@ class PackedDecoder(Decoder):
 
 def _lengths(column: pa.Array) -> np.ndarray:
     """Values of each list, 0 of a null one."""
-    offsets = np.frombuffer(column.buffers()[1], np.int32)
-    return np.diff(offsets[column.offset : column.offset + len(column) + 1])
+    return column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
 
 
 def _find_absent(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
