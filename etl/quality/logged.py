@@ -93,15 +93,17 @@ def _read_packed(spark: SparkSession, folder: Path, manifest: Manifest) -> DataF
 
     wire, slots = _wire(manifest), manifest.slots
     packed = to_spark_schema(packed_features(wire, slots), string_type=BinaryType())
-    place = str(folder)
+    place, names = str(folder), packed.names
 
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         unpacking = Unpacking(wire, slots)
-        for batch in batches:
+        for numbered in batches:
+            batch = numbered.rename_columns(names)
             unpacking.check(batch, place)
             yield unpacking.apply(batch)
 
     rows = spark.read.format("sluice").schema(packed).load(place)
+    rows = rows.toDF(*map(str, range(len(names))))  # `mapInArrow` splits names at dots
     # As text where the records hold bytes, which is how the other layout is read.
     schema = to_spark_schema(wire)
     unpacked = rows.mapInArrow(unpack, to_spark_schema(wire, string_type=BinaryType()))
