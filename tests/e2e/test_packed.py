@@ -54,7 +54,7 @@ def runs(spark, tmp_path_factory) -> dict[str, tuple[Path, Path]]:
         dataset = folder / "datasets" / "small"
         settings = (
             "model.name=dssm", "model.embedding_dim=8", "input.batch_size=64", "fit.epochs=2",
-            "name=run", "seed=5", f"root={folder / 'runs'}", "evaluation.ks=[5]",
+            "name=run", "seed=5", f"root={folder / 'runs'}", "evaluation.ks=[10]",
         )  # fmt: skip
         arguments = [part for setting in settings for part in ("--set", setting)]
         assert main(["train", "--dataset", str(dataset), *arguments]) == 0
