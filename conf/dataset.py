@@ -21,6 +21,7 @@ from conf.pointer import CURRENT_FILE, EntryKind, check_name, complete_entries, 
 
 VERSIONS_DIR = "versions"
 STAGING_PREFIX = ".staging-"
+_SHARD_PARENTS = 3
 VERSION = EntryKind(
     "published dataset version", VERSIONS_DIR, MANIFEST_FILE, "build one by `sluice build`"
 )
@@ -124,6 +125,25 @@ def resolve_version(path: str | os.PathLike[str]) -> Path:
         InputDataError: `CURRENT` names a version that does not exist.
     """
     return resolve_entry(local_path(path), VERSION)
+
+
+def find_version(shard: Path) -> Path | None:
+    """Directory of the dataset version that a file lies in; None where no manifest is above it."""
+    for parent in list(shard.resolve().parents)[:_SHARD_PARENTS]:
+        if (parent / MANIFEST_FILE).is_file():
+            return parent
+    return None
+
+
+def find_manifest(shard: Path) -> Manifest | None:
+    """Manifest of the dataset version that a file lies in; None where there is none to be read."""
+    version = find_version(shard)
+    if version is None:
+        return None
+    try:
+        return Manifest.loads((version / MANIFEST_FILE).read_text(encoding="utf-8"))
+    except (InputDataError, OSError, UnicodeDecodeError):  # that of something else
+        return None
 
 
 def published_versions(base: Path) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from conf.errors import ConfigError, InputDataError
+from conf.layout import PackedSlot
 from conf.schema import FeatureSchema
 
 MANIFEST_FILE = "manifest.json"
@@ -154,6 +155,7 @@ class Manifest:
         parent: Version that was current when this one was built, None for the first.
         run: The run that made it; None where an earlier release wrote the manifest.
         exports: Further files: the records as Parquet, statistics of single shards.
+        slots: Places of features in packed features; empty where every feature stands by itself.
     """
 
     dataset_name: str
@@ -178,7 +180,13 @@ class Manifest:
     exports: tuple[FileInfo, ...] = ()
     statistics_file: FileInfo | None = None
     contract: tuple[Mapping[str, Any], ...] = ()
+    slots: tuple[PackedSlot, ...] = ()
     format_version: int = MANIFEST_FORMAT_VERSION
+
+    @property
+    def layout(self) -> Literal["columns", "packed"]:
+        """`packed` where features share list features, see `conf.layout`."""
+        return "packed" if self.slots else "columns"
 
     @property
     def other_files(self) -> tuple[FileInfo, ...]:
@@ -302,4 +310,5 @@ def _manifest_fields(data: dict[str, Any], origin: str) -> dict[str, Any]:
         "counts": RowCounts(**fields["counts"]),
         "statistics_file": None if listed is None else FileInfo(**listed),
         "contract": tuple(fields.get("contract", ())),
+        "slots": tuple(PackedSlot(**slot) for slot in fields.get("slots", ())),
     }

@@ -252,6 +252,7 @@ def _describe(build: _Build, encoders: FittedEncoders, written: Written) -> dict
         "statistics_file": written.statistics_file,
         "label_rate": _label_rate(build.plan, written),
         "exports": written.exports,
+        "slots": written.slots,
         "reused_rows": written.reused_rows,
     }
 

@@ -69,7 +69,7 @@ def estimate_sizes(
         by_source.setdefault(file.source, []).append(file)
     rows = {name: estimate_rows(files) for name, files in by_source.items()}
     records = rows.get(config.events.source, 0) + rows.get(config.split.test_source or "", 0)
-    output_bytes = records * estimate_record_bytes(plan)
+    output_bytes = records * estimate_record_bytes(plan, config.output.layout)
     target = config.output.shard_bytes
     shards = config.output.shards
     if target is not None:
@@ -90,17 +90,19 @@ def estimate_rows(files: Iterable[InputFile]) -> int:
     return round(sum(file.bytes for file in files) * lines / sampled) if sampled else 0
 
 
-def estimate_record_bytes(plan: FeaturePlan) -> int:
-    """Estimates the bytes of a train record, uncompressed."""
+def estimate_record_bytes(plan: FeaturePlan, layout: str = "columns") -> int:
+    """Estimates the bytes of a train record of a layout, uncompressed."""
     features = [feature for feature in plan.features if feature.column != SEEN]
-    return _RECORD_BYTES + sum(_feature_bytes(plan, feature) for feature in features)
+    return _RECORD_BYTES + sum(_feature_bytes(plan, feature, layout) for feature in features)
 
 
-def _feature_bytes(plan: FeaturePlan, feature: FeatureConfig) -> int:
+def _feature_bytes(plan: FeaturePlan, feature: FeatureConfig, layout: str) -> int:
     kind = plan.column_types[feature.column]
     scalar = kind.removeprefix("list<").removesuffix(">")
     value = _ID_BYTES if feature.vocabulary else _VALUE_BYTES.get(scalar, 8)
     count = 1
+    if layout == "packed" and not kind.startswith("list<"):
+        return value
     if kind.startswith("list<"):
         longest = feature.max_len
         count = _TYPICAL_LIST if longest is None else max(1, round(longest * _FILL))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from conf.layout import PackedSlot
 from conf.manifest import FileInfo
 from etl.tfrecord.features import WireFeature
 from etl.tfrecord.record_types import RecordType
@@ -25,11 +26,13 @@ class ParquetExport:
         version: Directory of the version.
         features: Features of the records.
         record_type: Record type of the shards.
+        slots: Places of features in packed features.
     """
 
     version: str
     features: tuple[WireFeature, ...]
     record_type: RecordType
+    slots: tuple[PackedSlot, ...] = ()
 
 
 def export_parquet(
@@ -80,13 +83,13 @@ def write_parquet(export: ParquetExport, shard: str) -> FileInfo:
     root = Path(export.version)
     target = root / parquet_path(shard)
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
-    features, record_type = export.features, export.record_type
+    features, record_type, slots = export.features, export.record_type, export.slots
     try:
         # Feature lists of one value per step are lists again, as in the other record type.
         lists = [feature.name for feature in features if feature.is_sequence]
         empty = pa.RecordBatch.from_pylist([], schema=build_decoder(features, record_type).schema)
         with pq.ParquetWriter(temporary, flatten_lists(empty, lists).schema) as writer:
-            for batch in read_batches(root / shard, features, record_type=record_type):
+            for batch in read_batches(root / shard, features, record_type=record_type, slots=slots):
                 writer.write_batch(flatten_lists(batch, lists))
         with temporary.open("rb+") as handle:
             os.fsync(handle.fileno())

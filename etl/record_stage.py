@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from conf.dates import DateRange
 from conf.encoders import ENCODERS_DIR
 from conf.etl import BuildConfig
+from conf.layout import PackedSlot
 from conf.manifest import FileInfo, Manifest, SplitInfo
 from etl.arrangement import ShardPlan, add_keys, arrange, fixed_plan, needs_survey, plan_by_survey
 from etl.connector import wire_features
@@ -47,6 +48,7 @@ class Written:
         statistics_file: The file with all of them, unabridged.
         reused_rows: Kept records by split; empty where all were built.
         exports: Further files.
+        slots: Places of features in packed features.
     """
 
     splits: tuple[SplitInfo, ...]
@@ -55,6 +57,7 @@ class Written:
     statistics_file: FileInfo
     reused_rows: Mapping[str, int]
     exports: tuple[FileInfo, ...] = ()
+    slots: tuple[PackedSlot, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ class RecordStage:
         arranged = arrange(keyed, self.config, self.plan, shards)
         built = write_splits(arranged, records_format, self.staging, shards)
         kept = {} if base is None else self._link(*base)
-        return self._summarize(built, kept)
+        return replace(self._summarize(built, kept), slots=records_format.slots)
 
     def export_parquet(self, written: Written, encoders: FittedEncoders) -> Written:
         """Writes the records as Parquet too."""
@@ -121,7 +124,9 @@ class RecordStage:
         features = tuple(
             replace(feature, is_sequence=feature.name in lists) for feature in wire_features(schema)
         )
-        export = ParquetExport(str(self.staging), features, self.config.output.record_type)
+        export = ParquetExport(
+            str(self.staging), features, self.config.output.record_type, written.slots
+        )
         paths = [shard.path for split in written.splits for shard in split.shards]
         files = export_parquet(self.spark, export, paths)
         return replace(written, exports=(*written.exports, *files))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conf.etl import BuildConfig
+from conf.layout import PackedSlot, dump_slots, plan_slots
 from conf.manifest import ShardInfo
 from conf.schema import FeatureSchema
 from etl.arrangement import ShardCell, ShardPlan
@@ -57,6 +58,11 @@ class RecordFormat:
             return ()
         lists = tuple(spec.name for spec in self.schema.features if spec.is_list)
         return lists if output.feature_lists is None else output.feature_lists
+
+    @property
+    def slots(self) -> tuple[PackedSlot, ...]:
+        """Places of features in packed features; none where every feature stands by itself."""
+        return plan_slots(self.schema) if self.config.output.layout == "packed" else ()
 
 
 def write_splits(
@@ -110,6 +116,8 @@ def write_natively(
         .option("encoders", str(records_format.encoders))
         .option("statistics", "true")
     )
+    if records_format.slots:
+        writer = writer.option("packedSlots", dump_slots(records_format.slots))
     if lists:
         writer = writer.option("featureLists", json.dumps(lists))
     for name, value in _label_options(records_format.config).items():

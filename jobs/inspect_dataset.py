@@ -133,8 +133,11 @@ def _inspect_shard(target: Target, verify: bool, head: int | None) -> dict[str, 
     if verify:
         summary["verification"] = result.to_json()
     if head is not None:
-        wanted = wire_features(manifest.schema) if manifest and summary["listed"] else None
-        summary["head"] = read_head(target.path, head, wanted)
+        if manifest is not None and summary["listed"]:
+            wanted = wire_features(manifest.schema)
+            summary["head"] = read_head(target.path, head, wanted, manifest.slots)
+        else:
+            summary["head"] = read_head(target.path, head)
     return summary
 
 

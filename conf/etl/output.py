@@ -59,6 +59,11 @@ class OutputConfig(Strict):
         "over from the current version.",
     )
     compression: Literal["gzip", "zlib"] | None = None
+    layout: Literal["columns", "packed"] = Field(
+        "columns",
+        description="`packed`: all scalars of one type in one list feature; the manifest tells "
+        "which stands where.",
+    )
     record_type: Literal["Example", "SequenceExample"] = "Example"
     feature_lists: tuple[Name, ...] | None = Field(
         None,
@@ -98,6 +103,8 @@ class OutputConfig(Strict):
         native_only = self.compression == "zlib" or self.record_type != "Example"
         if self.writer == "connector" and native_only:
             raise ValueError("`writer: connector` writes Example records, plain or gzip")
+        if self.writer == "connector" and self.layout == "packed":
+            raise ValueError("`layout: packed` is written by `writer: native` alone")
         return self
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from conf.dataset import find_manifest
 from conf.errors import ConfigError, InputDataError
+from conf.layout import PackedSlot
 from etl.conversion.csv import CsvReader
 from etl.conversion.formats import ConvertOptions, Format, check_types
 from etl.conversion.libsvm import has_query_ids, libsvm_schema, read_libsvm
@@ -59,13 +61,27 @@ def open_stream(files: Sequence[Path], source: Format, options: ConvertOptions) 
 
 
 def _open_tfrecord(files: Sequence[Path], options: ConvertOptions) -> Stream:
-    record_type = options.shard.record_type
+    record_type, slots = options.shard.record_type, _find_slots(files)
     schema = None
     if options.types:
-        found = infer_table_schema(files, record_type)
+        found = infer_table_schema(files, record_type, slots)
         check_types(options.types, found.names, files[0])
         schema = pa.schema([(f.name, options.types.get(f.name, f.type)) for f in found])
-    return Stream(*read_table_batches(files, schema=schema, record_type=record_type))
+    return Stream(*read_table_batches(files, schema=schema, record_type=record_type, slots=slots))
+
+
+def _find_slots(files: Sequence[Path]) -> tuple[PackedSlot, ...]:
+    """Slots of the dataset version that the files are shards of; none for any other file."""
+    manifests = {file.parent: find_manifest(file) for file in files}
+    slots = {() if manifest is None else manifest.slots for manifest in manifests.values()}
+    if len(slots) > 1:
+        raise ConfigError(
+            "files of different layouts cannot be converted together",
+            received=", ".join(str(folder) for folder in manifests),
+            allowed="shards of one dataset of layout packed, or files of layout columns",
+            fix="convert the files of each dataset alone",
+        )
+    return slots.pop()
 
 
 def _open_parquet(files: Sequence[Path], options: ConvertOptions) -> Stream:

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark.sql import functions as F
 
-from conf.dataset import local_path
+from conf.dataset import find_manifest, local_path
 from conf.encoders import ENCODERS_DIR, EncoderPlan
 from conf.errors import ConfigError
 from conf.manifest import Manifest
 from etl.encoders.pipeline import read_pipeline
 from etl.quality.skew import SkewConfig
 from etl.tfrecord.decode import WireFeature
+from etl.tfrecord.decode_packed import Unpacking, packed_features
 from etl.tfrecord.spark.schema import to_spark_schema
 
 if TYPE_CHECKING:
@@ -53,6 +55,9 @@ def read_logged(spark: SparkSession, path: str, file_format: str | None = None) 
             received=path,
             allowed=f"a name that ends in {', '.join(_FORMATS)}, or --format",
         )
+    manifest = find_manifest(place / "_") if chosen == "sluice" and place.is_dir() else None
+    if manifest is not None and manifest.slots:
+        return _read_packed(spark, place, manifest)
     return spark.read.format(chosen).load(str(place))
 
 
@@ -73,9 +78,36 @@ def read_split(spark: SparkSession, version: Path, manifest: Manifest, split: st
         InputDataError: The version has no such split.
     """
     manifest.split(split)
-    wire = [WireFeature(spec.name, spec.dtype, spec.is_list) for spec in manifest.schema.features]
-    reader = spark.read.format("sluice").schema(to_spark_schema(wire))
+    if manifest.slots:
+        return _read_packed(spark, version / split, manifest)
+    reader = spark.read.format("sluice").schema(to_spark_schema(_wire(manifest)))
     return reader.load(str(version / split))
+
+
+def _wire(manifest: Manifest) -> tuple[WireFeature, ...]:
+    return tuple(WireFeature(s.name, s.dtype, s.is_list) for s in manifest.schema.features)
+
+
+def _read_packed(spark: SparkSession, folder: Path, manifest: Manifest) -> DataFrame:
+    from pyspark.sql.types import BinaryType
+
+    wire, slots = _wire(manifest), manifest.slots
+    packed = to_spark_schema(packed_features(wire, slots), string_type=BinaryType())
+    place, names = str(folder), packed.names
+
+    def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        unpacking = Unpacking(wire, slots)
+        for numbered in batches:
+            batch = numbered.rename_columns(names)
+            unpacking.check(batch, place)
+            yield unpacking.apply(batch)
+
+    rows = spark.read.format("sluice").schema(packed).load(place)
+    rows = rows.toDF(*map(str, range(len(names))))  # `mapInArrow` splits names at dots
+    # As text where the records hold bytes, which is how the other layout is read.
+    schema = to_spark_schema(wire)
+    unpacked = rows.mapInArrow(unpack, to_spark_schema(wire, string_type=BinaryType()))
+    return unpacked.select(*(F.col(f.name).cast(f.dataType) for f in schema.fields))
 
 
 def find_features(plan: EncoderPlan, columns: Collection[str], encoded: bool) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from conf.errors import ConfigError
+from conf.layout import PackedSlot
 from etl.tfrecord.byte_source import Opener, open_local
 from etl.tfrecord.decode_base import (
     BadRecord,
@@ -20,6 +21,7 @@ from etl.tfrecord.decode_base import (
     check_index,
 )
 from etl.tfrecord.decode_columns import gather_binary
+from etl.tfrecord.decode_packed import PackedDecoder, has_slots, packed_features
 from etl.tfrecord.features import BYTE_ARRAY_FEATURE, Kind, WireFeature
 from etl.tfrecord.framing import Compression, RecordBlock, read_record_blocks
 from etl.tfrecord.infer import FeatureSurvey, infer_features
@@ -106,13 +108,14 @@ class ByteArrayDecoder(Decoder):
 
 
 def build_decoder(
-    features: Sequence[WireFeature], record_type: str = "Example"
-) -> ExampleDecoder | SequenceDecoder | ByteArrayDecoder:
+    features: Sequence[WireFeature], record_type: str = "Example", slots: Sequence[PackedSlot] = ()
+) -> ExampleDecoder | SequenceDecoder | ByteArrayDecoder | PackedDecoder:
     """Builds the decoder of a record type.
 
     Args:
         features: What to decode, in the order of the columns.
         record_type: `"Example"`, `"SequenceExample"` or `"ByteArray"`.
+        slots: Places of features in packed features, as the dataset's manifest tells them.
 
     Returns:
         A decoder with `schema`, `decode`, `decode_block` and `decode_sound`.
@@ -120,6 +123,9 @@ def build_decoder(
     Raises:
         ConfigError: Unknown record type, or features that it does not have.
     """
+    if has_slots(features, slots):
+        inner = build_decoder(packed_features(features, slots), record_type)
+        return PackedDecoder(inner, features, slots)
     if record_type == "Example":
         return ExampleDecoder(features)
     if record_type == "SequenceExample":
@@ -140,6 +146,7 @@ def read_batches(
     compression: Compression | Literal["auto"] | None = "auto",
     record_type: str = "Example",
     opener: Opener = open_local,
+    slots: Sequence[PackedSlot] = (),
 ) -> Iterator[pa.RecordBatch]:
     """Reads a file batch by batch, each of some megabytes of records.
 
@@ -149,6 +156,7 @@ def read_batches(
         compression: As for `read_record_blocks`.
         record_type: As for `build_decoder`.
         opener: As for `read_record_blocks`.
+        slots: As for `build_decoder`.
 
     Yields:
         Batches in file order.
@@ -157,7 +165,7 @@ def read_batches(
         CorruptRecordError: The file is damaged, or a record is not of the record type.
         InputDataError: A feature is not what was wanted.
     """
-    decoder = build_decoder(features, record_type)
+    decoder = build_decoder(features, record_type, slots)
     for block in read_record_blocks(path, compression=compression, opener=opener):
         yield decoder.decode_block(block, str(path))
 

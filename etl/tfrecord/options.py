@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from conf.errors import ConfigError, did_you_mean
+from conf.layout import PackedSlot, parse_slots
 from etl.tfrecord.byte_source import Compression
 from etl.tfrecord.feature_lists import parse_feature_lists
 from etl.tfrecord.locations import (
@@ -42,9 +43,9 @@ _DEFAULT_LEVEL, _MAX_LEVEL = 6, 9
 COMMON_OPTIONS = ("path", "recordType", "compression", "codec", *STORAGE_OPTIONS)
 _WRITE_OPTIONS = (
     *COMMON_OPTIONS, "compressionLevel", "deterministicNames", "encoders", "featureLists", "index",
-    "jobId", "maxBytesPerFile", "maxRecordsPerFile", "partitionBy", "partitionOverwriteMode",
-    "saveMode", "statistics", "statisticsLabel", "statisticsSlices", "writeLocality",
-    *LOWERING_OPTIONS,
+    "jobId", "maxBytesPerFile", "maxRecordsPerFile", "packedSlots", "partitionBy",
+    "partitionOverwriteMode", "saveMode", "statistics", "statisticsLabel", "statisticsSlices",
+    "writeLocality", *LOWERING_OPTIONS,
 )  # fmt: skip
 SAVE_MODES: Mapping[str, SaveMode] = {
     "append": "append",
@@ -79,6 +80,7 @@ class WriteOptions:
         lowering: How columns become features.
         job_id: Id that the job is to have, or None for a new one.
         storage: The directory where it lies in an object store, else None.
+        slots: Places of encoded columns in packed features.
     """
 
     directory: str
@@ -99,6 +101,7 @@ class WriteOptions:
     lowering: LoweringOptions = field(default_factory=LoweringOptions)
     job_id: str | None = None
     storage: Storage | None = None
+    slots: tuple[PackedSlot, ...] = ()
 
     @property
     def suffix(self) -> str:
@@ -236,6 +239,12 @@ def _check_combinations(options: WriteOptions) -> None:
             received=f"recordType {options.record_type}, encoders {options.encoders}",
             fix="leave it out: columns that are lists of lists become feature lists by themselves",
         )
+    if options.slots and (options.lowering.layout == "packed" or options.encoders is None):
+        raise ConfigError(
+            "option packedSlots is for encoded records",
+            received=f"layout {options.lowering.layout}, encoders {options.encoders}",
+            fix="give option layout=packed instead",
+        )
     if options.index:
         check_indexable(options.compression)
     if options.replaces_partitions and options.mode == "overwrite" and not options.partition_by:
@@ -290,6 +299,7 @@ def parse_write_options(options: Mapping[str, str], overwrite: bool) -> WriteOpt
         lowering=parse_lowering_options(given),
         job_id=_parse_job_id(given),
         storage=storage,
+        slots=parse_slots(given["packedslots"]) if "packedslots" in given else (),
     )
     _check_combinations(resolved)
     return resolved

@@ -9,8 +9,10 @@ from typing import Self
 import pyarrow as pa
 
 from conf.errors import ConfigError
+from conf.layout import ABSENT_FEATURE, PackedSlot
 from conf.manifest import ShardInfo
 from etl.tfrecord.decode import build_decoder
+from etl.tfrecord.decode_packed import slot_features
 from etl.tfrecord.features import WireFeature
 from etl.tfrecord.framing import read_record_blocks
 from etl.tfrecord.infer import infer_features
@@ -115,8 +117,17 @@ def write_table(
     return writer.info
 
 
-def infer_table_schema(paths: Iterable[PathLike], record_type: RecordType = "Example") -> pa.Schema:
+def infer_table_schema(
+    paths: Iterable[PathLike],
+    record_type: RecordType = "Example",
+    slots: Sequence[PackedSlot] = (),
+) -> pa.Schema:
     """Finds out the columns of files by reading them: int64, float32, string, lists of these.
+
+    Args:
+        paths: TFRecord files.
+        record_type: What the records are.
+        slots: Places of features in packed features, which they take the place of.
 
     Raises:
         CorruptRecordError: A file is damaged.
@@ -125,6 +136,10 @@ def infer_table_schema(paths: Iterable[PathLike], record_type: RecordType = "Exa
     if record_type == "ByteArray":
         return pa.schema([(BYTE_ARRAY_COLUMN, pa.binary())])
     features = infer_features(paths, record_type=record_type)
+    if slots:
+        packed = {*(slot.packed for slot in slots), ABSENT_FEATURE}
+        rest = [feature for feature in features if feature.name not in packed]
+        features = [*slot_features(slots), *rest]
     return pa.schema([(f.name, _as_text(f.arrow_type)) for f in features])
 
 
@@ -140,6 +155,7 @@ def read_table_batches(
     schema: pa.Schema | None = None,
     record_type: RecordType = "Example",
     lowering: LoweringOptions | None = None,
+    slots: Sequence[PackedSlot] = (),
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Reads files batch by batch, each of some megabytes of records.
 
@@ -150,6 +166,7 @@ def read_table_batches(
         record_type: What the records are.
         lowering: The policies that the files were written with, where a date or the like is to
             come back.
+        slots: Places of features in packed features, as a dataset's manifest tells them.
 
     Returns:
         The schema, and the batches in the order of the files.
@@ -159,11 +176,11 @@ def read_table_batches(
         CorruptRecordError: A file is damaged.
         InputDataError: A feature does not fit its column.
     """
-    target = infer_table_schema(paths, record_type) if schema is None else schema
+    target = infer_table_schema(paths, record_type, slots) if schema is None else schema
     if record_type == "ByteArray":
         return target, _read_payloads(paths, target)
     raising = plan_raising(target, record_type, lowering or LoweringOptions(), {})
-    decoder = build_decoder(raising.features, record_type)
+    decoder = build_decoder(raising.features, record_type, slots)
 
     def read() -> Iterator[pa.RecordBatch]:
         for path in paths:

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from etl.tfrecord.encode import build_encoder
+from etl.tfrecord.encode_packed import PackedEncoder
 from etl.tfrecord.feature_lists import flatten_lists, nest_lists
 from etl.tfrecord.lowering import plan_lowering
 from etl.tfrecord.options import WriteOptions
@@ -159,7 +160,11 @@ class TaskSink:
         options = self._options
         lowering = plan_lowering(pa.schema(fields), options.record_type, options.lowering)
         self._lower = None if lowering.is_identity else lowering.apply
-        self._encoder = build_encoder(lowering.schema, options.record_type)
+        if options.slots:
+            # Outside of the lowering: statistics are of the features, not of what is packed.
+            self._encoder = PackedEncoder(lowering.schema, options.record_type, options.slots)
+        else:
+            self._encoder = build_encoder(lowering.schema, options.record_type)
 
     def _metadata(self, name: str) -> dict[bytes, bytes] | None:
         return self._marks.get(name)

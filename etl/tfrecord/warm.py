@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from conf.layout import PACKED_FEATURES, PackedSlot
 from etl.tfrecord import framing_kernels
 from etl.tfrecord.crc32c import crc32c
-from etl.tfrecord.decode import build_decoder
+from etl.tfrecord.decode import WireFeature, build_decoder
 from etl.tfrecord.encode import build_encoder
+from etl.tfrecord.encode_packed import PackedEncoder
 from etl.tfrecord.framing import RecordBlock, index_records
 from etl.tfrecord.infer import FeatureSurvey
 from etl.tfrecord.record_types import RECORD_TYPES
@@ -36,6 +38,15 @@ def warm_kernels() -> None:
         survey.update(RecordBlock(data, index, 0, 0))
         features = survey.features()
         build_decoder(features, record_type).decode(data, np.ascontiguousarray(index))
+    _warm_packed()
+
+
+def _warm_packed() -> None:
+    batch = pa.record_batch({"i": pa.array([1])})
+    slots = (PackedSlot("i", PACKED_FEATURES["int64"], 0),)
+    data = next(PackedEncoder(batch.schema, "Example", slots).encode_chunks(batch))
+    decoder = build_decoder((WireFeature("i", "int64"),), slots=slots)
+    decoder.decode(data, np.ascontiguousarray(index_records(data)))
 
 
 def _warm_framing() -> None:

@@ -16,6 +16,7 @@ from conf.encoders import ENCODERS_FILE
 from etl.tfrecord.committed import Committed
 from etl.tfrecord.feature_lists import nest_schema
 from etl.tfrecord.lowering import plan_lowering
+from etl.tfrecord.lowering.slots import SlotPacking
 from etl.tfrecord.options import WriteOptions
 from etl.tfrecord.partition_split import check_partition_columns
 from etl.tfrecord.publishing.commit import JobPlan
@@ -81,10 +82,13 @@ def plan_write(
         schema = nest_schema(encoded, options.feature_lists)
     source = pa.schema([field for field in schema if field.name not in options.partition_by])
     lowering = plan_lowering(source, options.record_type, options.lowering)
+    records = lowering.schema
+    if options.slots:
+        records = SlotPacking(records, options.slots).schema
     description = Committed(
         record_type=options.record_type,
         compression=options.compression,
-        features=describe_features(lowering.schema, options.record_type),
+        features=describe_features(records, options.record_type),
         lowering=json.loads(json.dumps(lowering.describe())),
         partition_columns=tuple(
             (name, (partition_types or {})[name]) for name in options.partition_by

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.errors import InputDataError
+from conf.layout import PackedSlot
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema
 from etl.tfrecord.decode import WireFeature, build_decoder, infer_features, read_batches
@@ -21,7 +22,10 @@ def wire_features(schema: FeatureSchema) -> list[WireFeature]:
 
 
 def read_head(
-    path: Path, count: int, features: Sequence[WireFeature] | None = None
+    path: Path,
+    count: int,
+    features: Sequence[WireFeature] | None = None,
+    slots: Sequence[PackedSlot] = (),
 ) -> list[dict[str, Any]]:
     """Reads the first records of a shard.
 
@@ -29,6 +33,7 @@ def read_head(
         path: TFRecord file of `tf.train.Example`.
         count: Records wanted.
         features: What to decode; None to infer it, which reads the whole file.
+        slots: Places of features in packed features, as the manifest tells them.
 
     Returns:
         One dictionary per record; a feature that the record lacks is left out.
@@ -38,7 +43,7 @@ def read_head(
     """
     wanted = infer_features([path]) if features is None else features
     records: list[dict[str, Any]] = []
-    for batch in read_batches(path, wanted):
+    for batch in read_batches(path, wanted, slots=slots):
         for row in batch.slice(0, count - len(records)).to_pylist():
             present = {name: _plain(value) for name, value in row.items() if value is not None}
             records.append(present)
@@ -69,7 +74,8 @@ def read_dataset_head(
         if len(records) >= count:
             break
         wanted = wire_features(manifest.schema)
-        records += read_head(version / shard.path, count - len(records), wanted)
+        left = count - len(records)
+        records += read_head(version / shard.path, left, wanted, manifest.slots)
     return records
 
 

@@ -108,7 +108,8 @@ def _list_dataset(summary: Mapping[str, Any]) -> Iterator[Listing]:
         "path": summary["path"],
         "published versions": len(summary["published_versions"]),
         "built": f"{summary['created_at']} by Sluice {summary['code_version']}",
-        "records": f"{summary['record_type']}, {summary['compression'] or 'uncompressed'}",
+        "records": f"{summary['record_type']}, {summary['compression'] or 'uncompressed'}"
+        + (", packed" if summary["packed_columns"] else ""),
         "event time, ms": None if span is None else f"{span[0]} to {span[1]}",
         "schema": summary["schema_fingerprint"][:16],
         "encoders": summary["encoders_fingerprint"][:16],
@@ -124,6 +125,8 @@ def _list_dataset(summary: Mapping[str, Any]) -> Iterator[Listing]:
         frozenset({"rows", "bytes", "shards", "label rate"}),
     )  # fmt: skip
     yield _features(summary["features"])
+    if summary["packed_columns"]:
+        yield _packed_columns(summary["packed_columns"])
     yield _facts("keys", summary["keys"])
     yield _counts(summary["counts"], [split["name"] for split in summary["splits"]])
 

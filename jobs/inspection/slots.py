@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from conf.manifest import Manifest
 from etl.tfrecord.committed import Committed
 from etl.tfrecord.lowering.description import read_description
 
@@ -19,7 +20,8 @@ class PackedColumn:
         feature: The list feature that holds it.
         place: Position of its first value in each record's list, from 0.
         width: How many values it has there.
-        type: Spark's type of the column, None where the manifest does not say.
+        type: Spark's type of the column, or a feature's type; None where the manifest does not
+            say.
     """
 
     name: str
@@ -57,6 +59,15 @@ def list_packed_columns(committed: Committed | None) -> tuple[PackedColumn, ...]
             )
             place += slot.width
     return tuple(columns)
+
+
+def list_slots(manifest: Manifest) -> tuple[PackedColumn, ...]:
+    """Lists the features of a dataset version that share list features."""
+    schema = manifest.schema
+    return tuple(
+        PackedColumn(s.feature, s.packed, s.offset, s.length, schema[s.feature].dtype)
+        for s in manifest.slots
+    )
 
 
 def unpack_record(record: Mapping[str, Any], columns: Sequence[PackedColumn]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from conf.manifest import Manifest
 from conf.run import METRICS_FILE, RUN_CARD_FILE, read_json
 from etl.tfrecord.decode import infer_features
 from etl.tfrecord.framing import HEADER_BYTES, detect_compression
+from jobs.inspection.slots import list_slots
 from jobs.inspection.verify import count_records, read_checksum
 
 
@@ -28,6 +29,7 @@ def summarize_dataset(version: Path, manifest: Manifest) -> dict[str, Any]:
         "code_version": manifest.code_version,
         "record_type": manifest.record_type,
         "compression": manifest.compression,
+        "layout": manifest.layout,
         "schema_fingerprint": manifest.schema.fingerprint,
         "encoders_fingerprint": manifest.encoders_fingerprint,
         "config_sha256": manifest.source.config_sha256,
@@ -43,6 +45,7 @@ def summarize_dataset(version: Path, manifest: Manifest) -> dict[str, Any]:
             for split in manifest.splits
         ],
         "features": manifest.schema.to_json(),
+        "packed_columns": [column.to_json() for column in list_slots(manifest)],
         "keys": asdict(manifest.keys),
         "counts": {
             "read": dict(manifest.counts.read),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from conf.dataset import VERSIONS_DIR, local_path, resolve_version
+from conf.dataset import VERSIONS_DIR, find_version, local_path, resolve_version
 from conf.errors import UpstreamNotReadyError
 from conf.manifest import MANIFEST_FILE
 from conf.pointer import CURRENT_FILE
@@ -14,8 +14,6 @@ from conf.run import RUN_CARD_FILE, RUNS_DIR, resolve_run
 from jobs.inspection.files import list_record_files
 
 Kind = Literal["dataset", "shard", "files", "run"]
-
-_SHARD_PARENTS = 3
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ def find_target(path: str) -> Target:
     if place.name in (MANIFEST_FILE, RUN_CARD_FILE) and place.is_file():
         place = place.parent
     if place.is_file():
-        return Target("shard", place, _version_of(place))
+        return Target("shard", place, find_version(place))
     if (place / RUN_CARD_FILE).is_file() or (place / RUNS_DIR).is_dir():
         return Target("run", resolve_run(str(place)))
     is_dataset = (place / MANIFEST_FILE).is_file() or (place / CURRENT_FILE).is_file()
@@ -58,10 +56,3 @@ def find_target(path: str) -> Target:
         allowed="a dataset, one of its versions, a run, TFRecord files or one of them",
         fix="correct the path, or run `sluice build` or `sluice train` first",
     )
-
-
-def _version_of(shard: Path) -> Path | None:
-    for parent in list(shard.resolve().parents)[:_SHARD_PARENTS]:
-        if (parent / MANIFEST_FILE).is_file():
-            return parent
-    return None

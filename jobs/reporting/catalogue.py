@@ -82,7 +82,8 @@ def _read_titles(version: Place, manifest: Manifest, vocabulary: pa.Table) -> di
     wanted = [WireFeature(manifest.require_key("item"), "int64"), WireFeature(feature, "bytes")]
     titles: dict[str, str] = {}
     for shard in manifest.split(CATALOG_SPLIT).shards:
-        for batch in read_batches(str(version / shard.path), wanted, opener=FileOpener()):
+        path, opener, slots = str(version / shard.path), FileOpener(), manifest.slots
+        for batch in read_batches(path, wanted, opener=opener, slots=slots):
             for item, title in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 if item in tokens and title is not None:
                     titles[str(tokens[item])] = title.decode("utf-8", "replace")

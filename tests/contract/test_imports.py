@@ -16,6 +16,7 @@ WIRE_FOR_TRAINING = {
     "etl.tfrecord.framing",
     "etl.tfrecord.crc32c",
     "etl.tfrecord.decode",
+    "etl.tfrecord.decode_packed",
     "etl.tfrecord.decode_rows",
     # Opens shards wherever they lie; the wire's one description of object stores, pyarrow alone.
     "etl.tfrecord.locations",
@@ -27,6 +28,7 @@ WIRE_PACKAGES = {"numpy", "numba", "llvmlite", "pyarrow", "conf", "etl"}
 CONF_PURE = (
     "calendar",
     "errors",
+    "layout",
     "schema",
     "manifest",
     "operations",

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from conf.manifest import Manifest
 from etl.build import BuildResult
-from etl.tfrecord.decode import WireFeature, read_tfrecords
+from etl.tfrecord.decode import WireFeature, read_batches
 
 
 def read_split(version: Path, manifest: Manifest, split: str) -> list[dict[str, Any]]:
@@ -23,13 +23,14 @@ def read_split(version: Path, manifest: Manifest, split: str) -> list[dict[str, 
     wire = [WireFeature(s.name, s.dtype, s.is_list) for s in manifest.schema.features]
     rows = []
     for shard in manifest.split(split).shards:
-        for row in read_tfrecords(version / shard.path, wire).to_pylist():
-            rows.append(
+        for batch in read_batches(version / shard.path, wire, slots=manifest.slots):
+            rows += [
                 {
                     name: _decode(value, tokens[name]) if name in tokens else value
                     for name, value in row.items()
                 }
-            )
+                for row in batch.to_pylist()
+            ]
     return rows
 
 

@@ -8,7 +8,7 @@ that follows is one path.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,12 +16,15 @@ import pyarrow as pa
 import tensorflow as tf
 
 from conf.errors import InputDataError
+from conf.layout import PackedSlot, packed_lengths
 from etl.tfrecord.decode import BadRecord, WireFeature, build_decoder
+from etl.tfrecord.decode_packed import PackedDecoder, has_slots, packed_features
 from etl.tfrecord.framing import RecordBlock, corrupt_record
 from training.input.columns import SEQUENCE_RECORDS
 
 # TensorFlow fails to report an error whose message holds bytes of a record that are no text.
 _PARSE_ERRORS = (tf.errors.InvalidArgumentError, UnicodeDecodeError)
+_MEMBERS = {"int64": "int64_list", "float32": "float_list", "bytes": "bytes_list"}
 _FEATURE_IN_MESSAGE = re.compile(r"(?:Key|Feature): (\S+?)[.,]? ")
 
 
@@ -51,11 +54,21 @@ class TensorFlowDecoder:
     """Decodes by TensorFlow's own parsers.
 
     Every feature is parsed as ragged: that tells an absent scalar, and a list where one value is
-    wanted, from a value.
+    wanted, from a value. Packed features alone have a length, which is the same in every record.
+
+    Args:
+        features: What to decode, in the order of the columns.
+        record_type: `"Example"` or `"SequenceExample"`.
+        lengths: Lists that must be of this length in every record.
     """
 
-    def __init__(self, features: Sequence[WireFeature], record_type: str = "Example") -> None:
-        self._features = tuple(features)
+    def __init__(
+        self,
+        features: Sequence[WireFeature],
+        record_type: str = "Example",
+        lengths: Mapping[str, int] | None = None,
+    ) -> None:
+        self._features, self._lengths = tuple(features), dict(lengths or {})
         self._is_sequence = record_type == SEQUENCE_RECORDS
         self._parse = tf.function(
             self._parse_graph, input_signature=[tf.TensorSpec([None], tf.string)]
@@ -78,26 +91,36 @@ class TensorFlowDecoder:
         bad = []
         message = tf.train.SequenceExample if self._is_sequence else tf.train.Example
         for record, (start, size) in enumerate(block.index.tolist()):
+            payload = block.data[start : start + size].tobytes()
             try:
-                message.FromString(block.data[start : start + size].tobytes())
+                message.FromString(payload)
             except Exception:  # protobuf's own error type depends on its implementation
                 bad.append(BadRecord(record, f"not a tf.train.{message.__name__}"))
+            else:
+                reason = self._find_wrong_length(payload)
+                bad += [] if reason is None else [BadRecord(record, reason)]
         index = np.delete(block.index, [record.record for record in bad], axis=0)
         sound = RecordBlock(block.data, index, block.offset, block.first_record)
         return self.decode_block(sound, name), bad
 
     def _parse_graph(self, payloads: tf.Tensor) -> dict[str, tf.RaggedTensor]:
-        context = {f.name: _ragged(f) for f in self._features if not f.is_sequence}
+        context = {f.name: self._spec(f) for f in self._features if not f.is_sequence}
         if not self._is_sequence:
             return dict(tf.io.parse_example(payloads, context)) if context else {}
         lists = {f.name: _ragged(f) for f in self._features if f.is_sequence}
         found = tf.io.parse_sequence_example(payloads, context or None, lists or None)
         return {**found[0], **found[1]}
 
-    def _build(
-        self, feature: WireFeature, value: tf.RaggedTensor, block: RecordBlock, name: str
-    ) -> pa.Array:
+    def _spec(self, feature: WireFeature) -> tf.io.FixedLenFeature | tf.io.RaggedFeature:
+        length = self._lengths.get(feature.name)
+        return (
+            _ragged(feature) if length is None else tf.io.FixedLenFeature([length], _dtype(feature))
+        )
+
+    def _build(self, feature: WireFeature, value: Any, block: RecordBlock, name: str) -> pa.Array:
         kind = feature.arrow_type
+        if feature.name in self._lengths:
+            value = tf.RaggedTensor.from_tensor(value)
         if feature.is_sequence:
             steps = _list_array(value.values, kind.value_type)
             return pa.ListArray.from_arrays(_offsets(value), steps)
@@ -115,6 +138,20 @@ class TensorFlowDecoder:
         positions = np.cumsum(lengths) - 1
         return _leaf(value.values, kind).take(pa.array(positions, mask=lengths == 0))
 
+    def _find_wrong_length(self, payload: bytes) -> str | None:
+        """What is wrong with the length of a list in a well-formed record, or None."""
+        message = tf.train.SequenceExample if self._is_sequence else tf.train.Example
+        record = message.FromString(payload)
+        found = (record.context if self._is_sequence else record.features).feature
+        members = {feature.name: _MEMBERS[feature.kind] for feature in self._features}
+        for name, length in self._lengths.items():
+            if name not in members or found[name].WhichOneof("kind") not in (None, members[name]):
+                continue
+            count = len(getattr(found[name], members[name]).value)
+            if count != length:
+                return f"feature {name!r} holds {count} values instead of {length}"
+        return None
+
     def _explain(
         self, error: Exception, block: RecordBlock, payloads: list[bytes], name: str
     ) -> InputDataError:
@@ -130,6 +167,9 @@ class TensorFlowDecoder:
                 if not named:
                     kind = f"tf.train.{'SequenceExample' if self._is_sequence else 'Example'}"
                     return corrupt_record(name, offset, number, f"not a {kind}")
+                reason = self._find_wrong_length(payload)
+                if reason is not None:
+                    return corrupt_record(name, offset, number, reason)
                 return InputDataError(
                     f"{name}: feature {named[0]!r} holds another kind of values",
                     received=f"record {number}, at byte offset {offset}",
@@ -140,7 +180,10 @@ class TensorFlowDecoder:
 
 
 def build_block_decoder(
-    kind: str, features: Sequence[WireFeature], record_type: str
+    kind: str,
+    features: Sequence[WireFeature],
+    record_type: str,
+    slots: Sequence[PackedSlot] = (),
 ) -> BlockDecoder:
     """Builds a decoder.
 
@@ -148,15 +191,23 @@ def build_block_decoder(
         kind: `"block"` or `"tensorflow"`.
         features: What to decode, in the order of the columns.
         record_type: `"Example"` or `"SequenceExample"`.
+        slots: Places of features in packed features, as the manifest tells them.
     """
-    if kind == "tensorflow":
+    if kind != "tensorflow":
+        return build_decoder(features, record_type, slots)
+    if not has_slots(features, slots):
         return TensorFlowDecoder(features, record_type)
-    return build_decoder(features, record_type)
+    packed = packed_features(features, slots)
+    inner = TensorFlowDecoder(packed, record_type, packed_lengths(slots))
+    return PackedDecoder(inner, features, slots)
+
+
+def _dtype(feature: WireFeature) -> tf.DType:
+    return tf.string if feature.kind == "bytes" else tf.as_dtype(feature.kind)
 
 
 def _ragged(feature: WireFeature) -> tf.io.RaggedFeature:
-    dtype = tf.string if feature.kind == "bytes" else tf.as_dtype(feature.kind)
-    return tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64)
+    return tf.io.RaggedFeature(_dtype(feature), row_splits_dtype=tf.int64)
 
 
 def _offsets(value: tf.RaggedTensor) -> pa.Array:

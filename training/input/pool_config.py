@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, field
 
+from conf.layout import PackedSlot
 from etl.tfrecord.decode import WireFeature
 from training.input.columns import Column
 from training.input.damage import DamagePolicy
@@ -30,6 +31,7 @@ class PoolConfig:
         binary_label: Feature whose values must be 0 or 1; None checks none.
         has_lengths: Whether to deliver the length of each row's longest list.
         cache: Where decoded shards are kept; None for nowhere.
+        slots: Places of features in packed features.
     """
 
     columns: tuple[Column, ...]
@@ -41,6 +43,7 @@ class PoolConfig:
     binary_label: str | None = None
     has_lengths: bool = False
     cache: ShardCache | None = None
+    slots: tuple[PackedSlot, ...] = ()
 
     @property
     def features(self) -> tuple[WireFeature, ...]:
@@ -62,4 +65,4 @@ class PoolConfig:
 
     def build_decoder(self) -> BlockDecoder:
         """Builds a decoder for one thread."""
-        return build_block_decoder(self.decoder, self.features, self.record_type)
+        return build_block_decoder(self.decoder, self.features, self.record_type, self.slots)

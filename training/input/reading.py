@@ -114,6 +114,7 @@ def build_stream(source: Source, columns: Sequence[Column], seed: int | None) ->
         damage=DamagePolicy(config.on_corrupt, options.counts),
         binary_label=options.binary_label,
         has_lengths=seed is not None and config.bucket_boundaries is not None,
+        slots=manifest.slots,
     )
     redraw = None
     if balance is not None:

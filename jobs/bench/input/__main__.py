@@ -11,6 +11,7 @@ import argparse
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
@@ -28,8 +29,12 @@ from jobs.bench.tfrecord.report import (
 )
 from jobs.bench.tfrecord.shapes import SHAPES
 
+if TYPE_CHECKING:
+    from jobs.bench.input.pipelines import InputFiles
+
 MEMORY = "memory: copy of the decoded rows"
 _SHAPES = ("ctr", "history2", "history")
+_LAYOUTS = ("columns", "packed")
 _COPY_BYTES = 256 << 20
 
 
@@ -38,6 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = build_command("input", __doc__)
     add = parser.add_argument
     add("--shapes", nargs="+", choices=_SHAPES, default=list(_SHAPES[:2]))
+    add("--layouts", nargs="+", choices=_LAYOUTS, default=list(_LAYOUTS), help="of the records")
     add("--rows", type=int, default=400_000, help="records per shape")
     add("--shards", type=int, default=4)
     add("--batch-size", type=int, default=2048)
@@ -62,20 +68,20 @@ def measure_shape(name: str, arguments: argparse.Namespace, directory: Path) -> 
     """Measures all pipelines on one shape."""
     # TensorFlow takes seconds to load, which --help need not wait for.
     from jobs.bench.input import pipelines
-    from jobs.bench.input.shards import write_shards
 
-    found = write_shards(name, arguments.rows, arguments.shards, directory)
-    files = pipelines.InputFiles(SHAPES[name], directory, found)
-    built = pipelines.build_pipelines(
-        files, arguments.batch_size, arguments.shuffle_buffer, tuple(arguments.threads)
-    )
+    settings = arguments.batch_size, arguments.shuffle_buffer, tuple(arguments.threads)
+    datasets, files_of = {}, {}
+    for layout in arguments.layouts:
+        files = _write_files(name, layout, arguments, directory)
+        build_all = pipelines.build_packed_pipelines if files.slots else pipelines.build_pipelines
+        for key, build in build_all(files, *settings).items():
+            datasets[key], files_of[key] = build(), files
     rows = {
         key: (min(arguments.slow_rows, files.rows) if key == pipelines.PER_RECORD else files.rows)
         // arguments.batch_size
         * arguments.batch_size
-        for key in built
+        for key, files in files_of.items()
     }
-    datasets = {key: build() for key, build in built.items()}
     best: dict[str, list[float]] = {}
     for _ in range(arguments.repeats + 1):  # the first round warms up
         for key, dataset in datasets.items():
@@ -84,11 +90,22 @@ def measure_shape(name: str, arguments: argparse.Namespace, directory: Path) -> 
             times = time.perf_counter() - wall, time.process_time() - cpu
             best.setdefault(key, [np.inf, np.inf])
             best[key] = [min(a, b) for a, b in zip(best[key], times, strict=True)]
-    measured = [_measure_memory(name, files.rows)]
+    measured = [_measure_memory(name, arguments.rows)]
     for key, (wall, cpu) in best.items():
-        size = files.bytes * rows[key] // files.rows
+        size = files_of[key].bytes * rows[key] // files_of[key].rows
         measured.append(Measurement("input", name, key, wall, cpu, rows[key], size))
     return measured
+
+
+def _write_files(
+    name: str, layout: str, arguments: argparse.Namespace, directory: Path
+) -> InputFiles:
+    from jobs.bench.input import pipelines
+    from jobs.bench.input.shards import write_shards
+
+    slots = pipelines.pack_shape(SHAPES[name]) if layout == "packed" else ()
+    found = write_shards(name, arguments.rows, arguments.shards, directory, slots)
+    return pipelines.InputFiles(SHAPES[name], directory, found, slots)
 
 
 def build_bars(threads: int) -> tuple[Bar, ...]:
@@ -104,6 +121,8 @@ def build_bars(threads: int) -> tuple[Bar, ...]:
         Bar(own, names.OWN_TENSORFLOW.format(threads), None),
         Bar(own, names.RAW, None),
         Bar(own, MEMORY, None),
+        Bar(names.PACKED.format(own), own, None),
+        Bar(names.PACKED.format(own), names.PACKED.format(names.BATCHED), None),
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from conf.layout import PackedSlot, packed_lengths, plan_slots
 from conf.manifest import (
     DatasetKeys,
     Manifest,
@@ -28,6 +29,7 @@ BATCHED_SHUFFLED = "batched parse_example, shuffled"
 BATCHED_RAGGED = "batched parse_example, padded"
 BLOCK = "block decoder, {} thread(s)"
 OWN_TENSORFLOW = "tensorflow decoder, {} thread(s)"
+PACKED = "packed: {}"
 
 _KINDS = {"int64": tf.int64, "float32": tf.float32}
 _READ_BUFFER_BYTES = 1 << 20
@@ -42,11 +44,13 @@ class InputFiles:
         shape: What the records hold.
         directory: Folder of the shards.
         shards: Name, records and bytes of each.
+        slots: Places of features in packed features.
     """
 
     shape: Shape
     directory: Path
     shards: tuple[tuple[str, int, int], ...]
+    slots: tuple[PackedSlot, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -66,7 +70,21 @@ class InputFiles:
     @property
     def manifest(self) -> Manifest:
         """A manifest that lists the shards as the train split."""
-        specs = tuple(
+        shards = tuple(ShardInfo(name, rows, size, name) for name, rows, size in self.shards)
+        return Manifest(
+            dataset_name="bench", dataset_version="1", created_at="", record_type="Example",
+            compression=None, splits=(SplitInfo("train", shards),),
+            schema=describe_shape(self.shape), keys=DatasetKeys(None, None), encoder_files=(),
+            encoders_fingerprint="", statistics={}, label_rate={},
+            source=SourceSnapshot((), None, {}, ""), counts=RowCounts({}, {}, 0, {}, {}),
+            code_version="", slots=self.slots,
+        )  # fmt: skip
+
+
+def describe_shape(shape: Shape) -> FeatureSchema:
+    """The schema of a dataset of a shape's rows."""
+    return FeatureSchema(
+        tuple(
             FeatureSpec(
                 column.name,
                 "float32" if column.kind == "float32" else "int64",
@@ -75,17 +93,14 @@ class InputFiles:
                 max_len=column.length,
                 pad_value=0,
             )
-            for column in self.shape.columns
+            for column in shape.columns
         )
-        shards = tuple(ShardInfo(name, rows, size, name) for name, rows, size in self.shards)
-        return Manifest(
-            dataset_name="bench", dataset_version="1", created_at="", record_type="Example",
-            compression=None, splits=(SplitInfo("train", shards),),
-            schema=FeatureSchema(specs), keys=DatasetKeys(None, None), encoder_files=(),
-            encoders_fingerprint="", statistics={}, label_rate={},
-            source=SourceSnapshot((), None, {}, ""), counts=RowCounts({}, {}, 0, {}, {}),
-            code_version="",
-        )  # fmt: skip
+    )
+
+
+def pack_shape(shape: Shape) -> tuple[PackedSlot, ...]:
+    """The slots of a shape's columns in the packed layout."""
+    return plan_slots(describe_shape(shape))
 
 
 def build_pipelines(
@@ -104,35 +119,19 @@ def build_pipelines(
         threads: Threads of this project's own input, one pipeline each.
     """
     fixed, padded = _specs(files.shape)
+    own = _Own(files, batch_size, shuffle_buffer)
 
     def records() -> tf.data.Dataset:
-        return tf.data.TFRecordDataset(
-            files.paths, buffer_size=_READ_BUFFER_BYTES, num_parallel_reads=tf.data.AUTOTUNE
-        )
+        return _records(files)
 
     def batched(spec: dict, source: tf.data.Dataset) -> tf.data.Dataset:
-        return _prefetch(
-            source.batch(batch_size, drop_remainder=True).map(
-                lambda x: tf.io.parse_example(x, spec), num_parallel_calls=tf.data.AUTOTUNE
-            )
-        )
+        return _parse_batches(source, batch_size, lambda x: tf.io.parse_example(x, spec))
 
     def per_record() -> tf.data.Dataset:
         parsed = records().map(
             lambda x: tf.io.parse_single_example(x, fixed), num_parallel_calls=tf.data.AUTOTUNE
         )
         return _prefetch(parsed.batch(batch_size, drop_remainder=True))
-
-    def own(decoder: str, count: int) -> Callable[[], tf.data.Dataset]:
-        config = InputConfig.model_validate(
-            {
-                "batch_size": batch_size, "shuffle_buffer": shuffle_buffer,
-                "parallel_parses": count, "decoder": decoder,
-            }
-        )  # fmt: skip
-        return lambda: build_train_dataset(
-            files.directory, files.manifest, config, epoch=0, seed=_SEED
-        )
 
     pipelines = {
         RAW: lambda: _prefetch(records().batch(batch_size, drop_remainder=True)),
@@ -142,10 +141,65 @@ def build_pipelines(
     }
     if files.shape.has_lists:
         pipelines[BATCHED_RAGGED] = lambda: batched(padded, records())
-    for count in threads:
-        pipelines[BLOCK.format(count)] = own("block", count)
-    pipelines[OWN_TENSORFLOW.format(max(threads))] = own("tensorflow", max(threads))
-    return pipelines
+    return {**pipelines, **own.build(threads)}
+
+
+def build_packed_pipelines(
+    files: InputFiles, batch_size: int, shuffle_buffer: int, threads: tuple[int, ...]
+) -> dict[str, Callable[[], tf.data.Dataset]]:
+    """Builds the pipelines of the packed layout by name; arguments as for `build_pipelines`.
+
+    The peer parses each packed feature as one tensor of fixed length and takes it apart.
+    """
+    spec = _packed_spec(files)
+
+    def parse(payloads: tf.Tensor) -> dict[str, tf.Tensor]:
+        parsed = tf.io.parse_example(payloads, spec)
+        parts = {name: tf.unstack(parsed.pop(name), axis=1) for name in packed_lengths(files.slots)}
+        return {**parsed, **{s.feature: parts[s.packed][s.offset] for s in files.slots}}
+
+    pipelines = {
+        BATCHED: lambda: _parse_batches(_records(files), batch_size, parse),
+        **_Own(files, batch_size, shuffle_buffer).build(threads),
+    }
+    return {PACKED.format(name): build for name, build in pipelines.items()}
+
+
+@dataclass(frozen=True)
+class _Own:
+    """This project's own input."""
+
+    files: InputFiles
+    batch_size: int
+    shuffle_buffer: int
+
+    def build(self, threads: tuple[int, ...]) -> dict[str, Callable[[], tf.data.Dataset]]:
+        pipelines = {BLOCK.format(count): self._read("block", count) for count in threads}
+        pipelines[OWN_TENSORFLOW.format(max(threads))] = self._read("tensorflow", max(threads))
+        return pipelines
+
+    def _read(self, decoder: str, count: int) -> Callable[[], tf.data.Dataset]:
+        config = InputConfig.model_validate(
+            {
+                "batch_size": self.batch_size, "shuffle_buffer": self.shuffle_buffer,
+                "parallel_parses": count, "decoder": decoder,
+            }
+        )  # fmt: skip
+        where = self.files.directory, self.files.manifest
+        return lambda: build_train_dataset(*where, config, epoch=0, seed=_SEED)
+
+
+def _records(files: InputFiles) -> tf.data.Dataset:
+    return tf.data.TFRecordDataset(
+        files.paths, buffer_size=_READ_BUFFER_BYTES, num_parallel_reads=tf.data.AUTOTUNE
+    )
+
+
+def _parse_batches(
+    source: tf.data.Dataset, batch_size: int, parse: Callable[[tf.Tensor], dict]
+) -> tf.data.Dataset:
+    batches = source.batch(batch_size, drop_remainder=True)
+    return _prefetch(batches.map(parse, num_parallel_calls=tf.data.AUTOTUNE))
 
 
 def drain(dataset: tf.data.Dataset, batches: int) -> int:
@@ -174,6 +228,15 @@ def _specs(shape: Shape) -> tuple[dict, dict]:
             else fixed[column.name]
         )
     return fixed, padded
+
+
+def _packed_spec(files: InputFiles) -> dict:
+    packed = {slot.feature for slot in files.slots}
+    spec = {name: part for name, part in _specs(files.shape)[0].items() if name not in packed}
+    kinds = {slot.packed: describe_shape(files.shape)[slot.feature].dtype for slot in files.slots}
+    for name, length in packed_lengths(files.slots).items():
+        spec[name] = tf.io.FixedLenFeature([length], _KINDS[kinds[name]])
+    return spec
 
 
 def _prefetch(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -19,7 +19,8 @@ def build_shards(data: RunData) -> Section:
     if manifest is None:
         return Section("shards", "Shards", "The TFRecord files.", (missing(data.gaps["dataset"]),))
     compression = f"{manifest.compression} compressed" if manifest.compression else "uncompressed"
-    lead = f"Standard TFRecord files of {manifest.record_type} records, {compression}."
+    packed = ", scalars of one type packed into one list" if manifest.slots else ""
+    lead = f"Standard TFRecord files of {manifest.record_type} records, {compression}{packed}."
     total = sum(len(split.shards) for split in manifest.splits)
     listing: list[Block] = [_shard_table(manifest)]
     if total > _LISTED_SHARDS:
