@@ -90,7 +90,7 @@ class RecordedSteps(ScheduledSteps):
         with self.log.open("a") as file:
             for _ in range(int(self._rows.size())):
                 rows = row_keys(dict(zip(KEYS, self._rows.dequeue(), strict=True)))
-                file.write(json.dumps([first, rows]) + "\n")
+                file.write(json.dumps([os.getpid(), first, rows]) + "\n")
         return result
 
 

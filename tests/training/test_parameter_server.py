@@ -129,13 +129,13 @@ def read_rows(where: Path) -> dict[int, list[list[tuple[int, ...]]]]:
     """What workers trained on, by the first batch of the chunk: of one that was done twice, as
     its checkpoint was not written yet, the second time."""
     found: dict[int, list[list[tuple[int, ...]]]] = {}
-    last = -1
+    last: tuple[int, int] | None = None
     for line in (where / "rows.jsonl").read_text().splitlines():
-        first, rows = json.loads(line)
-        if first != last:
+        chief, first, rows = json.loads(line)
+        if (chief, first) != last:
             found[first] = []
         found[first].append([tuple(row) for row in rows])
-        last = first
+        last = chief, first
     return found
 
 
