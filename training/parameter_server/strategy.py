@@ -22,6 +22,8 @@ from training.parameter_server.cluster import (
 END_QUEUE = "sluice_run_ended"
 POLL_S = 0.5
 
+_log = logging.getLogger("sluice.training.parameter_server")
+
 
 class ParameterServers(tf.distribute.ParameterServerStrategy):
     """TensorFlow's strategy, which knows its processes.
@@ -71,17 +73,18 @@ def connect_servers(timeout_s: int) -> ParameterServers:
 
 
 class ShortMessages(logging.Filter):
-    """Of what TensorFlow tells of a lost process, the first line, once: it repeats itself."""
+    """Tells the first line of TensorFlow's messages of a lost process, once, in our own log."""
 
     def __init__(self) -> None:
         super().__init__()
         self._last = ""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to show a message; leaves its first line."""
+        """Takes a message over; returns False."""
         before, self._last = self._last, (record.getMessage().splitlines() or [""])[0]
-        record.msg, record.args = self._last, None
-        return self._last != before
+        if self._last != before:
+            _log.log(record.levelno, "%s", self._last)
+        return False
 
 
 def _await(addresses: tuple[str, ...], timeout_s: int) -> None:
