@@ -84,7 +84,11 @@ def _await_end(cluster: ServerCluster, server: tf.distribute.Server, timeout_s: 
             size = tf.raw_ops.QueueSizeV2(handle=queue)
             code = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.int32])[0]
         seen_at = time.monotonic()
-        with tf.compat.v1.Session(server.target, graph=graph) as session:
+        # A session waits for all processes that it sees, for ever: this one sees itself alone.
+        alone = tf.compat.v1.ConfigProto(
+            device_filters=[f"/job:{cluster.job}/task:{cluster.index}"]
+        )
+        with tf.compat.v1.Session(server.target, graph=graph, config=alone) as session:
             while not session.run(size):
                 if is_listening(cluster.chief):
                     seen_at = time.monotonic()
