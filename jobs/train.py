@@ -72,6 +72,10 @@ def main(
     settings = list_overrides(overrides, {"dataset": dataset})
     resolved = load_config(TrainConfig, "training", config, settings)
     _check_launcher(launcher, workers, {"--sweep": sweep, "--profile": steps})
+    if resolved.devices.strategy == "parameter_server":
+        _check_servers(launcher, {"--sweep": sweep, "--profile": steps})
+        if not dry_run and (code := serve(resolved, log_format)) is not None:
+            return code
     if sweep is not None:
         return _sweep(resolved, sweep, Switches(dry_run, resume, steps), log_format)
     if workers is not None and not dry_run:
@@ -102,6 +106,19 @@ def _check_launcher(
             "--launcher spark starts one run, without a profile",
             received=given[0],
             fix="leave it out, or train without a launcher",
+        )
+
+
+def _check_servers(launcher: Launcher, not_served: Mapping[str, object]) -> None:
+    given = [name for name, value in not_served.items() if value is not None]
+    if launcher is Launcher.SPARK:
+        given = ["--launcher spark"]
+    if given:
+        raise ConfigError(
+            f"{given[0]} cannot be used with devices.strategy=parameter_server",
+            received=given[0],
+            fix="leave it out, or set another strategy: multi_worker trains under Spark, "
+            "none and mirrored can be profiled and swept",
         )
 
 
@@ -176,6 +193,35 @@ def train(
     progress = build_progress("json" if json_lines else "text", config.fit.log_every_seconds)
     try:
         return fit_run(config, progress, resume=resume, profile=profile)
+    finally:
+        progress.close()
+
+
+def serve(config: TrainConfig, log_format: LogFormat | str = LogFormat.TEXT) -> int | None:
+    """Serves the chief of a run with parameter servers, and returns its exit code.
+
+    Args:
+        config: The resolved config.
+        log_format: `text` or `json`.
+
+    Returns:
+        None, at once, where this process is the chief.
+
+    Raises:
+        SluiceError: `TF_CONFIG` is not what it should be, or the chief died or failed.
+    """
+    with quiet_tensorflow():
+        from training.parameter_server.cluster import read_server_cluster
+        from training.parameter_server.server import serve_chief
+    from training.progress import build_progress
+
+    cluster = read_server_cluster()
+    if cluster.is_chief:
+        return None
+    json_lines = LogFormat(log_format) is LogFormat.JSON
+    progress = build_progress("json" if json_lines else "text", config.fit.log_every_seconds)
+    try:
+        return serve_chief(cluster, config.devices.worker_timeout_s, progress)
     finally:
         progress.close()
 

@@ -1,10 +1,10 @@
-"""The processes of a multi-worker run, as `TF_CONFIG` names them."""
+"""The processes of a run that has several, as `TF_CONFIG` names them."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ WORKER = "worker"
 EXAMPLE = (
     '{"cluster": {"worker": ["host0:port", "host1:port"]}, "task": {"type": "worker", "index": 0}}'
 )
+_STRATEGY = "multi_worker"
+_FIX = "or start them by --launcher spark; for one process set devices.strategy=auto"
 _LAST_PORT = 65535
 
 
@@ -32,7 +34,7 @@ class Cluster:
 
 
 def read_cluster(environment: Mapping[str, str] | None = None) -> Cluster:
-    """Reads `TF_CONFIG`.
+    """Reads the cluster of a multi-worker run from `TF_CONFIG`.
 
     Args:
         environment: Variables; None takes those of the process.
@@ -40,47 +42,105 @@ def read_cluster(environment: Mapping[str, str] | None = None) -> Cluster:
     Raises:
         ConfigError: It is missing, or is not what multi-worker training needs.
     """
+    found = read_tf_config(TFConfigForm(_STRATEGY, (WORKER,), EXAMPLE, _FIX), environment)
+    return Cluster(found.jobs[WORKER], found.index)
+
+
+@dataclass(frozen=True)
+class TFConfigForm:
+    """What a strategy wants of `TF_CONFIG`.
+
+    Attributes:
+        strategy: Name of the strategy.
+        jobs: Types of its processes; there is at least one of each.
+        example: A value that would do.
+        fix: What to do instead, for the errors.
+    """
+
+    strategy: str
+    jobs: tuple[str, ...]
+    example: str
+    fix: str
+
+    def refuse(self, what: str, received: str) -> ConfigError:
+        """Returns the error of a `TF_CONFIG` that is not so."""
+        return ConfigError(
+            f"devices.strategy={self.strategy}: the environment variable {VARIABLE} {what}",
+            received=received,
+            allowed=self.example,
+            fix=f"set {VARIABLE} in each process, {self.fix}",
+        )
+
+
+@dataclass(frozen=True)
+class TFConfig:
+    """What `TF_CONFIG` says.
+
+    Attributes:
+        jobs: `host:port` of each process by its type.
+        job: Type of this process.
+        index: Its number among those of its type.
+    """
+
+    jobs: Mapping[str, tuple[str, ...]]
+    job: str
+    index: int
+
+
+def read_tf_config(form: TFConfigForm, environment: Mapping[str, str] | None = None) -> TFConfig:
+    """Reads `TF_CONFIG`.
+
+    Args:
+        form: What it has to say.
+        environment: Variables; None takes those of the process.
+
+    Raises:
+        ConfigError: It is missing, or is not of this form.
+    """
     text = (os.environ if environment is None else environment).get(VARIABLE)
     if not text:
-        raise _refused("is not set", "nothing")
+        raise form.refuse("is not set", "nothing")
     try:
         content = json.loads(text)
     except ValueError as error:
-        raise _refused(f"is not JSON ({error})", text) from error
+        raise form.refuse(f"is not JSON ({error})", text) from error
     if not isinstance(content, dict):
-        raise _refused("must be a JSON object", text)
-    workers = _read_workers(content.get("cluster"), text)
+        raise form.refuse("must be a JSON object", text)
+    jobs = _read_jobs(form, content.get("cluster"), text)
     task = content.get("task")
-    if not isinstance(task, dict) or task.get("type") != WORKER:
-        raise _refused("must give this process the task type 'worker'", text)
-    index = task.get("index")
-    if type(index) is not int or not 0 <= index < len(workers):
-        raise _refused(f"must give this process an index from 0 to {len(workers) - 1}", text)
-    return Cluster(workers, index)
+    kinds = " or ".join(repr(job) for job in form.jobs)
+    if not isinstance(task, dict) or task.get("type") not in form.jobs:
+        raise form.refuse(f"must give this process the task type {kinds}", text)
+    job, index = task["type"], task.get("index")
+    if type(index) is not int or not 0 <= index < len(jobs[job]):
+        raise form.refuse(f"must give this process an index from 0 to {len(jobs[job]) - 1}", text)
+    return TFConfig(jobs, job, index)
 
 
-def _read_workers(cluster: Any, text: str) -> tuple[str, ...]:
-    if not isinstance(cluster, dict) or set(cluster) != {WORKER}:
-        raise _refused("must have a cluster of 'worker' alone (the first one is the chief)", text)
-    workers = cluster[WORKER]
-    if not isinstance(workers, list) or not workers:
-        raise _refused("must list the workers", text)
-    for address in workers:
+def _read_jobs(form: TFConfigForm, cluster: Any, text: str) -> dict[str, tuple[str, ...]]:
+    if not isinstance(cluster, dict) or set(cluster) != set(form.jobs):
+        if form.jobs == (WORKER,):
+            raise form.refuse(
+                "must have a cluster of 'worker' alone (the first one is the chief)", text
+            )
+        kinds = ", ".join(repr(job) for job in form.jobs)
+        raise form.refuse(f"must have a cluster of {kinds}, each with its processes", text)
+    jobs = {job: _read_addresses(form, job, cluster[job], text) for job in form.jobs}
+    addresses = [address for found in jobs.values() for address in found]
+    if len(set(addresses)) < len(addresses):
+        raise form.refuse("names a worker twice" if len(jobs) == 1 else "names one twice", text)
+    return jobs
+
+
+def _read_addresses(
+    form: TFConfigForm, job: str, addresses: Sequence[Any], text: str
+) -> tuple[str, ...]:
+    if not isinstance(addresses, list) or not addresses:
+        raise form.refuse(f"must list its {job} processes", text)
+    for address in addresses:
         host, _, port = str(address).rpartition(":")
         if not (isinstance(address, str) and host and port.isdecimal()):
-            raise _refused(f"has a worker that is not host:port: {address!r}", text)
+            raise form.refuse(f"has a {job} that is not host:port: {address!r}", text)
         if not 0 < int(port) <= _LAST_PORT:
-            raise _refused(f"has a worker whose port is out of range: {address!r}", text)
-    if len(set(workers)) < len(workers):
-        raise _refused("names a worker twice", text)
-    return tuple(workers)
-
-
-def _refused(what: str, received: str) -> ConfigError:
-    return ConfigError(
-        f"devices.strategy=multi_worker: the environment variable {VARIABLE} {what}",
-        received=received,
-        allowed=EXAMPLE,
-        fix=f"set {VARIABLE} in each process, or start them by --launcher spark; "
-        "for one process set devices.strategy=auto",
-    )
+            raise form.refuse(f"has a {job} whose port is out of range: {address!r}", text)
+    return tuple(addresses)

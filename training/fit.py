@@ -21,6 +21,7 @@ from training.checkpoint import (
 )
 from training.history import LOSS_METRIC
 from training.interruption import stop_on_signals
+from training.parameter_server.strategy import released_servers
 from training.progress import TrainingProgress
 from training.run_card import counted_seconds, describe_end, describe_start, describe_tables
 from training.run_directory import (
@@ -70,11 +71,11 @@ def fit_run(
         SluiceError: The config, the dataset or the devices do not fit, or training failed. The
             earlier runs and the current one are untouched.
     """
-    if config.devices.strategy == "multi_worker":
-        progress.message("waiting for the other workers of TF_CONFIG")
+    if config.devices.strategy in ("multi_worker", "parameter_server"):
+        progress.message("waiting for the other processes of TF_CONFIG")
     strategy = build_strategy(config.devices)
     workers = Workers(strategy)
-    with lost_worker_errors(workers):
+    with released_servers(strategy), lost_worker_errors(workers):
         start = _share_start(workers, config, progress, resume)
         seed_everything(config.seed)
         trainer = Trainer(config, start.data, strategy, progress, profile)

@@ -45,11 +45,10 @@ class Optimizers(tf.Module):
         self.accumulate_steps = config.accumulate_steps or 1
         self.loss_scale = loss_scale
         self._tables = model.table_variables
+        rows = [model.tables[name].rows for name in sorted(model.tables)]
         self._dense = model.dense_variables
         rate = build_learning_rate(config, total_steps, config.sparse.learning_rate)
-        self.sparse = LazyOptimizer(
-            self._tables, build_rule(config), rate, clip_value=config.clip_value
-        )
+        self.sparse = LazyOptimizer(rows, build_rule(config), rate, clip_value=config.clip_value)
         self.dense: keras.optimizers.Optimizer | None = None
         if self._dense:
             self.dense = build_dense_optimizer(config, self._dense, total_steps)
@@ -63,6 +62,12 @@ class Optimizers(tf.Module):
     def step(self) -> tf.Variable:
         """Number of updates so far, int64 scalar."""
         return self.sparse.iterations
+
+    def set_step(self, step: int) -> None:
+        """Sets the number of updates so far, outside of replicas."""
+        self.step.assign(step)
+        if self.dense is not None:
+            self.dense.iterations.assign(step)
 
     def apply(self, gradients: Sequence[Gradient]) -> None:
         """Updates all variables once, or none where scaled gradients have overflown.

@@ -15,6 +15,8 @@ from conf.training import DevicesConfig
 from training.cluster import VARIABLE, Cluster, read_cluster
 from training.heartbeat import configure_heartbeat
 from training.input import Batch
+from training.parameter_server.cluster import STRATEGY, ServerCluster, read_server_cluster
+from training.parameter_server.strategy import ParameterServers, connect_servers
 
 
 def build_strategy(config: DevicesConfig) -> tf.distribute.Strategy:
@@ -32,6 +34,8 @@ def build_strategy(config: DevicesConfig) -> tf.distribute.Strategy:
     """
     if config.strategy == "multi_worker":
         return _join(read_cluster(), config.worker_timeout_s)
+    if config.strategy == "parameter_server":
+        return connect_servers(config.worker_timeout_s)
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
         for gpu in gpus:
@@ -49,11 +53,13 @@ class Devices:
     """What a run computes on.
 
     Attributes:
-        strategy: `none`, `mirrored` or `multi_worker`.
-        workers: Processes.
-        replicas: Devices of all processes; each computes its share of a batch.
+        strategy: `none`, `mirrored`, `multi_worker` or `parameter_server`.
+        workers: Processes that compute steps.
+        replicas: Devices that compute a step together, of all processes; each computes its share
+            of a batch. With parameter servers each worker computes steps of its own.
         devices: Names of this process's devices.
         batch_size: Rows of a step over all replicas.
+        parameter_servers: Processes that hold the variables.
     """
 
     strategy: str
@@ -61,9 +67,15 @@ class Devices:
     replicas: int
     devices: tuple[str, ...]
     batch_size: int
+    parameter_servers: int = 0
 
     def render(self) -> str:
         """Returns the description in words."""
+        if self.parameter_servers:
+            return (
+                f"{self.workers} worker(s) and {self.parameter_servers} parameter server(s) "
+                f"(strategy {self.strategy}), {self.batch_size:,} rows per step of one worker"
+            )
         processes = f" in {self.workers} processes" if self.workers > 1 else ""
         share = self.batch_size // self.replicas
         return (
@@ -83,6 +95,8 @@ def describe_devices(strategy: tf.distribute.Strategy, batch_size: int) -> Devic
         strategy: The strategy.
         batch_size: Rows of a step over all replicas.
     """
+    if isinstance(strategy, ParameterServers):
+        return _describe_servers(strategy.cluster, batch_size)
     replicas, workers = strategy.num_replicas_in_sync, count_workers(strategy)
     kind, names = "none", [f"/device:{_kind_of_device()}:0"]
     if workers > 1 or isinstance(strategy, tf.distribute.MirroredStrategy):
@@ -97,6 +111,9 @@ def plan_devices(config: DevicesConfig, batch_size: int) -> tuple[tf.distribute.
     Raises:
         ConfigError: As for `build_strategy`, or the processes cannot share a batch evenly.
     """
+    if config.strategy == "parameter_server":
+        devices = _describe_servers(read_server_cluster(), batch_size)
+        return tf.distribute.get_strategy(), devices
     if config.strategy != "multi_worker":
         strategy = build_strategy(config)
         return strategy, describe_devices(strategy, batch_size)
@@ -109,8 +126,13 @@ def plan_devices(config: DevicesConfig, batch_size: int) -> tuple[tf.distribute.
     return tf.distribute.get_strategy(), devices
 
 
+def _describe_servers(cluster: ServerCluster, batch_size: int) -> Devices:
+    names = tuple(f"/job:worker/task:{index}" for index in range(len(cluster.workers)))
+    return Devices(STRATEGY, len(names), 1, names, batch_size, len(cluster.servers))
+
+
 def count_workers(strategy: tf.distribute.Strategy) -> int:
-    """Returns how many processes train with a strategy."""
+    """Returns how many processes train with a strategy, step by step together."""
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return 1
     return len(strategy.cluster_resolver.cluster_spec().job_tasks("worker"))

@@ -33,6 +33,8 @@ from training.interruption import StopNowError, StopRequest
 from training.models import build_model
 from training.objective import Objective, build_objective
 from training.optimizers import Optimizers
+from training.parameter_server.steps import ScheduledSteps
+from training.parameter_server.strategy import ParameterServers
 from training.position import EpochSums, Position, Standing
 from training.profiler import StepProfiler
 from training.progress import TrainingProgress
@@ -217,7 +219,10 @@ class Trainer:
         guard = GradientGuard(self._optimizers) if self._config.fit.check_gradients else None
         optimizers = self._optimizers if guard is None else cast(Optimizers, guard)
         step = TrainStep(self.model, objective, optimizers, options)
-        return build_run_steps(self._strategy, step if guard is None else guard.watch(step))
+        train_step = step if guard is None else guard.watch(step)
+        if isinstance(self._strategy, ParameterServers):
+            return ScheduledSteps(self._strategy, train_step, self._optimizers)
+        return build_run_steps(self._strategy, train_step)
 
     def _begin(self, run: Path, checkpoints: Checkpoints) -> tuple[Standing, list[EpochRecord]]:
         """Returns where the run stands, and the history of its finished epochs.

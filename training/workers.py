@@ -18,6 +18,7 @@ import tensorflow as tf
 from conf import errors
 from conf.errors import InternalError, SluiceError
 from training.disk_errors import describe_error
+from training.parameter_server.strategy import ParameterServers
 from training.strategy import count_workers
 
 T = TypeVar("T")
@@ -55,6 +56,11 @@ class Workers:
         self.index: int = strategy.cluster_resolver.task_id if self.count > 1 else 0
         # A collective keeps the shape that it first had: one function for each.
         self._sums: dict[tf.TensorSpec, Callable[[tf.Tensor], tf.Tensor]] = {}
+
+    @property
+    def are_processes(self) -> bool:
+        """Whether variables are those of several processes, or of others."""
+        return self.count > 1 or isinstance(self.strategy, ParameterServers)
 
     @property
     def is_chief(self) -> bool:

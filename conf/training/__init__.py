@@ -108,6 +108,23 @@ class TrainConfig(Finite):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_parameter_servers(self) -> TrainConfig:
+        if self.devices.strategy != "parameter_server":
+            return self
+        if self.compute.xla:
+            raise ValueError(
+                "compute.xla compiles steps on one device, and devices.strategy=parameter_server "
+                "has the variables on others; set compute.xla=false"
+            )
+        if self.compute.mixed_precision and self.compute.half_dtype != "bfloat16":
+            raise ValueError(
+                "devices.strategy=parameter_server computes in float32 or bfloat16: steps that "
+                "wait for nobody cannot agree on the loss scale of float16; set "
+                "compute.half_dtype=bfloat16, or compute.mixed_precision=false"
+            )
+        return self
+
     def resolved(self) -> dict[str, Any]:
         """Returns the config as plain JSON values."""
         return self.model_dump(mode="json")

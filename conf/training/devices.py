@@ -18,7 +18,8 @@ class DevicesConfig(Finite):
         strategy: `auto`: all GPUs where there are any, else `cpu_replicas` logical CPU devices.
             `none`: one device. `mirrored`: as `auto`, by MirroredStrategy even on one device.
             `multi_worker`: the processes that `TF_CONFIG` names, each with all its GPUs or its
-            CPU. `parameter_server` is refused.
+            CPU. `parameter_server`: workers, each with one GPU or its CPU, that update the
+            variables on parameter servers without waiting for each other.
         worker_timeout_s: Seconds without a sign of life after which another process is taken for
             dead, and by which the processes may start apart.
         cpu_replicas: Logical CPU devices of one process where there is no GPU.
@@ -30,13 +31,7 @@ class DevicesConfig(Finite):
 
     @model_validator(mode="after")
     def _refuse_what_cannot_be(self) -> DevicesConfig:
-        if self.strategy == "parameter_server":
-            raise ValueError(
-                "parameter_server trains asynchronously, which keeps none of the promises of a "
-                "step here (the same result on any number of replicas, exact resuming); use "
-                "mirrored on one machine, multi_worker on several"
-            )
-        if self.cpu_replicas > 1 and self.strategy in ("none", "multi_worker"):
+        if self.cpu_replicas > 1 and self.strategy not in ("auto", "mirrored"):
             raise ValueError(
                 f"strategy {self.strategy} has one CPU device per process, and cpu_replicas is "
                 f"{self.cpu_replicas}; leave cpu_replicas out, or use mirrored"

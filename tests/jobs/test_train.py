@@ -18,6 +18,7 @@ from conf.run import read_json
 from conf.training import TrainConfig
 from jobs.cli import main
 from jobs.train import train
+from tests.training.loopback import find_addresses
 
 SMALL = [
     "--set",
@@ -254,3 +255,36 @@ def test_runs_are_written_to_file_systems_alone(dataset: Path, capsys) -> None:
     text = " ".join(capsys.readouterr().err.split())
     assert "root" in text
     assert "must lie on a file system, local or mounted" in text
+
+
+PARAMETER_SERVER = ["--set", "devices.strategy=parameter_server"]
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (["--profile", "1:2"], "--profile"),
+        (["--sweep", "space.yaml"], "--sweep"),
+        (["--launcher", "spark", "--workers", "2"], "--launcher spark"),
+    ],
+)
+def test_parameter_servers_refuse_what_is_of_other_strategies(
+    dataset: Path, given: list[str], named: str, capsys
+) -> None:
+    arguments = ["train", "--dataset", str(dataset), *SMALL, *PARAMETER_SERVER]
+    assert main([*arguments, *given]) == 2
+    assert f"{named} cannot be used with" in capsys.readouterr().err
+
+
+def test_a_parameter_server_without_its_chief_ends(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    chief, worker, server = find_addresses(3)
+    cluster = {"chief": [chief], "worker": [worker], "ps": [server]}
+    task = {"type": "ps", "index": 0}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
+    arguments = ["train", "--dataset", str(dataset), *SMALL, *PARAMETER_SERVER]
+    assert main([*arguments, "--set", "devices.worker_timeout_s=5"]) == 1
+    told = capsys.readouterr().err
+    assert "serving as ps 0" in told
+    assert f"nobody listens on {chief}" in told

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from conf.training import (
     SampledSoftmaxConfig,
     TrainConfig,
 )
+from tests.training.loopback import find_addresses
 from training.checkpoint.shelf import list_entries
 from training.step_log import read_steps
 
@@ -63,17 +63,6 @@ def build_config(version: Path, root: Path, devices: DevicesConfig) -> TrainConf
     )
 
 
-def find_ports(count: int) -> list[int]:
-    held = [socket.socket() for _ in range(count)]
-    try:
-        for one in held:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in held]
-    finally:
-        for one in held:
-            one.close()
-
-
 def run(
     version: Path,
     where: Path,
@@ -87,7 +76,7 @@ def run(
         stop: Worker, step and signal that it sends itself; step 0: none does.
     """
     kind = "multi_worker" if workers > 1 else "none"
-    addresses = [f"127.0.0.1:{port}" for port in find_ports(workers)]
+    addresses = find_addresses(workers)
     processes = []
     for index in range(workers):
         root = where / str(index)

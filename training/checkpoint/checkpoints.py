@@ -70,10 +70,10 @@ class Checkpoints:
         self._directory = run / CHECKPOINTS_DIR
         self._last, self._best = self._directory / LAST_DIR, self._directory / BEST_DIR
         self.state = collect_state(**{MODEL: model, OPTIMIZERS: optimizers})
-        if self._workers.count > 1 and self.state.saveables:
+        if self._workers.are_processes and self.state.saveables:
             raise ConfigError(
                 "tables that grow are trained in one process",
-                received=f"{self._workers.count} workers: {', '.join(self.state.saveables)}",
+                received=", ".join(self.state.saveables),
                 fix="set devices.strategy=mirrored",
             )
         self.layout = describe_layout(self.state, model)

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from conf.errors import InputDataError
 from training.disk_errors import describe_error
+from training.embedding.row_shards import Rows, RowShards, list_variables
 
 MODEL = "model"
 OPTIMIZERS = "optimizers"
@@ -48,14 +49,14 @@ class State:
     """What is saved, by name.
 
     Attributes:
-        variables: Variables of a fixed shape.
+        variables: Variables of a fixed shape; one that is split counts as one.
         saveables: Objects that bring their own tensors.
     """
 
-    variables: dict[str, tf.Variable]
+    variables: dict[str, Rows]
     saveables: dict[str, Saveable]
 
-    def name_of(self, variable: tf.Variable) -> str:
+    def name_of(self, variable: Rows) -> str:
         """Returns the name that a variable is saved under.
 
         Raises:
@@ -91,8 +92,9 @@ def _collect(root: tuple[str, Any], state: State, seen: set[int]) -> None:
         if id(node) in seen:
             continue
         seen.add(id(node))
-        if isinstance(node, tf.Variable):
+        if isinstance(node, (tf.Variable, RowShards)):
             state.variables[name] = node
+            seen.update(id(variable) for variable in list_variables(node))
         elif isinstance(node, Saveable):
             state.saveables[name] = node
         else:

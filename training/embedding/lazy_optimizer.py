@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from training.embedding.row_shards import Rows, fill_like, list_variables
 from training.embedding.rules import SparseRule
 from training.embedding.table import read_rows
 
@@ -48,7 +49,7 @@ class LazyOptimizer(tf.Module):
     replicas are summed before the update, so R replicas do what one would.
 
     Args:
-        tables: Variables `[vocabulary_size, dim]`.
+        tables: Variables `[vocabulary_size, dim]`, or their shards.
         rule: What is done to a row.
         learning_rate: A number, or a function of the zero-based step.
         clip_value: Largest absolute value of a number of the summed gradient, or None.
@@ -56,7 +57,7 @@ class LazyOptimizer(tf.Module):
 
     def __init__(
         self,
-        tables: Sequence[tf.Variable],
+        tables: Sequence[Rows],
         rule: SparseRule,
         learning_rate: LearningRate,
         *,
@@ -66,7 +67,7 @@ class LazyOptimizer(tf.Module):
         self._rule, self._learning_rate, self._clip_value = rule, learning_rate, clip_value
         # Lists are tracked in order: a checkpoint finds each table's state by position.
         self.slots = {
-            name: [_fill_like(table, first, name) for table in tables]
+            name: [fill_like(table, first, name) for table in tables]
             for name, first in rule.slots.items()
         }
         self.iterations = tf.Variable(0, dtype=tf.int64, trainable=False, name="lazy_iterations")
@@ -81,9 +82,9 @@ class LazyOptimizer(tf.Module):
         """Updates the tables, in a replica context.
 
         Args:
-            gradients: One per table, in the order of the constructor; ids may repeat. None
-                where the loss does not depend on the table.
-            tables: The variables of the constructor.
+            gradients: One per variable, in the order of the constructor; ids may repeat. None
+                where the loss does not depend on it.
+            tables: The variables of the constructor, those of a split table one by one.
             are_unique: Whether one replica runs and its gradients name no id twice.
         """
         # Repeated ids are summed after the reduction, not before: collectives inside a compiled
@@ -103,16 +104,20 @@ class LazyOptimizer(tf.Module):
             for slot, (slices, table) in enumerate(zip(gradients, tables, strict=True))
             if slices is not None
         ]
-        reduced = []
-        if pairs:
+        reduced = [slices for slices, _, _ in pairs]
+        if pairs and strategy.num_replicas_in_sync > 1:
             reduced = strategy.extended.batch_reduce_to(
                 tf.distribute.ReduceOp.SUM, [(slices, table) for slices, table, _ in pairs]
             )
+        slots = {
+            name: [variable for rows in per_table for variable in list_variables(rows)]
+            for name, per_table in self.slots.items()
+        }
         step = tf.convert_to_tensor(self.iterations)
         rate = self._learning_rate(step) if callable(self._learning_rate) else self._learning_rate
         moment = (tf.cast(rate, tf.float32), tf.cast(step, tf.float32), are_unique)
         for (_, table, slot), slices in zip(pairs, reduced, strict=True):
-            state = {name: variables[slot] for name, variables in self.slots.items()}
+            state = {name: variables[slot] for name, variables in slots.items()}
             strategy.extended.update(table, self._update_rows, args=(slices, state, *moment))
         strategy.extended.update(self.iterations, lambda variable: variable.assign_add(1))
 
@@ -137,7 +142,3 @@ class LazyOptimizer(tf.Module):
         for variable, values in ((table, rows), *((state[name], new[name]) for name in state)):
             variable.scatter_update(tf.IndexedSlices(values, ids))
         return tf.no_op()
-
-
-def _fill_like(table: tf.Variable, value: float, name: str) -> tf.Variable:
-    return tf.Variable(tf.fill(table.shape, value), trainable=False, name=name)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from conf.schema import FIRST_TOKEN_ID, PAD_ID
+from training.embedding.row_shards import Rows, RowShards, build_rows
 
 PIECE_ROWS = 1 << 20
 """Rows that are drawn at once; a multiple of four."""
@@ -34,7 +36,7 @@ class EmbeddingTable(tf.Module):
         super().__init__(name="embedding_table")
         self.vocabulary_size = vocabulary_size
         self.dim = dim
-        self.rows = tf.Variable(tf.zeros([vocabulary_size, dim]), name=f"{name}/rows")
+        self.rows = build_rows(vocabulary_size, dim, f"{name}/rows")
         if stddev is not None:
             _draw_first_rows(self.rows, [seed, zlib.crc32(name.encode())], stddev)
 
@@ -55,7 +57,7 @@ class EmbeddingTable(tf.Module):
         return read_rows(self.rows, ids)
 
 
-def read_rows(table: tf.Variable, ids: tf.Tensor) -> tf.Tensor:
+def read_rows(table: Rows, ids: tf.Tensor) -> tf.Tensor:
     """Returns rows of a table without reading the rest of it.
 
     `tf.nn.embedding_lookup` and `tf.gather` copy a variable that is mirrored on several devices
@@ -63,12 +65,14 @@ def read_rows(table: tf.Variable, ids: tf.Tensor) -> tf.Tensor:
     gradient tape follows it where it watches the variable, as the training step's does.
 
     Args:
-        table: Variable `[vocabulary_size, dim]`.
+        table: Variable `[vocabulary_size, dim]`, or its shards.
         ids: int32 or int64, any shape.
 
     Returns:
         `ids.shape + [dim]`; its gradient names rows.
     """
+    if isinstance(table, RowShards):
+        return table.lookup(ids)
     if not isinstance(table, tf.distribute.DistributedValues):
         return tf.nn.embedding_lookup(table, ids)
     try:
@@ -78,14 +82,16 @@ def read_rows(table: tf.Variable, ids: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.ResourceGather(resource=handle, indices=ids, dtype=table.dtype)
 
 
-def _draw_first_rows(rows: tf.Variable, seed: list[int], stddev: float) -> None:
+def _draw_first_rows(rows: Rows, seed: list[int], stddev: float) -> None:
     """Fills a table piece by piece, so that a large one is in memory once and not three times.
 
     The draws are those of `tf.random.stateless_normal` for the whole table: its generator counts
     four numbers at a time, so a piece that starts at a multiple of four starts its counter there.
     """
     vocabulary_size, dim = rows.shape
-    copies = tf.distribute.get_strategy().experimental_local_results(rows)
+    copies: Sequence[Rows] = [rows]
+    if not isinstance(rows, RowShards):
+        copies = tf.distribute.get_strategy().experimental_local_results(rows)
     with tf.device("CPU:0"):
         state = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
     for start in range(0, vocabulary_size, PIECE_ROWS):

@@ -10,6 +10,7 @@ import tensorflow as tf
 from conf.errors import ConfigError, did_you_mean
 from conf.manifest import Manifest
 from conf.schema import FeatureSpec
+from training.embedding.row_shards import list_variables
 from training.embedding.table import EmbeddingTable
 
 Features = Mapping[str, tf.Tensor]
@@ -49,8 +50,8 @@ class RetrievalModel(tf.Module):
 
     @property
     def table_variables(self) -> list[tf.Variable]:
-        """Variables of the embedding tables, by table name."""
-        return [self.tables[name].rows for name in sorted(self.tables)]
+        """Variables of the embedding tables, by table name; several where a table is split."""
+        return [v for name in sorted(self.tables) for v in list_variables(self.tables[name].rows)]
 
     @property
     def id_spaces(self) -> dict[str, str]:

@@ -1,0 +1,1 @@
+"""Training with parameter servers: a chief, workers, and the processes that hold the variables."""
