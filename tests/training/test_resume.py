@@ -21,7 +21,7 @@ from conf.manifest import Manifest
 from conf.training import CheckpointConfig, FitConfig, TrainConfig
 from tests.disks import fill, mount_small_disk
 from tests.training.killed_run import CONFIG, KEYS, Recorded, Silent, row_keys, train
-from training import trainer as trainer_module
+from training import learner as learner_module
 from training.checkpoint.shelf import list_entries
 from training.input import build_eval_dataset
 from training.step_log import read_steps
@@ -55,13 +55,13 @@ class Twins:
 
     def __init__(self, config: TrainConfig, data: TrainingData, recorded: Recorded) -> None:
         self.progress = KilledAt()
-        build = trainer_module.build_run_steps
-        trainer_module.build_run_steps = recorded.wrap(build)
+        build = learner_module.build_run_steps
+        learner_module.build_run_steps = recorded.wrap(build)
         try:
             self.killed = Trainer(config, data, tf.distribute.get_strategy(), self.progress)
             self.resumed = Trainer(config, data, tf.distribute.get_strategy(), self.progress)
         finally:
-            trainer_module.build_run_steps = build
+            learner_module.build_run_steps = build
         self.recorded = recorded
         self.first = [variable.numpy() for variable in self.killed.model.trainable_variables]
 
