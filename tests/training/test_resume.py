@@ -228,8 +228,18 @@ def test_a_full_disk_ends_the_run_and_resuming_changes_nothing(
     assert steps_of(run) == steps_of(tmp_path / "whole")
 
 
+@pytest.fixture(scope="module")
+def whole(tiny_version: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Recorded]:
+    """A run that nothing interrupts, and the rows of its steps."""
+    run, rows = tmp_path_factory.mktemp("whole"), Recorded()
+    train(tiny_version, run, rows)
+    return run, rows
+
+
 @pytest.mark.parametrize("kill", ["17", "writing"])
-def test_sigkill(kill: str, tiny_version: Path, train_rows, tmp_path: Path) -> None:
+def test_sigkill(
+    kill: str, tiny_version: Path, whole: tuple[Path, Recorded], train_rows, tmp_path: Path
+) -> None:
     """A process of its own is killed inside a compiled call, or while a checkpoint is written."""
     run = tmp_path / "run"
     run.mkdir()
@@ -244,13 +254,11 @@ def test_sigkill(kill: str, tiny_version: Path, train_rows, tmp_path: Path) -> N
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert process.returncode == -signal.SIGKILL, process.stderr[-2000:]
-    (tmp_path / "whole").mkdir()
-    rows = Recorded()
-    train(tiny_version, tmp_path / "whole", rows)
+    whole_run, rows = whole
     again = Recorded()
     train(tiny_version, run, again)
     assert min(again.rows) > 0  # it was resumed
-    assert steps_of(run) == steps_of(tmp_path / "whole")
+    assert steps_of(run) == steps_of(whole_run)
     before = dict(json.loads(line) for line in log.read_text().splitlines())
     merged = {int(step): [tuple(key) for key in keys] for step, keys in before.items()}
     assert all(merged[step] == again.rows[step] for step in set(merged) & set(again.rows))
