@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,8 @@ from conf.dataset import write_text_atomic
 from conf.run import REPORT_FILE, resolve_run
 from jobs.reporting.page import render_page
 from jobs.reporting.run_data import read_run
+
+_log = logging.getLogger("sluice.jobs.report")
 
 app = typer.Typer(add_completion=False, help="Write the HTML report of a run.")
 
@@ -35,6 +38,15 @@ def write_report(run_dir: Path) -> Path:
     target = run / REPORT_FILE
     write_text_atomic(target, render_page(read_run(run)))
     return target
+
+
+def try_report(run: Path) -> Path | None:
+    """As `write_report`, of a run that is trained: a failure is told and no more."""
+    try:
+        return write_report(run)
+    except Exception as error:
+        _log.warning("the report of %s could not be written: %r", run, error)
+        return None
 
 
 @app.command()

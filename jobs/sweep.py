@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from conf.errors import ConfigError
 from conf.load import load_config
+from conf.run import REPORT_FILE
 from conf.training import TrainConfig
 from conf.training.sweep import SweepConfig
 from jobs.logs import LogFormat
@@ -47,9 +48,21 @@ def plan_sweep(config: TrainConfig, sweep: SweepConfig) -> dict[str, Any]:
 
 
 def sweep_configs(
-    config: TrainConfig, sweep: SweepConfig, *, resume: bool, log_format: LogFormat
+    config: TrainConfig,
+    sweep: SweepConfig,
+    *,
+    resume: bool,
+    report: bool = True,
+    log_format: LogFormat = LogFormat.TEXT,
 ) -> SweepResult:
     """Runs a sweep, prints the table of its trials and returns them.
+
+    Args:
+        config: What trials start from.
+        sweep: What they try.
+        resume: Whether to go on with the newest sweep of the same space and config.
+        report: Whether to write a report of each trial, and a page about all of them.
+        log_format: `text` or `json`.
 
     Raises:
         SluiceError: The sweep was refused or stopped; finished trials are kept.
@@ -60,20 +73,34 @@ def sweep_configs(
 
     progress = build_progress(log_format.value, config.fit.log_every_seconds)
     try:
-        result = run_sweep(config, sweep, progress, resume=resume)
+        after = report_trials if report else None
+        result = run_sweep(config, sweep, progress, resume=resume, after=after)
     finally:
         progress.close()
     _print(result, log_format)
     return result
 
 
+def report_trials(result: SweepResult) -> None:
+    """Writes the reports that trials lack, and the page that leads to them."""
+    from jobs.report import try_report
+    from jobs.reporting.sweep_page import write_sweep_page
+
+    for trial in result.trials:
+        if trial.run is not None and not (trial.run / REPORT_FILE).exists():
+            try_report(trial.run)
+    write_sweep_page(result)
+
+
 def _print(result: SweepResult, log_format: LogFormat) -> None:
+    page = result.directory / REPORT_FILE
     if log_format is LogFormat.JSON:
         best = None if result.best is None else result.best.detail
         print(
             json.dumps(
                 {
                     "sweep": str(result.directory),
+                    **({"report": str(page)} if page.exists() else {}),
                     "best": best,
                     "best_config": None if best is None else str(result.best_config),
                 }
@@ -85,6 +112,8 @@ def _print(result: SweepResult, log_format: LogFormat) -> None:
     console = Console()
     console.print(build_trials_table(result))
     print(f"sweep: {result.directory}")
+    if page.exists():
+        print(f"page:  {page}")
     print("no trial has finished" if result.best is None else f"best:  {result.best_config}")
 
 
@@ -92,6 +121,8 @@ def build_trials_table(result: SweepResult) -> Table:
     """Returns the trials as a table, the best one in bold."""
     from rich.table import Table
     from rich.text import Text
+
+    from jobs.reporting.numbers import format_value
 
     keys = list(dict.fromkeys(key for trial in result.trials for key in trial.values))
     table = Table(title="Trials", title_justify="left")
@@ -101,7 +132,7 @@ def build_trials_table(result: SweepResult) -> Table:
         is_best = result.best is not None and trial.number == result.best.number
         cells = (
             str(trial.number),
-            *(_render(trial.values.get(key)) for key in keys),
+            *(format_value(trial.values.get(key)) for key in keys),
             "" if trial.value is None else f"{trial.value:.4f}",
             "" if trial.seconds is None else f"{trial.seconds:.0f} s",
             trial.state,
@@ -109,7 +140,3 @@ def build_trials_table(result: SweepResult) -> Table:
         # As text: a value may look like markup.
         table.add_row(*map(Text, cells), style="bold" if is_best else None)
     return table
-
-
-def _render(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,8 +20,6 @@ from jobs.options import CONFIG_HELP, DryRun, LogFormatOption, Overrides, list_o
 from jobs.quiet import quiet_tensorflow
 
 app = typer.Typer(add_completion=False)
-
-_log = logging.getLogger("sluice.jobs.train")
 
 
 class Launcher(StrEnum):
@@ -77,7 +74,7 @@ def main(
         if not dry_run and (code := serve(resolved, log_format)) is not None:
             return code
     if sweep is not None:
-        return _sweep(resolved, sweep, Switches(dry_run, resume, steps), log_format)
+        return _sweep(resolved, sweep, Switches(dry_run, resume, report, steps), log_format)
     if workers is not None and not dry_run:
         from jobs.train_spark import Launch, launch
 
@@ -87,7 +84,12 @@ def main(
         print(json.dumps(plan(resolved), indent=1))
         return 0
     run = train(resolved, resume=resume, log_format=log_format, profile=steps)
-    _tell(run, _report(run) if report and _writes_run(resolved) else None, log_format)
+    page = None
+    if report and _writes_run(resolved):
+        from jobs.report import try_report
+
+        page = try_report(run)
+    _tell(run, page, log_format)
     return 0
 
 
@@ -136,6 +138,7 @@ class Switches:
 
     dry_run: bool
     resume: bool
+    report: bool
     profile: StepRange | None
 
 
@@ -151,7 +154,8 @@ def _sweep(config: TrainConfig, file: Path, switches: Switches, log_format: LogF
     if switches.dry_run:
         print(json.dumps(plan_sweep(config, space), indent=1))
         return ExitCode.OK
-    result = sweep_configs(config, space, resume=switches.resume, log_format=log_format)
+    options = {"resume": switches.resume, "report": switches.report}
+    result = sweep_configs(config, space, **options, log_format=log_format)
     return ExitCode.OK if result.best is not None else ExitCode.FAILED
 
 
@@ -231,17 +235,6 @@ def _writes_run(config: TrainConfig) -> bool:
     from training.cluster import read_cluster
 
     return config.devices.strategy != "multi_worker" or read_cluster().index == 0
-
-
-def _report(run: Path) -> Path | None:
-    """Writes the report; the model is trained and published, so a failure is told and no more."""
-    from jobs.report import write_report
-
-    try:
-        return write_report(run)
-    except Exception as error:
-        _log.warning("the report of %s could not be written: %r", run, error)
-        return None
 
 
 if __name__ == "__main__":

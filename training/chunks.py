@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.place import Place
 from conf.training import InputConfig, TrainConfig
+from training.embedding.distinct_rows import Lookups, add_distinct_ids
 from training.input import (
     Batch,
     InputCounts,
@@ -68,6 +69,19 @@ class TrainingData:
 
 
 @dataclass(frozen=True)
+class StepInputs:
+    """What a step reads of the dataset.
+
+    Attributes:
+        features: Names of features.
+        lookups: Those whose distinct ids are found ahead of the step, or None.
+    """
+
+    features: tuple[str, ...]
+    lookups: tuple[Lookups, ...] | None = None
+
+
+@dataclass(frozen=True)
 class Chunk:
     """What one compiled call gave.
 
@@ -102,7 +116,7 @@ class ChunkRunner:
         config: The run's config.
         data: What to read.
         strategy: Devices to train on.
-        inputs: Features that a step reads.
+        inputs: What a step reads.
         run_steps: The compiled steps.
     """
 
@@ -111,7 +125,7 @@ class ChunkRunner:
         config: TrainConfig,
         data: TrainingData,
         strategy: tf.distribute.Strategy,
-        inputs: Sequence[str],
+        inputs: StepInputs,
         run_steps: RunSteps,
     ) -> None:
         self.config, self.data = config, data
@@ -129,6 +143,8 @@ class ChunkRunner:
         """
         fit, counts = self.config.fit, InputCounts()
         dataset = self._open(position, counts)
+        if self._inputs.lookups is not None:
+            dataset = add_distinct_ids(dataset, self._inputs.lookups)
         with input_errors(self.data.version_dir, self.data.manifest, "train"):
             iterator = iter(distribute_batches(dataset, self._strategy))
             while position.batch < self.steps_per_epoch:
@@ -187,7 +203,7 @@ class ChunkRunner:
             self.config.input,
             epoch=position.epoch,
             seed=self.config.seed,
-            features=self._inputs,
+            features=self._inputs.features,
             start_batch=position.batch,
             options=ReadOptions(binary_label=self._binary_label, counts=counts),
         )

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from training.gradients import Gradient
 from training.input import Batch
 from training.loss_scale import LossScale
-from training.optimizers import Optimizers
+from training.optimizers import KnownRows, Optimizers
 from training.step import StepFunction
 
 
@@ -44,12 +45,12 @@ class GradientGuard:
         """As of the optimizers."""
         return self._optimizers.loss_scale
 
-    def apply(self, gradients: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> None:
-        """Updates all variables once."""
+    def apply(self, gradients: Sequence[Gradient], known: KnownRows | None = None) -> None:
+        """Updates all variables once; arguments as of the optimizers."""
         self._seen.finite = tf.reduce_all(
             [tf.reduce_all(tf.math.is_finite(_values(g))) for g in gradients if g is not None]
         )
-        self._optimizers.apply(gradients)
+        self._optimizers.apply(gradients, known)
 
     def watch(self, train_step: StepFunction) -> StepFunction:
         """Returns the step with a loss of NaN where this replica's gradients are not finite."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import keras
 import tensorflow as tf
@@ -15,6 +16,8 @@ from training.gradients import Gradient, as_slices, clip_dense_values, clip_glob
 from training.loss_scale import LossScale, are_finite
 from training.models.base import RetrievalModel
 from training.schedules import build_learning_rate
+
+KnownRows: TypeAlias = Sequence[tf.Tensor | None]
 
 
 class Optimizers(tf.Module):
@@ -69,22 +72,29 @@ class Optimizers(tf.Module):
         if self.dense is not None:
             self.dense.iterations.assign(step)
 
-    def apply(self, gradients: Sequence[Gradient]) -> None:
+    def apply(self, gradients: Sequence[Gradient], known: KnownRows | None = None) -> None:
         """Updates all variables once, or none where scaled gradients have overflown.
 
         Args:
             gradients: In the order of `variables_in_step_order`.
+            known: Per table the rows that its gradient names, each once, or None where they are
+                not known; for one replica only.
         """
+        known = [None] * len(self._tables) if known is None else known
         if self.loss_scale is None:
-            self._update(gradients)
+            self._update(gradients, known)
             return
         context = tf.distribute.get_replica_context()
         unscaled = self.loss_scale.unscale(gradients)
         finite = are_finite(unscaled)
-        context.merge_call(self._update_if_finite, args=(unscaled, finite))
+        context.merge_call(self._update_if_finite, args=(unscaled, known, finite))
 
     def _update_if_finite(
-        self, strategy: tf.distribute.Strategy, gradients: list[Gradient], finite: tf.Tensor
+        self,
+        strategy: tf.distribute.Strategy,
+        gradients: list[Gradient],
+        known: KnownRows,
+        finite: tf.Tensor,
     ) -> None:
         overflown = strategy.reduce(
             tf.distribute.ReduceOp.SUM,
@@ -96,18 +106,21 @@ class Optimizers(tf.Module):
         all_finite = tf.equal(overflown, 0.0)
 
         def update() -> tf.Operation:
-            strategy.extended.call_for_each_replica(self._update, args=(gradients,))
+            strategy.extended.call_for_each_replica(self._update, args=(gradients, known))
             return tf.no_op()
 
         tf.cond(all_finite, update, tf.no_op)
         if self.loss_scale is not None:
             self.loss_scale.adapt(strategy, all_finite)
 
-    def _update(self, gradients: Sequence[Gradient]) -> None:
+    def _update(self, gradients: Sequence[Gradient], known: KnownRows) -> None:
         is_alone = tf.distribute.get_replica_context().num_replicas_in_sync == 1
         tables = [as_slices(gradient) for gradient in gradients[: len(self._tables)]]
         if is_alone:
-            tables = [None if slices is None else sum_repeated_rows(slices) for slices in tables]
+            tables = [
+                sum_repeated_rows(slices) if slices is not None and rows is None else slices
+                for slices, rows in zip(tables, known, strict=True)
+            ]
         dense = [
             tf.zeros_like(variable) if gradient is None else tf.convert_to_tensor(gradient)
             for gradient, variable in zip(gradients[len(self._tables) :], self._dense, strict=True)
@@ -116,6 +129,6 @@ class Optimizers(tf.Module):
             tables, dense = clip_global_norm(tables, dense, self._clip_norm, are_unique=is_alone)
         elif self._clip_value is not None:
             dense = clip_dense_values(dense, self._clip_value)
-        self.sparse.apply(tables, self._tables, are_unique=is_alone)
+        self.sparse.apply(tables, self._tables, are_unique=is_alone, known=known)
         if self.dense is not None:
             self.dense.apply(dense, self._dense)

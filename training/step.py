@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from conf.errors import ConfigError
 from conf.training import ComputeConfig, TrainConfig
+from training.embedding.distinct_rows import BatchRows, Lookups, plan_lookups, sharing_rows
 from training.gradients import Gradient, add_parts
 from training.input import Batch
 from training.layers.precision import computing_in
@@ -62,6 +63,7 @@ class TrainStep:
         objective: Loss per row.
         optimizers: Update rules; they say in how many parts a batch is computed.
         options: How it is computed.
+        lookups: What `add_distinct_ids` added to the batches; None: nothing.
     """
 
     def __init__(
@@ -70,11 +72,13 @@ class TrainStep:
         objective: Objective,
         optimizers: Optimizers,
         options: StepOptions,
+        lookups: Sequence[Lookups] | None = None,
     ) -> None:
         self._model = model
         self._objective = objective
         self._optimizers = optimizers
         self._options = options
+        self._lookups = lookups
         self._differentiate = self._compute_part
         if options.xla:
             self._differentiate = tf.function(self._compute_part, jit_compile=True)
@@ -89,16 +93,18 @@ class TrainStep:
         share = 1.0 / (parts * context.num_replicas_in_sync)
         scale = self._optimizers.loss_scale
         factor = tf.ones([]) if scale is None else scale.scale.read_value()
+        shared = None if self._lookups is None else BatchRows(batch, self._lookups)
         losses: list[tf.Tensor] = []
         gradients: list[list[Gradient]] = []
         for part, rows in enumerate(_split(batch, parts)):
             # One after the other: all at once they would need the memory of the whole batch.
-            with tf.control_dependencies(losses):
+            with tf.control_dependencies(losses), sharing_rows(shared):
                 part_seed = tf.random.experimental.stateless_fold_in(seed, part) if part else seed
                 loss, found = self._differentiate(rows, part_seed, share, factor)
             losses.append(loss)
             gradients.append(found)
-        self._optimizers.apply(gradients[0] if parts == 1 else add_parts(gradients))
+        known = None if shared is None else [shared.rows_of(t) for t in self._model.table_variables]
+        self._optimizers.apply(gradients[0] if parts == 1 else add_parts(gradients), known)
         return tf.add_n(losses)
 
     def _compute_part(
@@ -148,6 +154,22 @@ def build_step_options(config: TrainConfig, strategy: tf.distribute.Strategy) ->
         _compute_dtype(config.compute),
         config.compute.xla,
     )
+
+
+def plan_shared_rows(
+    model: RetrievalModel, config: TrainConfig, strategy: tf.distribute.Strategy
+) -> tuple[Lookups, ...] | None:
+    """Returns which rows a step gathers once for all; None where each lookup gathers its own.
+
+    One CPU device gains by it. The number of distinct rows changes from step to step, which
+    collectives between replicas, parts of a batch and XLA do not take.
+    """
+    is_alone = strategy is tf.distribute.get_strategy() and strategy.num_replicas_in_sync == 1
+    in_parts = (config.optimizer.accumulate_steps or 1) > 1
+    has_gpu = bool(tf.config.list_physical_devices("GPU"))
+    if not is_alone or in_parts or has_gpu or config.compute.xla:
+        return None
+    return plan_lookups(model.lookups)
 
 
 def build_loss_scale(config: ComputeConfig) -> LossScale | None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from contextlib import closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import cast
 
 import tensorflow as tf
 
-from conf.errors import ConfigError, InputDataError
+from conf.errors import InputDataError
 from conf.run import LOGS_DIR, WARM_START_FILE, write_json
 from conf.training import TrainConfig
 from conf.training.profile import StepRange
@@ -18,7 +17,6 @@ from training.checkpoint.state import MODEL, OPTIMIZERS, collect_state, find_non
 from training.chunks import ChunkRunner, TrainingData
 from training.divergence import build_divergence_error
 from training.epoch_loop import EpochLoop, RunFiles
-from training.gradient_guard import GradientGuard
 from training.history import (
     LOSS_METRIC,
     EpochRecord,
@@ -28,25 +26,12 @@ from training.history import (
     should_stop,
     write_history,
 )
-from training.input import check_train_rows, find_mixed
 from training.interruption import StopNowError, StopRequest
-from training.models import build_model
-from training.objective import Objective, build_objective
-from training.optimizers import Optimizers
-from training.parameter_server.steps import ScheduledSteps
-from training.parameter_server.strategy import ParameterServers
+from training.learner import build_learner
 from training.position import EpochSums, Position, Standing
 from training.profiler import StepProfiler
 from training.progress import TrainingProgress
 from training.result import TrainingResult
-from training.step import (
-    RunSteps,
-    StepOptions,
-    TrainStep,
-    build_loss_scale,
-    build_run_steps,
-    build_step_options,
-)
 from training.step_log import StepLog
 from training.strategy import check_batch_size
 from training.tensorboard import EpochLog
@@ -85,37 +70,20 @@ class Trainer:
         self._config, self._data = config, data
         self._strategy, self._progress = strategy, progress
         self._workers = Workers(strategy)
-        batch_size = config.input.batch_size
-        check_batch_size(batch_size, strategy)
-        check_train_rows(data.manifest, batch_size)
+        check_batch_size(config.input.batch_size, strategy)
         self._metric = selection_metric(config)
         self._warm_start: WarmStartReport | None = None
         self._told: list[str] = []
         self.steps_per_epoch = self._count_steps()
         if profile is not None:
             profile.require_within(self.steps_per_epoch * config.fit.epochs)
-        options = build_step_options(config, strategy)
-        with strategy.scope():
-            self.model = build_model(config.model, data.manifest, config.seed)
-            self._optimizers = Optimizers(
-                config.optimizer,
-                self.model,
-                self.steps_per_epoch * config.fit.epochs,
-                build_loss_scale(config.compute),
-            )
-        part_size = batch_size // self._optimizers.accumulate_steps
-        objective = build_objective(
-            config.model, data.version_dir, data.manifest, self.model, part_size
-        )
-        inputs = tuple(
-            dict.fromkeys((*self.model.user_inputs, *self.model.item_inputs, *objective.inputs))
-        )
-        find_mixed(config.input, data.manifest, inputs)  # Refuses those that do not fit.
-        run_steps = self._build_run_steps(objective, options)
-        self._profiler = None
+        total_steps = self.steps_per_epoch * config.fit.epochs
+        learner = build_learner(config, data, strategy, total_steps)
+        self.model, self._optimizers = learner.model, learner.optimizers
+        run_steps, self._profiler = learner.run_steps, None
         if profile is not None and self._workers.is_chief:
-            self._profiler = StepProfiler(run_steps, profile, progress)
-        self._runner = ChunkRunner(config, data, strategy, inputs, self._profiler or run_steps)
+            run_steps = self._profiler = StepProfiler(run_steps, profile, progress)
+        self._runner = ChunkRunner(config, data, strategy, learner.inputs, run_steps)
 
     def fit(
         self, run: Path, validate: Validate | None, stop: StopRequest | None = None
@@ -207,22 +175,6 @@ class Trainer:
         steps = self._data.steps_per_epoch(config)
         check_held_out(self._config, self._data)
         return steps
-
-    def _build_run_steps(self, objective: Objective, options: StepOptions) -> RunSteps:
-        if self._config.fit.check_gradients and self._optimizers.loss_scale is not None:
-            raise ConfigError(
-                "fit.check_gradients cannot be used with float16: scaled gradients may overflow, "
-                "and the step is then left out",
-                received="compute.mixed_precision in float16",
-                fix="leave out fit.check_gradients, or set compute.half_dtype=bfloat16",
-            )
-        guard = GradientGuard(self._optimizers) if self._config.fit.check_gradients else None
-        optimizers = self._optimizers if guard is None else cast(Optimizers, guard)
-        step = TrainStep(self.model, objective, optimizers, options)
-        train_step = step if guard is None else guard.watch(step)
-        if isinstance(self._strategy, ParameterServers):
-            return ScheduledSteps(self._strategy, train_step, self._optimizers)
-        return build_run_steps(self._strategy, train_step)
 
     def _begin(self, run: Path, checkpoints: Checkpoints) -> tuple[Standing, list[EpochRecord]]:
         """Returns where the run stands, and the history of its finished epochs.

@@ -23,6 +23,7 @@ class Cell:
         bar: Length of a bar behind the text, in [0, 1]; None for no bar.
         svg: A small drawing instead of the text; its label tells screen readers the same.
         tone: Colour of the bar: a key of `figure.COLOURS`.
+        href: Page beside this one that the text leads to, as a relative URL; None for no link.
     """
 
     text: str
@@ -30,6 +31,7 @@ class Cell:
     bar: float | None = None
     svg: Markup | None = None
     tone: str = "model"
+    href: str | None = None
 
 
 @dataclass(frozen=True)

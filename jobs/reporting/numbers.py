@@ -78,3 +78,8 @@ def format_number(value: Any) -> str:
     if number == int(number) and abs(number) < 1e12:
         return f"{int(number):,}"
     return f"{number:,.0f}" if 1e4 <= abs(number) < 1e12 else f"{number:.4g}"
+
+
+def format_value(value: Any) -> str:
+    """Returns a value of a config: numbers with four figures, nothing where there is none."""
+    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)

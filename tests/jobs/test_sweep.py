@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -39,6 +40,10 @@ def test_the_best_config_trains_again(arguments: list[str], tmp_path: Path, caps
     assert main([*arguments, "--resume", "--log-format", "json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert Path(result["best"]).is_relative_to(result["sweep"])
+    page = Path(result["report"])
+    links = re.findall(r'href="(trials/[^"]+)"', page.read_text())
+    assert len(links) == 2
+    assert all("Loss" in (page.parent / link).read_text() for link in links)
     assert main(["train", result["best_config"], "--no-report"]) == 0
     assert (tmp_path / "runs" / "s" / "CURRENT").exists()
 

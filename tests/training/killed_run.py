@@ -23,7 +23,7 @@ from conf.training import (
     SampledSoftmaxConfig,
     TrainConfig,
 )
-from training import trainer as trainer_module
+from training import learner as learner_module
 from training.checkpoint import checkpoints as checkpoints_module
 from training.trainer import Trainer, TrainingData
 
@@ -97,7 +97,7 @@ class Recorded:
                 columns = [batch[name] for name in KEYS]
                 told = tf.py_function(record, [counter.read_value(), *columns], [])
                 with tf.control_dependencies([told] if isinstance(told, tf.Operation) else told):
-                    batch = {name: tf.identity(value) for name, value in batch.items()}
+                    batch = tf.nest.map_structure(tf.identity, batch)
                 return train_step(batch)
 
             return build_run_steps(strategy, recorded)
@@ -107,13 +107,13 @@ class Recorded:
 
 def train(version: Path, run: Path, recorded: Recorded) -> None:
     """Trains in a directory, or goes on there."""
-    build = trainer_module.build_run_steps
-    trainer_module.build_run_steps = recorded.wrap(build)
+    build = learner_module.build_run_steps
+    learner_module.build_run_steps = recorded.wrap(build)
     try:
         data = TrainingData(version, read_manifest(version))
         Trainer(CONFIG, data, tf.distribute.get_strategy(), Silent()).fit(run, None)
     finally:
-        trainer_module.build_run_steps = build
+        learner_module.build_run_steps = build
 
 
 def kill() -> None:

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from conf.training import DevicesConfig, OptimizerConfig
 from tests.training.toy_training import ToyModel, build_toy_batches, squared_error
+from training.loss_scale import LossScale
 from training.optimizers import Optimizers
 from training.step import StepOptions, TrainStep, build_run_steps
 from training.strategy import build_strategy, distribute_batches
@@ -27,12 +28,20 @@ STEPS, BATCH = 5, 16
 
 
 def train(optimizer: dict[str, Any], replicas: int) -> list[list[float]]:
-    """Returns all weights after some steps, flat; copies of all replicas are checked equal."""
+    """Returns all weights after some steps, flat; copies of all replicas are checked equal.
+
+    Args:
+        optimizer: Its config; `dtype`, if there, is what products are computed in.
+        replicas: Devices to train on.
+    """
+    dtype = tf.as_dtype(optimizer.pop("dtype", "float32"))
     strategy = build_strategy(DevicesConfig(cpu_replicas=replicas))
     with strategy.scope():
         model = ToyModel()
-        optimizers = Optimizers(OptimizerConfig.model_validate(optimizer), model, STEPS)
-    step = TrainStep(model, squared_error, optimizers, StepOptions(seed=1, embedding_l2=1e-3))
+        scale = LossScale(1024.0, 2) if dtype == tf.float16 else None
+        optimizers = Optimizers(OptimizerConfig.model_validate(optimizer), model, STEPS, scale)
+    options = StepOptions(seed=1, embedding_l2=1e-3, dtype=dtype)
+    step = TrainStep(model, squared_error, optimizers, options)
     batches = iter(distribute_batches(build_toy_batches(BATCH), strategy))
     build_run_steps(strategy, step)(batches, tf.constant(STEPS))
     weights = []

@@ -14,7 +14,7 @@ from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.training import BinaryConfig, DSSMConfig, InputConfig, TrainConfig
 from tests.training.fixtures import TinyConfig, write_tiny_dataset
-from training.chunks import ChunkRunner, TrainingData, plan_chunk
+from training.chunks import ChunkRunner, StepInputs, TrainingData, plan_chunk
 from training.input import build_eval_dataset, shard_damage
 from training.position import Position
 from training.step import build_run_steps
@@ -55,7 +55,9 @@ def test_the_rest_of_an_epoch_is_its_tail(tiny_version: Path, tiny_manifest: Man
         return tf.cast(tf.reduce_sum(batch["movie_id"] * tf.range(64, dtype=tf.int64)), tf.float32)
 
     strategy = tf.distribute.get_strategy()
-    runner = ChunkRunner(config, data, strategy, ["movie_id"], build_run_steps(strategy, add_ids))
+    runner = ChunkRunner(
+        config, data, strategy, StepInputs(("movie_id",)), build_run_steps(strategy, add_ids)
+    )
     (whole,) = runner.run(Position(1, 0))
     assert len(whole.losses) == 12
     (tail,) = runner.run(Position(1, 5))
@@ -76,7 +78,9 @@ def build_runner(version: Path, manifest: Manifest, inputs=("movie_id",), **chan
 
     strategy = tf.distribute.get_strategy()
     data = TrainingData(version, manifest)
-    return ChunkRunner(config, data, strategy, inputs, build_run_steps(strategy, count))
+    return ChunkRunner(
+        config, data, strategy, StepInputs(tuple(inputs)), build_run_steps(strategy, count)
+    )
 
 
 FILTER = {"filter": [{"feature": "history", "op": ">", "value": 3}]}

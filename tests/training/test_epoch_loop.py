@@ -13,7 +13,7 @@ from conf.errors import TrainingDivergedError
 from conf.manifest import Manifest
 from conf.training import CheckpointConfig, DevicesConfig, FitConfig, OptimizerConfig
 from tests.training.killed_run import CONFIG, Silent
-from training import trainer as trainer_module
+from training import learner as learner_module
 from training.checkpoint.restore import restore_newest
 from training.checkpoint.shelf import list_entries
 from training.checkpoint.state import collect_state, find_non_finite
@@ -26,7 +26,7 @@ CULPRIT = Position(1, 4)  # step 17 of the run
 
 def objective_that_trips(*, in_gradient: bool):
     """An objective that is not finite in one step of the run."""
-    build = trainer_module.build_objective
+    build = learner_module.build_objective
 
     class Tripping:
         def __init__(self, objective) -> None:
@@ -53,7 +53,7 @@ def build_trainer(
     config = CONFIG.model_copy(update={"fit": FitConfig(**settings)})
     strategy = build_strategy(DevicesConfig(cpu_replicas=replicas))
     trip = objective_that_trips(in_gradient=in_gradient)
-    monkeypatch.setattr(trainer_module, "build_objective", trip)
+    monkeypatch.setattr(learner_module, "build_objective", trip)
     return Trainer(config, data, strategy, Silent())
 
 

@@ -19,7 +19,7 @@ class Kept:
         self.variables_in_step_order = [self.step]
         self.given: list[Any] = []
 
-    def apply(self, gradients: list[Any]) -> None:
+    def apply(self, gradients: list[Any], known: Any = None) -> None:
         self.given.append(gradients)
 
 

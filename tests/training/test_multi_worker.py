@@ -8,30 +8,26 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from conf.run import read_json, resolve_run
-from conf.training import (
-    CheckpointConfig,
-    DevicesConfig,
-    DSSMConfig,
-    FitConfig,
-    InputConfig,
-    OptimizerConfig,
-    SampledSoftmaxConfig,
-    TrainConfig,
-)
+from conf.training import TrainConfig
+from tests.training.fixtures import TinyConfig, write_tiny_dataset
+from tests.training.killed_run import Silent
 from tests.training.loopback import find_addresses
+from tests.training.worker_run import fit_and_keep
 from training.checkpoint.shelf import list_entries
 from training.step_log import read_steps
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
+WORKERS = 2
 TIMEOUT_S = 300
-SIGNAL_STEP = 18  # in the second epoch of twelve steps
+KILLED_STEP, STOPPED_STEP = 13, 18  # of two epochs of twelve steps
 
 
 @dataclass(frozen=True)
@@ -41,56 +37,65 @@ class Ended:
     weights: list[np.ndarray]
 
 
-def build_config(version: Path, root: Path, devices: DevicesConfig) -> TrainConfig:
-    return TrainConfig(
-        dataset=str(version),
-        name="t",
-        root=str(root),
-        model=DSSMConfig(
-            embedding_dim=4,
-            user_hidden_units=(8,),
-            objective=SampledSoftmaxConfig(uniform_negatives=4),
-        ),
-        input=InputConfig(batch_size=64, shuffle_buffer=300),
-        optimizer=OptimizerConfig(learning_rate=0.01, clip_norm=0.5),
-        fit=FitConfig(
-            epochs=2,
-            early_stopping=None,
-            steps_per_loop=1,
-            checkpoint=CheckpointConfig(every_steps=5),
-        ),
-        devices=devices,
-    )
+def build_config(version: Path, root: Path, changes: dict[str, Any]) -> TrainConfig:
+    settings = {
+        "dataset": str(version),
+        "name": "t",
+        "root": str(root),
+        "model": {
+            "name": "dssm",
+            "embedding_dim": 4,
+            "user_hidden_units": [8],
+            "objective": {"kind": "sampled_softmax", "uniform_negatives": 4},
+        },
+        "input": {"batch_size": 64, "shuffle_buffer": 300},
+        "optimizer": {"learning_rate": 0.01, "clip_norm": 0.5},
+        "fit": {
+            "epochs": 2,
+            "early_stopping": None,
+            "steps_per_loop": 1,
+            "checkpoint": {"every_steps": 5},
+        },
+    }
+    return TrainConfig.model_validate(merge(settings, changes))
+
+
+def merge(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    inner = {
+        key: merge(settings[key], value)
+        for key, value in changes.items()
+        if isinstance(value, dict) and key in settings and "kind" not in value
+    }
+    return {**settings, **changes, **inner}
 
 
 def run(
     version: Path,
     where: Path,
-    workers: int,
     resume: str = "new",
-    stop: tuple[int, int, str] = (0, 0, "SIGTERM"),
+    stop: tuple[int, str] = (0, "SIGTERM"),
+    changes: dict[str, Any] | None = None,
 ) -> list[Ended]:
-    """Runs all workers to their end; each has a root of its own.
+    """Runs both workers to their end; each has a root of its own.
 
     Args:
-        stop: Worker, step and signal that it sends itself; step 0: none does.
+        stop: Step and signal that the second worker sends itself; step 0: it does not.
     """
-    kind = "multi_worker" if workers > 1 else "none"
-    addresses = find_addresses(workers)
+    addresses = find_addresses(WORKERS)
+    devices = {"devices": {"strategy": "multi_worker", "worker_timeout_s": 30}}
+    where.mkdir(exist_ok=True)
     processes = []
-    for index in range(workers):
-        root = where / str(index)
-        devices = DevicesConfig(strategy=kind, worker_timeout_s=30)
+    for index in range(WORKERS):
         config = where / f"{index}.json"
-        where.mkdir(exist_ok=True)
-        config.write_text(build_config(version, root, devices).model_dump_json())
+        own = build_config(version, where / str(index), {**(changes or {}), **devices})
+        config.write_text(own.model_dump_json())
         task = {"type": "worker", "index": index}
         tf_config = json.dumps({"cluster": {"worker": addresses}, "task": task})
-        step = stop[1] if stop[0] == index else 0
+        step = stop[0] if index == WORKERS - 1 else 0
         command = [sys.executable, "-m", "tests.training.worker_run", str(config)]
         processes.append(
             subprocess.Popen(
-                [*command, str(where / f"{index}.npz"), resume, str(step), stop[2]],
+                [*command, str(where / f"{index}.npz"), resume, str(step), stop[1]],
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CONFIG": tf_config},
                 stderr=(where / f"{index}.err").open("w"),
@@ -105,6 +110,16 @@ def run(
         Ended(code, (where / f"{index}.err").read_text(), read_weights(where / f"{index}.npz"))
         for index, code in enumerate(codes)
     ]
+
+
+def run_alone(
+    version: Path, where: Path, changes: dict[str, Any] | None = None
+) -> list[np.ndarray]:
+    """Trains in this process, without a strategy; returns the weights."""
+    where.mkdir()
+    config = build_config(version, where / "0", changes or {})
+    fit_and_keep(config, Silent(), where / "0.npz")
+    return read_weights(where / "0.npz")
 
 
 def read_weights(file: Path) -> list[np.ndarray]:
@@ -129,19 +144,22 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two(tiny_version: Path, runs: Path) -> list[Ended]:
-    ended = run(tiny_version, runs / "two", 2)
+    ended = run(tiny_version, runs / "two")
     assert [worker.code for worker in ended] == [0, 0], ended
     return ended
 
 
+@pytest.fixture(scope="module")
+def one(tiny_version: Path, runs: Path) -> list[np.ndarray]:
+    return run_alone(tiny_version, runs / "one")
+
+
 def test_two_workers_train_what_one_process_does(
-    tiny_version: Path, runs: Path, two: list[Ended]
+    runs: Path, one: list[np.ndarray], two: list[Ended]
 ) -> None:
-    (one,) = run(tiny_version, runs / "one", 1)
-    assert one.code == 0, one.errors
     assert len(losses(runs / "two")) == 24
     np.testing.assert_allclose(losses(runs / "two"), losses(runs / "one"), rtol=1e-5)
-    for mine, theirs in zip(one.weights, two[0].weights, strict=True):
+    for mine, theirs in zip(one, two[0].weights, strict=True):
         np.testing.assert_allclose(theirs, mine, rtol=1e-4, atol=1e-6)
 
 
@@ -161,31 +179,59 @@ def test_the_chief_alone_writes(runs: Path, two: list[Ended]) -> None:
     assert (devices["batch_size"], devices["rows_per_replica"]) == (64, 32)
 
 
-@pytest.mark.parametrize(
-    ("stop", "codes", "message"),
-    [
-        ((1, SIGNAL_STEP, "SIGKILL"), [1, -9], "another of its processes ended"),
-        ((1, SIGNAL_STEP, "SIGTERM"), [143, 143], "its state is saved"),
-    ],
-)
-def test_a_run_that_a_worker_ends_goes_on(
-    stop: tuple[int, int, str],
-    codes: list[int],
-    message: str,
-    tiny_version: Path,
-    runs: Path,
-    two: list[Ended],
-) -> None:
-    where = runs / stop[2]
-    ended = run(tiny_version, where, 2, stop=stop)
-    assert [worker.code for worker in ended] == codes, ended
-    assert message in ended[0].errors
-    assert "--resume" in ended[0].errors
-    assert list_entries(find_run(where) / "checkpoints" / "last")
-    resumed = run(tiny_version, where, 2, "resume")
+def test_a_run_that_a_worker_ends_goes_on(tiny_version: Path, runs: Path, two: list[Ended]) -> None:
+    where = runs / "ended"
+    killed = run(tiny_version, where, stop=(KILLED_STEP, "SIGKILL"))
+    expect_end(killed, [1, -9], "another of its processes ended")
+    saved = list_entries(find_run(where) / "checkpoints" / "last")
+    assert saved
+    stopped = run(tiny_version, where, "resume", (STOPPED_STEP, "SIGTERM"))
+    expect_end(stopped, [143, 143], "its state is saved")
+    assert list_entries(find_run(where) / "checkpoints" / "last")[-1].path != saved[-1].path
+    resumed = run(tiny_version, where, "resume")
     assert [worker.code for worker in resumed] == [0, 0], resumed
     assert not (where / "1").exists()
     np.testing.assert_allclose(losses(where), losses(runs / "two"), rtol=1e-5)
     for whole, *parts in zip(two[0].weights, *(worker.weights for worker in resumed), strict=True):
         np.testing.assert_array_equal(parts[0], parts[1])
         np.testing.assert_allclose(parts[0], whole, rtol=1e-4, atol=1e-6)
+
+
+def expect_end(ended: list[Ended], codes: list[int], message: str) -> None:
+    assert [worker.code for worker in ended] == codes, ended
+    assert message in ended[0].errors
+    assert "--resume" in ended[0].errors
+
+
+def test_all_that_a_step_can_be_asked_for_trains_on_two_workers_as_in_one_process(
+    tiny_version: Path, runs: Path, one: list[np.ndarray], tmp_path: Path
+) -> None:
+    """float16, a batch in parts, mixed datasets and a warm start at once.
+
+    A loss per row: a softmax over the items of a part would depend on how parts are cut.
+    """
+    other = write_tiny_dataset(tmp_path, "other", TinyConfig(seed=1))
+    changes: dict[str, Any] = {
+        "model": {"objective": {"kind": "binary"}},
+        # Far from overflowing: whether a part's sums do depends on how many rows it has.
+        "compute": {
+            "mixed_precision": True,
+            "half_dtype": "float16",
+            "initial_loss_scale": 64.0,
+        },
+        "optimizer": {"accumulate_steps": 2, "epsilon": 1e-3},
+        "input": {"mix": [{"dataset": str(other), "weight": 0.25}]},
+        "fit": {
+            "epochs": 1,
+            "warm_start": {"path": str(find_run(runs / "one")), "moments": "transfer"},
+        },
+    }
+    alone = run_alone(tiny_version, tmp_path / "alone", changes)
+    ended = run(tiny_version, tmp_path / "two", changes=changes)
+    assert [worker.code for worker in ended] == [0, 0], ended
+    assert len(losses(tmp_path / "two")) == 16  # of twelve steps of one dataset alone
+    # Products are of float16: about three figures.
+    np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "alone"), rtol=2e-3)
+    for mine, theirs, other_worker in zip(alone, ended[0].weights, ended[1].weights, strict=True):
+        np.testing.assert_array_equal(theirs, other_worker)
+        np.testing.assert_allclose(theirs, mine, atol=2e-3)

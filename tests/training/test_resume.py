@@ -21,7 +21,7 @@ from conf.manifest import Manifest
 from conf.training import CheckpointConfig, FitConfig, TrainConfig
 from tests.disks import fill, mount_small_disk
 from tests.training.killed_run import CONFIG, KEYS, Recorded, Silent, row_keys, train
-from training import trainer as trainer_module
+from training import learner as learner_module
 from training.checkpoint.shelf import list_entries
 from training.input import build_eval_dataset
 from training.step_log import read_steps
@@ -55,13 +55,13 @@ class Twins:
 
     def __init__(self, config: TrainConfig, data: TrainingData, recorded: Recorded) -> None:
         self.progress = KilledAt()
-        build = trainer_module.build_run_steps
-        trainer_module.build_run_steps = recorded.wrap(build)
+        build = learner_module.build_run_steps
+        learner_module.build_run_steps = recorded.wrap(build)
         try:
             self.killed = Trainer(config, data, tf.distribute.get_strategy(), self.progress)
             self.resumed = Trainer(config, data, tf.distribute.get_strategy(), self.progress)
         finally:
-            trainer_module.build_run_steps = build
+            learner_module.build_run_steps = build
         self.recorded = recorded
         self.first = [variable.numpy() for variable in self.killed.model.trainable_variables]
 
@@ -228,8 +228,18 @@ def test_a_full_disk_ends_the_run_and_resuming_changes_nothing(
     assert steps_of(run) == steps_of(tmp_path / "whole")
 
 
+@pytest.fixture(scope="module")
+def whole(tiny_version: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Recorded]:
+    """A run that nothing interrupts, and the rows of its steps."""
+    run, rows = tmp_path_factory.mktemp("whole"), Recorded()
+    train(tiny_version, run, rows)
+    return run, rows
+
+
 @pytest.mark.parametrize("kill", ["17", "writing"])
-def test_sigkill(kill: str, tiny_version: Path, train_rows, tmp_path: Path) -> None:
+def test_sigkill(
+    kill: str, tiny_version: Path, whole: tuple[Path, Recorded], train_rows, tmp_path: Path
+) -> None:
     """A process of its own is killed inside a compiled call, or while a checkpoint is written."""
     run = tmp_path / "run"
     run.mkdir()
@@ -244,13 +254,11 @@ def test_sigkill(kill: str, tiny_version: Path, train_rows, tmp_path: Path) -> N
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert process.returncode == -signal.SIGKILL, process.stderr[-2000:]
-    (tmp_path / "whole").mkdir()
-    rows = Recorded()
-    train(tiny_version, tmp_path / "whole", rows)
+    whole_run, rows = whole
     again = Recorded()
     train(tiny_version, run, again)
     assert min(again.rows) > 0  # it was resumed
-    assert steps_of(run) == steps_of(tmp_path / "whole")
+    assert steps_of(run) == steps_of(whole_run)
     before = dict(json.loads(line) for line in log.read_text().splitlines())
     merged = {int(step): [tuple(key) for key in keys] for step, keys in before.items()}
     assert all(merged[step] == again.rows[step] for step in set(merged) & set(again.rows))

@@ -20,6 +20,7 @@ from training.step import (
     build_loss_scale,
     build_run_steps,
     build_step_options,
+    plan_shared_rows,
 )
 from training.strategy import build_strategy
 
@@ -189,3 +190,16 @@ def test_what_devices_or_batches_do_not_allow_is_refused() -> None:
     two = build_strategy(DevicesConfig(cpu_replicas=2))
     with pytest.raises(ConfigError, match=r"compute\.xla"):
         build_step_options(configure(compute={"xla": True}), two)
+
+
+def test_rows_are_shared_where_one_device_computes_the_batch_at_once() -> None:
+    model, default = ToyModel(), tf.distribute.get_strategy()
+    shared = plan_shared_rows(model, configure(), default)
+    if tf.config.list_physical_devices("GPU"):
+        assert shared is None
+        return
+    assert {name for lookup in shared or () for name in lookup.features} == {"user", "item", "list"}
+    for changes in ({"compute": {"xla": True}}, {"optimizer": {"accumulate_steps": 2}}):
+        assert plan_shared_rows(model, configure(**changes), default) is None
+    two = build_strategy(DevicesConfig(cpu_replicas=2))
+    assert plan_shared_rows(model, configure(), two) is None

@@ -7,7 +7,7 @@ import tensorflow as tf
 from training.embedding.table import EmbeddingTable
 from training.input import Batch
 from training.layers.mlp import MLP
-from training.layers.pooling import pool_mean
+from training.layers.pooling import pool_rows
 from training.models.base import Features, RetrievalModel
 
 VOCABULARY, DIM, LENGTH = 23, 4, 3
@@ -28,12 +28,17 @@ class ToyModel(RetrievalModel):
     def embed_users(self, features: Features, dropout_seed: tf.Tensor | None = None) -> tf.Tensor:
         """Returns user vectors `[batch, DIM]`."""
         ids = features["list"]
-        pooled = pool_mean(self.tables["items"].gather(ids), ids)
+        pooled = pool_rows(self.tables["items"], ids)
         return self.mlp(pooled) + self.tables["users"].lookup(features["user"])
 
     def embed_items(self, features: Features, dropout_seed: tf.Tensor | None = None) -> tf.Tensor:
         """Returns item vectors `[batch, DIM]`."""
         return self.tables["items"].lookup(features["item"])
+
+    @property
+    def lookups(self) -> list[tuple[str, tf.Variable]]:
+        """All features."""
+        return [*super().lookups, ("list", self.tables["items"].rows)]
 
     @property
     def _scalar_tables(self) -> dict[str, EmbeddingTable]:

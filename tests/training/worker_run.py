@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -16,6 +17,7 @@ from conf.errors import SluiceError
 from conf.training import TrainConfig
 from tests.training.killed_run import Silent
 from training.fit import fit_run
+from training.progress import TrainingProgress
 from training.trainer import Trainer
 
 
@@ -30,19 +32,27 @@ class SignalAt(Silent):
             os.kill(os.getpid(), self._number)
 
 
-def main(config: str, weights: str, resume: str, step: str, number: str) -> int:
-    """Trains, keeps the last weights, and returns the exit code."""
+def fit_and_keep(
+    config: TrainConfig, progress: TrainingProgress, weights: str | Path, *, resume: bool = False
+) -> None:
+    """Trains, and writes the last weights."""
     fit = Trainer.fit
 
-    def fit_and_keep(self: Trainer, *arguments: Any) -> Any:
+    def fit_then_keep(self: Trainer, *arguments: Any) -> Any:
         result = fit(self, *arguments)
         np.savez(weights, *(variable.numpy() for variable in self.model.trainable_variables))
         return result
 
-    Trainer.fit = fit_and_keep  # type: ignore[method-assign]
+    with mock.patch.object(Trainer, "fit", fit_then_keep):
+        fit_run(config, progress, resume=resume)
+
+
+def main(config: str, weights: str, resume: str, step: str, number: str) -> int:
+    """Trains, keeps the last weights, and returns the exit code."""
     try:
         resolved = TrainConfig.model_validate_json(Path(config).read_text())
-        fit_run(resolved, SignalAt(int(step), signal.Signals[number]), resume=resume == "resume")
+        progress = SignalAt(int(step), signal.Signals[number])
+        fit_and_keep(resolved, progress, weights, resume=resume == "resume")
     except SluiceError as error:
         print(error.render(), file=sys.stderr)
         return error.exit_code

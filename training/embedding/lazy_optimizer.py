@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from training.embedding.distinct_rows import sum_rows
 from training.embedding.row_shards import Rows, fill_like, list_variables
 from training.embedding.rules import SparseRule
 from training.embedding.table import read_rows
@@ -28,17 +29,7 @@ def sum_repeated_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
         `indices [u]` in order of first occurrence, `values [u, dim]`.
     """
     unique, position = tf.unique(slices.indices)
-    if tf.config.list_physical_devices("GPU"):
-        summed = tf.math.unsorted_segment_sum(slices.values, position, tf.size(unique))
-    else:
-        # The gradient of a sum over segments of gathered rows is the same sum, and its CPU kernel
-        # takes half the time of unsorted_segment_sum's.
-        summed = tf.raw_ops.SparseSegmentSumGrad(
-            grad=slices.values,
-            indices=position,
-            segment_ids=tf.range(tf.size(position)),
-            output_dim0=tf.size(unique),
-        )
+    summed = sum_rows(slices.values, position, tf.size(unique))
     return tf.IndexedSlices(summed, unique, slices.dense_shape)
 
 
@@ -78,6 +69,7 @@ class LazyOptimizer(tf.Module):
         tables: Sequence[tf.Variable],
         *,
         are_unique: bool = False,
+        known: Sequence[tf.Tensor | None] | None = None,
     ) -> None:
         """Updates the tables, in a replica context.
 
@@ -86,11 +78,16 @@ class LazyOptimizer(tf.Module):
                 where the loss does not depend on it.
             tables: The variables of the constructor, those of a split table one by one.
             are_unique: Whether one replica runs and its gradients name no id twice.
+            known: Rows that the gradients name, per table, or None where they are to be read;
+                for unique gradients only.
         """
         # Repeated ids are summed after the reduction, not before: collectives inside a compiled
         # loop must keep their shape from step to step, and the number of unique ids does not.
         context = tf.distribute.get_replica_context()
-        context.merge_call(self._apply_merged, args=(list(gradients), list(tables), are_unique))
+        rows = [None] * len(tables) if known is None else list(known)
+        context.merge_call(
+            self._apply_merged, args=(list(gradients), list(tables), are_unique, rows)
+        )
 
     def _apply_merged(
         self,
@@ -98,6 +95,7 @@ class LazyOptimizer(tf.Module):
         gradients: list[tf.IndexedSlices | None],
         tables: list[tf.Variable],
         are_unique: bool,
+        known: list[tf.Tensor | None],
     ) -> None:
         pairs = [
             (slices, table, slot)
@@ -118,7 +116,8 @@ class LazyOptimizer(tf.Module):
         moment = (tf.cast(rate, tf.float32), tf.cast(step, tf.float32), are_unique)
         for (_, table, slot), slices in zip(pairs, reduced, strict=True):
             state = {name: variables[slot] for name, variables in slots.items()}
-            strategy.extended.update(table, self._update_rows, args=(slices, state, *moment))
+            arguments = (slices, state, *moment, known[slot])
+            strategy.extended.update(table, self._update_rows, args=arguments)
         strategy.extended.update(self.iterations, lambda variable: variable.assign_add(1))
 
     def _update_rows(
@@ -129,6 +128,7 @@ class LazyOptimizer(tf.Module):
         rate: tf.Tensor,
         step: tf.Tensor,
         are_unique: bool,
+        before: tf.Tensor | None,
     ) -> tf.Operation:
         """Updates one replica's copy of a table. Returns an operation: the table is not copied."""
         if not are_unique:
@@ -137,7 +137,8 @@ class LazyOptimizer(tf.Module):
         if self._clip_value is not None:
             gradient = tf.clip_by_value(gradient, -self._clip_value, self._clip_value)
         slots = {name: read_rows(variable, ids) for name, variable in state.items()}
-        rows, new = self._rule.update(read_rows(table, ids), gradient, slots, rate, step)
+        before = read_rows(table, ids) if before is None else before
+        rows, new = self._rule.update(before, gradient, slots, rate, step)
         # Rows are set, not subtracted from: TensorFlow's scatter_sub takes ten times as long.
         for variable, values in ((table, rows), *((state[name], new[name]) for name in state)):
             variable.scatter_update(tf.IndexedSlices(values, ids))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from conf.schema import FIRST_TOKEN_ID, PAD_ID
+from training.embedding.distinct_rows import FoundRows, current_rows, spread_rows
 from training.embedding.row_shards import Rows, RowShards, build_rows
 
 PIECE_ROWS = 1 << 20
@@ -54,7 +55,18 @@ class EmbeddingTable(tf.Module):
 
     def gather(self, ids: tf.Tensor) -> tf.Tensor:
         """As `lookup`, without the mask: for callers that weight padding by zero themselves."""
+        found = self.find_rows(ids)
+        if found is not None and found.segments is None:
+            return spread_rows(found.rows, found.positions)
+        shared = current_rows()
+        if shared is not None:
+            shared.note_others(self.rows)
         return read_rows(self.rows, ids)
+
+    def find_rows(self, ids: tf.Tensor) -> FoundRows | None:
+        """Returns the rows of a feature of the batch where the step has them; else None."""
+        shared = current_rows()
+        return None if shared is None else shared.find(self.rows, ids, read_rows)
 
 
 def read_rows(table: Rows, ids: tf.Tensor) -> tf.Tensor:

@@ -8,7 +8,6 @@ from training.input.dataset import (
     build_eval_dataset,
     build_held_out_dataset,
     build_train_dataset,
-    check_train_rows,
     read_batches,
 )
 from training.input.epoch_plan import shard_for
@@ -18,6 +17,6 @@ from training.input.tensors import Batch
 
 __all__ = [
     "ROLE_OF_SPLIT", "Batch", "InputCounts", "ReadOptions", "Source", "build_eval_dataset",
-    "build_held_out_dataset", "build_train_dataset", "check_specs", "check_train_rows",
+    "build_held_out_dataset", "build_train_dataset", "check_specs",
     "count_rows", "count_steps", "find_mixed", "read_batches", "select_features", "shard_for",
 ]  # fmt: skip

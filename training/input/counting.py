@@ -48,15 +48,25 @@ def count_steps(source: Source, file: Path | None = None) -> int:
     if source.config.mix:
         steps = int(steps / (1 - sum(part.weight for part in source.config.mix)))
     if not steps:
-        rows = count_rows(source, file)
-        raise InputDataError(
-            f"the {source.split} split is smaller than one batch",
-            received=f"{rows} rows"
-            + ("" if source.config.is_exact else " that the input's filters leave"),
-            allowed=f"at least input.batch_size = {source.config.batch_size} rows",
-            fix=f"set input.batch_size to {max(1, rows)} or less, or add data",
-        )
+        raise build_size_error(source, count_rows(source, file))
     return steps
+
+
+def build_size_error(source: Source, rows: int) -> InputDataError:
+    """Returns the error of a split that does not fill one batch.
+
+    Args:
+        source: The split, as it is read.
+        rows: Rows that it gives.
+    """
+    whole = rows == source.manifest.split(source.split).rows
+    size = "smaller than one batch" if rows else "empty"
+    return InputDataError(
+        f"the {source.split} split is {size}",
+        received=f"{rows} rows" + ("" if whole else " that the input's filters leave"),
+        allowed=f"at least input.batch_size = {source.config.batch_size} rows",
+        fix=f"set input.batch_size to {max(1, rows)} or less, or add data",
+    )
 
 
 def _count_workers(source: Source, file: Path | None) -> Sequence[int]:

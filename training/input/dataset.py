@@ -11,12 +11,13 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from conf.errors import ConfigError, InputDataError
-from conf.manifest import Manifest, SplitInfo
+from conf.errors import ConfigError
+from conf.manifest import Manifest
 from conf.place import Place
 from conf.schema import FeatureSpec
 from conf.training.input import InputConfig
 from training.input.columns import Column, plan_columns, select_features
+from training.input.counting import build_size_error
 from training.input.mix import build_mixed_reader
 from training.input.reading import ReadOptions, Source, build_stream
 from training.input.rows import Rows
@@ -75,8 +76,9 @@ def build_train_dataset(
         ConfigError: The config does not fit the dataset.
     """
     options = options or ReadOptions()
-    check_train_rows(manifest, config.batch_size)
     source = Source(version_dir, manifest, "train", config, options)
+    if (rows := manifest.split("train").rows) < config.batch_size:
+        raise build_size_error(source, rows)
     excluded = () if features else ("id",)
     specs = [bound_list(manifest, spec) for spec in select_features(manifest, features, excluded)]
     pairs = find_sparse_pairs(version_dir, manifest) if config.sparse else {}
@@ -93,25 +95,6 @@ def build_train_dataset(
             yield read(later, 0)
 
     return layout.build_dataset(read_epochs)
-
-
-def check_train_rows(manifest: Manifest, batch_size: int) -> SplitInfo:
-    """Returns the train split where it holds at least one batch.
-
-    Raises:
-        InputDataError: The split is missing or smaller than a batch.
-    """
-    split = manifest.split("train")
-    if split.rows < batch_size:
-        raise InputDataError(
-            "the train split is smaller than one batch"
-            if split.rows
-            else "the train split is empty",
-            received=f"{split.rows} rows",
-            allowed=f"at least input.batch_size = {batch_size} rows",
-            fix=f"set input.batch_size to {max(1, split.rows)} or less, or add data",
-        )
-    return split
 
 
 def build_eval_dataset(

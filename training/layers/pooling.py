@@ -7,6 +7,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from conf.schema import PAD_ID
+from training.embedding.table import EmbeddingTable
 
 
 def pool_mean(
@@ -28,6 +29,25 @@ def pool_mean(
     total = tf.reduce_sum(weights, axis=1, keepdims=True)
     weights = tf.math.divide_no_nan(weights, total)
     return _sum_weighted(weights, embeddings)
+
+
+def pool_rows(
+    table: EmbeddingTable, ids: tf.Tensor, position_weights: tf.Tensor | None = None
+) -> tf.Tensor:
+    """As `pool_mean` of a table's rows, without a copy of a row for each position if possible.
+
+    Args:
+        table: Embeds the ids.
+        ids: int `[batch, length]`, 0 for padding.
+        position_weights: As for `pool_mean`.
+    """
+    found = None if position_weights is not None else table.find_rows(ids)
+    if found is None:
+        return pool_mean(table.gather(ids), ids, position_weights)
+    mean = tf.sparse.segment_mean(
+        found.rows, found.positions, found.segments, num_segments=tf.shape(ids)[0]
+    )
+    return tf.ensure_shape(mean, [ids.shape[0], table.dim])
 
 
 @tf.custom_gradient

@@ -69,6 +69,11 @@ class RetrievalModel(tf.Module):
         """Number of trainable numbers."""
         return sum(variable.shape.num_elements() for variable in self.trainable_variables)
 
+    @property
+    def lookups(self) -> list[tuple[str, tf.Variable]]:
+        """Features whose ids are looked up as a batch holds them, and the tables; in any order."""
+        return [(name, table.rows) for name, table in self._scalar_tables.items()]
+
     def sum_squared_rows(self, features: Features) -> tf.Tensor:
         """Squared norms of the rows that the scalar features of a batch look up, `[batch]`."""
         total: tf.Tensor = 0.0

@@ -81,6 +81,12 @@ class DSSM(RetrievalModel):
         return self.item_tower(features, dropout_seed)
 
     @property
+    def lookups(self) -> list[tuple[str, tf.Variable]]:
+        """Scalars and pooled lists."""
+        pooled = {**self.user_tower.pooled_tables, **self.item_tower.pooled_tables}
+        return [*super().lookups, *((name, table.rows) for name, table in pooled.items())]
+
+    @property
     def _scalar_tables(self) -> dict[str, EmbeddingTable]:
         return {**self.user_tower.scalar_tables, **self.item_tower.scalar_tables}
 

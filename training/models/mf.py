@@ -79,6 +79,12 @@ class MatrixFactorization(RetrievalModel):
             return vectors
         return tf.concat([vectors, self.item_bias.lookup(ids)], axis=1)
 
+    @property
+    def lookups(self) -> list[tuple[str, tf.Variable]]:
+        """Users, items and, if there is one, the items' bias."""
+        bias = [] if self.item_bias is None else [(self.item_inputs[0], self.item_bias.rows)]
+        return [*super().lookups, *bias]
+
     def _scale(self, vectors: tf.Tensor) -> tf.Tensor:
         return normalize_rows(vectors) if self._normalize else vectors
 

@@ -12,7 +12,7 @@ from conf.schema import FeatureSpec
 from training.embedding.table import EmbeddingTable
 from training.layers.mlp import MLP
 from training.layers.normalize import normalize_rows
-from training.layers.pooling import PositionWeights, pool_mean
+from training.layers.pooling import PositionWeights, pool_rows
 from training.list_lengths import list_length
 from training.models.base import Features
 
@@ -95,6 +95,15 @@ class Tower(tf.Module):
             if s.name in self._tables and not s.is_list
         }
 
+    @property
+    def pooled_tables(self) -> dict[str, EmbeddingTable]:
+        """Table of each list feature whose positions count alike."""
+        return {
+            s.name: self._tables[s.name]
+            for s in self._specs
+            if s.name in self._tables and s.is_list and s.name not in self.position_weights
+        }
+
     def __call__(self, features: Features, dropout_seed: tf.Tensor | None = None) -> tf.Tensor:
         """Returns unit vectors `[batch, output_dim]`."""
         parts = [self._embed(spec, features[spec.name]) for spec in self._specs]
@@ -125,7 +134,7 @@ class Tower(tf.Module):
             return table.lookup(values)
         ids = values.to_tensor() if isinstance(values, tf.RaggedTensor) else values
         if spec.name not in self.position_weights:
-            return pool_mean(table.gather(ids), ids)
+            return pool_rows(table, ids)
         positions = self.position_weights[spec.name]
         ids = ids[:, : positions.max_len]
-        return pool_mean(table.gather(ids), ids, positions(tf.shape(ids)[1]))
+        return pool_rows(table, ids, positions(tf.shape(ids)[1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,11 @@ class TrialRecord:
     seconds: float | None
     detail: str
 
+    @property
+    def run(self) -> Path | None:
+        """Directory of its run; None unless it is complete."""
+        return None if self.value is None else Path(self.detail)
+
 
 @dataclass(frozen=True)
 class SweepResult:
@@ -65,13 +71,23 @@ class SweepResult:
     best: TrialRecord | None
 
     @property
+    def is_minimised(self) -> bool:
+        """Whether a lower metric is better."""
+        return self.metric == LOSS_METRIC
+
+    @property
     def best_config(self) -> Path | None:
         """The config of the best trial, if there is one."""
         return None if self.best is None else self.directory / BEST_FILE
 
 
 def run_sweep(
-    config: TrainConfig, sweep: SweepConfig, progress: TrainingProgress, *, resume: bool = False
+    config: TrainConfig,
+    sweep: SweepConfig,
+    progress: TrainingProgress,
+    *,
+    resume: bool = False,
+    after: Callable[[SweepResult], None] | None = None,
 ) -> SweepResult:
     """Runs the trials that are left and returns all of them.
 
@@ -83,6 +99,7 @@ def run_sweep(
         progress: Where to tell how it goes.
         resume: Whether to go on with the newest sweep of the same space and config, at the
             position of the trial that was interrupted.
+        after: Called with all trials when one has ended, and at the end.
 
     Raises:
         ModuleNotFoundError: Optuna is not installed.
@@ -97,9 +114,13 @@ def run_sweep(
     directory = open_sweep(config, sweep, resume)
     with locked(directory):
         runner = _Sweep(config, sweep, progress, directory, metric)
-        while runner.run_next():
-            runner.write()
-        return runner.write()
+        while True:
+            is_done = not runner.run_next()
+            result = runner.write()
+            if after is not None:
+                after(result)
+            if is_done:
+                return result
 
 
 def find_metric(config: TrainConfig, sweep: SweepConfig) -> str:

@@ -52,8 +52,9 @@ def measure_growth(
     batches = shape.build()
     small_table = SluiceTraining(small, dim, batches, settings.sparse)
     large_table = SluiceTraining(large, dim, batches, settings.sparse)
-    spread_batches = iter(shape.build(spread=large // small))
     same_batches = large_table.iterator
+    large_table.read(shape.build(spread=large // small))
+    spread_batches = large_table.iterator
 
     def spread(steps: int) -> None:
         large_table.iterator = spread_batches

@@ -5,9 +5,10 @@ from __future__ import annotations
 import tensorflow as tf
 
 from conf.training import OptimizerConfig
+from training.embedding.distinct_rows import add_distinct_ids, plan_lookups
 from training.embedding.table import EmbeddingTable
 from training.layers.mlp import MLP
-from training.layers.pooling import pool_mean
+from training.layers.pooling import pool_rows
 from training.models.base import Features, RetrievalModel
 from training.objective import BinaryCrossEntropy
 from training.optimizers import Optimizers
@@ -35,11 +36,16 @@ class HistoryModel(RetrievalModel):
     def embed_users(self, features: Features, dropout_seed: tf.Tensor | None = None) -> tf.Tensor:
         """Returns user vectors `[batch, dim]`."""
         ids = features["history"]
-        return self.mlp(pool_mean(self.table.gather(ids), ids))
+        return self.mlp(pool_rows(self.table, ids))
 
     def embed_items(self, features: Features, dropout_seed: tf.Tensor | None = None) -> tf.Tensor:
         """Returns item vectors `[batch, dim]`."""
         return self.table.lookup(features["item"])
+
+    @property
+    def lookups(self) -> list[tuple[str, tf.Variable]]:
+        """History and item."""
+        return [("history", self.table.rows), ("item", self.table.rows)]
 
     @property
     def _scalar_tables(self) -> dict[str, EmbeddingTable]:
@@ -65,11 +71,20 @@ class SluiceTraining:
         self._model = HistoryModel(vocabulary_size, dim)
         config = OptimizerConfig.model_validate({"sparse": {"kind": sparse}})
         self._optimizers = Optimizers(config, self._model, TOTAL_STEPS)
+        self._lookups = plan_lookups(self._model.lookups)
         step = TrainStep(
-            self._model, BinaryCrossEntropy("label"), self._optimizers, StepOptions(seed=1)
+            self._model,
+            BinaryCrossEntropy("label"),
+            self._optimizers,
+            StepOptions(seed=1),
+            self._lookups,
         )
         self._run_steps = build_run_steps(tf.distribute.get_strategy(), step)
-        self.iterator = iter(dataset)
+        self.read(dataset)
+
+    def read(self, dataset: tf.data.Dataset) -> None:
+        """Takes the next batches from a dataset, from its first one on."""
+        self.iterator = iter(add_distinct_ids(dataset, self._lookups))
 
     def __call__(self, steps: int) -> None:
         """Runs steps, all in one compiled loop."""

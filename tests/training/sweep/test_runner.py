@@ -58,10 +58,10 @@ def test_a_grid_runs_every_point_and_keeps_the_best(config: TrainConfig) -> None
     assert not (Path(config.root) / "s" / "CURRENT").exists()
 
 
-@pytest.mark.parametrize("sampler", ["random", "tpe"])
 def test_an_interrupted_sweep_resumes_to_the_trials_of_one_that_was_not(
-    sampler: str, config: TrainConfig, tmp_path: Path, monkeypatch
+    config: TrainConfig, tmp_path: Path, monkeypatch
 ) -> None:
+    sampler = "tpe"  # Its first ten trials are drawn at random.
     wanted = sweep_config(RANDOM, sampler=sampler)
     elsewhere = config.model_copy(update={"root": str(tmp_path / "whole")})
     whole = run_sweep(elsewhere, wanted, Silent())

@@ -1,0 +1,209 @@
+"""Rows of a batch that are gathered once, for the forward pass and for the update.
+
+Histories repeat ids: of 100,000 lookups of a batch a third may be distinct. Finding these while the
+step before is computed, and gathering their rows once, reads less of a table than gathering each
+lookup's row and, in the update, the distinct rows again; and the gradients then name no id twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from conf.schema import PAD_ID
+
+DISTINCT = "distinct rows"
+"""Key of a batch that holds them; no feature is named so."""
+
+_ReadRows = Callable[[tf.Variable, tf.Tensor], tf.Tensor]
+
+
+@dataclass(frozen=True)
+class Lookups:
+    """Which features of a batch are looked up where.
+
+    Attributes:
+        features: Names of features that hold ids.
+        tables: Tables that each of them is looked up in, and no other feature.
+    """
+
+    features: tuple[str, ...]
+    tables: tuple[tf.Variable, ...]
+
+
+class FoundRows(NamedTuple):
+    """Where the rows of a feature are.
+
+    Attributes:
+        rows: float32 `[distinct, dim]`.
+        positions: Row of each id, int32: `[batch]`, or `[tokens]` without a list's padding.
+        segments: Row of the batch of each token, int32 `[tokens]`; None of a scalar.
+    """
+
+    rows: tf.Tensor
+    positions: tf.Tensor
+    segments: tf.Tensor | None
+
+
+def plan_lookups(pairs: Sequence[tuple[str, tf.Variable]]) -> tuple[Lookups, ...]:
+    """Puts together the features of each table, and the tables of the same features.
+
+    Args:
+        pairs: Feature, and a table that it is looked up in.
+    """
+    tables: dict[Any, list[str]] = {}
+    for feature, table in pairs:
+        names = tables.setdefault(table.ref(), [])
+        if feature not in names:
+            names.append(feature)
+    groups: dict[tuple[str, ...], list[tf.Variable]] = {}
+    for ref, names in tables.items():
+        groups.setdefault(tuple(names), []).append(ref.deref())
+    return tuple(Lookups(names, tuple(found)) for names, found in groups.items())
+
+
+def add_distinct_ids(dataset: tf.data.Dataset, lookups: Sequence[Lookups]) -> tf.data.Dataset:
+    """Adds their distinct ids to the batches of a dataset, ahead of the step that needs them.
+
+    Args:
+        dataset: Batches of one replica.
+        lookups: What is looked up where; lists that are not padded are left to the step.
+    """
+    specs = dataset.element_spec
+    known = [
+        tuple(name for name in lookup.features if isinstance(specs[name], tf.TensorSpec))
+        for lookup in lookups
+    ]
+
+    def add(batch: dict[str, tf.Tensor]) -> dict[str, Any]:
+        found = {
+            str(number): _find_distinct({name: batch[name] for name in names})
+            for number, names in enumerate(known)
+            if names
+        }
+        return {**batch, DISTINCT: found}
+
+    return dataset.map(tf.autograph.experimental.do_not_convert(add)).prefetch(2)
+
+
+class BatchRows:
+    """The rows of one batch; each table's are gathered where they are first asked for.
+
+    Args:
+        batch: What `add_distinct_ids` made.
+        lookups: As there.
+    """
+
+    def __init__(self, batch: Mapping[str, Any], lookups: Sequence[Lookups]) -> None:
+        self._ids: dict[Any, tf.Tensor] = {}
+        self._places: dict[tuple[Any, int], tuple[tf.Tensor, tf.Tensor | None]] = {}
+        self._rows: dict[Any, tf.Tensor] = {}
+        self._others: set[Any] = set()
+        for number, found in batch[DISTINCT].items():
+            for table in lookups[int(number)].tables:
+                self._ids[table.ref()] = found["ids"]
+                for name, positions in found["positions"].items():
+                    place = positions, found["segments"].get(name)
+                    self._places[table.ref(), id(batch[name])] = place
+
+    def find(self, table: tf.Variable, ids: tf.Tensor, read: _ReadRows) -> FoundRows | None:
+        """Returns the rows of a feature's ids, or None where they are not known.
+
+        Args:
+            table: The table.
+            ids: A tensor of the batch.
+            read: How rows of a table are read.
+        """
+        place = self._places.get((table.ref(), id(ids)))
+        if place is None:
+            return None
+        if table.ref() not in self._rows:
+            self._rows[table.ref()] = read(table, self._ids[table.ref()])
+        return FoundRows(self._rows[table.ref()], *place)
+
+    def note_others(self, table: tf.Variable) -> None:
+        """Notes that rows of a table were also gathered elsewhere."""
+        self._others.add(table.ref())
+
+    def rows_of(self, table: tf.Variable) -> tf.Tensor | None:
+        """Returns the rows that a gradient names, in its order.
+
+        None where rows of the table were gathered elsewhere too: then it may name ids twice.
+        """
+        return None if table.ref() in self._others else self._rows.get(table.ref())
+
+
+_current: ContextVar[BatchRows | None] = ContextVar("batch_rows", default=None)
+
+
+def current_rows() -> BatchRows | None:
+    """Returns the rows of the batch that a step is traced for; None outside of `sharing_rows`."""
+    return _current.get()
+
+
+@contextmanager
+def sharing_rows(rows: BatchRows | None) -> Iterator[None]:
+    """Lets lookups that are traced in the block take their rows from a batch's."""
+    token = _current.set(rows)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+@tf.custom_gradient
+def spread_rows(
+    rows: tf.Tensor, positions: tf.Tensor
+) -> tuple[tf.Tensor, Callable[[tf.Tensor], tuple[tf.Tensor, None]]]:
+    """Returns the rows at positions, `[n, dim]`; its gradient sums what comes from equal ones."""
+
+    def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, None]:
+        return sum_rows(upstream, positions, tf.shape(rows)[0]), None
+
+    return tf.gather(rows, positions), gradient
+
+
+def sum_rows(values: tf.Tensor, positions: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    """Sums the values of equal positions.
+
+    Args:
+        values: `[n, dim]`.
+        positions: int32 `[n]`, below `count`.
+        count: Rows of the result, int32 scalar.
+
+    Returns:
+        `[count, dim]`.
+    """
+    if tf.config.list_physical_devices("GPU"):
+        return tf.math.unsorted_segment_sum(values, positions, count)
+    # The gradient of a sum over segments of gathered rows is the same sum, and its CPU kernel
+    # takes half the time of unsorted_segment_sum's.
+    return tf.raw_ops.SparseSegmentSumGrad(
+        grad=values,
+        indices=positions,
+        segment_ids=tf.range(tf.size(positions)),
+        output_dim0=count,
+    )
+
+
+def _find_distinct(columns: Mapping[str, tf.Tensor]) -> dict[str, Any]:
+    """Returns the distinct ids of some features and where each feature's are among them."""
+    pieces, segments = {}, {}
+    for name, ids in columns.items():
+        pieces[name] = tf.cast(ids, tf.int64)
+        if ids.shape.rank == 2:
+            tokens = tf.where(tf.not_equal(ids, PAD_ID))
+            pieces[name] = tf.gather_nd(pieces[name], tokens)
+            segments[name] = tf.cast(tokens[:, 0], tf.int32)
+    distinct, positions = tf.unique(tf.concat(list(pieces.values()), axis=0))
+    parts = tf.split(positions, [tf.size(piece) for piece in pieces.values()])
+    return {
+        "ids": distinct,
+        "positions": dict(zip(pieces, parts, strict=True)),
+        "segments": segments,
+    }
