@@ -19,7 +19,7 @@ import training.evaluate  # noqa: F401  # Imported once, before processes are fo
 from conf.errors import SluiceError
 from conf.training import TrainConfig
 from tests.training.killed_run import KEYS, Silent, row_keys
-from training import trainer as trainer_module
+from training import learner
 from training.embedding import row_shards
 from training.fit import fit_run
 from training.parameter_server.cluster import read_server_cluster
@@ -57,7 +57,7 @@ def run_task(task: Task) -> None:
             sys.exit(serve_chief(cluster, config.devices.worker_timeout_s, Silent()))
         RecordedSteps.log = task.config.with_name("rows.jsonl")
         RecordedSteps.kills = dict(task.kills)
-        trainer_module.ScheduledSteps = RecordedSteps  # type: ignore[misc]
+        learner.ScheduledSteps = RecordedSteps  # type: ignore[misc]
         row_shards.MIN_SHARD_BYTES = 1  # Splits the small tables of the test, too.
         fit_run(config, Silent(), resume=task.resume)
     except SluiceError as error:
