@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
 NO_JIT_CACHE_VARIABLE = "SLUICE_NO_JIT_CACHE"
 # Set by spark-submit for the Python processes that it starts.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
+# Options that Java takes from the environment, and those among them that choose a collector.
+_JAVA_OPTIONS_VARIABLES = (
+    "JAVA_TOOL_OPTIONS",
+    "JDK_JAVA_OPTIONS",
+    "_JAVA_OPTIONS",
+    "SPARK_SUBMIT_OPTS",
+)
+_COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 _LOG_CONFIG = Path(__file__).with_name("log4j2.properties").resolve()
 # What Spark's defaults cost these jobs is in docs/performance.md.
 FAST_PLANS = {
@@ -96,6 +105,16 @@ def _forwarded_environment() -> dict[str, str]:
     return {} if value is None else {f"spark.executorEnv.{NO_JIT_CACHE_VARIABLE}": value}
 
 
+def java_options() -> list[str]:
+    """Options of a Java that is started here: its pauses stop nobody, its work counts."""
+    options = [f"-Dlog4j2.configurationFile={_LOG_CONFIG.as_uri()}"]
+    given = " ".join(os.environ.get(name, "") for name in _JAVA_OPTIONS_VARIABLES)
+    # Java refuses to start with two collectors.
+    if not _COLLECTOR.search(given):
+        options.append("-XX:+UseParallelGC")
+    return options
+
+
 def _settings(config: SparkConfig, submitted: bool) -> dict[str, str]:
     needed = {
         # Event times are instants; a laptop's zone must not shift them.
@@ -113,7 +132,7 @@ def _settings(config: SparkConfig, submitted: bool) -> dict[str, str]:
         "spark.master": config.master,
         "spark.driver.memory": config.driver_memory,
         "spark.sql.shuffle.partitions": str(config.shuffle_partitions),
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG_CONFIG.as_uri()}",
+        "spark.driver.extraJavaOptions": " ".join(java_options()),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.bindAddress": "127.0.0.1",

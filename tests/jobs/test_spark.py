@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+
+import pytest
 from pyspark import SparkConf
 
-from jobs.spark import set_fast_plans
+from jobs.spark import java_options, set_fast_plans
 
 ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
@@ -34,3 +39,15 @@ def test_lists_are_handed_over_in_batches_of_rows_alone(spark):
     session.conf.set(BYTES, "100000")
     assert sizes(SparkConf(loadDefaults=False).set(BYTES, "100000"))[0] > 10
     assert sizes(SparkConf(loadDefaults=False)) == [2]
+
+
+@pytest.mark.skipif(shutil.which("java") is None, reason="no Java on the path")
+@pytest.mark.parametrize("given", ["", "-XX:+UseSerialGC", "-Dx=1 -XX:+UseG1GC"])
+def test_java_starts_whatever_collector_the_environment_names(given, monkeypatch):
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", given)
+    asked = ["java", *java_options(), "-XX:+PrintFlagsFinal", "-version"]
+    done = subprocess.run(asked, capture_output=True, text=True, env=dict(os.environ))
+    assert done.returncode == 0, done.stderr
+    flags = {line.split()[1]: line.split()[3] for line in done.stdout.splitlines() if "Use" in line}
+    wanted = given.rpartition("+")[2] or "UseParallelGC"
+    assert flags[wanted] == "true"
