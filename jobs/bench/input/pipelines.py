@@ -33,6 +33,7 @@ PACKED = "packed: {}"
 
 _KINDS = {"int64": tf.int64, "float32": tf.float32}
 _READ_BUFFER_BYTES = 1 << 20
+_RECORDS_IN_TURN = 16
 _SEED = 0
 
 
@@ -190,8 +191,14 @@ class _Own:
 
 
 def _records(files: InputFiles) -> tf.data.Dataset:
-    return tf.data.TFRecordDataset(
-        files.paths, buffer_size=_READ_BUFFER_BYTES, num_parallel_reads=tf.data.AUTOTUNE
+    """Records of the shards, some of each in turn.
+
+    `num_parallel_reads` takes them one by one, at a tenth of the speed: a lock for each record.
+    """
+    return tf.data.Dataset.from_tensor_slices(files.paths).interleave(
+        lambda path: tf.data.TFRecordDataset(path, buffer_size=_READ_BUFFER_BYTES),
+        block_length=_RECORDS_IN_TURN,
+        num_parallel_calls=tf.data.AUTOTUNE,
     )
 
 
