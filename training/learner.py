@@ -14,13 +14,12 @@ from training.gradient_guard import GradientGuard
 from training.input import find_mixed
 from training.models import build_model
 from training.models.base import RetrievalModel
-from training.objective import Objective, build_objective
+from training.objective import build_objective
 from training.optimizers import Optimizers
 from training.parameter_server.steps import ScheduledSteps
 from training.parameter_server.strategy import ParameterServers
 from training.step import (
     RunSteps,
-    StepOptions,
     TrainStep,
     build_loss_scale,
     build_run_steps,
@@ -70,39 +69,27 @@ def build_learner(
     features = dict.fromkeys((*model.user_inputs, *model.item_inputs, *objective.inputs))
     inputs = StepInputs(tuple(features), plan_shared_rows(model, config, strategy))
     find_mixed(config.input, data.manifest, inputs.features)  # Refuses those that do not fit.
-    step = _Step(model, objective, options, inputs)
-    run_steps = step.build(optimizers, strategy, guarded=config.fit.check_gradients)
+    guard = _build_guard(config, optimizers)
+    updated = optimizers if guard is None else cast(Optimizers, guard)
+    step = TrainStep(model, objective, updated, options, inputs.lookups)
+    watched = step if guard is None else guard.watch(step)
+    run_steps: RunSteps
+    if isinstance(strategy, ParameterServers):
+        run_steps = ScheduledSteps(strategy, watched, optimizers)
+    else:
+        run_steps = build_run_steps(strategy, watched)
     return Learner(model, optimizers, inputs, run_steps)
 
 
-@dataclass(frozen=True)
-class _Step:
-    """A step that has no optimizers yet."""
-
-    model: RetrievalModel
-    objective: Objective
-    options: StepOptions
-    inputs: StepInputs
-
-    def build(
-        self, optimizers: Optimizers, strategy: tf.distribute.Strategy, *, guarded: bool
-    ) -> RunSteps:
-        """Returns the compiled steps; guarded, they stop at gradients that are not finite.
-
-        Raises:
-            ConfigError: Guarded, and float16 scales the gradients.
-        """
-        if guarded and optimizers.loss_scale is not None:
-            raise ConfigError(
-                "fit.check_gradients cannot be used with float16: scaled gradients may overflow, "
-                "and the step is then left out",
-                received="compute.mixed_precision in float16",
-                fix="leave out fit.check_gradients, or set compute.half_dtype=bfloat16",
-            )
-        guard = GradientGuard(optimizers) if guarded else None
-        updated = optimizers if guard is None else cast(Optimizers, guard)
-        step = TrainStep(self.model, self.objective, updated, self.options, self.inputs.lookups)
-        watched = step if guard is None else guard.watch(step)
-        if isinstance(strategy, ParameterServers):
-            return ScheduledSteps(strategy, watched, optimizers)
-        return build_run_steps(strategy, watched)
+def _build_guard(config: TrainConfig, optimizers: Optimizers) -> GradientGuard | None:
+    """Returns what stops steps at gradients that are not finite, where the config wants it."""
+    if not config.fit.check_gradients:
+        return None
+    if optimizers.loss_scale is not None:
+        raise ConfigError(
+            "fit.check_gradients cannot be used with float16: scaled gradients may overflow, "
+            "and the step is then left out",
+            received="compute.mixed_precision in float16",
+            fix="leave out fit.check_gradients, or set compute.half_dtype=bfloat16",
+        )
+    return GradientGuard(optimizers)

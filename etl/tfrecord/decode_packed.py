@@ -101,8 +101,13 @@ class Unpacking:
         self.schema = pa.schema([(f.name, f.arrow_type) for f in features])
         self._features, self._slots = tuple(features), tuple(slots)
         self._numbers = {slot.feature: number for number, slot in enumerate(slots)}
-        wanted = {slot.packed for slot in slots if slot.feature in self.schema.names}
-        self._lengths = {n: size for n, size in packed_lengths(slots).items() if n in wanted}
+        names = {feature.name for feature in features}
+        self._wanted: dict[str, list[PackedSlot]] = {}
+        for slot in slots:
+            if slot.feature in names:
+                self._wanted.setdefault(slot.packed, []).append(slot)
+        lengths = packed_lengths(slots)
+        self._lengths = {name: lengths[name] for name in self._wanted}
 
     def find_wrong(self, batch: pa.RecordBatch) -> dict[int, str]:
         """Rows whose packed features are not as the slots say, each with the reason."""
@@ -169,7 +174,7 @@ class Unpacking:
 
     def _split(self, packed: str, values: pa.Array, rows: int, length: int) -> dict[str, pa.Array]:
         """Values of the wanted slots of one packed feature, `[rows * slot.length]` each."""
-        slots = [s for s in self._slots if s.packed == packed and s.feature in self.schema.names]
+        slots = self._wanted[packed]
         if pa.types.is_binary(values.type):
             firsts = np.arange(rows)[:, None] * length
             return {

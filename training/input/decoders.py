@@ -69,7 +69,9 @@ class TensorFlowDecoder:
         lengths: Mapping[str, int] | None = None,
     ) -> None:
         self._features, self._lengths = tuple(features), dict(lengths or {})
+        self._members = {feature.name: _MEMBERS[feature.kind] for feature in self._features}
         self._is_sequence = record_type == SEQUENCE_RECORDS
+        self._message = tf.train.SequenceExample if self._is_sequence else tf.train.Example
         self._parse = tf.function(
             self._parse_graph, input_signature=[tf.TensorSpec([None], tf.string)]
         )
@@ -89,15 +91,13 @@ class TensorFlowDecoder:
     def decode_sound(self, block: RecordBlock, name: str) -> tuple[pa.RecordBatch, list[BadRecord]]:
         """Decodes the well-formed records of a block; see `BlockDecoder`."""
         bad = []
-        message = tf.train.SequenceExample if self._is_sequence else tf.train.Example
         for record, (start, size) in enumerate(block.index.tolist()):
-            payload = block.data[start : start + size].tobytes()
             try:
-                message.FromString(payload)
+                found = self._message.FromString(block.data[start : start + size].tobytes())
             except Exception:  # protobuf's own error type depends on its implementation
-                bad.append(BadRecord(record, f"not a tf.train.{message.__name__}"))
+                bad.append(BadRecord(record, f"not a tf.train.{self._message.__name__}"))
             else:
-                reason = self._find_wrong_length(payload)
+                reason = self._find_wrong_length(found)
                 bad += [] if reason is None else [BadRecord(record, reason)]
         index = np.delete(block.index, [record.record for record in bad], axis=0)
         sound = RecordBlock(block.data, index, block.offset, block.first_record)
@@ -138,12 +138,10 @@ class TensorFlowDecoder:
         positions = np.cumsum(lengths) - 1
         return _leaf(value.values, kind).take(pa.array(positions, mask=lengths == 0))
 
-    def _find_wrong_length(self, payload: bytes) -> str | None:
-        """What is wrong with the length of a list in a well-formed record, or None."""
-        message = tf.train.SequenceExample if self._is_sequence else tf.train.Example
-        record = message.FromString(payload)
+    def _find_wrong_length(self, record: Any) -> str | None:
+        """What is wrong with the length of a list in a record, or None."""
         found = (record.context if self._is_sequence else record.features).feature
-        members = {feature.name: _MEMBERS[feature.kind] for feature in self._features}
+        members = self._members
         for name, length in self._lengths.items():
             if name not in members or found[name].WhichOneof("kind") not in (None, members[name]):
                 continue
@@ -165,9 +163,9 @@ class TensorFlowDecoder:
                 wanted = {f.name: f.kind for f in self._features}
                 named = [key for key in _FEATURE_IN_MESSAGE.findall(str(alone)) if key in wanted]
                 if not named:
-                    kind = f"tf.train.{'SequenceExample' if self._is_sequence else 'Example'}"
+                    kind = f"tf.train.{self._message.__name__}"
                     return corrupt_record(name, offset, number, f"not a {kind}")
-                reason = self._find_wrong_length(payload)
+                reason = self._find_wrong_length(self._message.FromString(payload))
                 if reason is not None:
                     return corrupt_record(name, offset, number, reason)
                 return InputDataError(

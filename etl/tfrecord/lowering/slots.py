@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -26,12 +26,13 @@ class SlotPacking:
         schema: Schema of packed batches: the packed features, `ABSENT_FEATURE`, all other columns.
 
     Raises:
-        ValueError: There is no column of a slot's name.
+        KeyError: There is no column of a slot's name.
     """
 
     def __init__(self, schema: pa.Schema, slots: Sequence[PackedSlot]) -> None:
-        self._columns = [schema.names.index(slot.feature) for slot in slots]
-        self._packing = _plan_packing(schema, slots)
+        numbers = {name: number for number, name in enumerate(schema.names)}
+        self._columns = [numbers[slot.feature] for slot in slots]
+        self._packing = _plan_packing(numbers, slots)
         outputs = self._packing.outputs([Output(field.name, field.type) for field in schema])
         fields = [pa.field(output.name, output.type) for output in outputs]
         self._packed = len(self._packing.groups)
@@ -50,13 +51,13 @@ class SlotPacking:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
-def _plan_packing(schema: pa.Schema, slots: Sequence[PackedSlot]) -> Packing:
+def _plan_packing(numbers: Mapping[str, int], slots: Sequence[PackedSlot]) -> Packing:
     groups: dict[str, list[tuple[int, Slot]]] = {}
     for slot in slots:
         members = groups.setdefault(slot.packed.removeprefix(PACKED_PREFIX), [])
-        members.append((schema.names.index(slot.feature), Slot(slot.feature, slot.length)))
+        members.append((numbers[slot.feature], Slot(slot.feature, slot.length)))
     taken = {slot.feature for slot in slots}
-    rest = tuple(number for number, name in enumerate(schema.names) if name not in taken)
+    rest = tuple(number for name, number in numbers.items() if name not in taken)
     return Packing(tuple((kind, tuple(members)) for kind, members in groups.items()), rest)
 
 

@@ -122,26 +122,25 @@ def build_pipelines(
     fixed, padded = _specs(files.shape)
     own = _Own(files, batch_size, shuffle_buffer)
 
-    def records() -> tf.data.Dataset:
-        return _records(files)
-
     def batched(spec: dict, source: tf.data.Dataset) -> tf.data.Dataset:
         return _parse_batches(source, batch_size, lambda x: tf.io.parse_example(x, spec))
 
     def per_record() -> tf.data.Dataset:
-        parsed = records().map(
+        parsed = _records(files).map(
             lambda x: tf.io.parse_single_example(x, fixed), num_parallel_calls=tf.data.AUTOTUNE
         )
         return _prefetch(parsed.batch(batch_size, drop_remainder=True))
 
     pipelines = {
-        RAW: lambda: _prefetch(records().batch(batch_size, drop_remainder=True)),
+        RAW: lambda: _prefetch(_records(files).batch(batch_size, drop_remainder=True)),
         PER_RECORD: per_record,
-        BATCHED: lambda: batched(fixed, records()),
-        BATCHED_SHUFFLED: lambda: batched(fixed, records().shuffle(shuffle_buffer, seed=_SEED)),
+        BATCHED: lambda: batched(fixed, _records(files)),
+        BATCHED_SHUFFLED: lambda: batched(
+            fixed, _records(files).shuffle(shuffle_buffer, seed=_SEED)
+        ),
     }
     if files.shape.has_lists:
-        pipelines[BATCHED_RAGGED] = lambda: batched(padded, records())
+        pipelines[BATCHED_RAGGED] = lambda: batched(padded, _records(files))
     return {**pipelines, **own.build(threads)}
 
 
