@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 DUPLICATE = "duplicate"
 AFTER_TEST = "after_test"
 AFTER_VALIDATION = "after_validation"
+_IS_KEPT = "__is_kept"
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,8 @@ def _add_positions(events: DataFrame, config: BuildConfig) -> DataFrame:
     order = [F.col(name) for name in _given_columns(config)]
     if config.events.time:
         order.append(F.col(config.events.time))
-    kept = F.when(F.col(DROP_COLUMN).isNull(), 1).otherwise(0)
+    is_kept = F.when(F.col(DROP_COLUMN).isNull(), 1).otherwise(0)
+    events = events.withColumn(_IS_KEPT, is_kept)
     # Ties in time are broken by the position in the input: the declared order.
     running = (
         Window.partitionBy(user)
@@ -177,12 +179,16 @@ def _add_positions(events: DataFrame, config: BuildConfig) -> DataFrame:
         .rowsBetween(Window.unboundedPreceding, Window.currentRow)
     )
     whole = running.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
-    given = kept * F.col(GIVEN_TEST_COLUMN).cast("int")
-    return (
-        events.withColumn(POSITION_COLUMN, F.sum(kept).over(running))
-        .withColumn(TOTAL_COLUMN, F.sum(kept).over(whole))
-        .withColumn(GIVEN_TOTAL_COLUMN, F.sum(given).over(whole))
-    )
+    given = F.lit(0).cast("bigint")
+    if config.split.test_source:
+        given = F.sum(F.col(_IS_KEPT) * F.col(GIVEN_TEST_COLUMN).cast("int")).over(whole)
+    # Made together: Spark goes through the rows once for all windows of one projection.
+    windows = {
+        POSITION_COLUMN: F.sum(_IS_KEPT).over(running),
+        TOTAL_COLUMN: F.sum(_IS_KEPT).over(whole),
+        GIVEN_TOTAL_COLUMN: given,
+    }
+    return events.withColumns(windows).drop(_IS_KEPT)
 
 
 def kept(events: DataFrame) -> DataFrame:

@@ -17,6 +17,7 @@ from etl.behaviour.sessions import SESSION_COLUMN, current_sessions
 from etl.behaviour.where import matches
 from etl.history import POSITION_COLUMN
 from etl.joins.as_of import EVENT_TS_COLUMN
+from etl.split import TOTAL_COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -49,7 +50,7 @@ def add_latest_histories(users: DataFrame, events: DataFrame, config: BuildConfi
 
     Args:
         users: One row per user.
-        events: Kept events, as for `add_histories`.
+        events: Kept events, as for `add_histories`, with `__total`, the number of their user's.
         config: The build's config.
     """
     user, histories = config.events.user or "", all_histories(config)
@@ -92,9 +93,14 @@ def _collect_latest(
     """One row per user: the latest behaviours, oldest first, in `__history_list`."""
     user = config.events.user or ""
     found = _mark(events, config, history).where(_MATCH)
-    newest_first = Window.partitionBy(user).orderBy(F.desc(POSITION_COLUMN))
-    ranked = found.withColumn("__rank", F.row_number().over(newest_first))
-    bounded = ranked.where(F.col("__rank") <= history.scanned)
+    if history.where is None:
+        # Every event is a behaviour: what is left of the user's tells its rank, without a sort.
+        later = F.col(TOTAL_COLUMN) - F.col(POSITION_COLUMN)
+    else:
+        newest_first = Window.partitionBy(user).orderBy(F.desc(POSITION_COLUMN))
+        later = F.row_number().over(newest_first) - 1
+    ranked = found.withColumn("__later", later)
+    bounded = ranked.where(F.col("__later") < history.scanned)
     pairs = F.collect_list(F.struct(POSITION_COLUMN, _element(config, history).alias("element")))
     return bounded.groupBy(user).agg(F.array_sort(pairs)["element"].alias(_LIST))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 RAW_COLUMN = "__raw"
 _METADATA = "_metadata"
 _REPLACEMENT = "\ufffd"
+# A URI writes these as they are, whoever makes it of a path.
+_PLAIN_PATH = re.compile(r"/[\w/.=,@~+-]*", re.ASCII)
+_ROOTS = ("file:", "file://")
 # Names that Spark decodes by itself; the others are Java's, which it must be told to allow.
 _SPARK_CHARSETS = {"latin-1": "ISO-8859-1", "us-ascii": "US-ASCII"}
 _JAVA_CHARSETS = {
@@ -42,18 +47,39 @@ def read_lines(spark: SparkSession, config: SourceConfig, files: Sequence[InputF
         )
 
 
-def file_order(files: Sequence[InputFile]) -> Column:
+def file_order(name: str, files: Sequence[InputFile]) -> Column:
     """Position in the input, whatever the partitioning.
 
-    The id grows with the line inside one block, and blocks are ordered by where they start. Being
-    non-deterministic it also keeps Spark from parsing each line again to filter on the reason.
+    The id grows with the line inside one block, and blocks are ordered by where they start.
+
+    Args:
+        name: The source's name, which tells its rows from those of others.
+        files: All its files.
     """
     return F.struct(
-        # No more of the path than tells files apart: every row carries it through each sort.
-        F.substring_index(f"{_METADATA}.file_path", "/", -count_levels(files)).alias("file"),
+        _file_place(name, files).alias("file"),
         F.col(f"{_METADATA}.file_block_start").alias("block"),
         F.monotonically_increasing_id().alias("line"),
     )
+
+
+def _file_place(name: str, files: Sequence[InputFile]) -> Column:
+    """What orders files by their path: short, as every row carries it through each sort."""
+    path = F.col(f"{_METADATA}.file_path")
+    paths = sorted(file.path for file in files)
+    if not all(map(_PLAIN_PATH.fullmatch, paths)):
+        # No more of the path than tells files apart.
+        tail = F.substring_index(path, "/", -count_levels(files))
+        return F.concat(F.lit(f"{name}/"), tail)
+    digits = len(str(len(paths)))
+    places = {
+        f"{root}{path}": f"{name}/{number:0{digits}d}"
+        for number, path in enumerate(paths)
+        for root in _ROOTS
+    }
+    found = F.try_element_at(F.from_json(F.lit(json.dumps(places)), "map<string,string>"), path)
+    unknown = F.raise_error(F.concat(F.lit("not one of the input's files: "), path))
+    return F.coalesce(found, unknown.cast("string"))
 
 
 def line_faults(config: SourceConfig, header: bytes | None) -> list[tuple[Column, str]]:
@@ -62,7 +88,9 @@ def line_faults(config: SourceConfig, header: bytes | None) -> list[tuple[Column
     if header is not None:
         is_header = F.col(RAW_COLUMN).cast("binary") == F.lit(header)
         faults.append((is_header, REPEATED_HEADER))
-    faults.append((F.trim(F.col(LINE_COLUMN)) == "", "empty_line"))
+    # Spaces alone come before all that can be seen: few lines need to be trimmed.
+    line = F.col(LINE_COLUMN)
+    faults.append(((line < "!") & (F.trim(line) == ""), "empty_line"))
     if config.encoding == "utf-8":
         faults.append((~F.is_valid_utf8(RAW_COLUMN), "not_utf8"))
     elif config.encoding != "latin-1":

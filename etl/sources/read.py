@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -104,7 +105,7 @@ def _lay_out_frames(
     dates: DateRange | None,
 ) -> tuple[Layout, ...]:
     check_new_columns(name, config, undeclared_fields(config, frames))
-    order = file_order(files) if files else None
+    order = file_order(name, files) if files else None
     return tuple(lay_out_frame(name, config, frame, frames, dates, order) for frame in frames)
 
 
@@ -130,7 +131,7 @@ def _lay_out_lines(
             declared = {column.field_name for column in config.columns}
             check_new_columns(name, config, [field for field in names if field not in declared])
         frame, cells, shape = split_lines(lines, config, names)
-    return Layout(frame, cells, (*faults, *shape), file_order(files), new)
+    return Layout(frame, cells, (*faults, *shape), file_order(name, files), new)
 
 
 def _finish(
@@ -146,11 +147,15 @@ def _finish(
         day = _day_of_file(days)
         cells[config.made_day_column] = Cell(day, day.isNotNull(), day)
     faults = list(layout.faults)
+    # A projection of their own: each value is parsed once, however many checks ask for it.
+    values = {f"__value_{column.name}": cells[column.name].value for column in config.outputs}
+    frame = frame.withColumns(values)
     for column in config.outputs:
-        faults += column_faults(column, cells[column.name], dates)
+        cell = replace(cells[column.name], value=F.col(f"__value_{column.name}"))
+        faults += column_faults(column, cell, dates)
     return frame.select(
         *[
-            cells[column.name].value.cast(SPARK_TYPES[column.type]).alias(column.name)
+            F.col(f"__value_{column.name}").cast(SPARK_TYPES[column.type]).alias(column.name)
             for column in config.outputs
         ],
         FILE_COLUMN,

@@ -188,8 +188,8 @@ def test_order_has_one_shape_whatever_the_number_of_files(spark, tmp_path):
     write_lines(tmp_path, [b"1::1::a::", b"2::1::a::"])
     for name, row in (("part-0", b"3::1::a::"), ("x/part-0", b"4::1::a::")):
         write_lines(tmp_path / "many", [row], name)
-    one = read_source(spark, "one", source_config(), str(tmp_path)).good
-    many = read_source(spark, "many", source_config(path="many"), str(tmp_path)).good
+    one = read_source(spark, "first", source_config(), str(tmp_path)).good
+    many = read_source(spark, "second", source_config(path="many"), str(tmp_path)).good
     assert one.schema[ORDER_COLUMN] == many.schema[ORDER_COLUMN]
     for union in (one.unionByName(many), many.unionByName(one)):
         order = union.schema[ORDER_COLUMN].dataType
@@ -197,3 +197,27 @@ def test_order_has_one_shape_whatever_the_number_of_files(spark, tmp_path):
         ordered = [row["id"] for row in union.orderBy(ORDER_COLUMN).collect()]
         assert ordered == [1, 2, 3, 4]
         assert union.select(ORDER_COLUMN).distinct().count() == 4
+
+
+@pytest.mark.parametrize("folder", ["plain-1.0", "with space", "100%", "ünï+cödé", "a,b;c='d'"])
+def test_order_is_that_of_files_then_lines_whatever_the_path(spark, tmp_path, folder):
+    (tmp_path / folder).mkdir()
+    names = [f"part-{number}" for number in (10, 2, 1, 33, 0)]
+    for number, name in enumerate(names):
+        write_lines(
+            tmp_path / folder, [f"{2 * number + k + 1}::1::a::".encode() for k in (0, 1)], name
+        )
+    rows = read_source(spark, "log", source_config(path=folder), str(tmp_path)).good
+    shuffled = rows.repartition(7, "id").orderBy(ORDER_COLUMN)
+    expected = [2 * names.index(name) + k + 1 for name in sorted(names) for k in (0, 1)]
+    assert [row["id"] for row in shuffled.collect()] == expected
+
+
+def test_each_value_is_parsed_once_whatever_is_asked_for(spark, tmp_path):
+    write_lines(tmp_path, [b"1::1::a::"])
+    source = read_source(spark, "log", source_config(), str(tmp_path))
+    asked = (source.good, source.good.select("id"), source.rows.groupBy("__reason").count())
+    for frame in asked:
+        plan = frame._jdf.queryExecution().optimizedPlan().toString()
+        assert plan.count("split(") == 2  # The line, and the list in it.
+        assert plan.count("try_cast(") == 2  # Both numbers.
