@@ -14,14 +14,20 @@ _SEQUENCE = "__sequence"
 _OWNER = "__sequence_of"
 
 
+def collect_sequence(item: str) -> Column:
+    """All items of a group in order of `__position`: an aggregate."""
+    # `array_sort` would interpret a function of Spark's for every comparison.
+    pairs = F.collect_list(F.struct(POSITION_COLUMN, F.col(item).alias("item")))
+    return F.sort_array(pairs)["item"]
+
+
 def build_sequences(events: DataFrame, user: str, item: str) -> DataFrame:
     """Builds one row per user: all items in order of time.
 
     Returns:
         Columns: the user, `__sequence`.
     """
-    ordered = F.array_sort(F.collect_list(F.struct(POSITION_COLUMN, F.col(item).alias("item"))))
-    return events.groupBy(user).agg(F.transform(ordered, lambda x: x["item"]).alias(_SEQUENCE))
+    return events.groupBy(user).agg(collect_sequence(item).alias(_SEQUENCE))
 
 
 def add_seen(
@@ -43,8 +49,3 @@ def add_seen(
     joined = events.join(sequences, (F.col(user) == F.col(_OWNER)) & wanted, "left")
     seen = F.array_distinct(F.slice(F.col(_SEQUENCE), F.lit(1), F.col(POSITION_COLUMN) - F.lit(1)))
     return joined.withColumn(name, seen).drop(_SEQUENCE, _OWNER)
-
-
-def all_seen() -> Column:
-    """All distinct items of `__sequence`."""
-    return F.array_distinct(F.col(_SEQUENCE))

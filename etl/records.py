@@ -15,7 +15,7 @@ from etl.behaviour.rolling import add_latest_rolling, rolling_names
 from etl.encoders.folds import add_folds, fold_column
 from etl.events import kept
 from etl.features import SEEN, FeaturePlan
-from etl.history import add_seen, all_seen, build_sequences
+from etl.history import add_seen, build_sequences, collect_sequence
 from etl.identity import event_columns
 from etl.joins import plan_joins, select_latest
 from etl.joins.as_of import EVENT_TS_COLUMN
@@ -71,19 +71,15 @@ def build_users(
     _check_columns(config, columns, user, "user")
     changing = _latest_entries(config, sources, events, user)
     wanted = [(table, sorted(columns & set(table.columns))) for table in changing]
-    columns -= {column for _, found in wanted for column in found}
-    attributes = (
-        events.groupBy(user).agg(*[F.max(c).alias(c) for c in sorted(columns)])
-        if columns
-        else events.select(user).distinct()
-    )
+    columns -= {column for _, names in wanted for column in names}
+    found = [F.max(column).alias(column) for column in sorted(columns)]
+    if config.seen:
+        found.append(F.array_distinct(collect_sequence(item)).alias(SEEN))
+    attributes = events.groupBy(user).agg(*found) if found else events.select(user).distinct()
     users = add_latest_histories(attributes, events, config)
     users = add_latest_rolling(users, log, config, user)
-    for table, found in wanted:
-        users = users.join(table.select(user, *found), user, "left")
-    if config.seen:
-        users = users.join(build_sequences(events, user, item), user)
-        users = users.withColumn(SEEN, all_seen()).drop("__sequence")
+    for table, names in wanted:
+        users = users.join(table.select(user, *names), user, "left")
     return users.withColumn(SPLIT_COLUMN, F.lit(USERS))
 
 

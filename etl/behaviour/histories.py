@@ -102,7 +102,7 @@ def _collect_latest(
     ranked = found.withColumn("__later", later)
     bounded = ranked.where(F.col("__later") < history.scanned)
     pairs = F.collect_list(F.struct(POSITION_COLUMN, _element(config, history).alias("element")))
-    return bounded.groupBy(user).agg(F.array_sort(pairs)["element"].alias(_LIST))
+    return bounded.groupBy(user).agg(F.sort_array(pairs)["element"].alias(_LIST))
 
 
 def _mark(events: DataFrame, config: BuildConfig, history: BehaviourHistoryConfig) -> DataFrame:
