@@ -71,7 +71,9 @@ def test_protobuf_reads_what_each_row_held(rows: list[dict], chunk_rows: int) ->
 
 
 def test_lists_have_one_length_in_every_record() -> None:
-    batch = pa.RecordBatch.from_pylist([{"tags": [1]}, {"user": 1, "tags": [2], "word": b"x"}], SCHEMA)
+    batch = pa.RecordBatch.from_pylist(
+        [{"tags": [1]}, {"user": 1, "tags": [2], "word": b"x"}], SCHEMA
+    )
     records = parse(PackedEncoder(SCHEMA, "Example", SLOTS).encode_chunks(batch))
     lengths = [{s.packed: len(record[s.packed]) for s in SLOTS} for record in records]
     assert lengths == [{"packed.int64": 2, "packed.float": 1, "packed.bytes": 1}] * 2
