@@ -27,8 +27,8 @@ _KEEP_SIGNALS = "-Xrs"
 _FIX_HDFS = (
     "HDFS is reached through libhdfs: install a Hadoop client, and set for driver and executors "
     "JAVA_HOME, HADOOP_HOME (or ARROW_LIBHDFS_DIR, the folder of libhdfs.so) and "
-    "CLASSPATH=$(hadoop classpath --glob); name the NameNode's host and port, or a name service that "
-    "the configuration on CLASSPATH knows"
+    "CLASSPATH=$(hadoop classpath --glob); name the NameNode's host and port, or a name service "
+    "that the configuration on CLASSPATH knows"
 )
 
 

@@ -38,9 +38,7 @@ class PoolFill:
         self._config, self._left = config, len(plan.segments)
         self._rows = int((places >= 0).sum())
         self._lock = threading.Lock()
-        # Where every row must be there, none has to be marked.
-        leaves_out = config.row_filter is not None or config.damage.on_corrupt != "fail"
-        self._kept = np.zeros(self._rows, bool) if leaves_out else None
+        self._kept = np.zeros(self._rows, bool)
         shapes = {
             column.name: (_shape(self._rows, column), column.numpy_dtype)
             for column in config.columns
@@ -80,8 +78,7 @@ class PoolFill:
         """
         config = self._config
         places = self._keep(batch, places)
-        if self._kept is not None:
-            self._kept[places[places >= 0]] = True
+        self._kept[places[places >= 0]] = True
         dense, late, longest = [], [], np.zeros(len(places), np.int64)
         for (column, position), is_dense in zip(config.places, config.are_dense, strict=True):
             array = self._check(column, batch.column(position), where)
@@ -123,9 +120,9 @@ class PoolFill:
         lists = {}
         if any(not column.is_dense for column in self._config.columns):
             lists = self._build_lists()
-        if self._kept is None or self._kept.all():
-            return Rows(self._rows, self._dense, lists)
         kept = np.flatnonzero(self._kept)
+        if len(kept) == self._rows:
+            return Rows(self._rows, self._dense, lists)
         dense = Rows(self._rows, self._dense, {}).take(kept).dense
         return Rows(len(kept), dense, lists)
 
