@@ -70,7 +70,7 @@ def main(
     resolved = load_config(TrainConfig, "training", config, settings)
     _check_launcher(launcher, workers, {"--sweep": sweep, "--profile": steps})
     if resolved.devices.strategy == "parameter_server":
-        _check_servers(launcher, {"--sweep": sweep, "--profile": steps})
+        _check_servers(launcher, sweep)
         if not dry_run and (code := serve(resolved, log_format)) is not None:
             return code
     if sweep is not None:
@@ -111,16 +111,14 @@ def _check_launcher(
         )
 
 
-def _check_servers(launcher: Launcher, not_served: Mapping[str, object]) -> None:
-    given = [name for name, value in not_served.items() if value is not None]
-    if launcher is Launcher.SPARK:
-        given = ["--launcher spark"]
-    if given:
+def _check_servers(launcher: Launcher, sweep: Path | None) -> None:
+    refused = "--launcher spark" if launcher is Launcher.SPARK else "--sweep" if sweep else None
+    if refused is not None:
         raise ConfigError(
-            f"{given[0]} cannot be used with devices.strategy=parameter_server",
-            received=given[0],
+            f"{refused} cannot be used with devices.strategy=parameter_server",
+            received=refused,
             fix="leave it out, or set another strategy: multi_worker trains under Spark, "
-            "none and mirrored can be profiled and swept",
+            "none and mirrored can be swept",
         )
 
 

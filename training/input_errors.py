@@ -13,10 +13,15 @@ import tensorflow as tf
 from conf.errors import SluiceError
 from conf.manifest import Manifest
 from conf.place import Place
+from etl.tfrecord.framing import CorruptRecordError
 
 _MARK = "sluice-input-error-"
 _TOKEN = re.compile(_MARK + "([0-9a-f]{32})")
 _MOST_KEPT = 64
+_FIX_CORRUPT = (
+    "write or copy the file again; compare its size and CRC-32C with the manifest's; or set "
+    "input.on_corrupt to skip_record or skip_shard, which train on the rest"
+)
 _KEPT: dict[str, SluiceError] = {}
 _LOCK = threading.Lock()
 
@@ -58,5 +63,7 @@ def input_errors(version_dir: Place, manifest: Manifest, split: str) -> Iterator
             carried = None if found is None else _KEPT.get(found[1])
         if carried is None:
             raise
+        if split == "train" and isinstance(carried, CorruptRecordError):
+            carried.fix = _FIX_CORRUPT
         carried.add_note(f"in split {split!r} of {manifest.dataset_name!r} at {version_dir}")
         raise carried from error

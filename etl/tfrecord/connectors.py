@@ -22,10 +22,13 @@ _FIX = (
     "check name, region, endpoint and credentials; credentials come from the environment of "
     "driver and executors, in the way of the store's own tools"
 )
+# Java inside of this process would answer SIGTERM by ending it, before a run is saved.
+_KEEP_SIGNALS = "-Xrs"
 _FIX_HDFS = (
     "HDFS is reached through libhdfs: install a Hadoop client, and set for driver and executors "
     "JAVA_HOME, HADOOP_HOME (or ARROW_LIBHDFS_DIR, the folder of libhdfs.so) and "
-    "CLASSPATH=$(hadoop classpath --glob)"
+    "CLASSPATH=$(hadoop classpath --glob); name the NameNode's host and port, or a name service "
+    "that the configuration on CLASSPATH knows"
 )
 
 
@@ -80,6 +83,19 @@ def _connect_gs(scheme: str, authority: str, settings: Settings) -> fs.FileSyste
     return _connect(scheme, f"{user}{authority}", tuple(given.items()))
 
 
+def _connect_hdfs(scheme: str, authority: str, settings: Settings) -> fs.FileSystem:
+    if not os.environ.get("CLASSPATH"):  # libhdfs would end the process in the middle of Java
+        raise OSError("CLASSPATH names no Hadoop client")
+    options = os.environ.get("LIBHDFS_OPTS", "").split()
+    if _KEEP_SIGNALS not in options:
+        os.environ["LIBHDFS_OPTS"] = " ".join([*options, _KEEP_SIGNALS])
+    system = _connect(scheme, authority, settings)
+    # A NameNode that does not answer looks like one that has nothing.
+    if system.get_file_info("/").type != fs.FileType.Directory:
+        raise OSError("the NameNode does not answer, or does not let this user look at /")
+    return system
+
+
 def _connect(scheme: str, authority: str, settings: Settings) -> fs.FileSystem:
     query = f"?{urlencode(settings)}" if settings else ""
     file_system, _ = fs.FileSystem.from_uri(f"{scheme}://{authority}/{query}")
@@ -90,7 +106,7 @@ def _connect(scheme: str, authority: str, settings: Settings) -> fs.FileSystem:
 CONNECTORS: dict[str, Callable[[str, str, Settings], fs.FileSystem]] = {
     "s3": _connect_s3,
     "gs": _connect_gs,
-    "hdfs": _connect,
+    "hdfs": _connect_hdfs,
 }
 
 

@@ -13,7 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from etl.tfrecord.kernels import (
+    LINE_BYTES,
     copy_bytes,
+    fence,
     inlined,
     kernel,
     load_i32,
@@ -22,6 +24,7 @@ from etl.tfrecord.kernels import (
     prefetch,
     store_u32,
     store_u64,
+    stream_bytes,
 )
 
 _TYPES = {
@@ -29,10 +32,14 @@ _TYPES = {
     "float32": (pa.float32(), pa.list_(pa.float32())),
 }
 _AHEAD = 16  # rows between asking for a cache line and writing to it
-
+# Arrays that are larger together than any cache of a core's share are written past the cache:
+# otherwise each line would be fetched from memory only to be overwritten, and push out what is
+# being decoded.
+_FAR_BYTES = 32 << 20
+_FAR_ROW_BYTES = 3 * LINE_BYTES  # shorter rows have too few whole lines
 
 # Fields of a column's row of the table that the kernel takes.
-_SOURCE, _OFFSETS, _WIDTH, _TARGET, _LENGTH, _PAD, _FIELDS = range(7)
+_SOURCE, _OFFSETS, _WIDTH, _TARGET, _LENGTH, _PAD, _IS_FAR, _FIELDS = range(8)
 
 
 @inlined
@@ -52,16 +59,22 @@ def _scatter_scalars(fields, places):
 def _scatter_lists(fields, places):
     source, offsets, width = fields[_SOURCE], fields[_OFFSETS], fields[_WIDTH]
     row_bytes = fields[_LENGTH] * width
-    pad = np.uint64(fields[_PAD])
+    pad, is_far = np.uint64(fields[_PAD]), fields[_IS_FAR] != 0
     for i in range(len(places)):
         if i + _AHEAD < len(places):
-            prefetch(fields[_TARGET] + row_bytes * places[i + _AHEAD])
+            ahead = fields[_TARGET] + row_bytes * places[i + _AHEAD]
+            prefetch(ahead)
+            if is_far:  # of the lines that are not written as a whole, the other one
+                prefetch(ahead + row_bytes - 1)
         if places[i] < 0:
             continue
         start = np.int64(load_i32(offsets + 4 * i))
         size = min((np.int64(load_i32(offsets + 4 * i + 4)) - start) * width, row_bytes)
         row = fields[_TARGET] + row_bytes * places[i]
-        copy_bytes(row, source + start * width, size)
+        if is_far:
+            stream_bytes(row, source + start * width, size)
+        else:
+            copy_bytes(row, source + start * width, size)
         if width == 8:
             for at in range(row + size, row + row_bytes, 8):
                 store_u64(at, pad)
@@ -78,6 +91,7 @@ def _scatter(table, places):
             _scatter_scalars(table[column], places)
         else:
             _scatter_lists(table[column], places)
+    fence()
 
 
 class RowWriter:
@@ -96,6 +110,7 @@ class RowWriter:
         self._outs = tuple(outs)
         self._size = len(outs[0]) if outs else 0
         self._table = np.zeros((len(outs), _FIELDS), np.int64)
+        is_far = sum(out.nbytes for out in outs) >= _FAR_BYTES
         for row, out, pad in zip(self._table, outs, pads, strict=True):
             if str(out.dtype) not in _TYPES or not out.flags.c_contiguous or out.ndim > 2:
                 raise TypeError(f"cannot write decoded rows into an array of {out.dtype}")
@@ -104,6 +119,7 @@ class RowWriter:
             bits = np.array(pad, out.dtype).tobytes().ljust(8, b"\0")
             row[_WIDTH], row[_TARGET] = out.dtype.itemsize, out.ctypes.data
             row[_LENGTH] = out.shape[1] if out.ndim == 2 else 0
+            row[_IS_FAR] = is_far and row[_LENGTH] * row[_WIDTH] >= _FAR_ROW_BYTES
             row[_PAD] = int(np.frombuffer(bits, np.int64)[0])
         self._wanted = [
             (_TYPES[str(out.dtype)][out.ndim - 1], out.ndim == 2, out.dtype.itemsize)

@@ -28,6 +28,7 @@ if sys.byteorder != "little":  # pragma: no cover - no such host in reach
 intrinsic: Any = _intrinsic  # what it returns is called with other arguments than declared
 
 WORD_BYTES = 8
+LINE_BYTES = 64  # of a cache line
 _LONG_BYTES = 64  # from here on a call of memcpy pays
 
 
@@ -201,6 +202,42 @@ def copy_bytes(target: int, source: int, length: int) -> None:
     else:
         for i in range(length):
             store_u8(target + i, load_u8(source + i))
+
+
+@intrinsic
+def _stream_line(typingctx: Any, target: Any, source: Any) -> Any:
+    """Copies a line to an address that is a multiple of `LINE_BYTES`, past the cache."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        line = ir.VectorType(ir.IntType(64), LINE_BYTES // WORD_BYTES).as_pointer()
+        target, source = (builder.inttoptr(arg, line) for arg in args)
+        stored = builder.store(builder.load(source, align=1), target, align=LINE_BYTES)
+        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def fence(typingctx: Any) -> Any:
+    """Lets all threads see what has been stored, past the cache too."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@inlined
+def stream_bytes(target: int, source: int, length: int) -> None:
+    """As `copy_bytes`, whole lines past the cache; `fence` must follow before others read them."""
+    lead = min(-target & (LINE_BYTES - 1), length)
+    copy_bytes(target, source, lead)
+    whole = lead + ((length - lead) & -LINE_BYTES)
+    for at in range(lead, whole, LINE_BYTES):
+        _stream_line(target + at, source + at)
+    copy_bytes(target + whole, source + whole, length - whole)
 
 
 @inlined

@@ -263,7 +263,6 @@ PARAMETER_SERVER = ["--set", "devices.strategy=parameter_server"]
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        (["--profile", "1:2"], "--profile"),
         (["--sweep", "space.yaml"], "--sweep"),
         (["--launcher", "spark", "--workers", "2"], "--launcher spark"),
     ],

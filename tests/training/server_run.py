@@ -18,6 +18,7 @@ import tensorflow as tf
 import training.evaluate  # noqa: F401  # Imported once, before processes are forked.
 from conf.errors import SluiceError
 from conf.training import TrainConfig
+from conf.training.profile import StepRange
 from tests.training.killed_run import KEYS, Silent, row_keys
 from training import learner
 from training.embedding import row_shards
@@ -37,6 +38,7 @@ class Task:
         errors: Where its standard error goes.
         resume: Whether to go on with the run.
         kills: Processes to kill once so many batches of the run are given out; 0 is the chief.
+        profile: Steps that the chief profiles, or None.
     """
 
     config: Path
@@ -44,6 +46,7 @@ class Task:
     errors: Path
     resume: bool
     kills: Mapping[int, int]
+    profile: StepRange | None = None
 
 
 def run_task(task: Task) -> None:
@@ -59,7 +62,7 @@ def run_task(task: Task) -> None:
         RecordedSteps.kills = dict(task.kills)
         learner.ScheduledSteps = RecordedSteps  # type: ignore[misc]
         row_shards.MIN_SHARD_BYTES = 1  # Splits the small tables of the test, too.
-        fit_run(config, Silent(), resume=task.resume)
+        fit_run(config, Silent(), resume=task.resume, profile=task.profile)
     except SluiceError as error:
         print(error.render(), file=sys.stderr)
         sys.exit(error.exit_code)

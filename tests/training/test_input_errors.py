@@ -35,6 +35,7 @@ def test_one_flipped_byte_names_the_shard(
     with pytest.raises(InputDataError, match="part-00002") as caught:
         list(read_batches(dataset, version, manifest, "train"))
     assert re.search(r"checksum of the (length|payload).* at byte offset \d+", str(caught.value))
+    assert "input.on_corrupt" in caught.value.render()
 
 
 def test_a_missing_shard_is_named(

@@ -25,6 +25,7 @@ from conf.training import (
     SampledSoftmaxConfig,
     TrainConfig,
 )
+from conf.training.profile import StepRange
 from tests.training.killed_run import KEYS, Silent, row_keys
 from tests.training.loopback import find_addresses
 from tests.training.server_run import Task, run_task
@@ -73,8 +74,9 @@ class Ended:
 
 
 def run(
-    version: Path, where: Path, *, resume: bool = False, kills: Mapping[int, str] | None = None
-) -> Ended:
+    version: Path, where: Path, *, resume: bool = False, kills: Mapping[int, str] | None = None,
+    profile: StepRange | None = None,
+) -> Ended:  # fmt: skip
     """Runs all processes to their end.
 
     Args:
@@ -82,6 +84,7 @@ def run(
         where: Root of the run; what the processes say lies there too.
         resume: Whether to go on with the run.
         kills: Names of processes to kill once so many batches of the run are given out.
+        profile: Steps to profile, or None.
     """
     where.mkdir(exist_ok=True)
     config = where / "config.json"
@@ -102,7 +105,7 @@ def run(
             tf_config = json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
             pids = {"chief0": 0} | {name: process.pid for name, process in processes.items()}
             killed = {batch: pids[name] for batch, name in (kills or {}).items() if job == "chief"}
-            task = Task(config, tf_config, where / f"{name}.err", resume, killed)
+            task = Task(config, tf_config, where / f"{name}.err", resume, killed, profile)
             processes[name] = context.Process(target=run_task, args=(task,))
             processes[name].start()
         for process in processes.values():
@@ -168,9 +171,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_workers_train_what_one_process_does(tiny_version: Path, runs: Path) -> None:
     where = runs / "servers"
-    ended = run(tiny_version, where)
+    ended = run(tiny_version, where, profile=StepRange(CHUNK, 2 * CHUNK))
     assert ended.codes == [0, 0, 0, 0, 0], ended
     check_rows(tiny_version, where)
+    [profile] = resolve_run(str(where / "t")).rglob("*.xplane.pb")
+    # What the chief does in a step: it takes a batch, and sends it.
+    assert b"IteratorGetNext" in profile.read_bytes()
     one = fit_run(build_config(tiny_version, runs / "one", "none"), Silent())
     found = resolve_run(str(where / "t"))
     (*_, mine), (*_, theirs) = read_history(found), read_history(one)

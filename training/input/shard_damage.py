@@ -73,5 +73,5 @@ def find_shard_damage(shard: Shard, config: PoolConfig) -> str | None:
             short = reader.position < shard.rows
             _DAMAGE[key] = f"{reader.position} of {shard.rows} records" if short else None
         except (CorruptRecordError, OSError) as error:
-            _DAMAGE[key] = str(error).splitlines()[0]
+            _DAMAGE[key] = str(error).splitlines()[0].removeprefix(f"{shard.path}: ")
     return _DAMAGE[key]

@@ -42,9 +42,14 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = build_command("input", __doc__)
     add = parser.add_argument
-    add("--shapes", nargs="+", choices=_SHAPES, default=list(_SHAPES[:2]))
+    add("--shapes", nargs="+", choices=_SHAPES, default=list(_SHAPES))
     add("--layouts", nargs="+", choices=_LAYOUTS, default=list(_LAYOUTS), help="of the records")
-    add("--rows", type=int, default=400_000, help="records per shape")
+    add(
+        "--rows",
+        type=int,
+        default=1_000_000,
+        help="records per shape; an epoch takes 25 ms to start",
+    )
     add("--shards", type=int, default=4)
     add("--batch-size", type=int, default=2048)
     add("--shuffle-buffer", type=int, default=100_000)

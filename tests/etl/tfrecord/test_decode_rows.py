@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from etl.tfrecord import decode_rows
 from etl.tfrecord.decode_rows import RowWriter, join_steps, list_lengths
 
 TYPES = {"int64": pa.int64(), "float32": pa.float32()}
@@ -29,6 +30,26 @@ def test_lists_are_cut_padded_and_placed(kind, lists, length, offset, seed):
             expected[place] = (values + [7] * length)[:length]
     RowWriter([out], [7]).write([column], places)
     np.testing.assert_array_equal(out, expected)
+
+
+@given(
+    kind=st.sampled_from(sorted(TYPES)),
+    sizes=st.lists(st.integers(0, 140), min_size=1, max_size=40),
+    length=st.integers(24, 130),
+    shift=st.integers(0, 15),
+)
+def test_arrays_beyond_the_cache_hold_the_same(kind, sizes, length, shift):
+    flat = np.arange(sum(sizes)).astype(kind)
+    column = pa.ListArray.from_arrays(np.cumsum([0, *sizes]).astype(np.int32), pa.array(flat))
+    places = np.random.default_rng(shift).permutation(len(sizes))
+    near, far = (
+        np.zeros(shift + len(sizes) * length, kind)[shift:].reshape(-1, length) for _ in range(2)
+    )
+    RowWriter([near], [-1]).write([column], places)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode_rows, "_FAR_BYTES", 0)
+        RowWriter([far], [-1]).write([column], places)
+    np.testing.assert_array_equal(far, near)
 
 
 @given(

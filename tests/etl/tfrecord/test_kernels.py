@@ -1,5 +1,7 @@
 """Raw memory access stays inside its ranges, and trouble with the cache means compiling."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from numba import njit
@@ -13,20 +15,29 @@ def run_copy(target: int, source: int, length: int) -> None:
 
 
 @njit
+def run_stream(target: int, source: int, length: int) -> None:
+    kernels.stream_bytes(target, source, length)
+    kernels.fence()
+
+
+@njit
 def run_same(left: int, right: int, length: int) -> bool:
     return kernels.same_bytes(left, right, length)
 
 
 @pytest.mark.parametrize(
-    "length", [0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 90]
+    "length", [0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 90, 128, 200]
 )
-def test_copy_touches_its_range_alone(length: int) -> None:
-    source = np.arange(1, 101, dtype=np.uint8)
-    target = np.zeros(100, np.uint8)
-    run_copy(target.ctypes.data + 3, source.ctypes.data + 5, length)
-    assert target[3 : 3 + length].tolist() == source[5 : 5 + length].tolist()
-    assert not target[:3].any()
-    assert not target[3 + length :].any()
+@pytest.mark.parametrize("copy", [run_copy, run_stream])
+def test_copy_touches_its_range_alone(copy: Callable[..., None], length: int) -> None:
+    source = np.arange(1, 301, dtype=np.uint8)
+    target = np.zeros(300, np.uint8)
+    for first in (3, 3 + 61):
+        target[:] = 0
+        copy(target.ctypes.data + first, source.ctypes.data + 5, length)
+        assert target[first : first + length].tolist() == source[5 : 5 + length].tolist()
+        assert not target[:first].any()
+        assert not target[first + length :].any()
 
 
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 16, 17])

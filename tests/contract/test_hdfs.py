@@ -1,0 +1,117 @@
+"""Datasets and TFRecords in a real HDFS are read as those on disk are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract.hdfs_cluster import HdfsCluster, run_cluster
+
+pytestmark = pytest.mark.slow
+
+SETTINGS = (
+    "model.name=dssm", "model.embedding_dim=8", "input.batch_size=64", "input.shuffle_buffer=100",
+    "fit.epochs=1", "evaluation.sampled_negatives=10", "name=t",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HdfsCluster]:
+    with run_cluster(tmp_path_factory.mktemp("hdfs")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def dataset(cluster: HdfsCluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A dataset on disk, and its copy there."""
+    from tests.training.fixtures import write_tiny_dataset
+
+    local = write_tiny_dataset(tmp_path_factory.mktemp("datasets")).parent.parent
+    return local, cluster.upload(local, "/datasets/tiny")
+
+
+def command(path: str, root: Path, *more: str) -> tuple[str, ...]:
+    settings = [part for item in (*SETTINGS, f"root={root}") for part in ("--set", item)]
+    return "-m", "jobs.cli", "train", "--dataset", path, *settings, "--no-report", *more
+
+
+def train(cluster: HdfsCluster, path: str, root: Path) -> list[float]:
+    done = cluster.run(*command(path, root, "--log-format", "json"))
+    run = Path(json.loads(done.stdout.splitlines()[-1])["run"])
+    return [entry["loss"] for entry in json.loads((run / "history.json").read_text())]
+
+
+def test_training_from_hdfs_gives_the_losses_of_training_from_disk(
+    cluster: HdfsCluster, dataset: tuple[Path, str], tmp_path: Path
+) -> None:
+    local, there = dataset
+    assert train(cluster, there, tmp_path / "a") == train(cluster, str(local), tmp_path / "b")
+
+
+def test_what_is_not_there_and_who_does_not_answer(cluster: HdfsCluster, tmp_path: Path) -> None:
+    done = cluster.run(*command(f"{cluster.uri}/nothing", tmp_path, "--dry-run"), code=4)
+    assert "no published dataset" in done.stderr
+    done = cluster.run(*command("hdfs://localhost:1/tiny", tmp_path, "--dry-run"), code=2)
+    assert "NameNode does not answer" in done.stderr
+    assert "hadoop classpath" in done.stderr
+
+
+def test_a_missing_shard_is_named(
+    cluster: HdfsCluster, dataset: tuple[Path, str], tmp_path: Path
+) -> None:
+    shutil.copytree(dataset[0], tmp_path / "copy")
+    next((tmp_path / "copy").glob("versions/*/train/*.tfrecord*")).unlink()
+    there = cluster.upload(tmp_path / "copy", "/datasets/torn")
+    done = cluster.run(*command(there, tmp_path, "--dry-run"), code=3)
+    assert "train/part-" in done.stderr
+
+
+def test_signals_stay_with_the_process(cluster: HdfsCluster) -> None:
+    """Java, which reads HDFS in the same process, would take SIGTERM and end it unsaved."""
+    code = (
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print('saved', flush=True))\n"
+        "from etl.tfrecord.locations import parse_storage\n"
+        "print(len(parse_storage(sys.argv[1]).list_objects(is_recursive=False)), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "time.sleep(1)\n"
+        "print('goes on')\n"
+    )
+    done = cluster.run("-c", code, f"{cluster.uri}/datasets")
+    assert done.stdout.split("\n")[-4:-1] == ["0", "saved", "goes on"]
+
+
+def test_spark_reads_tfrecords_and_refuses_to_write_them(
+    cluster: HdfsCluster, tmp_path: Path
+) -> None:
+    write = (
+        "import sys, numpy as np, pyarrow as pa\n"
+        "from etl.tfrecord.encode import build_encoder\n"
+        "columns = {'id': list(range(500)), 'x': [[k, 1] for k in range(500)]}\n"
+        "batch = pa.RecordBatch.from_pydict(columns)\n"
+        "with open(sys.argv[1], 'wb') as file:\n"
+        "    file.writelines(c.data for c in build_encoder(batch.schema).encode_chunks(batch))\n"
+    )
+    (tmp_path / "records").mkdir()
+    cluster.run("-c", write, str(tmp_path / "records/a.tfrecord"))
+    there = cluster.upload(tmp_path / "records", "/records")
+    read = (
+        "import sys\n"
+        "from pyspark.sql import SparkSession\n"
+        "from etl.tfrecord.datasource import register_tfrecord\n"
+        "spark = SparkSession.builder.master('local[1]').config('spark.ui.enabled', 'false')\n"
+        "spark = spark.config('spark.driver.memory', '1g').getOrCreate()\n"
+        "register_tfrecord(spark)\n"
+        "rows = spark.read.format('tfrecord').load(sys.argv[1]).collect()\n"
+        "print(sorted((row.id, *row.x) for row in rows) == [(k, k, 1) for k in range(500)])\n"
+        "try: spark.range(1).write.format('tfrecord').mode('append').save(sys.argv[1] + '/b')\n"
+        "except Exception as error: print(error)\n"
+    )
+    done = cluster.run("-c", read, there, PYSPARK_PYTHON=sys.executable)
+    assert done.stdout.startswith("True\n")
+    assert "can be read from, not written to" in done.stdout
