@@ -14,7 +14,7 @@ from conf.encoders import (
     TableSpec,
     VocabularySpec,
 )
-from conf.etl import BagWeightsConfig, FeatureConfig, IdentityConfig, TargetConfig
+from conf.etl import BagWeightsConfig, CrossConfig, FeatureConfig, IdentityConfig, TargetConfig
 from conf.operations import Operation
 from conf.schema import DType, FeatureSchema, FeatureSpec
 from etl.encoders.folds import fold_column
@@ -103,7 +103,7 @@ def _inputs(plan: FeaturePlan, feature: FeatureConfig) -> tuple[RawColumn, ...]:
     if isinstance(feature.encoding, BagWeightsConfig):
         names += plan.feature(feature.encoding.of).columns
     columns = [
-        RawColumn(name, _raw_dtype(plan, name), plan.column_types[name].startswith("list<"))
+        RawColumn(name, _raw_dtype(plan, name), plan.is_list(name))
         for name in names
     ]
     if isinstance(feature.encoding, TargetConfig):
@@ -116,4 +116,7 @@ def _raw_dtype(plan: FeaturePlan, column: str) -> RawDType:
 
 
 def _raw_shape(plan: FeaturePlan, feature: FeatureConfig) -> tuple[int | None, ...]:
-    return (feature.length,) if plan.column_types[feature.column].startswith("list<") else ()
+    # A cross is a list where any of its fields is.
+    crosses = isinstance(feature.encoding, CrossConfig)
+    columns = feature.columns if crosses else (feature.column,)
+    return (feature.length,) if any(plan.is_list(column) for column in columns) else ()
