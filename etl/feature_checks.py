@@ -93,7 +93,7 @@ def _check_cross(feature: FeatureConfig, encoding: CrossConfig, types: Mapping[s
         )
     for column in feature.columns:
         preparation = encoding.prepared.get(column)
-        accepts = _CROSSED
+        accepts: tuple[str, ...] = _CROSSED
         if preparation is not None:
             accepts = OPERATIONS[OPERATION_OF_KIND[preparation.kind]].accepts
         if value_type(types[column]) not in accepts:

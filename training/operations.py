@@ -150,9 +150,7 @@ def _normalize(operation: Normalize, inputs: Sequence[RawValues], _: Resources) 
 
 
 def _cross(operation: Cross, inputs: Sequence[RawValues], _: Resources) -> tf.Tensor:
-    fields = [
-        _cross_field(operation.preparation(place), raw) for place, raw in enumerate(inputs)
-    ]
+    fields = [_cross_field(operation.preparation(place), raw) for place, raw in enumerate(inputs)]
     lists = [raw for raw in inputs if raw.is_pad is not None]
     is_pad = lists[0].is_pad if lists else None
     if len(lists) > 1:
@@ -185,7 +183,8 @@ def _combine(lists: Sequence[RawValues]) -> tuple[list[tf.Tensor], tf.Tensor]:
         combinations are none, bool of the same shape.
     """
     lengths = [
-        tf.math.count_nonzero(~raw.is_pad, axis=1, keepdims=True, dtype=tf.int64) for raw in lists
+        tf.math.count_nonzero(tf.logical_not(raw.is_pad), axis=1, keepdims=True, dtype=tf.int64)
+        for raw in lists
     ]
     limit = tf.constant(tf.int32.max if lists[0].max_len is None else lists[0].max_len, tf.int64)
     strides = [tf.ones_like(lengths[0])]
@@ -201,9 +200,7 @@ def _combine(lists: Sequence[RawValues]) -> tuple[list[tf.Tensor], tf.Tensor]:
     return places, place >= counts
 
 
-def _pick(
-    field: tuple[tf.Tensor, tf.Tensor], places: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
+def _pick(field: tuple[tf.Tensor, tf.Tensor], places: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Values of a list by their places, where a list of no width has one that is never shown."""
     text, missing = (tf.pad(part, [[0, 0], [0, 1]]) for part in field)
     return (

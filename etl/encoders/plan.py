@@ -102,10 +102,7 @@ def _inputs(plan: FeaturePlan, feature: FeatureConfig) -> tuple[RawColumn, ...]:
     names = list(feature.columns)
     if isinstance(feature.encoding, BagWeightsConfig):
         names += plan.feature(feature.encoding.of).columns
-    columns = [
-        RawColumn(name, _raw_dtype(plan, name), plan.is_list(name))
-        for name in names
-    ]
+    columns = [RawColumn(name, _raw_dtype(plan, name), plan.is_list(name)) for name in names]
     if isinstance(feature.encoding, TargetConfig):
         columns.append(RawColumn(fold_column(feature.encoding.folds), "int64", is_served=False))
     return tuple(columns)

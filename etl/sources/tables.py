@@ -25,6 +25,8 @@ def read_table(spark: SparkSession, name: str, table: str) -> DataFrame:
         InputDataError: There is no such table.
     """
     try:
+        # A session remembers a table's files: what others have written since is not among them.
+        spark.catalog.refreshTable(table)
         return spark.read.table(table)
     except (PySparkException, Py4JJavaError) as error:
         raise InputDataError(

@@ -101,7 +101,8 @@ def cases() -> dict[str, tuple[Operation, tuple[RawColumn, ...]]]:
 
 def describe(name: str, operation: Operation, columns: tuple[RawColumn, ...]) -> FeatureSpec:
     output = operation.output
-    is_list = columns[0].is_list or isinstance(operation, Cross) and any(c.is_list for c in columns)
+    crosses = isinstance(operation, Cross)
+    is_list = any(column.is_list for column in (columns if crosses else columns[:1]))
     shape = ((None,) if is_list else ()) if output.shape is None else output.shape
     return FeatureSpec(
         name,

@@ -19,9 +19,7 @@ def test_combinations_are_those_of_itertools(lists, max_len):
     columns = [[row[i] for row in lists] for i in range(3)]
     flat = [flatten_lists(pa.array(c, pa.list_(pa.int64())), max_len) for c in columns]
     product = multiply_lists(flat, max_len)
-    values = [
-        part.values.to_numpy()[at] for part, at in zip(flat, product.positions, strict=True)
-    ]
+    values = [part.values.to_numpy()[at] for part, at in zip(flat, product.positions, strict=True)]
     joined = 100 * values[0] + 10 * values[1] + values[2]
     expected = [
         None
