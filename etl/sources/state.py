@@ -63,8 +63,7 @@ def _read_state(
         return version
     if config.change_check is None:
         return None
-    rows = _select_declared(_open(spark, name, config), config, dates)
-    return f"rows:{rows.schema.simpleString()}:{checksum_rows(rows)}"
+    return f"rows:{checksum_rows(_select_declared(_open(spark, name, config), config, dates))}"
 
 
 def _open(spark: SparkSession, name: str, config: SourceConfig) -> DataFrame:
@@ -79,7 +78,7 @@ def _select_declared(frame: DataFrame, config: SourceConfig, dates: DateRange | 
     found = fields.get(day.name) if day is not None else None
     if dates is not None and config.days is not None and day is not None and found is not None:
         frame = rows_of_days(frame, day, config.days, dates, *found)
-    # A column that is gone changes the schema.
+    # A column that is gone holds nothing; that it is gone is said where the source is read.
     return frame.select(
         *[F.lit(None).alias(n) if f is None else f[0].alias(n) for n, f in fields.items()]
     )

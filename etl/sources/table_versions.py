@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
 from typing import TYPE_CHECKING
 
@@ -48,7 +49,12 @@ def read_table_version(spark: SparkSession, table: str) -> str | None:
         return None
     if not rows:
         return None
-    return ":".join([provider, *(str(rows[0][column]) for column in columns)])
+    return ":".join([provider, *(_write(rows[0][column]) for column in columns)])
+
+
+def _write(value: object) -> str:
+    # A time is shown in the zone of this process; what is kept must not depend on it.
+    return str(value.timestamp() if isinstance(value, datetime.datetime) else value)
 
 
 def _quote(spark: SparkSession, table: str) -> str:

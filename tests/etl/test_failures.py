@@ -39,6 +39,21 @@ def test_failures_of_the_machine_are_named(text, says):
     assert says in str(found)
 
 
+def test_a_file_that_does_not_read_to_its_end_is_refused(spark, tmp_path):
+    from pyspark.errors import PySparkException
+
+    spark.range(1000).coalesce(1).write.parquet(str(tmp_path / "in"))
+    (file,) = (tmp_path / "in").glob("*.parquet")
+    content = file.read_bytes()
+    file.write_bytes(content[:100] + bytes(len(content) // 2) + content[100 + len(content) // 2 :])
+    (tmp_path / "in" / f".{file.name}.crc").unlink()
+    with pytest.raises(PySparkException) as raised:
+        spark.read.parquet(str(tmp_path / "in")).collect()
+    found = translate_failure(raised.value)
+    assert isinstance(found, InputDataError)
+    assert file.name in str(found)
+
+
 def test_unknown_failures_are_left_alone():
     assert translate_failure(RuntimeError("something else")) is None
 

@@ -47,19 +47,19 @@ spark = (
 )
 versions = []
 for change in (
-    "CREATE TABLE `a-b` (id bigint) USING delta",
-    "INSERT INTO `a-b` VALUES (1)",
+    "CREATE TABLE clicks (id bigint) USING delta",
+    "INSERT INTO clicks VALUES (1)",
     "SELECT 1",
-    "DROP TABLE `a-b`",
-    "CREATE TABLE `a-b` (id bigint) USING delta",
+    "DROP TABLE clicks",
+    "CREATE TABLE clicks (id bigint) USING delta",
 ):
     spark.sql(change).collect()
     if not change.startswith("DROP"):
-        versions.append(read_table_version(spark, "default.`a-b`"))
+        versions.append(read_table_version(spark, "default.clicks"))
 print("\\n".join(map(str, versions)))
 """
     done = subprocess.run(
-        [sys.executable, "-c", code, os.environ[JARS], str(tmp_path)],
+        [sys.executable, "-c", code, os.environ[JARS], str(tmp_path / "tables")],
         capture_output=True,
         text=True,
         check=True,
