@@ -30,6 +30,14 @@ _UNREADABLE = re.compile(
 )
 
 
+def describe_failure(error: BaseException) -> str:
+    """Says in a line what Spark raised: the message of Java's error, not that there was one."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith("An error occurred while calling"):
+        return lines[1].removeprefix(":").strip()
+    return lines[0] if lines else type(error).__name__
+
+
 def translate_failure(error: BaseException) -> SluiceError | None:
     """Finds the cause in an error that came through Spark.
 

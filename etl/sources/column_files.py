@@ -14,6 +14,7 @@ from pyspark.sql import types as T
 from conf.errors import ConfigError, InputDataError, SluiceError
 from conf.etl import SourceConfig
 from conf.manifest import InputFile
+from etl.failures import describe_failure
 from etl.sources.headers import escape_path
 from etl.sources.source import FILE_COLUMN
 
@@ -91,6 +92,6 @@ def _explain(name: str, config: SourceConfig, error: Exception) -> SluiceError:
         )
     return InputDataError(
         f"source {name!r} does not read as {config.format}",
-        received=text.strip().splitlines()[0],
+        received=describe_failure(error),
         fix=f"check sources.{name}.path and .format, or take damaged files out",
     )
