@@ -131,12 +131,12 @@ def build_dataset(
         parent = read_parent(paths)
         base = find_base(paths, config, request, parent)
         unwatched = find_unwatched(inputs)
-        if unwatched and not request.force:
+        if unwatched and parent is not None:
             logger.info(
                 "nothing tells whether %s changed since an earlier run: building anew",
                 ", ".join(unwatched),
             )
-        elif not request.force:
+        elif not unwatched and not request.force:
             same = find_same_version(paths, parent, run, replaces_days=base is not None)
             if same is not None:
                 take_same_version(paths, parent, same[0])

@@ -77,6 +77,7 @@ def test_a_dictionary_in_a_database_is_watched(spark, tmp_path, statement):
     assert build_dataset(spark, config).version == first.version
 
 
+@pytest.mark.slow
 def test_what_is_not_watched_is_built_anew_and_said(spark, tmp_path, statement, caplog):
     config = of_jdbc(tmp_path, change_check=None)
     first = build_dataset(spark, config)
