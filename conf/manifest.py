@@ -86,12 +86,38 @@ class DatasetKeys:
 
 @dataclass(frozen=True)
 class InputFile:
-    """A source as it stood when it was read."""
+    """A file of a source as it stood when it was read.
+
+    Attributes:
+        source: The source's name.
+        path: Where it lies.
+        bytes: Its size.
+        modified_ms: When it was last written, milliseconds since 1970.
+        state: What the file system changes with each change of the file, or None where it was
+            not asked.
+    """
 
     source: str
     path: str
     bytes: int
     modified_ms: int
+    state: str | None = None
+
+
+@dataclass(frozen=True)
+class InputTable:
+    """A table or a query as it stood when it was read.
+
+    Attributes:
+        source: The source's name.
+        place: The table's name, or the database and what is read of it.
+        state: The version in its catalogue, or a checksum of its rows; None where nothing tells
+            whether it changes.
+    """
+
+    source: str
+    place: str
+    state: str | None
 
 
 @dataclass(frozen=True)
@@ -102,6 +128,7 @@ class SourceSnapshot:
     event_ts_ms_range: tuple[int, int] | None
     config: Mapping[str, Any]
     config_sha256: str
+    tables: tuple[InputTable, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -305,6 +332,7 @@ def _manifest_fields(data: dict[str, Any], origin: str) -> dict[str, Any]:
         "source": SourceSnapshot(
             inputs=tuple(InputFile(**item) for item in source.pop("inputs")),
             event_ts_ms_range=None if time_range is None else (time_range[0], time_range[1]),
+            tables=tuple(InputTable(**item) for item in source.pop("tables", ())),
             **source,
         ),
         "counts": RowCounts(**fields["counts"]),

@@ -138,7 +138,8 @@ class DatePart:
 class Cross:
     """Hash of several fields joined by `CROSS_SEPARATOR`; missing where one of them is.
 
-    The first field may be a list: each of its values is crossed with the other fields.
+    Where fields are lists, every combination of their values is crossed, the last list's varying
+    fastest; the feature keeps its first `max_len`.
 
     Attributes:
         buckets: Ids are 2 + fingerprint mod buckets.

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from conf.dataset import DatasetPaths, local_path
 from conf.errors import ConfigError
 from conf.etl import BuildConfig
-from conf.etl.references import used_sources
 from conf.manifest import Manifest, SourceSnapshot
 from conf.schema import fingerprint
 from etl.accounting import account_rows
@@ -28,6 +27,7 @@ from etl.encoder_files import (
 )
 from etl.events import EventCounts, count_events, kept, prepare_events
 from etl.features import FeaturePlan, plan_features
+from etl.inputs import Inputs, check_inputs_unchanged, find_unwatched, read_inputs
 from etl.negatives import Negatives, add_negatives
 from etl.partition_reuse import check_split_by_day, complete_run, find_base
 from etl.publish import hold_lock, new_version_id, publish_version, stage_version, sweep_leftovers
@@ -37,8 +37,6 @@ from etl.record_stage import RecordStage, Rows, Written
 from etl.records import build_samples, drop_short_histories
 from etl.runs import (
     RunRequest,
-    can_compare_inputs,
-    check_inputs_unchanged,
     describe_run,
     find_same_version,
     fingerprint_run,
@@ -52,7 +50,6 @@ from etl.sources import (
     check_bad_rows,
     check_columns,
     count_rows,
-    read_source,
 )
 from etl.split import EVENT_SPLITS
 from etl.stage_clock import StageClock
@@ -129,12 +126,17 @@ def build_dataset(
     with hold_lock(paths):
         for name in sweep_leftovers(paths):
             logger.warning("removed what an interrupted build left: %s", name)
-        sources = _read_sources(spark, config, request)
-        inputs = tuple(file for source in sources.values() for file in source.files)
+        sources, inputs = read_inputs(spark, config, request.dates)
         run = describe_run(fingerprint_run(config, inputs, request.dates), request)
         parent = read_parent(paths)
         base = find_base(paths, config, request, parent)
-        if not request.force and can_compare_inputs(config, inputs):
+        unwatched = find_unwatched(inputs)
+        if unwatched and parent is not None:
+            logger.info(
+                "nothing tells whether %s changed since an earlier run: building anew",
+                ", ".join(unwatched),
+            )
+        elif not unwatched and not request.force:
             same = find_same_version(paths, parent, run, replaces_days=base is not None)
             if same is not None:
                 take_same_version(paths, parent, same[0])
@@ -146,7 +148,7 @@ def build_dataset(
             build = _Build(
                 spark, config, plan, request, staging, StageClock(), base, previous, grown_from
             )
-            parts = _run_stages(build, sources)
+            parts = _run_stages(build, sources, inputs)
             manifest = Manifest(
                 dataset_name=config.name,
                 dataset_version=version_id,
@@ -161,7 +163,7 @@ def build_dataset(
                 run=complete_run(run, base, parts.pop("reused_rows")),
                 **parts,
             )
-            check_inputs_unchanged(config, inputs, request.dates)
+            check_inputs_unchanged(spark, config, inputs, request.dates)
             version = publish_version(paths, staging, manifest)
     logger.info("published %s", version)
     return BuildResult(version, manifest)
@@ -188,18 +190,7 @@ def check_config(config: BuildConfig, request: RunRequest) -> FeaturePlan:
     return plan
 
 
-def _read_sources(
-    spark: SparkSession, config: BuildConfig, request: RunRequest
-) -> dict[str, Source]:
-    used = used_sources(config)
-    return {
-        name: read_source(spark, name, source, config.data_dir, request.dates)
-        for name, source in config.sources.items()
-        if name in used
-    }
-
-
-def _run_stages(build: _Build, sources: Mapping[str, Source]) -> dict[str, Any]:
+def _run_stages(build: _Build, sources: Mapping[str, Source], inputs: Inputs) -> dict[str, Any]:
     config, clock = build.config, build.clock
     with clock.stage("read sources"):
         counts = {name: count_rows(source) for name, source in sources.items()}
@@ -233,7 +224,8 @@ def _run_stages(build: _Build, sources: Mapping[str, Source]) -> dict[str, Any]:
         "contract": list_results(checked, found),
         **_describe(build, encoders, written),
         "source": SourceSnapshot(
-            inputs=tuple(file for source in sources.values() for file in source.files),
+            inputs=inputs.files,
+            tables=inputs.tables,
             event_ts_ms_range=event_counts.event_ts_ms_range,
             config=config.resolved(),
             config_sha256=fingerprint(config.resolved()),

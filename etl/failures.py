@@ -23,6 +23,19 @@ _RAISED = re.compile(
     r"(?=\n\s*\n|\n\s+at |\n[A-Za-z_.]+(?:Error|Exception)\b|\Z)",
     re.DOTALL,
 )
+# A file that is gone or forbidden has a condition of its own.
+_UNREADABLE = re.compile(
+    r"\[FAILED_READ_FILE\.(?:NO_HINT|CANNOT_READ_FILE_FOOTER)\] "
+    r"Encountered error while reading file (?P<path>\S+?)\.(?:\s|$)"
+)
+
+
+def describe_failure(error: BaseException) -> str:
+    """Says in a line what Spark raised: the message of Java's error, not that there was one."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith("An error occurred while calling"):
+        return lines[1].removeprefix(":").strip()
+    return lines[0] if lines else type(error).__name__
 
 
 def translate_failure(error: BaseException) -> SluiceError | None:
@@ -40,6 +53,16 @@ def translate_failure(error: BaseException) -> SluiceError | None:
         for cls in _CLASSES:
             if cls.__name__ == raised["name"]:
                 return cls(raised["text"].strip())
+    unreadable = _UNREADABLE.search(text)
+    if unreadable:
+        causes = [line.strip() for line in text.splitlines() if line.startswith("Caused by:")]
+        return InputDataError(
+            "an input file is damaged: Spark cannot read it to its end",
+            received=": ".join(
+                [unreadable["path"], *(c.removeprefix("Caused by: ") for c in causes[-1:])]
+            ),
+            fix="write the file anew, or take it out of the source's path; nothing was published",
+        )
     if "No space left on device" in text or "Disk quota exceeded" in text:
         return InternalError(
             "the disk is full",

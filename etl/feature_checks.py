@@ -32,6 +32,11 @@ def value_type(column_type: str) -> str:
     return "int64" if name == "timestamp" else name
 
 
+def is_list_type(column_type: str) -> bool:
+    """Whether a column of that type holds lists."""
+    return column_type.startswith("list<")
+
+
 def check_encodings(features: Sequence[FeatureConfig], types: Mapping[str, str]) -> None:
     """Checks each feature's encoding against the types of its columns.
 
@@ -48,7 +53,9 @@ def check_encodings(features: Sequence[FeatureConfig], types: Mapping[str, str])
         kind = feature.encoding.kind
         if kind in OPERATION_OF_KIND:
             _check_types(feature, types)
-        if feature.length is not None and not types[feature.column].startswith("list<"):
+        crosses = isinstance(feature.encoding, CrossConfig)
+        shaped = feature.columns if crosses else (feature.column,)
+        if feature.length is not None and not any(is_list_type(types[c]) for c in shaped):
             raise _refuse(feature, "`length` is for list columns", types[feature.column])
         if (feature.length or feature.max_len) is not None and kind in _LENGTHS_FOLLOW:
             raise _refuse(feature, "the encoding itself says how long the feature is", kind)
@@ -66,7 +73,7 @@ def _check_types(feature: FeatureConfig, types: Mapping[str, str]) -> None:
     accepts = NUMBERS if kind == "weights" else OPERATIONS[OPERATION_OF_KIND[kind]].accepts
     for column in feature.columns:
         received = types[column]
-        is_list = received.startswith("list<")
+        is_list = is_list_type(received)
         if value_type(received) not in accepts:
             raise _refuse(feature, f"values of type {', '.join(accepts)}", f"{column}: {received}")
         if is_list and kind in _SCALARS_ONLY:
@@ -84,24 +91,32 @@ def _check_cross(feature: FeatureConfig, encoding: CrossConfig, types: Mapping[s
             allowed=", ".join(feature.columns),
             fix=did_you_mean(unknown[0], feature.columns),
         )
-    for place, column in enumerate(feature.columns):
+    for column in feature.columns:
         preparation = encoding.prepared.get(column)
-        accepts = OPERATIONS[preparation.kind].accepts if preparation else _CROSSED
+        accepts: tuple[str, ...] = _CROSSED
+        if preparation is not None:
+            accepts = OPERATIONS[OPERATION_OF_KIND[preparation.kind]].accepts
         if value_type(types[column]) not in accepts:
             allowed = f"values of type {', '.join(accepts)}"
             if preparation is None and value_type(types[column]) in NUMBERS:
                 allowed += f", or `prepared: {{{column}: {{kind: bucketize, boundaries: […]}}}}`"
             raise _refuse(feature, allowed, f"{column}: {types[column]}")
-        if place and types[column].startswith("list<"):
-            allowed = "a list as the feature's own `column` only; `crossed_with` are scalars"
-            raise _refuse(feature, allowed, f"{column}: {types[column]}")
+    lists = [column for column in feature.columns if is_list_type(types[column])]
+    if len(lists) > 1 and feature.max_len is None:
+        # Two lists of 1,000 values have a million combinations, in each row.
+        raise _refuse(
+            feature,
+            "`max_len`, the number of combinations of the lists' values that a row keeps",
+            f"lists {', '.join(lists)}, "
+            + ("no `max_len`" if feature.length is None else f"length {feature.length}"),
+        )
 
 
 def _check_hot_weights(feature: FeatureConfig, weights: str, types: Mapping[str, str]) -> None:
     received, tokens = types[weights], types[feature.column]
     if value_type(received) not in NUMBERS:
         raise _refuse(feature, "weights that are numbers", f"{weights}: {received}")
-    if received.startswith("list<") != tokens.startswith("list<"):
+    if is_list_type(received) != is_list_type(tokens):
         raise _refuse(
             feature, f"weights of the shape of {feature.column!r}", f"{weights}: {received}"
         )

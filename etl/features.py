@@ -10,7 +10,7 @@ from conf.etl import BuildConfig, FeatureConfig, TargetConfig, VocabularyConfig
 from conf.manifest import DatasetKeys
 from etl import sample_columns
 from etl.behaviour.columns import column_origins, made_columns
-from etl.feature_checks import check_encodings, value_type
+from etl.feature_checks import check_encodings, is_list_type, value_type
 from etl.vocabulary_plans import VocabularyPlan, plan_vocabularies
 
 SEEN = "seen"
@@ -29,6 +29,10 @@ class FeaturePlan:
     def value_type(self, column: str) -> str:
         """Type of a column's values, those of its lists where it holds lists."""
         return value_type(self.column_types[column])
+
+    def is_list(self, column: str) -> bool:
+        """Whether a column holds lists."""
+        return is_list_type(self.column_types[column])
 
     def feature(self, name: str) -> FeatureConfig:
         """Returns a feature by name; the plan has been checked to have it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,12 @@ from conf.dataset import DatasetPaths, published_versions, read_manifest
 from conf.dates import DateRange
 from conf.errors import InputDataError
 from conf.etl import BuildConfig
-from conf.etl.references import used_sources
-from conf.manifest import InputFile, Manifest, RunInfo
+from conf.manifest import Manifest, RunInfo
 from conf.schema import fingerprint
+from etl.inputs import Inputs
 from etl.publish import make_current, read_current
-from etl.sources.files import find_changes
 
 logger = logging.getLogger("sluice.build")
-
-_SHOWN_CHANGES = 10
 
 
 @dataclass(frozen=True)
@@ -58,18 +55,19 @@ def read_code_version() -> str:
         return "unknown"
 
 
-def fingerprint_run(
-    config: BuildConfig, inputs: tuple[InputFile, ...], dates: DateRange | None
-) -> str:
+def fingerprint_run(config: BuildConfig, inputs: Inputs, dates: DateRange | None) -> str:
     """Returns the fingerprint of all that decides a version's content.
 
-    An input counts by path, size and time of change; where the output lies, and the session that
-    writes it, do not count.
+    A file counts by path, size and state, a table by its state; where the output lies, and the
+    session that writes it, do not count.
     """
     return fingerprint(
         {
             "config": content_config(config.resolved()),
-            "inputs": sorted((f.source, f.path, f.bytes, f.modified_ms) for f in inputs),
+            "inputs": sorted(
+                (f.source, f.path, f.bytes, f.state or str(f.modified_ms)) for f in inputs.files
+            ),
+            "tables": sorted((t.source, t.place, t.state or "") for t in inputs.tables),
             "dates": None if dates is None else [str(dates.first), str(dates.last)],
             "code_version": read_code_version(),
         }
@@ -81,39 +79,6 @@ def content_config(resolved: Mapping[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in resolved.items() if key not in ("spark", "data_dir")}
     kept["output"] = {key: value for key, value in resolved["output"].items() if key != "root"}
     return kept
-
-
-def check_inputs_unchanged(
-    config: BuildConfig, inputs: Sequence[InputFile], dates: DateRange | None
-) -> None:
-    """Refuses what was made of inputs that are no longer what they were when the run began.
-
-    Spark reads a file more than once: a version of inputs that changed meanwhile would be of
-    neither state, and say of itself that it is of the first.
-
-    Args:
-        config: The build's config.
-        inputs: The files, as they stood when the run began.
-        dates: The run's days, or None.
-
-    Raises:
-        InputDataError: A file was written, added or removed.
-    """
-    changes: list[str] = []
-    for name in used_sources(config):
-        before = [file for file in inputs if file.source == name]
-        changes += [
-            f"{name}: {change}"
-            for change in find_changes(name, config.sources[name], config.data_dir, before, dates)
-        ]
-    if changes:
-        shown = [*changes[:_SHOWN_CHANGES], *(["…"] if len(changes) > _SHOWN_CHANGES else [])]
-        raise InputDataError(
-            "the input has changed while it was read; nothing was published",
-            received="\n            ".join(shown),
-            allowed="files that stay as they are until the build has ended",
-            fix="run the build again once the input is complete",
-        )
 
 
 def describe_run(run_fingerprint: str, request: RunRequest) -> RunInfo:
@@ -189,9 +154,3 @@ def _is_made_by(manifest: Manifest, run: RunInfo) -> bool:
     found = manifest.run
     is_whole = found is not None and not any(found.reused_rows.values())
     return is_whole and found is not None and found.fingerprint == run.fingerprint
-
-
-def can_compare_inputs(config: BuildConfig, inputs: tuple[InputFile, ...]) -> bool:
-    """Whether each source is files whose change shows; a table or a query may change unseen."""
-    seen = {file.source for file in inputs if file.modified_ms > 0}
-    return seen.issuperset(used_sources(config)) and all(file.modified_ms > 0 for file in inputs)

@@ -70,7 +70,8 @@ def build_session(config: SparkConfig, app_name: str) -> SparkSession:
     for key, value in _settings(config, submitted).items():
         builder = builder.config(key, value)
     # PySpark logs each failed query's context beside raising it.
-    logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         session = builder.getOrCreate()
     except PySparkRuntimeError as error:

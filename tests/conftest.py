@@ -24,11 +24,16 @@ def spark() -> Iterator[SparkSession]:
     from conf.etl import SparkConfig
     from jobs.spark import build_session
 
+    # Spark brings no Avro module; with one, the tests of Avro files run too.
+    avro = os.environ.get("SLUICE_AVRO_JAR")
     config = SparkConfig(
         master="local[2]",
         driver_memory="2g",
         shuffle_partitions=4,
-        conf={"spark.sql.warehouse.dir": "/tmp/sluice-test-warehouse"},
+        conf={
+            "spark.sql.warehouse.dir": "/tmp/sluice-test-warehouse",
+            **({"spark.jars": avro} if avro else {}),
+        },
     )
     session = build_session(config, "sluice-tests")
     yield session

@@ -7,6 +7,7 @@ cosines), more only where a logarithm lies within 1e-15 of what is subtracted fr
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,11 +47,13 @@ class RawValues:
         values: `[batch]`, or `[batch, length]` of a list.
         is_null: Which values are missing, same shape.
         is_pad: Which positions lie behind the end of a list, same shape; None of a scalar.
+        max_len: Values that the feature keeps of a list; None keeps all.
     """
 
     values: tf.Tensor
     is_null: tf.Tensor
     is_pad: tf.Tensor | None
+    max_len: int | None = None
 
     @property
     def text(self) -> tf.Tensor:
@@ -147,16 +150,63 @@ def _normalize(operation: Normalize, inputs: Sequence[RawValues], _: Resources) 
 
 
 def _cross(operation: Cross, inputs: Sequence[RawValues], _: Resources) -> tf.Tensor:
-    first = inputs[0]
-    texts, missing = [], tf.zeros_like(first.values, tf.bool)
-    for place, raw in enumerate(inputs):
-        text, is_missing = _cross_field(operation.preparation(place), raw)
-        if first.is_pad is not None and raw.is_pad is None:  # beside each value of the list
-            text, is_missing = text[:, tf.newaxis], is_missing[:, tf.newaxis]
-        texts.append(tf.broadcast_to(text, tf.shape(first.values)))
-        missing |= is_missing
+    fields = [_cross_field(operation.preparation(place), raw) for place, raw in enumerate(inputs)]
+    lists = [raw for raw in inputs if raw.is_pad is not None]
+    is_pad = lists[0].is_pad if lists else None
+    if len(lists) > 1:
+        combined, is_pad = _combine(lists)
+        places = iter(combined)
+        fields = [
+            field if raw.is_pad is None else _pick(field, next(places))
+            for field, raw in zip(fields, inputs, strict=True)
+        ]
+    if is_pad is not None:  # scalars stand beside each value
+        fields = [
+            tuple(part[:, tf.newaxis] for part in field) if raw.is_pad is None else field
+            for field, raw in zip(fields, inputs, strict=True)
+        ]
+    shape = tf.shape(fields[0][0] if is_pad is None else is_pad)
+    texts = [tf.broadcast_to(text, shape) for text, _ in fields]
+    missing = functools.reduce(tf.logical_or, [is_missing for _, is_missing in fields])
     ids = hash_text(tf.strings.join(texts, separator=CROSS_SEPARATOR), operation.buckets)
-    return RawValues(first.values, missing, first.is_pad).finish(ids, OOV_ID)
+    return RawValues(ids, tf.broadcast_to(missing, shape), is_pad).finish(ids, OOV_ID)
+
+
+def _combine(lists: Sequence[RawValues]) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Combines the values of lists, the last list's varying fastest.
+
+    Args:
+        lists: Lists `[batch, length]`, of which a row keeps `max_len` combinations.
+
+    Returns:
+        By list, the place of each combination's value, int32 `[batch, combinations]`; and which
+        combinations are none, bool of the same shape.
+    """
+    lengths = [
+        tf.math.count_nonzero(tf.logical_not(raw.is_pad), axis=1, keepdims=True, dtype=tf.int64)
+        for raw in lists
+    ]
+    limit = tf.constant(tf.int32.max if lists[0].max_len is None else lists[0].max_len, tf.int64)
+    strides = [tf.ones_like(lengths[0])]
+    for length in reversed(lengths):
+        strides.append(tf.minimum(strides[-1] * length, limit))
+    counts, strides = strides[-1], strides[-2::-1]
+    width = tf.reduce_max(tf.concat([[0], counts[:, 0]], axis=0))
+    place = tf.range(width)[tf.newaxis, :]
+    places = [
+        tf.cast(place // tf.maximum(stride, 1) % tf.maximum(length, 1), tf.int32)
+        for stride, length in zip(strides, lengths, strict=True)
+    ]
+    return places, place >= counts
+
+
+def _pick(field: tuple[tf.Tensor, tf.Tensor], places: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Values of a list by their places, where a list of no width has one that is never shown."""
+    text, missing = (tf.pad(part, [[0, 0], [0, 1]]) for part in field)
+    return (
+        tf.gather(text, places, batch_dims=1),
+        tf.gather(missing, places, batch_dims=1),
+    )
 
 
 def _cross_field(

@@ -74,7 +74,7 @@ class RawInput:
         is_pad = None
         if self.is_list:
             is_pad = nothing if self.pad_token is None else tf.equal(values, self.pad_token)
-        return RawValues(values, is_null, is_pad)
+        return RawValues(values, is_null, is_pad, self.max_len if self.is_list else None)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the input as a JSON object."""

@@ -130,11 +130,11 @@ class DatePartConfig(_TimeConfig):
     part: Part
 
 
-PreparationConfig = BucketizeConfig | DatePartConfig
+PreparationConfig = BucketizeConfig | QuantileConfig | DatePartConfig
 
 
 class CrossConfig(Strict):
-    """Hash of this column's value joined with those of others."""
+    """Hash of this column's value joined with those of others; of lists, each combination."""
 
     kind: Literal["cross"] = "cross"
     crossed_with: tuple[str, ...] = Field(min_length=1)
@@ -142,6 +142,12 @@ class CrossConfig(Strict):
     prepared: dict[str, Annotated[PreparationConfig, Field(discriminator="kind")]] = Field(
         {}, description="By column: the buckets or part of the date that take its place."
     )
+
+    @model_validator(mode="after")
+    def _distinct(self) -> CrossConfig:
+        if len(set(self.crossed_with)) < len(self.crossed_with):
+            raise ValueError("`crossed_with` names a column twice")
+        return self
 
 
 class CyclicalConfig(_TimeConfig):

@@ -110,6 +110,12 @@ class SourceConfig(Strict):
     all_null_columns: Literal["ignore", "warn", "fail"] = Field(
         "warn", description="A nullable column that is null in every good row."
     )
+    change_check: Literal["checksum"] | None = Field(
+        "checksum",
+        description="How a run notices that a query, or a table without versions, has changed: "
+        "its declared columns are read for a checksum when the run begins and when it ends. "
+        "None: not at all; each run builds anew.",
+    )
     bad_rows: BadRowsConfig = BadRowsConfig()
 
     @model_validator(mode="before")
@@ -161,6 +167,7 @@ class SourceConfig(Strict):
             "null_values": (separated or self.format == "pattern", bool(self.null_values)),
             "header": (separated or self.format == "pattern", self.header is not False),
             "encoding": (self.format in _TEXT, self.encoding != "utf-8"),
+            "change_check": (self.path is None, self.change_check is None),
         }
         wrong = [name for name, (allowed, given) in only.items() if given and not allowed]
         if self.header == "by_name" and not separated:

@@ -122,7 +122,7 @@ def _build_cross(
             encoder = BucketizeEncoder(raw_type, preparation)
         elif preparation is not None:
             encoder = DatePartEncoder(preparation)
-        fields.append(CrossField(raw_type, encoder))
+        fields.append(CrossField(raw_type, encoder, raw.is_list))
     shape = None
     if spec.is_list:
         shape = ListShape(spec.max_len, None if spec.is_ragged else spec.shape[0])

@@ -16,6 +16,7 @@ from etl.encoders.buffers import to_arrow, valid_mask
 from etl.encoders.casting import cast_values
 from etl.encoders.fingerprint import fingerprint_values
 from etl.encoders.lists import flatten_lists
+from etl.encoders.products import multiply_lists
 
 
 def hash_to_buckets(values: pa.Array, buckets: int) -> np.ndarray:
@@ -57,8 +58,8 @@ class CrossEncoder:
         fields: By column, what makes the field of it: a cast, or an encoder whose ids are the
             field, missing where the id is OOV.
         buckets: Number of buckets.
-        shape: Shape of the first column where that is a list: each of its values is crossed; None
-            for a scalar.
+        shape: What is kept of the lists where a field is one: then each combination of their
+            values is crossed, the last list's varying fastest. None where all are scalars.
     """
 
     fields: tuple[CrossField, ...]
@@ -73,14 +74,26 @@ class CrossEncoder:
     def encode(self, columns: Sequence[pa.Array]) -> pa.Array:
         """Crosses columns `[rows]` to int64 ids `[rows]`, or lists of them."""
         if self.shape is None:
-            return self._cross(columns)
-        lists = flatten_lists(columns[0], self.shape.max_len, self.shape.exact_len)
-        rows = pa.array(np.repeat(np.arange(len(columns[0])), np.diff(lists.offsets)))
-        others = [column.take(rows) for column in columns[1:]]
-        return lists.rebuild(self._cross([lists.values, *others])).cast(self.output_type)
+            return self._hash(
+                [field.read(column) for field, column in zip(self.fields, columns, strict=True)]
+            )
+        # The first `max_len` combinations hold no later value of any list.
+        lists = [
+            flatten_lists(column, self.shape.max_len, self.shape.exact_len)
+            for field, column in zip(self.fields, columns, strict=True)
+            if field.is_list
+        ]
+        product = multiply_lists(lists, self.shape.max_len)
+        values, positions = iter(lists), iter(product.positions)
+        texts = [
+            field.read(next(values).values).take(pa.array(next(positions)))
+            if field.is_list
+            else field.read(column).take(pa.array(product.rows))
+            for field, column in zip(self.fields, columns, strict=True)
+        ]
+        return product.rebuild(self._hash(texts)).cast(self.output_type)
 
-    def _cross(self, columns: Sequence[pa.Array]) -> pa.Array:
-        texts = [field.read(column) for field, column in zip(self.fields, columns, strict=True)]
+    def _hash(self, texts: Sequence[pa.Array]) -> pa.Array:
         joined = pc.binary_join_element_wise(
             *texts, CROSS_SEPARATOR.encode(), null_handling="emit_null"
         )
@@ -102,13 +115,15 @@ class CrossField:
     Attributes:
         raw_type: Declared type of its column.
         encoder: What makes ids of the values that take their place, or None.
+        is_list: Whether its column holds lists.
     """
 
     raw_type: pa.DataType
     encoder: Encoder | None = None
+    is_list: bool = False
 
     def read(self, column: pa.Array) -> pa.Array:
-        """Returns the field's text, binary `[rows]`, null where it is missing."""
+        """Returns the text of each value, binary `[values]`, null where it is missing."""
         if self.encoder is None:
             return _to_bytes(cast_values(column, self.raw_type))
         ids = self.encoder.encode(column)

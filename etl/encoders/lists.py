@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-_MAX_VALUES = 2**31 - 1  # what the 32-bit offsets of a list column can address
+MAX_VALUES = 2**31 - 1
+"""What the 32-bit offsets of a list column can address."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,8 @@ def flatten_lists(
         cut_before = _offsets(lengths)[:-1] - offsets[:-1]
         positions = np.arange(offsets[-1]) + np.repeat(cut_before, kept)
         values = values.take(pa.array(positions))
-    if offsets[-1] > _MAX_VALUES:
-        raise pa.ArrowInvalid(f"{offsets[-1]} values in one batch; at most {_MAX_VALUES} fit")
+    if offsets[-1] > MAX_VALUES:
+        raise pa.ArrowInvalid(f"{offsets[-1]} values in one batch; at most {MAX_VALUES} fit")
     return FlatLists(values, offsets.astype(np.int32), missing)
 
 

@@ -108,14 +108,13 @@ def fit_operations(
     for feature in plan.features:
         config = feature.encoding
         if isinstance(config, CrossConfig):
-            operations[feature.name] = _cross(feature, config)
+            operations[feature.name] = _cross(feature, config, fitted)
         elif type(config) in _STATED:
             operations[feature.name] = _STATED[type(config)](config)
         elif isinstance(config, NormalizeConfig):
             operations[feature.name] = _normalize(config, fitted.get(feature.name))
         elif isinstance(config, QuantileConfig):
-            boundaries = sorted(set(fitted[feature.name].quantiles))
-            operations[feature.name] = Bucketize(tuple(boundaries))
+            operations[feature.name] = _equally_full(fitted[feature.name])
         elif isinstance(config, SparseIndicesConfig):
             operations[feature.name] = _sparse_indices(feature, config, fitted)
         elif isinstance(config, MultiHotConfig):
@@ -132,35 +131,55 @@ def fit_operations(
     return operations, tables
 
 
-def _cross(feature: FeatureConfig, config: CrossConfig) -> Cross:
+def _cross(
+    feature: FeatureConfig, config: CrossConfig, fitted: Mapping[str, FittedNumbers]
+) -> Cross:
     if not config.prepared:
         return Cross(config.buckets)
-    parts: list[Any] = [config.prepared.get(column) for column in feature.columns]
-    made = (None if own is None else _STATED[type(own)](own) for own in parts)
-    return Cross(config.buckets, cast("tuple[Bucketize | DatePart | None, ...]", tuple(made)))
+    made: list[Bucketize | DatePart | None] = []
+    for column in feature.columns:
+        own: Any = config.prepared.get(column)
+        if isinstance(own, QuantileConfig):
+            made.append(_equally_full(fitted[_part(feature, column)]))
+        else:
+            made.append(None if own is None else cast(Any, _STATED[type(own)](own)))
+    return Cross(config.buckets, tuple(made))
+
+
+def _equally_full(fitted: FittedNumbers) -> Bucketize:
+    return Bucketize(tuple(sorted(set(fitted.quantiles))))
 
 
 def _number_requests(plan: FeaturePlan) -> dict[str, NumberRequest]:
     requests = {}
     for feature in plan.features:
         config = feature.encoding
-        is_list = plan.column_types[feature.column].startswith("list<")
-        request = NumberRequest(feature.column, is_list)
+        request = NumberRequest(feature.column, plan.is_list(feature.column))
         if isinstance(config, NormalizeConfig) and config.method is not None:
             quartiles = (0.25, 0.5, 0.75) if config.method == "robust" else ()
             requests[feature.name] = replace(
                 request, prepare=_preparation(config), probabilities=quartiles
             )
         elif isinstance(config, QuantileConfig):
-            inner = tuple(i / config.buckets for i in range(1, config.buckets))
-            requests[feature.name] = replace(request, probabilities=inner)
+            requests[feature.name] = replace(request, probabilities=_inner(config))
+        elif isinstance(config, CrossConfig):
+            for column, own in config.prepared.items():
+                if isinstance(own, QuantileConfig):
+                    requests[_part(feature, column)] = NumberRequest(
+                        column, plan.is_list(column), probabilities=_inner(own)
+                    )
         elif isinstance(config, SparseIndicesConfig) and config.sizes is None:
             for column in feature.columns:
-                requests[_space(feature, column)] = replace(request, column=column)
+                requests[_part(feature, column)] = replace(request, column=column)
     return requests
 
 
-def _space(feature: FeatureConfig, column: str) -> str:
+def _inner(config: QuantileConfig) -> tuple[float, ...]:
+    return tuple(i / config.buckets for i in range(1, config.buckets))
+
+
+def _part(feature: FeatureConfig, column: str) -> str:
+    """Name of what is fitted for one column of a feature that reads several."""
     return f"{feature.name}#{column}"
 
 
@@ -196,7 +215,7 @@ def _sparse_indices(
 ) -> SparseIndices:
     if config.sizes is not None:
         return SparseIndices(config.sizes)
-    highest = [fitted[_space(feature, column)].moments.maximum for column in feature.columns]
+    highest = [fitted[_part(feature, column)].moments.maximum for column in feature.columns]
     if not 0 <= min(highest) <= max(highest) < _MAX_INDICES:
         raise InputDataError(
             f"feature {feature.name!r} has no index space: its highest indices are out of range",

@@ -14,7 +14,7 @@ from conf.encoders import (
     TableSpec,
     VocabularySpec,
 )
-from conf.etl import BagWeightsConfig, FeatureConfig, IdentityConfig, TargetConfig
+from conf.etl import BagWeightsConfig, CrossConfig, FeatureConfig, IdentityConfig, TargetConfig
 from conf.operations import Operation
 from conf.schema import DType, FeatureSchema, FeatureSpec
 from etl.encoders.folds import fold_column
@@ -102,10 +102,7 @@ def _inputs(plan: FeaturePlan, feature: FeatureConfig) -> tuple[RawColumn, ...]:
     names = list(feature.columns)
     if isinstance(feature.encoding, BagWeightsConfig):
         names += plan.feature(feature.encoding.of).columns
-    columns = [
-        RawColumn(name, _raw_dtype(plan, name), plan.column_types[name].startswith("list<"))
-        for name in names
-    ]
+    columns = [RawColumn(name, _raw_dtype(plan, name), plan.is_list(name)) for name in names]
     if isinstance(feature.encoding, TargetConfig):
         columns.append(RawColumn(fold_column(feature.encoding.folds), "int64", is_served=False))
     return tuple(columns)
@@ -116,4 +113,7 @@ def _raw_dtype(plan: FeaturePlan, column: str) -> RawDType:
 
 
 def _raw_shape(plan: FeaturePlan, feature: FeatureConfig) -> tuple[int | None, ...]:
-    return (feature.length,) if plan.column_types[feature.column].startswith("list<") else ()
+    # A cross is a list where any of its fields is.
+    crosses = isinstance(feature.encoding, CrossConfig)
+    columns = feature.columns if crosses else (feature.column,)
+    return (feature.length,) if any(plan.is_list(column) for column in columns) else ()

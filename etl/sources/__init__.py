@@ -5,6 +5,7 @@ from etl.sources.drift import check_columns
 from etl.sources.files import find_files
 from etl.sources.read import read_source
 from etl.sources.source import ORDER_COLUMN, Source
+from etl.sources.state import read_states
 
 __all__ = [
     "ORDER_COLUMN",
@@ -15,4 +16,5 @@ __all__ = [
     "count_rows",
     "find_files",
     "read_source",
+    "read_states",
 ]

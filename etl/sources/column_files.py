@@ -14,6 +14,7 @@ from pyspark.sql import types as T
 from conf.errors import ConfigError, InputDataError, SluiceError
 from conf.etl import SourceConfig
 from conf.manifest import InputFile
+from etl.failures import describe_failure
 from etl.sources.headers import escape_path
 from etl.sources.source import FILE_COLUMN
 
@@ -86,10 +87,11 @@ def _explain(name: str, config: SourceConfig, error: Exception) -> SluiceError:
             f"source {name!r}: this Spark session cannot read Avro",
             received="format: avro, without Spark's Avro package on the class path",
             fix="add it: spark.conf.spark.jars.packages: "
-            "org.apache.spark:spark-avro_2.13:VERSION, VERSION that of Spark",
+            "org.apache.spark:spark-avro_2.13:VERSION, VERSION that of Spark or the newest before "
+            "it; or spark.conf.spark.jars: the path of its jar",
         )
     return InputDataError(
         f"source {name!r} does not read as {config.format}",
-        received=text.strip().splitlines()[0],
+        received=describe_failure(error),
         fix=f"check sources.{name}.path and .format, or take damaged files out",
     )

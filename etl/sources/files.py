@@ -83,8 +83,8 @@ def find_changes(
         dates: The run's days, as then.
 
     Returns:
-        What happened, file by file; empty where each has its size and time of change, and none is
-        new or gone.
+        What happened, file by file; empty where each has its size and state, and none is new or
+        gone.
     """
     if config.path is None:
         return []
@@ -113,7 +113,10 @@ def _list_files(
 
 def _describe(name: str, file: Path) -> InputFile:
     stat = file.stat()
-    return InputFile(name, str(file), stat.st_size, stat.st_mtime_ns // 1_000_000)
+    # The time of the last write can be set back, and two writes of one size may share it; what the
+    # kernel keeps of the last change of any kind cannot. A file in its place is another inode.
+    state = f"{stat.st_mtime_ns}.{stat.st_ctime_ns}.{stat.st_ino}"
+    return InputFile(name, str(file), stat.st_size, stat.st_mtime_ns // 1_000_000, state)
 
 
 def find_files_by_day(

@@ -44,10 +44,10 @@ def parse_text(column: ColumnConfig, text: Column) -> Column:
 
 
 def parse_scalar(column: ColumnConfig, text: Column) -> Column:
-    """Parses the text of one value."""
+    """Parses the text of one value, or of one in a list."""
     if column.type == "timestamp":
         return parse_timestamp(text, column.timestamp_format)
-    return text.try_cast(SPARK_TYPES[column.type])
+    return text.try_cast(SPARK_TYPES[column.element_type])
 
 
 def split_list(column: ColumnConfig, text: Column) -> Column:

@@ -76,6 +76,11 @@ def cases() -> dict[str, tuple[Operation, tuple[RawColumn, ...]]]:
     add("cross_of_parts", Cross(5000, (None, hour, steps)), "int", "time", "double")
     add("cross_of_values", Cross(5000), "many_text", "int")
     add("cross_of_buckets", Cross(5000, (steps, hour, None)), "many_float", "time", "text")
+    add("cross_of_later_list", Cross(5000), "int", "many_text")
+    add("product", Cross(5000), "many_int", "more_text")
+    add("product_with_itself", Cross(5000), "many_int", "many_int")
+    parts = (steps, None, hour, None)
+    add("product_of_three", Cross(5000, parts), "many_float", "more_int", "time", "more_text")
     for part in PART_SIZES:
         add(f"part_{part}", DatePart(part, "ms", 345), "time")
     add("part_s", DatePart("day_of_year", "s", -720), "many_int")
@@ -96,7 +101,9 @@ def cases() -> dict[str, tuple[Operation, tuple[RawColumn, ...]]]:
 
 def describe(name: str, operation: Operation, columns: tuple[RawColumn, ...]) -> FeatureSpec:
     output = operation.output
-    shape = ((None,) if columns[0].is_list else ()) if output.shape is None else output.shape
+    crosses = isinstance(operation, Cross)
+    is_list = any(column.is_list for column in (columns if crosses else columns[:1]))
+    shape = ((None,) if is_list else ()) if output.shape is None else output.shape
     return FeatureSpec(
         name,
         output.dtype,

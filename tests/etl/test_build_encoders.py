@@ -65,6 +65,21 @@ FEATURES = [
         },
     ),
     feature("gender_stars", "gender", "multi_hot", weights="rating"),
+    feature(
+        "recent_x_tags", "history", "cross", crossed_with=["gender", "tags"], buckets=999, max_len=3
+    ),
+    feature(
+        "stars_x_past",
+        "rating",
+        "cross",
+        crossed_with=["past_rating", "gender"],
+        buckets=999,
+        max_len=2,
+        prepared={
+            "rating": {"kind": "quantile", "buckets": 2},
+            "past_rating": {"kind": "quantile", "buckets": 2},
+        },
+    ),
 ]
 PAST = {"name": "past", "max_len": 3, "columns": ["rating"]}
 PAST |= {"gaps": {"name": "past_age", "unit": "s"}}
@@ -132,6 +147,22 @@ def test_crosses_of_lists_and_of_parts_and_weighted_vectors(days):
     assert all(sum(row["gender_stars"]) == max(row["gender_stars"]) >= 3 for row in rows)
 
 
+def test_crosses_of_several_lists_and_of_quantiles(days):
+    version, rows = days[0].version, read(days[0], "train")
+    for row in rows:
+        lengths = {name: len(row[name] or []) for name in ("recent", "tag_x_gender", "past_stars")}
+        combined = lengths["recent"] * lengths["tag_x_gender"]
+        assert len(row["recent_x_tags"] or []) == min(3, combined)
+        assert len(row["stars_x_past"] or []) == min(2, lengths["past_stars"])
+    assert any(len(row["recent_x_tags"] or []) == 3 for row in rows)
+    # The boundaries are those of the features that are the quantiles themselves.
+    plan = read_plan(version / "encoders")
+    own, past, gender = plan.column("stars_x_past").operation.prepared
+    assert own == plan.column("stars").operation
+    assert past == plan.column("past_stars").operation
+    assert gender is None
+
+
 def test_a_train_row_does_not_see_its_own_label(days):
     result = days[0]
     rows = read(result, "train")
@@ -187,7 +218,9 @@ def test_a_build_s_encoders_are_served(days):
     [
         (feature("x", "gender", "normalize"), "int64, float32"),
         (feature("x", "tags", "target"), "not lists"),
-        (feature("x", "gender", "cross", crossed_with=["tags"], buckets=9), "own `column` only"),
+        (feature("x", "tags", "cross", crossed_with=["history"], buckets=9), "`max_len`"),
+        (feature("x", "tags", "cross", crossed_with=["history"], buckets=9, length=4), "`max_len`"),
+        (crossed(prepared={"group": {"kind": "quantile", "buckets": 3}}), "int64"),
         (
             crossed(prepared={"grp": HOUR}),
             "does not cross",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conf.errors import InputDataError, InternalError
-from etl.failures import translate_failure
+from etl.failures import describe_failure, translate_failure
 
 WRAPPED = """An exception was thrown from the Python worker. Please see the stack trace below.
 Traceback (most recent call last):
@@ -37,6 +37,29 @@ def test_failures_of_the_machine_are_named(text, says):
     found = translate_failure(RuntimeError(text))
     assert isinstance(found, InternalError)
     assert says in str(found)
+
+
+def test_a_file_that_does_not_read_to_its_end_is_refused(spark, tmp_path):
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    spark.range(1000).coalesce(1).write.parquet(str(tmp_path / "in"))
+    (file,) = (tmp_path / "in").glob("*.parquet")
+    content = file.read_bytes()
+    file.write_bytes(content[:100] + bytes(len(content) // 2) + content[100 + len(content) // 2 :])
+    (tmp_path / "in" / f".{file.name}.crc").unlink()
+    with pytest.raises((PySparkException, Py4JError)) as raised:
+        spark.read.parquet(str(tmp_path / "in")).collect()
+    found = translate_failure(raised.value)
+    assert isinstance(found, InputDataError)
+    assert file.name in str(found)
+
+
+def test_a_line_says_what_java_said():
+    wrapped = "An error occurred while calling o1.load.\n: java.io.IOException: Not a file\n\tat x"
+    assert describe_failure(RuntimeError(wrapped)) == "java.io.IOException: Not a file"
+    assert describe_failure(RuntimeError("\nno such table\nmore")) == "no such table"
+    assert describe_failure(RuntimeError()) == "RuntimeError"
 
 
 def test_unknown_failures_are_left_alone():

@@ -15,6 +15,11 @@ from tests.etl.reading import read_sparse
 ROWS = {
     "criteo": ("criteo-10k", {"train": 10_000}, 2_182 / 10_000),
     "diginetica": ("diginetica-coder", {"train": 77_929, "test": 51_953}, 1 / 5),
+    "ml_1m": (
+        "ml-1m",
+        {"train": 993_657, "validation": 512, "test": 6_040},
+        575_281 / 1_000_209,
+    ),
     "frappe": ("frappe/nfm", {"train": 202_027, "validation": 57_722, "test": 28_860}, 1 / 3),
 }
 

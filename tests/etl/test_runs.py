@@ -18,11 +18,12 @@ import pytest
 from conf.dataset import DatasetPaths, published_versions, read_manifest, resolve_version
 from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
-from conf.manifest import InputFile, Manifest
+from conf.manifest import InputFile, InputTable, Manifest
 from etl.build import build_dataset
+from etl.inputs import Inputs
 from etl.parquet_export import parquet_path
 from etl.publish import hold_lock, make_current, read_current
-from etl.runs import RunRequest, can_compare_inputs, fingerprint_run
+from etl.runs import RunRequest, fingerprint_run
 from etl.tfrecord.decode import WireFeature, read_tfrecords
 from etl.versions import collect_garbage
 from tests.etl.logs import build_config, write_logs
@@ -91,15 +92,26 @@ def test_same_run_builds_nothing_a_changed_input_builds_anew_and_going_back_take
     assert second.is_new
     assert second.manifest.parent == first.manifest.dataset_version
     assert second.manifest.counts.kept["test"] == first.manifest.counts.kept["test"] + 1
-    # The input is as it was: that version is there already, and is what readers get again.
-    text = (logs / "ratings.dat").read_text().splitlines()[:-1]
-    (logs / "ratings.dat").write_text("\n".join(text) + "\n")
-    moment = next(f for f in first.manifest.source.inputs if f.source == "ratings").modified_ms
-    os.utime(logs / "ratings.dat", ns=(moment * 1_000_000, moment * 1_000_000))
+    # Another config, and this one again: that version is there already, and readers get it again.
+    seeded = config.model_copy(update={"output": config.output.model_copy(update={"seed": 9})})
+    assert build_dataset(spark, seeded).is_new
     back = build_dataset(spark, config)
-    assert (back.version, back.is_new) == (first.version, False)
-    assert resolve_version(root / "small") == first.version
-    assert len(published_versions(root / "small")) == 2
+    assert (back.version, back.is_new) == (second.version, False)
+    assert resolve_version(root / "small") == second.version
+    assert len(published_versions(root / "small")) == 3
+
+
+def test_a_file_of_the_same_size_and_time_is_noticed(spark, tmp_path):
+    logs, root = write_days(tmp_path / "logs", range(3)), tmp_path / "datasets"
+    config = dated_config(logs, root)
+    first = build_dataset(spark, config)
+    log = logs / "ratings.dat"
+    stat, text = log.stat(), log.read_text()
+    log.write_text(text.replace("1::11::", "1::14::", 1))
+    os.utime(log, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert (log.stat().st_size, log.stat().st_mtime_ns) == (stat.st_size, stat.st_mtime_ns)
+    assert build_dataset(spark, config).is_new
+    assert build_dataset(spark, config).version != first.version
 
 
 def test_dates_make_samples_of_these_days_with_histories_from_before(spark, tmp_path):
@@ -214,22 +226,21 @@ def test_an_input_that_changes_while_it_is_read_publishes_nothing(spark, tmp_pat
 
 def test_what_does_not_change_the_content_does_not_change_the_fingerprint(tmp_path):
     config = dated_config(tmp_path, tmp_path / "a")
-    inputs = (InputFile("ratings", "/r", 10, 5),)
+    inputs = Inputs((InputFile("ratings", "/r", 10, 5),))
     same = config.model_copy(update={"output": config.output.model_copy(update={"root": "b"})})
     made = fingerprint_run(config, inputs, None)
     assert fingerprint_run(same, inputs, None) == made
-    touched = (replace(inputs[0], modified_ms=6),)
+    touched = Inputs((replace(inputs.files[0], modified_ms=6),))
+    tables = [Inputs(inputs.files, (InputTable("x", "t", state),)) for state in ("1", "2", None)]
     seeded = config.model_copy(update={"output": config.output.model_copy(update={"seed": 9})})
     one_day = DateRange(date(2026, 1, 1), date(2026, 1, 1))
     others = [
         fingerprint_run(config, touched, None),
         fingerprint_run(seeded, inputs, None),
         fingerprint_run(config, inputs, one_day),
+        *(fingerprint_run(config, watched, None) for watched in tables),
     ]
-    assert len({made, *others}) == 4
-    assert can_compare_inputs(config, inputs)
-    assert not can_compare_inputs(config, ())
-    assert not can_compare_inputs(config, (replace(inputs[0], modified_ms=0),))
+    assert len({made, *others}) == 7
 
 
 def test_manifests_without_run_are_read(built):

@@ -83,18 +83,23 @@ def _identity(data: RunData) -> Iterator[tuple[str, str]]:
 
 
 def _inputs_table(manifest: Manifest) -> Block:
-    inputs = manifest.source.inputs
-    if not inputs:
+    inputs, tables = manifest.source.inputs, manifest.source.tables
+    if not inputs and not tables:
         return Note("The dataset version names no inputs.")
-    columns = (Column("Source", numeric=False), Column("File", numeric=False), Column("Bytes"),
-               Column("Modified", numeric=False))  # fmt: skip
+    columns = (
+        Column("Source", numeric=False),
+        Column("File or table", numeric=False),
+        Column("Bytes"),
+        Column("Modified, or state", numeric=False),
+    )
     return build_table(
         "Inputs, as they stood when they were read.",
         columns,
         [
             [item.source, item.path, format_bytes(item.bytes), _minute(item.modified_ms)]
             for item in inputs
-        ],
+        ]
+        + [[item.source, item.place, MISSING, item.state or MISSING] for item in tables],
     )
 
 

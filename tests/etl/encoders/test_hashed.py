@@ -46,8 +46,32 @@ def test_a_cross_of_buckets_and_parts_of_dates_hashes_their_ids():
 
 
 def test_each_value_of_a_list_is_crossed_and_lists_keep_their_shape():
-    fields = (CrossField(pa.string()), CrossField(pa.int64()))
+    fields = (CrossField(pa.string(), is_list=True), CrossField(pa.int64()))
     encoder = CrossEncoder(fields, 10**6, ListShape(max_len=2, exact_len=None))
     lists = pa.array([["a", "b", "c"], [], None, [None, "a"], ["a"]])
     found = encoder.encode([lists, pa.array([1, 1, 1, 2, None])]).to_pylist()
     assert found == [[crossed("a", "1"), crossed("b", "1")], [], None, [1, crossed("a", "2")], [1]]
+
+
+def test_lists_are_crossed_in_all_combinations_the_last_varying_fastest():
+    fields = (
+        CrossField(pa.string(), is_list=True),
+        CrossField(pa.int64()),
+        CrossField(pa.int64(), is_list=True),
+    )
+    encoder = CrossEncoder(fields, 10**6, ListShape(max_len=5, exact_len=None))
+    columns = [
+        pa.array([["a", "b", "c"], ["a"], [], None, ["a", None]]),
+        pa.array([9, 9, 9, 9, 9]),
+        pa.array([[1, 2], [], [1], [1], [1]]),
+    ]
+    ids = [crossed(letter, "9", digit) for letter in "abc" for digit in "12"]
+    found = encoder.encode(columns).to_pylist()
+    assert found == [ids[:5], [], [], None, [ids[0], 1]]
+
+
+def test_a_list_may_stand_in_any_place():
+    fields = (CrossField(pa.int64()), CrossField(pa.string(), is_list=True))
+    encoder = CrossEncoder(fields, 10**6, ListShape(max_len=None, exact_len=2))
+    columns = [pa.array([1, None]), pa.array([["a", "b"], ["a", "b"]])]
+    assert encoder.encode(columns).to_pylist() == [[crossed("1", "a"), crossed("1", "b")], [1, 1]]

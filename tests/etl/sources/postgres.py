@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 JAR_VARIABLE = "SLUICE_POSTGRES_JAR"
+HOME_VARIABLE = "SLUICE_POSTGRES_HOME"
+"""Folder of a server that is not in the path: its programs are in `bin`."""
 USER = "reader"
 DATABASE = "postgres"
 
@@ -29,13 +31,15 @@ class Postgres:
 
     port: int
     password: str
+    programs: Path
 
     @property
     def url(self) -> str:
         return f"jdbc:postgresql://127.0.0.1:{self.port}/{DATABASE}"
 
     def run(self, statements: str) -> None:
-        command = ["psql", "-q", "-h", "127.0.0.1", "-p", str(self.port), "-U", USER, DATABASE]
+        client = _client(self.programs) or "psql"
+        command = [client, "-q", "-h", "127.0.0.1", "-p", str(self.port), "-U", USER, DATABASE]
         environment = {**os.environ, "PGPASSWORD": self.password}
         subprocess.run(
             [*command, "-v", "ON_ERROR_STOP=1", "-c", statements], env=environment, check=True
@@ -51,14 +55,28 @@ def driver_jar() -> str:
     raise PostgresUnavailableError(f"no PostgreSQL driver: set {JAR_VARIABLE} to its jar")
 
 
+def find_programs() -> Path:
+    """Folder of the server's programs, from the variable or the path."""
+    home = os.environ.get(HOME_VARIABLE)
+    # Debian links one program of the server into the path; the others lie beside it.
+    found = str(Path(home) / "bin" / "postgres") if home else shutil.which("postgres")
+    programs = Path(found).resolve().parent if found else None
+    if programs is None or not _client(programs) or not (programs / "initdb").exists():
+        raise PostgresUnavailableError(
+            f"no PostgreSQL server: set {HOME_VARIABLE} to the folder whose bin has initdb, "
+            "postgres and psql"
+        )
+    return programs
+
+
+def _client(programs: Path) -> str | None:
+    return shutil.which("psql", path=str(programs)) or shutil.which("psql")
+
+
 @contextmanager
 def start_postgres() -> Iterator[Postgres]:
     """Starts a server in a folder of its own, and stops it."""
-    found = shutil.which("postgres")
-    # Debian links one program of the server into the path; the others lie beside it.
-    programs = Path(found).resolve().parent if found else None
-    if programs is None or not shutil.which("psql") or not (programs / "initdb").exists():
-        raise PostgresUnavailableError("no PostgreSQL server on this machine")
+    programs = find_programs()
     folder = Path(tempfile.mkdtemp(prefix="sluice-postgres-", dir="/tmp"))
     # The server refuses to run as root.
     user = "nobody" if os.geteuid() == 0 else None
@@ -67,7 +85,7 @@ def start_postgres() -> Iterator[Postgres]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    server = Postgres(port, secrets.token_hex(16))
+    server = Postgres(port, secrets.token_hex(16), programs)
     password_file = folder / "password"
     password_file.write_text(server.password)
     data = folder / "data"

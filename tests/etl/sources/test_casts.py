@@ -68,6 +68,13 @@ def test_text_in_files_is_checked_as_text_in_lines_is(spark, tmp_path):
     assert '"id":"3"' in source.bad.where("reason = 'null:x'").first()["line"]
 
 
+def test_lists_of_texts_are_read_value_by_value(spark, tmp_path):
+    write(tmp_path, x=[["a", "é"], [], ["b"]], id=[["1", "2"], [], ["3", "x"]])
+    columns = [column("list<string>"), column("list<int64>", "id")]
+    source = read(spark, tmp_path, declare(*columns, format="parquet"))
+    assert outcomes(source) == [(["a", "é"], [1, 2]), ([], []), "not_list<int64>:id"]
+
+
 def test_vectors_of_spark_ml_are_lists_of_their_numbers(spark, tmp_path):
     vectors = [Vectors.dense(1.5, 0.0, -2.0), Vectors.sparse(3, {1: 4.0}), None]
     rows = [(i, vector) for i, vector in enumerate(vectors)]

@@ -90,7 +90,7 @@ def test_levels_are_what_tells_paths_apart(tmp_path, names, levels):
 
 
 def test_what_became_of_files_since_they_were_listed(tmp_path):
-    write(tmp_path, "d/same", "d/gone", "d/longer", "d/touched")
+    write(tmp_path, "d/same", "d/gone", "d/longer", "d/swapped", "d/touched")
     config = SourceConfig.model_validate(
         {"path": "d", "columns": [{"name": "id", "type": "int64"}]}
     )
@@ -104,11 +104,15 @@ def test_what_became_of_files_since_they_were_listed(tmp_path):
     (tmp_path / "d" / "gone").unlink()
     (tmp_path / "d" / "longer").write_text("1\n2\n")
     os.utime(tmp_path / "d" / "touched", (1, 1))
+    stat = (tmp_path / "d" / "swapped").stat()
+    (tmp_path / "d" / "swapped").write_text("9\n")
+    os.utime(tmp_path / "d" / "swapped", ns=(stat.st_atime_ns, stat.st_mtime_ns))
     write(tmp_path, "d/new", "d/_hidden")
     assert changes() == [
         "gone is gone",
         "longer was written (2 bytes before, 4 now)",
         "new is new",
+        "swapped was written (2 bytes before, 2 now)",
         "touched was written (2 bytes before, 2 now)",
     ]
     for file in (tmp_path / "d").iterdir():

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.etl import JdbcConfig
+from tests.etl.derby import connect_derby
 from tests.etl.sources.inputs import declare, good, outcomes, read, reasons
 from tests.etl.sources.postgres import (
     USER,
@@ -36,22 +37,15 @@ def source(**jdbc: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def derby(spark) -> Iterator[str]:
-    """The database that comes with Spark."""
-    jvm = spark._jvm
-    jvm.org.apache.spark.sql.execution.datasources.jdbc.DriverRegistry.register(
-        "org.apache.derby.iapi.jdbc.AutoloadedDriver"
-    )
-    connection = jvm.java.sql.DriverManager.getConnection(DERBY)
-    statement = connection.createStatement()
-    statement.execute(
-        "CREATE TABLE ITEMS (ID DECIMAL(22,0), TITLE VARCHAR(9), PRICE DOUBLE, SEEN TIMESTAMP)"
-    )
-    rows = [f"({i}, 'item {i}', {i}.5, NULL)" for i in range(1, 41)]
-    rows += ["(9223372036854775808, 'beyond', 1, NULL)", "(41, NULL, -1, NULL)"]
-    statement.execute(f"INSERT INTO ITEMS VALUES {', '.join(rows)}")
-    yield DERBY
-    statement.execute("DROP TABLE ITEMS")
-    connection.close()
+    with connect_derby(spark, DERBY) as statement:
+        statement.execute(
+            "CREATE TABLE ITEMS (ID DECIMAL(22,0), TITLE VARCHAR(9), PRICE DOUBLE, SEEN TIMESTAMP)"
+        )
+        rows = [f"({i}, 'item {i}', {i}.5, NULL)" for i in range(1, 41)]
+        rows += ["(9223372036854775808, 'beyond', 1, NULL)", "(41, NULL, -1, NULL)"]
+        statement.execute(f"INSERT INTO ITEMS VALUES {', '.join(rows)}")
+        yield DERBY
+        statement.execute("DROP TABLE ITEMS")
 
 
 def test_a_table_is_read_by_declared_types(spark, tmp_path, derby):

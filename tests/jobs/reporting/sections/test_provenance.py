@@ -45,6 +45,7 @@ def test_paths_inputs_and_time_span(finished):
     assert facts["Run"] == str(finished.run)
     assert facts["Events"] == "2000-04-25 to 2003-02-28"
     assert "/data/logs/ratings.dat" in str(blocks[1])
+    assert "delta:7:1790000000.0" in str(blocks[1])
 
 
 def test_no_dataset(finished):
