@@ -1,10 +1,11 @@
-"""One worker of a run; writes its weights: `python -m tests.training.worker_run CONFIG.json …`."""
+"""One worker of a run; writes its weights."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -47,17 +48,36 @@ def fit_and_keep(
         fit_run(config, progress, resume=resume)
 
 
-def main(config: str, weights: str, resume: str, step: str, number: str) -> int:
-    """Trains, keeps the last weights, and returns the exit code."""
+@dataclass(frozen=True)
+class Worker:
+    """What a worker does.
+
+    Attributes:
+        config: File of the config.
+        tf_config: `TF_CONFIG`.
+        weights: Where its last weights go.
+        errors: Where its standard error goes.
+        resume: Whether to go on with the run.
+        stop: Step after which it sends itself a signal, and that signal; step 0: it does not.
+    """
+
+    config: Path
+    tf_config: str
+    weights: Path
+    errors: Path
+    resume: bool
+    stop: tuple[int, str]
+
+
+def run_worker(worker: Worker) -> None:
+    """Trains, keeps the last weights, and ends the process."""
+    os.environ["TF_CONFIG"] = worker.tf_config
+    os.dup2(os.open(worker.errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+    step, number = worker.stop
     try:
-        resolved = TrainConfig.model_validate_json(Path(config).read_text())
-        progress = SignalAt(int(step), signal.Signals[number])
-        fit_and_keep(resolved, progress, weights, resume=resume == "resume")
+        config = TrainConfig.model_validate_json(worker.config.read_text())
+        progress = SignalAt(step, signal.Signals[number])
+        fit_and_keep(config, progress, worker.weights, resume=worker.resume)
     except SluiceError as error:
         print(error.render(), file=sys.stderr)
-        return error.exit_code
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+        sys.exit(error.exit_code)
