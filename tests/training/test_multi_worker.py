@@ -91,9 +91,9 @@ def run(
         worker = Worker(
             config,
             json.dumps({"cluster": {"worker": addresses}, "task": task}),
-            where / f"{index}.npz",
             where / f"{index}.err",
             resume,
+            where / f"{index}.npz",
             stop if index == WORKERS - 1 else (0, "SIGTERM"),
         )
         processes.append(start_forked(run_worker, worker))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 
-from conf.errors import SluiceError
 from conf.training import TrainConfig
+from tests.training.forked import ClusterTask
 from tests.training.killed_run import Silent
 from training.fit import fit_run
 from training.progress import TrainingProgress
@@ -49,35 +48,22 @@ def fit_and_keep(
 
 
 @dataclass(frozen=True)
-class Worker:
+class Worker(ClusterTask):
     """What a worker does.
 
     Attributes:
-        config: File of the config.
-        tf_config: `TF_CONFIG`.
         weights: Where its last weights go.
-        errors: Where its standard error goes.
-        resume: Whether to go on with the run.
         stop: Step after which it sends itself a signal, and that signal; step 0: it does not.
     """
 
-    config: Path
-    tf_config: str
     weights: Path
-    errors: Path
-    resume: bool
     stop: tuple[int, str]
 
 
 def run_worker(worker: Worker) -> None:
     """Trains, keeps the last weights, and ends the process."""
-    os.environ["TF_CONFIG"] = worker.tf_config
-    os.dup2(os.open(worker.errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
     step, number = worker.stop
-    try:
+    with worker.in_cluster():
         config = TrainConfig.model_validate_json(worker.config.read_text())
         progress = SignalAt(step, signal.Signals[number])
         fit_and_keep(config, progress, worker.weights, resume=worker.resume)
-    except SluiceError as error:
-        print(error.render(), file=sys.stderr)
-        sys.exit(error.exit_code)
