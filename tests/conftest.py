@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +17,15 @@ if TYPE_CHECKING:
     from conf.etl import BuildConfig
     from etl.build import BuildResult
     from tests.object_servers import ObjectServer, Servers
+
+# Read by whatever starts a Spark below this process.
+os.environ["SPARK_CONF_DIR"] = str(Path(__file__).with_name("spark_conf"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with the most slow tests come first: no process is left alone with one at the end."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.fixture(scope="session")

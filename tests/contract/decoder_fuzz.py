@@ -118,35 +118,44 @@ def give_room(features, ends):
 
 
 @kernel
-def run(records, state, corpus, starts, end, ends, features, table, successors, lists, list_table,
-        list_successors, samples, sample_lengths, counts):  # fmt: skip
+def lay_out(state, corpus, starts, record, end, features, fresh, lists, fresh_lists, ends):
+    """Puts a mutated record where memory ends, and outputs with the room that is known of."""
+    length = mutate(corpus, starts, state, record)
+    for i in range(length):
+        store_u8(end - length + i, record[i])
+    features[:], lists[:] = fresh, fresh_lists
+    for f in range(len(features)):
+        store_u8(features[f, k.VALID], np.uint8(0))
+    for f in range(len(lists)):
+        store_u8(lists[f, k.VALID], np.uint8(0))
+    give_room(features, ends)
+    give_room(lists, ends)
+    return length
+
+
+def run(records, state, corpus, starts, end, ends, context, lists, samples, sample_lengths,
+        counts):  # fmt: skip
     """Decodes mutated records one by one; counts outcomes and keeps some accepted ones.
 
     Outputs share their memory, each being laid out anew once the decoder has said what it needs.
+    The decoder is called as readers call it: a compiled loop around it would have to be compiled
+    together with it, which takes longer than all the calls.
     """
     record, index = np.empty(4096, np.uint8), np.zeros((1, 2), np.int64)
-    fresh, fresh_lists = features.copy(), lists.copy()  # without room, not even for nothing
+    tables = context[0], lists[0]
+    fresh = [table.copy() for table in tables]  # without room, not even for nothing
     no_outcomes, sampled = np.empty((0, 2), np.int64), 0
     for _ in range(records):
-        length = mutate(corpus, starts, state, record)
-        base = end - length
-        for i in range(length):
-            store_u8(base + i, record[i])
-        features[:], lists[:] = fresh, fresh_lists
-        for f in range(len(features)):
-            store_u8(features[f, k.VALID], np.uint8(0))
-        for f in range(len(lists)):
-            store_u8(lists[f, k.VALID], np.uint8(0))
+        length = lay_out(
+            state, corpus, starts, record, end, tables[0], fresh[0], tables[1], fresh[1], ends
+        )
         index[0, 1] = length
-        outcome = np.int64(NO_ROOM)
-        for _ in range(2):
-            if outcome == NO_ROOM:
-                give_room(features, ends)
-                give_room(lists, ends)
-                outcome, _, _ = decode(
-                    base, index, end, features, table, successors, lists, list_table,
-                    list_successors, 0, 1, no_outcomes,
-                )  # fmt: skip
+        call = end - length, index, end, *context, *lists, 0, 1, no_outcomes
+        outcome, _, _ = decode(*call)
+        if outcome == NO_ROOM:
+            for table in tables:
+                give_room(table, ends)
+            outcome, _, _ = decode(*call)
         counts[outcome] += 1
         chosen = draw(state, max(1, records // (2 * len(samples)))) == 0
         if chosen and outcome == k.OK and sampled < len(samples) and length <= samples.shape[1]:
@@ -170,7 +179,7 @@ def main(record_type: str, records: int, seed: int, corpus_file: str, result_fil
     table[:, k.COUNT_NEED] = -1
     context, lists = features.parts(table)
     sampled = run(
-        records, state, corpus, starts, end, ends, *context, *lists, samples, sample_lengths, counts
+        records, state, corpus, starts, end, ends, context, lists, samples, sample_lengths, counts
     )
     np.savez(result_file, samples=samples[:sampled], lengths=sample_lengths[:sampled],
              counts=counts)  # fmt: skip

@@ -13,6 +13,7 @@ import pytest
 from conf.dataset import read_manifest, resolve_version
 from etl.build import build_dataset
 from etl.runs import RunRequest
+from jobs.cli import main
 from tests.disks import fill, mount_small_disk
 from tests.etl.logs import build_config, write_logs
 
@@ -51,6 +52,6 @@ def test_full_disk_during_a_build_keeps_the_last_version(spark, small_disk, tmp_
     assert resolve_version(root / "small") == version
     read_manifest(version)
     filler.unlink()
-    assert sluice("inspect", str(root / "small"), "--verify").returncode == 0
+    assert main(["inspect", str(root / "small"), "--verify"]) == 0
     again = build_dataset(spark, config, request=RunRequest(force=True))
     assert again.version != version

@@ -53,7 +53,7 @@ def test_a_killed_sweep_goes_on_in_the_run_of_its_trial(
     arguments: list[str], tmp_path: Path
 ) -> None:
     pytest.importorskip("optuna", reason="needs optuna: pip install 'sluice[sweep]'")
-    long = ["--set", "fit.epochs=40", "--set", "fit.early_stopping=null"]
+    long = ["--set", "fit.epochs=20", "--set", "fit.early_stopping=null"]
     command = [sys.executable, "-m", "jobs.cli", *arguments, *long]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120

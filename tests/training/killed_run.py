@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -139,7 +138,3 @@ def main(version: str, run: str, log: str, when: str) -> None:
 
         checkpoints_module.place = place_or_die
     train(Path(version), Path(run), Recorded(then))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,15 +1,10 @@
-"""Trains given global batches on logical CPU devices; prints weights as JSON.
-
-A process of its own, since the number of devices is fixed once TensorFlow has started, and since
-its collectives confuse groups of several sizes:
-`python -m tests.training.replica_steps 4 '{"sgd": {"sparse": {"kind": "sgd"}}}'`.
-"""
+"""Trains given global batches on logical CPU devices."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -53,16 +48,15 @@ def train(optimizer: dict[str, Any], replicas: int) -> list[list[float]]:
     return weights
 
 
-def main() -> None:
-    """Trains by each of the optimizers of the command line."""
-    replicas, configs = int(sys.argv[1]), json.loads(sys.argv[2])
+def train_all(replicas: int, configs: dict[str, dict[str, Any]], result: Path) -> None:
+    """Trains by each of the optimizers, and writes the weights as JSON.
+
+    To be run in a process of its own, since the number of devices is fixed once TensorFlow has
+    started, and since its collectives confuse groups of several sizes.
+    """
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],
         [tf.config.LogicalDeviceConfiguration()] * replicas,
     )
     found = {name: train(config, replicas) for name, config in configs.items()}
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()
+    result.write_text(json.dumps(found))

@@ -16,9 +16,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
 import training.evaluate  # noqa: F401  # Imported once, before processes are forked.
-from conf.errors import SluiceError
 from conf.training import TrainConfig
 from conf.training.profile import StepRange
+from tests.training.forked import ClusterTask
 from tests.training.killed_run import KEYS, Silent, row_keys
 from training import learner
 from training.embedding import row_shards
@@ -29,33 +29,23 @@ from training.parameter_server.steps import ScheduledSteps
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(ClusterTask):
     """What a process does.
 
     Attributes:
-        config: File of the config.
-        tf_config: `TF_CONFIG`.
-        errors: Where its standard error goes.
-        resume: Whether to go on with the run.
         kills: Processes to kill once so many batches of the run are given out; 0 is the chief.
         profile: Steps that the chief profiles, or None.
     """
 
-    config: Path
-    tf_config: str
-    errors: Path
-    resume: bool
     kills: Mapping[int, int]
     profile: StepRange | None = None
 
 
 def run_task(task: Task) -> None:
     """Serves or trains, and ends the process."""
-    os.environ["TF_CONFIG"] = task.tf_config
-    os.dup2(os.open(task.errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
-    config = TrainConfig.model_validate_json(task.config.read_text())
-    cluster = read_server_cluster()
-    try:
+    with task.in_cluster():
+        config = TrainConfig.model_validate_json(task.config.read_text())
+        cluster = read_server_cluster()
         if not cluster.is_chief:
             sys.exit(serve_chief(cluster, config.devices.worker_timeout_s, Silent()))
         RecordedSteps.log = task.config.with_name("rows.jsonl")
@@ -63,9 +53,6 @@ def run_task(task: Task) -> None:
         learner.ScheduledSteps = RecordedSteps  # type: ignore[misc]
         row_shards.MIN_SHARD_BYTES = 1  # Splits the small tables of the test, too.
         fit_run(config, Silent(), resume=task.resume, profile=task.profile)
-    except SluiceError as error:
-        print(error.render(), file=sys.stderr)
-        sys.exit(error.exit_code)
 
 
 class RecordedSteps(ScheduledSteps):

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,15 +13,15 @@ import pytest
 from conf.run import read_json, resolve_run
 from conf.training import TrainConfig
 from tests.training.fixtures import TinyConfig, write_tiny_dataset
+from tests.training.forked import start_forked
 from tests.training.killed_run import Silent
 from tests.training.loopback import find_addresses
-from tests.training.worker_run import fit_and_keep
+from tests.training.worker_run import Worker, fit_and_keep, run_worker
 from training.checkpoint.shelf import list_entries
 from training.step_log import read_steps
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 WORKERS = 2
 TIMEOUT_S = 300
 KILLED_STEP, STOPPED_STEP = 13, 18  # of two epochs of twelve steps
@@ -32,7 +29,7 @@ KILLED_STEP, STOPPED_STEP = 13, 18  # of two epochs of twelve steps
 
 @dataclass(frozen=True)
 class Ended:
-    code: int
+    code: int | None
     errors: str
     weights: list[np.ndarray]
 
@@ -72,13 +69,14 @@ def merge(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 def run(
     version: Path,
     where: Path,
-    resume: str = "new",
+    resume: bool = False,
     stop: tuple[int, str] = (0, "SIGTERM"),
     changes: dict[str, Any] | None = None,
 ) -> list[Ended]:
     """Runs both workers to their end; each has a root of its own.
 
     Args:
+        resume: Whether they go on with the run.
         stop: Step and signal that the second worker sends itself; step 0: it does not.
     """
     addresses = find_addresses(WORKERS)
@@ -90,22 +88,22 @@ def run(
         own = build_config(version, where / str(index), {**(changes or {}), **devices})
         config.write_text(own.model_dump_json())
         task = {"type": "worker", "index": index}
-        tf_config = json.dumps({"cluster": {"worker": addresses}, "task": task})
-        step = stop[0] if index == WORKERS - 1 else 0
-        command = [sys.executable, "-m", "tests.training.worker_run", str(config)]
-        processes.append(
-            subprocess.Popen(
-                [*command, str(where / f"{index}.npz"), resume, str(step), stop[1]],
-                cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CONFIG": tf_config},
-                stderr=(where / f"{index}.err").open("w"),
-            )
+        worker = Worker(
+            config,
+            json.dumps({"cluster": {"worker": addresses}, "task": task}),
+            where / f"{index}.err",
+            resume,
+            where / f"{index}.npz",
+            stop if index == WORKERS - 1 else (0, "SIGTERM"),
         )
+        processes.append(start_forked(run_worker, worker))
     try:
-        codes = [process.wait(TIMEOUT_S) for process in processes]
+        for process in processes:
+            process.join(TIMEOUT_S)
     finally:
         for process in processes:
             process.kill()
+    codes = [process.exitcode for process in processes]
     return [
         Ended(code, (where / f"{index}.err").read_text(), read_weights(where / f"{index}.npz"))
         for index, code in enumerate(codes)
@@ -185,10 +183,10 @@ def test_a_run_that_a_worker_ends_goes_on(tiny_version: Path, runs: Path, two: l
     expect_end(killed, [1, -9], "another of its processes ended")
     saved = list_entries(find_run(where) / "checkpoints" / "last")
     assert saved
-    stopped = run(tiny_version, where, "resume", (STOPPED_STEP, "SIGTERM"))
+    stopped = run(tiny_version, where, resume=True, stop=(STOPPED_STEP, "SIGTERM"))
     expect_end(stopped, [143, 143], "its state is saved")
     assert list_entries(find_run(where) / "checkpoints" / "last")[-1].path != saved[-1].path
-    resumed = run(tiny_version, where, "resume")
+    resumed = run(tiny_version, where, resume=True)
     assert [worker.code for worker in resumed] == [0, 0], resumed
     assert not (where / "1").exists()
     np.testing.assert_allclose(losses(where), losses(runs / "two"), rtol=1e-5)

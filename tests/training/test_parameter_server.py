@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from conf.training import (
     TrainConfig,
 )
 from conf.training.profile import StepRange
+from tests.training.forked import start_forked
 from tests.training.killed_run import KEYS, Silent, row_keys
 from tests.training.loopback import find_addresses
 from tests.training.server_run import Task, run_task
@@ -95,9 +95,6 @@ def run(
         "worker": addresses[1 : 1 + WORKERS],
         "chief": addresses[:1],
     }
-    # Forked from one process that has imported TensorFlow, which takes longest of all.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.training.server_run"])
     processes: dict[str, Any] = {}
     try:
         for job, index in [(job, i) for job, found in cluster.items() for i in range(len(found))]:
@@ -106,8 +103,7 @@ def run(
             pids = {"chief0": 0} | {name: process.pid for name, process in processes.items()}
             killed = {batch: pids[name] for batch, name in (kills or {}).items() if job == "chief"}
             task = Task(config, tf_config, where / f"{name}.err", resume, killed, profile)
-            processes[name] = context.Process(target=run_task, args=(task,))
-            processes[name].start()
+            processes[name] = start_forked(run_task, task)
         for process in processes.values():
             process.join(TIMEOUT_S)
     finally:

@@ -1,16 +1,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.training.forked import start_forked
+from tests.training.replica_steps import train_all
+
 CASES: dict[str, dict[str, Any]] = {
     "sgd": {"sparse": {"kind": "sgd"}, "dense": {"kind": "sgd"}, "learning_rate": 0.1},
     "adagrad": {"sparse": {"kind": "adagrad"}, "dense": {"kind": "adagrad"}, "clip_value": 0.02},
@@ -23,30 +22,24 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def train(replicas: int) -> dict[str, list[list[float]]]:
+def train(replicas: int, folder: Path) -> dict[str, list[list[float]]]:
     """Weights after training by each config, in a process of its own."""
     configs = {name: {"learning_rate": 0.02, **config} for name, config in CASES.items()}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.training.replica_steps", str(replicas), json.dumps(configs)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    process = start_forked(train_all, replicas, configs, folder / "weights.json")
+    process.join()
+    assert process.exitcode == 0  # what it said is with the test's own errors
+    return json.loads((folder / "weights.json").read_text())
 
 
 @pytest.fixture(scope="module")
-def on_one() -> dict[str, list[list[float]]]:
-    return train(1)
+def on_one(tmp_path_factory) -> dict[str, list[list[float]]]:
+    return train(1, tmp_path_factory.mktemp("one"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("replicas", [2, 4])
-def test_replicas_train_as_one_does(replicas: int, on_one) -> None:
-    found = train(replicas)
+def test_replicas_train_as_one_does(replicas: int, on_one, tmp_path: Path) -> None:
+    found = train(replicas, tmp_path)
     for name in CASES:
         for one, many in zip(on_one[name], found[name], strict=True):
             atol = 1e-3 if "float16" in name else 2e-5

@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +18,8 @@ from conf.errors import InputDataError, InternalError
 from conf.manifest import Manifest
 from conf.training import CheckpointConfig, FitConfig, TrainConfig
 from tests.disks import fill, mount_small_disk
+from tests.training import killed_run
+from tests.training.forked import start_forked
 from tests.training.killed_run import CONFIG, KEYS, Recorded, Silent, row_keys, train
 from training import learner as learner_module
 from training.checkpoint.shelf import list_entries
@@ -244,16 +244,9 @@ def test_sigkill(
     run = tmp_path / "run"
     run.mkdir()
     log = tmp_path / "rows.jsonl"
-    command = [sys.executable, "-m", "tests.training.killed_run"]
-    process = subprocess.run(
-        [*command, str(tiny_version), str(run), str(log), kill],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
-    assert process.returncode == -signal.SIGKILL, process.stderr[-2000:]
+    process = start_forked(killed_run.main, str(tiny_version), str(run), str(log), kill)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     whole_run, rows = whole
     again = Recorded()
     train(tiny_version, run, again)

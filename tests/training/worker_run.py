@@ -1,10 +1,10 @@
-"""One worker of a run; writes its weights: `python -m tests.training.worker_run CONFIG.json …`."""
+"""One worker of a run; writes its weights."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,8 +13,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 
-from conf.errors import SluiceError
 from conf.training import TrainConfig
+from tests.training.forked import ClusterTask
 from tests.training.killed_run import Silent
 from training.fit import fit_run
 from training.progress import TrainingProgress
@@ -47,17 +47,23 @@ def fit_and_keep(
         fit_run(config, progress, resume=resume)
 
 
-def main(config: str, weights: str, resume: str, step: str, number: str) -> int:
-    """Trains, keeps the last weights, and returns the exit code."""
-    try:
-        resolved = TrainConfig.model_validate_json(Path(config).read_text())
-        progress = SignalAt(int(step), signal.Signals[number])
-        fit_and_keep(resolved, progress, weights, resume=resume == "resume")
-    except SluiceError as error:
-        print(error.render(), file=sys.stderr)
-        return error.exit_code
-    return 0
+@dataclass(frozen=True)
+class Worker(ClusterTask):
+    """What a worker does.
+
+    Attributes:
+        weights: Where its last weights go.
+        stop: Step after which it sends itself a signal, and that signal; step 0: it does not.
+    """
+
+    weights: Path
+    stop: tuple[int, str]
 
 
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+def run_worker(worker: Worker) -> None:
+    """Trains, keeps the last weights, and ends the process."""
+    step, number = worker.stop
+    with worker.in_cluster():
+        config = TrainConfig.model_validate_json(worker.config.read_text())
+        progress = SignalAt(step, signal.Signals[number])
+        fit_and_keep(config, progress, worker.weights, resume=worker.resume)

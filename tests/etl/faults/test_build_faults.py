@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -14,15 +15,17 @@ from pathlib import Path
 
 import pytest
 
+import jobs.spark
 from conf.dataset import read_manifest, resolve_version
 from conf.etl import BuildConfig
 from etl.build import build_dataset
 from etl.runs import RunRequest
+from jobs.cli import main
 from tests.etl.logs import build_config, write_logs
 from tests.etl.tfrecord.faults.conftest import Driver
 
 pytestmark = pytest.mark.slow
-ROWS = 30_000
+ROWS = 10_000
 
 
 def make_config(folder: Path, root: Path, rows: int = ROWS) -> BuildConfig:
@@ -37,9 +40,10 @@ def checksums(version: Path) -> dict[str, tuple[int, str]]:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Driver]:
+    """A driver with two executors, which is starting still."""
     script = Path(__file__).with_name("driver.py")
     driver = Driver("local-cluster[2,1,1024]", tmp_path / "spark", script)
-    yield driver.wait_ready()
+    yield driver
     driver.kill()
 
 
@@ -59,12 +63,12 @@ def test_killed_executors_and_speculation_never_duplicate_a_row(spark, cluster, 
     wanted = checksums(build_dataset(spark, config).version)
     output = config.output.model_copy(update={"root": str(tmp_path / "killed")})
     doomed = config.model_copy(update={"output": output})
-    cluster.send(config=doomed.resolved())
+    cluster.wait_ready().send(config=doomed.resolved())
     versions = tmp_path / "killed" / "small" / "versions"
     # Once while events are joined, once while records are written.
     for moment in (".staging-*", ".staging-*/records"):
         while not list(versions.glob(moment)):
-            time.sleep(0.02)
+            assert not select.select([cluster.process.stdout], [], [], 0.02)[0], cluster.receive()
         time.sleep(0.3)
         with contextlib.suppress(ProcessLookupError, IndexError):
             os.kill(find_executors(cluster)[0], signal.SIGKILL)
@@ -86,35 +90,51 @@ def wait_for(process: subprocess.Popen[bytes], folder: Path, pattern: str) -> No
         time.sleep(0.005)
 
 
+@pytest.fixture(scope="module")
+def published(spark, tmp_path_factory) -> BuildConfig:
+    """A dataset that has a version; every test leaves it with one of the same content."""
+    folder = tmp_path_factory.mktemp("published")
+    config = make_config(folder / "logs", folder / "datasets", 3000)
+    build_dataset(spark, config)
+    return config
+
+
+def find_versions(config: BuildConfig) -> Path:
+    return Path(config.output.root) / config.name / "versions"
+
+
 @pytest.mark.parametrize("moment", ["", "/encoders", "/records", "/train"])
 def test_a_driver_that_is_killed_leaves_the_last_version_and_the_next_run_sweeps(
-    spark, tmp_path, moment
+    spark, published, tmp_path, moment
 ):
-    config = make_config(tmp_path / "logs", tmp_path / "datasets", 3000)
-    first = build_dataset(spark, config).version
-    versions = first.parent
-    process = start_build(config, tmp_path)
+    versions = find_versions(published)
+    first = resolve_version(versions.parent)
+    before = checksums(first)
+    process = start_build(published, tmp_path)
     wait_for(process, versions, f".staging-*{moment}")
     process.kill()
     process.wait()
-    published = resolve_version(versions.parent)
-    before = checksums(first)
-    assert checksums(published) == before  # the old one, or the new one whole
-    again = build_dataset(spark, config, request=RunRequest(force=True))
+    assert checksums(first) == before
+    # The old one, or the new one whole.
+    assert checksums(resolve_version(versions.parent)) == before
+    again = build_dataset(spark, published, request=RunRequest(force=True))
     assert checksums(again.version) == before
     assert not list(versions.glob(".*"))
 
 
-def test_the_second_of_two_builds_at_once_ends_with_its_exit_code(spark, tmp_path):
-    config = make_config(tmp_path / "logs", tmp_path / "datasets", 3000)
-    versions = tmp_path / "datasets" / "small" / "versions"
-    first = start_build(config, tmp_path)
+def test_the_second_of_two_builds_at_once_ends_with_its_exit_code(
+    spark, published, tmp_path, monkeypatch, capsys
+):
+    versions = find_versions(published)
+    first = start_build(published, tmp_path)
     wait_for(first, versions, ".staging-*")
-    second = start_build(config, tmp_path)
     first.send_signal(signal.SIGSTOP)  # so that it cannot end before the other begins
-    _, errors = second.communicate()
+    # The other one is this process, in the suite's session.
+    monkeypatch.setattr(jobs.spark, "build_session", lambda *_: spark)
+    monkeypatch.setattr(spark, "stop", lambda: None)
+    code = main(["build", str(tmp_path / "build.yaml"), "--force"])
     first.send_signal(signal.SIGCONT)
-    assert second.returncode == 4
-    assert b"another build" in errors
+    assert code == 4
+    assert "another build" in capsys.readouterr().err
     assert first.wait() == 0
     read_manifest(resolve_version(versions.parent))

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import pickle
 import re
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
+import jobs.reporting.plots
 from conf.run import METRICS_FILE, RUN_CARD_FILE, write_json
 from jobs.reporting.page import SECTIONS, render_page, run_title
 from jobs.reporting.run_data import RunData, read_run
@@ -178,7 +181,36 @@ def test_wrong_types_inside_readable_json_become_a_note(finished, changes):
     assert "Provenance" in "".join(page.text)
 
 
-def test_every_value_of_the_card_may_have_the_wrong_type(finished):
+@pytest.fixture
+def drawn_once(monkeypatch):
+    """Plots are drawn once for the same arguments: drawing is nearly all that a page costs."""
+    plots = {plot for plot in vars(jobs.reporting.plots).values() if is_plot(plot)}
+    remembered = {plot: remember(plot) for plot in plots}
+    for name, module in list(sys.modules.items()):
+        if name.startswith("jobs.reporting.sections."):
+            for attribute, value in list(vars(module).items()):
+                if is_plot(value):
+                    monkeypatch.setattr(module, attribute, remembered[value])
+    return remembered
+
+
+def is_plot(value):
+    return getattr(value, "__name__", "").startswith("plot_")
+
+
+def remember(plot):
+    drawings = {}
+
+    def draw(*arguments, **options):
+        key = pickle.dumps((arguments, options))
+        if key not in drawings:
+            drawings[key] = plot(*arguments, **options)
+        return drawings[key]
+
+    return draw
+
+
+def test_every_value_of_the_card_may_have_the_wrong_type(finished, drawn_once):
     for key in finished.card:
         for value in (None, 3, "text", [1], {"a": [None]}):
             Page(render_page(replace(finished, card={**finished.card, key: value})))

@@ -103,8 +103,9 @@ def test_driver_killed_at_some_moment(
 ) -> None:
     """Late moments fall into the commit: then either set may stand, but no mixture of them."""
     out = tmp_path / "out"
+    doomed = start_driver("local[2]")
     assert local_driver.run(path=str(out), mode="overwrite", rows=100) == {}
-    kill_driver(start_driver("local[2]").wait_ready(), out, after_s)
+    kill_driver(doomed.wait_ready(), out, after_s)
     wait_for_end(out)
     assert local_driver.run(path=str(out), mode="append", start=ROWS, rows=ROWS + 50) == {}
     committed = read_committed(out)
