@@ -67,5 +67,5 @@ def test_a_slice_of_a_batch_is_packed_as_the_slice() -> None:
 
 
 def test_a_slot_without_a_column_is_refused() -> None:
-    with pytest.raises(ValueError, match="b"):
+    with pytest.raises(KeyError, match="b"):
         SlotPacking(pa.schema([("a", pa.int64())]), [PackedSlot("b", "packed.int64", 0)])
