@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.etl import BuildConfig, FeatureConfig
+from conf.etl.columns import is_list_type
 from conf.manifest import InputFile
 from etl.features import SEEN, FeaturePlan
 from etl.split import TRAIN, record_splits
@@ -101,9 +102,9 @@ def _feature_bytes(plan: FeaturePlan, feature: FeatureConfig, layout: str) -> in
     scalar = kind.removeprefix("list<").removesuffix(">")
     value = _ID_BYTES if feature.vocabulary else _VALUE_BYTES.get(scalar, 8)
     count = 1
-    if layout == "packed" and not kind.startswith("list<"):
+    if layout == "packed" and not is_list_type(kind):
         return value
-    if kind.startswith("list<"):
+    if is_list_type(kind):
         longest = feature.max_len
         count = _TYPICAL_LIST if longest is None else max(1, round(longest * _FILL))
     return len(feature.name) + _FEATURE_BYTES + value * count

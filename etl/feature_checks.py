@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from conf.errors import ConfigError, did_you_mean
 from conf.etl import BagWeightsConfig, CrossConfig, FeatureConfig, MultiHotConfig
+from conf.etl.columns import is_list_type
 from conf.operations import NUMBERS, OPERATIONS
 
 OPERATION_OF_KIND = {
@@ -30,11 +31,6 @@ def value_type(column_type: str) -> str:
     """
     name = column_type.removeprefix("list<").removesuffix(">")
     return "int64" if name == "timestamp" else name
-
-
-def is_list_type(column_type: str) -> bool:
-    """Whether a column of that type holds lists."""
-    return column_type.startswith("list<")
 
 
 def check_encodings(features: Sequence[FeatureConfig], types: Mapping[str, str]) -> None:

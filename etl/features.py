@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from conf.errors import ConfigError, did_you_mean
 from conf.etl import BuildConfig, FeatureConfig, TargetConfig, VocabularyConfig
+from conf.etl.columns import is_list_type
 from conf.manifest import DatasetKeys
 from etl import sample_columns
 from etl.behaviour.columns import column_origins, made_columns
-from etl.feature_checks import check_encodings, is_list_type, value_type
+from etl.feature_checks import check_encodings, value_type
 from etl.vocabulary_plans import VocabularyPlan, plan_vocabularies
 
 SEEN = "seen"

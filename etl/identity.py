@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from conf.etl import BuildConfig
+from conf.etl.columns import is_list_type
 from etl.history import POSITION_COLUMN
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def add_row_identity(rows: DataFrame, column_types: Mapping[str, str]) -> DataFr
     content: list[Column] = []
     for name, kind in column_types.items():
         # Spark's hash skips nulls and the bounds of lists: without these, (null, 1) is (1, null).
-        bound = F.coalesce(F.size(name), F.lit(-1)) if kind.startswith("list<") else F.lit(0)
+        bound = F.coalesce(F.size(name), F.lit(-1)) if is_list_type(kind) else F.lit(0)
         content += [F.col(name).isNull(), bound, F.col(name)]
     for salt, column in enumerate(ROW_COLUMNS):
         rows = rows.withColumn(column, F.xxhash64(F.lit(salt), *content))

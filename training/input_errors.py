@@ -13,14 +13,13 @@ import tensorflow as tf
 from conf.errors import SluiceError
 from conf.manifest import Manifest
 from conf.place import Place
-from etl.tfrecord.framing import CorruptRecordError
+from etl.tfrecord.framing import FIX_CORRUPT, CorruptRecordError
 
 _MARK = "sluice-input-error-"
 _TOKEN = re.compile(_MARK + "([0-9a-f]{32})")
 _MOST_KEPT = 64
 _FIX_CORRUPT = (
-    "write or copy the file again; compare its size and CRC-32C with the manifest's; or set "
-    "input.on_corrupt to skip_record or skip_shard, which train on the rest"
+    f"{FIX_CORRUPT}; or set input.on_corrupt to skip_record or skip_shard, which train on the rest"
 )
 _KEPT: dict[str, SluiceError] = {}
 _LOCK = threading.Lock()

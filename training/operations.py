@@ -33,6 +33,7 @@ from conf.operations import (
     Weights,
 )
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, PAD_ID
+from training.list_products import multiply_lists, pick_values
 
 _DAY = 86_400
 _ERA_DAYS = 146_097  # 400 years
@@ -154,10 +155,10 @@ def _cross(operation: Cross, inputs: Sequence[RawValues], _: Resources) -> tf.Te
     lists = [raw for raw in inputs if raw.is_pad is not None]
     is_pad = lists[0].is_pad if lists else None
     if len(lists) > 1:
-        combined, is_pad = _combine(lists)
+        combined, is_pad = multiply_lists([raw.is_pad for raw in lists], lists[0].max_len)
         places = iter(combined)
         fields = [
-            field if raw.is_pad is None else _pick(field, next(places))
+            field if raw.is_pad is None else pick_values(field, next(places))
             for field, raw in zip(fields, inputs, strict=True)
         ]
     if is_pad is not None:  # scalars stand beside each value
@@ -170,43 +171,6 @@ def _cross(operation: Cross, inputs: Sequence[RawValues], _: Resources) -> tf.Te
     missing = functools.reduce(tf.logical_or, [is_missing for _, is_missing in fields])
     ids = hash_text(tf.strings.join(texts, separator=CROSS_SEPARATOR), operation.buckets)
     return RawValues(ids, tf.broadcast_to(missing, shape), is_pad).finish(ids, OOV_ID)
-
-
-def _combine(lists: Sequence[RawValues]) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Combines the values of lists, the last list's varying fastest.
-
-    Args:
-        lists: Lists `[batch, length]`, of which a row keeps `max_len` combinations.
-
-    Returns:
-        By list, the place of each combination's value, int32 `[batch, combinations]`; and which
-        combinations are none, bool of the same shape.
-    """
-    lengths = [
-        tf.math.count_nonzero(tf.logical_not(raw.is_pad), axis=1, keepdims=True, dtype=tf.int64)
-        for raw in lists
-    ]
-    limit = tf.constant(tf.int32.max if lists[0].max_len is None else lists[0].max_len, tf.int64)
-    strides = [tf.ones_like(lengths[0])]
-    for length in reversed(lengths):
-        strides.append(tf.minimum(strides[-1] * length, limit))
-    counts, strides = strides[-1], strides[-2::-1]
-    width = tf.reduce_max(tf.concat([[0], counts[:, 0]], axis=0))
-    place = tf.range(width)[tf.newaxis, :]
-    places = [
-        tf.cast(place // tf.maximum(stride, 1) % tf.maximum(length, 1), tf.int32)
-        for stride, length in zip(strides, lengths, strict=True)
-    ]
-    return places, place >= counts
-
-
-def _pick(field: tuple[tf.Tensor, tf.Tensor], places: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Values of a list by their places, where a list of no width has one that is never shown."""
-    text, missing = (tf.pad(part, [[0, 0], [0, 1]]) for part in field)
-    return (
-        tf.gather(text, places, batch_dims=1),
-        tf.gather(missing, places, batch_dims=1),
-    )
 
 
 def _cross_field(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from conf.errors import did_you_mean
+from conf.etl.columns import is_list_type
 from conf.etl.histories import RollingConfig, WhereConfig
 from conf.etl.joins import JoinConfig
 
@@ -95,7 +96,7 @@ def _check_where(where: str, condition: WhereConfig | None, known: Mapping[str, 
 
 def _check_carried(config: BuildConfig, where: str, column: str, known: Mapping[str, str]) -> None:
     kind = _type_of(f"{where}.columns", column, known)
-    if kind.startswith("list<"):
+    if is_list_type(kind):
         raise ValueError(
             f"{where}.columns: {column!r} is {kind}; a list of lists cannot be carried"
         )

@@ -35,6 +35,11 @@ _FLOATS = ("float32", "float64", "list<float32>")
 _NUMBERS = ("int64", "list<int64>", *_FLOATS)
 
 
+def is_list_type(column_type: str) -> bool:
+    """Whether a column of that type holds lists."""
+    return column_type.startswith("list<")
+
+
 class PairConfig(Strict):
     """The second column that entries `<value>` or `<value><separator><second>` give."""
 
@@ -125,7 +130,7 @@ class ColumnConfig(Strict):
     @property
     def is_list(self) -> bool:
         """Whether a value is a list."""
-        return self.type.startswith("list<")
+        return is_list_type(self.type)
 
     @property
     def is_float(self) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from conf.etl.columns import is_list_type
+
 if TYPE_CHECKING:
     from conf.etl import BuildConfig
     from conf.etl.labels import ConversionConfig
@@ -87,7 +89,7 @@ def _check_conversion(config: BuildConfig, conversion: ConversionConfig) -> None
         )
     for column, other in conversion.keys.items():
         kind = _log_types(config).get(column)
-        if kind is None or kind.startswith("list<") or types.get(other) != kind:
+        if kind is None or is_list_type(kind) or types.get(other) != kind:
             raise ValueError(
                 f"label.conversion.keys: {_describe(config, column)}, {other!r} is "
                 f"{types.get(other, 'not declared')} in {conversion.source!r}; both must be there, "
@@ -126,7 +128,7 @@ def _check_split(config: BuildConfig) -> None:
     if split.key is None:
         return
     column = config.sources[events.source].column(split.key)
-    if column is None or column.nullable or column.type.startswith("list<"):
+    if column is None or column.nullable or column.is_list:
         raise ValueError(
             f"split.key: {_describe(config, split.key)}; it must be a column of the log, neither "
             "nullable nor a list"
@@ -152,7 +154,7 @@ def _check_negatives(config: BuildConfig) -> None:
         if join.column == events.item
         for column in config.sources[join.source].columns
     }
-    if of_item.get(negatives.category, "list<").startswith("list<"):
+    if is_list_type(of_item.get(negatives.category, "list<")):
         raise ValueError(
             f"negatives.category: {negatives.category!r} is "
             f"{of_item.get(negatives.category, 'not there')}; it must be a scalar column of a "
@@ -168,7 +170,7 @@ def _check_exposures(config: BuildConfig, within: str | None) -> None:
             "negatives.strategy exposure samples the log's negatives: no down_sampling"
         )
     group = within or config.events.user
-    if group is None or _log_types(config).get(group, "list<").startswith("list<"):
+    if group is None or is_list_type(_log_types(config).get(group, "list<")):
         raise ValueError(
             f"negatives.within: {_describe(config, group)}; it must be a column of the log that "
             "tells what was shown together, not a list"

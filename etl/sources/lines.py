@@ -73,8 +73,8 @@ def _file_place(name: str, files: Sequence[InputFile]) -> Column:
         return F.concat(F.lit(f"{name}/"), tail)
     digits = len(str(len(paths)))
     places = {
-        f"{root}{path}": f"{name}/{number:0{digits}d}"
-        for number, path in enumerate(paths)
+        f"{root}{file}": f"{name}/{number:0{digits}d}"
+        for number, file in enumerate(paths)
         for root in _ROOTS
     }
     found = F.try_element_at(F.from_json(F.lit(json.dumps(places)), "map<string,string>"), path)

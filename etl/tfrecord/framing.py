@@ -18,6 +18,7 @@ from etl.tfrecord.block_cutter import BlockCutter, RecordBlock, scan_buffer
 from etl.tfrecord.byte_source import ByteSource, Compression, Opener, is_intact, open_local
 from etl.tfrecord.framing_kernels import FOOTER_BYTES, HEADER_BYTES, MAX_RECORD_BYTES
 from etl.tfrecord.recovery import (
+    FIX_CORRUPT,
     REASONS,
     BadRange,
     CorruptRecordError,
@@ -26,9 +27,9 @@ from etl.tfrecord.recovery import (
 )
 
 __all__ = [
-    "FOOTER_BYTES", "HEADER_BYTES", "MAX_RECORD_BYTES", "BadRange", "Compression",
-    "CorruptRecordError", "RecordBlock", "corrupt_record", "detect_compression", "index_records",
-    "read_record_blocks", "read_records",
+    "FIX_CORRUPT", "FOOTER_BYTES", "HEADER_BYTES", "MAX_RECORD_BYTES", "BadRange",
+    "Compression", "CorruptRecordError", "RecordBlock", "corrupt_record", "detect_compression",
+    "index_records", "read_record_blocks", "read_records",
 ]  # fmt: skip
 
 _BLOCK_BYTES = 4 << 20

@@ -17,6 +17,7 @@ REASONS = {
     k.BAD_PAYLOAD: "checksum of the payload does not match",
     k.TOO_LONG: f"record longer than {k.MAX_RECORD_BYTES} bytes",
 }
+FIX_CORRUPT = "write or copy the file again; compare its size and CRC-32C with the manifest's"
 
 
 class CorruptRecordError(InputDataError):
@@ -58,7 +59,7 @@ def corrupt_record(
     return CorruptRecordError(
         f"{name}: {reason}, at {place} (record {record})",
         allowed="an intact TFRecord file",
-        fix="write or copy the file again; compare its size and CRC-32C with the manifest's",
+        fix=FIX_CORRUPT,
     )
 
 
