@@ -14,13 +14,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
 from conf.etl import SparkConfig
-from jobs.bench.etl.logs import SCHEMAS, LogSize, build_config, write_logs
+from jobs.bench.etl.logs import (
+    HISTORY_LEN,
+    MIN_DWELL,
+    SCHEMAS,
+    LogSize,
+    build_config,
+    write_logs,
+)
 from jobs.bench.tfrecord.clock import PeakMemory, read_peak_rss, time_tree, tree_cpu_s
 from jobs.spark import build_session
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _ROWS_PER_SHARD = 250_000
 _WARM_UP = LogSize(2000)
@@ -31,7 +41,7 @@ class EtlJob:
     """What one driver measures.
 
     Attributes:
-        task: `generate`, `build` or `bare`.
+        task: `generate`, `build`, `bare` or `by_hand`.
         rows: Events.
         is_skewed: Whether one user has 5 % of them.
         folder: Folder of the logs.
@@ -87,8 +97,7 @@ def run_build(spark: SparkSession, job: EtlJob) -> dict[str, Any]:
     """Builds a dataset version from the logs."""
     from etl.build import build_dataset
 
-    shards = max(2, job.rows // _ROWS_PER_SHARD)
-    config = build_config(Path(job.folder), Path(job.output), shards=shards)
+    config = build_config(Path(job.folder), Path(job.output), shards=_count_shards(job))
     times = StageTimes()
     logger = logging.getLogger("sluice.build")
     logger.setLevel(logging.INFO)
@@ -104,26 +113,58 @@ def run_build(spark: SparkSession, job: EtlJob) -> dict[str, Any]:
 
 def run_bare(spark: SparkSession, job: EtlJob) -> dict[str, Any]:
     """Reads the same logs by Spark's own reader, joins them, and writes Parquet."""
-    frames = {
+    frames = _read_frames(spark, job)
+    joined = frames["events"].join(frames["users"], "user_id").join(frames["items"], "item_id")
+    return _write_parquet(joined, job)
+
+
+def run_by_hand(spark: SparkSession, job: EtlJob) -> dict[str, Any]:
+    """Makes the rows of the build's samples as a hand-written job would, and writes Parquet.
+
+    Histories by a window, the label, both dictionaries, rows spread over as many files by a hash:
+    without checks, counts, de-duplication, splits, vocabularies, statistics or encoding.
+    """
+    frames = _read_frames(spark, job)
+    before = Window.partitionBy("user_id").orderBy("ts", "item_id").rowsBetween(-HISTORY_LEN, -1)
+    rows = (
+        frames["events"]
+        .withColumn("history", F.reverse(F.collect_list("item_id").over(before)))
+        .withColumn("label", (F.col("dwell") >= MIN_DWELL).cast("float"))
+        .join(frames["users"], "user_id")
+        .join(frames["items"], "item_id")
+        .withColumn("place", F.xxhash64("user_id", "item_id", "ts"))
+    )
+    shuffled = rows.repartition(_count_shards(job), "place").sortWithinPartitions("place")
+    return _write_parquet(shuffled.drop("place"), job)
+
+
+def _read_frames(spark: SparkSession, job: EtlJob) -> dict[str, DataFrame]:
+    return {
         name: spark.read.option("sep", "\t").schema(schema).csv(str(Path(job.folder) / name))
         for name, schema in SCHEMAS.items()
     }
-    joined = frames["events"].join(frames["users"], "user_id").join(frames["items"], "item_id")
-    target = Path(job.output) / "bare.parquet"
-    joined.write.mode("overwrite").parquet(str(target))
+
+
+def _write_parquet(rows: DataFrame, job: EtlJob) -> dict[str, Any]:
+    target = Path(job.output) / "rows.parquet"
+    rows.write.mode("overwrite").parquet(str(target))
     return {"output_bytes": sum(f.stat().st_size for f in target.glob("part-*"))}
+
+
+def _count_shards(job: EtlJob) -> int:
+    return max(2, job.rows // _ROWS_PER_SHARD)
 
 
 def run_generate(spark: SparkSession, job: EtlJob) -> dict[str, Any]:
     """Writes the logs."""
-    partitions = max(2, job.rows // _ROWS_PER_SHARD)
-    return {"input_bytes": write_logs(spark, job.size, Path(job.folder), partitions)}
+    return {"input_bytes": write_logs(spark, job.size, Path(job.folder), _count_shards(job))}
 
 
 TASKS: dict[str, Callable[[SparkSession, EtlJob], dict[str, Any]]] = {
     "generate": run_generate,
     "build": run_build,
     "bare": run_bare,
+    "by_hand": run_by_hand,
 }
 
 

@@ -18,6 +18,8 @@ EVENTS_PER_ITEM = 100
 HEAVY_SHARE_PERCENT = 5
 FIRST_TS_S, SPAN_S = 1_700_000_000, 90 * 24 * 3600
 CATEGORIES = 40
+HISTORY_LEN = 50
+MIN_DWELL = 150.0
 
 _EVENTS = "user_id bigint, item_id bigint, dwell float, ts bigint, device string"
 _USERS = "user_id bigint, country string, age bigint"
@@ -139,14 +141,14 @@ def build_config(folder: Path, root: Path, **output: Any) -> BuildConfig:
             {"source": "users", "column": "user_id"},
             {"source": "items", "column": "item_id"},
         ],
-        "history": {"name": "history", "max_len": 50},
-        "label": {"column": "dwell", "at_least": 150.0},
+        "history": {"name": "history", "max_len": HISTORY_LEN},
+        "label": {"column": "dwell", "at_least": MIN_DWELL},
         "split": {"strategy": "leave_one_out", "validation_users": 1000},
         "features": [
             {"name": "user_id", "column": "user_id", "role": "user"},
             {"name": "country", "column": "country", "role": "user"},
             {"name": "age", "column": "age", "role": "user"},
-            {"name": "history", "column": "history", "role": "user", "max_len": 50,
+            {"name": "history", "column": "history", "role": "user", "max_len": HISTORY_LEN,
              "encoding": vocabulary},
             {"name": "item_id", "column": "item_id", "role": "item"},
             {"name": "category", "column": "category", "role": "item"},

@@ -16,6 +16,8 @@ from jobs.bench.etl.logs import LogSize
 from jobs.bench.tfrecord.report import Bar, Measurement
 
 BUILD, BARE = "sluice build", "bare read, join, Parquet"
+BY_HAND = "by hand: the same rows, Parquet"
+_NAMES = {"bare": BARE, "by_hand": BY_HAND, "build": BUILD}
 GOAL = 2.5
 BAR = Bar(BUILD, BARE, GOAL, at_least=False)
 TIME_TOLERANCE = 0.10
@@ -44,17 +46,17 @@ class EtlSettings:
 
 
 def measure_size(size: LogSize, settings: EtlSettings) -> Iterator[Measurement]:
-    """Generates logs and measures the bare job and the build, by turns.
+    """Generates logs and measures the bare job, the one by hand and the build, by turns.
 
     Yields:
-        The bare job's figure, then the build's; `details` has its stages and peak memory.
+        Their figures in this order; `details` has the build's stages and peak memory.
 
     Raises:
         RuntimeError: A driver failed.
     """
     folder, output = settings.work_dir / "logs", settings.work_dir / "out"
     generated = _run("generate", size, folder, output, settings)
-    runs: dict[str, list[dict[str, Any]]] = {"bare": [], "build": []}
+    runs: dict[str, list[dict[str, Any]]] = {task: [] for task in _NAMES}
     try:
         for _ in range(settings.repeats):
             for task, found in runs.items():
@@ -62,7 +64,7 @@ def measure_size(size: LogSize, settings: EtlSettings) -> Iterator[Measurement]:
                 shutil.rmtree(output)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    for task, name in (("bare", BARE), ("build", BUILD)):
+    for task, name in _NAMES.items():
         best = min(runs[task], key=lambda run: float(run["wall_s"]))
         yield Measurement(
             "etl", size.name, name, best.pop("wall_s"), best.pop("cpu_s"), size.rows,
@@ -100,19 +102,20 @@ def build_growth_table(measurements: Sequence[Measurement]) -> Table:
     table = Table(title="growth", title_justify="left")
     table.add_column("logs")
     for name in ("build, s per M rows", "against the one before", "CPU s per M rows",
-                 "bare, s per M rows", "ratio wall", "ratio CPU", "JVM peak MB",
-                 "driver Python peak MB"):  # fmt: skip
+                 "bare, s per M rows", "ratio wall", "ratio CPU",
+                 "of by hand, CPU", "JVM peak MB", "driver Python peak MB"):  # fmt: skip
         table.add_column(name, justify="right")
-    bare = {m.shape: m for m in measurements if m.name == BARE}
+    peers = {(m.shape, m.name): m for m in measurements}
     before: Measurement | None = None
     for m in (m for m in measurements if m.name == BUILD):
-        other, peak = bare[m.shape], m.details["peak_rss_bytes"]
+        other, peak = peers[m.shape, BARE], m.details["peak_rss_bytes"]
         drift = None if before is None else _per_million(m) / _per_million(before) - 1
         mark = " (!)" if drift is not None and drift > TIME_TOLERANCE else ""
         table.add_row(
             m.shape, f"{_per_million(m):.1f}", "" if drift is None else f"{drift:+.1%}{mark}",
             f"{m.cpu_s / m.rows * 1e6:.1f}", f"{_per_million(other):.1f}",
             f"{m.wall_s / other.wall_s:.2f}", f"{m.cpu_s / other.cpu_s:.2f}",
+            f"{m.cpu_s / peers[m.shape, BY_HAND].cpu_s:.2f}",
             _megabytes(peak.get("jvm")), _megabytes(peak.get("driver_python")),
         )  # fmt: skip
         before = m

@@ -10,7 +10,7 @@ from rich.console import Console
 from jobs.bench.driver_process import DriverResult
 from jobs.bench.etl import scale
 from jobs.bench.etl.logs import LogSize
-from jobs.bench.etl.scale import BAR, BARE, BUILD, EtlSettings
+from jobs.bench.etl.scale import BAR, BARE, BUILD, BY_HAND, EtlSettings
 from jobs.bench.tfrecord.report import judge
 
 
@@ -40,12 +40,12 @@ def test_turns_bars_stages_and_growth(tmp_path, monkeypatch):
     monkeypatch.setattr(scale, "run_driver_process", fake_driver(calls, {1000: 1.0, 10_000: 1.5}))
     settings = EtlSettings(tmp_path, "local[2]", "2g", 4, repeats=2)
     found = [m for rows in (1000, 10_000) for m in scale.measure_size(LogSize(rows), settings)]
-    assert calls[:5] == ["generate", "bare", "build", "bare", "build"]
+    assert calls[:5] == ["generate", "bare", "by_hand", "build", "bare"]
     first = [m for m in found if m.shape == "1,000 rows"]
-    assert {m.name: m.wall_s for m in first} == {BARE: 1002, BUILD: 2003}
+    assert {m.name: m.wall_s for m in first} == {BARE: 1002, BY_HAND: 1003, BUILD: 2004}
     (verdict,) = judge("1,000 rows", first, (BAR,))
     assert (verdict.ratio, verdict.is_met) == (2.0, True)
-    assert "read sources" in render(scale.build_stage_table(first[1]))
+    assert "read sources" in render(scale.build_stage_table(first[-1]))
     growth = render(scale.build_growth_table(found))
     assert "(!)" in growth  # half as much again per row is more than a tenth
     assert "1,000 rows" in growth
