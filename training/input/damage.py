@@ -40,6 +40,12 @@ class InputCounts:
             self.records[reason] += 1
             self.first_bad = self.first_bad or f"{path}, byte offset {offset}"
 
+    def add_lost(self, path: str, records: int) -> None:
+        """Counts records of a damaged shard of which no trace is left."""
+        with self._lock:
+            self.records["not there, though the manifest counts it"] += records
+            self.first_bad = self.first_bad or f"{path}, which ends early"
+
     def add_shard(self, path: str, reason: str) -> None:
         """Counts a shard that is left out, once however often it is met."""
         with self._lock:

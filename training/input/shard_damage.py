@@ -70,8 +70,12 @@ def find_shard_damage(shard: Shard, config: PoolConfig) -> str | None:
         try:
             while (block := reader.read(shard.rows)) is not None:
                 decoder.decode_block(block, shard.path)
-            short = reader.position < shard.rows
-            _DAMAGE[key] = f"{reader.position} of {shard.rows} records" if short else None
+            # What else stands in it was not written with the version.
+            has_more = reader.read(shard.rows + 1) is not None
+            found = f"more than {shard.rows}" if has_more else f"{reader.position} of {shard.rows}"
+            is_whole = reader.position == shard.rows
+            _DAMAGE[key] = None if is_whole else f"{found} records"
         except (CorruptRecordError, OSError) as error:
-            _DAMAGE[key] = str(error).splitlines()[0].removeprefix(f"{shard.path}: ")
+            told = (isinstance(error, OSError) and error.strerror) or str(error)
+            _DAMAGE[key] = told.splitlines()[0].removeprefix(f"{shard.path}: ")
     return _DAMAGE[key]
