@@ -62,8 +62,10 @@ def write_bytes_atomic(path: Path, data: bytes | memoryview) -> None:
             handle.flush()
             os.fsync(handle.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # a full disk does not say what it had no room for
         raise
     sync_directory(path.parent)
 

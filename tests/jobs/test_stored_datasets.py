@@ -148,9 +148,7 @@ def test_a_train_shard_that_is_gone_can_be_done_without(
     place = stored.server.place(stored.uri.partition("bucket/")[2])
     [gone] = [key for key in place.list_objects() if key.endswith("train/part-00001.tfrecord")]
     place.delete(gone)
-    run = train(
-        stored.uri, tmp_path, capsys, "--no-report", "--set", "input.on_corrupt=skip_shard"
-    )
+    run = train(stored.uri, tmp_path, capsys, "--no-report", "--set", "input.on_corrupt=skip_shard")
     history = json.loads((run / "history.json").read_text())
     assert [entry["left_out"] for entry in history] == [{"shards": 1}] * 2
     assert history[0]["examples"] == 585 // 64 * 64
