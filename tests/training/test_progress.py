@@ -103,8 +103,8 @@ def test_a_terminal_of_any_width_shows_every_figure(
 
 def test_a_long_run_fits_80_columns() -> None:
     long = replace(
-        STATUS, metric=("hit_rate@10", 0.25), epoch=12, epochs=20, step=12_345, steps=98_765, examples_per_s=1_234_567.0,
-        eta_s=40_000.0,
+        STATUS, metric=("hit_rate@10", 0.25), epoch=12, epochs=20, step=12_345, steps=98_765,
+        examples_per_s=1_234_567.0, eta_s=40_000.0,
     )  # fmt: skip
     assert len(render_status(long, 80)) <= 80
     assert render_status(long) == (
