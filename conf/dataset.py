@@ -200,6 +200,20 @@ def load_manifest(
     return manifest
 
 
+def list_unlisted(version_dir: Path | str, manifest: Manifest) -> list[str]:
+    """Files in the folders of the splits that the manifest does not list, sorted."""
+    root = Path(version_dir)
+    listed = {shard.path for split in manifest.splits for shard in split.shards}
+    found = {
+        str(file.relative_to(root))
+        for split in manifest.splits
+        if (root / split.name).is_dir()
+        for file in (root / split.name).rglob("*.tfrecord*")
+        if file.is_file()
+    }
+    return sorted(found - listed)
+
+
 def _find_bytes(version: Path, relative: str) -> int | None:
     try:
         return (version / relative).stat().st_size

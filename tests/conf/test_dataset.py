@@ -9,6 +9,7 @@ import pytest
 
 from conf.dataset import (
     DatasetPaths,
+    list_unlisted,
     local_path,
     published_versions,
     read_manifest,
@@ -71,6 +72,15 @@ def test_missing_truncated_and_escaping_files_are_refused(tmp_path):
     (version / "manifest.json").write_text(json.dumps(data))
     with pytest.raises(InputDataError, match="outside"):
         read_manifest(version)
+
+
+def test_files_that_the_manifest_does_not_list(tmp_path):
+    version = publish(tmp_path)
+    manifest = read_manifest(version)
+    assert list_unlisted(version, manifest) == []
+    (version / "train" / "part-1.tfrecord").write_bytes(b"x")
+    (version / "train" / "_SUCCESS").touch()
+    assert list_unlisted(version, manifest) == ["train/part-1.tfrecord"]
 
 
 def test_a_reader_may_do_without_a_shard_but_not_without_other_files(tmp_path):

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from conf.dataset import list_unlisted
 from conf.manifest import Manifest
 from etl.tfrecord.framing import BadRange
 from etl.tfrecord.locations import is_remote
-from training.shards import list_unlisted
 
 _LOGGER = logging.getLogger(__name__)
 _TOLD: set[str] = set()
