@@ -40,7 +40,7 @@ def missing_shard(shard: Shard, error: OSError) -> InputDataError:
     """The error of a shard that cannot be read."""
     return InputDataError(
         "a shard that the manifest lists cannot be read",
-        received=f"{shard.path}: {error}",
+        received=f"{shard.path}: {_describe(error)}",
         fix="restore the shard, roll back to an earlier version, or build again",
     )
 
@@ -57,6 +57,11 @@ def is_usable(shard: Shard, config: PoolConfig) -> bool:
     if reason is not None:
         config.damage.counts.add_shard(shard.path, reason)
     return reason is None
+
+
+def _describe(error: Exception) -> str:
+    """What is wrong, without the path that an error of the system repeats."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 _DAMAGE: dict[tuple[object, ...], str | None] = {}
@@ -76,6 +81,5 @@ def find_shard_damage(shard: Shard, config: PoolConfig) -> str | None:
             is_whole = reader.position == shard.rows
             _DAMAGE[key] = None if is_whole else f"{found} records"
         except (CorruptRecordError, OSError) as error:
-            told = (isinstance(error, OSError) and error.strerror) or str(error)
-            _DAMAGE[key] = told.splitlines()[0].removeprefix(f"{shard.path}: ")
+            _DAMAGE[key] = _describe(error).splitlines()[0].removeprefix(f"{shard.path}: ")
     return _DAMAGE[key]

@@ -87,3 +87,5 @@ def test_a_shard_that_cannot_be_read_is_named() -> None:
     error = missing_shard(Shard("there/a.tfrecord", 1, "0", None), FileNotFoundError("no file"))
     assert isinstance(error, InputDataError)
     assert "there/a.tfrecord: no file" in str(error)
+    gone = FileNotFoundError(2, "No such file or directory", "there/a.tfrecord")
+    assert str(missing_shard(Shard("there/a.tfrecord", 1, "0", None), gone)).count("there/") == 1
