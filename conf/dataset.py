@@ -22,6 +22,8 @@ from conf.pointer import CURRENT_FILE, EntryKind, check_name, complete_entries, 
 VERSIONS_DIR = "versions"
 STAGING_PREFIX = ".staging-"
 _SHARD_PARENTS = 3
+PassesOver = Callable[[str, int | None, int], bool]
+"""Whether a reader does without a shard: its split, its size (None: missing), the size listed."""
 VERSION = EntryKind(
     "published dataset version", VERSIONS_DIR, MANIFEST_FILE, "build one by `sluice build`"
 )
@@ -60,8 +62,10 @@ def write_bytes_atomic(path: Path, data: bytes | memoryview) -> None:
             handle.flush()
             os.fsync(handle.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # a full disk does not say what it had no room for
         raise
     sync_directory(path.parent)
 
@@ -151,21 +155,31 @@ def published_versions(base: Path) -> list[str]:
     return complete_entries(base, VERSION)
 
 
-def read_manifest(version: Path) -> Manifest:
+def read_manifest(version: Path, passes_over: PassesOver | None = None) -> Manifest:
     """Reads a version's manifest and checks that each shard is there in its full size.
+
+    Args:
+        version: The version.
+        passes_over: As for `load_manifest`.
 
     Raises:
         InputDataError: The manifest is damaged, or a shard is missing or has another size.
     """
-    return load_manifest(version, partial(_find_bytes, version))
+    return load_manifest(version, partial(_find_bytes, version), passes_over)
 
 
-def load_manifest(version: Place, find_bytes: Callable[[str], int | None]) -> Manifest:
+def load_manifest(
+    version: Place,
+    find_bytes: Callable[[str], int | None],
+    passes_over: PassesOver | None = None,
+) -> Manifest:
     """Reads the manifest of a version, wherever it lies, and checks the files that it lists.
 
     Args:
         version: The version.
         find_bytes: Size of a file of the version; None where it is missing.
+        passes_over: Says of a shard that is missing or of another size whether the caller finds
+            that out by itself and goes on; None refuses them all.
 
     Raises:
         InputDataError: The manifest is damaged, or a file is missing or has another size.
@@ -177,9 +191,27 @@ def load_manifest(version: Place, find_bytes: Callable[[str], int | None]) -> Ma
         raise InputDataError(f"cannot read {file}", received=str(error)) from error
     manifest = Manifest.loads(text, origin=str(file))
     root = version.resolve()
-    for path, expected in _listed_files(manifest):
-        _check_file(root, path, expected, find_bytes)
+    for split in manifest.splits:
+        for shard in split.shards:
+            may_differ = passes_over and partial(passes_over, split.name)
+            _check_file(root, (shard.path, shard.bytes), find_bytes, may_differ)
+    for item in manifest.other_files:
+        _check_file(root, (item.path, item.bytes), find_bytes)
     return manifest
+
+
+def list_unlisted(version_dir: Path | str, manifest: Manifest) -> list[str]:
+    """Files in the folders of the splits that the manifest does not list, sorted."""
+    root = Path(version_dir)
+    listed = {shard.path for split in manifest.splits for shard in split.shards}
+    found = {
+        str(file.relative_to(root))
+        for split in manifest.splits
+        if (root / split.name).is_dir()
+        for file in (root / split.name).rglob("*.tfrecord*")
+        if file.is_file()
+    }
+    return sorted(found - listed)
 
 
 def _find_bytes(version: Path, relative: str) -> int | None:
@@ -189,14 +221,13 @@ def _find_bytes(version: Path, relative: str) -> int | None:
         return None
 
 
-def _listed_files(manifest: Manifest) -> list[tuple[str, int]]:
-    shards = [(shard.path, shard.bytes) for split in manifest.splits for shard in split.shards]
-    return shards + [(item.path, item.bytes) for item in manifest.other_files]
-
-
 def _check_file(
-    root: Place, relative: str, expected_bytes: int, find_bytes: Callable[[str], int | None]
+    root: Place,
+    listed: tuple[str, int],
+    find_bytes: Callable[[str], int | None],
+    may_differ: Callable[[int | None, int], bool] | None = None,
 ) -> None:
+    relative, expected_bytes = listed
     target = (root / relative).resolve()
     if not target.is_relative_to(root):
         raise InputDataError(
@@ -205,16 +236,17 @@ def _check_file(
             allowed=f"paths inside {root}",
         )
     found = find_bytes(relative)
+    if found == expected_bytes or (may_differ is not None and may_differ(found, expected_bytes)):
+        return
     if found is None:
         raise InputDataError(
             "a file that the manifest lists is missing",
             received=str(target),
             fix="restore it, roll back to an earlier version, or build again",
         )
-    if found != expected_bytes:
-        raise InputDataError(
-            "a file is not as long as the manifest says: truncated or overwritten",
-            received=f"{target}: {found} bytes",
-            allowed=f"{expected_bytes} bytes",
-            fix="restore it, roll back to an earlier version, or build again",
-        )
+    raise InputDataError(
+        "a file is not as long as the manifest says: truncated or overwritten",
+        received=f"{target}: {found} bytes",
+        allowed=f"{expected_bytes} bytes",
+        fix="restore it, roll back to an earlier version, or build again",
+    )

@@ -5,15 +5,18 @@ from __future__ import annotations
 import errno
 import importlib
 import importlib.metadata
+import json
 import logging
 import os
 import sys
+import time
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import typer
 
-from conf.errors import ConfigError, ExitCode, SluiceError, did_you_mean
+from conf.errors import ConfigError, ExitCode, InternalError, SluiceError, did_you_mean
 
 # Which extra brings a package that a subcommand may find missing.
 EXTRAS = {
@@ -103,6 +106,7 @@ def run_app(
     Users' mistakes end in a message and an exit code, not in a stack trace.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    json_lines = wants_json(arguments)
     try:
         result = typer.main.get_command(app).main(
             args=arguments, prog_name=prog_name, standalone_mode=False
@@ -113,20 +117,22 @@ def run_app(
     except typer.TyperException as error:
         # A usage error knows how to show itself with the command's usage line.
         show = getattr(error, "show", None)
-        show() if show else print(f"error: {error.format_message()}", file=sys.stderr)
+        if show is None or json_lines:
+            return _report(ConfigError(error.format_message()), json_lines)
+        show()
         return ExitCode.CONFIG
     except (typer.Abort, KeyboardInterrupt):
-        print("interrupted; what was published before is untouched", file=sys.stderr)
-        return ExitCode.FAILED
+        message = "interrupted; what was published before is untouched"
+        return _report(InternalError(message), json_lines)
     except SluiceError as error:
-        return _report(error)
+        return _report(error, json_lines)
     except ModuleNotFoundError as error:
         known = _missing_package(error)
         if known is None:
             raise
-        return _report(known)
+        return _report(known, json_lines)
     except OSError as error:
-        return _report_os_error(error)
+        return _report(_describe_os_error(error), json_lines)
     except Exception:
         logging.getLogger("sluice").exception(
             "unexpected failure; what was published before is untouched"
@@ -153,21 +159,39 @@ def _missing_package(error: ModuleNotFoundError) -> ConfigError | None:
     )
 
 
-def _report(error: SluiceError) -> int:
-    print(f"error: {error.render()}", file=sys.stderr)
+def wants_json(arguments: Sequence[str]) -> bool:
+    """Whether a command was asked for JSON lines: its last line is its error then."""
+    given = [*arguments, ""]
+    return "--log-format=json" in given or ("--log-format", "json") in pairwise(given)
+
+
+def _report(error: SluiceError, json_lines: bool = False) -> int:
+    if json_lines:
+        parts = {"received": error.received, "allowed": error.allowed, "fix": error.fix}
+        line = {
+            "event": "error",
+            "time": round(time.time(), 3),
+            "exit_code": int(error.exit_code),
+            "message": error.what,
+            **{name: str(part) for name, part in parts.items() if part is not None},
+        }
+        print(json.dumps(line), file=sys.stderr)
+    else:
+        print(f"error: {error.render()}", file=sys.stderr)
     return error.exit_code
 
 
-def _report_os_error(error: OSError) -> int:
+def _describe_os_error(error: OSError) -> InternalError:
     where = f": {error.filename}" if error.filename else ""
-    reason = error.strerror or str(error)
-    print(f"error: {reason}{where}", file=sys.stderr)
+    fix = None
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        print("  fix:      free some space, or set another output directory;", file=sys.stderr)
-        print("            what was published before is untouched", file=sys.stderr)
+        fix = (
+            "free some space, or set another output directory; what was published before is "
+            "untouched"
+        )
     else:
         logging.getLogger("sluice").debug("details", exc_info=error)
-    return ExitCode.FAILED
+    return InternalError(f"{error.strerror or str(error)}{where}", fix=fix)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,9 @@ import logging
 import sys
 from enum import StrEnum
 
+# Packages whose modules log under their own names, as libraries do.
+_PACKAGES = ("etl", "training")
+
 
 class LogFormat(StrEnum):
     """How progress and results are written."""
@@ -40,3 +43,5 @@ def setup_logging(log_format: LogFormat | str) -> None:
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)
     logger.propagate = False
+    for name in _PACKAGES:
+        logging.getLogger(name).handlers = [handler]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import tensorflow as tf
 
 from conf.errors import InternalError
+
+# What TensorFlow writes around the words of an error: the node before, the operation after.
+_NODE = re.compile(r"^\{\{[^}]*\}\}\s*|\s*\[Op:\w+\]")
 
 
 @contextmanager
@@ -32,4 +36,5 @@ def disk_errors(what: str, fix: str) -> Iterator[None]:
 
 def describe_error(error: Exception) -> str:
     """Returns the first line of an error's message, or its type where it has none."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    lines = str(error).splitlines()
+    return (lines and _NODE.sub("", lines[0])) or type(error).__name__

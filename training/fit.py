@@ -133,7 +133,7 @@ def plan_run(config: TrainConfig) -> dict[str, Any]:
         SluiceError: The config, the dataset or the devices do not fit.
     """
     version_dir = resolve_version(config.dataset)
-    data = TrainingData(version_dir, read_manifest(version_dir))
+    data = TrainingData(version_dir, read_manifest(version_dir, config.input.passes_over))
     strategy, devices = plan_devices(config.devices, config.input.batch_size)
     trainer = Trainer(config, data, strategy, _Silent())
     splits = {split.name: split.rows for split in data.manifest.splits}
@@ -171,7 +171,8 @@ def _share_start(
 
     version_dir, expected_sha256, unfinished = workers.share(find)
     place = find_place(str(version_dir))
-    manifest = read_run_manifest(place, str(expected_sha256))
+    passes_over = config.input.passes_over
+    manifest = read_run_manifest(place, str(expected_sha256), passes_over=passes_over)
     run = None if unfinished is None else Path(unfinished)
     # The others may not see the run; what they count is the same.
     counts_file = run / INPUT_COUNTS_FILE if run is not None and workers.is_chief else None
@@ -192,14 +193,17 @@ def _find_start(config: TrainConfig, progress: TrainingProgress, resume: bool) -
             f"({version_dir}): starting a new run"
         )
         return _start_anew(config)
-    manifest = read_run_manifest(version_dir, expected_sha256, read_model_specs(unfinished))
+    manifest = read_run_manifest(
+        version_dir, expected_sha256, read_model_specs(unfinished), config.input.passes_over
+    )
     data = TrainingData(version_dir, manifest, unfinished / INPUT_COUNTS_FILE)
     return _Start(data, unfinished)
 
 
 def _start_anew(config: TrainConfig) -> _Start:
     version_dir = resolve_version(config.dataset)
-    return _Start(TrainingData(version_dir, read_manifest(version_dir)), None)
+    manifest = read_manifest(version_dir, config.input.passes_over)
+    return _Start(TrainingData(version_dir, manifest), None)
 
 
 def _keep_counts(config: TrainConfig, data: TrainingData, run: Path) -> None:

@@ -132,12 +132,7 @@ class LineProgress:
     def step(self, status: StepStatus) -> None:
         """Writes the status, if the last one is old enough."""
         if self._clock.is_due():
-            print(
-                f"epoch {status.epoch}/{status.epochs}  step {status.step}/{status.steps}  "
-                f"{render_status(status)}",
-                file=self._stream,
-                flush=True,
-            )
+            print(render_status(status), file=self._stream, flush=True)
 
     def epoch(self, record: EpochRecord, best: bool) -> None:
         """Writes the epoch's summary."""
@@ -148,7 +143,7 @@ class LineProgress:
 
 
 class TerminalProgress:
-    """A bar for the current epoch, with the finished epochs above it.
+    """A line about the current epoch, with a bar where there is room, the finished ones above it.
 
     Args:
         stream: The terminal.
@@ -157,14 +152,12 @@ class TerminalProgress:
     def __init__(self, stream: TextIO) -> None:
         self._console = Console(file=stream)
         self._bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[status]}"),
             console=self._console,
             transient=True,
         )
-        self._task = self._bar.add_task("training", total=None, status="")
+        self._task = self._bar.add_task("training", total=None)
         self._bar.start()
 
     def message(self, text: str, **fields: Any) -> None:
@@ -172,13 +165,12 @@ class TerminalProgress:
         self._console.print(text, highlight=False, markup=False)
 
     def step(self, status: StepStatus) -> None:
-        """Moves the bar."""
+        """Renews the line and moves the bar."""
         self._bar.update(
             self._task,
             total=status.steps,
             completed=status.step,
-            status=render_status(status),
-            description=f"epoch {status.epoch}/{status.epochs}  step {status.step}/{status.steps}",
+            description=render_status(status, self._console.width),
         )
 
     def epoch(self, record: EpochRecord, best: bool) -> None:
@@ -190,14 +182,23 @@ class TerminalProgress:
         self._bar.stop()
 
 
-def render_status(status: StepStatus) -> str:
-    """Returns loss, metric, speed, input wait and time left as text."""
+def render_status(status: StepStatus, width: int | None = None) -> str:
+    """Returns where training stands as one line.
+
+    Args:
+        status: Where it stands.
+        width: Characters that there is room for: words are shortened where they are too long, no
+            figure is left out. None: no bound.
+    """
     eta = "" if status.eta_s is None else f"  ETA {render_duration(status.eta_s)}"
     metric = "" if status.metric is None else f"  {status.metric[0]} {status.metric[1]:.4f}"
-    return (
-        f"loss {status.loss:.4f}{metric}  {status.examples_per_s:,.0f} examples/s  "
-        f"input wait {status.input_wait_share:.0%}{eta}"
-    )
+    loss, wait = f"loss {status.loss:.4f}{metric}", f"{status.input_wait_share:.0%}{eta}"
+    epoch, step = f"{status.epoch}/{status.epochs}", f"{status.step}/{status.steps}"
+    speed = status.examples_per_s
+    line = f"epoch {epoch}  step {step}  {loss}  {speed:,.0f} examples/s  input wait {wait}"
+    if width is None or len(line) <= width:
+        return line
+    return f"{epoch} {step} {loss} {speed:.0f}/s wait {wait}".replace("  ", " ")
 
 
 def render_epoch(record: EpochRecord, best: bool) -> str:

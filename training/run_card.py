@@ -17,6 +17,7 @@ from conf.run import RUN_CARD_FILE, read_json, update_run_card
 from conf.training import TrainConfig
 from training.checkpoint import manifest_sha256
 from training.chunks import TrainingData
+from training.device_memory import peak_device_memory_bytes
 from training.models.base import RetrievalModel
 from training.result import TrainingResult
 from training.run_directory import (
@@ -107,6 +108,7 @@ def describe_end(result: TrainingResult) -> dict[str, Any]:
             "stopped_early": result.stopped_early,
             "left_out": dict(result.left_out),
             "peak_memory_bytes": peak_memory_bytes(),
+            "peak_device_memory_bytes": peak_device_memory_bytes(),
         },
     }
 

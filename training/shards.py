@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from conf.errors import InputDataError
 from conf.manifest import Manifest, ShardInfo
 from conf.place import Place
@@ -54,17 +52,3 @@ def shard_paths(version_dir: Place, manifest: Manifest, split: str) -> list[str]
         InputDataError: As for `filled_shards`.
     """
     return [f"{version_dir}/{shard.path}" for shard in filled_shards(manifest, split)]
-
-
-def list_unlisted(version_dir: Path | str, manifest: Manifest) -> list[str]:
-    """Files in the folders of the splits that the manifest does not list, sorted."""
-    root = Path(version_dir)
-    listed = {shard.path for split in manifest.splits for shard in split.shards}
-    found = {
-        str(file.relative_to(root))
-        for split in manifest.splits
-        if (root / split.name).is_dir()
-        for file in (root / split.name).rglob("*.tfrecord*")
-        if file.is_file()
-    }
-    return sorted(found - listed)

@@ -15,6 +15,7 @@ from conf.training.profile import StepRange
 from training.checkpoint import Checkpoints
 from training.checkpoint.state import MODEL, OPTIMIZERS, collect_state, find_non_finite
 from training.chunks import ChunkRunner, TrainingData
+from training.disk_errors import disk_errors
 from training.divergence import build_divergence_error
 from training.epoch_loop import EpochLoop, RunFiles
 from training.history import (
@@ -284,7 +285,11 @@ class Trainer:
         # what says that the epoch is done.
         files.checkpoints.wait()
         if self._workers.is_chief:
-            write_history(files.run, history)
+            with disk_errors(
+                "cannot write the history of the run; the checkpoints are untouched",
+                "free some space (or check the permissions), then go on with --resume",
+            ):
+                write_history(files.run, history)
         standing = Standing(Position(record.epoch, 0), EpochSums(), self._config.seed)
         loop.save(standing, best=best)
         shown = self._config.fit.histograms

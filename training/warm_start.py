@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from conf.dataset import local_path
+from conf.dataset import PassesOver, local_path
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.run import CHECKPOINTS_DIR, resolve_run
 from conf.training import TrainConfig, WarmStartConfig
@@ -103,7 +103,7 @@ def take_over(config: TrainConfig, target: WarmTarget) -> WarmStartReport:
     if warm is None:
         raise ValueError("fit.warm_start is not set")
     _check_moments(config, warm)
-    source = _open_source(warm.path)
+    source = _open_source(warm.path, config.input.passes_over)
     state = collect_state(**{MODEL: target.model, OPTIMIZERS: target.optimizers})
     layout = describe_layout(state, target.model)
     fresh: dict[str, str] = {}
@@ -153,7 +153,7 @@ def _check_moments(config: TrainConfig, warm: WarmStartConfig) -> None:
         )
 
 
-def _open_source(path: str) -> _Source:
+def _open_source(path: str, passes_over: PassesOver) -> _Source:
     """Opens the checkpoint that a path stands for: itself, or a run's best or last one."""
     directory = local_path(path)
     if not (directory / SEAL_FILE).is_file():
@@ -170,7 +170,8 @@ def _open_source(path: str) -> _Source:
     layout = read_checkpoint(directory).layout
     version_dir, expected = read_dataset_reference(directory.resolve().parents[2])
     try:
-        version = read_encoded_version(version_dir, read_run_manifest(version_dir, expected))
+        manifest = read_run_manifest(version_dir, expected, passes_over=passes_over)
+        version = read_encoded_version(version_dir, manifest)
     except InputDataError as error:
         raise InputDataError(
             "the run to start from was trained on a dataset version that cannot be read: without "

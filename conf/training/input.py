@@ -89,6 +89,22 @@ class InputConfig(Finite):
         """Whether the manifest's counts alone tell how many rows an epoch has."""
         return not self.filter and self.validation is None and self.on_corrupt == "fail"
 
+    def passes_over(self, split: str, found_bytes: int | None, listed_bytes: int) -> bool:
+        """Whether training goes on with a shard that is missing or of another size.
+
+        `skip_shard` leaves it out. `skip_record` trains on what is there of one that was cut.
+
+        Args:
+            split: The split that it is of.
+            found_bytes: Its size; None where it is missing.
+            listed_bytes: Its size as the manifest has it.
+        """
+        if split != "train" or self.on_corrupt == "fail":
+            return False
+        if self.on_corrupt == "skip_shard":
+            return True
+        return found_bytes is not None and found_bytes < listed_bytes
+
     @model_validator(mode="after")
     def _fits(self) -> InputConfig:
         if (self.cache == "disk") != (self.cache_dir is not None):

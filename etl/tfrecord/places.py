@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from conf.dataset import VERSION, load_manifest, local_path
+from conf.dataset import VERSION, PassesOver, load_manifest, local_path
 from conf.dataset import read_manifest as read_local_manifest
 from conf.errors import ConfigError, UpstreamNotReadyError
 from conf.manifest import Manifest
@@ -54,15 +54,19 @@ def resolve_version(path: str | os.PathLike[str]) -> Path | StoredPath:
         ) from None
 
 
-def read_manifest(version: Place) -> Manifest:
+def read_manifest(version: Place, passes_over: PassesOver | None = None) -> Manifest:
     """Reads a version's manifest and checks that each file is there in its full size.
 
     In an object store one listing tells the sizes.
+
+    Args:
+        version: The version.
+        passes_over: As for `conf.dataset.load_manifest`.
 
     Raises:
         ConfigError: The store cannot be reached or refuses.
         InputDataError: The manifest is damaged, or a file is missing or has another size.
     """
     if isinstance(version, StoredPath):
-        return load_manifest(version, version.list_bytes().get)
-    return read_local_manifest(Path(str(version)))
+        return load_manifest(version, version.list_bytes().get, passes_over)
+    return read_local_manifest(Path(str(version)), passes_over)

@@ -110,6 +110,7 @@ def _list_dataset(summary: Mapping[str, Any]) -> Iterator[Listing]:
         "built": f"{summary['created_at']} by Sluice {summary['code_version']}",
         "records": f"{summary['record_type']}, {summary['compression'] or 'uncompressed'}"
         + (", packed" if summary["packed_columns"] else ""),
+        "unlisted files": _describe_unlisted(summary["unlisted"]),
         "event time, ms": None if span is None else f"{span[0]} to {span[1]}",
         "schema": summary["schema_fingerprint"][:16],
         "encoders": summary["encoders_fingerprint"][:16],
@@ -252,6 +253,11 @@ def _counts(counts: Mapping[str, Any], splits: Sequence[str]) -> Listing:
     rows.append(("joined", "events", format_count(counts["joined"])))
     rows += [("kept", split, format_count(counts["kept"].get(split))) for split in splits]
     return Listing("counts", ("stage", "what", "rows"), tuple(rows), frozenset({"rows"}))
+
+
+def _describe_unlisted(files: Sequence[str]) -> str | None:
+    """Says which files beside the shards nobody reads; None where there are none."""
+    return f"{len(files)}, not in the manifest and never read, first: {files[0]}" if files else None
 
 
 def _verification(result: Mapping[str, Any]) -> Listing:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from conf.dataset import published_versions
+from conf.dataset import list_unlisted, published_versions
 from conf.errors import SluiceError
 from conf.manifest import Manifest
 from conf.run import METRICS_FILE, RUN_CARD_FILE, read_json
@@ -44,6 +44,7 @@ def summarize_dataset(version: Path, manifest: Manifest) -> dict[str, Any]:
             }
             for split in manifest.splits
         ],
+        "unlisted": list_unlisted(version, manifest),
         "features": manifest.schema.to_json(),
         "packed_columns": [column.to_json() for column in list_slots(manifest)],
         "keys": asdict(manifest.keys),

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+from conf.dataset import PassesOver
 from conf.errors import InputDataError, SluiceError
 from conf.manifest import Manifest
 from conf.place import Place
@@ -22,6 +23,7 @@ from conf.run import (
     STEPS_FILE,
     read_json,
 )
+from conf.training.input import InputConfig
 from etl.tfrecord.places import read_manifest, resolve_version
 from jobs.reporting.catalogue import ItemCatalogue, read_catalogue
 
@@ -105,7 +107,7 @@ def read_run(run: Path) -> RunData:
     manifest: Manifest | None = None
     catalogue: ItemCatalogue | None = None
     if version is not None:
-        manifest = _attempt("dataset", gaps, lambda: read_manifest(version))
+        manifest = _attempt("dataset", gaps, lambda: read_manifest(version, _passes_over(card)))
     if version is not None and manifest is not None:
         catalogue = _attempt("catalogue", gaps, lambda: read_catalogue(version, manifest))
     lists = _attempt("lists", gaps, lambda: _read_lists(run / RECOMMENDATIONS_FILE))
@@ -115,6 +117,12 @@ def read_run(run: Path) -> RunData:
         run, card, epochs or (), metrics, version, manifest, catalogue, lists or (), gaps,
         steps or (),
     )  # fmt: skip
+
+
+def _passes_over(card: Mapping[str, Any]) -> PassesOver:
+    """Damage that the run itself trained on in spite of is no reason to show no dataset."""
+    policy = as_mapping(as_mapping(card.get("config")).get("input")).get("on_corrupt", "fail")
+    return InputConfig.model_construct(on_corrupt=policy).passes_over
 
 
 def _attempt(part: str, gaps: dict[str, str], read: Callable[[], T]) -> T | None:

@@ -9,6 +9,7 @@ import pytest
 
 from conf.dataset import (
     DatasetPaths,
+    list_unlisted,
     local_path,
     published_versions,
     read_manifest,
@@ -73,6 +74,39 @@ def test_missing_truncated_and_escaping_files_are_refused(tmp_path):
         read_manifest(version)
 
 
+def test_files_that_the_manifest_does_not_list(tmp_path):
+    version = publish(tmp_path)
+    manifest = read_manifest(version)
+    assert list_unlisted(version, manifest) == []
+    (version / "train" / "part-1.tfrecord").write_bytes(b"x")
+    (version / "train" / "_SUCCESS").touch()
+    assert list_unlisted(version, manifest) == ["train/part-1.tfrecord"]
+
+
+def test_a_reader_may_do_without_a_shard_but_not_without_other_files(tmp_path):
+    version = publish(tmp_path)
+    shard = version / "train" / "part-0"
+    asked = []
+
+    def passes_over(split, found_bytes, listed_bytes):
+        asked.append((split, found_bytes, listed_bytes))
+        return found_bytes is None
+
+    assert read_manifest(version, passes_over) == build_manifest("v1")
+    assert asked == []  # nothing is wrong
+    shard.write_bytes(b"x" * 9)
+    with pytest.raises(InputDataError, match="not as long"):
+        read_manifest(version, passes_over)
+    shard.unlink()
+    assert read_manifest(version, passes_over) == build_manifest("v1")
+    assert asked == [("train", 9, 10), ("train", None, 10)]
+    data = json.loads((version / "manifest.json").read_text())
+    data["splits"][0]["shards"][0]["path"] = "../../gone"
+    (version / "manifest.json").write_text(json.dumps(data))
+    with pytest.raises(InputDataError, match="outside"):
+        read_manifest(version, passes_over)
+
+
 @pytest.mark.parametrize(
     "change", [{"format_version": 99}, {"schema": []}, {"keys": {"user": "u"}}, {"splits": None}]
 )
@@ -114,7 +148,7 @@ def test_failed_atomic_write_keeps_the_old_text(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match=r"No space.*a\.json"):
         write_text_atomic(file, "new")
     assert file.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]

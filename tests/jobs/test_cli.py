@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 import typer
@@ -85,6 +88,44 @@ def test_errors_end_in_their_exit_code_without_a_trace(capsys, raised, code):
     err = capsys.readouterr().err
     assert err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("given", [["--log-format", "json"], ["--log-format=json"]])
+@pytest.mark.parametrize(
+    ("raised", "code", "parts"),
+    [
+        (
+            errors.InputDataError("bad", received=Path("a/b"), allowed="good", fix="mend it"),
+            3,
+            {"message": "bad", "received": "a/b", "allowed": "good", "fix": "mend it"},
+        ),
+        (errors.TrainingDivergedError("t"), 5, {"message": "t"}),
+        (OSError(13, "Permission denied", "/out"), 1, {"message": "Permission denied: /out"}),
+        (
+            KeyboardInterrupt(),
+            1,
+            {"message": "interrupted; what was published before is untouched"},
+        ),
+    ],
+)
+def test_an_error_is_one_object_where_lines_are_json(capsys, given, raised, code, parts):
+    app = typer.Typer()
+
+    @app.command()
+    def fail(log_format: str = "text") -> None:
+        raise raised
+
+    assert run_app(app, given) == code
+    [line] = capsys.readouterr().err.splitlines()
+    told = json.loads(line)
+    assert abs(told.pop("time") - time.time()) < 60
+    assert told == {"event": "error", "exit_code": code, **parts}
+
+
+def test_a_usage_error_is_one_object_too(capsys):
+    assert main(["train", "--log-format", "json", "--nope"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "--nope" in json.loads(line)["message"]
 
 
 def test_usage_errors_are_exit_code_2(capsys):

@@ -54,6 +54,19 @@ def test_a_dataset_for_machines(root, sluice):
     assert summary["kind"] == "dataset"
 
 
+def test_files_that_the_manifest_does_not_list_are_shown(version, sluice):
+    assert "unlisted" not in sluice(version)[1]
+    shutil.copy(
+        version / read_manifest(version).split("train").shards[0].path,
+        version / "train" / "part-9.tfrecord",
+    )
+    for more in ([], ["--verify"]):
+        code, out, _ = sluice(version, *more)
+        assert code == 0
+        assert "first: train/part-9.tfrecord" in " ".join(out.split())
+    assert json.loads(sluice(version, "--json")[1])["unlisted"] == ["train/part-9.tfrecord"]
+
+
 def test_a_bad_shard_ends_in_3_and_is_named(version, sluice):
     shard = read_manifest(version).split("train").shards[2]
     file = version / shard.path

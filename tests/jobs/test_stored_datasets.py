@@ -142,6 +142,18 @@ def test_what_is_not_there_ends_in_a_message(
     assert (code, "names a published dataset version that is not there" in text) == (3, True)
 
 
+def test_a_train_shard_that_is_gone_can_be_done_without(
+    stored: Stored, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = stored.server.place(stored.uri.partition("bucket/")[2])
+    [gone] = [key for key in place.list_objects() if key.endswith("train/part-00001.tfrecord")]
+    place.delete(gone)
+    run = train(stored.uri, tmp_path, capsys, "--no-report", "--set", "input.on_corrupt=skip_shard")
+    history = json.loads((run / "history.json").read_text())
+    assert [entry["left_out"] for entry in history] == [{"shards": 1}] * 2
+    assert history[0]["examples"] == 585 // 64 * 64
+
+
 def test_a_shard_that_goes_while_it_is_needed(
     stored: Stored, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

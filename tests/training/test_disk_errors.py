@@ -23,6 +23,12 @@ def test_a_failed_write_says_what_and_how_to_go_on(error: Exception) -> None:
     assert "more" not in str(caught.value.received)
 
 
+def test_what_tensorflow_writes_around_a_message_is_left_out() -> None:
+    text = "{{function_node __wrapped__SaveV2_CPU:0}} a/state; No space left on device [Op:SaveV2]"
+    error = tf.errors.ResourceExhaustedError(None, None, text)
+    assert describe_error(error) == "a/state; No space left on device"
+
+
 def test_other_errors_pass() -> None:
     with pytest.raises(ConfigError), disk_errors("cannot write it", "free space"):
         raise ConfigError("wrong")

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +15,7 @@ from training.progress import (
     TerminalProgress,
     build_progress,
     render_duration,
+    render_status,
 )
 
 STATUS = StepStatus(2, 10, 64, 128, 1.25, 12_345.0, 0.07, 75.0, 192, 1280, ("ndcg@10", 0.25))
@@ -77,6 +80,37 @@ def test_the_terminal_shows_epochs_above_the_bar() -> None:
     progress.close()
     assert "[not markup]" in stream.getvalue()
     assert "ndcg@10 0.4000" in stream.getvalue()
+
+
+FIGURES = ("2/10", "64/128", "1.2500", "ndcg@10 0.2500", "7%", "ETA 1:15")
+
+
+@pytest.mark.parametrize("columns", [72, 80, 100, 160])
+def test_a_terminal_of_any_width_shows_every_figure(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    progress = TerminalProgress(stream)
+    progress.step(STATUS)
+    progress.close()
+    [line, *_] = [line for line in stream.getvalue().splitlines() if "1.2500" in line]
+    line = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line)
+    assert all(part in line for part in (*FIGURES, "12,345" if columns >= 100 else "12345/s"))
+    assert columns < 160 or "━" in line  # a bar where there is room
+
+
+def test_a_long_run_fits_80_columns() -> None:
+    long = replace(
+        STATUS, metric=("hit_rate@10", 0.25), epoch=12, epochs=20, step=12_345, steps=98_765,
+        examples_per_s=1_234_567.0, eta_s=40_000.0,
+    )  # fmt: skip
+    assert len(render_status(long, 80)) <= 80
+    assert render_status(long) == (
+        "epoch 12/20  step 12345/98765  loss 1.2500  hit_rate@10 0.2500  1,234,567 examples/s  "
+        "input wait 7%  ETA 11:06:40"
+    )
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (75.4, "1:15"), (3671, "1:01:11")])

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 
 from conf.errors import InputDataError
 from conf.manifest import Manifest
-from training.shards import filled_shards, list_unlisted, shard_paths
+from training.shards import filled_shards, shard_paths
 
 
 def test_paths_and_records(tiny_version: Path, tiny_manifest: Manifest) -> None:
@@ -23,13 +22,3 @@ def test_records_that_training_does_not_read(
 ) -> None:
     with pytest.raises(InputDataError, match=next(iter(change.values()))):
         shard_paths(tiny_version, replace(tiny_manifest, **change), "train")
-
-
-def test_files_that_the_manifest_does_not_list(
-    tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    version = tmp_path / "copy"
-    shutil.copytree(tiny_version, version)
-    assert list_unlisted(version, tiny_manifest) == []
-    shutil.copy(version / "train" / "part-00000.tfrecord", version / "train" / "x.tfrecord")
-    assert list_unlisted(version, tiny_manifest) == ["train/x.tfrecord"]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
+from conf.dataset import PassesOver
 from conf.errors import InputDataError, UpstreamNotReadyError
 from conf.manifest import Manifest
 from conf.place import Place
@@ -83,7 +84,9 @@ def restore_model(
     except (KeyError, ValueError) as error:
         raise _incomplete(run_dir, error) from error
     version_dir, expected = read_dataset_reference(run_dir)
-    manifest = read_run_manifest(version_dir, expected, read_model_specs(run_dir))
+    manifest = read_run_manifest(
+        version_dir, expected, read_model_specs(run_dir), config.input.passes_over
+    )
     shelf = run_dir / CHECKPOINTS_DIR / which
     if not list_entries(shelf):
         raise UpstreamNotReadyError(
@@ -125,7 +128,10 @@ def read_model_specs(run_dir: Path) -> tuple[FeatureSpec, ...]:
 
 
 def read_run_manifest(
-    version_dir: Place, expected_sha256: str, specs: Sequence[FeatureSpec] = ()
+    version_dir: Place,
+    expected_sha256: str,
+    specs: Sequence[FeatureSpec] = (),
+    passes_over: PassesOver | None = None,
 ) -> Manifest:
     """Reads the manifest of the dataset version that a run was trained on.
 
@@ -133,12 +139,13 @@ def read_run_manifest(
         version_dir: Directory of the version.
         expected_sha256: Fingerprint of the manifest that the run read.
         specs: Features that its model was built for.
+        passes_over: As for `conf.dataset.load_manifest`.
 
     Raises:
         InputDataError: It is gone, or is not the one that the run read; names the feature that
             the model does not fit, if there is one.
     """
-    manifest = read_manifest(version_dir)
+    manifest = read_manifest(version_dir, passes_over)
     found = manifest_sha256(manifest)
     if found != expected_sha256:
         check_specs(manifest, specs)

@@ -59,13 +59,18 @@ def build_size_error(source: Source, rows: int) -> InputDataError:
         source: The split, as it is read.
         rows: Rows that it gives.
     """
-    whole = rows == source.manifest.split(source.split).rows
-    size = "smaller than one batch" if rows else "empty"
+    listed = source.manifest.split(source.split).rows
+    if rows:
+        fix = f"set input.batch_size to {rows} or less, or add data"
+    elif listed:
+        fix = "let input.filter, input.validation and input.on_corrupt leave rows"
+    else:
+        fix = "build the dataset with rows in this split, or train on another version"
     return InputDataError(
-        f"the {source.split} split is {size}",
-        received=f"{rows} rows" + ("" if whole else " that the input's filters leave"),
+        f"the {source.split} split is {'smaller than one batch' if rows else 'empty'}",
+        received=f"{rows} rows" + ("" if rows == listed else f" that the input leaves of {listed}"),
         allowed=f"at least input.batch_size = {source.config.batch_size} rows",
-        fix=f"set input.batch_size to {max(1, rows)} or less, or add data",
+        fix=fix,
     )
 
 

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from conf.dataset import list_unlisted
 from conf.manifest import Manifest
 from etl.tfrecord.framing import BadRange
 from etl.tfrecord.locations import is_remote
-from training.shards import list_unlisted
 
 _LOGGER = logging.getLogger(__name__)
 _TOLD: set[str] = set()
@@ -39,6 +39,12 @@ class InputCounts:
         with self._lock:
             self.records[reason] += 1
             self.first_bad = self.first_bad or f"{path}, byte offset {offset}"
+
+    def add_lost(self, path: str, records: int) -> None:
+        """Counts records of a damaged shard of which no trace is left."""
+        with self._lock:
+            self.records["not there, though the manifest counts it"] += records
+            self.first_bad = self.first_bad or f"{path}, which ends early"
 
     def add_shard(self, path: str, reason: str) -> None:
         """Counts a shard that is left out, once however often it is met."""

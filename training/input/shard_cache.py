@@ -29,6 +29,8 @@ _MEMORY: dict[str, dict[str, Runs]] = {}
 class ShardCache:
     """Keeps decoded shards.
 
+    A shard that lacks records is not kept: it may be mended, and each epoch counts what it lacks.
+
     Attributes:
         scope: All that decides what a shard decodes to, besides its content.
         directory: Where Arrow files are kept; None keeps the shards in memory.
@@ -46,16 +48,17 @@ class ShardCache:
         """
         name = hashlib.sha256(f"{self.scope}\0{shard.path}\0{shard.crc32c}".encode()).hexdigest()
         if self.directory is not None:
-            return self._load_file(self.directory / f"{name}.arrow", decode)
+            return self._load_file(self.directory / f"{name}.arrow", shard, decode)
         kept = _MEMORY.get(self.scope)
         if kept is None:
             _MEMORY.clear()
             kept = _MEMORY.setdefault(self.scope, {})
-        if name not in kept:
-            kept[name] = decode()
-        return kept[name]
+        runs = kept.get(name) or decode()
+        if _is_whole(runs, shard):
+            kept[name] = runs
+        return runs
 
-    def _load_file(self, path: Path, decode: Callable[[], Runs]) -> Runs:
+    def _load_file(self, path: Path, shard: Shard, decode: Callable[[], Runs]) -> Runs:
         if path.exists():
             try:
                 return _read_runs(path)
@@ -63,7 +66,8 @@ class ShardCache:
                 _LOGGER.warning("%s is damaged and is made again", path)
         runs = decode()
         try:
-            _write_runs(path, runs)
+            if _is_whole(runs, shard):
+                _write_runs(path, runs)
         except OSError as error:
             _LOGGER.warning("%s is not kept: %s", path, error)
         return runs
@@ -109,6 +113,10 @@ def split_runs(number: int, batch: pa.RecordBatch, sound: np.ndarray | None) -> 
     for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
         yield number + first, batch.slice(done, last - first)
         done += last - first
+
+
+def _is_whole(runs: Runs, shard: Shard) -> bool:
+    return sum(batch.num_rows for _, batch in runs) == shard.rows
 
 
 def _read_runs(path: Path) -> Runs:

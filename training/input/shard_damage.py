@@ -40,7 +40,7 @@ def missing_shard(shard: Shard, error: OSError) -> InputDataError:
     """The error of a shard that cannot be read."""
     return InputDataError(
         "a shard that the manifest lists cannot be read",
-        received=f"{shard.path}: {error}",
+        received=f"{shard.path}: {_describe(error)}",
         fix="restore the shard, roll back to an earlier version, or build again",
     )
 
@@ -59,6 +59,11 @@ def is_usable(shard: Shard, config: PoolConfig) -> bool:
     return reason is None
 
 
+def _describe(error: Exception) -> str:
+    """What is wrong, without the path that an error of the system repeats."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
 _DAMAGE: dict[tuple[object, ...], str | None] = {}
 
 
@@ -70,8 +75,11 @@ def find_shard_damage(shard: Shard, config: PoolConfig) -> str | None:
         try:
             while (block := reader.read(shard.rows)) is not None:
                 decoder.decode_block(block, shard.path)
-            short = reader.position < shard.rows
-            _DAMAGE[key] = f"{reader.position} of {shard.rows} records" if short else None
+            # What else stands in it was not written with the version.
+            has_more = reader.read(shard.rows + 1) is not None
+            found = f"more than {shard.rows}" if has_more else f"{reader.position} of {shard.rows}"
+            is_whole = reader.position == shard.rows
+            _DAMAGE[key] = None if is_whole else f"{found} records"
         except (CorruptRecordError, OSError) as error:
-            _DAMAGE[key] = str(error).splitlines()[0].removeprefix(f"{shard.path}: ")
+            _DAMAGE[key] = _describe(error).splitlines()[0].removeprefix(f"{shard.path}: ")
     return _DAMAGE[key]

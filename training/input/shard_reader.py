@@ -53,6 +53,7 @@ class ShardReader:
         self.position = first
         self._shard, self._damage = shard, damage
         self._base = 0  # records before the one that the blocks are counted from
+        self._seen = 0  # records of the whole shard, bad ones included
         self._rest: RecordBlock | None = None
         self._blocks = self._open(first)
 
@@ -77,10 +78,12 @@ class ShardReader:
 
     def _open(self, first: int) -> Iterator[RecordBlock]:
         shard, hook = self._shard, self._damage.hook(self._shard.path)
+        if hook is not None:
+            return self._drop(self._salvage(hook), first)
         if first == 0:
-            return self._read(hook)
-        if shard.compression is not None or hook is not None:
-            return self._drop(self._read(hook), first)
+            return self._read(None)
+        if shard.compression is not None:
+            return self._drop(self._read(None), first)
         for block in self._read(None, verify=False):
             behind = block.first_record + len(block.index)
             if first < behind:
@@ -101,6 +104,20 @@ class ShardReader:
             on_corrupt=hook,
             opener=FileOpener(),
         )
+
+    def _salvage(self, hook: Callable[[BadRange], None]) -> Iterator[RecordBlock]:
+        """Reads what is there of the shard, and counts what is not."""
+
+        def count(bad: BadRange) -> None:
+            self._seen += not bad.continues
+            hook(bad)
+
+        for block in self._read(count):
+            self._seen += len(block.index)
+            yield block
+        # One bad range may have been several records, and a file may end between two.
+        if self._seen < self._shard.rows:
+            self._damage.counts.add_lost(self._shard.path, self._shard.rows - self._seen)
 
     @staticmethod
     def _drop(blocks: Iterator[RecordBlock], first: int) -> Iterator[RecordBlock]:

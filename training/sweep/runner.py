@@ -133,7 +133,8 @@ def find_metric(config: TrainConfig, sweep: SweepConfig) -> str:
     metric = sweep.metric or (stopping.metric if stopping else DEFAULT_METRIC)
     if metric == LOSS_METRIC:
         return metric
-    if not read_manifest(resolve_version(config.dataset)).has_split("validation"):
+    manifest = read_manifest(resolve_version(config.dataset), config.input.passes_over)
+    if not manifest.has_split("validation"):
         raise ConfigError(
             "trials are compared by a validation metric, and the dataset has no validation split",
             received=metric,

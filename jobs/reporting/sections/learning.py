@@ -30,6 +30,11 @@ from jobs.reporting.run_data import RunData, as_mapping
 from jobs.reporting.verdict import PREFERRED_METRICS
 
 LOSS_METRIC = "loss"
+_LEFT_OUT = {
+    "bad_records": "damaged record(s)",
+    "shards": "damaged or missing shard(s)",
+    "filtered_rows": "row(s), by input.filter or input.validation",
+}
 
 
 def build_learning(data: RunData) -> Section:
@@ -63,6 +68,8 @@ def build_learning(data: RunData) -> Section:
         blocks.append(
             Note("No validation split: the last epoch was kept, nothing could be chosen.")
         )
+    left_out = _describe_left_out(data.epochs[-1])
+    blocks += [Note(left_out)] if left_out else []
     return Section("learning", "Learning", lead, tuple(blocks))
 
 
@@ -112,6 +119,17 @@ def _validation_metric(data: RunData) -> str | None:
         if name in known:
             return str(name)
     return None
+
+
+def _describe_left_out(epoch: Mapping[str, Any]) -> str:
+    """Says what the input left out of an epoch; empty where that was nothing."""
+    found = as_mapping(epoch.get("left_out"))
+    parts = [
+        f"{format_count(count)} {title}"
+        for name, title in _LEFT_OUT.items()
+        if isinstance(count := found.get(name), int) and count
+    ]
+    return f"Left out of the last epoch: {', '.join(parts)}." if parts else ""
 
 
 def _caption(best: int | None) -> str:

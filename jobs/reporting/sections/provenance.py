@@ -38,6 +38,7 @@ def build_timings(data: RunData) -> Section:
     built = {} if data.manifest is None else data.manifest.peak_memory_bytes
     facts += _memory_facts("build", built)
     facts += _memory_facts("training", training.get("peak_memory_bytes"))
+    facts += _memory_facts("training", training.get("peak_device_memory_bytes"))
     if not tables and not facts:
         return Section("timings", "Timings", lead, (missing("No timings were recorded."),))
     blocks: list[Block] = [Beside(tuple(tables))] if tables else []

@@ -109,6 +109,61 @@ def test_a_shard_that_is_shorter_than_the_manifest_says(tmp_path: Path, tiny_ver
         read(version, manifest)
 
 
+def cut_shard(version: Path, records: int, more_bytes: int) -> int:
+    """Cuts a train shard behind so many records; returns how many it had."""
+    shard = version / "train" / "part-00001.tfrecord"
+    content, offset, starts = shard.read_bytes(), 0, []
+    while offset < len(content):
+        starts.append(offset)
+        offset += 16 + int.from_bytes(content[offset : offset + 8], "little")
+    shard.write_bytes(content[: starts[records] + more_bytes])
+    return len(starts)
+
+
+@DECODERS
+@pytest.mark.parametrize("cache", [None, "memory"])
+@pytest.mark.parametrize(
+    ("more_bytes", "reasons"),
+    [(0, []), (7, ["truncated header"]), (40, ["truncated payload"])],
+)
+def test_what_a_cut_shard_still_holds_is_read_and_the_rest_is_counted(
+    more_bytes, reasons, cache, decoder, tmp_path: Path, tiny_version: Path
+) -> None:
+    version = tmp_path / "cut"
+    shutil.copytree(tiny_version, version)
+    manifest, counts = read_manifest(version), InputCounts()
+    had = cut_shard(version, 100, more_bytes)
+    assert had == 195
+    rows = read(
+        version, manifest, ReadOptions(counts=counts),
+        decoder=decoder, on_corrupt="skip_record", cache=cache,
+    )  # fmt: skip
+    assert rows == (780 - had + 100) // 8 * 8
+    assert counts.totals() == {"bad_records": had - 100}
+    assert all(any(reason in told for told in counts.records) for reason in reasons)
+    assert counts.records["not there, though the manifest counts it"] == 95 - len(reasons)
+    assert "part-00001.tfrecord" in (counts.first_bad or "")
+
+
+def test_records_that_go_with_a_damaged_length_are_counted(
+    tmp_path: Path, tiny_version: Path
+) -> None:
+    """Two lengths in a row are flipped: one bad range, in which two records are lost."""
+    version = tmp_path / "lengths"
+    shutil.copytree(tiny_version, version)
+    manifest, counts = read_manifest(version), InputCounts()
+    shard = version / "train" / "part-00002.tfrecord"
+    content = bytearray(shard.read_bytes())
+    second = 16 + int.from_bytes(content[:8], "little")
+    third = second + 16 + int.from_bytes(content[second : second + 8], "little")
+    content[second] ^= 1
+    content[third] ^= 1
+    shard.write_bytes(content)
+    rows = read(version, manifest, ReadOptions(counts=counts), on_corrupt="skip_record")
+    assert rows == 778 // 8 * 8
+    assert counts.totals() == {"bad_records": 2}
+
+
 def test_files_that_the_manifest_does_not_list_are_told_once(
     tmp_path: Path, tiny_version: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -132,5 +187,6 @@ def test_labels_other_than_0_and_1(tiny_version: Path, tiny_manifest: Manifest) 
 
 def test_an_empty_split_is_refused(tiny_version: Path, tiny_manifest: Manifest) -> None:
     splits = (SplitInfo("train", ()), *tiny_manifest.splits[1:])
-    with pytest.raises(InputDataError, match="empty"):
+    with pytest.raises(InputDataError, match="empty") as refused:
         read(tiny_version, replace(tiny_manifest, splits=splits))
+    assert "batch_size" not in (refused.value.fix or "")  # no size of a batch would do

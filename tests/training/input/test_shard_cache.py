@@ -9,7 +9,7 @@ import pytest
 
 from conf.dataset import read_manifest
 from conf.training import InputConfig
-from training.input import build_train_dataset
+from training.input import InputCounts, ReadOptions, build_train_dataset
 from training.input.shard_cache import CachedReader, split_runs
 
 
@@ -44,6 +44,33 @@ def test_a_damaged_file_is_made_again(tmp_path: Path, tiny_version: Path) -> Non
     for file in tmp_path.glob("*.arrow"):
         file.write_bytes(file.read_bytes()[:100])
     assert read(tiny_version, config) == expected
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_what_a_damaged_shard_lacks_is_counted_each_epoch_until_it_is_mended(
+    kind, tmp_path: Path, tiny_version: Path
+) -> None:
+    version = tmp_path / "copy"
+    shutil.copytree(tiny_version, version)
+    manifest = read_manifest(version)
+    shard = version / "train" / "part-00001.tfrecord"
+    sound = shard.read_bytes()
+    shard.write_bytes(bytes([*sound[:40], sound[40] ^ 1, *sound[41:]]))
+    place = {"cache_dir": str(tmp_path / "kept")} if kind == "disk" else {}
+    config = InputConfig.model_validate(
+        {"batch_size": 16, "cache": kind, "on_corrupt": "skip_record", **place}
+    )
+
+    def read_epoch(epoch: int) -> tuple[int, dict[str, int]]:
+        counts = InputCounts()
+        dataset = build_train_dataset(
+            version, manifest, config, epoch=epoch, seed=3, options=ReadOptions(counts=counts)
+        )
+        return sum(int(batch["movie_id"].shape[0]) for batch in dataset), counts.totals()
+
+    assert [read_epoch(epoch) for epoch in (0, 1)] == [(779 // 16 * 16, {"bad_records": 1})] * 2
+    shard.write_bytes(sound)
+    assert read_epoch(2) == (780 // 16 * 16, {})
 
 
 def test_runs_keep_the_numbers_of_their_records() -> None:

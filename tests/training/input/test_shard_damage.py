@@ -51,7 +51,7 @@ def test_a_bad_record_is_left_out_where_the_policy_says_so(tiny_manifest: Manife
     assert decode_piece(failing.build_decoder(), block_of(good), "f", failing.damage)[1] is None
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "short"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "short", "long"])
 def test_a_damaged_shard_is_left_out_whole(
     damage: str, tmp_path: Path, tiny_manifest: Manifest
 ) -> None:
@@ -68,6 +68,8 @@ def test_a_damaged_shard_is_left_out_whole(
         path.write_bytes(content)
     elif damage == "gone":
         path.unlink()
+    elif damage == "long":
+        path.write_bytes(path.read_bytes() * 2)
     else:
         shard = replace(shard, rows=51)
     assert is_usable(sound, config)
@@ -76,6 +78,7 @@ def test_a_damaged_shard_is_left_out_whole(
     assert config.damage.counts.totals() == {"shards": 1}
     reason = find_shard_damage(shard, config)
     assert reason is not None
+    assert str(path) not in reason
     assert config.damage.counts.describe() == [f"shard skipped: {path}: {reason}"]
     assert is_usable(shard, config_of(tiny_manifest, "fail"))  # found when it is read
 
@@ -84,3 +87,5 @@ def test_a_shard_that_cannot_be_read_is_named() -> None:
     error = missing_shard(Shard("there/a.tfrecord", 1, "0", None), FileNotFoundError("no file"))
     assert isinstance(error, InputDataError)
     assert "there/a.tfrecord: no file" in str(error)
+    gone = FileNotFoundError(2, "No such file or directory", "there/a.tfrecord")
+    assert str(missing_shard(Shard("there/a.tfrecord", 1, "0", None), gone)).count("there/") == 1

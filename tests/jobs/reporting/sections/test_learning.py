@@ -48,6 +48,17 @@ def test_ties_go_to_the_earlier_epoch_and_missing_values_lose(finished):
     assert best_epoch(replace(finished, epochs=epochs, card=card)) == 2
 
 
+def test_what_the_input_left_out_is_told(finished):
+    lost = {"bad_records": 2404, "shards": 1}
+    epochs = (*finished.epochs[:-1], {**finished.epochs[-1], "left_out": lost})
+    assert build_learning(replace(finished, epochs=epochs)).blocks[-1] == Note(
+        "Left out of the last epoch: 2,404 damaged record(s), 1 damaged or missing shard(s)."
+    )
+    whole = tuple({**entry, "left_out": {}} for entry in finished.epochs)
+    blocks = build_learning(replace(finished, epochs=whole)).blocks
+    assert not any("Left out" in block.text for block in blocks if isinstance(block, Note))
+
+
 def test_no_epoch_yet(finished):
     section = build_learning(replace(finished, epochs=()))
     assert section.blocks == (Note("No epoch of this run has finished yet.", missing=True),)

@@ -16,6 +16,14 @@ def test_peak_memory_of_both(finished):
     facts = dict(build_timings(finished).blocks[1].items)
     assert facts["Peak memory, training"] == "1.9 GB"
     assert facts["Peak memory, build: driver jvm"] == "1.3 GB"
+    assert not any("gpu" in name for name in facts)
+
+
+def test_peak_memory_of_gpus(finished):
+    training = {**finished.card["training"], "peak_device_memory_bytes": {"gpu 0": 21_500_000_000}}
+    data = replace(finished, card={**finished.card, "training": training})
+    facts = dict(build_timings(data).blocks[1].items)
+    assert facts["Peak memory, training: gpu 0"] == "21.5 GB"
 
 
 def test_rates_and_times_of_day_are_no_durations(finished):

@@ -1,0 +1,146 @@
+"""`sluice train` on datasets that are damaged on disk: what is said, what is kept, what goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from conf.run import read_json
+from jobs.cli import main
+
+SMALL = (
+    "model.name=mf",
+    "model.embedding_dim=8",
+    "input.batch_size=64",
+    "fit.epochs=2",
+    "evaluation.sampled_negatives=10",
+    "name=t",
+)
+ROWS, OF_A_SHARD = 780, 195
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.training.fixtures import write_tiny_dataset
+
+    return write_tiny_dataset(tmp_path_factory.mktemp("datasets"))
+
+
+@pytest.fixture
+def dataset(sound: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(sound, tmp_path / "dataset"))
+
+
+def train(dataset: Path, root: Path, policy: str, *more: str) -> int:
+    settings = [*SMALL, f"root={root}", f"input.on_corrupt={policy}"]
+    given = [part for setting in settings for part in ("--set", setting)]
+    return main(["train", "--dataset", str(dataset), *given, *more, "--log-format", "json"])
+
+
+def damage(dataset: Path, kind: str) -> Path:
+    shard = dataset / "train" / "part-00001.tfrecord"
+    content = bytearray(shard.read_bytes())
+    if kind == "missing":
+        shard.unlink()
+    elif kind == "cut":
+        shard.write_bytes(content[: len(content) // 2])
+    elif kind == "flipped":
+        content[40] ^= 1
+        shard.write_bytes(content)
+    else:
+        shard.write_bytes(content + content)
+    return shard
+
+
+@pytest.mark.parametrize("kind", ["missing", "cut", "flipped", "longer"])
+def test_fail_names_the_shard_and_leaves_nothing_current(
+    kind: str, dataset: Path, tmp_path: Path, capsys
+) -> None:
+    shard = damage(dataset, kind)
+    assert train(dataset, tmp_path / "runs", "fail") == 3
+    told = json.loads(capsys.readouterr().err.splitlines()[-1])
+    assert told["event"] == "error"
+    assert str(shard) in told["message"] + told.get("received", "")
+    assert told["fix"]
+    assert not (tmp_path / "runs" / "t" / "CURRENT").exists()
+
+
+@pytest.mark.parametrize("kind", ["missing", "longer"])
+def test_a_shard_with_no_record_to_trust_is_refused_record_by_record(
+    kind: str, dataset: Path, tmp_path: Path, capsys
+) -> None:
+    damage(dataset, kind)
+    assert train(dataset, tmp_path / "runs", "skip_record") == 3
+    assert "part-00001" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "policy"),
+    [
+        ("flipped", "skip_record"),
+        ("cut", "skip_record"),
+        ("cut", "skip_shard"),
+        ("missing", "skip_shard"),
+        ("longer", "skip_shard"),
+    ],
+)
+def test_the_rest_is_trained_on_counted_and_evaluated(
+    kind: str, policy: str, dataset: Path, tmp_path: Path, capsys
+) -> None:
+    shard = damage(dataset, kind)
+    assert train(dataset, tmp_path / "runs", policy) == 0
+    captured = capsys.readouterr()
+    run = Path(json.loads(captured.out)["run"])
+    lines = [json.loads(line) for line in captured.err.splitlines()]
+    told = [line["message"] for line in lines if "skipped" in line.get("message", "")]
+    assert len(told) == 1  # once, not once an epoch
+    assert str(shard) in told[0]
+    history = json.loads((run / "history.json").read_text())
+    left_out = history[0]["left_out"]
+    assert all(entry["left_out"] == left_out for entry in history)
+    assert read_json(run / "run_card.json")["training"]["left_out"] == left_out
+    lost = OF_A_SHARD if policy == "skip_shard" else left_out["bad_records"]
+    assert left_out == ({"shards": 1} if policy == "skip_shard" else {"bad_records": lost})
+    assert lost == 1 if (kind, policy) == ("flipped", "skip_record") else lost > 50
+    assert history[0]["examples"] == (ROWS - lost) // 64 * 64
+    assert main(["evaluate", "--run", str(run)]) == 0
+    page = (run / "report.html").read_text()
+    assert "that the manifest lists is missing" not in page
+    assert "not as long as the manifest says" not in page
+
+
+def test_a_run_on_what_is_left_goes_on(dataset: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    damage(dataset, "missing")
+
+    def stop(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("training.trainer.Trainer._validate", stop)
+        assert train(dataset, tmp_path / "runs", "skip_shard") != 0
+    assert train(dataset, tmp_path / "runs", "skip_shard", "--resume") == 0
+    assert len(list((tmp_path / "runs" / "t" / "runs").iterdir())) == 1
+    dry = train(dataset, tmp_path / "more", "skip_shard", "--dry-run")
+    assert dry == 0
+    assert not (tmp_path / "more").exists()
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_what_a_model_is_measured_on_has_to_be_whole(
+    split: str, dataset: Path, tmp_path: Path, capsys
+) -> None:
+    next((dataset / split).iterdir()).unlink()
+    assert train(dataset, tmp_path / "runs", "skip_shard") == 3
+    assert f"{split}/part-" in capsys.readouterr().err
+
+
+def test_warnings_of_the_input_are_objects_too(dataset: Path, tmp_path: Path, capsys) -> None:
+    shutil.copy(dataset / "train" / "part-00000.tfrecord", dataset / "train" / "part-9.tfrecord")
+    assert train(dataset, tmp_path / "runs", "fail") == 0
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    [told] = [line for line in lines if line.get("level") == "warning"]
+    assert "train/part-9.tfrecord" in told["message"]

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from training.device_memory import peak_device_memory_bytes
+
+
+def test_devices_are_named_and_asked_by_names_that_tensorflow_knows() -> None:
+    found = peak_device_memory_bytes("CPU")
+    assert "cpu 0" in found
+    assert set(found.values()) == {0}  # TensorFlow counts none of CPUs
+
+
+def test_the_peak_is_told_and_not_what_is_held_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get(name: str) -> dict[str, int]:
+        return {"current": 5, "peak": 7 if name == "CPU:0" else 9}
+
+    monkeypatch.setattr(tf.config.experimental, "get_memory_info", get)
+    assert peak_device_memory_bytes("CPU")["cpu 0"] == 7
+
+
+def test_without_a_gpu_there_is_nothing_to_tell() -> None:
+    if tf.config.list_physical_devices("GPU"):
+        pytest.skip("there is a GPU")
+    assert peak_device_memory_bytes() == {}
+
+
+@pytest.mark.gpu
+def test_what_a_gpu_has_held_is_counted() -> None:
+    if not tf.config.list_physical_devices("GPU"):
+        pytest.skip("there is no GPU")
+    tensor = tf.zeros([1 << 20]) + 1.0
+    assert peak_device_memory_bytes()["gpu 0"] >= tensor.shape.num_elements() * 4
