@@ -137,7 +137,10 @@ def build_dataset(
                 ", ".join(unwatched),
             )
         elif not unwatched and not request.force:
-            same = find_same_version(paths, parent, run, replaces_days=base is not None)
+            grows = any(vocabulary.incremental for vocabulary in plan.vocabularies)
+            same = find_same_version(
+                paths, parent, run, replaces_days=base is not None, grows=grows
+            )
             if same is not None:
                 take_same_version(paths, parent, same[0])
                 return BuildResult(*same, is_new=False)

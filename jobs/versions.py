@@ -147,7 +147,8 @@ def print_versions(versions: list[VersionInfo]) -> None:
 
     table = Table()
     for name in ("", "version", "created", "rows", "size", "dates", "parent"):
-        table.add_column(name, overflow="fold")
+        # An id is there to be copied; the other columns may be broken.
+        table.add_column(name, overflow="fold", no_wrap=name == "version")
     for v in versions:
         rows = ", ".join(f"{split} {n:,}" for split, n in (v.rows or {}).items())
         table.add_row(
@@ -186,6 +187,8 @@ def _pair(pair: list[Any]) -> str:
 def _show(value: Any) -> str:
     if value is None:
         return "-"
+    if isinstance(value, dict) and "count" in value:
+        return f"{value['count']:,}" if value.get("exact", True) else f"about {value['count']:,}"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
