@@ -44,6 +44,7 @@ from etl.runs import (
     read_parent,
     take_same_version,
 )
+from etl.served_columns import check_served_columns
 from etl.sources import (
     Source,
     SourceCounts,
@@ -176,10 +177,12 @@ def check_config(config: BuildConfig, request: RunRequest) -> FeaturePlan:
     """Checks all of a config that needs no data, and plans its features.
 
     Raises:
-        ConfigError: The features or partition columns do not fit the declared columns, or days
-            are to be replaced without naming them, or are named where nothing depends on them.
+        ConfigError: The features or partition columns do not fit the declared columns, serving
+            would lack a feature's column, or days are to be replaced without naming them, or are
+            named where nothing depends on them.
     """
     plan = plan_features(config)
+    check_served_columns(config, plan)
     check_dates(config, request.dates)
     check_partition_columns(config, plan.column_types)
     if config.output.partition_overwrite == "dynamic":
