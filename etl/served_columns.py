@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from conf.errors import ConfigError
 from conf.etl import BuildConfig
 from etl.behaviour.columns import history_names
@@ -14,14 +12,12 @@ from etl.split import CATALOG, USERS, record_splits
 
 def user_columns(config: BuildConfig, plan: FeaturePlan) -> set[str]:
     """Returns the columns of user features that dictionaries of users give."""
-    made = {*history_names(config), *rolling_names(config, config.events.user or "")}
-    return _columns(plan, "user", config.events.user) - made
+    return _columns(plan, "user", config.events.user) - _made(config, "user")
 
 
 def item_columns(config: BuildConfig, plan: FeaturePlan) -> set[str]:
     """Returns the columns of item features that dictionaries of items give."""
-    made = rolling_names(config, config.events.item or "")
-    return _columns(plan, "item", config.events.item) - made
+    return _columns(plan, "item", config.events.item) - _made(config, "item")
 
 
 def check_served_columns(config: BuildConfig, plan: FeaturePlan) -> None:
@@ -33,18 +29,23 @@ def check_served_columns(config: BuildConfig, plan: FeaturePlan) -> None:
     """
     splits = record_splits(config)
     if USERS in splits:
-        made = (*history_names(config), *rolling_names(config, config.events.user or ""))
-        _check(config, user_columns(config, plan), "user", made)
+        _check(config, user_columns(config, plan), "user", _made(config, "user"))
     if CATALOG in splits:
-        made = rolling_names(config, config.events.item or "")
-        _check(config, item_columns(config, plan), "item", made)
+        _check(config, item_columns(config, plan), "item", _made(config, "item"))
 
 
 def _columns(plan: FeaturePlan, role: str, key: str | None) -> set[str]:
     return {c for f in plan.features if f.role == role for c in f.columns if c != key}
 
 
-def _check(config: BuildConfig, columns: set[str], role: str, made: Collection[str]) -> None:
+def _made(config: BuildConfig, role: str) -> set[str]:
+    """Columns that are made of the log and known at its end for a user or an item alone."""
+    if role == "item":
+        return rolling_names(config, config.events.item or "")
+    return {*history_names(config), *rolling_names(config, config.events.user or "")}
+
+
+def _check(config: BuildConfig, columns: set[str], role: str, made: set[str]) -> None:
     key = (config.events.user if role == "user" else config.events.item) or ""
     known = {
         column
