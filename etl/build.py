@@ -44,6 +44,7 @@ from etl.runs import (
     read_parent,
     take_same_version,
 )
+from etl.served_columns import check_served_columns
 from etl.sources import (
     Source,
     SourceCounts,
@@ -137,7 +138,10 @@ def build_dataset(
                 ", ".join(unwatched),
             )
         elif not unwatched and not request.force:
-            same = find_same_version(paths, parent, run, replaces_days=base is not None)
+            grows = any(vocabulary.incremental for vocabulary in plan.vocabularies)
+            same = find_same_version(
+                paths, parent, run, replaces_days=base is not None, grows=grows
+            )
             if same is not None:
                 take_same_version(paths, parent, same[0])
                 return BuildResult(*same, is_new=False)
@@ -173,10 +177,12 @@ def check_config(config: BuildConfig, request: RunRequest) -> FeaturePlan:
     """Checks all of a config that needs no data, and plans its features.
 
     Raises:
-        ConfigError: The features or partition columns do not fit the declared columns, or days
-            are to be replaced without naming them, or are named where nothing depends on them.
+        ConfigError: The features or partition columns do not fit the declared columns, serving
+            would lack a feature's column, or days are to be replaced without naming them, or are
+            named where nothing depends on them.
     """
     plan = plan_features(config)
+    check_served_columns(config, plan)
     check_dates(config, request.dates)
     check_partition_columns(config, plan.column_types)
     if config.output.partition_overwrite == "dynamic":

@@ -15,7 +15,9 @@ from conf.etl import BuildConfig
 from conf.etl.contract import FreshnessRule
 from conf.etl.references import used_sources
 from etl.events import EventCounts
+from etl.quality.source_rules import find_day
 from etl.skips import SKIP_COLUMN
+from etl.sources.faults import find_last_day
 from etl.split import SPLIT_COLUMN
 
 if TYPE_CHECKING:
@@ -32,11 +34,14 @@ def check_dates(config: BuildConfig, dates: DateRange | None) -> None:
 
     Raises:
         ConfigError: The run names days, but events have no time, no input is cut by day, and no
-            column or rule is bounded by the run's last day.
+            column or rule is bounded by the run's last day; or it names none, and one is.
     """
-    if dates is None or config.events.time is not None:
-        return
     sources = [config.sources[name] for name in used_sources(config)]
+    if dates is None:
+        _check_undated(config)
+        return
+    if config.events.time is not None:
+        return
     bounded = any(c.not_after == "run_date" for source in sources for c in source.columns)
     aged = any(isinstance(rule, FreshnessRule) for rule in config.contract.rules)
     if bounded or aged or any(source.days is not None for source in sources):
@@ -47,6 +52,17 @@ def check_dates(config: BuildConfig, dates: DateRange | None) -> None:
         allowed="a day where events have a time, or an input is cut by day",
         fix="leave --date out, or declare `events.time`, `sources.<name>.days` or {date} in a path",
     )
+
+
+def _check_undated(config: BuildConfig) -> None:
+    """Asks for the days that the run would have to give."""
+    for name in used_sources(config):
+        for column in config.sources[name].columns:
+            if column.not_after is not None:
+                find_last_day(column, None)
+    for rule in config.contract.rules:
+        if isinstance(rule, FreshnessRule):
+            find_day(rule, None)
 
 
 def is_inside(dates: DateRange) -> Column:

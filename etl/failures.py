@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from conf.errors import (
     ConfigError,
@@ -36,6 +38,25 @@ def describe_failure(error: BaseException) -> str:
     if len(lines) > 1 and lines[0].startswith("An error occurred while calling"):
         return lines[1].removeprefix(":").strip()
     return lines[0] if lines else type(error).__name__
+
+
+@contextmanager
+def known_failures() -> Iterator[None]:
+    """Raises the cause of what Spark raises, where it is one of the known kinds.
+
+    Raises:
+        SluiceError: The error to show the user.
+    """
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        known = translate_failure(error)
+        if known is None:
+            raise
+        raise known from error
 
 
 def translate_failure(error: BaseException) -> SluiceError | None:

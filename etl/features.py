@@ -12,6 +12,7 @@ from conf.manifest import DatasetKeys
 from etl import sample_columns
 from etl.behaviour.columns import column_origins, made_columns
 from etl.feature_checks import check_encodings, value_type
+from etl.fit_checks import check_fits
 from etl.vocabulary_plans import VocabularyPlan, plan_vocabularies
 
 SEEN = "seen"
@@ -56,7 +57,8 @@ def plan_features(config: BuildConfig) -> FeaturePlan:
 
     Raises:
         ConfigError: A feature's column is not declared, an encoding does not take
-            the column's type, or one vocabulary is asked to hold tokens of two types.
+            the column's type or names a column that is not there, or one vocabulary is asked to
+            hold tokens of two types.
     """
     types = declared_columns(config)
     features = (*config.features, *_automatic_features(config, types))
@@ -73,7 +75,16 @@ def plan_features(config: BuildConfig) -> FeaturePlan:
                     allowed=", ".join(sorted(types)),
                     fix=did_you_mean(column, types),
                 )
+    for name in config.output.feature_lists or ():
+        if name not in names:
+            raise ConfigError(
+                "output.feature_lists names a feature that is not there",
+                received=name,
+                allowed=", ".join(names),
+                fix=did_you_mean(name, names),
+            )
     check_encodings(features, types)
+    check_fits(config, features, types)
     origins = column_origins(config)
     of_items = {name for name, column in origins.items() if column == config.events.item}
     return FeaturePlan(

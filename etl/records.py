@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from conf.errors import ConfigError
 from conf.etl import BuildConfig
-from etl.behaviour.columns import history_names
 from etl.behaviour.histories import add_histories, add_latest_histories
-from etl.behaviour.rolling import add_latest_rolling, rolling_names
+from etl.behaviour.rolling import add_latest_rolling
 from etl.encoders.folds import add_folds, fold_column
 from etl.events import kept
 from etl.features import SEEN, FeaturePlan
@@ -19,6 +17,7 @@ from etl.history import add_seen, build_sequences, collect_sequence
 from etl.identity import event_columns
 from etl.joins import plan_joins, select_latest
 from etl.joins.as_of import EVENT_TS_COLUMN
+from etl.served_columns import item_columns, user_columns
 from etl.skips import SKIP_COLUMN
 from etl.sources import Source
 from etl.split import CATALOG, SPLIT_COLUMN, TRAIN, USERS
@@ -61,14 +60,9 @@ def build_users(
         config: The build's config.
         plan: Its features.
         sources: The sources as read.
-
-    Raises:
-        ConfigError: A user feature is a column of the event, not of a dictionary of users.
     """
     user, item, events = config.events.user or "", config.events.item or "", kept(log)
-    columns = {c for f in plan.features if f.role == "user" for c in f.columns if c != user}
-    columns -= {*history_names(config), *rolling_names(config, user)}
-    _check_columns(config, columns, user, "user")
+    columns = user_columns(config, plan)
     changing = _latest_entries(config, sources, events, user)
     wanted = [(table, sorted(columns & set(table.columns))) for table in changing]
     columns -= {column for _, names in wanted for column in names}
@@ -99,14 +93,9 @@ def build_catalog(
         plan: Its features.
         sources: The sources as read.
         tokens: One column: the tokens of the item's vocabulary.
-
-    Raises:
-        ConfigError: An item feature is a column of the event, not of a dictionary of items.
     """
     item = config.events.item or ""
-    columns = {c for f in plan.features if f.role == "item" for c in f.columns if c != item}
-    columns -= rolling_names(config, item)
-    _check_columns(config, columns, item, "item")
+    columns = item_columns(config, plan)
     catalog = add_latest_rolling(tokens.toDF(item), log, config, item)
     fixed = [
         sources[join.source].good.withColumnRenamed(config.sources[join.source].key or "", item)
@@ -130,24 +119,6 @@ def _latest_entries(
         for join in plan_joins(config, sources)
         if join.config.as_of is not None and join.on == key
     ]
-
-
-def _check_columns(config: BuildConfig, columns: set[str], key: str, role: str) -> None:
-    known = {
-        column
-        for join in config.joins
-        if join.column == key
-        for column in config.sources[join.source].column_types
-    }
-    unknown = sorted(columns - known)
-    if unknown:
-        raise ConfigError(
-            f"features of role {role} must be the {role}'s id or columns of a dictionary joined "
-            f"on {key!r}: serving has no event to take them from",
-            received=", ".join(unknown),
-            allowed=", ".join(sorted(known | {key})),
-            fix="give the feature the role context, or join a dictionary",
-        )
 
 
 def add_train_folds(records: DataFrame, config: BuildConfig, plan: FeaturePlan) -> DataFrame:

@@ -103,7 +103,12 @@ def read_parent(paths: DatasetPaths) -> Parent | None:
 
 
 def find_same_version(
-    paths: DatasetPaths, parent: Parent | None, run: RunInfo, *, replaces_days: bool
+    paths: DatasetPaths,
+    parent: Parent | None,
+    run: RunInfo,
+    *,
+    replaces_days: bool,
+    grows: bool = False,
 ) -> tuple[Path, Manifest] | None:
     """Finds a published, undamaged version that holds what a run would build.
 
@@ -113,6 +118,9 @@ def find_same_version(
         run: The run.
         replaces_days: Whether the run rebuilds its days only: then it has nothing to do where the
             current version holds just these days, whatever the others are.
+        grows: Whether a vocabulary grows from version to version: then only the current version
+            is looked at. An earlier one would be grown out of once more, and its next ids would
+            be given to other tokens than the versions after it gave them to.
 
     Returns:
         The version's directory and manifest, or None.
@@ -124,7 +132,10 @@ def find_same_version(
         if all(known.get(day) == made for day, made in run.days.items()):
             return paths.version(parent.version_id), parent.manifest
         return None
-    for version_id in reversed(published_versions(paths.base)):
+    candidates = published_versions(paths.base)
+    if grows:
+        candidates = [] if parent is None else [parent.version_id]
+    for version_id in reversed(candidates):
         if not version_id.endswith(f"-{run.fingerprint[:8]}"):
             continue
         try:

@@ -141,11 +141,8 @@ def build(
     Raises:
         SluiceError: The build was refused or failed for a known reason.
     """
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
     from etl.build import build_dataset, check_config
-    from etl.failures import translate_failure
+    from etl.failures import known_failures
     from etl.runs import RunRequest
     from jobs.spark import build_session
 
@@ -155,12 +152,8 @@ def build(
     _find_inputs(config, dates)
     session = build_session(config.spark, f"sluice build {config.name}")
     try:
-        result = build_dataset(session, config, lambda: _peak_memory(session), request)
-    except (PySparkException, Py4JError) as error:
-        known = translate_failure(error)
-        if known is None:
-            raise
-        raise known from error
+        with known_failures():
+            result = build_dataset(session, config, lambda: _peak_memory(session), request)
     finally:
         # After a crash of the JVM this fails too, and would hide what happened.
         with contextlib.suppress(Exception):

@@ -32,13 +32,23 @@ class _JsonFormatter(logging.Formatter):
         return json.dumps(entry)
 
 
+class _TextFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        if record.levelno < logging.WARNING:
+            return text
+        # A warning among lines of progress says what it is.
+        time, _, message = text.partition(" ")
+        return f"{time} {record.levelname.lower()}: {message}"
+
+
 def setup_logging(log_format: LogFormat | str) -> None:
     """Sends Sluice's log to standard error in the given format; the root logger is left alone."""
     handler = logging.StreamHandler(sys.stderr)
     if LogFormat(log_format) is LogFormat.JSON:
         handler.setFormatter(_JsonFormatter())
     else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+        handler.setFormatter(_TextFormatter("%(asctime)s %(message)s", "%H:%M:%S"))
     logger = logging.getLogger("sluice")
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -71,6 +72,7 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Compare logged serving features with recomputed ones, by key."""
+    from etl.failures import known_failures
     from etl.quality.skew import refuse_skew
     from jobs.spark import build_session
 
@@ -81,7 +83,8 @@ def main(
     session = build_session(SparkConfig(), "sluice skew")
     try:
         source = Logged(logged, log_format, encoded, tuple(key or ()))
-        report = compare(session, Recomputed(version, manifest, split), source, tolerance)
+        with known_failures():
+            report = compare(session, Recomputed(version, manifest, split), source, tolerance)
     finally:
         with contextlib.suppress(Exception):
             session.stop()
@@ -113,10 +116,12 @@ def compare(
     version, manifest = recomputed.version, recomputed.manifest
     plan = read_plan(version / ENCODERS_DIR)
     rows = read_logged(session, logged.path, logged.file_format)
-    found = find_features(plan, rows.columns, logged.encoded)
-    config = replace(plan_skew(plan, manifest, found, logged.keys), tolerance=tolerance)
+    found = find_features(plan, rows.columns, logged.encoded, recomputed.split)
+    for name, reason in found.left_out.items():
+        print(f"{name} is not compared: {reason}", file=sys.stderr)
+    config = replace(plan_skew(plan, manifest, found.names, logged.keys), tolerance=tolerance)
     if not logged.encoded:
-        rows = encode_logged(rows, version, found)
+        rows = encode_logged(rows, version, found.names)
     records = read_split(session, version, manifest, recomputed.split)
     return compare_features(rows, records, config)
 

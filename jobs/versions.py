@@ -141,27 +141,21 @@ def choose_pair(paths: DatasetPaths, old: str | None, new: str | None) -> tuple[
 
 
 def print_versions(versions: list[VersionInfo]) -> None:
-    """Prints a table of versions."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table()
-    for name in ("", "version", "created", "rows", "size", "dates", "parent"):
-        table.add_column(name, overflow="fold")
-    for v in versions:
-        rows = ", ".join(f"{split} {n:,}" for split, n in (v.rows or {}).items())
-        table.add_row(
-            "*" if v.is_current else "",
-            v.version_id,
-            v.created_at or "",
-            rows if v.damage is None else f"damaged: {v.damage}",
-            "" if v.bytes is None else f"{v.bytes / 1e6:,.1f} MB",
-            "" if v.dates is None else " to ".join(dict.fromkeys(v.dates)),
-            v.parent or "",
-        )
-    console = Console()
-    console.print(table)
-    console.print("* current")
+    """Prints versions, a few lines each: an id is there to be copied, so no column breaks it."""
+    for version in versions:
+        facts = [f"{'*' if version.is_current else ' '} {version.version_id}"]
+        if version.dates is not None:
+            facts.append(" to ".join(dict.fromkeys(version.dates)))
+        if version.bytes is not None:
+            facts.append(f"{version.bytes / 1e6:,.1f} MB")
+        print("  ".join(facts))
+        if version.damage is not None:
+            print(f"    damaged: {version.damage}")
+        elif version.rows:
+            print("    " + ", ".join(f"{split} {n:,}" for split, n in version.rows.items()))
+        if version.parent is not None:
+            print(f"    after {version.parent}")
+    print("* current")
 
 
 def print_diff(old_id: str, new_id: str, found: dict[str, dict[str, Any]]) -> None:
@@ -186,6 +180,8 @@ def _pair(pair: list[Any]) -> str:
 def _show(value: Any) -> str:
     if value is None:
         return "-"
+    if isinstance(value, dict) and "count" in value:
+        return f"{value['count']:,}" if value.get("exact", True) else f"about {value['count']:,}"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

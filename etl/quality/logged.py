@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,9 @@ from conf.dataset import find_manifest, local_path
 from conf.encoders import ENCODERS_DIR, EncoderPlan
 from conf.errors import ConfigError
 from conf.manifest import Manifest
-from etl.encoders.pipeline import read_pipeline
+from etl.encoders.pipeline import read_pipeline, read_plan
 from etl.quality.skew import SkewConfig
+from etl.split import TRAIN
 from etl.tfrecord.decode import WireFeature
 from etl.tfrecord.decode_packed import Unpacking, packed_features
 from etl.tfrecord.spark.schema import to_spark_schema
@@ -110,17 +112,45 @@ def _read_packed(spark: SparkSession, folder: Path, manifest: Manifest) -> DataF
     return unpacked.select(*(F.col(f.name).cast(f.dataType) for f in schema.fields))
 
 
-def find_features(plan: EncoderPlan, columns: Collection[str], encoded: bool) -> tuple[str, ...]:
-    """Returns the features that a log tells of.
+@dataclass(frozen=True)
+class FoundFeatures:
+    """What of a dataset's features a log tells of.
+
+    Attributes:
+        names: Features that can be compared.
+        left_out: Why others cannot, by name; those of which the log has nothing are not listed.
+    """
+
+    names: tuple[str, ...]
+    left_out: Mapping[str, str]
+
+
+def find_features(
+    plan: EncoderPlan, columns: Collection[str], encoded: bool, split: str
+) -> FoundFeatures:
+    """Finds the features that a log tells of.
 
     Args:
         plan: The dataset's encoders.
         columns: Columns of the log.
         encoded: Whether they are features as the records hold them, else raw columns.
+        split: Split of the records. Those of train hold what serving never does where an encoding
+            is out of fold.
     """
-    if encoded:
-        return tuple(name for name in plan.schema.names if name in columns)
-    return tuple(column.feature for column in plan.columns if column.column in columns)
+    names, left_out = [], {}
+    for column in plan.columns:
+        served = [raw.name for raw in column.inputs if raw.is_served] or [column.column]
+        wanted = [column.feature] if encoded else served
+        missing = [name for name in wanted if name not in columns]
+        if len(missing) == len(wanted):
+            continue
+        if missing:
+            left_out[column.feature] = f"the log lacks {', '.join(missing)}"
+        elif split == TRAIN and not all(raw.is_served for raw in column.inputs):
+            left_out[column.feature] = "out of fold in the train split; compare another --split"
+        else:
+            names.append(column.feature)
+    return FoundFeatures(tuple(names), left_out)
 
 
 def encode_logged(logged: DataFrame, version: Path, features: Collection[str]) -> DataFrame:
@@ -135,6 +165,10 @@ def encode_logged(logged: DataFrame, version: Path, features: Collection[str]) -
 
     directory, wanted = str(version / ENCODERS_DIR), tuple(features)
     schema = read_pipeline(directory, wanted).output_schema
+    plan = read_plan(version / ENCODERS_DIR)
+    # What exists at ETL time alone is null when serving, and so it is here.
+    own = [raw.name for column in plan.columns for raw in column.inputs if not raw.is_served]
+    logged = logged.withColumns({name: F.lit(None).cast("bigint") for name in own})
 
     def encode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         pipeline = read_pipeline(directory, wanted)

@@ -80,17 +80,28 @@ def _any(column: ColumnConfig, value: Column, test: object) -> Column:
 
 def _end_ms(column: ColumnConfig, dates: DateRange | None) -> int:
     """First millisecond after the last day that a timestamp may lie in."""
+    after = datetime.datetime.combine(
+        find_last_day(column, dates), datetime.time(), datetime.UTC
+    ) + datetime.timedelta(1)
+    return int(after.timestamp()) * 1000
+
+
+def find_last_day(column: ColumnConfig, dates: DateRange | None) -> datetime.date:
+    """Returns the last day that a timestamp with `not_after` may lie in.
+
+    Raises:
+        ConfigError: It is that of the run, which has none.
+    """
     last = column.not_after
     if last == "run_date":
         if dates is None:
             raise ConfigError(
                 f"column {column.name!r} may not lie after the run's date, and the run has none",
                 received="not_after: run_date",
-                fix="give the run a date, or set `not_after` to a day",
+                fix="give the run a date (--date), or set `not_after` to a day",
             )
         last = dates.last
     elif last == "now":
         last = datetime.datetime.now(datetime.UTC).date()
     assert isinstance(last, datetime.date)  # noqa: S101
-    after = datetime.datetime.combine(last, datetime.time(), datetime.UTC) + datetime.timedelta(1)
-    return int(after.timestamp()) * 1000
+    return last

@@ -29,7 +29,8 @@ def split_lines(
     Args:
         lines: A frame with `__line`.
         config: A source that is delimited, csv or pattern.
-        names: Names in the header where columns are found by name; None: by position.
+        names: Names in the header where columns are found by name; a column that is not among
+            them is null. None: by position.
 
     Returns:
         The lines with what was split, the cells of all columns, and what may be wrong with a
@@ -41,8 +42,12 @@ def split_lines(
     faults.append((F.size(_FIELDS) != count, shape))
     cells: dict[str, Cell] = {}
     for position, column in enumerate(config.columns):
-        place = position if names is None else names.index(column.field_name)
-        text = F.get(F.col(_FIELDS), F.lit(place))
+        if names is None:
+            text = F.get(F.col(_FIELDS), F.lit(position))
+        elif column.field_name in names:
+            text = F.get(F.col(_FIELDS), F.lit(names.index(column.field_name)))
+        else:
+            text = F.lit(None).cast("string")
         if config.quote_mark is None:
             # A field left empty is null, for strings too: the log has no other way to write it.
             text = F.nullif(text, F.lit(""))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,14 +28,15 @@ def escape_path(path: str) -> str:
     return re.sub(r"([\[\]{}*?\\])", r"\\\1", path)
 
 
-def read_header(
+def read_headers(
     spark: SparkSession, name: str, config: SourceConfig, files: Iterable[InputFile]
-) -> bytes:
-    """Reads the first line of each file, which must be the same header in all of them.
+) -> dict[bytes, tuple[InputFile, ...]]:
+    """Reads the first line of each file.
 
-    Columns are taken by position: the header may name them as it likes, but there must be as many
-    names as declared columns, and declared names must stand where they are declared. With
-    `header: by_name` each declared column must be named in it, once; there may be more.
+    Columns are taken by position, so there is one header: it may name them as it likes, but there
+    must be as many names as declared columns, and declared names must stand where they are
+    declared. With `header: by_name` each file has a header of its own, which names some of the
+    declared columns, each once; there may be more. One of the files must name a column, at least.
 
     Args:
         spark: Session, for compressed files.
@@ -44,27 +45,33 @@ def read_header(
         files: Its files; those without a byte have no header.
 
     Returns:
-        The header line without its end.
+        The files by their header line, without its end.
 
     Raises:
-        InputDataError: The first line has another number of fields than the source has columns,
-            names the columns in another order, or is not the same in all files.
+        InputDataError: By position, a first line has another number of fields than the source has
+            columns, names the columns in another order, or is not the same in all files; by name,
+            it names none of the columns, or one of them twice, or no file names a column.
     """
-    headers: dict[bytes, str] = {}
+    headers: dict[bytes, tuple[InputFile, ...]] = {}
     for file in files:
         if file.bytes:
-            headers.setdefault(_read_first_line(spark, name, file.path), file.path)
+            line = _read_first_line(spark, name, file.path)
+            headers[line] = (*headers.get(line, ()), file)
+    if config.header == "by_name":
+        _check_names(name, config, headers)
+        return headers
     if len(headers) > 1:
-        shown = "; ".join(f"{path}: {_show(line)}" for line, path in list(headers.items())[:2])
+        firsts = list(headers.items())[:2]
         raise InputDataError(
             f"source {name!r}: its files have different headers",
-            received=shown,
+            received="; ".join(f"{group[0].path}: {_show(line)}" for line, group in firsts),
             allowed="one header, since columns are read by position",
-            fix="make them sources of their own, or set header: false if they have none",
+            fix="set header: by_name if they name the same columns, make them sources of their "
+            "own, or set header: false if they have none",
         )
-    ((header, path),) = headers.items()
-    _check_header(name, config, header, path)
-    return header
+    for header, group in headers.items():
+        _check_header(name, config, header, group[0].path)
+    return headers
 
 
 def _read_first_line(spark: SparkSession, name: str, path: str) -> bytes:
@@ -96,9 +103,6 @@ def _check_header(name: str, config: SourceConfig, header: bytes, path: str) -> 
         return
     fields = header_names(config, header)
     declared = [column.field_name for column in config.columns]
-    if config.header == "by_name":
-        _check_names(name, declared, fields, path)
-        return
     reordered = sorted(fields) == sorted(declared) and fields != declared
     if len(fields) == len(declared) and not reordered:
         return
@@ -110,15 +114,33 @@ def _check_header(name: str, config: SourceConfig, header: bytes, path: str) -> 
     )
 
 
-def _check_names(name: str, declared: list[str], fields: list[str], path: str) -> None:
-    wrong = [field for field in declared if fields.count(field) != 1]
-    if wrong:
-        raise InputDataError(
-            f"source {name!r}: its header does not name each declared column once",
-            received=f"{path}: missing or repeated: {', '.join(wrong)}",
-            allowed=f"a name in the header: {', '.join(fields)}",
-            fix=f"{did_you_mean(wrong[0], fields)}; correct sources.{name}.columns (name or field)",
-        )
+def _check_names(
+    name: str, config: SourceConfig, headers: Mapping[bytes, tuple[InputFile, ...]]
+) -> None:
+    declared = [column.field_name for column in config.columns]
+    found: list[str] = []
+    for header, group in headers.items():
+        fields = header_names(config, header)
+        repeated = [field for field in declared if fields.count(field) > 1]
+        if repeated or not set(declared) & set(fields):
+            raise _misnamed(name, declared, repeated, fields, group[0].path)
+        found += fields
+    missing = [field for field in declared if field not in found]
+    if missing:
+        paths = [group[0].path for group in headers.values()]
+        raise _misnamed(name, missing, [], list(dict.fromkeys(found)), ", ".join(paths[:2]))
+
+
+def _misnamed(
+    name: str, missing: list[str], repeated: list[str], fields: list[str], path: str
+) -> InputDataError:
+    wrong = repeated or missing
+    return InputDataError(
+        f"source {name!r}: its header does not name each declared column once",
+        received=f"{path}: {'repeated' if repeated else 'missing'}: {', '.join(wrong)}",
+        allowed=f"a name in the header: {', '.join(fields)}",
+        fix=f"{did_you_mean(wrong[0], fields)}; correct sources.{name}.columns (name or field)",
+    )
 
 
 def _show(line: bytes) -> str:

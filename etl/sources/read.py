@@ -22,7 +22,7 @@ from etl.sources.faults import column_faults, first_reason
 from etl.sources.fields import split_lines
 from etl.sources.files import find_files, find_files_by_day
 from etl.sources.frames import lay_out_frame, undeclared_fields
-from etl.sources.headers import header_names, read_header
+from etl.sources.headers import header_names, read_headers
 from etl.sources.jdbc import read_jdbc
 from etl.sources.json_lines import parse_json_lines
 from etl.sources.lines import file_order, line_faults, read_lines
@@ -71,7 +71,6 @@ def read_source(
         UpstreamNotReadyError: A database does not answer.
     """
     files = find_files(name, config, data_dir, dates)
-    header = read_header(spark, name, config, files) if config.header else None
     if config.format in _COLUMN_FILES:
         frames = read_column_files(spark, name, config, files)
         layouts = _lay_out_frames(name, config, frames, files, dates)
@@ -82,7 +81,7 @@ def read_source(
         rows = read_jdbc(spark, name, config.jdbc).withColumn(FILE_COLUMN, F.lit(config.jdbc.url))
         layouts = _lay_out_frames(name, config, (rows,), files, dates)
     else:
-        layouts = (_lay_out_lines(spark, name, config, files, header),)
+        layouts = _lay_out_text(spark, name, config, files)
     days = _made_days(name, config, data_dir, dates)
     parsed = reduce(
         lambda one, other: one.unionByName(other),
@@ -109,12 +108,29 @@ def _lay_out_frames(
     return tuple(lay_out_frame(name, config, frame, frames, dates, order) for frame in frames)
 
 
+def _lay_out_text(
+    spark: SparkSession, name: str, config: SourceConfig, files: Sequence[InputFile]
+) -> tuple[Layout, ...]:
+    """One layout, or where columns are found by name one for each header."""
+    order = file_order(name, files)
+    if not config.header:
+        return (_lay_out_lines(spark, config, files, None, order),)
+    headers = read_headers(spark, name, config, files)
+    if config.header == "by_name":
+        declared = {column.field_name for column in config.columns}
+        names = dict.fromkeys(field for line in headers for field in header_names(config, line))
+        check_new_columns(name, config, [field for field in names if field not in declared])
+    return tuple(
+        _lay_out_lines(spark, config, group, header, order) for header, group in headers.items()
+    )
+
+
 def _lay_out_lines(
     spark: SparkSession,
-    name: str,
     config: SourceConfig,
     files: Sequence[InputFile],
     header: bytes | None,
+    order: Column,
 ) -> Layout:
     lines = read_lines(spark, config, files)
     faults = line_faults(config, header)
@@ -128,10 +144,8 @@ def _lay_out_lines(
         names = None
         if header is not None and config.header == "by_name":
             names = header_names(config, header)
-            declared = {column.field_name for column in config.columns}
-            check_new_columns(name, config, [field for field in names if field not in declared])
         frame, cells, shape = split_lines(lines, config, names)
-    return Layout(frame, cells, (*faults, *shape), file_order(name, files), new)
+    return Layout(frame, cells, (*faults, *shape), order, new)
 
 
 def _finish(

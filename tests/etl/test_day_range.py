@@ -46,6 +46,21 @@ def test_days_of_an_input_or_a_rule_count(changes):
     check_dates(ctr_config(Path("."), **changes), DAY)
 
 
+@pytest.mark.parametrize("what", ["freshness", "column 'at'"])
+def test_a_run_without_the_day_that_a_rule_or_a_bound_asks_for_is_refused_at_once(what):
+    changes = log_source()
+    if what == "freshness":
+        rule = {"kind": "freshness", "source": "log", "column": "at", "unit": "ms"}
+        changes |= {"contract": {"rules": [rule | {"max_age_hours": 30}]}}
+    else:
+        changes["sources"]["log"]["columns"][3]["not_after"] = "run_date"
+    config = ctr_config(Path("."), **changes)
+    with pytest.raises(ConfigError, match=what) as refused:
+        check_config(config, RunRequest())
+    assert "--date" in refused.value.render()
+    check_config(config, RunRequest(DAY))
+
+
 def test_a_bound_by_the_run_s_day_and_times_of_events_count():
     changes = log_source()
     changes["sources"]["log"]["columns"][3]["not_after"] = "run_date"

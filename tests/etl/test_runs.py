@@ -18,6 +18,7 @@ import pytest
 from conf.dataset import DatasetPaths, published_versions, read_manifest, resolve_version
 from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
+from conf.etl import BuildConfig
 from conf.manifest import InputFile, InputTable, Manifest
 from etl.build import build_dataset
 from etl.inputs import Inputs
@@ -99,6 +100,38 @@ def test_same_run_builds_nothing_a_changed_input_builds_anew_and_going_back_take
     assert (back.version, back.is_new) == (second.version, False)
     assert resolve_version(root / "small") == second.version
     assert len(published_versions(root / "small")) == 3
+
+
+def test_a_day_built_again_keeps_the_ids_that_later_days_gave(spark, tmp_path):
+    """Each day brings an item of its own; day 0 comes again before day 2."""
+    logs = tmp_path / "logs"
+    for day in range(3):
+        write_days(logs, range(day, day + 1), tuple(
+            f"{user}::{20 + day}::5::{day * DAY_S + 900 + 10 * user + n}"
+            for user in (1, 2, 3) for n in range(4)
+        ))  # fmt: skip
+        (logs / "ratings.dat").rename(logs / f"ratings-1970-01-0{1 + day}.dat")
+    data = dated_config(logs, tmp_path / "datasets").model_dump()
+    data["sources"]["ratings"] |= {"path": "ratings-{date}.dat", "days": {}}
+    data["split"] = {"strategy": "hash", "key": "ts", "test_fraction": 0.3, "validation": False}
+    item = next(feature for feature in data["features"] if feature["name"] == "item")
+    item["encoding"] = {"kind": "vocabulary", "incremental": True}
+    config = BuildConfig.model_validate(data)
+
+    def build(day: int) -> tuple[dict[int, int], bool]:
+        result = build_dataset(spark, config, request=days(day))
+        table = pq.read_table(result.version / "encoders" / "item.parquet").to_pydict()
+        return dict(zip(table["token"], table["id"], strict=True)), result.is_new
+
+    first, second = build(0)[0], build(1)[0]
+    assert 20 in first
+    assert 21 in second.keys() - first.keys()
+    # The version of day 0 knows no id of item 21: made current as it is, day 2 would give it away.
+    assert build(0) == (second, True)
+    assert build(0) == (second, False)
+    third = build(2)[0]
+    assert third.items() > second.items()
+    assert third[22] not in second.values()
 
 
 def test_a_file_of_the_same_size_and_time_is_noticed(spark, tmp_path):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+import jobs.spark
 from conf.errors import ConfigError
+from etl.build import BuildResult, build_dataset
 from etl.quality.logged import read_logged
 from jobs.cli import run_app
 from jobs.skew import Logged, Recomputed, app, compare
+from tests.etl.logs import build_config, write_logs
 
 # Events of the train split of tests/etl/logs.py, as a server would have logged them.
 SERVED = [
@@ -40,6 +44,69 @@ def test_encoded_features_are_compared_as_they_are(spark, built):
     assert all(skew.mismatched == 0 for skew in report.features)
     with pytest.raises(ConfigError, match="a key must be"):
         compare(spark, recomputed, Logged(shards, encoded=True, keys=("history",)))
+
+
+@pytest.fixture(scope="module")
+def encoded_by_label(spark, tmp_path_factory) -> BuildResult:
+    """A dataset with a target encoding, which train records hold out of fold, and a cross."""
+    folder = tmp_path_factory.mktemp("encoded_by_label")
+    features = [
+        {"name": "user", "column": "user", "role": "user"},
+        {"name": "item", "column": "item", "role": "item"},
+        {"name": "rate", "column": "item", "role": "item",
+         "encoding": {"kind": "target", "name": "item", "folds": 2, "prior_weight": 1}},
+        {"name": "gender_x_group", "column": "gender", "role": "user",
+         "encoding": {"kind": "cross", "crossed_with": ["group"], "buckets": 99}},
+    ]  # fmt: skip
+    logs = write_logs(folder / "logs")
+    config = build_config(logs, folder / "out", features=features, history=None)
+    return build_dataset(spark, config)
+
+
+def log(folder: Path, *rows: dict) -> str:
+    file = folder / "served.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    return str(file)
+
+
+def test_what_train_rows_hold_out_of_fold_is_compared_with_another_split(
+    spark, encoded_by_label, tmp_path, capsys
+):
+    result = encoded_by_label
+    served = [{"user": 1, "item": 14, "gender": "F", "group": "a"}]
+    served += [{"user": 2, "item": 15, "gender": "F", "group": "b"}]  # was M
+    logged = Logged(log(tmp_path, *served), keys=("user",))
+    report = compare(spark, Recomputed(result.version, result.manifest, "test"), logged)
+    assert report.compared == 2
+    found = {skew.name: skew.mismatched for skew in report.features}
+    assert found == {"rate": 0, "item": 0, "gender_x_group": 1}
+    assert capsys.readouterr().err == ""
+    report = compare(spark, Recomputed(result.version, result.manifest, "train"), logged)
+    assert "rate" not in {skew.name for skew in report.features}
+    assert "rate is not compared: out of fold" in capsys.readouterr().err
+
+
+def test_a_feature_of_which_the_log_has_a_part_is_named_and_left_out(
+    spark, encoded_by_label, tmp_path, capsys
+):
+    result = encoded_by_label
+    logged = Logged(log(tmp_path, {"user": 1, "item": 14, "gender": "F"}), keys=("user",))
+    report = compare(spark, Recomputed(result.version, result.manifest, "test"), logged)
+    assert {skew.name for skew in report.features} == {"item", "rate"}
+    assert "gender_x_group is not compared: the log lacks group" in capsys.readouterr().err
+
+
+def test_a_value_that_no_encoder_takes_ends_in_3(
+    spark, encoded_by_label, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(jobs.spark, "build_session", lambda *_: spark)
+    monkeypatch.setattr(spark, "stop", lambda: None)
+    file = log(tmp_path, {"user": 1, "item": "fourteen"}, {"user": 2, "item": "x"})
+    dataset = str(encoded_by_label.version)
+    assert run_app(app, ["--dataset", dataset, "--logged", file, "--split", "test"]) == 3
+    err = capsys.readouterr().err
+    assert "error: " in err
+    assert "Traceback" not in err
 
 
 def test_what_cannot_be_read_is_refused(spark, tmp_path, capsys):

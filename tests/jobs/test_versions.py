@@ -8,6 +8,7 @@ import pytest
 
 from conf.dataset import DatasetPaths, published_versions, resolve_version
 from jobs.cli import main
+from jobs.versions import print_diff
 from tests.etl.versions.versions import publish
 
 
@@ -28,6 +29,25 @@ def test_list_shows_versions_and_the_current_one(dataset, capsys):
     assert [(e["version_id"], e["is_current"], e["parent"], e["bytes"]) for e in entries] == [
         ("v1", False, None, 10), ("v2", False, "v1", 10), ("v3", True, "v2", 10),
     ]  # fmt: skip
+
+
+def test_an_id_is_printed_in_one_piece_however_narrow_the_screen(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    paths = DatasetPaths(tmp_path, "d")
+    ids = ["20261122T045610270269Z-9f95aa63", "20261122T045655308608Z-05754819"]
+    for version_id in ids:
+        publish(paths, version_id)
+    assert main(["versions", "list", str(paths.base)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(any(version_id in line for line in lines) for version_id in ids)
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_diff_shows_numbers_of_distinct_values_as_numbers(capsys):
+    exact = {"count": 1200, "exact": True, "method": "counted"}
+    about = {"count": 34000, "exact": False, "method": "HyperLogLog, 3.25 % standard error"}
+    print_diff("v1", "v2", {"statistics": {"train.item": {"distinct": [exact, about]}}})
+    assert "  train.item: distinct 1,200 -> about 34,000\n" in capsys.readouterr().out
 
 
 def test_rollback_diff_and_gc(dataset, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +102,37 @@ def test_files_with_different_headers_are_refused(spark, tmp_path):
     with pytest.raises(InputDataError, match="different headers") as refused:
         read(spark, tmp_path)
     assert "type,user" in str(refused.value)
+
+
+def test_by_name_each_file_has_the_columns_of_its_own_header(spark, tmp_path, caplog):
+    write(tmp_path, "a.csv", b"id,kind\n1,x\n2,y\n")
+    write(tmp_path, "b.csv", b"kind,more,id\nz,7,3\nkind,more,id\nid,kind\n")
+    write(tmp_path, "c.csv", b"id\n4\n")
+    write(tmp_path, "d.csv", b"id,kind\n5,w\n")
+    columns = [COLUMNS[0], {**COLUMNS[1], "nullable": True}]
+    with caplog.at_level(logging.WARNING, "sluice.sources"):
+        logging.getLogger("sluice").propagate = True
+        source = read(spark, tmp_path, header="by_name", columns=columns)
+    assert "not declared: more" in caplog.text
+    assert rows(source) == [(1, "x"), (2, "y"), (3, "z"), (4, None), (5, "w")]
+    counts = count_rows(source)
+    # A header is one only in the files that begin with it.
+    assert (counts.read, counts.bad) == (7, {"repeated_header": 1, "wrong_field_count": 1})
+    assert count_rows(read(spark, tmp_path, header="by_name")).bad["null:kind"] == 1
+    with pytest.raises(InputDataError, match="not declared"):
+        read(spark, tmp_path, header="by_name", columns=columns, new_columns="fail")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"id,id,more\n1,2,3\n", "b.csv: repeated: id"),
+        (b"1,x\n", "b.csv: missing: id, kind"),
+        (b"id,sort\n1,x\n", "missing: kind"),
+    ],
+)
+def test_by_name_headers_that_cannot_be_meant_are_refused(spark, tmp_path, content, message):
+    write(tmp_path, "a.csv", b"id,more\n1,x\n")
+    write(tmp_path, "b.csv", content)
+    with pytest.raises(InputDataError, match=message):
+        read(spark, tmp_path, header="by_name")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,7 +11,44 @@ import pytest
 
 from etl.sources.table_versions import read_table_version
 
-JARS = "SLUICE_DELTA_JARS"
+FORMATS = {
+    "delta": (
+        "SLUICE_DELTA_JARS",
+        "default.clicks",
+        {
+            "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        },
+    ),
+    "iceberg": (
+        "SLUICE_ICEBERG_JARS",
+        "lake.default.clicks",
+        {
+            "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
+            "spark.sql.catalog.lake.type": "hadoop",
+        },
+    ),
+}
+"""Variable that names the jars (for the Spark that runs the tests), by commas; table; settings."""
+CODE = """
+import json
+import sys
+from pyspark.sql import SparkSession
+from etl.sources.table_versions import read_table_version
+format, table, settings = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+builder = SparkSession.builder.master("local[1]")
+for key, value in settings.items():
+    builder = builder.config(key, value)
+spark = builder.getOrCreate()
+create = f"CREATE TABLE {table} (id bigint) USING {format}"
+versions = []
+insert, drop = f"INSERT INTO {table} VALUES (1)", f"DROP TABLE {table}"
+for change in (create, insert, "SELECT 1", drop, create):
+    spark.sql(change).collect()
+    if not change.startswith("DROP"):
+        versions.append(read_table_version(spark, table))
+print("\\n".join(map(str, versions)))
+"""
 
 
 def test_views_and_tables_of_other_formats_have_none(spark):
@@ -28,44 +66,26 @@ def test_views_and_tables_of_other_formats_have_none(spark):
 
 
 @pytest.mark.slow
-def test_a_delta_table_tells_each_change(tmp_path):
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_table_with_versions_tells_each_change(tmp_path, name):
     """In a session of its own: its extension must be there when a session starts."""
-    if not os.environ.get(JARS):
-        pytest.skip(f"{JARS} is not set: the jars of delta-spark and delta-storage, by commas")
-    code = """
-import sys
-from pyspark.sql import SparkSession
-from etl.sources.table_versions import read_table_version
-spark = (
-    SparkSession.builder.master("local[1]")
-    .config("spark.jars", sys.argv[1])
-    .config("spark.ui.enabled", "false")
-    .config("spark.sql.warehouse.dir", sys.argv[2])
-    .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
-    .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
-    .getOrCreate()
-)
-versions = []
-for change in (
-    "CREATE TABLE clicks (id bigint) USING delta",
-    "INSERT INTO clicks VALUES (1)",
-    "SELECT 1",
-    "DROP TABLE clicks",
-    "CREATE TABLE clicks (id bigint) USING delta",
-):
-    spark.sql(change).collect()
-    if not change.startswith("DROP"):
-        versions.append(read_table_version(spark, "default.clicks"))
-print("\\n".join(map(str, versions)))
-"""
+    variable, table, settings = FORMATS[name]
+    if not os.environ.get(variable):
+        pytest.skip(f"{variable} is not set: the jars that read {name} tables, by commas")
+    settings = settings | {
+        "spark.jars": os.environ[variable],
+        "spark.ui.enabled": "false",
+        "spark.sql.warehouse.dir": str(tmp_path / "tables"),
+        "spark.sql.catalog.lake.warehouse": str(tmp_path / "lake"),
+    }
     done = subprocess.run(
-        [sys.executable, "-c", code, os.environ[JARS], str(tmp_path / "tables")],
+        [sys.executable, "-c", CODE, name, table, json.dumps(settings)],
         capture_output=True,
         text=True,
         check=True,
         cwd=os.getcwd(),
     )
     created, written, same, again = done.stdout.split("\n")[-5:-1]
-    assert all(version.startswith("delta:") for version in (created, written, same, again))
+    assert all(version.startswith(f"{name}:") for version in (created, written, same, again))
     assert written == same
     assert len({created, written, again}) == 3
