@@ -10,6 +10,7 @@ import tensorflow as tf
 from conf.errors import ConfigError
 from conf.training import TrainConfig
 from training.chunks import StepInputs, TrainingData
+from training.device_prefetch import build_prefetching_steps, find_prefetch_device
 from training.gradient_guard import GradientGuard
 from training.input import find_mixed
 from training.models import build_model
@@ -76,6 +77,8 @@ def build_learner(
     run_steps: RunSteps
     if isinstance(strategy, ParameterServers):
         run_steps = ScheduledSteps(strategy, watched, optimizers)
+    elif device := find_prefetch_device(strategy):
+        run_steps = build_prefetching_steps(watched, device)
     else:
         run_steps = build_run_steps(strategy, watched)
     return Learner(model, optimizers, inputs, run_steps)
