@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import sys
 
-
 _PLANNERS = "pyspark.sql.worker."  # what their modules are called by
 
 
