@@ -26,6 +26,7 @@ from etl.tfrecord.publishing.commit import TaskResult
 from etl.tfrecord.publishing.committer import build_committer
 from etl.tfrecord.read_options import parse_read_options
 from etl.tfrecord.spark.columns import describe_columns
+from etl.tfrecord.spark.loaded_code import freeze_loaded_code, freeze_planner
 from etl.tfrecord.spark.schema import to_arrow_schema
 from etl.tfrecord.write_plan import WritePlan, plan_write
 
@@ -58,7 +59,6 @@ class TFRecordWriter(DataSourceArrowWriter):
         Raises:
             InputDataError: A value that the wire cannot carry; the attempt's files are removed.
         """
-        from etl.tfrecord.spark.loaded_code import freeze_loaded_code
         from etl.tfrecord.task_sink import TaskSink
 
         context = TaskContext.get()
@@ -79,6 +79,7 @@ class TFRecordWriter(DataSourceArrowWriter):
         """Runs on the driver side once all tasks have succeeded: publishes their shards."""
         results = [m.result for m in messages if isinstance(m, TaskMessage)]
         build_committer(self._plan.options).publish(self._plan.job, results)
+        freeze_planner()
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Runs on the driver side when a task has failed for good: leaves no trace."""
@@ -95,6 +96,11 @@ class TFRecordDataSource(DataSource):
     `deterministicNames`; `saveMode`; `storage` or `fs.<setting>` for object stores; and those of
     `etl.tfrecord.policies`.
     """
+
+    def __init__(self, options: dict[str, str]) -> None:
+        """Takes the options as Spark gives them; runs where the format is looked up or planned."""
+        super().__init__(options)
+        freeze_planner()
 
     @classmethod
     def name(cls) -> str:

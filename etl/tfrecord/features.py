@@ -11,10 +11,16 @@ Kind = Literal["int64", "float32", "bytes"]
 
 # Numbers of the members of Feature's oneof (tensorflow/core/example/feature.proto).
 KIND_CODES: dict[Kind, int] = {"bytes": 1, "float32": 2, "int64": 3}
-_ARROW_TYPES: dict[Kind, pa.DataType] = {
+_VALUE_TYPES: dict[Kind, pa.DataType] = {
     "bytes": pa.binary(),
     "float32": pa.float32(),
     "int64": pa.int64(),
+}
+# By kind and depth of lists; asked for with each column of each batch.
+_ARROW_TYPES: dict[tuple[Kind, int], pa.DataType] = {
+    (kind, depth): lists
+    for kind, value in _VALUE_TYPES.items()
+    for depth, lists in enumerate((value, pa.list_(value), pa.list_(pa.list_(value))))
 }
 
 
@@ -39,10 +45,7 @@ class WireFeature:
     @property
     def arrow_type(self) -> pa.DataType:
         """Type of the decoded column."""
-        value_type = _ARROW_TYPES[self.kind]
-        if self.is_sequence:
-            return pa.list_(pa.list_(value_type))
-        return pa.list_(value_type) if self.is_list else value_type
+        return _ARROW_TYPES[self.kind, 2 if self.is_sequence else int(self.is_list)]
 
 
 # A ByteArray record as a column; the name is the one that other Spark connectors give it.

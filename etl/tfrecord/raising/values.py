@@ -7,6 +7,8 @@ import pyarrow as pa
 
 from etl.tfrecord.lowering.lists import is_list, split_lists
 
+_BYTES, _TEXT = pa.binary(), pa.string()
+
 
 def cast_values(column: pa.Array, target: pa.DataType, form: str) -> pa.Array:
     """Casts decoded values, or lists of them.
@@ -37,6 +39,10 @@ def cast_values(column: pa.Array, target: pa.DataType, form: str) -> pa.Array:
 
 def _cast_scalars(values: pa.Array, target: pa.DataType, form: str) -> pa.Array:
     t = pa.types
+    if target == _TEXT and values.type == _BYTES and _is_ascii(values):
+        return pa.Array.from_buffers(
+            target, len(values), values.buffers(), values.null_count, values.offset
+        )
     if t.is_decimal(target):
         # The shortest digits that give back the float32: 12.34, not 12.340000152587891.
         return values.cast(pa.string()).cast(target)
@@ -54,3 +60,14 @@ def _cast_scalars(values: pa.Array, target: pa.DataType, form: str) -> pa.Array:
             return values.cast(pa.string()).cast(target)
         return values.cast(pa.timestamp(form, target.tz)).cast(target)
     return values.cast(target)
+
+
+def _is_ascii(values: pa.Array) -> bool:
+    """Whether all bytes are ASCII, and so text; one look at them all, not one per value."""
+    _, offsets, data = values.buffers()
+    if data is None or not len(values):
+        return False
+    bounds = np.frombuffer(offsets, np.int32)
+    first, last = bounds[values.offset], bounds[values.offset + len(values)]
+    text = np.frombuffer(data, np.int8)[first:last]
+    return not text.size or bool(text.min() >= 0)

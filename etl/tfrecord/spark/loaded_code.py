@@ -1,7 +1,8 @@
 """What a Python worker of Spark has loaded, kept out of its garbage collections.
 
 After every task Spark's worker collects garbage in full, which looks at each object of NumPy,
-Arrow, Numba and PySpark again: 30 ms and more, whatever the task did.
+Arrow, Numba and PySpark again: 30 ms and more, whatever the task did. So do the processes that look
+a format up, plan and commit, 20 ms each: Spark keeps them too.
 """
 
 from __future__ import annotations
@@ -9,9 +10,17 @@ from __future__ import annotations
 import gc
 import sys
 
+_PLANNERS = "pyspark.sql.worker."  # what their modules are called by
+
 
 class _Frozen:
     modules = 0
+
+
+def freeze_planner() -> None:
+    """Does so in a process of Spark's that plans; nothing where a user calls the same code."""
+    if any(name.startswith(_PLANNERS) for name in sys.modules):
+        freeze_loaded_code()
 
 
 def freeze_loaded_code() -> None:

@@ -14,6 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from etl.tfrecord.input_files import list_input_files
 from etl.tfrecord.read_options import ReadOptions
+from etl.tfrecord.spark.loaded_code import freeze_loaded_code, freeze_planner
 from etl.tfrecord.spark.partitions import prune_files, select_files
 from etl.tfrecord.spark.read_plan import partition_types, plan_read
 from etl.tfrecord.spark.read_schema import build_schema
@@ -99,6 +100,7 @@ class TFRecordReader(DataSourceReader):
             min_partitions=options.min_partitions,
             opener=options.opener,
         )
+        freeze_planner()
         return [ReadPartition(splits) for splits in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -110,7 +112,6 @@ class TFRecordReader(DataSourceReader):
         """
         if not isinstance(partition, ReadPartition):  # Spark's stand-in where there is nothing
             return
-        from etl.tfrecord.spark.loaded_code import freeze_loaded_code
         from etl.tfrecord.spark.read_task import ReadTask  # compiled: not for Spark's planner
 
         task = ReadTask(self._plan, self._options)

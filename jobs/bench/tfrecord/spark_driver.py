@@ -22,6 +22,7 @@ from jobs.bench.tfrecord.shapes import SHAPES, spark_expressions
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_TASKS_PER_READ = 2
 UNAVAILABLE = 4  # exit code: what the task needs is not there
 
 
@@ -108,6 +109,15 @@ def _read(format_name: str) -> Callable[[DataFrame, SparkJob], None]:
     return read
 
 
+def _feed(frame: DataFrame, job: SparkJob) -> None:
+    from jobs.bench.tfrecord.feed_source import FeedDataSource
+
+    frame.sparkSession.dataSource.register(FeedDataSource)
+    reader = frame.sparkSession.read.schema(frame.schema).format(FeedDataSource.name())
+    reader = reader.options(shape=job.shape, rows=job.rows, tasks=_TASKS_PER_READ)
+    reader.load().write.format("noop").mode("overwrite").save()
+
+
 TASKS: dict[str, Callable[[DataFrame, SparkJob], None]] = {
     "scan": _scan,
     "hand_over": _hand_over,
@@ -115,6 +125,7 @@ TASKS: dict[str, Callable[[DataFrame, SparkJob], None]] = {
     "write_packed": _write_packed,
     "write_parquet": _write_parquet,
     "write_connector": _write_by_connector,
+    "read_feed": _feed,
     "read_native": _read("sluice"),
     "read_connector": _read(CONNECTOR_CLASS),
 }

@@ -20,13 +20,14 @@ TITLES = {
     "write_packed": "write tfrecord, packed",
     "write_parquet": "write Parquet (Spark)",
     "write_connector": "write by the JVM connector",
+    "read_feed": "feed of ready Arrow batches",
     "read_native": "read tfrecord",
     "read_connector": "read by the JVM connector",
 }
 _WRITES = (
     "scan", "hand_over", "write_native", "write_packed", "write_parquet", "write_connector"
 )  # fmt: skip
-_READS = ("read_native", "read_connector")
+_READS = ("read_feed", "read_native", "read_connector")
 
 
 @dataclass(frozen=True)

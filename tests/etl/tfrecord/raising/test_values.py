@@ -6,6 +6,8 @@ import datetime
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from etl.tfrecord.raising.values import cast_values
 
@@ -45,3 +47,31 @@ def test_booleans_are_zero_or_one() -> None:
     assert cast_values(pa.array([1, None, 0]), pa.bool_(), "").to_pylist() == [True, None, False]
     with pytest.raises(pa.ArrowInvalid, match="-1 is no boolean"):
         cast_values(pa.array([0, -1]), pa.bool_(), "")
+
+
+_VALUES = st.lists(st.none() | st.binary(max_size=6) | st.text(max_size=6).map(str.encode))
+
+
+@given(_VALUES, st.integers(0, 3), st.integers(0, 3))
+def test_bytes_become_text_as_arrow_casts_them(values, start, left_out) -> None:
+    column = pa.array(values, pa.binary()).slice(start, max(0, len(values) - start - left_out))
+    try:
+        expected = column.cast(pa.string())
+    except pa.ArrowInvalid:
+        with pytest.raises(pa.ArrowInvalid):
+            cast_values(column, pa.string(), "")
+        return
+    found = cast_values(column, pa.string(), "")
+    found.validate(full=True)
+    assert found.equals(expected)
+    assert found.null_count == expected.null_count
+
+
+def test_plain_text_is_not_copied_and_half_a_letter_is_none() -> None:
+    column = pa.array([b"plain", None, b"", b"text"])
+    found = cast_values(column, pa.string(), "")
+    assert found.buffers()[2].address == column.buffers()[2].address
+    with pytest.raises(pa.ArrowInvalid):  # together they would be text
+        cast_values(pa.array(["é".encode()[:1], "é".encode()[1:]]), pa.string(), "")
+    tags = cast_values(pa.array([[b"a", b"b"], []]), pa.list_(pa.string()), "")
+    assert tags.to_pylist() == [["a", "b"], []]
