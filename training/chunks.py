@@ -15,6 +15,7 @@ from conf.manifest import Manifest
 from conf.place import Place
 from conf.training import InputConfig, TrainConfig
 from training.embedding.distinct_rows import Lookups, add_distinct_ids
+from training.embedding.key_mapping import KeyedFeatures, map_keys
 from training.input import (
     Batch,
     InputCounts,
@@ -75,10 +76,12 @@ class StepInputs:
     Attributes:
         features: Names of features.
         lookups: Those whose distinct ids are found ahead of the step, or None.
+        keyed: Those whose keys are mapped to rows ahead of the step.
     """
 
     features: tuple[str, ...]
     lookups: tuple[Lookups, ...] | None = None
+    keyed: tuple[KeyedFeatures, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,10 @@ class ChunkRunner:
         """
         fit, counts = self.config.fit, InputCounts()
         dataset = self._open(position, counts)
+        if self._inputs.keyed:
+            # No batch may number keys that is not trained on.
+            trained = dataset.take(self.steps_per_epoch - position.batch)
+            dataset = map_keys(trained, self._inputs.keyed)
         if self._inputs.lookups is not None:
             dataset = add_distinct_ids(dataset, self._inputs.lookups)
         with input_errors(self.data.version_dir, self.data.manifest, "train"):

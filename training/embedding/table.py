@@ -35,11 +35,21 @@ class EmbeddingTable(tf.Module):
         self, name: str, vocabulary_size: int, dim: int, *, seed: int, stddev: float | None = 0.05
     ) -> None:
         super().__init__(name="embedding_table")
-        self.vocabulary_size = vocabulary_size
+        self._vocabulary_size = vocabulary_size
         self.dim = dim
-        self.rows = build_rows(vocabulary_size, dim, f"{name}/rows")
+        self.rows: Rows = build_rows(vocabulary_size, dim, f"{name}/rows")
         if stddev is not None:
             _draw_first_rows(self.rows, [seed, zlib.crc32(name.encode())], stddev)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of ids, padding and OOV included."""
+        return self._vocabulary_size
+
+    @property
+    def variable(self) -> tf.Variable:
+        """The rows, where one variable holds all of them."""
+        return self.rows
 
     def lookup(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns the rows of ids, zeros (and no gradient) where the id is padding.

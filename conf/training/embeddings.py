@@ -1,0 +1,53 @@
+"""Which embedding tables grow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from conf.training.base import Finite
+
+
+class StaticTableConfig(Finite):
+    """A row for each id of a vocabulary, from the start on."""
+
+    kind: Literal["static"] = "static"
+
+
+class DynamicTableConfig(Finite):
+    """A row for each key that training meets, whatever its value; made when it is met."""
+
+    kind: Literal["dynamic"] = "dynamic"
+    features: tuple[str, ...] | None = Field(
+        None,
+        min_length=1,
+        description="Features that share the table; None: those whose table has its name.",
+    )
+    max_rows: int | None = Field(
+        None, ge=1, description="Keys that get a row, at most; further ones read zeros."
+    )
+    capacity: int = Field(
+        65_536, ge=1, description="Rows that memory is reserved for from the start."
+    )
+
+
+def _name_to_kind(value: Any) -> Any:
+    """Lets a table be given by its kind alone; other keys are those of a dynamic one."""
+    if isinstance(value, str):
+        return {"kind": value}
+    if isinstance(value, Mapping) and "kind" not in value:
+        return {"kind": "dynamic", **value}
+    return value
+
+
+TableConfig = Annotated[
+    StaticTableConfig | DynamicTableConfig,
+    Field(discriminator="kind"),
+    BeforeValidator(_name_to_kind),
+]
+EmbeddingsConfig = Annotated[
+    dict[str, TableConfig],
+    Field(description="Table (a feature's name, or that of what features share): its kind."),
+]
