@@ -10,6 +10,7 @@ from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.place import Place
 from conf.training import ModelConfig, SampledSoftmaxConfig
+from training.embedding.dynamic_table import DynamicTable
 from training.input import Batch
 from training.item_counts import read_drawable_items, read_item_counts
 from training.item_features import ItemFeatures
@@ -198,6 +199,7 @@ def _build_softmax(
 ) -> SampledSoftmax:
     item = manifest.require_key("item")
     _refuse_drawn_negatives(manifest)
+    _refuse_keyed_items(config, item, model)
     items = drawable = log_counts = None
     if config.uniform_negatives is not None:
         items = ItemFeatures(version_dir, manifest, model.item_inputs)
@@ -230,6 +232,27 @@ def _refuse_drawn_negatives(manifest: Manifest) -> None:
             received=f"{drawn:,} drawn negatives in the train split",
             allowed="model.objective.kind = binary, or a dataset without drawn negatives",
             fix="set model.objective.kind=binary, or build without `negatives`",
+        )
+
+
+def _refuse_keyed_items(config: SampledSoftmaxConfig, item: str, model: RetrievalModel) -> None:
+    """Items of a dynamic table are in batches as rows, which no count or draw is by."""
+    tables = {
+        name: isinstance(model.embedded_features.get(name), DynamicTable)
+        for name in (item, *model.item_inputs)
+    }
+    if tables[item] and config.logq_correction:
+        raise ConfigError(
+            "the logQ correction needs the counts of a vocabulary, and the items' table is dynamic",
+            received="model.objective.logq_correction = true",
+            fix="set model.objective.logq_correction=false, or embed the items by a vocabulary",
+        )
+    if any(tables.values()) and config.uniform_negatives is not None:
+        raise ConfigError(
+            "uniform negatives are drawn inside the step, and keys of dynamic tables get their "
+            "rows before it",
+            received=", ".join(name for name, is_keyed in tables.items() if is_keyed),
+            fix="set model.objective.uniform_negatives=null, or embed items by vocabularies",
         )
 
 
