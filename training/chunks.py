@@ -184,6 +184,15 @@ class ChunkRunner:
                 self._end(iter(dataset), epoch, counts)
         return self._counts[epoch]
 
+    def describe_full_tables(self) -> list[str]:
+        """Returns a line for each dynamic table that has refused keys a row in this epoch."""
+        return [
+            f"table {space.label} is full: {space.refused:,} lookups of keys without a row read "
+            f"zeros (model.embeddings.{space.label}.max_rows = {space.max_rows:,})"
+            for space in (part.space for part in self._inputs.keyed)
+            if space.refused
+        ]
+
     def _run_chunk(self, iterator: Any, position: Position, steps: int) -> StepsResult:
         try:
             return self._run_steps(iterator, tf.constant(steps))

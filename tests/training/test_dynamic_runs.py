@@ -10,10 +10,11 @@ import pytest
 
 from conf.errors import ConfigError, InputDataError
 from conf.training import FitConfig
-from tests.training import dynamic_runs
+from tests.training import dynamic_replicas, dynamic_runs
 from tests.training.dynamic_runs import DSSM, FIT, MF, build_config, build_trainer, read_state
 from tests.training.fixtures import TinyConfig, hash_key, write_tiny_dataset
 from tests.training.forked import start_forked
+from tests.training.killed_run import Silent
 from training.step_log import read_steps
 
 STEPS = 12
@@ -162,3 +163,38 @@ def test_mf_trains_its_bias_by_the_same_keys(version: Path, tmp_path: Path) -> N
 def test_what_cannot_be_is_refused(changes, error, version: Path) -> None:
     with pytest.raises(ConfigError, match=error):
         build_trainer(build_config({**DSSM, **changes}), version)
+
+
+def test_two_replicas_train_as_one_does(version: Path, tmp_path: Path) -> None:
+    states = []
+    for replicas in (1, 2):
+        result = tmp_path / f"{replicas}.npz"
+        process = start_forked(dynamic_replicas.train, str(version), replicas, str(result))
+        process.join()
+        assert process.exitcode == 0
+        states.append(np.load(result))
+    one, two = states
+    assert set(one) == set(two)
+    for name in one:
+        if name.endswith("by_row"):
+            np.testing.assert_array_equal(two[name], one[name], err_msg=name)
+        else:
+            np.testing.assert_allclose(two[name], one[name], rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+class Told(Silent):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def message(self, text: str, **fields) -> None:
+        self.lines.append(text)
+
+
+def test_a_full_table_is_said_and_the_run_goes_on(version: Path, tmp_path: Path) -> None:
+    told = Told()
+    tables = {**dynamic_runs.TABLES, "user_id": {"max_rows": 50}}
+    trainer = build_trainer(build_config({**DSSM, "embeddings": tables}), version, told)
+    trainer.fit(tmp_path, None)
+    said = [line for line in told.lines if "table user_id is full" in line]
+    assert said and "max_rows = 50" in said[0]
+    assert trainer.model.tables["user_id"].vocabulary_size == 52

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from training.embedding.growing_rows import GrowingRows
 
 SAVED_KEYS = "by_row"
+_log = logging.getLogger("sluice.training.embedding")
 _Translate = Callable[["KeySpace", tf.Tensor], tf.Tensor]
 
 
@@ -89,6 +91,12 @@ class KeySpace(tf.Module):
             if session != self._session:
                 return self.index.find(keys), len(self.index)
             rows, refused = self.index.map(keys)
+            if refused and not self.refused:
+                _log.warning(
+                    "dynamic table %s is full (max_rows = %d): further new keys read zeros",
+                    self.label,
+                    self.max_rows,
+                )
             self.refused += refused
             return rows, len(self.index)
 
