@@ -147,9 +147,8 @@ class ChunkRunner:
         fit, counts = self.config.fit, InputCounts()
         dataset = self._open(position, counts)
         if self._inputs.keyed:
-            # No batch may number keys that is not trained on.
-            trained = dataset.take(self.steps_per_epoch - position.batch)
-            dataset = map_keys(trained, self._inputs.keyed)
+            batches = self.steps_per_epoch - position.batch
+            dataset = map_keys(dataset, self._inputs.keyed, batches)
         if self._inputs.lookups is not None:
             dataset = add_distinct_ids(dataset, self._inputs.lookups)
         with input_errors(self.data.version_dir, self.data.manifest, "train"):

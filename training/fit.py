@@ -111,9 +111,7 @@ def _train(
     return run
 
 
-def _finish(
-    config: TrainConfig, run: Path, result: TrainingResult, model: RetrievalModel
-) -> None:
+def _finish(config: TrainConfig, run: Path, result: TrainingResult, model: RetrievalModel) -> None:
     """Publishes a run. The status comes last: one killed in between is resumed, and published."""
     publish_run(config, run)
     update_run_card(run, **describe_end(result, model))

@@ -206,9 +206,7 @@ def _match_tables(
             fresh[name] = "it is dynamic in one of the two models alone"
         elif isinstance(table, DynamicTable):
             earlier = source.read(source.layout.keys[name])
-            matched = match_dynamic_table(
-                target.model, table, earlier, (version, source.version)
-            )
+            matched = match_dynamic_table(target.model, table, earlier, (version, source.version))
             if isinstance(matched, str):
                 fresh[name] = matched
             else:
@@ -219,9 +217,7 @@ def _match_tables(
                 rows[name] = found
             else:
                 here = [table.vocabulary_size, table.dim]
-                fresh[name] = (
-                    f"its ids are made in another way; shape {before} there, {here} here"
-                )
+                fresh[name] = f"its ids are made in another way; shape {before} there, {here} here"
     return rows, keys
 
 

@@ -47,7 +47,5 @@ TableConfig = Annotated[
     Field(discriminator="kind"),
     BeforeValidator(_name_to_kind),
 ]
-EmbeddingsConfig = Annotated[
-    dict[str, TableConfig],
-    Field(description="Table (a feature's name, or that of what features share): its kind."),
-]
+EmbeddingsConfig = dict[str, TableConfig]
+"""Tables by name: a feature's, that of what features share, or a new one that names `features`."""

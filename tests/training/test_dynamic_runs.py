@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from conf.errors import ConfigError, InputDataError
 from conf.training import FitConfig
@@ -15,6 +16,8 @@ from tests.training.dynamic_runs import DSSM, FIT, MF, build_config, build_train
 from tests.training.fixtures import TinyConfig, hash_key, write_tiny_dataset
 from tests.training.forked import start_forked
 from tests.training.killed_run import Silent
+from training.input import InputCounts
+from training.position import Position
 from training.step_log import read_steps
 
 STEPS = 12
@@ -47,7 +50,8 @@ def test_learns_rows_for_the_keys_of_the_train_split(version: Path, whole) -> No
     assert state["model/tables/items/rows"].shape == (2 + len(items), 4)
     slots = [name for name in state if "moment" in name and "slots" in name]
     shapes = {state[name].shape for name in slots}
-    assert (2 + len(items), 4) in shapes and (2 + len(keys), 4) in shapes
+    assert (2 + len(items), 4) in shapes
+    assert (2 + len(keys), 4) in shapes
 
 
 # In a compiled call, right after a checkpoint, in the second epoch.
@@ -71,15 +75,13 @@ def test_sigkill_changes_neither_losses_nor_numbering(
 
 
 def test_a_checkpoint_holds_the_keys_of_its_steps_alone(version: Path, tmp_path: Path) -> None:
-    import tensorflow as tf
-
     config = build_config(DSSM, fit=FIT.model_copy(update={"epochs": 1}))
     build_trainer(config, version).fit(tmp_path, None)
     trainer = build_trainer(config, version)
     met: list[int] = []
     space = trainer.model.tables["items"].keys
     counts = {}
-    for number, batch in enumerate(trainer._runner._open(dynamic_start(), _counts()), start=1):
+    for number, batch in enumerate(trainer._runner._open(Position(0, 0), InputCounts()), start=1):
         arrived = np.concatenate([batch["history"].numpy().ravel(), batch["movie_id"].numpy()])
         met += [key for key in dict.fromkeys(arrived.tolist()) if key and key not in met]
         counts[number] = len(met)
@@ -90,18 +92,6 @@ def test_a_checkpoint_holds_the_keys_of_its_steps_alone(version: Path, tmp_path:
         position = json.loads((entry / "checkpoint.json").read_text())["standing"]["position"]
         done = position["batch"] or len(counts)
         assert keys.tolist() == met[: counts[done]]
-
-
-def dynamic_start():
-    from training.position import Position
-
-    return Position(0, 0)
-
-
-def _counts():
-    from training.input import InputCounts
-
-    return InputCounts()
 
 
 def test_another_row_length_is_refused(version: Path, whole, tmp_path: Path) -> None:
@@ -196,5 +186,6 @@ def test_a_full_table_is_said_and_the_run_goes_on(version: Path, tmp_path: Path)
     trainer = build_trainer(build_config({**DSSM, "embeddings": tables}), version, told)
     trainer.fit(tmp_path, None)
     said = [line for line in told.lines if "table user_id is full" in line]
-    assert said and "max_rows = 50" in said[0]
+    assert said
+    assert "max_rows = 50" in said[0]
     assert trainer.model.tables["user_id"].vocabulary_size == 52

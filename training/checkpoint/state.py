@@ -198,9 +198,7 @@ def _describe_problems(state: State, reader: Any) -> list[str]:
     return problems
 
 
-def _saved_shape(
-    state: State, variable: Rows, shapes: Mapping[str, list[int]]
-) -> list[int | None]:
+def _saved_shape(state: State, variable: Rows, shapes: Mapping[str, list[int]]) -> list[int | None]:
     """The shape that a variable must have been saved with: one that grows, a row for each key."""
     keys = state.name_of_keys(variable)
     shape: list[int | None] = variable.shape.as_list()

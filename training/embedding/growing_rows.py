@@ -107,6 +107,4 @@ def reserve_rows(matrix: GrowingRows, count: tf.Tensor) -> list[tf.Operation]:
             resource=handle, value=tf.zeros([0, matrix.dim], dtype), validate_shape=False
         )
     with tf.control_dependencies([emptied]):
-        return [
-            tf.raw_ops.AssignVariableOp(resource=handle, value=grown, validate_shape=False)
-        ]
+        return [tf.raw_ops.AssignVariableOp(resource=handle, value=grown, validate_shape=False)]

@@ -31,6 +31,7 @@ class KeyIndex:
         self.max_rows = max_rows
         self._most = np.iinfo(np.int64).max if max_rows is None else max_rows + FIRST_ROW
         self._lock = threading.Lock()
+        self._count = FIRST_ROW
         self._clear(MIN_SLOTS)
 
     def __len__(self) -> int:

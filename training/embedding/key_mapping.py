@@ -18,7 +18,6 @@ import tensorflow as tf
 
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.growing_rows import GrowingRows, read_capacity, reserve_rows
-from training.embedding.key_index import FIRST_ROW
 from training.embedding.key_space import KeySpace
 from training.embedding.table import EmbeddingTable
 
@@ -66,17 +65,20 @@ def plan_keyed_features(
     )
 
 
-def map_keys(dataset: tf.data.Dataset, keyed: Sequence[KeyedFeatures]) -> tf.data.Dataset:
+def map_keys(
+    dataset: tf.data.Dataset, keyed: Sequence[KeyedFeatures], batches: int | None = None
+) -> tf.data.Dataset:
     """Replaces the keys of batches by rows, ahead of the steps that train on them.
 
     Args:
-        dataset: Batches that are all trained on, global ones where there are replicas.
+        dataset: Batches, global ones where there are replicas; to be read once.
         keyed: Features that hold keys.
+        batches: How many are trained on; the keys of further ones get no row. None: all.
 
     Returns:
         Batches with rows in place of keys, and the rows that are new in them.
     """
-    mappers = [_build_mapper(part) for part in keyed]
+    mappers = [_build_mapper(part, batches) for part in keyed]
     specs = dataset.element_spec
 
     def map_batch(batch: dict[str, Any]) -> dict[str, Any]:
@@ -155,18 +157,24 @@ def _reserve(matrix: GrowingRows, rows: tf.Tensor) -> tf.Operation:
     return found if isinstance(found, tf.Operation) else tf.no_op()
 
 
-def _build_mapper(part: KeyedFeatures) -> Callable[[np.ndarray], list[np.ndarray]]:
+def _build_mapper(
+    part: KeyedFeatures, batches: int | None
+) -> Callable[[np.ndarray], list[np.ndarray]]:
     """Returns the function of keys to their rows, the number of rows, and the new ones' values."""
     map_to_rows, index = part.space.begin(), part.space.index
-    known = max(len(index), FIRST_ROW)
+    known, left = len(index), batches
 
     def map_batch(keys: np.ndarray) -> list[np.ndarray]:
-        nonlocal known
-        rows, count = map_to_rows(keys)
+        nonlocal known, left
+        if left == 0:
+            rows, count = index.find(keys), known
+        else:
+            rows, count = map_to_rows(keys)
+            left = None if left is None else left - 1
         new = index.read_keys(known, count)
         known = count
         drawn = [table.draw_rows(new) for table in part.drawn]
-        return [rows, np.int64(count), *drawn]
+        return [rows, np.array(count, np.int64), *drawn]
 
     return map_batch
 

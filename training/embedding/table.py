@@ -47,8 +47,8 @@ class EmbeddingTable(tf.Module):
         return self._vocabulary_size
 
     @property
-    def variable(self) -> tf.Variable:
-        """The rows, where one variable holds all of them."""
+    def variable(self) -> tf.Variable | RowShards:
+        """What rows are read from."""
         return self.rows
 
     def lookup(self, ids: tf.Tensor) -> tf.Tensor:

@@ -77,9 +77,7 @@ class TableBuilder:
         if found is None:
             size = table_size(self._manifest, spec)
             return EmbeddingTable(spec.table, size, dim, seed=self._seed, stddev=stddev)
-        keys = KeySpace(
-            found.name, max_rows=found.config.max_rows, capacity=found.config.capacity
-        )
+        keys = KeySpace(found.name, max_rows=found.config.max_rows, capacity=found.config.capacity)
         return DynamicTable(found.name, keys, dim, seed=self._seed, stddev=stddev)
 
     def build_beside(self, name: str, table: EmbeddingTable, dim: int) -> EmbeddingTable:
@@ -112,14 +110,12 @@ class TableBuilder:
                 f"{key}: the features' keys are made in different ways, so that equal keys would "
                 "stand for different things",
                 received=", ".join(sorted(origins)),
-                allowed="features of one vocabulary, or all encoded as hash_key, or all as they are",
+                allowed="features of one vocabulary, all of hash_key, or all as they are",
                 fix="give each its own table",
             )
 
 
-def _find_features(
-    name: str, table: object, specs: Mapping[str, FeatureSpec]
-) -> tuple[str, ...]:
+def _find_features(name: str, table: object, specs: Mapping[str, FeatureSpec]) -> tuple[str, ...]:
     """Returns the features of an entry of `model.embeddings`."""
     named = table.features if isinstance(table, DynamicTableConfig) else None
     for feature in named or ():

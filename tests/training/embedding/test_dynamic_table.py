@@ -110,7 +110,8 @@ def test_unknown_keys_and_padding_read_zeros_and_are_not_added() -> None:
     rows = tables["items"].lookup(keys).numpy()
     assert rows.shape == (2, 2, DIM)
     assert rows[0, 1].all()
-    assert not rows[0, 0].any() and not rows[1].any()
+    assert not rows[0, 0].any()
+    assert not rows[1].any()
     assert tables["items"].vocabulary_size == count == VOCABULARY + 1
 
 
@@ -158,10 +159,12 @@ def test_a_full_table_reads_zeros_for_further_keys_and_never_trains_them() -> No
     training = Training(tables, OPTIMIZERS["adam"])
     training.run(build_toy_batches(BATCH, STEPS))
     space = tables["items"].keys
-    assert space.index.is_full and space.row_count == 6
+    assert space.index.is_full
+    assert space.row_count == 6
     assert len(tables["items"].variable.read_value()) == 6
     rows = tables["items"].rows.numpy()
-    assert not rows[:2].any() and rows[2:].all()
+    assert not rows[:2].any()
+    assert rows[2:].all()
     known = set(space.read_keys())
     refused = 0
     for batch in build_toy_batches(BATCH, STEPS):
