@@ -68,7 +68,7 @@ def build_learner(
     part_size = config.input.batch_size // optimizers.accumulate_steps
     objective = build_objective(config.model, data.version_dir, data.manifest, model, part_size)
     features = dict.fromkeys((*model.user_inputs, *model.item_inputs, *objective.inputs))
-    keyed = plan_keyed_features(model.embedded_features, model.tables)
+    keyed = plan_keyed_features(model.embedded_features, model.tables, objective.inputs)
     inputs = StepInputs(tuple(features), plan_shared_rows(model, config, strategy), keyed)
     find_mixed(config.input, data.manifest, inputs.features)  # Refuses those that do not fit.
     guard = _build_guard(config, optimizers)

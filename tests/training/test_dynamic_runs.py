@@ -16,6 +16,8 @@ from tests.training.dynamic_runs import DSSM, FIT, MF, build_config, build_train
 from tests.training.fixtures import TinyConfig, hash_key, write_tiny_dataset
 from tests.training.forked import start_forked
 from tests.training.killed_run import Silent
+from training.embedding.dynamic_table import DynamicTable
+from training.embedding.key_space import KeySpace
 from training.input import InputCounts
 from training.position import Position
 from training.step_log import read_steps
@@ -189,3 +191,23 @@ def test_a_full_table_is_said_and_the_run_goes_on(version: Path, tmp_path: Path)
     assert said
     assert "max_rows = 50" in said[0]
     assert trainer.model.tables["user_id"].vocabulary_size == 52
+
+
+def test_logq_counts_ids_of_a_vocabulary_whose_table_is_dynamic(
+    tiny_version: Path, tmp_path: Path
+) -> None:
+    losses = []
+    for kind in ("static", "dynamic"):
+        model = {**DSSM, "objective": {}, "embeddings": {"movie_id": kind}}
+        trainer = build_trainer(build_config(model), tiny_version)
+        table = trainer.model.tables["movie_id"]
+        if kind == "static":
+            # The same first rows in both.
+            twin = DynamicTable("movie_id", KeySpace("movie_id"), 4, seed=42, stddev=0.05)
+            keys = np.arange(table.vocabulary_size)
+            table.rows.assign(twin.draw_rows(keys) * (keys > 0)[:, np.newaxis])
+        run = tmp_path / kind
+        run.mkdir()
+        trainer.fit(run, None)
+        losses.append(steps_of(run))
+    assert losses[0] == losses[1]

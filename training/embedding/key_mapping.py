@@ -9,7 +9,7 @@ trains on the batch, so the state between two steps is that of the batches up to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from training.embedding.table import EmbeddingTable
 ARRIVALS = "arrivals"
 """Key of a batch that holds the rows that are new in it; no feature is named so."""
 _ROWS, _DRAWN = "rows", "drawn"
+_KEPT = "keys of {}"
 
 
 @dataclass(frozen=True)
@@ -34,21 +35,26 @@ class KeyedFeatures:
         space: The key space.
         features: Their names, in the order in which keys of a batch are numbered.
         drawn: Tables of these keys whose rows start at draws.
+        kept: Those of the features whose keys batches hold beside the rows: see `read_keys`.
     """
 
     space: KeySpace
     features: tuple[str, ...]
     drawn: tuple[DynamicTable, ...]
+    kept: tuple[str, ...] = ()
 
 
 def plan_keyed_features(
-    features: Mapping[str, EmbeddingTable], tables: Mapping[str, EmbeddingTable]
+    features: Mapping[str, EmbeddingTable],
+    tables: Mapping[str, EmbeddingTable],
+    kept: Collection[str] = (),
 ) -> tuple[KeyedFeatures, ...]:
     """Puts together the features of each key space.
 
     Args:
         features: Table of each feature.
         tables: All tables by name.
+        kept: Features whose keys are read as well.
     """
     names: dict[KeySpace, list[str]] = {}
     for feature, table in features.items():
@@ -60,6 +66,7 @@ def plan_keyed_features(
             space,
             tuple(found),
             tuple(table for table in own if table.keys is space and table.is_drawn),
+            tuple(name for name in found if name in kept),
         )
         for space, found in names.items()
     )
@@ -91,6 +98,7 @@ def map_keys(
                 [tf.int64, tf.int64, *[tf.float32] * len(part.drawn)],
             )
             pieces = tf.split(tf.reshape(rows, [-1]), [tf.size(column) for column in columns])
+            mapped |= {_KEPT.format(name): batch[name] for name in part.kept}
             for name, piece in zip(part.features, pieces, strict=True):
                 mapped[name] = _restore_shape(piece, batch[name], specs[name])
             arrivals[str(number)] = {
@@ -104,6 +112,11 @@ def map_keys(
         return {**mapped, ARRIVALS: arrivals}
 
     return dataset.map(tf.autograph.experimental.do_not_convert(map_batch)).prefetch(2)
+
+
+def read_keys(batch: Mapping[str, Any], feature: str) -> Any:
+    """Returns a feature as the dataset holds it, whether or not a batch has rows in its place."""
+    return batch.get(_KEPT.format(feature), batch[feature])
 
 
 def admit_arrivals(arrivals: Mapping[str, Any], keyed: Sequence[KeyedFeatures]) -> None:
