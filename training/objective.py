@@ -237,7 +237,9 @@ def _refuse_drawn_negatives(manifest: Manifest) -> None:
         )
 
 
-def _refuse_keyed_items(config: SampledSoftmaxConfig, item: FeatureSpec, model: RetrievalModel) -> None:
+def _refuse_keyed_items(
+    config: SampledSoftmaxConfig, item: FeatureSpec, model: RetrievalModel
+) -> None:
     """What a softmax cannot do with keys in the place of a vocabulary's ids.
 
     Args:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from conf.training.base import Finite
+from conf.training.base import Finite, kind_alone
 
 
 class StaticTableConfig(Finite):
@@ -33,19 +32,10 @@ class DynamicTableConfig(Finite):
     )
 
 
-def _name_to_kind(value: Any) -> Any:
-    """Lets a table be given by its kind alone; other keys are those of a dynamic one."""
-    if isinstance(value, str):
-        return {"kind": value}
-    if isinstance(value, Mapping) and "kind" not in value:
-        return {"kind": "dynamic", **value}
-    return value
-
-
 TableConfig = Annotated[
     StaticTableConfig | DynamicTableConfig,
     Field(discriminator="kind"),
-    BeforeValidator(_name_to_kind),
+    kind_alone("dynamic"),
 ]
 EmbeddingsConfig = dict[str, TableConfig]
 """Tables by name: a feature's, that of what features share, or a new one that names `features`."""

@@ -6,10 +6,10 @@ import numpy as np
 import tensorflow as tf
 
 from conf.schema import OOV_ID
-from training.embedding.distinct_rows import FoundRows, current_rows, spread_rows
 from training.embedding.first_rows import draw_first_rows
 from training.embedding.growing_rows import GrowingRows
 from training.embedding.key_space import KeySpace
+from training.embedding.row_shards import RowShards
 from training.embedding.table import EmbeddingTable, read_rows
 
 
@@ -69,28 +69,14 @@ class DynamicTable(EmbeddingTable):
         """
         rows = self.keys.find(ids)
         mask = tf.cast(tf.greater(rows, OOV_ID), tf.float32)
-        return self._gather(rows) * mask[..., tf.newaxis]
+        return super().gather(rows) * mask[..., tf.newaxis]
 
     def gather(self, ids: tf.Tensor) -> tf.Tensor:
         """As `lookup`, but padding may have gradients: for callers that weight it by zero."""
-        return self._gather(self.keys.find(ids))
+        return super().gather(self.keys.find(ids))
 
-    def find_rows(self, ids: tf.Tensor) -> FoundRows | None:
-        """Returns the rows of a feature of the batch where the step has them; else None."""
-        shared = current_rows()
-        return None if shared is None else shared.find(self.variable, ids, self._read)
-
-    def _gather(self, rows: tf.Tensor) -> tf.Tensor:
-        found = self.find_rows(rows)
-        if found is not None and found.segments is None:
-            return spread_rows(found.rows, found.positions)
-        shared = current_rows()
-        if shared is not None:
-            shared.note_others(self.variable)
-        return self._read(self.variable, rows)
-
-    def _read(self, variable: tf.Variable, rows: tf.Tensor) -> tf.Tensor:
-        values = read_rows(variable, rows)
+    def _read(self, variable: tf.Variable | RowShards, ids: tf.Tensor) -> tf.Tensor:
+        values = read_rows(variable, ids)
         if self.keys.max_rows is None:  # Then every key of a step has a row of its own.
             return values
-        return values * tf.cast(tf.greater(rows, OOV_ID), tf.float32)[..., tf.newaxis]
+        return values * tf.cast(tf.greater(ids, OOV_ID), tf.float32)[..., tf.newaxis]

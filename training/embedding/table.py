@@ -70,13 +70,16 @@ class EmbeddingTable(tf.Module):
             return spread_rows(found.rows, found.positions)
         shared = current_rows()
         if shared is not None:
-            shared.note_others(self.rows)
-        return read_rows(self.rows, ids)
+            shared.note_others(self.variable)
+        return self._read(self.variable, ids)
 
     def find_rows(self, ids: tf.Tensor) -> FoundRows | None:
         """Returns the rows of a feature of the batch where the step has them; else None."""
         shared = current_rows()
-        return None if shared is None else shared.find(self.rows, ids, read_rows)
+        return None if shared is None else shared.find(self.variable, ids, self._read)
+
+    def _read(self, variable: tf.Variable | RowShards, ids: tf.Tensor) -> tf.Tensor:
+        return read_rows(variable, ids)
 
 
 def read_rows(table: Rows, ids: tf.Tensor) -> tf.Tensor:
