@@ -15,6 +15,7 @@ from conf.manifest import Manifest
 from conf.place import Place
 from conf.training import InputConfig, TrainConfig
 from training.embedding.distinct_rows import Lookups, add_distinct_ids
+from training.embedding.key_mapping import KeyedFeatures, map_keys
 from training.input import (
     Batch,
     InputCounts,
@@ -75,10 +76,12 @@ class StepInputs:
     Attributes:
         features: Names of features.
         lookups: Those whose distinct ids are found ahead of the step, or None.
+        keyed: Those whose keys are mapped to rows ahead of the step.
     """
 
     features: tuple[str, ...]
     lookups: tuple[Lookups, ...] | None = None
+    keyed: tuple[KeyedFeatures, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,9 @@ class ChunkRunner:
         """
         fit, counts = self.config.fit, InputCounts()
         dataset = self._open(position, counts)
+        if self._inputs.keyed:
+            batches = self.steps_per_epoch - position.batch
+            dataset = map_keys(dataset, self._inputs.keyed, batches)
         if self._inputs.lookups is not None:
             dataset = add_distinct_ids(dataset, self._inputs.lookups)
         with input_errors(self.data.version_dir, self.data.manifest, "train"):
@@ -176,6 +182,15 @@ class ChunkRunner:
             with input_errors(self.data.version_dir, self.data.manifest, "train"):
                 self._end(iter(dataset), epoch, counts)
         return self._counts[epoch]
+
+    def describe_full_tables(self) -> list[str]:
+        """Returns a line for each dynamic table that has refused keys a row in this epoch."""
+        return [
+            f"table {space.label} is full: {space.refused:,} lookups of keys without a row read "
+            f"zeros (model.embeddings.{space.label}.max_rows = {space.max_rows:,})"
+            for space in (part.space for part in self._inputs.keyed)
+            if space.refused
+        ]
 
     def _run_chunk(self, iterator: Any, position: Position, steps: int) -> StepsResult:
         try:

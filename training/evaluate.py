@@ -9,10 +9,11 @@ import numpy as np
 
 from conf.manifest import Manifest
 from conf.place import Place
+from conf.schema import OOV_ID, PAD_ID
 from conf.training import InputConfig
 from training.baselines import PopularityScorer, RandomScorer
 from training.beyond_accuracy import ListStatistics
-from training.item_counts import read_item_counts
+from training.item_counts import read_catalog_counts
 from training.label_metrics import LabelScores, find_user_ids
 from training.metrics import RankingMeans
 from training.negatives import UniformNegatives
@@ -112,7 +113,7 @@ class _Evaluation:
         model, manifest = trained.model, trained.manifest
         config = trained.config.evaluation
         self.index = build_item_index(model, trained.version_dir, manifest, config.batch_size)
-        counts = read_item_counts(trained.version_dir, manifest)[self.index.ids]
+        counts = read_catalog_counts(trained.version_dir, manifest, self.index.ids)
         self.systems: tuple[Scorer, ...] = (
             ModelScorer(model, self.index),
             PopularityScorer(counts),
@@ -225,21 +226,29 @@ class _UserCount:
 
     def __init__(self, manifest: Manifest) -> None:
         self.name = manifest.keys.user
-        self._size = manifest.schema[self.name].vocabulary_size if self.name else None
+        spec = manifest.schema[self.name] if self.name else None
+        self._size = spec.vocabulary_size if spec else None
+        # Keys of 64 bits have no vocabulary to count in.
+        self._has_keys = spec is not None and self._size is None and spec.dtype == "int64"
         self._seen = np.zeros(self._size or 0, dtype=bool)
+        self._keys: set[int] = set()
         self._other = 0
 
     def update(self, batch: RankingBatch) -> None:
-        if self.name is None or self._size is None:
+        if self.name is None or (self._size is None and not self._has_keys):
             self._other += batch.rows
             return
         ids = np.asarray(batch.features[self.name])
-        known = (ids > 1) & (ids < self._size)
-        self._seen[ids[known]] = True
+        if self._size is None:
+            known = (ids != PAD_ID) & (ids != OOV_ID)
+            self._keys.update(ids[known].tolist())
+        else:
+            known = (ids > OOV_ID) & (ids < self._size)
+            self._seen[ids[known]] = True
         self._other += int(np.count_nonzero(~known))
 
     def result(self) -> int:
-        return int(self._seen.sum()) + self._other
+        return int(self._seen.sum()) + len(self._keys) + self._other
 
 
 def _sampled_name(given: bool, count: int | None) -> str | None:

@@ -25,6 +25,7 @@ from conf.place import Place
 from conf.run import EXPORT_DIR, write_json
 from conf.schema import FeatureSpec
 from training.disk_errors import disk_errors
+from training.embedding.key_space import KeySpace, translating
 from training.embedding_files import EmbeddingWriter
 from training.encoders import ServingEncoders, build_serving_encoders, fit_length
 from training.publish import staged_directory
@@ -123,7 +124,8 @@ def save_tower(
 ) -> None:
     """Saves one tower with a raw and an encoded signature.
 
-    Only the variables that the tower reads are saved: no optimizer state, no other tower.
+    Only the variables that the tower reads are saved: no optimizer state, no other tower. Keys of
+    dynamic tables are looked up inside the graph.
 
     Args:
         directory: Where the SavedModel goes.
@@ -145,20 +147,43 @@ def save_tower(
             )
         }
 
-    signatures = {
-        "serving_default": from_raw.get_concrete_function(
-            **{item.name: item.tensor_spec for item in encoders.inputs}
-        ),
-        "encoded": from_encoded.get_concrete_function(
-            **{names[name]: _encoded_spec(spec, names[name]) for name, spec in specs.items()}
-        ),
-    }
+    lookups = ServingLookups()
+    with translating(lookups):
+        signatures = {
+            "serving_default": from_raw.get_concrete_function(
+                **{item.name: item.tensor_spec for item in encoders.inputs}
+            ),
+            "encoded": from_encoded.get_concrete_function(
+                **{names[name]: _encoded_spec(spec, names[name]) for name, spec in specs.items()}
+            ),
+        }
     module = tf.Module(name="tower")
     module.encoders = encoders
+    module.lookups = lookups.tables
     module.weights = [
         variable for function in signatures.values() for variable in function.graph.variables
     ]
     tf.saved_model.save(module, str(directory), signatures=signatures)
+
+
+class ServingLookups:
+    """Tables from keys to rows for the graphs that are traced with it.
+
+    Attributes:
+        tables: One per key space that a graph reads.
+    """
+
+    def __init__(self) -> None:
+        self.tables: list[tf.lookup.experimental.MutableHashTable] = []
+        self._of_space: dict[KeySpace, tf.lookup.experimental.MutableHashTable] = {}
+
+    def __call__(self, space: KeySpace, keys: tf.Tensor) -> tf.Tensor:
+        """Returns the rows of keys, of the same shape."""
+        if space not in self._of_space:
+            with tf.init_scope():  # Outside of the graph that is being traced.
+                self._of_space[space] = space.build_lookup()
+            self.tables.append(self._of_space[space])
+        return self._of_space[space].lookup(tf.cast(keys, tf.int64))
 
 
 def _write_tower(
@@ -177,7 +202,7 @@ def _write_tower(
                 "inputs": [item.to_json() for item in encoders.inputs],
             },
             "encoded": {
-                "takes": "ids: 0 pad, 1 unknown or null, tokens from 2",
+                "takes": "ids: 0 pad, 1 unknown or null, tokens from 2; of dynamic tables keys",
                 "inputs": [
                     {
                         "name": input_names[name],

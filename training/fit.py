@@ -21,6 +21,7 @@ from training.checkpoint import (
 )
 from training.history import LOSS_METRIC
 from training.interruption import stop_on_signals
+from training.models.base import RetrievalModel
 from training.parameter_server.strategy import released_servers
 from training.progress import TrainingProgress
 from training.run_card import counted_seconds, describe_end, describe_start, describe_tables
@@ -106,14 +107,14 @@ def _train(
         )
         with counted_seconds(run, workers):
             result = trainer.fit(run, build_validate(config, start.data), stop)
-        workers.share(lambda: _finish(config, run, result))
+        workers.share(lambda: _finish(config, run, result, trainer.model))
     return run
 
 
-def _finish(config: TrainConfig, run: Path, result: TrainingResult) -> None:
+def _finish(config: TrainConfig, run: Path, result: TrainingResult, model: RetrievalModel) -> None:
     """Publishes a run. The status comes last: one killed in between is resumed, and published."""
     publish_run(config, run)
-    update_run_card(run, **describe_end(result))
+    update_run_card(run, **describe_end(result, model))
 
 
 @contextmanager

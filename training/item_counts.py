@@ -8,7 +8,10 @@ from conf.errors import ConfigError, InputDataError
 from conf.manifest import Manifest
 from conf.place import Place
 from conf.schema import FIRST_TOKEN_ID, OOV_ID
+from training.input import build_eval_dataset, read_batches
 from training.vocabularies import read_key_vocabulary, read_plan, read_token_counts
+
+READ_ROWS = 65_536
 
 
 def read_item_counts(version_dir: Place, manifest: Manifest) -> np.ndarray:
@@ -46,6 +49,34 @@ def read_item_counts(version_dir: Place, manifest: Manifest) -> np.ndarray:
     counts = read_token_counts(version_dir, vocabulary)
     events = manifest.split("train").rows - manifest.counts.drawn.get("train", 0)
     counts[OOV_ID] = max(0, events - int(counts.sum()))
+    return counts
+
+
+def read_catalog_counts(version_dir: Place, manifest: Manifest, ids: np.ndarray) -> np.ndarray:
+    """Reads how often each item of the catalogue occurs in the train split.
+
+    Keys have no vocabulary that counts them: for them the train split is read through.
+
+    Args:
+        version_dir: Directory that holds the manifest.
+        manifest: The version's manifest.
+        ids: int64 `[items]`, ascending.
+
+    Returns:
+        int64 `[items]`; drawn negatives count as none of them where there is a vocabulary.
+
+    Raises:
+        InputDataError: The item feature's vocabulary is missing or damaged, or a record is.
+    """
+    item = manifest.require_key("item")
+    if manifest.schema[item].vocabulary_size is not None:
+        return read_item_counts(version_dir, manifest)[ids]
+    counts = np.zeros(len(ids), np.int64)
+    dataset = build_eval_dataset(version_dir, manifest, "train", READ_ROWS, [item])
+    for batch in read_batches(dataset, version_dir, manifest, "train"):
+        found = np.asarray(batch[item], np.int64)
+        places = np.minimum(np.searchsorted(ids, found), len(ids) - 1)
+        counts += np.bincount(places[ids[places] == found], minlength=len(ids))
     return counts
 
 

@@ -11,6 +11,7 @@ from conf.errors import ConfigError
 from conf.training import TrainConfig
 from training.chunks import StepInputs, TrainingData
 from training.device_prefetch import build_prefetching_steps, find_prefetch_device
+from training.embedding.key_mapping import plan_keyed_features
 from training.gradient_guard import GradientGuard
 from training.input import find_mixed
 from training.models import build_model
@@ -68,11 +69,12 @@ def build_learner(
     part_size = config.input.batch_size // optimizers.accumulate_steps
     objective = build_objective(config.model, data.version_dir, data.manifest, model, part_size)
     features = dict.fromkeys((*model.user_inputs, *model.item_inputs, *objective.inputs))
-    inputs = StepInputs(tuple(features), plan_shared_rows(model, config, strategy))
+    keyed = plan_keyed_features(model.embedded_features, model.tables, objective.inputs)
+    inputs = StepInputs(tuple(features), plan_shared_rows(model, config, strategy), keyed)
     find_mixed(config.input, data.manifest, inputs.features)  # Refuses those that do not fit.
     guard = _build_guard(config, optimizers)
     updated = optimizers if guard is None else cast(Optimizers, guard)
-    step = TrainStep(model, objective, updated, options, inputs.lookups)
+    step = TrainStep(model, objective, updated, options, inputs.lookups, keyed)
     watched = step if guard is None else guard.watch(step)
     run_steps: RunSteps
     if isinstance(strategy, ParameterServers):

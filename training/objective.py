@@ -9,7 +9,10 @@ import tensorflow as tf
 from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.place import Place
+from conf.schema import FeatureSpec
 from conf.training import ModelConfig, SampledSoftmaxConfig
+from training.embedding.dynamic_table import DynamicTable
+from training.embedding.key_mapping import read_keys
 from training.input import Batch
 from training.item_counts import read_drawable_items, read_item_counts
 from training.item_features import ItemFeatures
@@ -79,7 +82,7 @@ class SampledSoftmax:
         dropout_seed = _replica_seed(seed)
         user_vectors = model.embed_users(batch, dropout_seed)
         item_vectors = model.embed_items(batch, dropout_seed)
-        ids = batch[self._item_key]
+        ids = read_keys(batch, self._item_key)
         local_batch = tf.shape(ids)[0]
         positions = tf.range(local_batch) + replica_offset(local_batch)
         # Every replica ranks its rows among the whole batch's items: R replicas, same loss.
@@ -198,6 +201,7 @@ def _build_softmax(
 ) -> SampledSoftmax:
     item = manifest.require_key("item")
     _refuse_drawn_negatives(manifest)
+    _refuse_keyed_items(config, manifest.schema[item], model)
     items = drawable = log_counts = None
     if config.uniform_negatives is not None:
         items = ItemFeatures(version_dir, manifest, model.item_inputs)
@@ -230,6 +234,41 @@ def _refuse_drawn_negatives(manifest: Manifest) -> None:
             received=f"{drawn:,} drawn negatives in the train split",
             allowed="model.objective.kind = binary, or a dataset without drawn negatives",
             fix="set model.objective.kind=binary, or build without `negatives`",
+        )
+
+
+def _refuse_keyed_items(
+    config: SampledSoftmaxConfig, item: FeatureSpec, model: RetrievalModel
+) -> None:
+    """What a softmax cannot do with keys in the place of a vocabulary's ids.
+
+    Args:
+        config: The objective's config.
+        item: The item's id.
+        model: The model.
+
+    Raises:
+        ConfigError: Items that no vocabulary counts shall be corrected by their counts, or items
+            be drawn whose rows the step does not know.
+    """
+    if config.logq_correction and item.vocabulary_size is None:
+        raise ConfigError(
+            "the logQ correction needs the counts of a vocabulary, and the item's id has none",
+            received=f"model.objective.logq_correction = true, {item.name}: {item.encoding}",
+            fix="set model.objective.logq_correction=false, or encode the item's id by a "
+            "vocabulary and embed its key beside it",
+        )
+    keyed = [
+        name
+        for name in model.item_inputs
+        if isinstance(model.embedded_features.get(name), DynamicTable)
+    ]
+    if keyed and config.uniform_negatives is not None:
+        raise ConfigError(
+            "uniform negatives are drawn inside the step, and keys of dynamic tables get their "
+            "rows before it",
+            received=", ".join(keyed),
+            fix="set model.objective.uniform_negatives=null, or embed items by vocabularies",
         )
 
 

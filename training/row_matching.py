@@ -74,6 +74,43 @@ def match_rows(table: str, new: EncodedVersion, old: EncodedVersion) -> np.ndarr
     return np.arange(size) if computed and alike and size is not None else None
 
 
+def match_keys(
+    feature: str, keys: np.ndarray, new: EncodedVersion, old: EncodedVersion
+) -> np.ndarray | None:
+    """Finds the key that each key of an earlier dynamic table has in a new dataset version.
+
+    Keys that are computed, as by hashing, are the same; ids of a vocabulary are matched by token.
+
+    Args:
+        feature: A feature of the table.
+        keys: int64 `[n]`, keys of the earlier table.
+        new: The version to train on.
+        old: The version that the earlier table was trained on.
+
+    Returns:
+        int64 `[n]`, -1 where the new vocabulary does not have the token. None where the keys of
+        the two versions have nothing to do with each other.
+
+    Raises:
+        InputDataError: A vocabulary is damaged.
+    """
+    try:
+        column, old_column = new.plan.column(feature), old.plan.column(feature)
+    except KeyError:
+        return None
+    vocabulary = _read_tokens(new, new.manifest.schema[feature], column)
+    old_vocabulary = _read_tokens(old, old.manifest.schema[feature], old_column)
+    if vocabulary is None and old_vocabulary is None:
+        return keys if column.operation == old_column.operation else None
+    if vocabulary is None or old_vocabulary is None:
+        return None
+    rows = match_tokens(vocabulary, old_vocabulary)
+    new_ids = np.full(old_vocabulary.size, NO_ROW, np.int64)
+    new_ids[rows[rows != NO_ROW]] = np.flatnonzero(rows != NO_ROW)
+    known = (keys > PAD_ID) & (keys < old_vocabulary.size)
+    return np.where(known, new_ids[np.where(known, keys, PAD_ID)], NO_ROW)
+
+
 def match_tokens(new: Vocabulary, old: Vocabulary) -> np.ndarray:
     """Returns the earlier id of each id, int64 `[new.size]`, -1 where the token is new."""
     rows = np.full(new.size, NO_ROW, np.int64)

@@ -96,10 +96,12 @@ def counted_seconds(run: Path, workers: Workers) -> Iterator[None]:
             update_run_card(run, timing={"train_seconds": seconds})
 
 
-def describe_end(result: TrainingResult) -> dict[str, Any]:
+def describe_end(result: TrainingResult, model: RetrievalModel) -> dict[str, Any]:
     """Returns what the card says once the run is trained and published."""
     return {
         "status": STATUS_TRAINED,
+        # Dynamic tables have grown.
+        "model": {"parameters": model.parameter_count, "tables": describe_tables(model)},
         "timing": {"training_finished_at": _now()},
         "training": {
             "best_epoch": result.best_epoch,

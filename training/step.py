@@ -11,6 +11,8 @@ import tensorflow as tf
 from conf.errors import ConfigError
 from conf.training import ComputeConfig, TrainConfig
 from training.embedding.distinct_rows import BatchRows, Lookups, plan_lookups, sharing_rows
+from training.embedding.key_mapping import ARRIVALS, KeyedFeatures, admit_arrivals
+from training.embedding.key_space import reading_rows
 from training.gradients import Gradient, add_parts
 from training.input import Batch
 from training.layers.precision import computing_in
@@ -64,6 +66,7 @@ class TrainStep:
         optimizers: Update rules; they say in how many parts a batch is computed.
         options: How it is computed.
         lookups: What `add_distinct_ids` added to the batches; None: nothing.
+        keyed: Features whose keys `map_keys` has replaced by rows.
     """
 
     def __init__(
@@ -73,12 +76,14 @@ class TrainStep:
         optimizers: Optimizers,
         options: StepOptions,
         lookups: Sequence[Lookups] | None = None,
+        keyed: Sequence[KeyedFeatures] = (),
     ) -> None:
         self._model = model
         self._objective = objective
         self._optimizers = optimizers
         self._options = options
         self._lookups = lookups
+        self._keyed = tuple(keyed)
         self._differentiate = self._compute_part
         if options.xla:
             self._differentiate = tf.function(self._compute_part, jit_compile=True)
@@ -87,6 +92,9 @@ class TrainStep:
         """Updates the model; returns this replica's share of the batch's mean loss, scalar."""
         context = tf.distribute.get_replica_context()
         parts = self._optimizers.accumulate_steps
+        if self._keyed:
+            admit_arrivals(batch[ARRIVALS], self._keyed)
+            batch = {name: value for name, value in batch.items() if name != ARRIVALS}
         step = tf.cast(self._optimizers.step.read_value(), tf.int32)
         seed = tf.stack([self._options.seed % 2**31, step * 8])
         # Shares of the global mean: summed over replicas and parts they are the batch's.
@@ -98,7 +106,7 @@ class TrainStep:
         gradients: list[list[Gradient]] = []
         for part, rows in enumerate(_split(batch, parts)):
             # One after the other: all at once they would need the memory of the whole batch.
-            with tf.control_dependencies(losses), sharing_rows(shared):
+            with tf.control_dependencies(losses), sharing_rows(shared), reading_rows():
                 part_seed = tf.random.experimental.stateless_fold_in(seed, part) if part else seed
                 loss, found = self._differentiate(rows, part_seed, share, factor)
             losses.append(loss)

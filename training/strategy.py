@@ -13,6 +13,7 @@ import tensorflow as tf
 from conf.errors import ConfigError, InputDataError, InternalError
 from conf.training import DevicesConfig
 from training.cluster import VARIABLE, Cluster, read_cluster
+from training.embedding.key_mapping import ARRIVALS
 from training.heartbeat import configure_heartbeat
 from training.input import Batch
 from training.parameter_server.cluster import STRATEGY, ServerCluster, read_server_cluster
@@ -178,7 +179,7 @@ def distribute_batches(dataset: tf.data.Dataset, strategy: tf.distribute.Strateg
             received=f"{', '.join(unbounded)}: no max_len, and no statistics of its length",
             fix="set the feature's max_len and build the dataset again, or train on one device",
         )
-    if count_workers(strategy) > 1:
+    if count_workers(strategy) > 1 or ARRIVALS in dataset.element_spec:
         return strategy.distribute_datasets_from_function(
             lambda context: _take_rows(
                 dataset,
@@ -247,7 +248,11 @@ def _take_rows(
 
     def cut(batch: Batch) -> tf.data.Dataset:
         parts = [
-            {name: _cut(value, replicas, worker * local + part) for name, value in batch.items()}
+            {
+                # What is new in a table is so on all replicas.
+                name: value if name == ARRIVALS else _cut(value, replicas, worker * local + part)
+                for name, value in batch.items()
+            }
             for part in range(local)
         ]
         found = tf.data.Dataset.from_tensors(parts[0])

@@ -254,7 +254,7 @@ class Trainer:
         sums = standing.sums
         examples = self.steps_per_epoch * self._config.input.batch_size
         counts = self._runner.count_left_out(standing.position.epoch)
-        lines = counts.describe()
+        lines = [*counts.describe(), *self._runner.describe_full_tables()]
         for line in lines:
             if line not in self._told:  # Most losses are the same in every epoch.
                 self._progress.message(line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import tensorflow as tf
@@ -20,10 +20,13 @@ from training.checkpoint.restore import read_dataset_reference, read_run_manifes
 from training.checkpoint.shelf import list_entries
 from training.checkpoint.state import MODEL, OPTIMIZERS, State, collect_state
 from training.chunks import TrainingData
+from training.embedding.dynamic_table import DynamicTable
+from training.embedding.key_space import KeySpace
 from training.models.base import RetrievalModel
 from training.optimizer_slots import SlotMap, map_slots
 from training.optimizers import Optimizers
 from training.row_matching import NO_ROW, EncodedVersion, match_rows, read_encoded_version
+from training.warm_keys import match_dynamic_table, set_keys
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ def take_over(config: TrainConfig, target: WarmTarget) -> WarmStartReport:
     state = collect_state(**{MODEL: target.model, OPTIMIZERS: target.optimizers})
     layout = describe_layout(state, target.model)
     fresh: dict[str, str] = {}
-    rows = _match_tables(target, layout, source, fresh)
+    rows, keys = _match_tables(target, layout, source, fresh)
     dense = _match_dense(state, layout, source, fresh)
     slots: list[SlotMap] = []
     if warm.moments == "transfer":
@@ -120,6 +123,8 @@ def take_over(config: TrainConfig, target: WarmTarget) -> WarmStartReport:
             fix="set fit.warm_start.mismatched=fresh to let these start anew, or train the "
             "shapes of the earlier run",
         )
+    for space, found_keys in keys.items():
+        set_keys(target.model, space, found_keys)
     for name, found in rows.items():
         tensor = source.read(source.layout.tables[name])
         _set_rows(target.model.tables[name].rows, tensor, found)
@@ -185,25 +190,41 @@ def _open_source(path: str, passes_over: PassesOver) -> _Source:
 
 def _match_tables(
     target: WarmTarget, layout: Layout, source: _Source, fresh: dict[str, str]
-) -> dict[str, np.ndarray]:
-    """Returns the earlier row of each row of each table that comes over."""
+) -> tuple[dict[str, np.ndarray], dict[KeySpace, np.ndarray]]:
+    """Returns the earlier row of each row of each table that comes over, and keys to set."""
     version = read_encoded_version(target.data.version_dir, target.data.manifest)
-    rows = {}
+    rows: dict[str, np.ndarray] = {}
+    keys: dict[KeySpace, np.ndarray] = {}
     for name in layout.tables:
         table = target.model.tables[name]
         if name not in source.layout.tables:
             fresh[name] = "the earlier model has no such table"
             continue
         before = list(source.shapes[source.layout.tables[name]])
-        here = [table.vocabulary_size, table.dim]
-        found = match_rows(target.model.id_spaces[name], version, source.version)
         if before[1] != table.dim:
-            fresh[name] = f"shape {before} there, {here} here"
-        elif found is None or found.max(initial=0) >= before[0] or len(found) != here[0]:
-            fresh[name] = f"its ids are made in another way; shape {before} there, {here} here"
+            fresh[name] = f"shape {before} there, {[table.vocabulary_size, table.dim]} here"
+        elif isinstance(table, DynamicTable) != (name in source.layout.keys):
+            fresh[name] = "it is dynamic in one of the two models alone"
+        elif isinstance(table, DynamicTable):
+            earlier = source.read(source.layout.keys[name])
+            matched = match_dynamic_table(target.model, table, earlier, (version, source.version))
+            if isinstance(matched, str):
+                fresh[name] = matched
+            else:
+                rows[name], keys[table.keys] = matched.rows, matched.keys
         else:
-            rows[name] = found
-    return rows
+            found = match_rows(target.model.id_spaces[name], version, source.version)
+            if _fits(found, before[0], table.vocabulary_size):
+                rows[name] = found
+            else:
+                here = [table.vocabulary_size, table.dim]
+                fresh[name] = f"its ids are made in another way; shape {before} there, {here} here"
+    return rows, keys
+
+
+def _fits(rows: np.ndarray | None, before: int, here: int) -> TypeGuard[np.ndarray]:
+    """Whether rows of an earlier table are those of all ids of a new one."""
+    return rows is not None and rows.max(initial=0) < before and len(rows) == here
 
 
 def _match_dense(state: State, layout: Layout, source: _Source, fresh: dict[str, str]) -> list[str]:

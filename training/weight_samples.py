@@ -29,7 +29,7 @@ def read_weight_samples(model: RetrievalModel, sampled_rows: int) -> dict[str, t
     for name, table in sorted(model.tables.items()):
         ids = sample_ids(table.vocabulary_size, sampled_rows)
         norms = [
-            tf.norm(tf.cast(read_rows(table.rows, tf.constant(piece)), tf.float32), axis=1)
+            tf.norm(tf.cast(read_rows(table.variable, tf.constant(piece)), tf.float32), axis=1)
             for piece in np.split(ids, range(PIECE_ROWS, len(ids), PIECE_ROWS))
         ]
         samples[f"row_norms/{name}"] = tf.concat(norms, axis=0)

@@ -10,6 +10,7 @@ from conf.roots import PublishedRoot
 from conf.training.base import Finite
 from conf.training.compute import ComputeConfig
 from conf.training.devices import DevicesConfig
+from conf.training.embeddings import DynamicTableConfig, StaticTableConfig, TableConfig
 from conf.training.evaluation import EvaluationConfig, PredictConfig
 from conf.training.fit import (
     METRIC_PATTERN,
@@ -57,6 +58,7 @@ __all__ = [
     "DSSMConfig",
     "DenseOptimizerConfig",
     "DevicesConfig",
+    "DynamicTableConfig",
     "EarlyStoppingConfig",
     "EvaluationConfig",
     "ExponentialSchedule",
@@ -78,6 +80,8 @@ __all__ = [
     "SparseFTRLConfig",
     "SparseOptimizerConfig",
     "SparseSGDConfig",
+    "StaticTableConfig",
+    "TableConfig",
     "TrainConfig",
     "WarmStartConfig",
 ]
@@ -122,6 +126,17 @@ class TrainConfig(Finite):
                 "devices.strategy=parameter_server computes in float32 or bfloat16: steps that "
                 "wait for nobody cannot agree on the loss scale of float16; set "
                 "compute.half_dtype=bfloat16, or compute.mixed_precision=false"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_dynamic_tables(self) -> TrainConfig:
+        tables = [name for name, t in self.model.embeddings.items() if t.kind == "dynamic"]
+        if tables and self.devices.strategy in ("multi_worker", "parameter_server"):
+            raise ValueError(
+                f"devices.strategy={self.devices.strategy} trains in several processes, and "
+                f"dynamic tables (model.embeddings.{tables[0]}) are trained in one; set "
+                "devices.strategy to auto, none or mirrored"
             )
         return self
 

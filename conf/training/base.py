@@ -24,3 +24,16 @@ def default_tag(tag: str, default: str) -> BeforeValidator:
         return value if named else {tag: default, **value}
 
     return BeforeValidator(add_tag)
+
+
+def kind_alone(default: str) -> BeforeValidator:
+    """Lets a union's member be given by its `kind` alone; keys without one are the default's."""
+
+    def add_kind(value: Any) -> Any:
+        if isinstance(value, str):
+            return {"kind": value}
+        if isinstance(value, Mapping) and "kind" not in value:
+            return {"kind": default, **value}
+        return value
+
+    return BeforeValidator(add_kind)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from conf.training.base import Finite, default_tag
+from conf.training.embeddings import EmbeddingsConfig
 
 
 class SampledSoftmaxConfig(Finite):
@@ -41,6 +42,7 @@ class MFConfig(Finite):
     item_bias: bool = True
     normalize: bool = Field(False, description="Vectors of length one: the score is a cosine.")
     embedding_stddev: float = Field(0.1, gt=0, description="Of the tables' first values.")
+    embeddings: EmbeddingsConfig = Field(default_factory=dict)
     embedding_l2: float | None = Field(None, gt=0, description="On the rows of the batch.")
     temperature: float = Field(1.0, gt=0)
     objective: ObjectiveConfig = SampledSoftmaxConfig()
@@ -60,6 +62,7 @@ class DSSMConfig(Finite):
         "mean", description="position_weighted learns how much the k-th latest item counts."
     )
     embedding_stddev: float = Field(0.05, gt=0, description="Of the tables' first values.")
+    embeddings: EmbeddingsConfig = Field(default_factory=dict)
     embedding_l2: float | None = Field(None, gt=0, description="On the rows of the batch.")
     temperature: float = Field(0.07, gt=0)
     objective: ObjectiveConfig = SampledSoftmaxConfig()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from conf.training.base import Finite
+from conf.training.base import Finite, kind_alone
 
 
 class ConstantSchedule(Finite):
@@ -56,15 +55,6 @@ class InverseSqrtSchedule(Finite):
     )
 
 
-def _name_to_kind(value: Any) -> Any:
-    """Lets a schedule without arguments be given by its name alone."""
-    if isinstance(value, str):
-        return {"kind": value}
-    if isinstance(value, Mapping) and "kind" not in value:
-        return {"kind": "constant", **value}
-    return value
-
-
 ScheduleConfig = Annotated[
     ConstantSchedule
     | CosineSchedule
@@ -73,5 +63,5 @@ ScheduleConfig = Annotated[
     | ExponentialSchedule
     | InverseSqrtSchedule,
     Field(discriminator="kind"),
-    BeforeValidator(_name_to_kind),
+    kind_alone("constant"),
 ]

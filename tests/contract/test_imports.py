@@ -18,6 +18,8 @@ WIRE_FOR_TRAINING = {
     "etl.tfrecord.decode",
     "etl.tfrecord.decode_packed",
     "etl.tfrecord.decode_rows",
+    # Compiles the index of dynamic tables, with the same cache on disk.
+    "etl.tfrecord.kernels",
     # Opens shards wherever they lie; the wire's one description of object stores, pyarrow alone.
     "etl.tfrecord.locations",
     "etl.tfrecord.memory",

@@ -6,6 +6,7 @@ popularity is skewed inside each group. A model that learns the groups beats pop
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,13 @@ import pyarrow.parquet as pq
 import tensorflow as tf
 
 from conf.dataset import DatasetPaths, write_text_atomic
-from conf.encoders import ENCODERS_FILE, ColumnEncoding, EncoderPlan, VocabularySpec
+from conf.encoders import (
+    ENCODERS_FILE,
+    ColumnEncoding,
+    EncoderPlan,
+    RawColumn,
+    VocabularySpec,
+)
 from conf.manifest import (
     MANIFEST_FILE,
     DatasetKeys,
@@ -27,6 +34,7 @@ from conf.manifest import (
     SourceSnapshot,
     SplitInfo,
 )
+from conf.operations import Hash
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, FeatureSchema, FeatureSpec
 from etl.tfrecord.crc32c import crc32c
 
@@ -35,7 +43,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class TinyConfig:
-    """Size and shape of the planted data."""
+    """Size and shape of the planted data; `keyed`: users and items are 64-bit keys."""
 
     users: int = 60
     items: int = 40
@@ -48,6 +56,7 @@ class TinyConfig:
     validation: bool = True
     candidates: int | None = None
     seed: int = 0
+    keyed: bool = False
 
 
 @dataclass
@@ -58,6 +67,7 @@ class _Log:
     genders: dict[int, str]
     genres: dict[int, list[str]]
     vocabularies: dict[str, tuple[dict[Any, int], pa.Table]] = field(default_factory=dict)
+    keyed: frozenset[str] = frozenset()
 
 
 def write_tiny_dataset(root: Path, name: str = "tiny", config: TinyConfig | None = None) -> Path:
@@ -174,6 +184,7 @@ def _draw_log(config: TinyConfig) -> _Log:
             100 + i: [f"genre_{i % config.groups}"] + (["genre_all"] if i % 3 == 0 else [])
             for i in range(config.items)
         },
+        keyed=frozenset({"user_id", "movie_id"} if config.keyed else ()),
     )
 
 
@@ -202,7 +213,15 @@ def _fit_vocabularies(log: _Log, config: TinyConfig) -> None:
         log.vocabularies[name] = (mapping, table)
 
 
+@functools.cache
+def hash_key(token: int) -> int:
+    """The key of a token, as `{kind: hash_key}` makes it."""
+    return int(tf.bitcast(tf.fingerprint([str(token)]), tf.int64)[0])
+
+
 def _encode(log: _Log, name: str, token: Any) -> int:
+    if name in log.keyed:
+        return hash_key(token)
     return log.vocabularies[name][0].get(token, OOV_ID)
 
 
@@ -269,6 +288,9 @@ def _schema(log: _Log, config: TinyConfig) -> FeatureSchema:
     def ids(
         name: str, role: Any, table: str, ragged: bool = False, max_len: int | None = None
     ) -> FeatureSpec:
+        if table in log.keyed:
+            shape = (None,) if ragged else ()
+            return FeatureSpec(name, "int64", role, shape, max_len, f"hash:{name}")
         return FeatureSpec(
             name=name,
             dtype="int64",
@@ -337,16 +359,20 @@ def _write_encoders(
         "genres": "string",
         "label": "float32",
     }
-    columns = tuple(
-        ColumnEncoding(spec.name, spec.name, raw[spec.name], spec.encoding)  # type: ignore[arg-type]
-        for spec in schema.features
-    )
+    columns = tuple(_column(spec, raw[spec.name]) for spec in schema.features)
     plan = EncoderPlan(schema, columns, tuple(specs))
     text = plan.dumps()
     write_text_atomic(directory / ENCODERS_FILE, text)
     content = text.encode()
     infos.append(FileInfo(f"encoders/{ENCODERS_FILE}", len(content), f"{crc32c(content):08x}"))
     return tuple(infos), plan.fingerprint
+
+
+def _column(spec: FeatureSpec, raw: Any) -> ColumnEncoding:
+    if not spec.encoding.startswith("hash:"):
+        return ColumnEncoding(spec.name, spec.name, raw, spec.encoding)
+    inputs = (RawColumn(spec.name, raw, spec.is_list),)
+    return ColumnEncoding(spec.name, spec.name, raw, spec.encoding, Hash(None), inputs)
 
 
 def _label_rate(rows: list[Row]) -> float:

@@ -13,7 +13,13 @@ from conf.encoders import ColumnEncoding
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema, FeatureSpec
 from tests.training.fixtures import TinyConfig, write_tiny_dataset
-from training.row_matching import EncodedVersion, match_rows, match_tokens, read_encoded_version
+from training.row_matching import (
+    EncodedVersion,
+    match_keys,
+    match_rows,
+    match_tokens,
+    read_encoded_version,
+)
 from training.vocabularies import Vocabulary, read_vocabulary
 
 
@@ -80,3 +86,32 @@ def test_ids_that_are_computed_alike_keep_their_rows(tiny_version, tiny_manifest
     )
     assert match_rows("t", version, mixed) is None
     assert match_rows("t", mixed, version) is None
+
+
+def test_keys_that_are_ids_are_matched_by_token(
+    tiny_version: Path, tiny_manifest: Manifest, tmp_path: Path
+) -> None:
+    grown = write_tiny_dataset(tmp_path, config=TinyConfig(users=70, items=25, seed=5))
+    new = read_encoded_version(grown, read_manifest(grown))
+    old = read_encoded_version(tiny_version, tiny_manifest)
+    keys = np.array([9, 2, 1, 7, 10**9, -3])
+    found = match_keys("history", keys, new, old)
+    tokens = read_vocabulary(grown, new.plan.vocabulary("movie_id")).tokens.to_pylist()
+    before = read_vocabulary(tiny_version, old.plan.vocabulary("movie_id")).tokens.to_pylist()
+    expected = [
+        tokens.index(before[key - 2]) + 2 if before[key - 2] in tokens else -1 for key in (9, 2, 7)
+    ]
+    assert found[[0, 1, 3]].tolist() == expected
+    assert found[[2, 4, 5]].tolist() == [1, -1, -1]
+
+
+def test_computed_keys_stay_and_others_have_nothing_to_do_with_each_other(
+    tiny_version: Path, tiny_manifest: Manifest, tmp_path: Path
+) -> None:
+    keyed = write_tiny_dataset(tmp_path, config=TinyConfig(keyed=True))
+    new = read_encoded_version(keyed, read_manifest(keyed))
+    old = read_encoded_version(tiny_version, tiny_manifest)
+    keys = np.array([-1, 5, -(2**63)])
+    assert match_keys("movie_id", keys, new, new) is keys
+    assert match_keys("movie_id", keys, new, old) is None
+    assert match_keys("no such feature", keys, new, old) is None

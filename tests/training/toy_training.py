@@ -14,12 +14,17 @@ VOCABULARY, DIM, LENGTH = 23, 4, 3
 
 
 class ToyModel(RetrievalModel):
-    """A pooled list through a hidden layer; list and item share a table, users have their own."""
+    """A pooled list through a hidden layer; list and item share a table, users have their own.
 
-    def __init__(self, seed: int = 1) -> None:
+    Args:
+        seed: Seed of the first weights.
+        tables: The tables `items` and `users`; None: static ones.
+    """
+
+    def __init__(self, seed: int = 1, tables: dict[str, EmbeddingTable] | None = None) -> None:
         super().__init__(name="toy_model")
         self.user_inputs, self.item_inputs, self.temperature = ("user", "list"), ("item",), 1.0
-        self.tables = {
+        self.tables = tables or {
             name: EmbeddingTable(name, VOCABULARY, DIM, seed=seed, stddev=0.5)
             for name in ("items", "users")
         }
@@ -38,7 +43,12 @@ class ToyModel(RetrievalModel):
     @property
     def lookups(self) -> list[tuple[str, tf.Variable]]:
         """All features."""
-        return [*super().lookups, ("list", self.tables["items"].rows)]
+        return [*super().lookups, ("list", self.tables["items"].variable)]
+
+    @property
+    def embedded_features(self) -> dict[str, EmbeddingTable]:
+        """All features."""
+        return {**self._scalar_tables, "list": self.tables["items"]}
 
     @property
     def _scalar_tables(self) -> dict[str, EmbeddingTable]:

@@ -175,7 +175,10 @@ class Checkpoints:
 
 def describe_layout(state: State, model: RetrievalModel) -> Layout:
     """Returns which tensor holds which of a model's weights."""
+    tables = {name: model.tables[name].rows for name in sorted(model.tables)}
+    keys = {name: state.name_of_keys(rows) for name, rows in tables.items()}
     return Layout(
-        {name: state.name_of(model.tables[name].rows) for name in sorted(model.tables)},
+        {name: state.name_of(rows) for name, rows in tables.items()},
         tuple(state.name_of(variable) for variable in model.dense_variables),
+        {name: found for name, found in keys.items() if found is not None},
     )

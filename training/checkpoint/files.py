@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,13 @@ class Layout:
         tables: Name of each embedding table's tensor by the table's name, in the order in which
             the optimizer lists its slots.
         dense: Names of the dense weights' tensors, in the optimizer's order.
+        keys: Name of the tensor with the keys of each dynamic table's rows, by the table's name;
+            the first key has row 2.
     """
 
     tables: Mapping[str, str]
     dense: tuple[str, ...]
+    keys: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,11 @@ def write_checkpoint(directory: Path, tensors: Mapping[str, tf.Tensor], seal: Se
         "format_version": FORMAT_VERSION,
         "files": files,
         "standing": asdict(seal.standing),
-        "layout": {"tables": list(seal.layout.tables.items()), "dense": list(seal.layout.dense)},
+        "layout": {
+            "tables": list(seal.layout.tables.items()),
+            "dense": list(seal.layout.dense),
+            "keys": dict(seal.layout.keys),
+        },
     }
     content["fingerprint"] = fingerprint(content)
     write_text_atomic(directory / SEAL_FILE, json.dumps(content, indent=1))
@@ -135,7 +142,7 @@ def _parse_seal(content: Mapping[str, Any]) -> Seal:
     layout = content["layout"]
     return Seal(
         parse_standing(content["standing"]),
-        Layout(dict(layout["tables"]), tuple(layout["dense"])),
+        Layout(dict(layout["tables"]), tuple(layout["dense"]), dict(layout.get("keys", {}))),
     )
 
 

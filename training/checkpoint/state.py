@@ -18,6 +18,9 @@ import tensorflow as tf
 
 from conf.errors import InputDataError
 from training.disk_errors import describe_error
+from training.embedding.growing_rows import GrowingRows
+from training.embedding.key_index import FIRST_ROW
+from training.embedding.key_space import SAVED_KEYS
 from training.embedding.row_shards import Rows, RowShards, list_variables
 
 MODEL = "model"
@@ -29,7 +32,7 @@ LISTS_OF_ALL = {"_variables", "_trainable_variables"}
 
 @runtime_checkable
 class Saveable(Protocol):
-    """State that grows, which no variable of a fixed shape can hold: a dynamic table.
+    """State that grows, which no variable of a fixed shape can hold: the keys of a dynamic table.
 
     An object with these methods that a model or its optimizers hold as an attribute is saved and
     restored by them; variables below it are not looked at.
@@ -43,13 +46,22 @@ class Saveable(Protocol):
         """Takes the state over from the tensors of an earlier `state_tensors`."""
         ...
 
+    def find_problems(self, found: Mapping[str, tuple[str, list[int]]]) -> list[str]:
+        """Returns why `restore_tensors` could not take tensors over; none: it can.
+
+        Args:
+            found: Type and shape of each tensor, by name.
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class State:
     """What is saved, by name.
 
     Attributes:
-        variables: Variables of a fixed shape; one that is split counts as one.
+        variables: Variables; one that is split counts as one, and one that grows is as long as
+            its table has rows.
         saveables: Objects that bring their own tensors.
     """
 
@@ -66,6 +78,13 @@ class State:
             if other is variable:
                 return name
         raise KeyError(variable.name)
+
+    def name_of_keys(self, rows: Rows) -> str | None:
+        """Returns the name that the keys of a matrix that grows are saved under, else None."""
+        if not isinstance(rows, GrowingRows):
+            return None
+        found = next(name for name, other in self.saveables.items() if other is rows.keys)
+        return f"{found}/{SAVED_KEYS}"
 
 
 def collect_state(**roots: Any) -> State:
@@ -92,7 +111,7 @@ def _collect(root: tuple[str, Any], state: State, seen: set[int]) -> None:
         if id(node) in seen:
             continue
         seen.add(id(node))
-        if isinstance(node, (tf.Variable, RowShards)):
+        if isinstance(node, (tf.Variable, RowShards, GrowingRows)):
             state.variables[name] = node
             seen.update(id(variable) for variable in list_variables(node))
         elif isinstance(node, Saveable):
@@ -165,10 +184,27 @@ def _describe_problems(state: State, reader: Any) -> list[str]:
             problems.append(f"{name} is not in it")
             continue
         found = (list(shapes[name]), dtypes[name].name)
-        wanted = (variable.shape.as_list(), variable.dtype.name)
+        wanted = (_saved_shape(state, variable, shapes), variable.dtype.name)
         if found != wanted:
             problems.append(f"{name} is {found[1]} {found[0]}, not {wanted[1]} {wanted[0]}")
+    for name, saveable in state.saveables.items():
+        start = f"{name}/"
+        own = {
+            key.removeprefix(start): (dtypes[key].name, list(shapes[key]))
+            for key in shapes
+            if key.startswith(start)
+        }
+        problems += [f"{name}: {problem}" for problem in saveable.find_problems(own)]
     return problems
+
+
+def _saved_shape(state: State, variable: Rows, shapes: Mapping[str, list[int]]) -> list[int | None]:
+    """The shape that a variable must have been saved with: one that grows, a row for each key."""
+    keys = state.name_of_keys(variable)
+    shape: list[int | None] = variable.shape.as_list()
+    if keys is None:
+        return shape
+    return [FIRST_ROW + shapes[keys][0] if keys in shapes else None, *shape[1:]]
 
 
 def _refused(prefix: Path, received: str) -> InputDataError:

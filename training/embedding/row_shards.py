@@ -8,6 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from training.embedding.growing_rows import GrowingRows
 from training.parameter_server.strategy import ParameterServers
 
 MIN_SHARD_BYTES = 256 << 10
@@ -83,7 +84,7 @@ class RowShards(tf.Module):
         return RowShards(shards)
 
 
-Rows: TypeAlias = tf.Variable | RowShards
+Rows: TypeAlias = tf.Variable | RowShards | GrowingRows
 
 
 def build_rows(rows: int, dim: int, name: str) -> Rows:
@@ -119,11 +120,13 @@ def count_shards(rows: int, dim: int, strategy: ParameterServers) -> int:
 
 def fill_like(rows: Rows, value: float, name: str) -> Rows:
     """Returns a matrix that is not trained, of the shape and in the place of another one."""
-    if isinstance(rows, RowShards):
+    if isinstance(rows, RowShards | GrowingRows):
         return rows.fill_like(value, name)
     return tf.Variable(tf.fill(rows.shape, value), trainable=False, name=name)
 
 
 def list_variables(rows: Rows) -> list[tf.Variable]:
     """Returns the variables that a matrix lies in."""
+    if isinstance(rows, GrowingRows):
+        return [rows.variable]
     return rows.shards if isinstance(rows, RowShards) else [rows]

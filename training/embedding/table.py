@@ -35,11 +35,21 @@ class EmbeddingTable(tf.Module):
         self, name: str, vocabulary_size: int, dim: int, *, seed: int, stddev: float | None = 0.05
     ) -> None:
         super().__init__(name="embedding_table")
-        self.vocabulary_size = vocabulary_size
+        self._vocabulary_size = vocabulary_size
         self.dim = dim
-        self.rows = build_rows(vocabulary_size, dim, f"{name}/rows")
+        self.rows: Rows = build_rows(vocabulary_size, dim, f"{name}/rows")
         if stddev is not None:
             _draw_first_rows(self.rows, [seed, zlib.crc32(name.encode())], stddev)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of ids, padding and OOV included."""
+        return self._vocabulary_size
+
+    @property
+    def variable(self) -> tf.Variable | RowShards:
+        """What rows are read from."""
+        return self.rows
 
     def lookup(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns the rows of ids, zeros (and no gradient) where the id is padding.
@@ -60,13 +70,16 @@ class EmbeddingTable(tf.Module):
             return spread_rows(found.rows, found.positions)
         shared = current_rows()
         if shared is not None:
-            shared.note_others(self.rows)
-        return read_rows(self.rows, ids)
+            shared.note_others(self.variable)
+        return self._read(self.variable, ids)
 
     def find_rows(self, ids: tf.Tensor) -> FoundRows | None:
         """Returns the rows of a feature of the batch where the step has them; else None."""
         shared = current_rows()
-        return None if shared is None else shared.find(self.rows, ids, read_rows)
+        return None if shared is None else shared.find(self.variable, ids, self._read)
+
+    def _read(self, variable: tf.Variable | RowShards, ids: tf.Tensor) -> tf.Tensor:
+        return read_rows(variable, ids)
 
 
 def read_rows(table: Rows, ids: tf.Tensor) -> tf.Tensor:

@@ -66,13 +66,19 @@ class RetrievalModel(tf.Module):
 
     @property
     def parameter_count(self) -> int:
-        """Number of trainable numbers."""
-        return sum(variable.shape.num_elements() for variable in self.trainable_variables)
+        """Number of trainable numbers; of a table that grows, those of its rows so far."""
+        dense = sum(variable.shape.num_elements() for variable in self.dense_variables)
+        return dense + sum(t.vocabulary_size * t.dim for t in self.tables.values())
 
     @property
     def lookups(self) -> list[tuple[str, tf.Variable]]:
         """Features whose ids are looked up as a batch holds them, and the tables; in any order."""
-        return [(name, table.rows) for name, table in self._scalar_tables.items()]
+        return [(name, table.variable) for name, table in self._scalar_tables.items()]
+
+    @property
+    def embedded_features(self) -> Mapping[str, EmbeddingTable]:
+        """Table of each feature that the model looks up, scalar or list."""
+        return self._scalar_tables
 
     def sum_squared_rows(self, features: Features) -> tf.Tensor:
         """Squared norms of the rows that the scalar features of a batch look up, `[batch]`."""
@@ -120,6 +126,7 @@ def table_size(manifest: Manifest, spec: FeatureSpec) -> int:
             f"feature {spec.name!r} cannot be embedded from table {spec.table!r}",
             received=f"vocabulary sizes {sizes}",
             allowed="one vocabulary per embedding table",
-            fix="encode the feature with a vocabulary, the same for all that share its table",
+            fix="encode the feature with a vocabulary, the same for all that share its table; or, "
+            f"for keys of any value, set model.embeddings.{spec.table}.kind=dynamic",
         )
     return int(sizes[spec.name] or 0)

@@ -14,7 +14,8 @@ from conf.schema import FeatureSpec
 from conf.training import DSSMConfig
 from training.embedding.table import EmbeddingTable
 from training.list_lengths import bound_list, list_length
-from training.models.base import Features, RetrievalModel, find_feature, table_size
+from training.models.base import Features, RetrievalModel, find_feature
+from training.models.tables import TableBuilder
 from training.models.tower import Tower, TowerConfig
 
 
@@ -38,19 +39,16 @@ class DSSM(RetrievalModel):
         self.user_inputs = tuple(spec.name for spec in users)
         self.item_inputs = tuple(spec.name for spec in items)
         self.temperature = config.temperature
+        builder = TableBuilder(config, manifest, (*users, *items), seed)
+        users, items = ([builder.resolve(spec) for spec in side] for side in (users, items))
+        embedded = [spec for spec in (*users, *items) if builder.is_embedded(spec)]
         self.tables = {
-            spec.table: EmbeddingTable(
-                spec.table,
-                table_size(manifest, spec),
-                config.embedding_dim,
-                seed=seed,
-                stddev=config.embedding_stddev,
-            )
-            for spec in {s.table: s for s in (*users, *items) if s.vocabulary_size}.values()
+            spec.table: builder.build(spec)
+            for spec in {spec.table: spec for spec in embedded}.values()
         }
         ordered = None
         if config.history_pooling == "position_weighted":
-            users, ordered = _bound_history(manifest, users)
+            users, ordered = _bound_history(manifest, users, [spec.name for spec in embedded])
         self.user_tower = Tower(
             TowerConfig(
                 "user_tower",
@@ -84,20 +82,27 @@ class DSSM(RetrievalModel):
     def lookups(self) -> list[tuple[str, tf.Variable]]:
         """Scalars and pooled lists."""
         pooled = {**self.user_tower.pooled_tables, **self.item_tower.pooled_tables}
-        return [*super().lookups, *((name, table.rows) for name, table in pooled.items())]
+        return [*super().lookups, *((name, table.variable) for name, table in pooled.items())]
+
+    @property
+    def embedded_features(self) -> dict[str, EmbeddingTable]:
+        """Table of each feature, lists of any pooling included."""
+        return {**self.user_tower.tables, **self.item_tower.tables}
 
     @property
     def _scalar_tables(self) -> dict[str, EmbeddingTable]:
         return {**self.user_tower.scalar_tables, **self.item_tower.scalar_tables}
 
 
-def _bound_history(manifest: Manifest, users: list[FeatureSpec]) -> tuple[list[FeatureSpec], str]:
+def _bound_history(
+    manifest: Manifest, users: list[FeatureSpec], embedded: list[str]
+) -> tuple[list[FeatureSpec], str]:
     """Returns the user features with a bounded history, and the history's name."""
     bounded = [bound_list(manifest, spec) for spec in users]
     weighable = [
         spec.name
         for spec in bounded
-        if spec.is_list and spec.vocabulary_size is not None and list_length(spec) is not None
+        if spec.is_list and spec.name in embedded and list_length(spec) is not None
     ]
     history = manifest.keys.history
     if history is None or history not in weighable:

@@ -12,7 +12,8 @@ from conf.manifest import Manifest
 from conf.training import MFConfig
 from training.embedding.table import EmbeddingTable
 from training.layers.normalize import normalize_rows
-from training.models.base import Features, RetrievalModel, find_feature, table_size
+from training.models.base import Features, RetrievalModel, find_feature
+from training.models.tables import TableBuilder
 
 BIAS_SUFFIX = "_bias"
 
@@ -30,32 +31,19 @@ class MatrixFactorization(RetrievalModel):
         super().__init__(name="mf")
         user = find_feature(manifest, manifest.require_key("user"))
         item = find_feature(manifest, manifest.require_key("item"))
+        builder = TableBuilder(config, manifest, (user, item), seed)
+        user, item = builder.resolve(user), builder.resolve(item)
         self.user_inputs = (user.name,)
         self.item_inputs = (item.name,)
         self.temperature = config.temperature
         # Users and items have each their own space even where a history shares the item's table.
-        self.user_table = EmbeddingTable(
-            user.table,
-            table_size(manifest, user),
-            config.embedding_dim,
-            seed=seed,
-            stddev=config.embedding_stddev,
-        )
-        self.item_table = EmbeddingTable(
-            item.table,
-            table_size(manifest, item),
-            config.embedding_dim,
-            seed=seed,
-            stddev=config.embedding_stddev,
-        )
+        self.user_table, self.item_table = builder.build(user), builder.build(item)
         self._normalize = config.normalize
         self.tables = {user.table: self.user_table, item.table: self.item_table}
-        self.item_bias = None
+        self.item_bias: EmbeddingTable | None = None
         if config.item_bias:
             name = f"{item.table}{BIAS_SUFFIX}"
-            self.item_bias = EmbeddingTable(
-                name, self.item_table.vocabulary_size, 1, seed=seed, stddev=None
-            )
+            self.item_bias = builder.build_beside(name, self.item_table, 1)
             self.tables[name] = self.item_bias
 
     @property
@@ -82,7 +70,7 @@ class MatrixFactorization(RetrievalModel):
     @property
     def lookups(self) -> list[tuple[str, tf.Variable]]:
         """Users, items and, if there is one, the items' bias."""
-        bias = [] if self.item_bias is None else [(self.item_inputs[0], self.item_bias.rows)]
+        bias = [] if self.item_bias is None else [(self.item_inputs[0], self.item_bias.variable)]
         return [*super().lookups, *bias]
 
     def _scale(self, vectors: tf.Tensor) -> tf.Tensor:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from conf.errors import ConfigError
 from conf.schema import FeatureSpec
+from training.embedding.dynamic_table import DynamicTable
 from training.embedding.table import EmbeddingTable
 from training.layers.mlp import MLP
 from training.layers.normalize import normalize_rows
@@ -45,7 +46,7 @@ class Tower(tf.Module):
     Args:
         config: Shape of the tower.
         specs: Features that it reads.
-        tables: Table by name, for every feature that has a vocabulary.
+        tables: Table by name, for every feature that has a vocabulary or a dynamic table.
         seed: Seed of the first weights.
 
     Raises:
@@ -67,7 +68,7 @@ class Tower(tf.Module):
             )
         self._config = config
         self._specs = tuple(specs)
-        self._tables = {s.name: tables[s.table] for s in specs if s.vocabulary_size is not None}
+        self.tables = {s.name: tables[s.table] for s in specs if _is_embedded(s, tables)}
         self.position_weights = {
             spec.name: PositionWeights(f"{config.name}/{spec.name}", length)
             for spec in specs
@@ -90,18 +91,18 @@ class Tower(tf.Module):
     def scalar_tables(self) -> dict[str, EmbeddingTable]:
         """Table of each scalar feature with a vocabulary."""
         return {
-            s.name: self._tables[s.name]
+            s.name: self.tables[s.name]
             for s in self._specs
-            if s.name in self._tables and not s.is_list
+            if s.name in self.tables and not s.is_list
         }
 
     @property
     def pooled_tables(self) -> dict[str, EmbeddingTable]:
         """Table of each list feature whose positions count alike."""
         return {
-            s.name: self._tables[s.name]
+            s.name: self.tables[s.name]
             for s in self._specs
-            if s.name in self._tables and s.is_list and s.name not in self.position_weights
+            if s.name in self.tables and s.is_list and s.name not in self.position_weights
         }
 
     def __call__(self, features: Features, dropout_seed: tf.Tensor | None = None) -> tf.Tensor:
@@ -113,23 +114,24 @@ class Tower(tf.Module):
         return normalize_rows(vector)
 
     def _width(self, spec: FeatureSpec) -> int:
-        if spec.name in self._tables:
-            return self._tables[spec.name].dim
+        if spec.name in self.tables:
+            return self.tables[spec.name].dim
         if spec.dtype == "bytes" or spec.is_ragged:
             raise ConfigError(
                 f"the {self.name} cannot read feature {spec.name!r}",
                 received=f"{spec.dtype}, shape {spec.shape}, without a vocabulary",
                 allowed="ids with a vocabulary (scalar or list), numbers (scalar or fixed length)",
-                fix="encode it with a vocabulary, or leave it out of the model's features",
+                fix="encode it with a vocabulary, or leave it out of the model's features; keys of "
+                "64 bits need model.embeddings",
             )
         return int(spec.shape[0] or 1) if spec.shape else 1
 
     def _embed(self, spec: FeatureSpec, values: tf.Tensor) -> tf.Tensor:
         """Turns one feature into a block of the tower's input, `[batch, width]`."""
-        if spec.name not in self._tables:
+        if spec.name not in self.tables:
             numbers = tf.cast(values, tf.float32)
             return numbers if spec.is_list else numbers[:, tf.newaxis]
-        table = self._tables[spec.name]
+        table = self.tables[spec.name]
         if not spec.is_list:
             return table.lookup(values)
         ids = values.to_tensor() if isinstance(values, tf.RaggedTensor) else values
@@ -138,3 +140,8 @@ class Tower(tf.Module):
         positions = self.position_weights[spec.name]
         ids = ids[:, : positions.max_len]
         return pool_rows(table, ids, positions(tf.shape(ids)[1]))
+
+
+def _is_embedded(spec: FeatureSpec, tables: Mapping[str, EmbeddingTable]) -> bool:
+    """Whether a feature's values are ids; numbers may have the name of a table, too."""
+    return spec.vocabulary_size is not None or isinstance(tables.get(spec.table), DynamicTable)

@@ -1,4 +1,4 @@
-"""Training steps: the cost of a large embedding table, and the gain over stock Keras."""
+"""Training steps: what large and dynamic tables cost, and the gain over stock Keras."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from jobs.bench.train_step.sections import (
     NUMBERS_PER_WEIGHT,
     StepSettings,
     measure_against_keras,
+    measure_dynamic,
     measure_growth,
 )
-from jobs.bench.train_step.sluice import SluiceTraining
+from jobs.bench.train_step.sluice import SluiceTraining, build_static_table
 
-SECTIONS = ("growth", "keras", "profile")
+SECTIONS = ("growth", "keras", "dynamic", "profile")
 PROFILED_STEPS = 20
 
 
@@ -43,9 +44,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--large-rows", type=int, default=100_000_000, help="growth: rows of the large table")
     add("--growth-dim", type=int, default=8, help="growth: numbers of a row")
     add("--sparse", choices=sorted(NUMBERS_PER_WEIGHT), default="adagrad",
-        help="growth: optimizer of the tables")  # fmt: skip
-    add("--rows", type=int, default=1_000_000, help="keras, profile: rows of the table")
-    add("--dim", type=int, default=32, help="keras, profile: numbers of a row")
+        help="growth, dynamic: optimizer of the tables")  # fmt: skip
+    add("--rows", type=int, default=1_000_000, help="keras, dynamic, profile: rows of the table")
+    add("--dim", type=int, default=32, help="keras, dynamic, profile: numbers of a row")
     return parser
 
 
@@ -70,9 +71,11 @@ def run(arguments: argparse.Namespace, console: Console) -> Report:
     if "keras" in arguments.sections:
         size = arguments.rows, arguments.dim
         _print(console, measure_against_keras(report, settings, *size))
+    if "dynamic" in arguments.sections:
+        _print(console, measure_dynamic(report, settings, arguments.rows, arguments.dim))
     if "profile" in arguments.sections:
         shape = BatchShape(arguments.batch, arguments.length, arguments.rows)
-        training = SluiceTraining(arguments.rows, arguments.dim, shape.build())
+        training = SluiceTraining(build_static_table(arguments.rows, arguments.dim), shape.build())
         ops = profile_steps(training, PROFILED_STEPS)
         report.settings["profile"] = {op.kind: op.ms_per_step for op in ops}
         title = f"a step on {arguments.rows:,} x {arguments.dim}, all threads together"

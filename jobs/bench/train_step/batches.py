@@ -50,6 +50,22 @@ class BatchShape:
         }
         return tf.data.Dataset.from_tensor_slices(columns).repeat().prefetch(2)
 
+    def build_arriving(self, share: float) -> tf.data.Dataset:
+        """Returns the batches over and over, with new ids in place of some items of histories.
+
+        Args:
+            share: Of the items, how many are ids that no batch has had before.
+        """
+
+        def replace(number: tf.Tensor, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            history = batch["history"]
+            cells = tf.reshape(tf.range(tf.size(history, tf.int64)), tf.shape(history))
+            first = (number + 1) * tf.size(history, tf.int64) + self.vocabulary_size
+            every = round(1 / share)
+            return {**batch, "history": tf.where(cells % every == 0, first + cells, history)}
+
+        return self.build().enumerate().map(replace).prefetch(2)
+
     def count_unique(self) -> float:
         """Distinct ids per batch, in the mean."""
         counts = [

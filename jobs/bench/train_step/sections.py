@@ -1,4 +1,4 @@
-"""The two questions: does a step's cost grow with the table, and what is gained over Keras."""
+"""Does a step's cost grow with the table, what is gained over Keras, what do keys cost."""
 
 from __future__ import annotations
 
@@ -10,13 +10,20 @@ from jobs.bench.tfrecord.report import Bar, Measurement, Report, Verdict
 from jobs.bench.train_step.batches import BatchShape
 from jobs.bench.train_step.clock import time_in_turns
 from jobs.bench.train_step.keras_peer import KerasTraining
-from jobs.bench.train_step.sluice import SluiceTraining
+from jobs.bench.train_step.sluice import (
+    SluiceTraining,
+    build_dynamic_table,
+    build_static_table,
+)
 
 MEMORY_SHARE = 0.8
 """Of the memory that is free, how much the large table may take."""
 NUMBERS_PER_WEIGHT = {"sgd": 1, "adagrad": 2, "adam": 3, "ftrl": 3}
 """The weight itself and what its optimizer keeps."""
 GROWTH_LIMIT, KERAS_SPEEDUP = 1.2, 5.0
+NEW_SHARE = 0.1
+"""Of the items of a batch, how many were never met before."""
+DYNAMIC_CAPACITY = 65_536
 
 
 @dataclass(frozen=True)
@@ -50,8 +57,8 @@ def measure_growth(
         return []
     shape = BatchShape(settings.batch, settings.length, small)
     batches = shape.build()
-    small_table = SluiceTraining(small, dim, batches, settings.sparse)
-    large_table = SluiceTraining(large, dim, batches, settings.sparse)
+    small_table = SluiceTraining(build_static_table(small, dim), batches, settings.sparse)
+    large_table = SluiceTraining(build_static_table(large, dim), batches, settings.sparse)
     same_batches = large_table.iterator
     large_table.read(shape.build(spread=large // small))
     spread_batches = large_table.iterator
@@ -88,7 +95,7 @@ def measure_against_keras(
     batches = shape.build()
     ours, peer, peer_no_xla = "Sluice, lazy Adam", "Keras fit, Adam", "Keras fit, no XLA"
     trainings: dict[str, Callable[[int], None]] = {
-        ours: SluiceTraining(rows, dim, batches),
+        ours: SluiceTraining(build_static_table(rows, dim), batches),
         peer: KerasTraining(rows, dim, batches),
         peer_no_xla: KerasTraining(rows, dim, batches, jit_compile=False),
     }
@@ -103,6 +110,37 @@ def measure_against_keras(
     found[0].details["unique_ids"] = shape.count_unique()
     report.measurements += found
     bars = [Bar(ours, reference, KERAS_SPEEDUP) for reference in (peer, peer_no_xla)]
+    report.verdicts += judge_wall_time(found, bars)
+    return found
+
+
+def measure_dynamic(
+    report: Report, settings: StepSettings, rows: int, dim: int
+) -> list[Measurement]:
+    """Steps on a dynamic table against a static one: with all keys known, and with new ones."""
+    shape = BatchShape(settings.batch, settings.length, rows)
+    batches = shape.build()
+    growing = SluiceTraining(
+        build_dynamic_table(dim, DYNAMIC_CAPACITY), shape.build_arriving(NEW_SHARE), settings.sparse
+    )
+    static, known = "static", "dynamic, all keys known"
+    new = f"dynamic, {NEW_SHARE:.0%} of the items of a batch are new keys"
+    found = time_in_turns(
+        "dynamic",
+        f"{settings.batch} x {settings.length}, {rows:,} x {dim}, {settings.sparse}",
+        {
+            static: SluiceTraining(build_static_table(rows, dim), batches, settings.sparse),
+            # As large as the static one, and met once by the time that counts.
+            known: SluiceTraining(build_dynamic_table(dim, rows), batches, settings.sparse),
+            new: growing,
+        },
+        batch_rows=settings.batch,
+        steps=dict.fromkeys((static, known, new), 20),
+        repeats=settings.repeats,
+    )
+    found[2].details["rows"] = growing.table_rows
+    report.measurements += found
+    bars = [Bar(name, static, None, at_least=False) for name in (known, new)]
     report.verdicts += judge_wall_time(found, bars)
     return found
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import keras
@@ -39,6 +40,9 @@ class GrowingTable(tf.Module):
 
     def restore_tensors(self, tensors: dict[str, np.ndarray]) -> None:
         self.rows = dict(zip(tensors["keys"].tolist(), tensors["values"].tolist(), strict=True))
+
+    def find_problems(self, found: Mapping[str, tuple[str, list[int]]]) -> list[str]:
+        return [f"{name} is not in it" for name in ("keys", "values") if name not in found]
 
 
 class Model(tf.Module):

@@ -33,3 +33,12 @@ def test_unique_ids_are_counted_over_histories_and_items() -> None:
     batch = next(iter(count.build()))
     found = len({*batch["history"].numpy().ravel().tolist(), *batch["item"].numpy().tolist()})
     assert count.count_unique() == found
+
+
+def test_new_items_arrive_in_every_batch() -> None:
+    known: set[int] = set(range(1000))
+    for batch in SHAPE.build_arriving(0.1).take(2 * SHAPE.distinct).as_numpy_iterator():
+        new = batch["history"][batch["history"] >= 1000].tolist()
+        assert len(new) == 64
+        assert not known & set(new)
+        known |= set(new)

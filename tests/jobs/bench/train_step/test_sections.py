@@ -36,7 +36,9 @@ def test_prints_all_figures(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["bench", *options.split(), "--json", str(file)])
     main()
     figures = json.loads(file.read_text())
-    assert len(figures["measurements"]) == 6
-    assert len(figures["verdicts"]) == 4
+    assert len(figures["measurements"]) == 9
+    assert len(figures["verdicts"]) == 6
     assert figures["settings"]["profile"]["ResourceGather"] > 0
+    # 1 warm-up of 3 steps and a round of 20, each with new items in every batch.
+    assert figures["measurements"][-1]["details"]["rows"] > 23 * 16 * 5 // 10
     assert "Keras fit, Adam" in capsys.readouterr().out

@@ -1,0 +1,93 @@
+"""Runs on keys of 64 bits, with dynamic tables."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from conf.dataset import read_manifest
+from conf.training import (
+    CheckpointConfig,
+    DevicesConfig,
+    FitConfig,
+    InputConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
+from tests.training.killed_run import Silent
+from training.progress import StepStatus
+from training.strategy import build_strategy
+from training.trainer import Trainer, TrainingData
+
+TABLES: dict[str, Any] = {
+    "user_id": "dynamic",
+    "items": {"features": ["movie_id", "history"], "capacity": 4},
+}
+DSSM = {
+    "name": "dssm",
+    "embedding_dim": 4,
+    "user_hidden_units": [8],
+    "dropout": 0.2,
+    "objective": {"logq_correction": False},
+}
+MF = {"name": "mf", "embedding_dim": 4, "objective": {"kind": "binary"}}
+FIT = FitConfig(
+    epochs=2, early_stopping=None, steps_per_loop=5, checkpoint=CheckpointConfig(every_steps=3)
+)
+
+
+def build_config(model: dict[str, Any], **changes: Any) -> TrainConfig:
+    """A run on keys; `changes` are sections of the config."""
+    tables = dict(TABLES)
+    if model["name"] == "mf":
+        tables["items"] = {"features": ["movie_id"], "capacity": 4}
+    sections = {
+        "model": {"embeddings": tables, **model},
+        "input": InputConfig(batch_size=64, shuffle_buffer=300),
+        "optimizer": OptimizerConfig(learning_rate=0.02),
+        "fit": FIT,
+        **changes,
+    }
+    return TrainConfig.model_validate({"dataset": "tiny", "name": "t", **sections})
+
+
+def build_trainer(
+    config: TrainConfig, version: Path, progress: Silent | None = None, replicas: int = 1
+) -> Trainer:
+    """A trainer on one device, or on logical ones."""
+    strategy = tf.distribute.get_strategy()
+    if replicas > 1:
+        strategy = build_strategy(DevicesConfig(cpu_replicas=replicas))
+    data = TrainingData(version, read_manifest(version))
+    return Trainer(config, data, strategy, progress or Silent())
+
+
+def read_state(trainer: Trainer) -> dict[str, np.ndarray]:
+    """All that a checkpoint would hold."""
+    from training.checkpoint.state import MODEL, OPTIMIZERS, collect_state, copy_state
+
+    state = collect_state(**{MODEL: trainer.model, OPTIMIZERS: trainer._optimizers})
+    return {name: tensor.numpy() for name, tensor in copy_state(state).items()}
+
+
+class Killing(Silent):
+    """Kills the process at a step."""
+
+    def __init__(self, epoch: int, step: int) -> None:
+        self._at = (epoch, step)
+
+    def step(self, status: StepStatus) -> None:
+        """Compares."""
+        if (status.epoch, status.step) >= self._at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train_and_die(version: str, run: str, epoch: int, step: int) -> None:
+    """Trains until a step, in a process of its own."""
+    config = build_config(DSSM)
+    build_trainer(config, Path(version), Killing(epoch, step)).fit(Path(run), None)

@@ -1,0 +1,209 @@
+"""Keys that several matrices share their rows by: a table, its optimizer's state, a bias."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+import numpy as np
+import tensorflow as tf
+
+from conf.schema import OOV_ID, PAD_ID
+from training.embedding.key_index import FIRST_ROW, KeyIndex
+
+if TYPE_CHECKING:
+    from training.embedding.growing_rows import GrowingRows
+
+SAVED_KEYS = "by_row"
+_log = logging.getLogger("sluice.training.embedding")
+_Translate = Callable[["KeySpace", tf.Tensor], tf.Tensor]
+
+
+class KeySpace(tf.Module):
+    """The keys of a dynamic table, in host memory, and how many of them training has come to.
+
+    The input maps batches ahead of the steps that train on them, so the index may know keys that
+    no step has met. What steps have met is `row_count`, and a prefix of the index: that much is
+    saved, evaluated and exported.
+
+    Args:
+        name: Name of the table.
+        max_rows: Keys that get a row, at most; None: no limit.
+        capacity: Rows that memory is reserved for from the start.
+
+    Attributes:
+        refused: Lookups of keys that got no row, as the table was full, since `begin`.
+    """
+
+    def __init__(self, name: str, *, max_rows: int | None = None, capacity: int = 1) -> None:
+        super().__init__(name="key_space")
+        self.label = name
+        self.index = KeyIndex(max_rows)
+        self.capacity = FIRST_ROW + (capacity if max_rows is None else min(capacity, max_rows))
+        self.refused = 0
+        self._members = _Members()
+        self._session = 0
+        self.known_rows = tf.Variable(
+            FIRST_ROW, dtype=tf.int64, trainable=False, name=f"{name}/known_rows"
+        )
+
+    @property
+    def max_rows(self) -> int | None:
+        """Keys that get a row, at most, or None."""
+        return self.index.max_rows
+
+    @property
+    def row_count(self) -> int:
+        """Rows that training has come to, those of padding and of unknown keys included."""
+        return int(list_copies(self.known_rows)[0])
+
+    @property
+    def matrices(self) -> list[GrowingRows]:
+        """The matrices that have a row for each key."""
+        return self._members.matrices
+
+    def join(self, matrix: GrowingRows) -> None:
+        """Lets a matrix grow with the keys."""
+        self._members.matrices.append(matrix)
+
+    def read_keys(self) -> np.ndarray:
+        """Returns the keys that training has met, in the order of their rows, from row 2 on."""
+        return self.index.read_keys(FIRST_ROW, self.row_count)
+
+    def begin(self) -> Callable[[np.ndarray], tuple[np.ndarray, int]]:
+        """Returns the function that maps the keys of the batches to come to rows.
+
+        Keys that no step has met are forgotten: batches that were mapped ahead, and never trained
+        on, number nothing. Functions of earlier calls give no key a row any more.
+
+        Returns:
+            Function of keys, int64 `[n]`, to their rows, int64 `[n]`, and the rows there are then.
+        """
+        self._session += 1
+        self.refused = 0
+        self.index.truncate(self.row_count)
+        session = self._session
+
+        def map_keys(keys: np.ndarray) -> tuple[np.ndarray, int]:
+            if session != self._session:
+                return self.index.find(keys), len(self.index)
+            rows, refused = self.index.map(keys)
+            if refused and not self.refused:
+                _log.warning(
+                    "dynamic table %s is full (max_rows = %d): further new keys read zeros",
+                    self.label,
+                    self.max_rows,
+                )
+            self.refused += refused
+            return rows, len(self.index)
+
+        return map_keys
+
+    def find(self, keys: tf.Tensor) -> tf.Tensor:
+        """Returns the rows of keys as they are looked up here: see `translating`.
+
+        Outside of training and of graphs, keys are looked up and never added.
+
+        Args:
+            keys: Integers of any shape.
+
+        Returns:
+            Rows, int64 of the same shape; 1 for unknown keys.
+        """
+        return _translate.get()(self, keys)
+
+    def build_lookup(self) -> tf.lookup.experimental.MutableHashTable:
+        """Builds a table from keys to rows that a SavedModel holds among its variables."""
+        keys = self.read_keys()
+        lookup = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, OOV_ID)
+        lookup.insert(tf.constant([PAD_ID], tf.int64), tf.constant([PAD_ID], tf.int64))
+        lookup.insert(tf.constant(keys), tf.range(FIRST_ROW, len(keys) + FIRST_ROW, dtype=tf.int64))
+        return lookup
+
+    def state_tensors(self) -> dict[str, tf.Tensor]:
+        """Returns the keys that training has met."""
+        return {SAVED_KEYS: tf.constant(self.read_keys())}
+
+    def restore_tensors(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """Takes over saved keys; the matrices are restored by themselves.
+
+        Raises:
+            ValueError: A key occurs twice, or there are more than `max_rows`.
+        """
+        self.set_keys(tensors[SAVED_KEYS])
+
+    def set_keys(self, keys: np.ndarray) -> None:
+        """Gives rows from 2 on to keys, and forgets all others.
+
+        Raises:
+            ValueError: As for `KeyIndex.set_keys`.
+        """
+        self._session += 1
+        self.known_rows.assign(FIRST_ROW)
+        self.index.set_keys(keys)
+        self.known_rows.assign(len(self.index))
+
+    def find_problems(self, found: Mapping[str, tuple[str, list[int]]]) -> list[str]:
+        """Returns why saved tensors cannot be taken over; none: they can.
+
+        Args:
+            found: Type and shape of each tensor, by the names of `state_tensors`.
+        """
+        if SAVED_KEYS not in found:
+            return [f"{SAVED_KEYS} is not in it"]
+        dtype, shape = found[SAVED_KEYS]
+        if dtype != "int64" or len(shape) != 1:
+            return [f"{SAVED_KEYS} is {dtype} {shape}, not int64 [None]"]
+        if self.max_rows is not None and shape[0] > self.max_rows:
+            return [f"{shape[0]:,} keys, and max_rows is {self.max_rows:,}"]
+        return []
+
+
+def list_copies(variable: tf.Variable) -> tuple[tf.Variable, ...]:
+    """Returns the copy of a variable on each replica, outside of replicas."""
+    if not isinstance(variable, tf.distribute.DistributedValues):
+        return (variable,)
+    return tuple(variable.distribute_strategy.experimental_local_results(variable))
+
+
+class _Members:
+    """Hides matrices from what looks for variables: they are found where they belong."""
+
+    def __init__(self) -> None:
+        self.matrices: list[GrowingRows] = []
+
+
+def _find_on_host(space: KeySpace, keys: tf.Tensor) -> tf.Tensor:
+    values = np.asarray(keys)
+    return tf.constant(space.index.find(values.ravel()).reshape(values.shape))
+
+
+def _are_rows(space: KeySpace, keys: tf.Tensor) -> tf.Tensor:
+    return keys
+
+
+_translate: ContextVar[_Translate] = ContextVar("translate_keys", default=_find_on_host)
+
+
+@contextmanager
+def translating(translate: _Translate) -> Iterator[None]:
+    """Has keys looked up in another way in the block.
+
+    Args:
+        translate: Function of key space and keys to rows.
+    """
+    token = _translate.set(translate)
+    try:
+        yield
+    finally:
+        _translate.reset(token)
+
+
+@contextmanager
+def reading_rows() -> Iterator[None]:
+    """Takes what is looked up in the block for rows: the batches of training hold them."""
+    with translating(_are_rows):
+        yield
