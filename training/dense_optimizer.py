@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import keras
 import tensorflow as tf
@@ -24,9 +25,16 @@ _REPLACED = {
     "ema_overwrite_frequency": None,
     "name": None,
 }
-# Bases and wrappers; one whose weights have to be exchanged before each evaluation; and one that
-# works on Keras' own variables alone.
-_LEFT_OUT = ("optimizer", "lossscaleoptimizer", "multioptimizer", "schedulefreeadamw", "muon")
+# Bases and wrappers; and one whose weights have to be exchanged before each evaluation.
+_LEFT_OUT = ("optimizer", "lossscaleoptimizer", "multioptimizer", "schedulefreeadamw")
+
+
+class Muon(keras.optimizers.Muon):
+    """Keras' Muon for variables that are not Keras' own: their names stand for paths."""
+
+    def _should_use_adamw(self, variable: tf.Variable) -> bool:
+        path = getattr(variable, "path", variable.name)
+        return bool(super()._should_use_adamw(SimpleNamespace(shape=variable.shape, path=path)))
 
 
 def dense_optimizer_classes() -> dict[str, type[keras.optimizers.Optimizer]]:
@@ -36,6 +44,7 @@ def dense_optimizer_classes() -> dict[str, type[keras.optimizers.Optimizer]]:
         for name, value in vars(keras.optimizers).items()
         if inspect.isclass(value) and issubclass(value, keras.optimizers.Optimizer)
     }
+    classes["muon"] = Muon
     return {name: value for name, value in classes.items() if name not in _LEFT_OUT}
 
 

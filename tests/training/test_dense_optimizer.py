@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -28,6 +29,29 @@ def test_every_optimizer_of_keras_lowers_a_loss(kind: str) -> None:
     for _ in range(5):
         step()
     assert float(tf.reduce_sum(tf.square(weight))) < before
+
+
+def test_muon_updates_matrices_as_keras_does_on_variables_of_its_own() -> None:
+    values = {"kernel": np.array([[2.0, -3.0], [1.5, 4.0]]), "bias": np.array([1.0, -2.0])}
+    plain = [tf.Variable(value, dtype=tf.float32, name=name) for name, value in values.items()]
+    own = [keras.Variable(value, dtype="float32", name=name) for name, value in values.items()]
+    full = OptimizerConfig.model_validate({"dense": {"kind": "muon"}, "learning_rate": 0.1})
+    ours = build_dense_optimizer(full, plain, 10)
+    theirs = keras.optimizers.Muon(0.1)
+    theirs.build(own)
+    for _ in range(3):
+        ours.apply([2 * variable.read_value() for variable in plain], plain)
+        theirs.apply([2 * variable.value for variable in own], own)
+    for a, b, first in zip(plain, own, values.values(), strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-6)
+        assert np.abs(a.numpy() - first).min() > 0.01
+
+
+def test_muon_leaves_out_the_layers_that_it_is_told_to() -> None:
+    weight = tf.Variable(tf.ones([2, 2]), name="tower/kernel")
+    assert build({"kind": "muon"}, weight).adam_velocities[0] is None
+    excluded = build({"kind": "muon", "exclude_layers": ["tower"]}, weight)
+    assert excluded.adam_velocities[0] is not None
 
 
 def test_arguments_reach_keras() -> None:
