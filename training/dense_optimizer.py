@@ -25,8 +25,21 @@ _REPLACED = {
     "ema_overwrite_frequency": None,
     "name": None,
 }
-# Bases and wrappers; and one whose weights have to be exchanged before each evaluation.
-_LEFT_OUT = ("optimizer", "lossscaleoptimizer", "multioptimizer", "schedulefreeadamw")
+# Bases and wrappers.
+_LEFT_OUT = ("optimizer", "lossscaleoptimizer", "multioptimizer")
+
+
+class ScheduleFreeAdamW(keras.optimizers.ScheduleFreeAdamW):
+    """Keras' own, for weights that are set after it has been built, as warm starts do."""
+
+    def update_step(
+        self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor
+    ) -> None:
+        """Updates a weight; what it is averaged with starts where the weight does."""
+        auxiliary = self._momentums[self._get_variable_index(variable)]
+        is_first = tf.equal(tf.convert_to_tensor(self.iterations), 0)
+        self.assign(auxiliary, tf.where(is_first, variable, tf.convert_to_tensor(auxiliary)))
+        super().update_step(gradient, variable, learning_rate)
 
 
 class Muon(keras.optimizers.Muon):
@@ -44,7 +57,7 @@ def dense_optimizer_classes() -> dict[str, type[keras.optimizers.Optimizer]]:
         for name, value in vars(keras.optimizers).items()
         if inspect.isclass(value) and issubclass(value, keras.optimizers.Optimizer)
     }
-    classes["muon"] = Muon
+    classes |= {"muon": Muon, "schedulefreeadamw": ScheduleFreeAdamW}
     return {name: value for name, value in classes.items() if name not in _LEFT_OUT}
 
 
