@@ -64,7 +64,7 @@ def write_bytes_atomic(path: Path, data: bytes | memoryview) -> None:
         temporary.replace(path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:
+        if isinstance(error, OSError) and error.errno and error.filename is None:
             error.filename = str(path)  # a full disk does not say what it had no room for
         raise
     sync_directory(path.parent)
