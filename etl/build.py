@@ -138,10 +138,10 @@ def build_dataset(
                 ", ".join(unwatched),
             )
         elif not unwatched and not request.force:
-            grows = any(vocabulary.incremental for vocabulary in plan.vocabularies)
             same = find_same_version(
-                paths, parent, run, replaces_days=base is not None, grows=grows
-            )
+                paths, parent, run, replaces_days=base is not None,
+                grows=plan.has_growing_vocabulary,
+            )  # fmt: skip
             if same is not None:
                 take_same_version(paths, parent, same[0])
                 return BuildResult(*same, is_new=False)

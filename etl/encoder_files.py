@@ -53,7 +53,7 @@ def find_previous_encoders(
     Raises:
         InputDataError: The version is damaged: its tokens would get other ids.
     """
-    if parent is None or not any(vocabulary.incremental for vocabulary in features.vocabularies):
+    if parent is None or not features.has_growing_vocabulary:
         return None
     if parent.manifest is None:
         raise InputDataError(

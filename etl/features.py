@@ -46,6 +46,11 @@ class FeaturePlan:
         return tuple(dict.fromkeys(name for f in self.features for name in f.columns))
 
     @property
+    def has_growing_vocabulary(self) -> bool:
+        """Whether a vocabulary grows out of the version before."""
+        return any(vocabulary.incremental for vocabulary in self.vocabularies)
+
+    @property
     def folds(self) -> tuple[int, ...]:
         """Numbers of folds that out-of-fold encodings ask for."""
         asked = {f.encoding.folds for f in self.features if isinstance(f.encoding, TargetConfig)}

@@ -13,30 +13,21 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import tensorflow as tf
 
 from conf.dataset import DatasetPaths, write_text_atomic
-from conf.encoders import (
-    ENCODERS_FILE,
-    ColumnEncoding,
-    EncoderPlan,
-    RawColumn,
-    VocabularySpec,
-)
 from conf.manifest import (
     MANIFEST_FILE,
     DatasetKeys,
-    FileInfo,
     Manifest,
     RowCounts,
     ShardInfo,
     SourceSnapshot,
     SplitInfo,
 )
-from conf.operations import Hash
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, FeatureSchema, FeatureSpec
 from etl.tfrecord.crc32c import crc32c
+from tests.training.fixture_encoders import write_encoders
 
 Row = dict[str, Any]
 
@@ -94,7 +85,9 @@ def write_tiny_dataset(root: Path, name: str = "tiny", config: TinyConfig | None
         )
         for split, rows in splits.items()
     )
-    encoder_files, encoders_fingerprint = _write_encoders(version, log, schema)
+    encoder_files, encoders_fingerprint = write_encoders(
+        version, {name: table for name, (_, table) in log.vocabularies.items()}, schema
+    )
     manifest = Manifest(
         dataset_name=name,
         dataset_version=version.name,
@@ -333,46 +326,6 @@ def _write_split(
         content = (version / relative).read_bytes()
         infos.append(ShardInfo(relative, len(part), len(content), f"{crc32c(content):08x}"))
     return SplitInfo(split, tuple(infos))
-
-
-def _write_encoders(
-    version: Path, log: _Log, schema: FeatureSchema
-) -> tuple[tuple[FileInfo, ...], str]:
-    directory = version / "encoders"
-    directory.mkdir(parents=True, exist_ok=True)
-    infos, specs = [], []
-    for name, (_, table) in log.vocabularies.items():
-        file = f"{name}.parquet"
-        pq.write_table(table, directory / file)
-        content = (directory / file).read_bytes()
-        crc = f"{crc32c(content):08x}"
-        infos.append(FileInfo(f"encoders/{file}", len(content), crc))
-        kind = "int64" if table.schema.field("token").type == pa.int64() else "string"
-        specs.append(VocabularySpec(name, kind, file, FIRST_TOKEN_ID + table.num_rows, crc))
-    raw = {
-        "user_id": "int64",
-        "movie_id": "int64",
-        "history": "int64",
-        "seen": "int64",
-        "candidates": "int64",
-        "gender": "string",
-        "genres": "string",
-        "label": "float32",
-    }
-    columns = tuple(_column(spec, raw[spec.name]) for spec in schema.features)
-    plan = EncoderPlan(schema, columns, tuple(specs))
-    text = plan.dumps()
-    write_text_atomic(directory / ENCODERS_FILE, text)
-    content = text.encode()
-    infos.append(FileInfo(f"encoders/{ENCODERS_FILE}", len(content), f"{crc32c(content):08x}"))
-    return tuple(infos), plan.fingerprint
-
-
-def _column(spec: FeatureSpec, raw: Any) -> ColumnEncoding:
-    if not spec.encoding.startswith("hash:"):
-        return ColumnEncoding(spec.name, spec.name, raw, spec.encoding)
-    inputs = (RawColumn(spec.name, raw, spec.is_list),)
-    return ColumnEncoding(spec.name, spec.name, raw, spec.encoding, Hash(None), inputs)
 
 
 def _label_rate(rows: list[Row]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
+from training.embedding.key_index import FIRST_ROW
 from training.embedding.key_space import KeySpace, list_copies
 
 _GROWTH = (3, 2)
@@ -96,7 +97,7 @@ def reserve_rows(matrix: GrowingRows, count: tf.Tensor) -> list[tf.Operation]:
     held = read_capacity(matrix)
     ahead = count // _GROWTH[1] * _GROWTH[0]
     if matrix.keys.max_rows is not None:
-        ahead = tf.minimum(ahead, matrix.keys.max_rows + 2)
+        ahead = tf.minimum(ahead, matrix.keys.max_rows + FIRST_ROW)
     rows = tf.range(tf.maximum(ahead, count))
     # New rows are copies of that of padding, which holds the first value.
     grown = tf.raw_ops.ResourceGather(

@@ -46,6 +46,7 @@ class DSSM(RetrievalModel):
             spec.table: builder.build(spec)
             for spec in {spec.table: spec for spec in embedded}.values()
         }
+        of_features = {spec.name: self.tables[spec.table] for spec in embedded}
         ordered = None
         if config.history_pooling == "position_weighted":
             users, ordered = _bound_history(manifest, users, [spec.name for spec in embedded])
@@ -58,7 +59,7 @@ class DSSM(RetrievalModel):
                 ordered,
             ),
             users,
-            self.tables,
+            of_features,
             seed,
         )
         self.item_tower = Tower(
@@ -66,7 +67,7 @@ class DSSM(RetrievalModel):
                 "item_tower", config.item_hidden_units, config.embedding_dim, config.dropout
             ),
             items,
-            self.tables,
+            of_features,
             seed,
         )
 

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from conf.errors import ConfigError
 from conf.schema import FeatureSpec
-from training.embedding.dynamic_table import DynamicTable
 from training.embedding.table import EmbeddingTable
 from training.layers.mlp import MLP
 from training.layers.normalize import normalize_rows
@@ -46,7 +45,7 @@ class Tower(tf.Module):
     Args:
         config: Shape of the tower.
         specs: Features that it reads.
-        tables: Table by name, for every feature that has a vocabulary or a dynamic table.
+        tables: Table by feature, for every feature that holds ids.
         seed: Seed of the first weights.
 
     Raises:
@@ -68,7 +67,7 @@ class Tower(tf.Module):
             )
         self._config = config
         self._specs = tuple(specs)
-        self.tables = {s.name: tables[s.table] for s in specs if _is_embedded(s, tables)}
+        self.tables = {spec.name: tables[spec.name] for spec in specs if spec.name in tables}
         self.position_weights = {
             spec.name: PositionWeights(f"{config.name}/{spec.name}", length)
             for spec in specs
@@ -140,8 +139,3 @@ class Tower(tf.Module):
         positions = self.position_weights[spec.name]
         ids = ids[:, : positions.max_len]
         return pool_rows(table, ids, positions(tf.shape(ids)[1]))
-
-
-def _is_embedded(spec: FeatureSpec, tables: Mapping[str, EmbeddingTable]) -> bool:
-    """Whether a feature's values are ids; numbers may have the name of a table, too."""
-    return spec.vocabulary_size is not None or isinstance(tables.get(spec.table), DynamicTable)

@@ -39,7 +39,7 @@ def test_blocks_stand_in_the_order_of_the_specs() -> None:
             "y", "int64", "item", shape=(None,), max_len=4, shared_embedding="b", vocabulary_size=9
         ),
     ]
-    tower = Tower(CONFIG, specs, tables, seed=1)
+    tower = Tower(CONFIG, specs, {"x": tables["a"], "y": tables["b"]}, seed=1)
     assert tower.mlp is not None
     found = tower({"x": tf.constant([4]), "y": tf.constant([[3, 5, 0, 0]])})
     rows_a, rows_b = tables["a"].rows.numpy(), tables["b"].rows.numpy()
