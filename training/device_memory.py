@@ -9,7 +9,8 @@ def peak_device_memory_bytes(kind: str = "GPU") -> dict[str, int]:
     """Returns the most memory that TensorFlow has held on each device of this process, in bytes.
 
     Args:
-        kind: Kind of device. TensorFlow counts that of GPUs alone.
+        kind: Kind of device. The memory of GPUs is always counted, that of CPUs (else 0) once
+            something such as a profile has asked TensorFlow for it.
 
     Returns:
         Bytes by device, such as `gpu 0`; empty where there is none.

@@ -8,8 +8,11 @@ from training.device_memory import peak_device_memory_bytes
 
 def test_devices_are_named_and_asked_by_names_that_tensorflow_knows() -> None:
     found = peak_device_memory_bytes("CPU")
-    assert "cpu 0" in found
-    assert set(found.values()) == {0}  # TensorFlow counts none of CPUs
+    assert set(found) == {
+        f"cpu {number}" for number, _ in enumerate(tf.config.list_logical_devices("CPU"))
+    }
+    # TensorFlow counts the memory of CPUs only once something has asked it to, such as a profile.
+    assert all(held >= 0 for held in found.values())
 
 
 def test_the_peak_is_told_and_not_what_is_held_now(monkeypatch: pytest.MonkeyPatch) -> None:
