@@ -5,11 +5,9 @@ from __future__ import annotations
 import errno
 import importlib
 import importlib.metadata
-import json
 import logging
 import os
 import sys
-import time
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 import typer
 
 from conf.errors import ConfigError, ExitCode, InternalError, SluiceError, did_you_mean
+from conf.event_lines import render_event
 
 # Which extra brings a package that a subcommand may find missing.
 EXTRAS = {
@@ -168,14 +167,12 @@ def wants_json(arguments: Sequence[str]) -> bool:
 def _report(error: SluiceError, json_lines: bool = False) -> int:
     if json_lines:
         parts = {"received": error.received, "allowed": error.allowed, "fix": error.fix}
-        line = {
-            "event": "error",
-            "time": round(time.time(), 3),
+        fields = {
             "exit_code": int(error.exit_code),
             "message": error.what,
             **{name: str(part) for name, part in parts.items() if part is not None},
         }
-        print(json.dumps(line), file=sys.stderr)
+        print(render_event("error", fields), file=sys.stderr)
     else:
         print(f"error: {error.render()}", file=sys.stderr)
     return error.exit_code

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from enum import StrEnum
+
+from conf.event_lines import render_event
 
 # Packages whose modules log under their own names, as libraries do.
 _PACKAGES = ("etl", "training")
@@ -21,15 +22,13 @@ class LogFormat(StrEnum):
 class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         entry = {
-            "event": "log",
-            "time": round(record.created, 3),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry)
+        return render_event("log", entry, record.created)
 
 
 class _TextFormatter(logging.Formatter):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from conf.event_lines import render_event
 from training.history import EpochRecord
 
 LogFormat = Literal["text", "json"]
@@ -92,25 +91,24 @@ class JsonProgress:
 
     def message(self, text: str, **fields: Any) -> None:
         """Writes a message with its fields."""
-        self._write("message", {"message": text, **fields})
+        self._write(render_event("message", {"message": text, **fields}))
 
     def step(self, status: StepStatus) -> None:
         """Writes the status, if the last one is old enough."""
         if self._clock.is_due():
             name, value = status.metric or (None, None)
             metric = None if name is None else {"name": name, "value": value}
-            self._write("steps", {**asdict(status), "metric": metric})
+            self._write(render_event("steps", {**asdict(status), "metric": metric}))
 
     def epoch(self, record: EpochRecord, best: bool) -> None:
         """Writes the epoch's record."""
-        self._write("epoch", {**asdict(record), "best": best})
+        self._write(render_event("epoch", {**asdict(record), "best": best}))
 
     def close(self) -> None:
         """Nothing to end."""
 
-    def _write(self, event: str, fields: Mapping[str, Any]) -> None:
-        line = {"event": event, "time": round(time.time(), 3), **fields}
-        print(json.dumps(line, default=str), file=self._stream, flush=True)
+    def _write(self, line: str) -> None:
+        print(line, file=self._stream, flush=True)
 
 
 class LineProgress:
