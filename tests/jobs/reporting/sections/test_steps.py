@@ -8,7 +8,7 @@ import pytest
 from jobs.reporting.blocks import Facts, Figure, Note
 from jobs.reporting.run_data import RunData
 from jobs.reporting.sections.steps import POINTS, build_steps
-from tests.jobs.reporting.fixtures import build_steps as write_steps
+from tests.jobs.reporting.fixture_metrics import build_steps as write_steps
 
 
 def lines(text: str) -> tuple[dict, ...]:
