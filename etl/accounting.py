@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from conf.errors import InputDataError, InternalError
 from conf.etl import BuildConfig
-from conf.manifest import RowCounts, SplitInfo
+from conf.manifest import SplitInfo
+from conf.provenance import RowCounts
 from etl.events import EventCounts
 from etl.sources import SourceCounts
 

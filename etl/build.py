@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from conf.dataset import DatasetPaths, local_path
 from conf.errors import ConfigError
 from conf.etl import BuildConfig
-from conf.manifest import Manifest, SourceSnapshot
+from conf.manifest import Manifest
+from conf.provenance import SourceSnapshot
 from conf.schema import fingerprint
 from etl.accounting import account_rows
 from etl.arrangement import check_partition_columns

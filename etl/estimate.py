@@ -10,7 +10,7 @@ from typing import Any
 
 from conf.etl import BuildConfig, FeatureConfig
 from conf.etl.columns import is_list_type
-from conf.manifest import InputFile
+from conf.provenance import InputFile
 from etl.features import SEEN, FeaturePlan
 from etl.split import TRAIN, record_splits
 

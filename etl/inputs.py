@@ -9,7 +9,7 @@ from conf.dates import DateRange
 from conf.errors import InputDataError
 from conf.etl import BuildConfig
 from conf.etl.references import used_sources
-from conf.manifest import InputFile, InputTable
+from conf.provenance import InputFile, InputTable
 from etl.sources import Source, read_source, read_states
 from etl.sources.files import find_changes
 

@@ -21,7 +21,8 @@ from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError
 from conf.etl import BuildConfig
 from conf.etl.output import DATE_PARTITION
-from conf.manifest import Manifest, RunInfo, ShardInfo
+from conf.manifest import Manifest, ShardInfo
+from conf.provenance import RunInfo
 from etl.runs import Parent, RunRequest, content_config
 from etl.shards import WrittenShard
 from etl.split import EVENT_SPLITS

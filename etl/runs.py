@@ -13,7 +13,8 @@ from conf.dataset import DatasetPaths, published_versions, read_manifest
 from conf.dates import DateRange
 from conf.errors import InputDataError
 from conf.etl import BuildConfig
-from conf.manifest import Manifest, RunInfo
+from conf.manifest import Manifest
+from conf.provenance import RunInfo
 from conf.schema import fingerprint
 from etl.inputs import Inputs
 from etl.publish import make_current, read_current

@@ -17,7 +17,8 @@ from conf.dates import DateRange
 from conf.errors import ConfigError
 from conf.etl import BuildConfig
 from conf.load import load_config
-from conf.manifest import InputFile, Manifest
+from conf.manifest import Manifest
+from conf.provenance import InputFile
 from jobs.logs import LogFormat, setup_logging
 from jobs.options import CONFIG_HELP, DryRun, LogFormatOption, Overrides, list_overrides
 

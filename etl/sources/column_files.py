@@ -13,7 +13,7 @@ from pyspark.sql import types as T
 
 from conf.errors import ConfigError, InputDataError, SluiceError
 from conf.etl import SourceConfig
-from conf.manifest import InputFile
+from conf.provenance import InputFile
 from etl.failures import describe_failure
 from etl.sources.headers import escape_path
 from etl.sources.source import FILE_COLUMN

@@ -12,7 +12,7 @@ from conf.dataset import local_path
 from conf.dates import DateRange
 from conf.errors import InputDataError
 from conf.etl import SourceConfig
-from conf.manifest import InputFile
+from conf.provenance import InputFile
 from etl.sources.days import (
     check_empty_days,
     check_repeated_days,

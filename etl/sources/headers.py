@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from conf.errors import InputDataError, did_you_mean
 from conf.etl import SourceConfig
-from conf.manifest import InputFile
+from conf.provenance import InputFile
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

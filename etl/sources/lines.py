@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from conf.etl import SourceConfig
-from conf.manifest import InputFile
+from conf.provenance import InputFile
 from etl.sources.files import count_levels
 from etl.sources.headers import escape_path
 from etl.sources.source import FILE_COLUMN, LINE_COLUMN, REPEATED_HEADER

@@ -14,7 +14,7 @@ from conf.errors import InputDataError
 from conf.etl import SourceConfig
 from conf.etl.columns import SPARK_TYPES
 from conf.etl.sources import SPARSE_FORMATS
-from conf.manifest import InputFile
+from conf.provenance import InputFile
 from etl.sources.column_files import read_column_files
 from etl.sources.day_rows import check_days_of_rows, value_in_days
 from etl.sources.drift import check_new_columns

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from conf.manifest import InputFile
+from conf.provenance import InputFile
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 
 from conf.dates import DateRange
 from conf.etl import SourceConfig
-from conf.manifest import InputTable
+from conf.provenance import InputTable
 from etl.sources.day_rows import rows_of_days
 from etl.sources.frames import find_field
 from etl.sources.jdbc import read_jdbc

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from conf.manifest import (
-    DatasetKeys,
-    Manifest,
-    RowCounts,
-    ShardInfo,
-    SourceSnapshot,
-    SplitInfo,
-)
+from conf.manifest import DatasetKeys, Manifest, ShardInfo, SplitInfo
+from conf.provenance import RowCounts, SourceSnapshot
 from conf.schema import FeatureSchema, FeatureSpec
 
 

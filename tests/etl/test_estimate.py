@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.manifest import InputFile
+from conf.provenance import InputFile
 from etl.estimate import estimate_rows, estimate_sizes
 from etl.features import plan_features
 

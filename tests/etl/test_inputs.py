@@ -12,7 +12,7 @@ import pytest
 from conf.dataset import DatasetPaths, published_versions
 from conf.errors import InputDataError
 from conf.etl import BuildConfig
-from conf.manifest import InputFile, InputTable
+from conf.provenance import InputFile, InputTable
 from etl.build import BuildResult, build_dataset
 from etl.inputs import Inputs, find_unwatched
 from etl.publish import read_current

@@ -19,7 +19,8 @@ from conf.dataset import DatasetPaths, published_versions, read_manifest, resolv
 from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.etl import BuildConfig
-from conf.manifest import InputFile, InputTable, Manifest
+from conf.manifest import Manifest
+from conf.provenance import InputFile, InputTable
 from etl.build import build_dataset
 from etl.inputs import Inputs
 from etl.parquet_export import parquet_path

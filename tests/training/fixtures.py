@@ -16,15 +16,8 @@ import pyarrow as pa
 import tensorflow as tf
 
 from conf.dataset import DatasetPaths, write_text_atomic
-from conf.manifest import (
-    MANIFEST_FILE,
-    DatasetKeys,
-    Manifest,
-    RowCounts,
-    ShardInfo,
-    SourceSnapshot,
-    SplitInfo,
-)
+from conf.manifest import MANIFEST_FILE, DatasetKeys, Manifest, ShardInfo, SplitInfo
+from conf.provenance import RowCounts, SourceSnapshot
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, FeatureSchema, FeatureSpec
 from etl.tfrecord.crc32c import crc32c
 from tests.training.fixture_encoders import write_encoders

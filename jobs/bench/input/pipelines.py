@@ -9,14 +9,8 @@ from pathlib import Path
 import tensorflow as tf
 
 from conf.layout import PackedSlot, packed_lengths, plan_slots
-from conf.manifest import (
-    DatasetKeys,
-    Manifest,
-    RowCounts,
-    ShardInfo,
-    SourceSnapshot,
-    SplitInfo,
-)
+from conf.manifest import DatasetKeys, Manifest, ShardInfo, SplitInfo
+from conf.provenance import RowCounts, SourceSnapshot
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training import InputConfig
 from jobs.bench.tfrecord.shapes import Shape

@@ -9,7 +9,7 @@ import pytest
 
 from conf.errors import InputDataError
 from conf.etl import SourceConfig
-from conf.manifest import InputFile
+from conf.provenance import InputFile
 from etl.sources.files import count_levels, find_changes, find_files
 
 

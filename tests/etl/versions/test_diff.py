@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from conf.manifest import RowCounts, ShardInfo, SourceSnapshot, SplitInfo
+from conf.manifest import ShardInfo, SplitInfo
+from conf.provenance import RowCounts, SourceSnapshot
 from conf.schema import FeatureSchema, FeatureSpec
 from etl.versions import diff_manifests
 from etl.versions.diff import flatten

@@ -13,18 +13,8 @@ import pyarrow as pa
 
 from conf.dataset import DatasetPaths, write_text_atomic
 from conf.encoders import ENCODERS_FILE, ColumnEncoding, EncoderPlan
-from conf.manifest import (
-    MANIFEST_FILE,
-    DatasetKeys,
-    FileInfo,
-    InputFile,
-    InputTable,
-    Manifest,
-    RowCounts,
-    ShardInfo,
-    SourceSnapshot,
-    SplitInfo,
-)
+from conf.manifest import MANIFEST_FILE, DatasetKeys, FileInfo, Manifest, ShardInfo, SplitInfo
+from conf.provenance import InputFile, InputTable, RowCounts, SourceSnapshot
 from conf.run import (
     HISTORY_FILE,
     METRICS_FILE,

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-from conf.manifest import RowCounts
+from conf.provenance import RowCounts
 from jobs.reporting.blocks import Note
 from jobs.reporting.sections.flow import build_flow, event_steps, unexplained_rows
 
