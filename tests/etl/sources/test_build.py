@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,9 +16,9 @@ from etl.tfrecord.decode import read_tfrecords
 LAST = {"channel": [5] * 4, "at": [1_709_341_320_000 + 3_600_000 * k for k in range(4)]}
 
 
-def test_json_clicks_and_a_parquet_dictionary_become_a_dataset(spark, tmp_path):
+def write_logs(root: Path) -> None:
     for day in (1, 2):
-        folder = tmp_path / "logs" / f"date=2024-03-0{day}"
+        folder = root / "logs" / f"date=2024-03-0{day}"
         folder.mkdir(parents=True)
         rows = [
             {"u": user, "video": f"{10 + (user + step) % 4}" + ("_5" if step else ""), "at": at}
@@ -29,11 +30,14 @@ def test_json_clicks_and_a_parquet_dictionary_become_a_dataset(spark, tmp_path):
         (folder / "part.json").write_text("\n".join(map(json.dumps, rows)) + "\n")
     kinds = pa.array(["film", "series", "film", "clip"])
     ids = pa.array([10, 11, 12, 13], pa.int32())
-    pq.write_table(pa.table({"id": ids, "kind": kinds}), tmp_path / "videos.parquet")
-    config = BuildConfig.model_validate(
+    pq.write_table(pa.table({"id": ids, "kind": kinds}), root / "videos.parquet")
+
+
+def build_config(root: Path) -> BuildConfig:
+    return BuildConfig.model_validate(
         {
             "name": "clicks",
-            "data_dir": str(tmp_path),
+            "data_dir": str(root),
             "sources": {
                 "clicks": {
                     "path": "logs/date={date}",
@@ -77,10 +81,14 @@ def test_json_clicks_and_a_parquet_dictionary_become_a_dataset(spark, tmp_path):
                     "encoding": {"kind": "identity"},
                 },
             ],
-            "output": {"root": str(tmp_path / "out"), "shards": 1, "eval_shards": 1},
+            "output": {"root": str(root / "out"), "shards": 1, "eval_shards": 1},
         }
     )  # fmt: skip
-    result = build_dataset(spark, config)
+
+
+def test_json_clicks_and_a_parquet_dictionary_become_a_dataset(spark, tmp_path):
+    write_logs(tmp_path)
+    result = build_dataset(spark, build_config(tmp_path))
     counts = result.manifest.counts
     assert counts.read == {"clicks": 26, "videos": 4}
     assert counts.quarantined["clicks"] == {"malformed_entry:video": 2}
