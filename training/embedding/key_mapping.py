@@ -140,12 +140,11 @@ def _build_admission(
     """Returns the branch of a step that meets new keys."""
 
     def admit() -> tf.Operation:
-        rows = tf.cast(count, tf.int32)
         done: list[tf.Operation] = []
         for matrix in part.space.matrices:
             # One after the other: memory for two copies of one of them, not of all.
             with tf.control_dependencies(done):
-                done = [_reserve(matrix, rows)]
+                done = [_reserve(matrix, count)]
         with tf.control_dependencies(done):
             new = tf.range(known, count)
             done = [
