@@ -115,7 +115,6 @@ class TableBuilder:
                 fix="give each its own table",
             )
 
-
     def _refuse_taken_names(self, specs: Mapping[str, FeatureSpec]) -> None:
         """Refuses tables that other features read too, by a name that they have in common."""
         for table in {found.name: found for found in self._of_feature.values()}.values():

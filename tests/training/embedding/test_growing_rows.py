@@ -18,7 +18,9 @@ def reserve(matrix: GrowingRows, count: int) -> int:
         with tf.control_dependencies(reserve_rows(matrix, rows)):
             return read_capacity(matrix)
 
-    return int(strategy.experimental_local_results(strategy.run(run, (tf.constant(count, tf.int64),)))[0])
+    return int(
+        strategy.experimental_local_results(strategy.run(run, (tf.constant(count, tf.int64),)))[0]
+    )
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
