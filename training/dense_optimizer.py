@@ -30,7 +30,22 @@ _LEFT_OUT = ("optimizer", "lossscaleoptimizer", "multioptimizer")
 
 
 class ScheduleFreeAdamW(keras.optimizers.ScheduleFreeAdamW):
-    """Keras' own, for weights that are set after it has been built, as warm starts do."""
+    """Schedule-Free AdamW (Defazio et al. 2024, "The road less scheduled", equations 2 to 4).
+
+    Keras' own on TensorFlow takes the auxiliary weight after its update for the one before it,
+    which leaves out a part of the average; here it is kept apart. Weights may also be set after
+    the optimizer has been built, as warm starts do.
+    """
+
+    def build(self, var_list: Sequence[tf.Variable]) -> None:
+        """Makes the state.
+
+        Raises:
+            ValueError: `beta_1` is 0: the average cannot be told from the weights then.
+        """
+        if not 0.0 < self.beta_1 < 1.0:
+            raise ValueError(f"beta_1 must be between 0 and 1, both left out; it is {self.beta_1}")
+        super().build(var_list)
 
     def update_step(
         self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor
@@ -38,8 +53,15 @@ class ScheduleFreeAdamW(keras.optimizers.ScheduleFreeAdamW):
         """Updates a weight; what it is averaged with starts where the weight does."""
         auxiliary = self._momentums[self._get_variable_index(variable)]
         is_first = tf.equal(tf.convert_to_tensor(self.iterations), 0)
-        self.assign(auxiliary, tf.where(is_first, variable, tf.convert_to_tensor(auxiliary)))
+        weight = tf.convert_to_tensor(variable)
+        before = tf.where(is_first, weight, tf.convert_to_tensor(auxiliary))
+        self.assign(auxiliary, before)
         super().update_step(gradient, variable, learning_rate)
+        after = tf.convert_to_tensor(auxiliary)
+        share = 1.0 / tf.cast(self.iterations + 1, after.dtype)
+        average = (weight - (1.0 - self.beta_1) * before) / self.beta_1
+        average += share * (after - average)
+        self.assign(variable, (1.0 - self.beta_1) * after + self.beta_1 * average)
 
 
 class Muon(keras.optimizers.Muon):

@@ -8,6 +8,9 @@ from pydantic import Field
 
 from conf.training.base import Finite, kind_alone
 
+MOST_ROWS = 1 << 40
+"""More than any machine has memory for, and far from where 64 bits end."""
+
 
 class StaticTableConfig(Finite):
     """A row for each id of a vocabulary, from the start on."""
@@ -25,10 +28,16 @@ class DynamicTableConfig(Finite):
         description="Features that share the table; None: those whose table has its name.",
     )
     max_rows: int | None = Field(
-        None, ge=1, description="Keys that get a row, at most; further ones read zeros."
+        None,
+        ge=1,
+        le=MOST_ROWS,
+        description="Keys that get a row, at most; further ones read zeros.",
     )
     capacity: int = Field(
-        65_536, ge=1, description="Rows that memory is reserved for from the start."
+        65_536,
+        ge=1,
+        le=MOST_ROWS,
+        description="Rows that memory is reserved for from the start.",
     )
 
 
@@ -37,5 +46,5 @@ TableConfig = Annotated[
     Field(discriminator="kind"),
     kind_alone("dynamic"),
 ]
-EmbeddingsConfig = dict[str, TableConfig]
+EmbeddingsConfig = dict[Annotated[str, Field(min_length=1)], TableConfig]
 """Tables by name: a feature's, that of what features share, or a new one that names `features`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
+from conf.schema import PAD_ID
 from training.embedding.key_index import FIRST_ROW
 from training.embedding.key_space import KeySpace, list_copies
 
@@ -79,8 +80,8 @@ class GrowingRows(tf.Module):
 
 
 def read_capacity(matrix: GrowingRows) -> tf.Tensor:
-    """Returns the rows that this replica's copy has memory for, int32 scalar."""
-    return tf.raw_ops.VariableShape(input=matrix.variable.handle)[0]
+    """Returns the rows that this replica's copy has memory for, int64 scalar."""
+    return tf.raw_ops.VariableShape(input=matrix.variable.handle, out_type=tf.int64)[0]
 
 
 def reserve_rows(matrix: GrowingRows, count: tf.Tensor) -> list[tf.Operation]:
@@ -91,7 +92,7 @@ def reserve_rows(matrix: GrowingRows, count: tf.Tensor) -> list[tf.Operation]:
 
     Args:
         matrix: The matrix.
-        count: Rows that it must have, int32 scalar.
+        count: Rows that it must have, int64 scalar.
     """
     handle, dtype = matrix.variable.handle, matrix.dtype
     held = read_capacity(matrix)
@@ -101,7 +102,7 @@ def reserve_rows(matrix: GrowingRows, count: tf.Tensor) -> list[tf.Operation]:
     rows = tf.range(tf.maximum(ahead, count))
     # New rows are copies of that of padding, which holds the first value.
     grown = tf.raw_ops.ResourceGather(
-        resource=handle, indices=tf.where(rows < held, rows, 0), dtype=dtype
+        resource=handle, indices=tf.where(rows < held, rows, PAD_ID), dtype=dtype
     )
     with tf.control_dependencies([grown]):
         emptied = tf.raw_ops.AssignVariableOp(

@@ -20,6 +20,7 @@ from training.embedding.dynamic_table import DynamicTable
 from training.embedding.growing_rows import GrowingRows, read_capacity, reserve_rows
 from training.embedding.key_space import KeySpace
 from training.embedding.table import EmbeddingTable
+from training.open_iterators import close_iterators_at_exit
 
 ARRIVALS = "arrivals"
 """Key of a batch that holds the rows that are new in it; no feature is named so."""
@@ -85,6 +86,7 @@ def map_keys(
     Returns:
         Batches with rows in place of keys, and the rows that are new in them.
     """
+    close_iterators_at_exit()
     mappers = [_build_mapper(part, batches) for part in keyed]
     specs = dataset.element_spec
 
@@ -140,12 +142,11 @@ def _build_admission(
     """Returns the branch of a step that meets new keys."""
 
     def admit() -> tf.Operation:
-        rows = tf.cast(count, tf.int32)
         done: list[tf.Operation] = []
         for matrix in part.space.matrices:
             # One after the other: memory for two copies of one of them, not of all.
             with tf.control_dependencies(done):
-                done = [_reserve(matrix, rows)]
+                done = [_reserve(matrix, count)]
         with tf.control_dependencies(done):
             new = tf.range(known, count)
             done = [

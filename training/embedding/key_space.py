@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -46,6 +47,8 @@ class KeySpace(tf.Module):
         self.refused = 0
         self._members = _Members()
         self._session = 0
+        self._turn = threading.Lock()  # A session's batch is mapped whole, or no longer.
+        self._is_told = False
         self.known_rows = tf.Variable(
             FIRST_ROW, dtype=tf.int64, trainable=False, name=f"{name}/known_rows"
         )
@@ -82,25 +85,31 @@ class KeySpace(tf.Module):
         Returns:
             Function of keys, int64 `[n]`, to their rows, int64 `[n]`, and the rows there are then.
         """
-        self._session += 1
-        self.refused = 0
-        self.index.truncate(self.row_count)
-        session = self._session
+        with self._turn:
+            self._session += 1
+            self.refused = 0
+            self.index.truncate(self.row_count)
+            session = self._session
 
         def map_keys(keys: np.ndarray) -> tuple[np.ndarray, int]:
-            if session != self._session:
-                return self.index.find(keys), len(self.index)
-            rows, refused = self.index.map(keys)
-            if refused and not self.refused:
-                _log.warning(
-                    "dynamic table %s is full (max_rows = %d): further new keys read zeros",
-                    self.label,
-                    self.max_rows,
-                )
-            self.refused += refused
-            return rows, len(self.index)
+            with self._turn:
+                if session != self._session:
+                    return self.index.find(keys), len(self.index)
+                rows, refused = self.index.map(keys)
+                self.refused += refused
+                self._tell_if_full()
+                return rows, len(self.index)
 
         return map_keys
+
+    def _tell_if_full(self) -> None:
+        if self.refused and not self._is_told:
+            self._is_told = True
+            _log.warning(
+                "dynamic table %s is full (max_rows = %d): further new keys read zeros",
+                self.label,
+                self.max_rows,
+            )
 
     def find(self, keys: tf.Tensor) -> tf.Tensor:
         """Returns the rows of keys as they are looked up here: see `translating`.
@@ -141,10 +150,11 @@ class KeySpace(tf.Module):
         Raises:
             ValueError: As for `KeyIndex.set_keys`.
         """
-        self._session += 1
-        self.known_rows.assign(FIRST_ROW)
-        self.index.set_keys(keys)
-        self.known_rows.assign(len(self.index))
+        with self._turn:
+            self._session += 1
+            self.known_rows.assign(FIRST_ROW)
+            self.index.set_keys(keys)
+            self.known_rows.assign(len(self.index))
 
     def find_problems(self, found: Mapping[str, tuple[str, list[int]]]) -> list[str]:
         """Returns why saved tensors cannot be taken over; none: they can.
@@ -178,7 +188,9 @@ class _Members:
 
 def _find_on_host(space: KeySpace, keys: tf.Tensor) -> tf.Tensor:
     values = np.asarray(keys)
-    return tf.constant(space.index.find(values.ravel()).reshape(values.shape))
+    rows = space.index.find(values.ravel()).reshape(values.shape)
+    # The input may be ahead: a row that no step has come to holds nothing yet.
+    return tf.constant(np.where(rows < space.row_count, rows, OOV_ID))
 
 
 def _are_rows(space: KeySpace, keys: tf.Tensor) -> tf.Tensor:

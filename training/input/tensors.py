@@ -13,6 +13,7 @@ from training.input.columns import Column
 from training.input.rows import Rows, regroup
 from training.input.sparse import build_sparse
 from training.input_errors import carry
+from training.open_iterators import close_iterators_at_exit
 
 Batch = dict[str, Any]
 
@@ -57,6 +58,7 @@ class BatchLayout:
                 already where lists are cut). No batch lies across two epochs; of several epochs the
                 remainders must be dropped.
         """
+        close_iterators_at_exit()
         size, is_uniform = self._batch_size, self.is_uniform
         most = max(1, SLAB_ROWS // size) * size if is_uniform else size
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.training import MFConfig
 from training.embedding.table import EmbeddingTable
@@ -25,6 +26,9 @@ class MatrixFactorization(RetrievalModel):
         config: The model's config.
         manifest: The dataset version whose keys it reads.
         seed: Seed of the first weights.
+
+    Raises:
+        ConfigError: The config names tables that the model cannot have.
     """
 
     def __init__(self, config: MFConfig, manifest: Manifest, seed: int) -> None:
@@ -36,13 +40,23 @@ class MatrixFactorization(RetrievalModel):
         self.user_inputs = (user.name,)
         self.item_inputs = (item.name,)
         self.temperature = config.temperature
-        # Users and items have each their own space even where a history shares the item's table.
-        self.user_table, self.item_table = builder.build(user), builder.build(item)
         self._normalize = config.normalize
-        self.tables = {user.table: self.user_table, item.table: self.item_table}
+        # Users who are items too, as where users follow users, may share a table.
+        self.tables = {
+            spec.table: builder.build(spec)
+            for spec in {spec.table: spec for spec in (user, item)}.values()
+        }
+        self.user_table, self.item_table = self.tables[user.table], self.tables[item.table]
         self.item_bias: EmbeddingTable | None = None
         if config.item_bias:
             name = f"{item.table}{BIAS_SUFFIX}"
+            if name in self.tables:
+                raise ConfigError(
+                    "the table of the items' bias has the name of another table",
+                    received=name,
+                    fix=f"call the table of {user.name} something else, or set "
+                    "model.item_bias=false",
+                )
             self.item_bias = builder.build_beside(name, self.item_table, 1)
             self.tables[name] = self.item_bias
 

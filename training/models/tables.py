@@ -54,6 +54,7 @@ class TableBuilder:
             features = _find_features(name, table, by_name)
             if isinstance(table, DynamicTableConfig):
                 self._add(_Dynamic(name, table, features), by_name)
+        self._refuse_taken_names(by_name)
 
     def resolve(self, spec: FeatureSpec) -> FeatureSpec:
         """Returns a feature's spec with the table that it reads."""
@@ -113,6 +114,26 @@ class TableBuilder:
                 allowed="features of one vocabulary, all of hash_key, or all as they are",
                 fix="give each its own table",
             )
+
+    def _refuse_taken_names(self, specs: Mapping[str, FeatureSpec]) -> None:
+        """Refuses tables that other features read too, by a name that they have in common."""
+        for table in {found.name: found for found in self._of_feature.values()}.values():
+            others = [
+                spec.name
+                for spec in specs.values()
+                if spec.table == table.name
+                and spec.name not in self._of_feature
+                and spec.vocabulary_size is not None
+            ]
+            if others:
+                raise ConfigError(
+                    f"model.embeddings.{table.name} is the table of other features by its name, "
+                    "and `features` leaves them out",
+                    received=f"features: {', '.join(table.features)}; without it "
+                    f"{', '.join(others)} would read static rows of the same table",
+                    allowed="a name that no other feature's table has, or all of its features",
+                    fix=f"call the table something else, or add {', '.join(others)} to `features`",
+                )
 
 
 def _find_features(name: str, table: object, specs: Mapping[str, FeatureSpec]) -> tuple[str, ...]:

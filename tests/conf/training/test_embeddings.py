@@ -30,6 +30,8 @@ def test_a_kind_may_stand_alone_and_keys_without_one_are_those_of_a_dynamic_tabl
         ("model.embedings.a=dynamic", "embeddings"),
         ("model.embeddings.a.max_row=7", "max_rows"),
         ("model.embeddings.a.max_rows=0", "max_rows"),
+        ("model.embeddings.a.max_rows=18446744073709551616", "less than or equal"),
+        ("model.embeddings.a.capacity=9223372036854775807", "less than or equal"),
         ("model.embeddings.a=dinamic", "dynamic"),
         ("model.embeddings.a.features=[]", "features"),
     ],

@@ -18,7 +18,9 @@ def reserve(matrix: GrowingRows, count: int) -> int:
         with tf.control_dependencies(reserve_rows(matrix, rows)):
             return read_capacity(matrix)
 
-    return int(strategy.experimental_local_results(strategy.run(run, (tf.constant(count),)))[0])
+    return int(
+        strategy.experimental_local_results(strategy.run(run, (tf.constant(count, tf.int64),)))[0]
+    )
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -51,3 +53,8 @@ def test_is_as_long_as_there_are_keys() -> None:
 def test_no_memory_beyond_the_most_keys_there_may_be() -> None:
     matrix = GrowingRows(KeySpace("item", max_rows=11), 2, "rows")
     assert reserve(matrix, 12) == 13
+
+
+def test_a_limit_of_more_than_32_bits_is_none() -> None:
+    matrix = GrowingRows(KeySpace("item", max_rows=3_000_000_000), 2, "rows")
+    assert reserve(matrix, 12) == 18

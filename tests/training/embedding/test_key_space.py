@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 import numpy as np
 import pytest
@@ -73,3 +74,45 @@ def test_memory_for_rows_is_reserved_up_to_the_limit() -> None:
 
     assert reserved(capacity=100) == 102
     assert reserved(capacity=100, max_rows=7) == 9
+
+
+def test_that_a_table_is_full_is_not_said_again_in_later_epochs(caplog) -> None:
+    space = build(max_rows=4)
+    with caplog.at_level(logging.WARNING, "sluice.training.embedding"):
+        for _ in range(3):
+            space.begin()(np.array([8]))
+            assert space.refused == 1
+    assert len(caplog.records) == 1
+
+
+def test_what_the_input_has_numbered_ahead_is_not_known_yet() -> None:
+    space = build()
+    rows, _ = space.begin()(np.array([5, 8, 9]))
+    assert rows.tolist() == [2, 6, 7]
+    assert space.find(tf.constant([5, 8, 9, 0], tf.int64)).numpy().tolist() == [2, 1, 1, 0]
+    space.known_rows.assign(7)
+    assert space.find(tf.constant([5, 8, 9, 0], tf.int64)).numpy().tolist() == [2, 6, 1, 0]
+
+
+def test_a_batch_is_mapped_before_a_new_session_begins_or_adds_nothing() -> None:
+    space = build()
+    stale = space.begin()
+    inside, may_go_on = threading.Event(), threading.Event()
+    map_in_index = space.index.map
+
+    def wait_and_map(keys: np.ndarray):
+        inside.set()
+        may_go_on.wait(10)
+        return map_in_index(keys)
+
+    space.index.map = wait_and_map  # type: ignore[method-assign]
+    mapping = threading.Thread(target=stale, args=(np.array([8, 9]),))
+    mapping.start()
+    assert inside.wait(10)
+    beginning = threading.Thread(target=space.begin)
+    beginning.start()
+    beginning.join(0.2)
+    may_go_on.set()
+    mapping.join()
+    beginning.join()
+    assert len(space.index) == space.row_count == 6

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 import tensorflow as tf
 
+from conf.errors import ConfigError
 from conf.manifest import Manifest
+from conf.schema import FeatureSchema
 from conf.training import MFConfig
 from training.models.mf import MatrixFactorization
 
@@ -53,3 +58,25 @@ def test_an_unknown_user_ranks_by_the_items_bias(tiny_manifest: Manifest) -> Non
     user = model.embed_users({"user_id": tf.constant([1], tf.int64)})
     items = model.embed_items({"movie_id": tf.range(2, size)})
     np.testing.assert_allclose(items @ tf.transpose(user), bias[2:], atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_users_who_are_items_share_a_table(kind: str, tiny_manifest: Manifest) -> None:
+    item = tiny_manifest.schema["movie_id"]
+    follower = replace(item, name="user_id", role="user", shared_embedding="movie_id")
+    features = [
+        follower if spec.name == "user_id" else spec for spec in tiny_manifest.schema.features
+    ]
+    manifest = replace(tiny_manifest, schema=FeatureSchema(tuple(features)))
+    config = MFConfig.model_validate({"embedding_dim": 3, "embeddings": {"movie_id": kind}})
+    model = MatrixFactorization(config, manifest, 1)
+    assert model.user_table is model.item_table is model.tables["movie_id"]
+    assert not model.dense_variables
+    assert len(model.table_variables) == len(model.trainable_variables) == 2
+
+
+def test_a_table_named_as_the_bias_is_refused(tiny_manifest: Manifest) -> None:
+    tables = {"movie_id_bias": {"features": ["user_id"]}}
+    config = MFConfig.model_validate({"embedding_dim": 3, "embeddings": tables})
+    with pytest.raises(ConfigError, match="name of another table"):
+        MatrixFactorization(config, tiny_manifest, 1)

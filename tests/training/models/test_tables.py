@@ -64,6 +64,10 @@ def test_a_table_beside_a_static_one_is_static(tiny_manifest: Manifest) -> None:
         ({"label": "dynamic"}, "whole numbers"),
         ({"movie_id": "dynamic", "a": {"features": ["history"]}}, "two tables"),
         ({"a": {"features": ["history", "genres"]}}, "vocabulary genres, vocabulary movie_id"),
+        # By its name a table is also that of features that it leaves out.
+        ({"movie_id": {"features": ["movie_id"]}}, "add history to `features`"),
+        ({"movie_id": {"features": ["history"]}}, "add movie_id to `features`"),
+        ({"genres": {"features": ["user_id"]}}, "add genres to `features`"),
     ],
 )
 def test_names_that_do_not_fit_are_refused(embeddings, error, tiny_manifest: Manifest) -> None:
