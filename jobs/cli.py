@@ -107,9 +107,9 @@ def run_app(
     arguments = list(sys.argv[1:] if argv is None else argv)
     json_lines = wants_json(arguments)
     try:
-        result = typer.main.get_command(app).main(
-            args=arguments, prog_name=prog_name, standalone_mode=False
-        )
+        command = typer.main.get_command(app)
+        command.context_settings.setdefault("help_option_names", ["-h", "--help"])
+        result = command.main(args=arguments, prog_name=prog_name, standalone_mode=False)
         if result == _INTERRUPTED:
             raise KeyboardInterrupt
         return int(result) if isinstance(result, int) else ExitCode.OK

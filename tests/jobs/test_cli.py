@@ -45,23 +45,10 @@ def test_unknown_subcommand_names_the_nearest(capsys):
     assert "did you mean 'build'?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "data",
-        "build",
-        "train",
-        "evaluate",
-        "export",
-        "predict",
-        "inspect",
-        "convert",
-        "report",
-        "demo",
-    ],
-)
-def test_every_subcommand_explains_itself(capsys, name):
-    assert main([name, "--help"]) == 0
+@pytest.mark.parametrize("asked", ["--help", "-h"])
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_every_subcommand_explains_itself(capsys, name, asked):
+    assert main([name, asked]) == 0
     assert "Usage" in capsys.readouterr().out
 
 
