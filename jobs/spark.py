@@ -60,6 +60,7 @@ def build_session(config: SparkConfig, app_name: str) -> SparkSession:
     submitted = _SUBMITTED in os.environ
     if not submitted:
         ensure_java()
+        set_java_locale()
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
@@ -104,6 +105,16 @@ def _forwarded_environment() -> dict[str, str]:
     """Variables of this process that the executors' Python workers must see too."""
     value = os.environ.get(NO_JIT_CACHE_VARIABLE)
     return {} if value is None else {f"spark.executorEnv.{NO_JIT_CACHE_VARIABLE}": value}
+
+
+def set_java_locale() -> None:
+    """Lets a Java that is started here read file names as Python does, which is as UTF-8.
+
+    `LC_ALL=C` makes Java find no file whose name is not ASCII. Without it, Python itself sets
+    `LC_CTYPE` for the processes that it starts (PEP 538).
+    """
+    if os.environ.get("LC_ALL") in ("C", "POSIX"):
+        os.environ["LC_ALL"] = "C.UTF-8"
 
 
 def java_options() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -20,6 +22,18 @@ if TYPE_CHECKING:
 
 # Read by whatever starts a Spark below this process.
 os.environ["SPARK_CONF_DIR"] = str(Path(__file__).with_name("spark_conf"))
+# How wide and colourful a terminal is, and which proxy leads outside, is said by tests alone.
+for _name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "PY_COLORS"):
+    os.environ.pop(_name, None)
+for _name in ("no_proxy", "NO_PROXY"):
+    os.environ[_name] = ",".join(filter(None, ["127.0.0.1,localhost", os.environ.get(_name)]))
+# How long an example takes says how busy the machine is, and what was compiled before.
+settings.register_profile(
+    "sluice", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("sluice")
+# Of what a command that runs in this process logs to; see `jobs.logs`.
+_COMMAND_LOGGERS = ("sluice", "etl", "training")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -28,8 +42,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: -slow[item.path])
 
 
+@pytest.fixture(autouse=True)
+def kept_loggers() -> Iterator[None]:
+    """Puts loggers back: a command leaves them with a stream that ends with its test."""
+    loggers = [logging.getLogger(name) for name in _COMMAND_LOGGERS]
+    before = [(logger.handlers, logger.level, logger.propagate) for logger in loggers]
+    yield
+    for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
+
+
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The one Spark session of the suite."""
     from conf.etl import SparkConfig
     from jobs.spark import build_session
@@ -41,7 +66,7 @@ def spark() -> Iterator[SparkSession]:
         driver_memory="2g",
         shuffle_partitions=4,
         conf={
-            "spark.sql.warehouse.dir": "/tmp/sluice-test-warehouse",
+            "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
             **({"spark.jars": avro} if avro else {}),
         },
     )

@@ -83,7 +83,6 @@ def test_what_is_not_watched_is_built_anew_and_said(spark, tmp_path, statement, 
     first = build_dataset(spark, config)
     assert state_of(first) is None
     with caplog.at_level(logging.INFO, "sluice.build"):
-        logging.getLogger("sluice").propagate = True
         assert build_dataset(spark, config).is_new
     assert "nothing tells whether users changed" in caplog.text
 

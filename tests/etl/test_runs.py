@@ -85,7 +85,6 @@ def test_same_run_builds_nothing_a_changed_input_builds_anew_and_going_back_take
     settings = config.spark.model_copy(update={"shuffle_partitions": 3})
     other_session = config.model_copy(update={"spark": settings})
     with caplog.at_level(logging.INFO, "sluice.build"):
-        logging.getLogger("sluice").propagate = True
         again = build_dataset(spark, other_session)
     assert (again.version, again.is_new) == (first.version, False)
     assert "nothing was built" in caplog.text

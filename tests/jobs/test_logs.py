@@ -12,10 +12,7 @@ from jobs.logs import setup_logging
 
 @pytest.fixture
 def sluice_log():
-    logger = logging.getLogger("sluice")
-    before = logger.handlers, logger.level, logger.propagate
-    yield logging.getLogger("sluice.some.part")
-    logger.handlers, logger.level, logger.propagate = before
+    return logging.getLogger("sluice.some.part")
 
 
 def test_warnings_stand_out_from_progress(sluice_log, capsys):

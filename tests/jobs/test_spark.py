@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from pyspark import SparkConf
 
-from jobs.spark import java_options, set_fast_plans
+from jobs.spark import java_options, set_fast_plans, set_java_locale
 
 ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
@@ -51,3 +51,13 @@ def test_java_starts_whatever_collector_the_environment_names(given, monkeypatch
     flags = {line.split()[1]: line.split()[3] for line in done.stdout.splitlines() if "Use" in line}
     wanted = given.rpartition("+")[2] or "UseParallelGC"
     assert flags[wanted] == "true"
+
+
+@pytest.mark.skipif(shutil.which("java") is None, reason="no Java on the path")
+@pytest.mark.parametrize("given", ["C", "POSIX", "C.UTF-8"])
+def test_java_reads_file_names_as_python_does(given, monkeypatch):
+    monkeypatch.setenv("LC_ALL", given)
+    set_java_locale()
+    asked = ["java", "-XshowSettings:properties", "-version"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=True)
+    assert "sun.jnu.encoding = UTF-8" in done.stderr

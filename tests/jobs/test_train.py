@@ -218,7 +218,8 @@ def wait_for(process: subprocess.Popen[str], root: Path, pattern: str) -> Path:
 
 
 def test_sigterm_saves_and_ends_with_its_own_exit_code(dataset: Path, tmp_path: Path) -> None:
-    _, process = start(dataset, tmp_path)
+    # More epochs than it can come to before the signal.
+    _, process = start(dataset, tmp_path, "--set", "fit.epochs=100000")
     run = wait_for(process, tmp_path, "metrics.jsonl")
     process.send_signal(signal.SIGTERM)
     _, told = process.communicate(timeout=120)

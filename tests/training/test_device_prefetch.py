@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from tests.training.toy_training import ToyModel, build_toy_batches, squared_err
 from training import learner
 from training.device_prefetch import build_prefetching_steps, find_prefetch_device
 from training.optimizers import Optimizers
-from training.step import RunSteps, StepOptions, TrainStep, build_run_steps
+from training.step import RunSteps, StepFunction, StepOptions, TrainStep, build_run_steps
 from training.step_log import read_steps
 
 CPU = "CPU:0"
@@ -77,26 +79,42 @@ def test_takes_lists_sparse_tensors_and_text() -> None:
     assert losses.numpy().tolist() == [1 + 2 + 5 + 1, 7 + 2, 3]
 
 
+def in_python(function: Callable[[float], float], x: tf.Tensor) -> tf.Tensor:
+    return tf.ensure_shape(tf.numpy_function(function, [x], tf.float32), [])
+
+
 def test_the_next_batch_is_made_while_a_step_runs() -> None:
-    slow_s, count = 0.1, 6
+    slow_s, count = 0.05, 6
 
-    def wait(x: tf.Tensor) -> tf.Tensor:
-        waited = tf.numpy_function(lambda v: time.sleep(slow_s) or v, [x], tf.float32)
-        return tf.ensure_shape(waited, [])
+    def run(build: Callable[[StepFunction], RunSteps], patience_s: float) -> tuple[set, float]:
+        """Whether steps have met the batch after their own, and the time that was waited."""
+        made, met = [threading.Event() for _ in range(count)], set()
 
-    rows = tf.data.Dataset.from_tensor_slices({"x": np.ones(count, np.float32)})
-    rows = rows.map(lambda row: {"x": wait(row["x"])})
-    options = tf.data.Options()
-    options.experimental_optimization.inject_prefetch = False  # Else rows are ready anyway.
-    rows = rows.with_options(options)
+        def make(number: float) -> float:
+            time.sleep(slow_s)
+            made[int(number)].set()
+            return number
 
-    def run(run_steps: RunSteps) -> float:
-        return float(run_steps(iter(rows), tf.constant(count)).wait_s)
+        def take(number: float) -> float:
+            met.update(event.wait(patience_s) for event in made[int(number) + 1 :][:1])
+            time.sleep(slow_s)  # Meanwhile it arrives.
+            return number
 
-    plain = run(build_run_steps(tf.distribute.get_strategy(), lambda batch: wait(batch["x"])))
-    ahead = run(build_prefetching_steps(lambda batch: wait(batch["x"]), CPU))
+        rows = tf.data.Dataset.from_tensor_slices({"x": np.arange(count, dtype=np.float32)})
+        rows = rows.map(lambda row: {"x": in_python(make, row["x"])})
+        options = tf.data.Options()
+        options.experimental_optimization.inject_prefetch = False  # Else rows are ready anyway.
+        run_steps = build(lambda batch: in_python(take, batch["x"]))
+        result = run_steps(iter(rows.with_options(options)), tf.constant(count))
+        return met, float(result.wait_s)
+
+    strategy = tf.distribute.get_strategy()
+    met, plain_s = run(lambda step: build_run_steps(strategy, step), 0.0)
+    assert met == {False}
+    met, ahead_s = run(lambda step: build_prefetching_steps(step, CPU), 60.0)
+    assert met == {True}
     # Only the first batch, and what a busy machine adds, is waited for.
-    assert ahead < plain / 2
+    assert ahead_s < plain_s
 
 
 def test_a_run_has_the_same_losses_and_rows(

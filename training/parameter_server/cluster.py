@@ -73,8 +73,9 @@ def is_listening(address: str) -> bool:
     """Returns whether a process listens on a `host:port`."""
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), PROBE_TIMEOUT_S):
-            return True
+        with socket.create_connection((host.strip("[]"), int(port)), PROBE_TIMEOUT_S) as probe:
+            # Where nobody listens the system may give the probe that very port: it meets itself.
+            return probe.getsockname() != probe.getpeername()
     except OSError:
         return False
 

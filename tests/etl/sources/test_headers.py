@@ -111,7 +111,6 @@ def test_by_name_each_file_has_the_columns_of_its_own_header(spark, tmp_path, ca
     write(tmp_path, "d.csv", b"id,kind\n5,w\n")
     columns = [COLUMNS[0], {**COLUMNS[1], "nullable": True}]
     with caplog.at_level(logging.WARNING, "sluice.sources"):
-        logging.getLogger("sluice").propagate = True
         source = read(spark, tmp_path, header="by_name", columns=columns)
     assert "not declared: more" in caplog.text
     assert rows(source) == [(1, "x"), (2, "y"), (3, "z"), (4, None), (5, "w")]

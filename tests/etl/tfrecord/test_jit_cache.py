@@ -14,6 +14,8 @@ import pytest
 from etl.tfrecord import jit_cache, kernels
 
 ROOT = Path(kernels.__file__).parents[2]
+# What else says where the cache is, or whether there is one.
+PLACES = ("NUMBA_CACHE_DIR", "HOME", "XDG_CACHE_HOME", jit_cache.SWITCH)
 PROGRAM = "from outer import run\nprint(run(40), sum(run.stats.cache_hits.values()))"
 
 
@@ -34,7 +36,7 @@ def project(tmp_path: Path) -> Path:
 
 def start(project: Path, program: str = PROGRAM, **environment: str) -> subprocess.Popen:
     paths = os.pathsep.join([str(project), str(ROOT)])
-    inherited = {k: v for k, v in os.environ.items() if k not in ("NUMBA_CACHE_DIR", "HOME")}
+    inherited = {k: v for k, v in os.environ.items() if k not in PLACES}
     return subprocess.Popen(
         [sys.executable, "-B", "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True, env={**inherited, "PYTHONPATH": paths, "HOME": "/nonexistent", **environment},

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from etl.tfrecord import memory
 from etl.tfrecord.memory import allocate
 
 
@@ -15,7 +17,8 @@ def test_memory_is_aligned():
     assert arrays["b"].tolist() == [1] * 7
 
 
-def test_memory_is_used_again_only_when_every_view_has_gone():
+def test_memory_is_used_again_only_when_every_view_has_gone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(memory, "_FREE", [])  # else what other tests gave back may come first
     shapes = {"a": ((40_000_000,), np.dtype(np.uint8))}
     array = allocate(shapes)["a"]
     place = array.ctypes.data

@@ -42,7 +42,7 @@ def test_what_is_written_is_the_state_at_the_call(begin, monkeypatch) -> None:
     """Training goes on while the thread writes; both kinds of updates must not show."""
     write, go_on = module.write_checkpoint, threading.Event()
     monkeypatch.setattr(
-        module, "write_checkpoint", lambda *arguments: go_on.wait(10) and write(*arguments)
+        module, "write_checkpoint", lambda *arguments: go_on.wait(120) and write(*arguments)
     )
     training = begin()
     training.step()

@@ -51,9 +51,18 @@ def test_anything_else_is_refused(given: dict[str, str], message: str) -> None:
 
 
 def test_a_port_is_seen_as_long_as_somebody_listens() -> None:
-    (silent,) = find_addresses(1)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
+    address, silent = find_addresses(2)
+    with socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))):
         assert is_listening(address)
         assert find_silent([address, silent]) == [silent]
     assert not is_listening(address)
+
+
+def test_a_probe_that_meets_itself_has_found_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = socket.socket()
+    probe.bind(("127.0.0.1", 0))  # as the system may do, whose choice it is
+    probe.connect(probe.getsockname())
+    address = "{}:{}".format(*probe.getsockname())
+    monkeypatch.setattr(socket, "create_connection", lambda *_: probe)
+    assert not is_listening(address)
+    assert probe.fileno() == -1  # closed: it had come so far

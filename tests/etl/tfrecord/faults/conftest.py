@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,11 +110,13 @@ def find_writers(root: Path) -> list[int]:
     return found
 
 
-def wait_for_writers(root: Path, timeout_s: float = 300) -> list[int]:
-    """Waits until tasks are in the middle of a write."""
+def wait_for_writers(
+    root: Path, timeout_s: float = 300, without: Collection[int] = ()
+) -> list[int]:
+    """Waits until tasks, in other processes than some, are in the middle of a write."""
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
-        writers = find_writers(root)
+        writers = [pid for pid in find_writers(root) if pid not in without]
         if writers:
             return writers
         time.sleep(0.02)

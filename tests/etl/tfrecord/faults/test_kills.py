@@ -62,9 +62,10 @@ def test_a_task_that_is_always_killed_fails_the_job_alone(
     assert local_driver.run(path=str(out), mode="overwrite", rows=100) == {}
     before = read_committed(out)
     local_driver.send(path=str(out), mode="overwrite", **JOB, partitions=1)
-    for _ in range(4):
-        kill(wait_for_writers(out)[0])
-        time.sleep(0.3)
+    killed: list[int] = []
+    for _ in range(4):  # each in a process of its own, however long the last one took to die
+        killed.append(wait_for_writers(out, without=killed)[0])
+        kill(killed[-1])
     assert "error" in local_driver.receive()
     assert read_committed(out) == before
     check_output(out, 100)
