@@ -213,6 +213,18 @@ def test_a_dataset_to_mix_in_that_the_model_does_not_fit_is_refused(
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_dataset_to_mix_in_with_other_tokens_is_refused(
+    tmp_path: Path, tiny_version: Path
+) -> None:
+    other = write_tiny_dataset(tmp_path, "other", TinyConfig(seed=9))
+    mix = InputConfig.model_validate(
+        {"batch_size": 64, "mix": [{"dataset": str(other), "weight": 0.1}]}
+    )
+    with pytest.raises(InputDataError, match="stand for other tokens"):
+        fit(configure(tiny_version, tmp_path / "runs", input=mix))
+    assert not (tmp_path / "runs").exists()
+
+
 def test_what_the_input_left_out_is_told_and_kept(tmp_path: Path) -> None:
     version = write_tiny_dataset(tmp_path, config=TinyConfig(users=40))
     shard = version / "train" / "part-00001.tfrecord"
