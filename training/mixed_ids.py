@@ -33,7 +33,9 @@ def check_mixed_ids(
         InputDataError: A feature's ids do not agree, or the encoders of a version are damaged.
     """
     names = [name for name in features if manifest.schema[name].vocabulary_size is not None]
-    mixed = [part for part in mixed if part[1].encoders_fingerprint != manifest.encoders_fingerprint]
+    mixed = [
+        part for part in mixed if part[1].encoders_fingerprint != manifest.encoders_fingerprint
+    ]
     if not names or not mixed:
         return
     own = read_encoded_version(version_dir, manifest)

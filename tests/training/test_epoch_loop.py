@@ -113,7 +113,7 @@ def test_weights_that_burst_in_the_last_step_are_not_saved(
     )
     trainer = Trainer(config, data, tf.distribute.get_strategy(), Silent())
     trainer.steps_per_epoch = trainer._runner.steps_per_epoch = 1
-    with pytest.raises(TrainingDivergedError, match="epoch 1, at step 1\n.*not finite"):
+    with pytest.raises(TrainingDivergedError, match=r"epoch 1, at step 1\n.*not finite"):
         trainer.fit(tmp_path, None)
     assert list_entries(tmp_path / "checkpoints" / "last") == []
     check_written_batch(trainer, tmp_path, Position(0, 0))
@@ -148,7 +148,7 @@ def test_state_that_bursts_where_no_loss_shows_it_leaves_the_batch(
             yield chunk
 
     monkeypatch.setattr(trainer._runner, "run", bursting)
-    message = f"epoch 1, at step {every_steps}\n.*second_moment.* is not finite"
+    message = rf"epoch 1, at step {every_steps}\n.*second_moment.* is not finite"
     with pytest.raises(TrainingDivergedError, match=message):
         trainer.fit(tmp_path, None)
     assert list_entries(tmp_path / "checkpoints" / "last") == []

@@ -33,7 +33,7 @@ def test_other_tokens_under_as_many_ids_are_refused(
     other = write_tiny_dataset(tmp_path, "other", TinyConfig(seed=9))
     sizes = [m.schema["movie_id"].vocabulary_size for m in (read_manifest(other), tiny_manifest)]
     assert sizes[0] == sizes[1]
-    with pytest.raises(InputDataError, match="'(history|movie_id)'") as caught:
+    with pytest.raises(InputDataError, match=r"'(history|movie_id)'") as caught:
         check(tiny_version, tiny_manifest, other)
     assert "'other'" in caught.value.render()
     check(tiny_version, tiny_manifest, other, ["user_id"])

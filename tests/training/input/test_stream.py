@@ -71,9 +71,7 @@ def test_a_pool_is_drawn_from_as_many_shards_as_are_interleaved(
     stored = [set(map(tuple, pool)) for pool in pools(
         replace(stream_of(tiny_version, tiny_manifest, None), pool_rows=195, batch_size=195)
     )]  # fmt: skip
-    config = stream_of(
-        tiny_version, tiny_manifest, 3, shuffle_buffer=100, interleave_shards=shards
-    )
+    config = stream_of(tiny_version, tiny_manifest, 3, shuffle_buffer=100, interleave_shards=shards)
     first = set(map(tuple, next(iter(pools(config)))))
     unique = [own - set().union(*(other for other in stored if other is not own)) for own in stored]
     assert sum(bool(first & own) for own in unique) == shards
