@@ -47,7 +47,7 @@ def test_what_is_read_from_a_later_record_on_is_checked(shard: Shard) -> None:
     content = bytearray(Path(shard.path).read_bytes())
     content[content.index(RECORDS[200])] ^= 1
     Path(shard.path).write_bytes(content)
-    with pytest.raises(CorruptRecordError, match="payload.*record 200"):
+    with pytest.raises(CorruptRecordError, match=r"checksum of the payload"):
         read_all(ShardReader(shard, 57, DamagePolicy()), 300)
     assert read_all(ShardReader(shard, 299, DamagePolicy()), 300) == RECORDS[299:]
 
