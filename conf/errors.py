@@ -81,6 +81,10 @@ class InputDataError(SluiceError):
     exit_code = ExitCode.INPUT_REFUSED
 
 
+class TooFewRowsError(InputDataError):
+    """The data is sound, and the config asks for more rows than it leaves of them."""
+
+
 class UpstreamNotReadyError(SluiceError):
     """Something that this job waits for is not there yet, or is being written right now."""
 

@@ -25,10 +25,11 @@ from training.input import (
     count_rows,
     count_steps,
 )
-from training.input_errors import input_errors
+from training.input_errors import input_errors, is_carried
 from training.position import Position
 from training.step import RunSteps, StepsResult
 from training.strategy import distribute_batches
+from training.stray_ids import find_stray_id
 
 
 @dataclass(frozen=True)
@@ -203,6 +204,15 @@ class ChunkRunner:
                 allowed=f"{self.steps_per_epoch} batches of {self.config.input.batch_size} rows",
                 fix="restore the shards that are damaged or gone by now, or start a new run",
             ) from error
+        except tf.errors.InvalidArgumentError as error:
+            # What CPUs say of a gather beyond a table; not of what the input itself has raised.
+            if is_carried(error):
+                raise
+            again = self._open(position, InputCounts()).take(steps)
+            stray = find_stray_id(again, self.data.manifest, self._inputs.features)
+            if stray is None:
+                raise
+            raise stray from error
 
     def _end(self, iterator: Any, epoch: int, counts: InputCounts) -> None:
         """Notes what an epoch left out: all of it is read by then, the tail included."""

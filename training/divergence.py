@@ -32,12 +32,12 @@ EXTREME_VALUE = 1e6
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first step whose loss is not finite.
+    """The step after which something was not finite first.
 
     Attributes:
         position: Its batch.
         step: One-based step, over all epochs.
-        loss: NaN or an infinity; NaN too where a gradient was not finite.
+        loss: NaN or an infinity; NaN too where a gradient or the state was not finite.
     """
 
     position: Position

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
 
+from conf.errors import TrainingDivergedError
 from training.checkpoint import Checkpoints
 from training.chunks import Chunk, ChunkRunner
 from training.divergence import Divergence, build_divergence_error, write_divergence
@@ -87,10 +89,44 @@ class EpochLoop:
         return standing
 
     def save(self, standing: Standing, *, best: bool = False) -> None:
-        """Saves the state at a standing."""
+        """Saves the state at a standing.
+
+        Raises:
+            TrainingDivergedError: A number of this state or of the one before is not finite.
+        """
         self._files.steps.sync()
-        self._files.checkpoints.save(standing, best=best)
+        with self._saving():
+            self._files.checkpoints.save(standing, best=best)
         self._saved_at = time.monotonic()
+
+    def wait(self) -> None:
+        """Waits until all that was saved is on the disk; raises what `save` does."""
+        with self._saving():
+            self._files.checkpoints.wait()
+
+    def diverge(self, done: Position, received: str) -> NoReturn:
+        """Ends training whose state is not finite; writes the batch of the last step.
+
+        Args:
+            done: Where the state was seen.
+            received: What was seen.
+
+        Raises:
+            TrainingDivergedError: Always.
+        """
+        steps = self._runner.steps_per_epoch
+        last = divmod(done.step(steps) - 1, steps)
+        self._diverge(Position(*last), math.nan, received)
+
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        try:
+            yield
+        except TrainingDivergedError as error:
+            saved = self._files.checkpoints.saved
+            if saved is None:
+                raise
+            self.diverge(saved, str(error.received))
 
     def save_and_stop(self, standing: Standing) -> NoReturn:
         """Saves the state, waits until it is on the disk, and ends training.
@@ -101,7 +137,7 @@ class EpochLoop:
         if self._files.checkpoints.saved != standing.position:
             self._progress.message("asked to stop: saving the state of training")
             self.save(standing)
-        self._files.checkpoints.wait()
+        self.wait()
         position = standing.position
         raise self.stop.build_error(f"after step {position.batch} of epoch {position.epoch + 1}")
 
@@ -109,7 +145,9 @@ class EpochLoop:
         """Accounts for a chunk, and saves where that is due."""
         before, sums = standing.position, standing.sums
         if not math.isfinite(chunk.losses[-1]):
-            self._diverge(before, chunk)
+            last, loss = len(chunk.losses) - 1, float(chunk.losses[-1])
+            suffix = " (or a gradient)" if self._runner.config.fit.check_gradients else ""
+            self._diverge(Position(before.epoch, before.batch + last), loss, f"loss {loss}{suffix}")
         position = Position(before.epoch, before.batch + len(chunk.losses))
         loss = float(np.sum(chunk.losses, dtype=np.float64))
         standing = Standing(
@@ -119,7 +157,8 @@ class EpochLoop:
         )
         self._record(position, loss, chunk, seconds)
         self._report(standing)
-        self._files.checkpoints.check()
+        with self._saving():
+            self._files.checkpoints.check()
         if self._is_due(position):
             self.save(standing)
         return standing
@@ -135,14 +174,8 @@ class EpochLoop:
             and waited_s >= config.every_minutes * SECONDS_PER_MINUTE
         )
 
-    def _diverge(self, before: Position, chunk: Chunk) -> NoReturn:
-        position = Position(before.epoch, before.batch + len(chunk.losses) - 1)
-        loss = float(chunk.losses[-1])
-        error = build_divergence_error(
-            f"loss {loss}"
-            + (" (or a gradient)" if self._runner.config.fit.check_gradients else ""),
-            position,
-        )
+    def _diverge(self, position: Position, loss: float, received: str) -> NoReturn:
+        error = build_divergence_error(received, position)
         divergence = Divergence(position, position.step(self._runner.steps_per_epoch) + 1, loss)
         if not self._workers.is_chief:
             raise error

@@ -53,12 +53,12 @@ class EpochRecord:
         if name == LOSS_METRIC:
             return -self.validation.get(LOSS_METRIC, self.loss)
         if name not in self.validation:
+            names = sorted({LOSS_METRIC, *self.validation})
             raise ConfigError(
                 "fit.early_stopping.metric is not among the validation metrics",
                 received=name,
-                allowed=", ".join([LOSS_METRIC, *sorted(self.validation)]),
-                fix=did_you_mean(name, [LOSS_METRIC, *self.validation])
-                + "; cut-offs are set by evaluation.ks",
+                allowed=", ".join(names),
+                fix=did_you_mean(name, names) + "; cut-offs are set by evaluation.ks",
             )
         return self.validation[name]
 

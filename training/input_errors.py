@@ -39,6 +39,11 @@ def carry(error: SluiceError) -> CarriedError:
     return CarriedError(f"{_MARK}{token}: {error}")
 
 
+def is_carried(error: tf.errors.OpError) -> bool:
+    """Whether an error of TensorFlow's runtime stands for one of the input."""
+    return _TOKEN.search(error.message) is not None
+
+
 @contextmanager
 def input_errors(version_dir: Place, manifest: Manifest, split: str) -> Iterator[None]:
     """Raises an input's error as what it was before it went through TensorFlow's runtime.

@@ -14,6 +14,7 @@ from training.device_prefetch import build_prefetching_steps, find_prefetch_devi
 from training.embedding.key_mapping import plan_keyed_features
 from training.gradient_guard import GradientGuard
 from training.input import find_mixed
+from training.mixed_ids import check_mixed_ids
 from training.models import build_model
 from training.models.base import RetrievalModel
 from training.objective import build_objective
@@ -71,7 +72,8 @@ def build_learner(
     features = dict.fromkeys((*model.user_inputs, *model.item_inputs, *objective.inputs))
     keyed = plan_keyed_features(model.embedded_features, model.tables, objective.inputs)
     inputs = StepInputs(tuple(features), plan_shared_rows(model, config, strategy), keyed)
-    find_mixed(config.input, data.manifest, inputs.features)  # Refuses those that do not fit.
+    mixed = find_mixed(config.input, data.manifest, inputs.features)  # Refuses what does not fit.
+    check_mixed_ids(data.version_dir, data.manifest, mixed, inputs.features)
     guard = _build_guard(config, optimizers)
     updated = optimizers if guard is None else cast(Optimizers, guard)
     step = TrainStep(model, objective, updated, options, inputs.lookups, keyed)

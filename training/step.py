@@ -104,7 +104,7 @@ class TrainStep:
         shared = None if self._lookups is None else BatchRows(batch, self._lookups)
         losses: list[tf.Tensor] = []
         gradients: list[list[Gradient]] = []
-        for part, rows in enumerate(_split(batch, parts)):
+        for part, rows in enumerate(split_batch(batch, parts)):
             # One after the other: all at once they would need the memory of the whole batch.
             with tf.control_dependencies(losses), sharing_rows(shared), reading_rows():
                 part_seed = tf.random.experimental.stateless_fold_in(seed, part) if part else seed
@@ -140,7 +140,8 @@ def build_step_options(config: TrainConfig, strategy: tf.distribute.Strategy) ->
     """Returns how a config's steps are computed on a strategy's devices.
 
     Raises:
-        ConfigError: XLA on several replicas, or a batch that does not fall into equal parts.
+        ConfigError: XLA or batches of several lengths on several replicas, or a batch that does
+            not fall into equal parts.
     """
     replicas = strategy.num_replicas_in_sync
     if config.compute.xla and replicas > 1:
@@ -148,6 +149,13 @@ def build_step_options(config: TrainConfig, strategy: tf.distribute.Strategy) ->
             "compute.xla works on one device: XLA compiles no collectives between replicas here",
             received=f"{replicas} replicas",
             fix="set compute.xla=false, or train on one device",
+        )
+    if config.input.bucket_boundaries and replicas > 1:
+        raise ConfigError(
+            "input.bucket_boundaries works on one device: collectives between replicas need lists "
+            "of one length in all batches",
+            received=f"{replicas} replicas",
+            fix="leave input.bucket_boundaries out, or train on one device",
         )
     parts = config.optimizer.accumulate_steps or 1
     if config.input.batch_size % (parts * replicas):
@@ -194,26 +202,30 @@ def _compute_dtype(config: ComputeConfig) -> tf.DType:
     return tf.as_dtype(config.half_dtype or by_device)
 
 
-def _split(batch: Batch, parts: int) -> Iterator[Batch]:
-    """Cuts a batch into parts of as many rows, in order."""
-    if parts == 1:
-        yield batch
-        return
-    columns = {
-        name: tf.sparse.split(value, parts, axis=0)
-        if isinstance(value, tf.SparseTensor)
-        else _cut(value, parts)
-        for name, value in batch.items()
-    }
+def split_batch(batch: Batch, parts: int) -> Iterator[Batch]:
+    """Cuts a batch into parts of as many rows: every `parts`-th row, from another one on.
+
+    A replica has consecutive rows of the global batch, as many as a multiple of `parts`: so the
+    rows of a part, over all replicas, are the same for any number of them.
+
+    Args:
+        batch: Features of `[parts * n, …]` each.
+        parts: How many.
+    """
     for part in range(parts):
-        yield {name: values[part] for name, values in columns.items()}
+        yield batch if parts == 1 else {n: _pick(v, part, parts) for n, v in batch.items()}
 
 
-def _cut(value: tf.Tensor | tf.RaggedTensor, parts: int) -> list[tf.Tensor | tf.RaggedTensor]:
-    if isinstance(value, tf.RaggedTensor):
-        size = value.nrows() // parts
-        return [value[part * size : (part + 1) * size] for part in range(parts)]
-    return tf.split(value, parts, axis=0)
+def _pick(
+    value: tf.Tensor | tf.RaggedTensor | tf.SparseTensor, part: int, parts: int
+) -> tf.Tensor | tf.RaggedTensor | tf.SparseTensor:
+    if not isinstance(value, tf.SparseTensor):
+        return value[part::parts]
+    rows = value.indices[:, 0]
+    kept = tf.sparse.retain(value, tf.equal(rows % parts, part))
+    indices = tf.concat([kept.indices[:, :1] // parts, kept.indices[:, 1:]], axis=1)
+    shape = tf.concat([value.dense_shape[:1] // parts, value.dense_shape[1:]], axis=0)
+    return tf.SparseTensor(indices, kept.values, shape)
 
 
 def build_run_steps(strategy: tf.distribute.Strategy, train_step: StepFunction) -> RunSteps:

@@ -16,7 +16,6 @@ from training.checkpoint import Checkpoints
 from training.checkpoint.state import MODEL, OPTIMIZERS, collect_state, find_non_finite
 from training.chunks import ChunkRunner, TrainingData
 from training.disk_errors import disk_errors
-from training.divergence import build_divergence_error
 from training.epoch_loop import EpochLoop, RunFiles
 from training.history import (
     LOSS_METRIC,
@@ -139,7 +138,7 @@ class Trainer:
                     validation = self._validate(loop, standing, validate)
                     history.append(self._describe_epoch(standing, validation))
                     standing = self._end_epoch(loop, files, history, metric, log)
-                checkpoints.wait()
+                loop.wait()
         return TrainingResult(
             best_epoch=find_best_epoch(history, metric),
             epochs=len(history),
@@ -234,9 +233,7 @@ class Trainer:
         """
         name = find_non_finite((v.name, v) for v in self.model.trainable_variables)
         if name is not None:
-            position = standing.position
-            last = Position(position.epoch, position.batch - 1)
-            raise build_divergence_error(f"{name} is not finite", last)
+            loop.diverge(standing.position, f"{name} is not finite")
 
         def measure() -> dict[str, float] | None:
             try:
@@ -283,7 +280,7 @@ class Trainer:
         best = find_best_epoch(history, metric) == record.epoch
         # The history is at most one epoch ahead of the checkpoints, which come last: they are
         # what says that the epoch is done.
-        files.checkpoints.wait()
+        loop.wait()
         if self._workers.is_chief:
             with disk_errors(
                 "cannot write the history of the run; the checkpoints are untouched",

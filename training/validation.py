@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from conf.errors import ConfigError, InputDataError
+from conf.errors import ConfigError, TooFewRowsError
 from conf.manifest import Manifest
 from conf.training import TrainConfig
 from training.chunks import TrainingData
@@ -49,11 +49,12 @@ def check_held_out(config: TrainConfig, data: TrainingData) -> None:
     """Refuses an `input.validation` that holds out nothing.
 
     Raises:
-        InputDataError: No key hashes into the share, or a shard is damaged.
+        TooFewRowsError: No key hashes into the share.
+        InputDataError: A shard is damaged.
     """
     if config.input.validation is not None and not data.held_out_rows(config.input):
         held_out = config.input.validation
-        raise InputDataError(
+        raise TooFewRowsError(
             "input.validation holds out no rows",
             received=f"share {held_out.share} of the values of {held_out.hash_of!r}",
             allowed="a share that at least one value falls into",

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from conf.dataset import read_manifest
 from conf.errors import InputDataError
 from conf.manifest import Manifest
+from conf.schema import FeatureSchema
 from conf.training import BinaryConfig, DSSMConfig, InputConfig, TrainConfig
 from tests.training.fixtures import TinyConfig, write_tiny_dataset
 from training.chunks import ChunkRunner, StepInputs, TrainingData, plan_chunk
@@ -108,6 +109,34 @@ def test_an_epoch_has_the_steps_that_its_input_gives(
     assert runner.steps_per_epoch == whole.get(next(iter(settings)), runner.steps_per_epoch)
     if not set(settings) & set(whole):
         assert 1 <= runner.steps_per_epoch < 12
+
+
+def test_an_id_that_no_row_of_a_table_stands_for_is_named(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    specs = [
+        replace(spec, vocabulary_size=30) if spec.name == "user_id" else spec
+        for spec in tiny_manifest.schema.features
+    ]
+    manifest = replace(tiny_manifest, schema=FeatureSchema(tuple(specs)))
+    strategy = tf.distribute.get_strategy()
+
+    def look_up(batch: dict[str, tf.Tensor]) -> tf.Tensor:
+        with tf.device("CPU:0"):  # GPUs read zeros beyond a table.
+            return tf.reduce_sum(tf.gather(tf.zeros([30]), batch["user_id"]))
+
+    runner = ChunkRunner(
+        TrainConfig.model_validate(
+            {"dataset": "d", "name": "n", "input": {"batch_size": 64, "shuffle_buffer": 1000}}
+        ),
+        TrainingData(tiny_version, manifest),
+        strategy,
+        StepInputs(("gender", "user_id")),
+        build_run_steps(strategy, look_up),
+    )
+    with pytest.raises(InputDataError, match="'user_id' holds an id") as caught:
+        list(runner.run(Position(0, 0)))
+    assert caught.value.allowed == "0 to 29"
 
 
 def test_what_an_epoch_left_out_is_the_same_wherever_it_is_resumed(

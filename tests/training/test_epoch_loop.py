@@ -1,4 +1,4 @@
-"""The guard of the loop: a loss, a gradient or a weight that is not finite ends training."""
+"""The guard of the loop: a loss, a gradient or state that is not finite ends training."""
 
 from __future__ import annotations
 
@@ -80,11 +80,7 @@ def test_training_ends_at_the_batch_that_is_at_fault(
     assert caught.value.exit_code == 5
     summary = json.loads((tmp_path / "diverged" / "diverged.json").read_text())
     assert (summary["epoch"], summary["batch"], summary["step"]) == (2, 4, 17)
-    batch = trainer._runner.read_batch(CULPRIT)
-    with np.load(tmp_path / "diverged" / "batch.npz", allow_pickle=False) as arrays:
-        assert set(arrays) == set(batch)
-        for name, value in batch.items():
-            np.testing.assert_array_equal(arrays[name], value)
+    check_written_batch(trainer, tmp_path, CULPRIT)
     check_last_checkpoint(trainer, tmp_path, fit)
 
 
@@ -117,9 +113,46 @@ def test_weights_that_burst_in_the_last_step_are_not_saved(
     )
     trainer = Trainer(config, data, tf.distribute.get_strategy(), Silent())
     trainer.steps_per_epoch = trainer._runner.steps_per_epoch = 1
-    with pytest.raises(TrainingDivergedError, match="not finite"):
+    with pytest.raises(TrainingDivergedError, match=r"epoch 1, at step 1\n.*not finite"):
         trainer.fit(tmp_path, None)
     assert list_entries(tmp_path / "checkpoints" / "last") == []
+    check_written_batch(trainer, tmp_path, Position(0, 0))
+
+
+def check_written_batch(trainer: Trainer, run: Path, position: Position) -> None:
+    batch = trainer._runner.read_batch(position)
+    with np.load(run / "diverged" / "batch.npz", allow_pickle=False) as arrays:
+        assert set(arrays) == set(batch)
+        for name, value in batch.items():
+            np.testing.assert_array_equal(arrays[name], value)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("every_steps", [4, 12])
+def test_state_that_bursts_where_no_loss_shows_it_leaves_the_batch(
+    asynchronous: bool, every_steps: int, data: TrainingData, monkeypatch, tmp_path: Path
+) -> None:
+    """Found when it is saved, inside of an epoch and at its end."""
+    checkpoint = CheckpointConfig(every_steps=every_steps, asynchronous=asynchronous)
+    fit = FitConfig(epochs=1, steps_per_loop=4, early_stopping=None, checkpoint=checkpoint)
+    config = CONFIG.model_copy(update={"fit": fit})
+    trainer = Trainer(config, data, tf.distribute.get_strategy(), Silent())
+    run = trainer._runner.run
+
+    def bursting(position: Position):
+        for number, chunk in enumerate(run(position), start=1):
+            if number == every_steps // 4:
+                slot = trainer._optimizers.sparse.slots["second_moment"][0]
+                slot.assign(tf.fill(slot.shape, np.inf))
+            yield chunk
+
+    monkeypatch.setattr(trainer._runner, "run", bursting)
+    message = rf"epoch 1, at step {every_steps}\n.*second_moment.* is not finite"
+    with pytest.raises(TrainingDivergedError, match=message):
+        trainer.fit(tmp_path, None)
+    assert list_entries(tmp_path / "checkpoints" / "last") == []
+    check_written_batch(trainer, tmp_path, Position(0, every_steps - 1))
 
 
 def test_a_disk_that_is_full_does_not_hide_the_divergence(

@@ -201,14 +201,21 @@ def test_a_dataset_that_is_not_there(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (TinyConfig(max_len=5), r"'history' of dataset 'other'"),
+        (TinyConfig(seed=9), "stand for other tokens"),
+    ],
+)
 def test_a_dataset_to_mix_in_that_the_model_does_not_fit_is_refused(
-    tmp_path: Path, tiny_version: Path
+    other: TinyConfig, message: str, tmp_path: Path, tiny_version: Path
 ) -> None:
-    other = write_tiny_dataset(tmp_path, "other", TinyConfig(max_len=5))
+    dataset = str(write_tiny_dataset(tmp_path, "other", other))
     mix = InputConfig.model_validate(
-        {"batch_size": 64, "mix": [{"dataset": str(other), "weight": 0.1}]}
+        {"batch_size": 64, "mix": [{"dataset": dataset, "weight": 0.1}]}
     )
-    with pytest.raises(InputDataError, match=r"'history' of dataset 'other'"):
+    with pytest.raises(InputDataError, match=message):
         fit(configure(tiny_version, tmp_path / "runs", input=mix))
     assert not (tmp_path / "runs").exists()
 

@@ -12,7 +12,7 @@ import pytest
 
 from conf.run import read_json, resolve_run
 from conf.training import TrainConfig
-from tests.training.fixtures import TinyConfig, write_tiny_dataset
+from tests.training.fixtures import write_tiny_dataset
 from tests.training.forked import start_forked
 from tests.training.killed_run import Silent
 from tests.training.loopback import find_addresses
@@ -208,7 +208,7 @@ def test_all_that_a_step_can_be_asked_for_trains_on_two_workers_as_in_one_proces
 
     A loss per row: a softmax over the items of a part would depend on how parts are cut.
     """
-    other = write_tiny_dataset(tmp_path, "other", TinyConfig(seed=1))
+    other = write_tiny_dataset(tmp_path, "other")
     changes: dict[str, Any] = {
         "model": {"objective": {"kind": "binary"}},
         # Far from overflowing: whether a part's sums do depends on how many rows it has.

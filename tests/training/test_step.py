@@ -21,6 +21,7 @@ from training.step import (
     build_run_steps,
     build_step_options,
     plan_shared_rows,
+    split_batch,
 )
 from training.strategy import build_strategy
 
@@ -108,6 +109,28 @@ def test_parts_of_a_batch_train_as_the_whole(parts: int, kind: str) -> None:
     assert int(optimizers.step) == 4  # a step is an update, in however many parts
 
 
+def kinds_of_values(rows: list[int]) -> Batch:
+    """Dense, ragged and sparse columns that all tell which rows they hold."""
+    sparse = tf.sparse.from_dense([[row + 1, 0, row + 1] for row in rows])
+    ragged = tf.ragged.constant([[row] * (row % 3) for row in rows], dtype=tf.int64)
+    return {"dense": tf.constant(rows), "ragged": ragged, "sparse": sparse}
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_parts_hold_the_same_rows_on_any_number_of_replicas(replicas: int) -> None:
+    found: list[list[int]] = [[], [], []]
+    for rows in np.split(np.arange(24), replicas):
+        for part, cut in enumerate(split_batch(kinds_of_values(rows.tolist()), 3)):
+            own = cut["dense"].numpy().tolist()
+            found[part] += own
+            expected = kinds_of_values(own)
+            assert cut["ragged"].to_list() == expected["ragged"].to_list()
+            np.testing.assert_array_equal(
+                tf.sparse.to_dense(cut["sparse"]), tf.sparse.to_dense(expected["sparse"])
+            )
+    assert found == [list(range(part, 24, 3)) for part in range(3)]
+
+
 def test_each_part_has_a_seed_of_its_own() -> None:
     seeds: list[list[int]] = []
 
@@ -190,6 +213,8 @@ def test_what_devices_or_batches_do_not_allow_is_refused() -> None:
     two = build_strategy(DevicesConfig(cpu_replicas=2))
     with pytest.raises(ConfigError, match=r"compute\.xla"):
         build_step_options(configure(compute={"xla": True}), two)
+    with pytest.raises(ConfigError, match=r"input\.bucket_boundaries"):
+        build_step_options(configure(input={"bucket_boundaries": [5]}), two)
 
 
 def test_rows_are_shared_where_one_device_computes_the_batch_at_once() -> None:

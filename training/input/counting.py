@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from conf.dataset import write_text_atomic
-from conf.errors import InputDataError
+from conf.errors import InputDataError, TooFewRowsError
 from conf.schema import fingerprint
 from training.input.damage import InputCounts
 from training.input.reading import ReadOptions, Source, build_stream
@@ -66,7 +66,8 @@ def build_size_error(source: Source, rows: int) -> InputDataError:
         fix = "let input.filter, input.validation and input.on_corrupt leave rows"
     else:
         fix = "build the dataset with rows in this split, or train on another version"
-    return InputDataError(
+    kind = TooFewRowsError if listed else InputDataError
+    return kind(
         f"the {source.split} split is {'smaller than one batch' if rows else 'empty'}",
         received=f"{rows} rows" + ("" if rows == listed else f" that the input leaves of {listed}"),
         allowed=f"at least input.batch_size = {source.config.batch_size} rows",

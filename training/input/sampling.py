@@ -21,7 +21,7 @@ def balance_classes(
 
     A class with more rows than its share gives a random part of them, each once; one with fewer
     repeats its rows, each as often as any other but for the rest. The pool keeps its number of
-    rows; a class that it does not hold leaves its share to the others.
+    rows; a class that it does not hold leaves its share to the others that it holds.
 
     Args:
         pool: Rows.
@@ -30,7 +30,7 @@ def balance_classes(
         seed: Of the draws.
 
     Raises:
-        InputDataError: A row is of no class that has a share.
+        InputDataError: A row is of a class that is not named, or no row of one with a share.
     """
     if not pool.count:
         return pool
@@ -44,15 +44,23 @@ def balance_classes(
             allowed=", ".join(map(str, shares)),
             fix="give it a share (0 leaves its rows out), or filter its rows out",
         )
-    counts = _share_out(pool.count, [shares[c] if len(r) else 0 for c, r in found.items()])
+    weights = [shares[label] if len(rows) else 0 for label, rows in found.items()]
+    if not any(weights):
+        raise InputDataError(
+            f"input.class_balance: none of {pool.count} rows that are shuffled together is of a "
+            "class with a share above 0",
+            received=pool.dense[feature][0],
+            allowed=", ".join(str(label) for label, share in shares.items() if share),
+            fix="raise input.shuffle_buffer or input.interleave_shards, or leave the other classes "
+            "out by input.filter",
+        )
+    counts = _share_out(pool.count, weights)
     drawn = [_draw(rows, count, rng) for rows, count in zip(found.values(), counts, strict=True)]
     return pool.take(rng.permutation(np.concatenate(drawn)))
 
 
 def _share_out(total: int, weights: Sequence[float]) -> list[int]:
     """Whole numbers that add up to `total`, as near to the weights as they get."""
-    if not sum(weights):
-        return [0 for _ in weights]
     edges = np.rint(np.cumsum(weights) / sum(weights) * total).astype(int)
     return np.diff(np.concatenate(([0], edges))).tolist()
 

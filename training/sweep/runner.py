@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from conf.dataset import write_text_atomic
-from conf.errors import ConfigError, TrainingDivergedError, did_you_mean
+from conf.errors import ConfigError, TooFewRowsError, TrainingDivergedError, did_you_mean
 from conf.load import override_config
 from conf.run import RUN_CARD_FILE, read_json, resolve_run, write_json
 from conf.training import TrainConfig
@@ -24,6 +24,7 @@ from training.sweep.directory import BEST_FILE, TRIALS_DIR, TRIALS_FILE, open_sw
 from training.sweep.pruning import PruningProgress, TrialPrunedError, read_metric
 from training.sweep.space import check_space, read_values, suggest_values
 from training.sweep.study import next_trial, open_study
+from training.validation import is_scored_by_label, is_validated
 
 DEFAULT_METRIC = "ndcg@10"
 
@@ -129,21 +130,24 @@ def find_metric(config: TrainConfig, sweep: SweepConfig) -> str:
     Raises:
         ConfigError: Trials would not measure it.
     """
-    stopping = config.fit.early_stopping
-    metric = sweep.metric or (stopping.metric if stopping else DEFAULT_METRIC)
+    stopping, is_scored = config.fit.early_stopping, is_scored_by_label(config)
+    default = LOSS_METRIC if is_scored else stopping.metric if stopping else DEFAULT_METRIC
+    metric = sweep.metric or default
     if metric == LOSS_METRIC:
         return metric
     manifest = read_manifest(resolve_version(config.dataset), config.input.passes_over)
-    if not manifest.has_split("validation"):
+    if not is_validated(config, manifest):
         raise ConfigError(
             "trials are compared by a validation metric, and the dataset has no validation split",
             received=metric,
             allowed=LOSS_METRIC,
-            fix="set `metric: loss` in the sweep's file, or build the dataset with a validation "
-            "split",
+            fix="set `metric: loss` in the sweep's file, hold rows of train out by "
+            "input.validation, or build the dataset with a validation split",
         )
-    kinds = ("hit_rate", "recall", "ndcg")
-    names = ["mrr", *(f"{kind}@{k}" for kind in kinds for k in config.evaluation.ks)]
+    names = [LOSS_METRIC]  # Held-out rows with labels are not ranked.
+    if not is_scored:
+        kinds = ("hit_rate", "recall", "ndcg")
+        names += ["mrr", *(f"{kind}@{k}" for kind in kinds for k in config.evaluation.ks)]
     if metric not in names:
         raise ConfigError(
             "the metric of the sweep is not evaluated",
@@ -185,13 +189,13 @@ class _Sweep:
         )
         try:
             run = self._fit(trial, values)
-        except TrialPrunedError as error:
-            self._end(trial, TrialState.PRUNED, error.what)
-        except (TrainingDivergedError, ConfigError) as error:
-            self._end(trial, TrialState.FAIL, error.what)
-        else:
             best = read_json(run / RUN_CARD_FILE)["training"]["best_epoch"]
             value = read_metric(read_history(run)[best - 1], self._metric)
+        except TrialPrunedError as error:
+            self._end(trial, TrialState.PRUNED, error.what)
+        except (TrainingDivergedError, ConfigError, TooFewRowsError) as error:
+            self._end(trial, TrialState.FAIL, error.what)
+        else:
             trial.set_user_attr("detail", str(run))
             self._study.tell(trial, value)
         return True

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,25 @@ def test_rows_come_in_their_shares(
         rates.append(np.mean([batch["label"].numpy().mean() for batch in dataset]))
     assert rates[0] > rates[1] + 0.3  # labels tell the datasets apart
     assert rates[2] == pytest.approx(0.75 * rates[0] + 0.25 * rates[1], abs=0.05)
+
+
+def test_each_epoch_draws_the_other_dataset_in_another_order(
+    other: Path, tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    """By its users, in the order in which their rows come: batches mix them anew in any case."""
+    config = config_of(other, weight=0.5, batch_size=780)
+
+    def drawn(epoch: int) -> list[tuple[int, ...]]:
+        dataset = build_train_dataset(
+            tiny_version, tiny_manifest, config, epoch=epoch, seed=1,
+            features=["user_id", "movie_id", "label"],
+        )  # fmt: skip
+        batch = next(iter(dataset))
+        return sorted(zip(*(batch[n].numpy().tolist() for n in batch), strict=True))
+
+    # Half of the rows of each dataset, which half is another one in each epoch.
+    common = Counter(drawn(0)) & Counter(drawn(1))
+    assert sum(common.values()) < 0.8 * 780
 
 
 def test_classes_are_balanced_within_each_dataset(

@@ -26,6 +26,20 @@ def test_classes_get_their_shares_and_rare_rows_repeat_evenly():
     np.testing.assert_array_equal(drawn.dense["id"], again.dense["id"])
 
 
+def test_balanced_classes_are_spread_over_the_batches():
+    label = np.repeat([0.0, 1.0], [90, 10]).astype(np.float32)
+    drawn = balance_classes(rows(range(100), label=label), "label", {0: 0.5, 1: 0.5}, [1])
+    assert all(0.1 < part.mean() < 0.9 for part in np.split(drawn.dense["label"], 5))
+    assert np.any(np.diff(drawn.dense["id"]) < 0)
+
+
+def test_a_pool_without_a_class_that_has_a_share_is_refused():
+    pool = rows(range(10), label=np.zeros(10, np.float32))
+    with pytest.raises(InputDataError, match="none of 10 rows") as caught:
+        balance_classes(pool, "label", {0: 0.0, 1: 1.0}, [1])
+    assert "shuffle_buffer" in caught.value.render()
+
+
 def test_a_class_that_is_not_there_leaves_its_share_and_an_unknown_one_is_refused():
     pool = rows(range(10), label=np.zeros(10, np.float32))
     assert balance_classes(pool, "label", {0: 0.5, 1: 0.5}, [1]).count == 10

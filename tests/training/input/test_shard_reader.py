@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
+from etl.tfrecord.framing import CorruptRecordError
 from training.input import shard_reader as shard_reader_module
 from training.input.damage import DamagePolicy
 from training.input.shard_reader import Shard, ShardReader
@@ -38,6 +39,17 @@ def test_records_from_any_one_on(shard: Shard, first: int, on_corrupt: str) -> N
     reader = ShardReader(shard, first, DamagePolicy(on_corrupt))
     assert read_all(reader, 300) == RECORDS[first:]
     assert reader.position == 300
+
+
+@pytest.mark.parametrize("shard", [None], indirect=True)
+def test_what_is_read_from_a_later_record_on_is_checked(shard: Shard) -> None:
+    """Records that are passed over are not; gzip has a checksum of its own."""
+    content = bytearray(Path(shard.path).read_bytes())
+    content[content.index(RECORDS[200])] ^= 1
+    Path(shard.path).write_bytes(content)
+    with pytest.raises(CorruptRecordError, match=r"checksum of the payload"):
+        read_all(ShardReader(shard, 57, DamagePolicy()), 300)
+    assert read_all(ShardReader(shard, 299, DamagePolicy()), 300) == RECORDS[299:]
 
 
 def test_it_stops_where_it_is_told_and_goes_on(shard: Shard) -> None:

@@ -7,12 +7,15 @@ import pytest
 import yaml
 
 from conf.errors import ConfigError, TrainingInterruptedError
+from conf.load import override_config
 from conf.run import read_json, resolve_run
 from conf.training import TrainConfig
 from conf.training.sweep import SweepConfig
+from tests.training.fixtures import TinyConfig, write_tiny_dataset
 from tests.training.killed_run import Silent
 from training.history import read_history
 from training.sweep import run_sweep, runner
+from training.sweep.runner import find_metric
 
 pytest.importorskip("optuna", reason="needs optuna: pip install 'sluice[sweep]'")
 
@@ -110,6 +113,42 @@ def test_a_trial_that_cannot_be_trained_fails_alone(config: TrainConfig) -> None
     assert [trial.state for trial in result.trials] == ["fail", "complete"]
     assert "diverged" in result.trials[0].detail
     assert result.best.number == 1
+
+
+def test_a_batch_that_the_split_does_not_fill_fails_its_trial_alone(config: TrainConfig) -> None:
+    space = {"input.batch_size": [100_000, 128]}
+    result = run_sweep(config, sweep_config({"sampler": "grid", "space": space}), Silent())
+    assert [trial.state for trial in result.trials] == ["fail", "complete"]
+    assert "smaller than one batch" in result.trials[0].detail
+
+
+def test_a_trial_that_does_not_measure_the_metric_fails_alone(config: TrainConfig) -> None:
+    config = override_config(config, {"model.objective.kind": "binary"}, "of the test")
+    held_out = {"hash_of": "user_id", "share": 0.3}
+    space = {"input.validation": [held_out, None]}
+    result = run_sweep(config, sweep_config({"sampler": "grid", "space": space}), Silent())
+    assert [trial.state for trial in result.trials] == ["fail", "complete"]
+
+
+def test_trials_are_compared_by_the_rows_that_are_held_out(tmp_path: Path) -> None:
+    version = write_tiny_dataset(tmp_path / "datasets", config=TinyConfig(validation=False))
+    base = {
+        "dataset": str(version),
+        "name": "s",
+        "root": str(tmp_path / "runs"),
+        "input": {"batch_size": 128, "validation": {"hash_of": "user_id", "share": 0.3}},
+        "fit": {"epochs": 1},
+    }
+    wanted = sweep_config({"sampler": "grid", "space": {"optimizer.learning_rate": [0.01]}})
+    for kind, metric in (("sampled_softmax", "ndcg@10"), ("binary", "loss")):
+        model = {"name": "mf", "embedding_dim": 2, "objective": {"kind": kind}}
+        config = TrainConfig.model_validate({**base, "name": kind, "model": model})
+        result = run_sweep(config, wanted, Silent())
+        (record,) = read_history(result.best.run)
+        assert result.metric == metric
+        assert result.best.value == record.validation[metric]
+    with pytest.raises(ConfigError, match="not evaluated"):
+        find_metric(config, wanted.model_copy(update={"metric": "ndcg@10"}))
 
 
 def test_trials_far_behind_are_pruned(config: TrainConfig, monkeypatch) -> None:
