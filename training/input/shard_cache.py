@@ -13,10 +13,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from etl.tfrecord.crc32c import crc32c
 from training.input.shard_reader import Shard
 
 _LOGGER = logging.getLogger(__name__)
 _NUMBERS = b"sluice.first_records"
+# Behind the Arrow file lies the CRC32C of it: Arrow checks none of its data.
+_CHECKSUM_BYTES = 4
 
 Runs = list[tuple[int, pa.RecordBatch]]
 """Decoded records of a shard: number of the first of each run, and the run."""
@@ -120,7 +123,18 @@ def _is_whole(runs: Runs, shard: Shard) -> bool:
 
 
 def _read_runs(path: Path) -> Runs:
-    reader = pa.ipc.open_file(pa.memory_map(str(path)))
+    """Runs of a file, which stay in the system's memory of files.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
+    content = pa.memory_map(str(path)).read_buffer()
+    if len(content) < _CHECKSUM_BYTES:
+        raise ValueError("the file is cut off")
+    arrow = content.slice(0, len(content) - _CHECKSUM_BYTES)
+    if _checksum(arrow) != content.slice(len(arrow)).to_pybytes():
+        raise ValueError("the file has another checksum")
+    reader = pa.ipc.open_file(pa.BufferReader(arrow))
     numbers = json.loads(reader.schema.metadata[_NUMBERS])
     return [(number, reader.get_batch(i)) for i, number in enumerate(numbers)]
 
@@ -136,6 +150,13 @@ def _write_runs(path: Path, runs: Runs) -> None:
         with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
             for _, batch in runs:
                 writer.write_batch(batch.replace_schema_metadata(schema.metadata))
+        checksum = _checksum(pa.memory_map(str(temporary)).read_buffer())
+        with temporary.open("ab") as file:
+            file.write(checksum)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _checksum(content: pa.Buffer) -> bytes:
+    return crc32c(memoryview(content)).to_bytes(_CHECKSUM_BYTES, "little")

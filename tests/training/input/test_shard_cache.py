@@ -36,14 +36,26 @@ def test_later_epochs_decode_nothing_and_give_the_same(
     assert read(version, config) == expected[0]
 
 
-def test_a_damaged_file_is_made_again(tmp_path: Path, tiny_version: Path) -> None:
+@pytest.mark.parametrize("damage", ["cut", "short", "empty", "flipped"])
+def test_a_damaged_file_is_made_again(
+    damage: str, tmp_path: Path, tiny_version: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = InputConfig.model_validate(
         {"batch_size": 16, "cache": "disk", "cache_dir": str(tmp_path)}
     )
     expected = read(tiny_version, config)
-    for file in tmp_path.glob("*.arrow"):
-        file.write_bytes(file.read_bytes()[:100])
+    files = sorted(tmp_path.glob("*.arrow"))
+    sound = [file.read_bytes() for file in files]
+    for file in files:
+        content = bytearray(file.read_bytes())
+        if damage == "flipped":  # In the midst of the columns.
+            content[len(content) // 2] ^= 1
+        else:
+            del content[{"cut": len(content) - 1, "short": 100, "empty": 0}[damage] :]
+        file.write_bytes(content)
     assert read(tiny_version, config) == expected
+    assert "is damaged and is made again" in caplog.text
+    assert [file.read_bytes() for file in files] == sound
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk"])
