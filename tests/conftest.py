@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import java
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -18,8 +21,28 @@ if TYPE_CHECKING:
     from etl.build import BuildResult
     from tests.object_servers import ObjectServer, Servers
 
-# Read by whatever starts a Spark below this process.
-os.environ["SPARK_CONF_DIR"] = str(Path(__file__).with_name("spark_conf"))
+java.set_options(None)
+_ARCHIVE_MAKER = pytest.StashKey[subprocess.Popen[bytes] | None]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The process that hands out the tests has the classes of Spark archived meanwhile."""
+    if config.getoption("numprocesses", None):
+        config.stash[_ARCHIVE_MAKER] = java.start_making()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Waits for what this process has started."""
+    maker = config.stash.get(_ARCHIVE_MAKER, None)
+    if maker:
+        maker.wait()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Every Java from here on takes the archive, if it is there by now."""
+    archive = java.name_archive()
+    if archive.exists():
+        java.set_options(archive)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
