@@ -27,7 +27,7 @@ _ARCHIVE_MAKER = pytest.StashKey[subprocess.Popen[bytes] | None]()
 
 def pytest_configure(config: pytest.Config) -> None:
     """The process that hands out the tests has the classes of Spark archived meanwhile."""
-    if config.getoption("numprocesses", None):
+    if config.getoption("numprocesses", None) and not config.option.collectonly:
         config.stash[_ARCHIVE_MAKER] = java.start_making()
 
 

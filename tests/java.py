@@ -9,6 +9,7 @@ none, does without.
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import importlib.util
 import os
@@ -20,7 +21,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 _VARIABLE = "SPARK_SUBMIT_OPTS"
-_GIVEN = os.environ.get(_VARIABLE, "")
+# Ends what the user gave, for the processes below that find our options there too.
+_MARK = "-Dsluice.tests=true"
+_GIVEN = os.environ.get(_VARIABLE, "").partition(_MARK)[0]
 _WAIT_S = 120.0
 # Every Java that the suite starts lives for seconds, on data of kilobytes: the compiler for long
 # runs took a third of its processor time and never paid.
@@ -29,14 +32,19 @@ _SHORT_LIFE = "-XX:TieredStopAtLevel=1"
 _UNVERIFIED = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 
 
+@functools.cache
 def find_folder() -> Path:
-    """Where this checkout keeps what its Javas share.
+    """Where this checkout keeps what its Javas share; a folder for this process, if it cannot.
 
     Its `conf` stands first on their class path, and stays empty: Java archives no class path that
     has a filled directory.
     """
     folder = ROOT / ".pytest_cache" / "java"
-    (folder / "conf").mkdir(parents=True, exist_ok=True)
+    try:
+        (folder / "conf").mkdir(parents=True, exist_ok=True)
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="sluice-java-"))
+        (folder / "conf").mkdir()
     return folder
 
 
@@ -58,10 +66,12 @@ def set_options(archive: Path | None) -> None:
         archive: A finished archive, None to do without.
     """
     # Whoever changes the class path does without, and is not told on standard output.
-    shared = f" -XX:SharedArchiveFile={archive} -Xlog:cds*=off" if archive else ""
+    # Options are divided at blanks.
+    is_usable = archive is not None and " " not in str(archive)
+    shared = f" -XX:SharedArchiveFile={archive} -Xlog:cds*=off" if is_usable else ""
     options = f"{_SHORT_LIFE} {_UNVERIFIED}{shared}"
     executors = f'"-Dspark.executor.defaultJavaOptions={options}"'
-    os.environ[_VARIABLE] = f"{options} {executors} {_GIVEN}".rstrip()
+    os.environ[_VARIABLE] = f"{_GIVEN} {_MARK} {options} {executors}"
     os.environ["SPARK_CONF_DIR"] = str(find_folder() / "conf")
 
 
@@ -85,7 +95,7 @@ def make_archive(archive: Path) -> None:
         made = Path(folder, "made.jsa")
         # Java archives verified classes only, and says on the way what it leaves out.
         options = f"{_SHORT_LIFE} -Xlog:disable -XX:ArchiveClassesAtExit={made}"
-        os.environ[_VARIABLE] = f"{options} {_GIVEN}".rstrip()
+        os.environ[_VARIABLE] = f"{_GIVEN} {_MARK} {options}"
         os.environ["SPARK_CONF_DIR"] = str(find_folder() / "conf")
         _run_session(folder)
         if made.exists():
