@@ -8,8 +8,10 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests start processes by the hundred: each would compile every source anew.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo test lint format types unit lock clean
+.PHONY: help install demo test checks lint format types java unit lock clean
 
 help:
 	@echo "make demo    environment, sample logs, ETL, training, evaluation, export, report"
@@ -36,7 +38,11 @@ $(READY): requirements.lock requirements-jre.lock pyproject.toml
 demo: $(READY)
 	$(BIN)/sluice demo
 
-test: lint types unit
+test: checks unit
+
+# Types take one core: the other one gets ready for the tests meanwhile.
+checks: $(READY)
+	@$(MAKE) --no-print-directory -j2 lint types java
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -44,6 +50,10 @@ lint: $(READY)
 
 types: $(READY)
 	$(BIN)/mypy
+
+# Tests do without where this fails.
+java: $(READY)
+	@-$(BIN)/python -m tests.java >/dev/null 2>&1
 
 unit: $(READY)
 	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile \
