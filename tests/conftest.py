@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from etl.build import BuildResult
     from tests.object_servers import ObjectServer, Servers
 
-java.set_options(None)
+java.set_options()
 # How wide and colourful a terminal is, and which proxy leads outside, is said by tests alone.
 for _name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "PY_COLORS"):
     os.environ.pop(_name, None)
@@ -36,27 +35,6 @@ settings.register_profile(
 settings.load_profile("sluice")
 # Of what a command that runs in this process logs to; see `jobs.logs`.
 _COMMAND_LOGGERS = ("sluice", "etl", "training")
-_ARCHIVE_MAKER = pytest.StashKey[subprocess.Popen[bytes] | None]()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """The process that hands out the tests has the classes of Spark archived meanwhile."""
-    if config.getoption("numprocesses", None) and not config.option.collectonly:
-        config.stash[_ARCHIVE_MAKER] = java.start_making()
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """Waits for what this process has started."""
-    maker = config.stash.get(_ARCHIVE_MAKER, None)
-    if maker:
-        maker.wait()
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Every Java from here on takes the archive, if it is there by now."""
-    archive = java.name_archive()
-    if archive.exists():
-        java.set_options(archive)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

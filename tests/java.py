@@ -1,9 +1,8 @@
 """How the suite's Javas start: options for short lives, and classes that are parsed once.
 
 A Spark session loads some fifteen thousand classes. Read from an archive of the machine's own
-Java (application class-data sharing), that takes a third of the time. The first process of a run
-has the archive made on the side; whoever starts a Java before it is there, or has one that makes
-none, does without.
+Java (application class-data sharing), that takes a third of the time. `make test` makes the archive
+before the tests; where there is none, they do without.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ import hashlib
 import importlib.util
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -59,30 +56,17 @@ def name_archive() -> Path:
     return find_folder() / f"{hashlib.sha256(told.encode()).hexdigest()[:16]}.jsa"
 
 
-def set_options(archive: Path | None) -> None:
-    """Tells every Spark that is started below this process from now on.
-
-    Args:
-        archive: A finished archive, None to do without.
-    """
+def set_options() -> None:
+    """Tells every Spark that is started below this process from now on."""
+    archive = name_archive()
     # Whoever changes the class path does without, and is not told on standard output.
     # Options are divided at blanks.
-    is_usable = archive is not None and " " not in str(archive)
+    is_usable = archive.exists() and " " not in str(archive)
     shared = f" -XX:SharedArchiveFile={archive} -Xlog:cds*=off" if is_usable else ""
     options = f"{_SHORT_LIFE} {_UNVERIFIED}{shared}"
     executors = f'"-Dspark.executor.defaultJavaOptions={options}"'
     os.environ[_VARIABLE] = f"{_GIVEN} {_MARK} {options} {executors}"
     os.environ["SPARK_CONF_DIR"] = str(find_folder() / "conf")
-
-
-def start_making() -> subprocess.Popen[bytes] | None:
-    """Begins to make the archive, on the side, unless it is there."""
-    if name_archive().exists():
-        return None
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.java"], cwd=ROOT,
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
 
 
 def make_archive(archive: Path) -> None:
