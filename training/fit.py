@@ -19,6 +19,7 @@ from training.checkpoint import (
     read_model_specs,
     read_run_manifest,
 )
+from training.device_memory import memory_errors
 from training.history import LOSS_METRIC
 from training.interruption import stop_on_signals
 from training.models.base import RetrievalModel
@@ -76,7 +77,7 @@ def fit_run(
         progress.message("waiting for the other processes of TF_CONFIG")
     strategy = build_strategy(config.devices)
     workers = Workers(strategy)
-    with released_servers(strategy), lost_worker_errors(workers):
+    with released_servers(strategy), lost_worker_errors(workers), memory_errors():
         start = _share_start(workers, config, progress, resume)
         seed_everything(config.seed)
         trainer = Trainer(config, start.data, strategy, progress, profile)
@@ -124,9 +125,11 @@ def _recording(run: Path, workers: Workers) -> Iterator[None]:
         if workers.is_chief:
             stack.enter_context(locked(run))
             stack.enter_context(recorded_status(run))
+        stack.enter_context(memory_errors())
         yield
 
 
+@memory_errors()
 def plan_run(config: TrainConfig) -> dict[str, Any]:
     """Returns what a run would do; nothing is written.
 

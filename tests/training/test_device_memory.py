@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from training.device_memory import peak_device_memory_bytes
+from conf.errors import InternalError
+from training.device_memory import memory_errors, peak_device_memory_bytes
 
 
 def test_devices_are_named_and_asked_by_names_that_tensorflow_knows() -> None:
@@ -35,3 +36,16 @@ def test_what_a_gpu_has_held_is_counted() -> None:
         pytest.skip("there is no GPU")
     tensor = tf.zeros([1 << 20]) + 1.0
     assert peak_device_memory_bytes()["gpu 0"] >= tensor.shape.num_elements() * 4
+
+
+def test_too_little_memory_is_told_with_what_takes_less() -> None:
+    with pytest.raises(InternalError, match="too little memory") as caught, memory_errors():
+        tf.zeros([1 << 46])  # 256 TiB: more than a process can address.
+    assert "OOM when allocating tensor" in caught.value.render()
+    assert "input.batch_size" in caught.value.render()
+
+
+def test_a_full_disk_is_no_lack_of_memory() -> None:
+    full = tf.errors.ResourceExhaustedError(None, None, "a/b; No space left on device")
+    with pytest.raises(tf.errors.ResourceExhaustedError), memory_errors():
+        raise full

@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 
 from conf.dataset import read_manifest
-from conf.errors import InputDataError, TrainingDivergedError, UpstreamNotReadyError
+from conf.errors import InputDataError, InternalError, TrainingDivergedError, UpstreamNotReadyError
 from conf.run import read_json, resolve_run, update_run_card
 from conf.training import (
     DSSMConfig,
@@ -94,6 +95,22 @@ def test_a_failed_run_changes_nothing_that_was_there(finished) -> None:
     card = read_json(failed / "run_card.json")
     assert card["status"] == "failed"
     assert "diverged" in card["error"]
+
+
+def test_a_lack_of_memory_is_told_and_noted(
+    tmp_path: Path, tiny_version: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def take_too_much(*_: object) -> None:
+        tf.zeros([1 << 46])
+
+    config = configure(tiny_version.parent.parent, tmp_path)
+    monkeypatch.setattr("training.trainer.Trainer.fit", take_too_much)
+    with pytest.raises(InternalError, match="too little memory"):
+        fit(config)
+    (run,) = (tmp_path / config.name / "runs").iterdir()
+    card = read_json(run / "run_card.json")
+    assert card["status"] == "failed"
+    assert "too little memory" in card["error"]
 
 
 def test_resume_continues_the_unfinished_run_on_its_own_dataset_version(
