@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from conf.encoders import EncoderPlan
 from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.place import Place
@@ -41,8 +40,9 @@ def check_mixed_ids(
     own = read_encoded_version(version_dir, manifest)
     for other_dir, other_manifest in mixed:
         other = read_encoded_version(other_dir, other_manifest)
+        encoded = {column.feature for plan in (own.plan, other.plan) for column in plan.columns}
         for name in names:
-            if not (_is_encoded(own.plan, name) or _is_encoded(other.plan, name)):
+            if name not in encoded:
                 continue  # Ids as they came: nothing tells what they stand for.
             keys = np.arange(1, manifest.schema[name].vocabulary_size)
             found = match_keys(name, keys, own, other)
@@ -53,11 +53,3 @@ def check_mixed_ids(
                     allowed=f"those of dataset {manifest.dataset_name!r}",
                     fix="leave it out of the mix, or encode the feature by hashing in both builds",
                 )
-
-
-def _is_encoded(plan: EncoderPlan, name: str) -> bool:
-    try:
-        plan.column(name)
-    except KeyError:
-        return False
-    return True

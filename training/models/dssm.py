@@ -42,10 +42,7 @@ class DSSM(RetrievalModel):
         builder = TableBuilder(config, manifest, (*users, *items), seed)
         users, items = ([builder.resolve(spec) for spec in side] for side in (users, items))
         embedded = [spec for spec in (*users, *items) if builder.is_embedded(spec)]
-        self.tables = {
-            spec.table: builder.build(spec)
-            for spec in {spec.table: spec for spec in embedded}.values()
-        }
+        self.tables = builder.build_all(embedded)
         of_features = {spec.name: self.tables[spec.table] for spec in embedded}
         ordered = None
         if config.history_pooling == "position_weighted":

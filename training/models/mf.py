@@ -42,10 +42,7 @@ class MatrixFactorization(RetrievalModel):
         self.temperature = config.temperature
         self._normalize = config.normalize
         # Users who are items too, as where users follow users, may share a table.
-        self.tables = {
-            spec.table: builder.build(spec)
-            for spec in {spec.table: spec for spec in (user, item)}.values()
-        }
+        self.tables = builder.build_all((user, item))
         self.user_table, self.item_table = self.tables[user.table], self.tables[item.table]
         self.item_bias: EmbeddingTable | None = None
         if config.item_bias:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from conf.errors import ConfigError, did_you_mean
@@ -80,6 +80,14 @@ class TableBuilder:
             return EmbeddingTable(spec.table, size, dim, seed=self._seed, stddev=stddev)
         keys = KeySpace(found.name, max_rows=found.config.max_rows, capacity=found.config.capacity)
         return DynamicTable(found.name, keys, dim, seed=self._seed, stddev=stddev)
+
+    def build_all(self, specs: Iterable[FeatureSpec]) -> dict[str, EmbeddingTable]:
+        """Builds the tables of features by name, one for those that share it.
+
+        Raises:
+            ConfigError: As for `build`.
+        """
+        return {name: self.build(spec) for name, spec in {s.table: s for s in specs}.items()}
 
     def build_beside(self, name: str, table: EmbeddingTable, dim: int) -> EmbeddingTable:
         """Builds a table of zeros with a row for each row of another one."""
