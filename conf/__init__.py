@@ -1,1 +1,1 @@
-"""The contract between the two sides: schema, manifest, typed configs, errors."""
+"""The contract between the two sides: schema, manifest, paths, typed configs, errors."""

@@ -1,9 +1,11 @@
-"""A range of calendar days: what a build of dated inputs covers."""
+"""Dates: the range of days of a build, and the units, parts and periods that encoders know."""
 
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from conf.errors import ConfigError
 
@@ -50,3 +52,28 @@ class DateRange:
             raise ConfigError(
                 "a lookback leads before the first day of the calendar", received=back_days
             ) from error
+
+
+TimeUnit = Literal["s", "ms", "us"]
+Part = Literal["minute", "hour", "weekday", "day", "day_of_year", "month", "is_weekend"]
+Period = Literal["hour", "day", "week", "year"]
+
+UNITS_PER_SECOND: Mapping[str, int] = {"s": 1, "ms": 1_000, "us": 1_000_000}
+PART_SIZES: Mapping[str, int] = {
+    "minute": 60,
+    "hour": 24,
+    "weekday": 7,
+    "day": 31,
+    "day_of_year": 366,
+    "month": 12,
+    "is_weekend": 2,
+}
+"""Number of values of each part of a date."""
+PERIOD_SECONDS: Mapping[str, int] = {
+    "hour": 3_600,
+    "day": 86_400,
+    "week": 7 * 86_400,
+    "year": 31_556_952,  # the mean year of the Gregorian calendar
+}
+MONDAY_SECONDS = 3 * 86_400
+"""The epoch was a Thursday: what shifts the start of a week to Monday."""

@@ -16,8 +16,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from conf.errors import InputDataError
-from conf.operation_json import operation_from_json, operation_to_json
-from conf.operations import Operation
+from conf.operations import Operation, operation_from_json, operation_to_json
 from conf.schema import FIRST_TOKEN_ID, FeatureSchema, fingerprint
 
 ENCODERS_DIR = "encoders"

@@ -1,10 +1,13 @@
-"""Errors that tell the user what was wrong and how to mend it, and the exit codes they end in."""
+"""Errors that say what was wrong and how to fix it, exit codes, and the JSON lines of a log."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import json
+import time
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
+from typing import Any
 
 
 class ExitCode(IntEnum):
@@ -126,3 +129,15 @@ def did_you_mean(name: str, valid: Iterable[str]) -> str:
     valid = sorted(valid)
     close = nearest(name, valid)
     return f"did you mean {close!r}?" if close else f"use one of: {', '.join(valid)}"
+
+
+def render_event(event: str, fields: Mapping[str, Any], time_s: float | None = None) -> str:
+    """Returns one line, without its end.
+
+    Args:
+        event: What happened, such as `log` or `error`.
+        fields: More of it by name; what JSON does not know is written as text.
+        time_s: When it happened, in seconds since 1970; None: now.
+    """
+    moment = time.time() if time_s is None else time_s
+    return json.dumps({"event": event, "time": round(moment, 3), **fields}, default=str)

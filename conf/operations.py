@@ -1,17 +1,19 @@
 """What encoders do to values, as data: the same operation is executed by Arrow and by TensorFlow.
 
 Ids follow the rule of the vocabularies: 0 pads, 1 stands for a missing value, real values start
-at 2. Missing is null, and NaN where values are floats.
+at 2. Missing is null, and NaN where values are floats. `encoders.json` holds operations as JSON
+objects.
 """
 
 from __future__ import annotations
 
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal
 
-from conf.calendar import PART_SIZES, Part, Period, TimeUnit
+from conf.dates import PART_SIZES, Part, Period, TimeUnit
+from conf.errors import InputDataError
 from conf.schema import FIRST_TOKEN_ID, DType
 
 TextUnit = Literal["word", "char"]
@@ -28,7 +30,7 @@ NUMBERS = ("int64", "float32", "float64")
 
 
 @dataclass(frozen=True)
-class Output:
+class OperationOutput:
     """What an operation makes.
 
     Attributes:
@@ -60,9 +62,11 @@ class Hash:
     buckets: int | None
 
     @property
-    def output(self) -> Output:
+    def output(self) -> OperationOutput:
         """What it makes."""
-        return Output("int64", None if self.buckets is None else FIRST_TOKEN_ID + self.buckets)
+        return OperationOutput(
+            "int64", None if self.buckets is None else FIRST_TOKEN_ID + self.buckets
+        )
 
 
 @dataclass(frozen=True)
@@ -78,9 +82,9 @@ class Bucketize:
     boundaries: tuple[float, ...]
 
     @property
-    def output(self) -> Output:
+    def output(self) -> OperationOutput:
         """What it makes."""
-        return Output("int64", FIRST_TOKEN_ID + len(self.boundaries) + 1)
+        return OperationOutput("int64", FIRST_TOKEN_ID + len(self.boundaries) + 1)
 
 
 @dataclass(frozen=True)
@@ -106,9 +110,9 @@ class Normalize:
     factor: float = 1.0
 
     @property
-    def output(self) -> Output:
+    def output(self) -> OperationOutput:
         """What it makes."""
-        return Output("float32")
+        return OperationOutput("float32")
 
 
 @dataclass(frozen=True)
@@ -129,9 +133,9 @@ class DatePart:
     utc_offset_minutes: int = 0
 
     @property
-    def output(self) -> Output:
+    def output(self) -> OperationOutput:
         """What it makes."""
-        return Output("int64", FIRST_TOKEN_ID + PART_SIZES[self.part])
+        return OperationOutput("int64", FIRST_TOKEN_ID + PART_SIZES[self.part])
 
 
 @dataclass(frozen=True)
@@ -154,9 +158,9 @@ class Cross:
     prepared: tuple[Bucketize | DatePart | None, ...] = ()
 
     @property
-    def output(self) -> Output:
+    def output(self) -> OperationOutput:
         """What it makes."""
-        return Output("int64", FIRST_TOKEN_ID + self.buckets)
+        return OperationOutput("int64", FIRST_TOKEN_ID + self.buckets)
 
     def preparation(self, field: int) -> Bucketize | DatePart | None:
         """What is done to a field before it is hashed, or None."""
@@ -174,9 +178,9 @@ class Cyclical:
     utc_offset_minutes: int = 0
 
     @property
-    def output(self) -> Output:
+    def output(self) -> OperationOutput:
         """What it makes."""
-        return Output("float32", shape=(2,))
+        return OperationOutput("float32", shape=(2,))
 
 
 @dataclass(frozen=True)
@@ -201,9 +205,9 @@ class Ngrams:
     lower: bool = True
 
     @property
-    def output(self) -> Output:
+    def output(self) -> OperationOutput:
         """What it makes."""
-        return Output("int64", FIRST_TOKEN_ID + self.buckets, (None,))
+        return OperationOutput("int64", FIRST_TOKEN_ID + self.buckets, (None,))
 
 
 @dataclass(frozen=True)
@@ -225,9 +229,9 @@ class MultiHot:
     is_weighted: bool = False
 
     @property
-    def output(self) -> Output:
+    def output(self) -> OperationOutput:
         """What it makes."""
-        return Output("float32", shape=(self.size,))
+        return OperationOutput("float32", shape=(self.size,))
 
 
 @dataclass(frozen=True)
@@ -247,9 +251,9 @@ class SparseIndices:
     sizes: tuple[int, ...]
 
     @property
-    def output(self) -> Output:
+    def output(self) -> OperationOutput:
         """What it makes."""
-        return Output("int64", FIRST_TOKEN_ID + sum(self.sizes), (None,))
+        return OperationOutput("int64", FIRST_TOKEN_ID + sum(self.sizes), (None,))
 
 
 @dataclass(frozen=True)
@@ -267,9 +271,9 @@ class Weights:
     scaled: bool = False
 
     @property
-    def output(self) -> Output:
+    def output(self) -> OperationOutput:
         """What it makes."""
-        return Output("float32", shape=(None,))
+        return OperationOutput("float32", shape=(None,))
 
 
 @dataclass(frozen=True)
@@ -290,9 +294,9 @@ class Statistic:
     table: str
 
     @property
-    def output(self) -> Output:
+    def output(self) -> OperationOutput:
         """What it makes."""
-        return Output("float32", shape=())
+        return OperationOutput("float32", shape=())
 
 
 Operation = (
@@ -311,3 +315,46 @@ Operation = (
 OPERATIONS: Mapping[str, type[Operation]] = {
     operation.kind: operation for operation in typing.get_args(Operation)
 }
+
+
+_WRITTEN_WHERE_SET = ("prepared", "is_weighted")
+
+
+def operation_to_json(operation: Operation) -> dict[str, Any]:
+    """Returns an operation as a JSON object.
+
+    What was added to an operation later stands there only where it is used: what was written
+    before keeps its bytes and its fingerprint.
+    """
+    data = {"kind": operation.kind, **asdict(operation)}
+    if isinstance(operation, Cross):
+        parts = [None if own is None else operation_to_json(own) for own in operation.prepared]
+        data["prepared"] = parts
+    return {name: value for name, value in data.items() if name not in _WRITTEN_WHERE_SET or value}
+
+
+def operation_from_json(data: Mapping[str, Any]) -> Operation:
+    """Builds an operation from its JSON object.
+
+    Raises:
+        InputDataError: It is of no known kind.
+        TypeError: A field is missing or unknown.
+    """
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
+    }
+    if "prepared" in fields:
+        fields["prepared"] = tuple(
+            None if own is None else operation_from_json(own) for own in fields["prepared"]
+        )
+    kind = fields.pop("kind", None)
+    make: Any = OPERATIONS.get(kind)
+    if make is None:
+        raise InputDataError(
+            "an encoder is of an unknown kind",
+            received=kind,
+            allowed=", ".join(OPERATIONS),
+            fix="read the dataset with the version of Sluice that wrote it",
+        )
+    operation: Operation = make(**fields)
+    return operation

@@ -23,9 +23,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conf.dataset import local_path, write_text_atomic
 from conf.errors import InputDataError, UpstreamNotReadyError
-from conf.pointer import CURRENT_FILE, EntryKind, check_name, resolve_entry
+from conf.paths import (
+    CURRENT_FILE,
+    EntryKind,
+    check_entry_name,
+    local_path,
+    resolve_entry,
+    write_text_atomic,
+)
 
 RUN_CARD_FILE = "run_card.json"
 RUN_CARD_LOCK = ".run_card.lock"
@@ -57,7 +63,7 @@ class RunPaths:
         Raises:
             ConfigError: The name is not a plain file name.
         """
-        check_name("run", self.name)
+        check_entry_name("run", self.name)
 
     @property
     def base(self) -> Path:

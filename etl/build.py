@@ -1,42 +1,55 @@
-"""The build: sources to a published dataset version, in stages that are timed and counted."""
+"""The build: sources to a published dataset version, in stages that are timed and counted.
+
+Every event that was read has one outcome, a record or a reason for its loss; the build refuses
+to publish a version whose counts do not add up.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conf.dataset import DatasetPaths, local_path
-from conf.errors import ConfigError
-from conf.etl import BuildConfig
-from conf.manifest import Manifest
-from conf.provenance import SourceSnapshot
+from conf.errors import ConfigError, InputDataError, InternalError
+from conf.etl.build import BuildConfig
+from conf.manifest import Manifest, RowCounts, SourceSnapshot, SplitInfo
+from conf.paths import DatasetPaths, local_path
 from conf.schema import fingerprint
-from etl.accounting import account_rows
-from etl.arrangement import check_partition_columns
-from etl.connector import check_connector
-from etl.day_range import check_dates, count_outside, is_inside, leave_out
-from etl.encoder_files import (
+from etl.encoders.fit import (
     FittedEncoders,
     find_previous_encoders,
     fit_encoders,
     take_over_encoders,
 )
-from etl.events import EventCounts, count_events, kept, prepare_events
-from etl.features import FeaturePlan, plan_features
-from etl.inputs import Inputs, check_inputs_unchanged, find_unwatched, read_inputs
-from etl.negatives import Negatives, add_negatives
-from etl.partition_reuse import check_split_by_day, complete_run, find_base
-from etl.publish import hold_lock, new_version_id, publish_version, stage_version, sweep_leftovers
+from etl.events.date_range import check_dates, count_outside, is_inside, leave_out
+from etl.events.event_log import EventCounts, count_events, kept, prepare_events
+from etl.events.labels import add_weights
+from etl.events.negatives import Negatives, add_negatives
+from etl.events.splits import EVENT_SPLITS
+from etl.plan import FeaturePlan, plan_features
 from etl.quality.contract import check_sources, check_version, list_results
-from etl.quality.versions import VersionView, view_current
-from etl.record_stage import RecordStage, Rows, Written
-from etl.records import build_samples, drop_short_histories
-from etl.runs import (
+from etl.quality.version_view import VersionView, view_current
+from etl.records.jvm_connector import check_connector
+from etl.records.kept_partitions import check_split_by_day, complete_run, find_base
+from etl.records.samples import build_samples, check_served_columns, drop_short_histories
+from etl.records.sharding import check_partition_columns
+from etl.records.stage import RecordInputs, RecordStage, WrittenRecords
+from etl.sources.bad_rows import SourceCounts, check_bad_rows, check_columns, count_rows
+from etl.sources.snapshot import RunInputs, check_inputs_unchanged, find_unwatched, read_inputs
+from etl.sources.source import Source
+from etl.versions.publish import (
+    hold_lock,
+    new_version_id,
+    publish_version,
+    stage_version,
+    sweep_leftovers,
+)
+from etl.versions.run_fingerprint import (
     RunRequest,
     describe_run,
     find_same_version,
@@ -45,22 +58,83 @@ from etl.runs import (
     read_parent,
     take_same_version,
 )
-from etl.served_columns import check_served_columns
-from etl.sources import (
-    Source,
-    SourceCounts,
-    check_bad_rows,
-    check_columns,
-    count_rows,
-)
-from etl.split import EVENT_SPLITS
-from etl.stage_clock import StageClock
-from etl.weights import add_weights
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+
 logger = logging.getLogger("sluice.build")
+
+
+@dataclass
+class StageClock:
+    """Wall time of each stage, logged as it ends."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Times one stage."""
+        logger.info("%s …", name)
+        start = time.monotonic()
+        yield
+        self.seconds[name] = round(time.monotonic() - start, 3)
+        logger.info("%s: %.1f s", name, self.seconds[name])
+
+
+HISTORY_TOO_SHORT = "history_too_short"
+
+
+def count_outcomes(
+    config: BuildConfig,
+    counts: Mapping[str, SourceCounts],
+    events: EventCounts,
+    splits: Sequence[SplitInfo],
+    drawn: Mapping[str, int] | None = None,
+) -> RowCounts:
+    """Accounts for every event, and for every negative that was drawn.
+
+    Args:
+        config: The build's config.
+        counts: Rows of each source.
+        events: Events kept as samples and dropped.
+        splits: What was written.
+        drawn: Negatives by split.
+
+    Raises:
+        InternalError: Fewer or more records were written than events were kept.
+        InputDataError: A split has no sample left.
+    """
+    written = {split.name: split.rows for split in splits}
+    drawn = drawn or {}
+    short = {s: n + drawn.get(s, 0) - written[s] for s, n in events.splits.items()}
+    filtered = config.history is not None and config.history.min_len is not None
+    if min(short.values(), default=0) < 0 or (any(short.values()) and not filtered):
+        raise InternalError(
+            "the number of records written is not the number of events kept",
+            received=written,
+            allowed=events.splits,
+            fix="nothing was published; run again, and report this if it stays",
+        )
+    empty = [split for split in events.splits if not written[split]]
+    if empty:
+        raise InputDataError(
+            f"no sample of the {' and the '.join(empty)} split has a history long enough",
+            received=f"kept {written}",
+            fix="lower history.min_len",
+        )
+    too_short = sum(short.values())
+    dropped = {**events.dropped, **({HISTORY_TOO_SHORT: too_short} if too_short else {})}
+    return RowCounts(
+        read={name: count.read for name, count in counts.items()},
+        quarantined={name: count.bad for name, count in counts.items()},
+        joined=events.joined,
+        kept=written,
+        dropped=dropped,
+        drawn=drawn,
+        unmatched=events.unmatched,
+    )
+
 
 QUARANTINE_DIR = "quarantine"
 
@@ -197,7 +271,7 @@ def check_config(config: BuildConfig, request: RunRequest) -> FeaturePlan:
     return plan
 
 
-def _run_stages(build: _Build, sources: Mapping[str, Source], inputs: Inputs) -> dict[str, Any]:
+def _run_stages(build: _Build, sources: Mapping[str, Source], inputs: RunInputs) -> dict[str, Any]:
     config, clock = build.config, build.clock
     with clock.stage("read sources"):
         counts = {name: count_rows(source) for name, source in sources.items()}
@@ -219,7 +293,9 @@ def _run_stages(build: _Build, sources: Mapping[str, Source], inputs: Inputs) ->
             resources.callback(sampled.release)
             samples = add_weights(sampled.samples, config, event_counts.newest_ts_ms)
             stage = RecordStage(build.spark, config, build.plan, build.staging, build.request.dates)
-            written = stage.write(Rows(samples, prepared.frame, sources), encoders, build.base)
+            written = stage.write(
+                RecordInputs(samples, prepared.frame, sources), encoders, build.base
+            )
         if config.output.parquet:
             with clock.stage("export Parquet"):
                 written = stage.export_parquet(written, encoders)
@@ -237,11 +313,11 @@ def _run_stages(build: _Build, sources: Mapping[str, Source], inputs: Inputs) ->
             config=config.resolved(),
             config_sha256=fingerprint(config.resolved()),
         ),
-        "counts": account_rows(config, counts, event_counts, written.built, sampled.drawn),
+        "counts": count_outcomes(config, counts, event_counts, written.built, sampled.drawn),
     }
 
 
-def _describe(build: _Build, encoders: FittedEncoders, written: Written) -> dict[str, Any]:
+def _describe(build: _Build, encoders: FittedEncoders, written: WrittenRecords) -> dict[str, Any]:
     return {
         "splits": written.splits,
         "schema": encoders.plan.schema,
@@ -292,7 +368,7 @@ def _sample(build: _Build, log: DataFrame, sources: Mapping[str, Source]) -> Neg
     return add_negatives(samples, log, build.config, sources)
 
 
-def _label_rate(plan: FeaturePlan, written: Written) -> dict[str, float]:
+def _label_rate(plan: FeaturePlan, written: WrittenRecords) -> dict[str, float]:
     if plan.keys.label is None:
         return {}
     rates = {

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conf.etl import BuildConfig, FeatureConfig
-from conf.etl.columns import is_list_type
-from conf.provenance import InputFile
-from etl.features import SEEN, FeaturePlan
-from etl.split import TRAIN, record_splits
+from conf.etl.build import BuildConfig
+from conf.etl.encodings import FeatureConfig
+from conf.etl.sources import is_list_type
+from conf.manifest import InputFile
+from etl.events.splits import TRAIN, record_splits
+from etl.plan import SEEN, FeaturePlan
 
 _SAMPLE_BYTES = 1 << 16
 _SAMPLE_FILES = 8

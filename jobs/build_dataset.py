@@ -15,12 +15,18 @@ import typer
 
 from conf.dates import DateRange
 from conf.errors import ConfigError
-from conf.etl import BuildConfig
+from conf.etl.build import BuildConfig
 from conf.load import load_config
-from conf.manifest import Manifest
-from conf.provenance import InputFile
-from jobs.logs import LogFormat, setup_logging
-from jobs.options import CONFIG_HELP, DryRun, LogFormatOption, Overrides, list_overrides
+from conf.manifest import InputFile, Manifest
+from jobs.support.terminal import (
+    CONFIG_HELP,
+    DryRun,
+    LogFormat,
+    LogFormatOption,
+    Overrides,
+    list_overrides,
+    setup_logging,
+)
 
 app = typer.Typer(add_completion=False)
 
@@ -84,7 +90,7 @@ def plan(config: BuildConfig, dates: DateRange | None = None) -> dict[str, Any]:
     """
     from etl.build import check_config
     from etl.estimate import declared_shards, estimate_sizes
-    from etl.runs import RunRequest
+    from etl.versions.run_fingerprint import RunRequest
 
     features = check_config(config, RunRequest(dates))
     inputs = _find_inputs(config, dates)
@@ -117,7 +123,7 @@ def print_plan(planned: dict[str, Any], log_format: LogFormat) -> None:
 
 
 def _find_inputs(config: BuildConfig, dates: DateRange | None) -> list[InputFile]:
-    from etl.sources import find_files
+    from etl.sources.files import find_files
 
     return [
         file
@@ -143,9 +149,9 @@ def build(
         SluiceError: The build was refused or failed for a known reason.
     """
     from etl.build import build_dataset, check_config
-    from etl.failures import known_failures
-    from etl.runs import RunRequest
-    from jobs.spark import build_session
+    from etl.tfrecord.spark.failures import known_failures
+    from etl.versions.run_fingerprint import RunRequest
+    from jobs.support.spark_session import build_session
 
     # What is wrong with the config or the paths is said before a JVM is started.
     request = RunRequest(dates, force)

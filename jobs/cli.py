@@ -14,8 +14,14 @@ from typing import Any
 
 import typer
 
-from conf.errors import ConfigError, ExitCode, InternalError, SluiceError, did_you_mean
-from conf.event_lines import render_event
+from conf.errors import (
+    ConfigError,
+    ExitCode,
+    InternalError,
+    SluiceError,
+    did_you_mean,
+    render_event,
+)
 
 # Which extra brings a package that a subcommand may find missing.
 EXTRAS = {

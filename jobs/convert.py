@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from conf.errors import ConfigError, did_you_mean
-from etl.conversion.convert import convert_files
-from etl.conversion.formats import (
+from etl.convert.convert import convert_files
+from etl.convert.formats import (
     FORMATS,
     ConvertOptions,
     Format,
@@ -23,10 +23,10 @@ from etl.conversion.formats import (
     list_inputs,
     parse_type,
 )
-from etl.tfrecord.framing import Compression
-from etl.tfrecord.policies import LOWERING_OPTIONS, parse_lowering_options
-from etl.tfrecord.record_types import RECORD_TYPES
-from etl.tfrecord.writer import ShardOptions
+from etl.tfrecord.files.locations import Compression
+from etl.tfrecord.files.writer import ShardOptions
+from etl.tfrecord.types.features import RECORD_TYPES
+from etl.tfrecord.types.policies import TYPE_OPTIONS, parse_type_options
 
 app = typer.Typer(help=__doc__, add_completion=False)
 
@@ -79,7 +79,7 @@ def main(
             record_type=_choose("record type", record_type, {name: name for name in RECORD_TYPES}),
             compression=_choose_compression(output, compression),
         ),
-        lowering=parse_lowering_options(_parse_policies(option or ())),
+        lowering=parse_type_options(_parse_policies(option or ())),
         text=TextOptions(_parse_separator(separator), list_separator, tuple(null or ())),
         libsvm=LibsvmColumns(label, indices, values, qid),
         types=_parse_types(types),
@@ -114,14 +114,14 @@ def _choose_compression(output: Path, name: str | None) -> Compression | None:
 
 
 def _parse_policies(pairs: Sequence[str]) -> dict[str, str]:
-    known = {name.lower() for name in LOWERING_OPTIONS}
+    known = {name.lower() for name in TYPE_OPTIONS}
     policies = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or name.lower() not in known:
             raise ConfigError(
-                "unknown column policy", received=pair, allowed=", ".join(LOWERING_OPTIONS),
-                fix=did_you_mean(name, LOWERING_OPTIONS),
+                "unknown column policy", received=pair, allowed=", ".join(TYPE_OPTIONS),
+                fix=did_you_mean(name, TYPE_OPTIONS),
             )  # fmt: skip
         policies[name.lower()] = value
     return policies

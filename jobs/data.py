@@ -20,10 +20,10 @@ from rich.progress import (
 )
 
 from conf.errors import ConfigError, did_you_mean
-from etl.samples.archive import ARCHIVES, BASE_URL, DownloadOptions, fetch_archive
-from etl.samples.clicks import CLICKS_NAME, ClickSampleConfig, write_clicks
-from etl.samples.config import DirtRates, SampleConfig
-from etl.samples.movielens import write_sample
+from etl.sample_data.archive import ARCHIVES, BASE_URL, DownloadOptions, fetch_archive
+from etl.sample_data.clicks import CLICKS_NAME, ClickSampleConfig, write_clicks
+from etl.sample_data.config import DirtRates, SampleConfig
+from etl.sample_data.movielens import write_sample
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
 _DEFAULTS = SampleConfig()

@@ -13,8 +13,8 @@ from typing import Annotated
 
 import typer
 
-from conf.dataset import resolve_version
 from conf.errors import ExitCode
+from conf.paths import resolve_version
 from conf.run import (
     EXPORT_DIR,
     METRICS_FILE,

@@ -11,9 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from conf.run import METRICS_FILE, update_run_card, write_json
-from jobs.logs import LogFormat, setup_logging
-from jobs.options import LogFormatOption
-from jobs.trained_run import Checkpoint, override_section, restore, timed
+from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
+from jobs.support.trained_run import CheckpointChoice, override_section, restore_run, timed
 
 app = typer.Typer(add_completion=False)
 
@@ -25,8 +24,8 @@ def main(
     run: Annotated[str, typer.Option(help="A run, or a series: its last finished run.")],
     split: Annotated[str, typer.Option(help="Split to rank.")] = TEST_SPLIT,
     checkpoint: Annotated[
-        Checkpoint, typer.Option(help="The best epoch's weights, or the last one's.")
-    ] = Checkpoint.BEST,
+        CheckpointChoice, typer.Option(help="The best epoch's weights, or the last one's.")
+    ] = CheckpointChoice.BEST,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key of `evaluation`."),
@@ -47,7 +46,7 @@ def evaluate(
     run_dir: Path,
     *,
     split: str = TEST_SPLIT,
-    checkpoint: str = Checkpoint.BEST,
+    checkpoint: str = CheckpointChoice.BEST,
     overrides: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Evaluates a run and writes its metrics.
@@ -69,8 +68,8 @@ def evaluate(
         UpstreamNotReadyError: There is no such run or checkpoint.
         InputDataError: The split is empty, or the run's data or checkpoint is damaged.
     """
-    run_dir, trained = restore(run_dir, checkpoint)
-    from training.evaluate import evaluate_split
+    run_dir, trained = restore_run(run_dir, checkpoint)
+    from training.evaluation.evaluate import evaluate_split
 
     section = override_section("evaluation", trained.config.evaluation, overrides)
     trained = replace(trained, config=trained.config.model_copy(update={"evaluation": section}))

@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 
 from conf.run import read_json
-from jobs.logs import LogFormat, setup_logging
-from jobs.options import LogFormatOption
-from jobs.trained_run import Checkpoint, restore, timed
+from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
+from jobs.support.trained_run import CheckpointChoice, restore_run, timed
 
 app = typer.Typer(add_completion=False)
 
@@ -20,8 +19,8 @@ app = typer.Typer(add_completion=False)
 def main(
     run: Annotated[str, typer.Option(help="A run, or a series: its last finished run.")],
     checkpoint: Annotated[
-        Checkpoint, typer.Option(help="The best epoch's weights, or the last one's.")
-    ] = Checkpoint.BEST,
+        CheckpointChoice, typer.Option(help="The best epoch's weights, or the last one's.")
+    ] = CheckpointChoice.BEST,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Write SavedModels with raw inputs, and all embeddings as Parquet and text."""
@@ -34,7 +33,7 @@ def main(
     return 0
 
 
-def export(run_dir: Path, *, checkpoint: str = Checkpoint.BEST) -> Path:
+def export(run_dir: Path, *, checkpoint: str = CheckpointChoice.BEST) -> Path:
     """Writes `export/` of a run; an earlier export is replaced when the new one is complete.
 
     Args:
@@ -48,8 +47,8 @@ def export(run_dir: Path, *, checkpoint: str = Checkpoint.BEST) -> Path:
         UpstreamNotReadyError: There is no such run or checkpoint, or it is being exported now.
         InputDataError: The run's data or checkpoint is damaged.
     """
-    run_dir, trained = restore(run_dir, checkpoint)
-    from training.export import write_export
+    run_dir, trained = restore_run(run_dir, checkpoint)
+    from training.export.saved_model import write_export
 
     with timed(run_dir, "export"):
         return write_export(trained, run_dir)

@@ -13,24 +13,35 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
-from conf.dataset import read_manifest
 from conf.errors import ConfigError, InputDataError
 from conf.manifest import MANIFEST_FILE, Manifest
-from etl.tfrecord.committed import read_committed
-from jobs.inspection.files import list_record_files, summarize_files
-from jobs.inspection.head import read_dataset_head, read_files_head, read_head, wire_features
-from jobs.inspection.listing import list_summary, print_listings
-from jobs.inspection.slots import list_packed_columns
-from jobs.inspection.summary import summarize_dataset, summarize_run, summarize_shard
-from jobs.inspection.target import Target, find_target
+from conf.paths import read_manifest
+from etl.tfrecord.commit.output_manifest import read_output_manifest
+from jobs.inspection.records import (
+    list_packed_columns,
+    read_dataset_head,
+    read_files_head,
+    read_head,
+    wire_features,
+)
+from jobs.inspection.summary import (
+    Target,
+    find_target,
+    list_record_files,
+    summarize_dataset,
+    summarize_files,
+    summarize_run,
+    summarize_shard,
+)
+from jobs.inspection.summary_tables import list_summary, print_tables
 from jobs.inspection.verify import (
+    OnBytes,
     Problem,
     Verification,
     count_records,
     verify_dataset,
     verify_shard,
 )
-from jobs.inspection.verify import Progress as OnBytes
 from jobs.reporting.dataset_page import write_dataset_page
 
 app = typer.Typer(add_completion=False)
@@ -70,7 +81,7 @@ def main(
     if as_json:
         print(json.dumps(summary, indent=1, default=str))
     else:
-        print_listings(list_summary(summary), Console())
+        print_tables(list_summary(summary), Console())
     _refuse_problems(target, summary)
 
 
@@ -116,7 +127,7 @@ def _inspect_files(directory: Path, head: int | None) -> dict[str, Any]:
         summary, result = summarize_files(directory, on_bytes)
     summary["verification"] = result.to_json()
     if head is not None and not result.problems:
-        packed = list_packed_columns(read_committed(directory))
+        packed = list_packed_columns(read_output_manifest(directory))
         summary["head"] = read_files_head(files, head, summary["record_type"], packed)
     return summary
 

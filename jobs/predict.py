@@ -12,9 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from conf.run import update_run_card
-from jobs.logs import LogFormat, setup_logging
-from jobs.options import LogFormatOption
-from jobs.trained_run import Checkpoint, override_section, restore, timed
+from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
+from jobs.support.trained_run import CheckpointChoice, override_section, restore_run, timed
 
 app = typer.Typer(add_completion=False)
 
@@ -26,8 +25,8 @@ def main(
         int | None, typer.Option(min=1, help="Items per user; default: the run's predict.k.")
     ] = None,
     checkpoint: Annotated[
-        Checkpoint, typer.Option(help="The best epoch's weights, or the last one's.")
-    ] = Checkpoint.BEST,
+        CheckpointChoice, typer.Option(help="The best epoch's weights, or the last one's.")
+    ] = CheckpointChoice.BEST,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key of `predict`."),
@@ -46,7 +45,7 @@ def main(
 
 
 def predict(
-    run_dir: Path, *, checkpoint: str = Checkpoint.BEST, overrides: Sequence[str] = ()
+    run_dir: Path, *, checkpoint: str = CheckpointChoice.BEST, overrides: Sequence[str] = ()
 ) -> Path:
     """Writes `recommendations.json.gz` of a run; an earlier file is replaced whole.
 
@@ -63,8 +62,8 @@ def predict(
         UpstreamNotReadyError: There is no such run or checkpoint.
         InputDataError: The run's data or checkpoint is damaged.
     """
-    run_dir, trained = restore(run_dir, checkpoint)
-    from training.predict import write_recommendations
+    run_dir, trained = restore_run(run_dir, checkpoint)
+    from training.export.predict import write_recommendations
 
     section = override_section("predict", trained.config.predict, overrides)
     with timed(run_dir, "predict"):

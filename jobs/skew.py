@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from conf.dataset import read_manifest, resolve_version
 from conf.errors import ConfigError
-from conf.etl import SparkConfig
+from conf.etl.output import SparkConfig
 from conf.manifest import Manifest
+from conf.paths import read_manifest, resolve_version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,9 +72,9 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Compare logged serving features with recomputed ones, by key."""
-    from etl.failures import known_failures
     from etl.quality.skew import refuse_skew
-    from jobs.spark import build_session
+    from etl.tfrecord.spark.failures import known_failures
+    from jobs.support.spark_session import build_session
 
     if log_format is not None and log_format not in FORMATS:
         raise ConfigError("no such format", received=log_format, allowed=", ".join(FORMATS))
@@ -104,14 +104,14 @@ def compare(
     """
     from conf.encoders import ENCODERS_DIR
     from etl.encoders.pipeline import read_plan
-    from etl.quality.logged import (
+    from etl.quality.skew import (
+        compare_features,
         encode_logged,
         find_features,
         plan_skew,
         read_logged,
         read_split,
     )
-    from etl.quality.skew import compare_features
 
     version, manifest = recomputed.version, recomputed.manifest
     plan = read_plan(version / ENCODERS_DIR)

@@ -13,11 +13,17 @@ import typer
 
 from conf.errors import ConfigError, ExitCode
 from conf.load import load_config
-from conf.training import TrainConfig
-from conf.training.profile import StepRange, parse_step_range
-from jobs.logs import LogFormat, setup_logging
-from jobs.options import CONFIG_HELP, DryRun, LogFormatOption, Overrides, list_overrides
-from jobs.quiet import quiet_tensorflow
+from conf.training.train import StepRange, TrainConfig, parse_step_range
+from jobs.support.terminal import (
+    CONFIG_HELP,
+    DryRun,
+    LogFormat,
+    LogFormatOption,
+    Overrides,
+    list_overrides,
+    quiet_tensorflow,
+    setup_logging,
+)
 
 app = typer.Typer(add_completion=False)
 
@@ -76,10 +82,10 @@ def main(
     if sweep is not None:
         return _sweep(resolved, sweep, Switches(dry_run, resume, report, steps), log_format)
     if workers is not None and not dry_run:
-        from jobs.train_spark import Launch, launch
+        from jobs.support.spark_launcher import SparkLaunch, launch_on_spark
 
-        start = Launch(json.dumps(resolved.resolved()), workers, resume, log_format.value)
-        return launch(start, spark_master)
+        start = SparkLaunch(json.dumps(resolved.resolved()), workers, resume, log_format.value)
+        return launch_on_spark(start, spark_master)
     if dry_run:
         print(json.dumps(plan(resolved), indent=1))
         return 0
@@ -141,7 +147,7 @@ class Switches:
 
 
 def _sweep(config: TrainConfig, file: Path, switches: Switches, log_format: LogFormat) -> int:
-    from jobs.sweep import plan_sweep, read_sweep, sweep_configs
+    from jobs.support.sweep import plan_sweep, read_sweep, sweep_configs
 
     if switches.profile is not None:
         raise ConfigError(
@@ -189,7 +195,7 @@ def train(
     """
     with quiet_tensorflow():
         from training.fit import fit_run
-    from training.progress import build_progress
+    from training.monitoring.progress import build_progress
 
     json_lines = LogFormat(log_format) is LogFormat.JSON
     progress = build_progress("json" if json_lines else "text", config.fit.log_every_seconds)
@@ -213,9 +219,9 @@ def serve(config: TrainConfig, log_format: LogFormat | str = LogFormat.TEXT) -> 
         SluiceError: `TF_CONFIG` is not what it should be, or the chief died or failed.
     """
     with quiet_tensorflow():
-        from training.parameter_server.cluster import read_server_cluster
-        from training.parameter_server.server import serve_chief
-    from training.progress import build_progress
+        from training.distribution.cluster import read_server_cluster
+        from training.distribution.parameter_server import serve_chief
+    from training.monitoring.progress import build_progress
 
     cluster = read_server_cluster()
     if cluster.is_chief:
@@ -230,7 +236,7 @@ def serve(config: TrainConfig, log_format: LogFormat | str = LogFormat.TEXT) -> 
 
 def _writes_run(config: TrainConfig) -> bool:
     """Whether this process is the one of the run's that writes it."""
-    from training.cluster import read_cluster
+    from training.distribution.cluster import read_cluster
 
     return config.devices.strategy != "multi_worker" or read_cluster().index == 0
 

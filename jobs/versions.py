@@ -7,19 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from conf.dataset import DatasetPaths, local_path, read_manifest
 from conf.errors import ConfigError
-from conf.pointer import CURRENT_FILE
-from etl.publish import read_current
-from etl.versions import (
-    VersionInfo,
-    collect_garbage,
-    diff_manifests,
-    list_versions,
-    roll_back,
-)
-from jobs.logs import LogFormat, setup_logging
-from jobs.options import LogFormatOption
+from conf.paths import CURRENT_FILE, DatasetPaths, local_path, read_manifest
+from etl.versions.diff import diff_manifests
+from etl.versions.publish import read_current, roll_back
+from etl.versions.retention import VersionInfo, collect_garbage, list_versions
+from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 

@@ -18,7 +18,7 @@ from tests import java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from conf.etl import BuildConfig
+    from conf.etl.build import BuildConfig
     from etl.build import BuildResult
     from tests.object_servers import ObjectServer, Servers
 
@@ -33,7 +33,7 @@ settings.register_profile(
     "sluice", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("sluice")
-# Of what a command that runs in this process logs to; see `jobs.logs`.
+# Of what a command that runs in this process logs to; see `jobs.support.terminal`.
 _COMMAND_LOGGERS = ("sluice", "etl", "training")
 
 
@@ -57,8 +57,8 @@ def kept_loggers() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The one Spark session of the suite."""
-    from conf.etl import SparkConfig
-    from jobs.spark import build_session
+    from conf.etl.output import SparkConfig
+    from jobs.support.spark_session import build_session
 
     # Spark brings no Avro module; with one, the tests of Avro files run too.
     avro = os.environ.get("SLUICE_AVRO_JAR")

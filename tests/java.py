@@ -88,8 +88,8 @@ def make_archive(archive: Path) -> None:
 
 def _run_session(folder: str) -> None:
     """Uses Spark until its Java has ended."""
-    from conf.etl import SparkConfig
-    from jobs.spark import build_session
+    from conf.etl.output import SparkConfig
+    from jobs.support.spark_session import build_session
 
     spark = build_session(SparkConfig(master="local[2]", shuffle_partitions=2), "classes")
     frame = spark.range(20).selectExpr("id", "id % 3 as k", "string(id) as s", "array(id) as l")
@@ -111,7 +111,7 @@ def _run_session(folder: str) -> None:
 
 def main() -> None:
     """Makes the archive; of several processes at once, one."""
-    from jobs.java import ensure_java
+    from jobs.support.spark_session import ensure_java
 
     ensure_java()
     archive = name_archive()

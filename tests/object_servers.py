@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 from pyarrow import fs
 
-from etl.tfrecord.storage import Storage
+from etl.tfrecord.files.object_store import Storage
 
 BUCKET = "bucket"
 ACCESS_KEY = "key-that-must-not-leak"

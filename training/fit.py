@@ -10,38 +10,41 @@ from typing import Any
 
 from conf.manifest import MANIFEST_FILE, Manifest
 from conf.run import INPUT_COUNTS_FILE, update_run_card
-from conf.training import TrainConfig
-from conf.training.profile import StepRange
-from etl.tfrecord.places import find_place, read_manifest, resolve_version
-from training.checkpoint import (
+from conf.training.train import StepRange, TrainConfig
+from etl.tfrecord.files.locations import find_path, read_manifest, resolve_version
+from training.checkpoint.restore import (
     manifest_sha256,
     read_dataset_reference,
     read_model_specs,
     read_run_manifest,
 )
-from training.device_memory import memory_errors
-from training.history import LOSS_METRIC
-from training.interruption import stop_on_signals
-from training.models.base import RetrievalModel
-from training.parameter_server.strategy import released_servers
-from training.progress import TrainingProgress
-from training.run_card import counted_seconds, describe_end, describe_start, describe_tables
-from training.run_directory import (
-    create_run,
-    find_unfinished_run,
-    locked,
-    publish_run,
-    recorded_status,
-)
-from training.strategy import (
+from training.distribution.parameter_server import released_servers
+from training.distribution.strategy import (
     build_strategy,
     describe_devices,
     plan_devices,
     seed_everything,
 )
-from training.trainer import Trainer, TrainingData, TrainingResult
-from training.validation import build_validate, check_held_out, is_validated, selection_metric
-from training.workers import Workers, lost_worker_errors
+from training.distribution.workers import Workers, lost_worker_errors
+from training.loop.epoch_records import LOSS_METRIC
+from training.loop.epochs import TrainingData
+from training.loop.interruption import stop_on_signals
+from training.loop.trainer import Trainer, TrainingResult
+from training.loop.validation import build_validate, check_held_out, is_validated, selection_metric
+from training.models.retrieval import RetrievalModel
+from training.monitoring.progress import TrainingProgress
+from training.run_directory import (
+    counted_seconds,
+    create_run,
+    describe_end,
+    describe_start,
+    describe_tables,
+    find_unfinished_run,
+    locked,
+    publish_run,
+    recorded_status,
+)
+from training.tensorflow_runtime import memory_errors
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,7 @@ def plan_run(config: TrainConfig) -> dict[str, Any]:
     version_dir = resolve_version(config.dataset)
     data = TrainingData(version_dir, read_manifest(version_dir, config.input.passes_over))
     strategy, devices = plan_devices(config.devices, config.input.batch_size)
-    trainer = Trainer(config, data, strategy, _Silent())
+    trainer = Trainer(config, data, strategy, _NoProgress())
     splits = {split.name: split.rows for split in data.manifest.splits}
     warm = trainer.warm_start()
     return {
@@ -174,7 +177,7 @@ def _share_start(
         return [str(data.version_dir.absolute()), manifest_sha256(data.manifest), unfinished]
 
     version_dir, expected_sha256, unfinished = workers.share(find)
-    place = find_place(str(version_dir))
+    place = find_path(str(version_dir))
     passes_over = config.input.passes_over
     manifest = read_run_manifest(place, str(expected_sha256), passes_over=passes_over)
     run = None if unfinished is None else Path(unfinished)
@@ -222,7 +225,7 @@ def _find_metric(config: TrainConfig, manifest: Manifest) -> str | None:
     return metric if metric == LOSS_METRIC or is_validated(config, manifest) else None
 
 
-class _Silent:
+class _NoProgress:
     """Progress of a plan: none."""
 
     def message(self, text: str, **fields: Any) -> None:

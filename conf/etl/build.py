@@ -7,25 +7,22 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from conf.etl.base import Name, Strict
+from conf.config_base import Name, Strict
 from conf.etl.contract import ContractConfig
-from conf.etl.contract_references import check_contract_references
-from conf.etl.events import EventsConfig
-from conf.etl.features import FeatureConfig
-from conf.etl.histories import (
+from conf.etl.encodings import FeatureConfig
+from conf.etl.events import (
     BehaviourHistoryConfig,
+    EventsConfig,
     HistoryConfig,
+    JoinConfig,
     RollingConfig,
     SessionsConfig,
 )
-from conf.etl.joins import JoinConfig
-from conf.etl.labels import LabelConfig
-from conf.etl.negatives import NegativesConfig
+from conf.etl.labels import DownSamplingConfig, LabelConfig, NegativesConfig, WeightsConfig
 from conf.etl.output import OutputConfig, SparkConfig
-from conf.etl.references import check_references
+from conf.etl.references import check_contract_references, check_references
 from conf.etl.sources import SourceConfig
 from conf.etl.split import SplitConfig
-from conf.etl.weights import DownSamplingConfig, WeightsConfig
 
 LABEL = "label"
 WEIGHT = "weight"

@@ -7,19 +7,19 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from conf.etl.base import Name, Strict
+from conf.config_base import Name, Strict
 
-Rate = Annotated[float, Field(ge=0, le=1)]
+ContractRate = Annotated[float, Field(ge=0, le=1)]
 NUMERIC_TYPES = ("int64", "float32", "float64", "timestamp")
 
 
-class Rule(Strict):
+class ContractRule(Strict):
     """What each rule has: `error` stops the publish, `warn` is logged and recorded."""
 
     severity: Literal["error", "warn"] = "error"
 
 
-class SourceRule(Rule):
+class SourceRule(ContractRule):
     """A rule on one column of a source, over the rows that parsed."""
 
     source: str
@@ -31,7 +31,7 @@ class SourceRule(Rule):
         return f"{self.source}.{self.column}"
 
 
-class ValueRule(Rule):
+class ContractValueRule(ContractRule):
     """A rule on one column of a source, or on one feature of a split."""
 
     source: str | None = None
@@ -40,7 +40,7 @@ class ValueRule(Rule):
     split: str = "train"
 
     @model_validator(mode="after")
-    def _one_target(self) -> ValueRule:
+    def _one_target(self) -> ContractValueRule:
         of_source = self.source is not None and self.column is not None
         if of_source == (self.feature is not None) or (self.source is None) != (
             self.column is None
@@ -56,21 +56,21 @@ class ValueRule(Rule):
         return f"{self.source}.{self.column}"
 
 
-class TypeRule(ValueRule):
+class TypeRule(ContractValueRule):
     """The declared type, and how many values of the source may fail to parse as it."""
 
     kind: Literal["type"]
     type: str
-    max_rate: Rate = 0.0
+    max_rate: ContractRate = 0.0
 
 
-class RangeRule(ValueRule):
+class RangeRule(ContractValueRule):
     """Least and greatest value; `max_rate` of the rows may lie outside (sources only)."""
 
     kind: Literal["range"]
     minimum: float | None = None
     maximum: float | None = None
-    max_rate: Rate = 0.0
+    max_rate: ContractRate = 0.0
 
     @model_validator(mode="after")
     def _bounded(self) -> RangeRule:
@@ -81,28 +81,28 @@ class RangeRule(ValueRule):
         return self
 
 
-class DomainRule(ValueRule):
+class DomainRule(ContractValueRule):
     """The allowed values; `max_rate` of the values that are there may be others."""
 
     kind: Literal["domain"]
     one_of: tuple[int | float | str, ...] = Field(min_length=1)
-    max_rate: Rate = 0.0
+    max_rate: ContractRate = 0.0
 
 
-class NullRateRule(ValueRule):
+class NullRateRule(ContractValueRule):
     """The greatest share of nulls. Of an id made by a vocabulary, OOV counts as null."""
 
     kind: Literal["null_rate"]
-    maximum: Rate
+    maximum: ContractRate
 
 
-class UniqueRule(Rule):
+class UniqueRule(ContractRule):
     """No two rows of a source agree in these columns; rows with a null among them are free."""
 
     kind: Literal["unique"]
     source: str
     columns: tuple[str, ...] = Field(min_length=1)
-    max_rate: Rate = Field(0.0, description="Share of rows that may repeat another.")
+    max_rate: ContractRate = Field(0.0, description="Share of rows that may repeat another.")
 
     @property
     def target(self) -> str:
@@ -115,10 +115,10 @@ class ReferencesRule(SourceRule):
 
     kind: Literal["references"]
     dictionary: str
-    max_rate: Rate = Field(0.0, description="Share of rows that may have no entry.")
+    max_rate: ContractRate = Field(0.0, description="Share of rows that may have no entry.")
 
 
-class VolumeRule(Rule):
+class VolumeRule(ContractRule):
     """Rows of a source (those that parsed), or of a written split."""
 
     kind: Literal["volume"]
@@ -158,7 +158,7 @@ class FreshnessRule(SourceRule):
     date: datetime.date | None = None
 
 
-class DriftRule(Rule):
+class DriftRule(ContractRule):
     """How far a feature's distribution may be from that of the current version.
 
     `psi`: population stability index; `js`: Jensen-Shannon divergence (base 2, 0 to 1);

@@ -1,4 +1,4 @@
-"""The event log: who met what, when."""
+"""Events and what is added to them: joins, histories, sessions, windowed features."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from conf.etl.base import Strict
+from conf.config_base import Name, Strict
+from conf.etl.sources import SourceConfig
 
 
 class EventsConfig(Strict):
@@ -43,3 +44,228 @@ class EventsConfig(Strict):
     def has_behaviour(self) -> bool:
         """Whether rows belong to users and name items, so that users have histories."""
         return self.user is not None and self.item is not None
+
+
+class AsOfConfig(Strict):
+    """A dictionary whose entries change: several rows per key, each valid from a time on.
+
+    The event gets the entry with the newest `valid_from` of those that were valid and known by
+    then. That entry ends at its own `valid_to`; an older one does not come back.
+    """
+
+    valid_from: str = Field(description="int64 column: time from which the entry is valid.")
+    valid_to: str | None = Field(None, description="int64 column: end of validity; null: open.")
+    known_at: str | None = Field(
+        None, description="int64 column: time at which the entry became known (late corrections)."
+    )
+    time_unit: Literal["s", "ms"] = "s"
+    match: Literal["strictly_before", "at_or_before"] = Field(
+        "strictly_before",
+        description="Whether an entry counts for events at the very time of its `valid_from` "
+        "(and `known_at`).",
+    )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The time columns that are declared."""
+        named = (self.valid_from, self.valid_to, self.known_at)
+        return tuple(column for column in named if column is not None)
+
+
+class JoinConfig(Strict):
+    """A dictionary joined to each event by key."""
+
+    source: str
+    column: str = Field(description="Column of the event that holds the dictionary's key.")
+    unmatched: Literal["drop", "keep", "fail"] = "drop"
+    strategy: Literal["auto", "broadcast", "sort_merge", "salted"] = Field(
+        "auto",
+        description="`auto`: broadcast up to `broadcast_bytes` of files, sort-merge above. "
+        "`salted`: sort-merge that spreads frequent keys over several tasks. The rows are the "
+        "same whichever is chosen.",
+    )
+    broadcast_bytes: int = Field(
+        32 << 20, ge=0, description="Largest dictionary, in bytes of files, that `auto` broadcasts."
+    )
+    salts: int | None = Field(
+        None,
+        ge=2,
+        description="Parts into which every key is spread (strategy: salted); None: only the "
+        "frequent keys of a sample are, over as many tasks as a shuffle has.",
+    )
+    as_of: AsOfConfig | None = None
+
+    def added_columns(self, dictionary: SourceConfig) -> dict[str, str]:
+        """Returns name and type of the columns that the events get from the dictionary.
+
+        Not its key, and not `valid_to`: an entry is often closed by what came after the event.
+        """
+        left_out = {dictionary.key, self.as_of.valid_to if self.as_of else None}
+        types = dictionary.column_types.items()
+        return {name: kind for name, kind in types if name not in left_out}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> JoinConfig:
+        if self.salts is not None and self.strategy != "salted":
+            raise ValueError("`salts` goes with `strategy: salted`, and only with it")
+        if self.as_of is not None and self.strategy != "auto":
+            raise ValueError(
+                "a join as of the event's time sorts events and entries together; it takes no "
+                "`strategy`"
+            )
+        return self
+
+
+DISTINCT_LOOKBACK = 4
+"""Behaviours looked at per item kept, where repeats are left out and nothing else is said."""
+
+
+class HistoryConfig(Strict):
+    """The user's items strictly before the event (ties in time: file order), latest first."""
+
+    name: Name = "history"
+    max_len: int = Field(50, ge=1)
+    min_len: int | None = Field(None, ge=1, description="Samples with fewer are dropped.")
+
+    @model_validator(mode="after")
+    def _reachable(self) -> HistoryConfig:
+        if self.min_len is not None and self.min_len > self.max_len:
+            raise ValueError("`min_len` above `max_len` drops every sample")
+        return self
+
+
+class EventConditionConfig(Strict):
+    """Which events count: those whose column has one of some values, or is large enough."""
+
+    column: str
+    one_of: tuple[int | str, ...] | None = Field(None, min_length=1)
+    at_least: float | None = None
+
+    @model_validator(mode="after")
+    def _one_condition(self) -> EventConditionConfig:
+        if (self.one_of is None) == (self.at_least is None):
+            raise ValueError("`where` needs either `one_of` or `at_least`")
+        return self
+
+
+class GapsConfig(Strict):
+    """Time from each item of a history to the event, as a list beside the items."""
+
+    name: Name
+    unit: Literal["s", "m", "h", "d"] = "h"
+    log: bool = Field(False, description="log(1 + gap) in place of the gap.")
+
+
+class BehaviourHistoryConfig(Strict):
+    """One history: the user's items of some behaviours strictly before the event, latest first.
+
+    Ties in time are ordered by the place in the input. The items stand in column `name`, each of
+    `columns` in `<name>_<column>`: lists of one length, aligned.
+    """
+
+    name: Name
+    where: EventConditionConfig | None = None
+    columns: tuple[Name, ...] = Field((), description="Event columns carried along the items.")
+    gaps: GapsConfig | None = None
+    max_len: int = Field(50, ge=1)
+    window_days: float | None = Field(None, gt=0, description="Older behaviours are left out.")
+    distinct: Literal["consecutive", "item"] | None = Field(
+        None,
+        description="`consecutive`: the latest of each run of one item; `item`: the latest of "
+        "each item.",
+    )
+    lookback: int | None = Field(
+        None,
+        ge=1,
+        description="Latest behaviours looked at, repeats included; it bounds the work per "
+        "event. None: `max_len`, or four times that with `distinct`.",
+    )
+    within_session: bool = Field(False, description="Only of the event's own session, so far.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> BehaviourHistoryConfig:
+        if self.lookback is not None and self.lookback < self.max_len:
+            raise ValueError(f"history {self.name!r}: `lookback` is below `max_len`")
+        names = [name.lower() for name in self.made]
+        if len(set(names)) != len(names):
+            raise ValueError(f"history {self.name!r} makes two columns of one name")
+        return self
+
+    @property
+    def scanned(self) -> int:
+        """Number of latest behaviours that are looked at."""
+        return self.lookback or self.max_len * (DISTINCT_LOOKBACK if self.distinct else 1)
+
+    @property
+    def needs_time(self) -> bool:
+        """Whether the history reads event times."""
+        return bool(self.gaps or self.window_days or self.within_session)
+
+    def carried(self, column: str) -> str:
+        """Name of the list that carries an event column along."""
+        return f"{self.name}_{column}"
+
+    @property
+    def made(self) -> tuple[str, ...]:
+        """Names of the columns that the history makes."""
+        gaps = (self.gaps.name,) if self.gaps else ()
+        return (self.name, *map(self.carried, self.columns), *gaps)
+
+
+class SessionsConfig(Strict):
+    """Sessions: runs of a user's events without a gap longer than `gap_minutes`.
+
+    Columns: `<name>_id` (string, unique in the log), `<name>_position` (int64, from 1). The
+    session so far is a history with `within_session`.
+    """
+
+    name: Name = "session"
+    gap_minutes: float = Field(30, gt=0)
+
+    @property
+    def id_column(self) -> str:
+        """Column that names the session."""
+        return f"{self.name}_id"
+
+    @property
+    def position_column(self) -> str:
+        """Column with the event's place in its session, from 1."""
+        return f"{self.name}_position"
+
+
+class RateConfig(Strict):
+    """A smoothed rate: (hits + a) / (trials + a + b); the prior mean is a / (a + b)."""
+
+    a: float = Field(gt=0)
+    b: float = Field(gt=0)
+    out_of: EventConditionConfig | None = Field(
+        None, description="Which events are trials; None: all."
+    )
+
+
+class RollingConfig(Strict):
+    """A count, or a smoothed rate, of the events with the same keys strictly before the event.
+
+    "Before" is by event time: events at one time do not see one another.
+    """
+
+    name: Name
+    keys: tuple[str, ...] = Field(min_length=1, description="Columns that the events share.")
+    where: EventConditionConfig | None = Field(
+        None, description="Which events are hits; None: all."
+    )
+    rate: RateConfig | None = Field(None, description="None: the number of hits.")
+    window_days: float | None = Field(None, gt=0, description="None: since the log begins.")
+    delay_s: int | None = Field(
+        None, ge=1, description="Age at which an event counts: what it led to is known by then."
+    )
+
+    @model_validator(mode="after")
+    def _reachable(self) -> RollingConfig:
+        if self.rate is not None and self.where is None:
+            raise ValueError(
+                f"rolling {self.name!r}: a rate needs `where`, which says what a hit is"
+            )
+        if self.delay_s and self.window_days and self.delay_s >= self.window_days * 86400:
+            raise ValueError(f"rolling {self.name!r}: `delay_s` leaves nothing of `window_days`")
+        return self

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from conf.etl.base import Name, Strict
-from conf.roots import PublishedRoot
+from conf.config_base import Name, PublishedRoot, Strict
 
 DATE_PARTITION = "date"
 """Partition column that is made from the event's time (UTC day) where no column has the name."""

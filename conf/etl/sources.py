@@ -1,16 +1,225 @@
-"""Inputs: files, tables and databases, their columns, and what happens to rows that do not fit."""
+"""Declared sources: where rows are read from, their columns, days, and what counts as a bad row."""
 
 from __future__ import annotations
 
 import datetime
+import re
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from conf.etl.base import Strict
-from conf.etl.columns import ColumnConfig
-from conf.etl.days import DaysConfig
-from conf.etl.jdbc import JdbcConfig
+from conf.config_base import Name, Strict
+
+ColumnType = Literal[
+    "int64",
+    "float32",
+    "float64",
+    "string",
+    "timestamp",
+    "list<int64>",
+    "list<float32>",
+    "list<string>",
+]
+# Spark type of a column once it is read; a timestamp becomes milliseconds since 1970, UTC.
+SPARK_TYPES = {
+    "int64": "bigint",
+    "float32": "float",
+    "float64": "double",
+    "string": "string",
+    "timestamp": "bigint",
+    "list<int64>": "array<bigint>",
+    "list<float32>": "array<float>",
+    "list<string>": "array<string>",
+}
+EPOCH_UNITS = {"epoch_s": "s", "epoch_ms": "ms", "epoch_us": "us"}
+_FLOAT_TYPES = ("float32", "float64", "list<float32>")
+_NUMBER_TYPES = ("int64", "list<int64>", *_FLOAT_TYPES)
+
+
+def is_list_type(column_type: str) -> bool:
+    """Whether a column of that type holds lists."""
+    return column_type.startswith("list<")
+
+
+class PairConfig(Strict):
+    """The second column that entries `<value>` or `<value><separator><second>` give."""
+
+    name: Name
+    type: Literal["int64", "string"] = "int64"
+    separator: str = Field("_", min_length=1)
+    default: int | str | None = Field(
+        None, description="Second value of an entry that is written without one."
+    )
+
+    @model_validator(mode="after")
+    def _default_has_type(self) -> PairConfig:
+        wanted = int if self.type == "int64" else str
+        if not isinstance(self.default, wanted):
+            raise ValueError(
+                f"pair {self.name!r} needs a `default` of type {self.type} for entries without "
+                "a second value"
+            )
+        if isinstance(self.default, int) and not -(2**63) <= self.default < 2**63:
+            raise ValueError(f"pair {self.name!r}: the default is beyond int64")
+        return self
+
+    def as_column(self, first: ColumnConfig) -> ColumnConfig:
+        """This column as if it had been declared beside the one that it stands in."""
+        kind = f"list<{self.type}>" if first.is_list else self.type
+        return ColumnConfig.model_validate(
+            {"name": self.name, "type": kind, "nullable": first.nullable}
+        )
+
+
+class ColumnConfig(Strict):
+    """One declared column of a source.
+
+    A value that does not parse as its type, is null although `nullable` is false, or lies
+    outside `minimum`/`maximum`/`one_of`/`not_after` makes the row a bad row; the bounds of a list
+    hold for each of its values.
+    """
+
+    name: Name
+    type: ColumnType
+    field: str | None = Field(
+        None,
+        min_length=1,
+        description="Its name in the input, where it is another: a column, a name in the header, "
+        "a JSON key or path (`user.id`), or a part of a libsvm line.",
+    )
+    nullable: bool = False
+    minimum: float | None = None
+    maximum: float | None = None
+    one_of: tuple[str, ...] | None = None
+    separator: str | None = Field(None, min_length=1, description="Separator inside a list column.")
+    timestamp_format: str | None = Field(
+        None,
+        min_length=1,
+        description="How timestamps are written: epoch_s, epoch_ms, epoch_us or a Java pattern; "
+        "None: ISO 8601, and UTC where no zone is written.",
+    )
+    not_after: datetime.date | Literal["run_date", "now"] | None = Field(
+        None,
+        description="Last day of timestamps: a date, the run's last day, or the clock's day "
+        "(then a rerun may differ).",
+    )
+    pair: PairConfig | None = Field(
+        None, description="Entries `<value>_<second>`: the name of the column of second values."
+    )
+
+    @model_validator(mode="after")
+    def _options_fit_the_type(self) -> ColumnConfig:
+        where = f"column {self.name!r} of type {self.type}"
+        if self.minimum is not None or self.maximum is not None:
+            self._require(_NUMBER_TYPES, f"{where} cannot have bounds")
+        if self.one_of is not None and self.is_list:
+            raise ValueError(f"list column {self.name!r} cannot have `one_of`")
+        if self.timestamp_format is not None or self.not_after is not None:
+            self._require(("timestamp",), f"{where} cannot have `timestamp_format` or `not_after`")
+        if self.pair is not None:
+            self._require(
+                ("int64", "string", "list<int64>", "list<string>"), f"{where} cannot have a `pair`"
+            )
+            if self.one_of is not None or self.pair.separator == self.separator:
+                raise ValueError(f"{where}: a `pair` needs a separator of its own, and no `one_of`")
+        return self
+
+    def _require(self, types: tuple[str, ...], message: str) -> None:
+        if self.type not in types:
+            raise ValueError(f"{message}; {', '.join(types)} can")
+
+    @property
+    def is_list(self) -> bool:
+        """Whether a value is a list."""
+        return is_list_type(self.type)
+
+    @property
+    def is_float(self) -> bool:
+        """Whether a value, or each in a list, is a floating-point number."""
+        return self.type in _FLOAT_TYPES
+
+    @property
+    def element_type(self) -> str:
+        """Type of a value, or of each in a list."""
+        return self.type.removeprefix("list<").removesuffix(">")
+
+    @property
+    def read_type(self) -> str:
+        """Type of the column once it is read: a timestamp is int64, in ms since 1970, UTC."""
+        return "int64" if self.type == "timestamp" else self.type
+
+    @property
+    def field_name(self) -> str:
+        """Name of the column in the input."""
+        return self.field or self.name
+
+
+class DaysConfig(Strict):
+    """Which days of a source belong to a run, and what is wrong with a day."""
+
+    lookback_days: int = Field(
+        0, ge=0, le=3660, description="Days read before the run's first: for histories."
+    )
+    format: str = Field("%Y-%m-%d", description="How a day is written, in strftime's terms.")
+    column: Name | None = Field(
+        None,
+        description="A declared column: only rows of the run's days are read. Another name, "
+        "where the path has {date}: a column that is made of it.",
+    )
+    allow_empty_days: bool = Field(False, description="Whether a day may have no row.")
+    repeated_days: Literal["fail", "warn", "ignore"] = Field(
+        "fail", description="Two days whose files are the same, byte for byte."
+    )
+
+
+_ENVIRONMENT_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+# `…//user:password@host`, `?password=…`, `;pwd=…`
+_SECRET_IN_URL = re.compile(
+    r"//[^/@]*:[^/@]*@|[?&;,(](user|password|passwd|pwd|secret|token)\w*=|:[^/@:]+/[^/@]+@",
+    re.IGNORECASE,
+)
+
+
+class JdbcConfig(Strict):
+    """A table or query of a database, read without writing.
+
+    Credentials come from environment variables or a file when the build runs: the config, the
+    manifest and the logs never hold them.
+    """
+
+    url: str = Field(pattern=r"^jdbc:[a-zA-Z0-9]+:")
+    table: str | None = Field(None, description="Table, as SQL names it.")
+    query: str | None = Field(None, description="SELECT to read instead of a table.")
+    driver: str | None = Field(None, description="Driver class, where Spark cannot tell it.")
+    user_env: str | None = Field(None, pattern=_ENVIRONMENT_NAME)
+    password_env: str | None = Field(None, pattern=_ENVIRONMENT_NAME)
+    password_file: str | None = Field(None, description="File whose first line is the password.")
+    partition_column: str | None = Field(
+        None, description="Whole-number, date or timestamp column that partitions are cut by."
+    )
+    partitions: int = Field(1, ge=1, le=1000, description="Connections that read at a time.")
+    fetch_rows: int = Field(10_000, ge=1, description="Rows that one round trip brings.")
+
+    @field_validator("url")
+    @classmethod
+    def _no_secret(cls, url: str) -> str:
+        if _SECRET_IN_URL.search(url):
+            raise ValueError(
+                "the URL holds credentials; take them out, and name user_env and password_env "
+                "or password_file"
+            )
+        return url
+
+    @model_validator(mode="after")
+    def _consistent(self) -> JdbcConfig:
+        if (self.table is None) == (self.query is None):
+            raise ValueError("a jdbc source needs `table` or `query`, and only one of them")
+        if self.password_env is not None and self.password_file is not None:
+            raise ValueError("the password comes from `password_env` or `password_file`, not both")
+        if self.partitions > 1 and self.partition_column is None:
+            raise ValueError("`partitions` above 1 needs a `partition_column`")
+        return self
+
 
 SourceFormat = Literal[
     "delimited",
@@ -27,7 +236,7 @@ SourceFormat = Literal[
     "jdbc",
 ]
 # All are ASCII in their lower half, so that a line feed is a line feed in each of them.
-Encoding = Literal[
+TextEncoding = Literal[
     "utf-8",
     "latin-1",
     "us-ascii",
@@ -49,8 +258,8 @@ Encoding = Literal[
 ]
 DATE_FIELD = "{date}"
 SPARSE_FORMATS = ("libsvm", "libfm", "libffm")
-_SEPARATED = ("delimited", "csv")
-_TEXT = (*_SEPARATED, "pattern", "json", *SPARSE_FORMATS)
+_SEPARATED_FORMATS = ("delimited", "csv")
+_TEXT_FORMATS = (*_SEPARATED_FORMATS, "pattern", "json", *SPARSE_FORMATS)
 _SPARSE_TYPES = {
     "label": ("float32", "float64", "int64"),
     "indices": ("list<int64>",),
@@ -95,7 +304,7 @@ class SourceConfig(Strict):
     pattern: str | None = Field(
         None, description="Java regular expression with one group per column (format: pattern)."
     )
-    encoding: Encoding = "utf-8"
+    encoding: TextEncoding = "utf-8"
     header: bool | Literal["by_name"] = Field(
         False,
         description="The first line of each file names its columns; it is not a row. `by_name`: "
@@ -159,14 +368,14 @@ class SourceConfig(Strict):
             )
 
     def _check_text_options(self) -> None:
-        separated = self.format in _SEPARATED
+        separated = self.format in _SEPARATED_FORMATS
         only = {
             "separator": (separated or self.format == "pattern", self.separator is not None),
             "quote": (separated, self.quote is not None),
             "escape": (separated, self.escape is not None),
             "null_values": (separated or self.format == "pattern", bool(self.null_values)),
             "header": (separated or self.format == "pattern", self.header is not False),
-            "encoding": (self.format in _TEXT, self.encoding != "utf-8"),
+            "encoding": (self.format in _TEXT_FORMATS, self.encoding != "utf-8"),
             "change_check": (self.path is None, self.change_check is None),
         }
         wrong = [name for name, (allowed, given) in only.items() if given and not allowed]
@@ -183,7 +392,7 @@ class SourceConfig(Strict):
         for column in self.columns:
             if self.format in SPARSE_FORMATS:
                 self._check_sparse_column(column)
-            elif self.format in (*_SEPARATED, "pattern"):
+            elif self.format in (*_SEPARATED_FORMATS, "pattern"):
                 if column.is_list and column.separator is None:
                     raise ValueError(f"list column {column.name!r} needs a separator")
                 if column.field is not None and self.header != "by_name":

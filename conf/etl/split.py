@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from conf.etl.base import Strict
+from conf.config_base import Strict
 
 
 class SplitConfig(Strict):

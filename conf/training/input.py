@@ -6,13 +6,13 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from conf.training.base import Finite
+from conf.config_base import StrictFinite
 
 Op = Literal["==", "!=", "<", "<=", ">", ">=", "in", "not_in"]
 Scalar = int | float | str
 
 
-class FilterConfig(Finite):
+class FilterConfig(StrictFinite):
     """Keeps the rows whose feature compares so with the value; of a list, its length."""
 
     feature: str
@@ -26,14 +26,14 @@ class FilterConfig(Finite):
         return self
 
 
-class HeldOutConfig(Finite):
+class HeldOutConfig(StrictFinite):
     """Rows of train that are held out: those whose key hashes into a share of all keys."""
 
     hash_of: str = Field(description="Scalar feature; all rows of one value stay together.")
     share: float = Field(gt=0, lt=1)
 
 
-class ClassBalanceConfig(Finite):
+class ClassBalanceConfig(StrictFinite):
     """Draws rows so that classes have given shares; the epoch keeps its number of rows."""
 
     feature: str = "label"
@@ -46,14 +46,14 @@ class ClassBalanceConfig(Finite):
         return self
 
 
-class MixConfig(Finite):
+class MixConfig(StrictFinite):
     """A further dataset whose train rows are mixed in."""
 
     dataset: str = Field(description="Dataset directory or URI, or one version's.")
     weight: float = Field(gt=0, lt=1, description="Share of each batch that it makes on average.")
 
 
-class InputConfig(Finite):
+class InputConfig(StrictFinite):
     """How shards become batches."""
 
     batch_size: int = Field(256, ge=1, description="Global, over all replicas.")

@@ -1,4 +1,4 @@
-"""Models and their objectives."""
+"""Models, their objectives, and which of their embedding tables grow."""
 
 from __future__ import annotations
 
@@ -6,11 +6,51 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from conf.training.base import Finite, default_tag
-from conf.training.embeddings import EmbeddingsConfig
+from conf.config_base import StrictFinite, default_tag, kind_alone
+
+MOST_ROWS = 1 << 40
+"""More than any machine has memory for, and far from where 64 bits end."""
 
 
-class SampledSoftmaxConfig(Finite):
+class StaticTableConfig(StrictFinite):
+    """A row for each id of a vocabulary, from the start on."""
+
+    kind: Literal["static"] = "static"
+
+
+class DynamicTableConfig(StrictFinite):
+    """A row for each key that training meets, whatever its value; made when it is met."""
+
+    kind: Literal["dynamic"] = "dynamic"
+    features: tuple[str, ...] | None = Field(
+        None,
+        min_length=1,
+        description="Features that share the table; None: those whose table has its name.",
+    )
+    max_rows: int | None = Field(
+        None,
+        ge=1,
+        le=MOST_ROWS,
+        description="Keys that get a row, at most; further ones read zeros.",
+    )
+    capacity: int = Field(
+        65_536,
+        ge=1,
+        le=MOST_ROWS,
+        description="Rows that memory is reserved for from the start.",
+    )
+
+
+TableConfig = Annotated[
+    StaticTableConfig | DynamicTableConfig,
+    Field(discriminator="kind"),
+    kind_alone("dynamic"),
+]
+EmbeddingsConfig = dict[Annotated[str, Field(min_length=1)], TableConfig]
+"""Tables by name: a feature's, that of what features share, or a new one that names `features`."""
+
+
+class SampledSoftmaxConfig(StrictFinite):
     """Softmax over the batch's own items, corrected for how often each is drawn."""
 
     kind: Literal["sampled_softmax"] = "sampled_softmax"
@@ -21,7 +61,7 @@ class SampledSoftmaxConfig(Finite):
     )
 
 
-class BinaryConfig(Finite):
+class BinaryConfig(StrictFinite):
     """Sigmoid cross-entropy on the label; makes AUC and log loss meaningful."""
 
     kind: Literal["binary"] = "binary"
@@ -34,7 +74,7 @@ ObjectiveConfig = Annotated[
 ]
 
 
-class MFConfig(Finite):
+class MFConfig(StrictFinite):
     """Matrix factorization: dot product of a user's and an item's embedding, plus item bias."""
 
     name: Literal["mf"] = "mf"
@@ -48,7 +88,7 @@ class MFConfig(Finite):
     objective: ObjectiveConfig = SampledSoftmaxConfig()
 
 
-class DSSMConfig(Finite):
+class DSSMConfig(StrictFinite):
     """Two towers over pooled embeddings, L2-normalised, compared by a scaled cosine."""
 
     name: Literal["dssm"] = "dssm"

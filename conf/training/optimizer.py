@@ -1,4 +1,4 @@
-"""Update rules: of embedding tables, of dense weights, and what gradients go through before."""
+"""Optimizers of dense weights and of embedding rows, and learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -6,11 +6,68 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from conf.training.base import Finite, default_tag
-from conf.training.schedule import ConstantSchedule, ScheduleConfig
+from conf.config_base import StrictFinite, default_tag, kind_alone
 
 
-class _SparseConfig(Finite):
+class ConstantSchedule(StrictFinite):
+    """The configured rate throughout."""
+
+    kind: Literal["constant"] = "constant"
+
+
+class CosineSchedule(StrictFinite):
+    """Falls along half a cosine to `final_share` of the rate at the last step."""
+
+    kind: Literal["cosine"] = "cosine"
+    final_share: float = Field(0.0, ge=0, le=1)
+
+
+class PolynomialSchedule(StrictFinite):
+    """Falls to `final_share` of the rate at the last step, by a power of what is left."""
+
+    kind: Literal["polynomial"] = "polynomial"
+    power: float = Field(1.0, gt=0, description="1: linear.")
+    final_share: float = Field(0.0, ge=0, le=1)
+
+
+class LinearSchedule(StrictFinite):
+    """A polynomial schedule of power 1."""
+
+    kind: Literal["linear"] = "linear"
+    final_share: float = Field(0.0, ge=0, le=1)
+
+
+class ExponentialSchedule(StrictFinite):
+    """Multiplied by `decay_rate` every `decay_steps`, smoothly or in stairs."""
+
+    kind: Literal["exponential"] = "exponential"
+    decay_rate: float = Field(gt=0, le=1)
+    decay_steps: int = Field(ge=1)
+    staircase: bool = False
+
+
+class InverseSqrtSchedule(StrictFinite):
+    """Falls with the root of the step, from the end of the warm-up or from `flat_steps` on."""
+
+    kind: Literal["inverse_sqrt"] = "inverse_sqrt"
+    flat_steps: int | None = Field(
+        None, ge=1, description="Steps at the full rate, warm-up included; None: the warm-up alone."
+    )
+
+
+ScheduleConfig = Annotated[
+    ConstantSchedule
+    | CosineSchedule
+    | LinearSchedule
+    | PolynomialSchedule
+    | ExponentialSchedule
+    | InverseSqrtSchedule,
+    Field(discriminator="kind"),
+    kind_alone("constant"),
+]
+
+
+class _SparseConfig(StrictFinite):
     learning_rate: float | None = Field(None, gt=0, description="None: the optimizer's.")
 
 
@@ -55,7 +112,7 @@ SparseOptimizerConfig = Annotated[
 ]
 
 
-class DenseOptimizerConfig(Finite):
+class DenseOptimizerConfig(StrictFinite):
     """Any Keras optimizer by name; further keys are its arguments."""
 
     model_config = ConfigDict(extra="allow")
@@ -69,7 +126,7 @@ class DenseOptimizerConfig(Finite):
         return dict(self.model_extra or {})
 
 
-class OptimizerConfig(Finite):
+class OptimizerConfig(StrictFinite):
     """Lazy rules (touched rows only) for embedding tables, a Keras optimizer for the rest."""
 
     learning_rate: float = Field(1e-3, gt=0)

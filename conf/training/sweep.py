@@ -7,17 +7,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from conf.training.base import Finite
-from conf.training.fit import METRIC_PATTERN
+from conf.config_base import StrictFinite
+from conf.training.train import METRIC_PATTERN
 
 
-class ChoicesConfig(Finite):
+class ChoicesConfig(StrictFinite):
     """One of some values, of any kind."""
 
     choices: tuple[Any, ...] = Field(min_length=1)
 
 
-class RangeConfig(Finite):
+class RangeConfig(StrictFinite):
     """A number from a range, both ends included."""
 
     low: float
@@ -45,7 +45,7 @@ def _list_alone(value: Any) -> Any:
 DimensionConfig = Annotated[ChoicesConfig | RangeConfig, BeforeValidator(_list_alone)]
 
 
-class SweepConfig(Finite):
+class SweepConfig(StrictFinite):
     """A space of configs, and how many of them to try."""
 
     space: dict[str, DimensionConfig] = Field(

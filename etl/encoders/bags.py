@@ -10,9 +10,8 @@ import pyarrow as pa
 
 from conf.operations import MultiHot, SparseIndices, Weights
 from conf.schema import FIRST_TOKEN_ID, OOV_ID
+from etl.encoders.arrow_columns import FlatLists, cast_values, flatten_lists
 from etl.encoders.base import Encoder
-from etl.encoders.casting import cast_values
-from etl.encoders.lists import FlatLists, flatten_lists
 from etl.encoders.numbers import read_numbers
 
 

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from conf.calendar import MONDAY_SECONDS, PERIOD_SECONDS, UNITS_PER_SECOND
+from conf.dates import MONDAY_SECONDS, PERIOD_SECONDS, UNITS_PER_SECOND
 from conf.operations import Cyclical, DatePart
 from conf.schema import FIRST_TOKEN_ID, OOV_ID
-from etl.encoders.buffers import to_arrow, valid_mask
-from etl.encoders.casting import cast_values
+from etl.encoders.arrow_columns import cast_values, to_arrow, valid_mask
 
 _DAY = 86_400
 _ERA_DAYS = 146_097  # 400 years

@@ -1,28 +1,160 @@
-"""Fitting every encoder of a build on its train split, and writing what was fitted."""
+"""The fit of all encoders of a version on its train split, or their take-over from its parent."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.dataset import write_text_atomic
-from conf.encoders import ENCODERS_FILE, EncoderPlan, VocabularySpec
-from conf.schema import FIRST_TOKEN_ID
-from etl.encoders.growth import Growth, VocabularyDiff, diff_vocabularies
+from conf.encoders import (
+    ENCODERS_DIR,
+    ENCODERS_FILE,
+    IDENTITY,
+    ColumnEncoding,
+    EncoderPlan,
+    RawColumn,
+    RawDType,
+    TableSpec,
+    VocabularySpec,
+)
+from conf.errors import InputDataError
+from conf.etl.build import BuildConfig
+from conf.etl.encodings import (
+    BagWeightsConfig,
+    CrossConfig,
+    FeatureConfig,
+    IdentityConfig,
+    NormalizeConfig,
+    QuantileConfig,
+    SparseIndicesConfig,
+    TargetConfig,
+)
+from conf.manifest import FileInfo
+from conf.operations import Operation
+from conf.paths import DatasetPaths, write_text_atomic
+from conf.schema import FIRST_TOKEN_ID, DType, FeatureSchema, FeatureSpec
+from etl.encoders.incremental_vocabulary import IncrementalFit, VocabularyDiff, diff_vocabularies
 from etl.encoders.operation_fit import TrainSplit, fit_operations
 from etl.encoders.pipeline import read_plan
-from etl.encoders.plan import build_plan
-from etl.encoders.token_counts import TokenLimits, VocabularyRequest
+from etl.encoders.target import fold_column
 from etl.encoders.vocabulary import RETIRED_COLUMN, load_vocabulary, write_vocabulary
-from etl.encoders.vocabulary_fit import fit_vocabularies
-from etl.features import FeaturePlan
-from etl.vocabulary_plans import VocabularyPlan
+from etl.encoders.vocabulary_fit import TokenLimits, VocabularyRequest, fit_vocabularies
+from etl.events.histories import add_histories
+from etl.events.identity import event_columns
+from etl.events.splits import SPLIT_COLUMN, TRAIN
+from etl.plan import FeaturePlan, VocabularyPlan, history_names
+from etl.records.kept_partitions import link_file
+from etl.records.parquet_copy import describe_file
+from etl.versions.run_fingerprint import Parent
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+_WIRE_DTYPES: dict[str, DType] = {
+    "int64": "int64",
+    "float32": "float32",
+    "float64": "float32",
+    "string": "bytes",
+}
+
+
+def build_plan(
+    plan: FeaturePlan,
+    vocabularies: Sequence[VocabularySpec],
+    operations: Mapping[str, Operation] | None = None,
+    tables: Sequence[TableSpec] = (),
+) -> EncoderPlan:
+    """Builds the encoder plan.
+
+    Args:
+        plan: The features.
+        vocabularies: The fitted vocabularies.
+        operations: Operation by feature; the others are identities and plain vocabularies.
+        tables: The fitted tables of statistics.
+    """
+    sizes = {vocabulary.name: vocabulary.size for vocabulary in vocabularies}
+    specs, columns = [], []
+    for feature in plan.features:
+        operation = (operations or {}).get(feature.name)
+        if operation is None:
+            spec, column = _plain(plan, feature, sizes)
+        else:
+            spec, column = _operated(plan, feature, operation)
+        specs.append(spec)
+        columns.append(column)
+    return EncoderPlan(
+        FeatureSchema(tuple(specs)), tuple(columns), tuple(vocabularies), tuple(tables)
+    )
+
+
+def _plain(
+    plan: FeaturePlan, feature: FeatureConfig, sizes: Mapping[str, int]
+) -> tuple[FeatureSpec, ColumnEncoding]:
+    dtype, vocabulary = _raw_dtype(plan, feature.column), feature.vocabulary
+    is_vector = feature.length is not None and isinstance(feature.encoding, IdentityConfig)
+    spec = FeatureSpec(
+        name=feature.name,
+        dtype="int64" if vocabulary else _WIRE_DTYPES[plan.value_type(feature.column)],
+        role=feature.role,
+        shape=_raw_shape(plan, feature),
+        max_len=feature.max_len,
+        encoding=vocabulary or IDENTITY,
+        vocabulary_size=sizes[vocabulary] if vocabulary else None,
+        shared_embedding=vocabulary,
+        pad_value=0 if vocabulary else 0.0 if is_vector and dtype.startswith("float") else None,
+    )
+    return spec, ColumnEncoding(feature.name, feature.column, dtype, vocabulary or IDENTITY)
+
+
+def _operated(
+    plan: FeaturePlan, feature: FeatureConfig, operation: Operation
+) -> tuple[FeatureSpec, ColumnEncoding]:
+    output, encoder = operation.output, f"{operation.kind}:{feature.name}"
+    shape = _raw_shape(plan, feature) if output.shape is None else output.shape
+    spec = FeatureSpec(
+        name=feature.name,
+        dtype=output.dtype,
+        role=feature.role,
+        shape=shape,
+        max_len=feature.max_len if shape == (None,) else None,
+        encoding=encoder,
+        vocabulary_size=output.vocabulary_size,
+        shared_embedding=None if output.vocabulary_size is None else feature.name,
+        pad_value=output.pad_value,
+    )
+    inputs = _inputs(plan, feature)
+    return spec, ColumnEncoding(
+        feature.name, feature.column, inputs[0].dtype, encoder, operation, inputs
+    )
+
+
+def _inputs(plan: FeaturePlan, feature: FeatureConfig) -> tuple[RawColumn, ...]:
+    names = list(feature.columns)
+    if isinstance(feature.encoding, BagWeightsConfig):
+        names += plan.feature(feature.encoding.of).columns
+    columns = [RawColumn(name, _raw_dtype(plan, name), plan.is_list(name)) for name in names]
+    if isinstance(feature.encoding, TargetConfig):
+        columns.append(RawColumn(fold_column(feature.encoding.folds), "int64", is_served=False))
+    return tuple(columns)
+
+
+def _raw_dtype(plan: FeaturePlan, column: str) -> RawDType:
+    return cast(RawDType, plan.value_type(column))
+
+
+def _raw_shape(plan: FeaturePlan, feature: FeatureConfig) -> tuple[int | None, ...]:
+    # A cross is a list where any of its fields is.
+    crosses = isinstance(feature.encoding, CrossConfig)
+    columns = feature.columns if crosses else (feature.column,)
+    return (feature.length,) if any(plan.is_list(column) for column in columns) else ()
+
 
 logger = logging.getLogger("sluice.encoders")
 
@@ -30,7 +162,7 @@ CHANGES_FILE = "vocabulary_changes.json"
 
 
 @dataclass(frozen=True)
-class FittedEncoders:
+class WrittenPlan:
     """What was fitted and written.
 
     Attributes:
@@ -69,9 +201,9 @@ def read_previous(directory: Path | None) -> dict[str, PreviousVocabulary]:
     }
 
 
-def fit_encoders(
+def fit_plan(
     train: TrainSplit, plan: FeaturePlan, directory: Path, previous: Path | None = None
-) -> FittedEncoders:
+) -> WrittenPlan:
     """Fits all encoders, and writes them.
 
     Args:
@@ -106,7 +238,7 @@ def fit_encoders(
         text = json.dumps([change.to_json() for change in changes], indent=1, ensure_ascii=False)
         write_text_atomic(directory / CHANGES_FILE, text + "\n")
     tokens = {name: live_tokens(table) for name, table in tables.items()}
-    return FittedEncoders(encoder_plan, tokens, tuple(changes))
+    return WrittenPlan(encoder_plan, tokens, tuple(changes))
 
 
 def live_tokens(table: pa.Table) -> pa.Table:
@@ -121,7 +253,7 @@ def _request(
 ) -> VocabularyRequest:
     growth = None
     if plan.incremental:
-        growth = Growth(
+        growth = IncrementalFit(
             previous=None if old is None else old.table,
             time_column_ms=train.time_column_ms,
             expire_after_days=plan.expire_after_days,
@@ -142,3 +274,113 @@ def _diff(spec: VocabularySpec, old: PreviousVocabulary | None, table: pa.Table)
         *(spec.name, spec.version, diff.kept, diff.added, diff.retired, diff.revived),
     )
     return diff
+
+
+@dataclass(frozen=True)
+class FittedEncoders:
+    """Encoders in the version's folder.
+
+    Attributes:
+        plan: What they do.
+        files: Their files.
+        item_tokens: The items' vocabulary, one column `token`; None where records have no item.
+    """
+
+    plan: EncoderPlan
+    files: tuple[FileInfo, ...]
+    item_tokens: pa.Table | None
+
+
+def find_previous_encoders(
+    paths: DatasetPaths, features: FeaturePlan, parent: Parent | None
+) -> Path | None:
+    """Returns the encoders of the current version, where a vocabulary is to grow out of them.
+
+    Raises:
+        InputDataError: The version is damaged: its tokens would get other ids.
+    """
+    if parent is None or not features.has_growing_vocabulary:
+        return None
+    if parent.manifest is None:
+        raise InputDataError(
+            "the current version, whose vocabularies are to grow, is damaged",
+            received=paths.version(parent.version_id),
+            fix="roll back to an earlier version by `sluice versions rollback`",
+        )
+    return paths.version(parent.version_id) / ENCODERS_DIR
+
+
+def fit_encoders(
+    events: DataFrame,
+    config: BuildConfig,
+    features: FeaturePlan,
+    staging: Path,
+    previous: Path | None = None,
+) -> FittedEncoders:
+    """Fits every encoder on the train split, and writes the encoders' files.
+
+    Args:
+        events: Kept events.
+        config: The build's config.
+        features: The features.
+        staging: Directory of the version.
+        previous: Encoders that incremental vocabularies grow out of, or None.
+
+    Raises:
+        InputDataError: No item is in the vocabulary, or a column has nothing to fit.
+    """
+    directory = staging / ENCODERS_DIR
+    directory.mkdir()
+    if _fits_histories(features, config):
+        events = add_histories(events, config)
+    train = TrainSplit(
+        rows=events.where(events[SPLIT_COLUMN] == TRAIN),
+        key=tuple(event_columns(config)),
+        time_column_ms="__event_ts_ms" if config.events.time else None,
+        label=config.label.name if config.label else None,
+    )
+    fitted = fit_plan(train, features, directory, previous)
+    return _read_fitted(fitted.plan, features, staging)
+
+
+def _fits_histories(features: FeaturePlan, config: BuildConfig) -> bool:
+    """Whether numbers are fitted on lists that histories make, such as the gaps to their items."""
+    made = set(history_names(config))
+    return any(
+        isinstance(feature.encoding, NormalizeConfig | QuantileConfig | SparseIndicesConfig)
+        and made.intersection(feature.columns)
+        for feature in features.features
+    )
+
+
+def take_over_encoders(parent: Path, features: FeaturePlan, staging: Path) -> FittedEncoders:
+    """Links the encoders of another version: its shards stay valid beside new ones.
+
+    Args:
+        parent: Directory of that version.
+        features: The features.
+        staging: Directory of the version that is built.
+    """
+    directory = staging / ENCODERS_DIR
+    directory.mkdir()
+    for file in sorted((parent / ENCODERS_DIR).iterdir()):
+        link_file(file, directory / file.name)
+    text = (directory / ENCODERS_FILE).read_text(encoding="utf-8")
+    return _read_fitted(EncoderPlan.from_json(json.loads(text)), features, staging)
+
+
+def _read_fitted(plan: EncoderPlan, features: FeaturePlan, staging: Path) -> FittedEncoders:
+    directory = staging / ENCODERS_DIR
+    item = next((f for f in features.features if f.name == features.keys.item), None)
+    name = None if item is None else item.vocabulary
+    tokens = live_tokens(load_vocabulary(directory, plan.vocabulary(name))) if name else None
+    if item is not None and (tokens is None or not tokens.num_rows):
+        raise InputDataError(
+            "the vocabulary of the items is empty: nothing could be ranked",
+            received=f"feature {item.name!r}: {item.encoding}",
+            fix="lower `min_count`, or check the log",
+        )
+    files = tuple(
+        describe_file(staging, path) for path in sorted(directory.iterdir()) if path.is_file()
+    )
+    return FittedEncoders(plan, files, tokens)

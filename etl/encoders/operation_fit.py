@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from conf.encoders import TableSpec
 from conf.errors import ConfigError, InputDataError
-from conf.etl import (
+from conf.etl.encodings import (
     BagWeightsConfig,
     BucketizeConfig,
     CountConfig,
@@ -43,12 +43,18 @@ from conf.operations import (
     Statistic,
     Weights,
 )
-from etl.encoders.folds import add_folds, fold_column
-from etl.encoders.number_fit import FittedNumbers, NumberRequest, fit_numbers
-from etl.encoders.statistic_fit import TargetFit, fit_counts, fit_target
-from etl.encoders.tables import build_table, write_table
+from etl.encoders.numbers import FittedNumbers, NumberRequest, fit_numbers
+from etl.encoders.target import (
+    TargetFit,
+    add_folds,
+    build_statistic_table,
+    fit_counts,
+    fit_target,
+    fold_column,
+    write_statistic_table,
+)
 from etl.encoders.vocabulary import first_token_id
-from etl.features import FeaturePlan
+from etl.plan import FeaturePlan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -126,7 +132,7 @@ def fit_operations(
             else:
                 values = fit_counts(vocabulary, config.log1p)
             path = directory / f"{feature.name}.table.parquet"
-            tables.append(write_table(build_table(values), path))
+            tables.append(write_statistic_table(build_statistic_table(values), path))
             operations[feature.name] = Statistic(feature.vocabulary or "", feature.name)
     return operations, tables
 

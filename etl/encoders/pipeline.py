@@ -1,27 +1,271 @@
-"""The encoder pipeline: a batch of raw columns in, a batch of features out, in one pass."""
+"""The encoder pipeline: a batch of raw columns in, a batch of features out, in one pass.
+
+A plan is checked against itself and against what was fitted before a row is encoded; one
+builder per kind of operation makes its encoder.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as pt
 
-from conf.dataset import local_path
-from conf.encoders import ENCODERS_FILE, EncoderPlan, RawColumn
+from conf.encoders import ENCODERS_FILE, IDENTITY, ColumnEncoding, EncoderPlan, RawColumn
 from conf.errors import InputDataError, did_you_mean
+from conf.operations import (
+    Bucketize,
+    Cross,
+    Cyclical,
+    DatePart,
+    Hash,
+    MultiHot,
+    Ngrams,
+    Normalize,
+    SparseIndices,
+    Statistic,
+    Weights,
+)
+from conf.paths import local_path
 from conf.schema import FeatureSchema, FeatureSpec
-from etl.encoders.base import RowEncoder
-from etl.encoders.builders import RAW_TYPES, Fitted, build_encoder, raw_inputs
-from etl.encoders.checks import check_plan
-from etl.encoders.lists import is_list_type
-from etl.encoders.tables import load_table
-from etl.encoders.tokens import TokenEncoder
+from etl.encoders.arrow_columns import flatten_lists, is_list_type
+from etl.encoders.bags import MultiHotEncoder, SparseIndicesEncoder, WeightsEncoder
+from etl.encoders.base import Encoder, IdentityEncoder, RowEncoder
+from etl.encoders.dates import CyclicalEncoder, DatePartEncoder
+from etl.encoders.hashing import CrossEncoder, CrossField, HashEncoder, ListShape
+from etl.encoders.numbers import BucketizeEncoder, NormalizeEncoder
+from etl.encoders.target import TargetEncoder, load_statistic_table
+from etl.encoders.text import NgramEncoder
+from etl.encoders.token_lookup import TokenEncoder
 from etl.encoders.vocabulary import load_vocabulary
+
+RAW_TYPES: Mapping[str, pa.DataType] = {
+    "int64": pa.int64(),
+    "float32": pa.float32(),
+    "float64": pa.float64(),
+    "string": pa.string(),
+    "bytes": pa.binary(),
+}
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What encoders were fitted to.
+
+    Attributes:
+        tokens: Encoder by vocabulary.
+        tables: Table of statistics by name.
+    """
+
+    tokens: Mapping[str, Encoder]
+    tables: Mapping[str, pa.Table]
+
+
+@dataclass(frozen=True)
+class ValueEncoder:
+    """An encoder of single values, applied to scalars or inside of lists.
+
+    A null list stays null, an empty one empty; a longer one keeps its first `max_len` values.
+    """
+
+    spec: FeatureSpec
+    encoder: Encoder
+
+    @property
+    def output_type(self) -> pa.DataType:
+        """Type of the feature's column."""
+        values = self.encoder.output_type
+        return pa.list_(values) if self.spec.is_list else values
+
+    def encode(self, columns: Sequence[pa.Array]) -> pa.Array:
+        """Encodes one column `[rows]`."""
+        (column,) = columns
+        if not self.spec.is_list:
+            return self.encoder.encode(column)
+        exact_len = None if self.spec.is_ragged else self.spec.shape[0]
+        lists = flatten_lists(column, self.spec.max_len, exact_len)
+        # The field's own name for list elements, whatever the batch calls them.
+        return lists.rebuild(self.encoder.encode(lists.values)).cast(self.output_type)
+
+
+def build_encoder(spec: FeatureSpec, column: ColumnEncoding, fitted: Fitted) -> RowEncoder:
+    """Builds the encoder of a feature; the plan has been checked."""
+    if column.operation is not None:
+        return _BUILDERS[type(column.operation)](column.operation, spec, column, fitted)
+    if column.vocabulary is not None:
+        return ValueEncoder(spec, fitted.tokens[column.vocabulary])
+    if spec.dtype == "bytes":
+        output_type = pa.binary() if column.raw_dtype == "bytes" else pa.string()
+    else:
+        output_type = RAW_TYPES[spec.dtype]
+    return ValueEncoder(spec, IdentityEncoder(RAW_TYPES[column.raw_dtype], output_type))
+
+
+def raw_inputs(spec: FeatureSpec, column: ColumnEncoding) -> tuple[RawColumn, ...]:
+    """Returns the raw columns that a feature reads."""
+    return column.inputs or (RawColumn(column.column, column.raw_dtype, spec.is_list),)
+
+
+def _of_values(make: Callable[[pa.DataType, Any], Encoder]) -> Callable[..., RowEncoder]:
+    """A builder of what works on single values of the raw type."""
+
+    def build(
+        operation: Any, spec: FeatureSpec, column: ColumnEncoding, fitted: Fitted
+    ) -> RowEncoder:
+        return ValueEncoder(spec, make(RAW_TYPES[column.raw_dtype], operation))
+
+    return build
+
+
+def _build_cross(
+    operation: Cross, spec: FeatureSpec, column: ColumnEncoding, fitted: Fitted
+) -> RowEncoder:
+    fields = []
+    for place, raw in enumerate(column.inputs):
+        raw_type, preparation = RAW_TYPES[raw.dtype], operation.preparation(place)
+        encoder: Encoder | None = None
+        if isinstance(preparation, Bucketize):
+            encoder = BucketizeEncoder(raw_type, preparation)
+        elif preparation is not None:
+            encoder = DatePartEncoder(preparation)
+        fields.append(CrossField(raw_type, encoder, raw.is_list))
+    shape = None
+    if spec.is_list:
+        shape = ListShape(spec.max_len, None if spec.is_ragged else spec.shape[0])
+    return CrossEncoder(tuple(fields), operation.buckets, shape)
+
+
+def _build_multi_hot(
+    operation: MultiHot, spec: FeatureSpec, column: ColumnEncoding, fitted: Fitted
+) -> RowEncoder:
+    is_list = column.inputs[0].is_list
+    weight_type = RAW_TYPES[column.inputs[1].dtype] if operation.is_weighted else None
+    return MultiHotEncoder(fitted.tokens[operation.vocabulary], operation, is_list, weight_type)
+
+
+def _build_weights(
+    operation: Weights, spec: FeatureSpec, column: ColumnEncoding, fitted: Fitted
+) -> RowEncoder:
+    weights = column.inputs[: len(column.inputs) // 2]
+    types = tuple(RAW_TYPES[raw.dtype] for raw in weights)
+    return WeightsEncoder(types, operation, spec.max_len)
+
+
+def _build_statistic(
+    operation: Statistic, spec: FeatureSpec, column: ColumnEncoding, fitted: Fitted
+) -> RowEncoder:
+    return TargetEncoder(fitted.tokens[operation.vocabulary], fitted.tables[operation.table])
+
+
+_BUILDERS: Mapping[type, Callable[..., RowEncoder]] = {
+    Hash: _of_values(lambda raw_type, operation: HashEncoder(raw_type, operation.buckets)),
+    Bucketize: _of_values(BucketizeEncoder),
+    Normalize: _of_values(NormalizeEncoder),
+    DatePart: _of_values(lambda _, operation: DatePartEncoder(operation)),
+    Cross: _build_cross,
+    Cyclical: lambda operation, *_: CyclicalEncoder(operation),
+    Ngrams: lambda operation, spec, *_: NgramEncoder(operation, spec.max_len),
+    MultiHot: _build_multi_hot,
+    SparseIndices: lambda operation, spec, *_: SparseIndicesEncoder(operation, spec.max_len),
+    Weights: _build_weights,
+    Statistic: _build_statistic,
+}
+
+
+_RAW_DTYPES_OF_TOKENS = {"int64": ("int64",), "string": ("string", "bytes")}
+
+
+def check_plan(
+    plan: EncoderPlan, vocabularies: Collection[str], tables: Collection[str] = ()
+) -> None:
+    """Checks that a plan's parts fit each other.
+
+    Args:
+        plan: The plan.
+        vocabularies: Names of the vocabularies that were read.
+        tables: Names of the tables that were read.
+
+    Raises:
+        InputDataError: They do not.
+    """
+    features = [column.feature for column in plan.columns]
+    if features != list(plan.schema.names) or len(set(features)) != len(features):
+        raise InputDataError(
+            "the encoders' columns do not match the features one for one",
+            received=", ".join(features),
+            allowed=", ".join(plan.schema.names),
+        )
+    _check_names("vocabularies", {spec.name for spec in plan.vocabularies}, set(vocabularies))
+    _check_names("tables", {spec.name for spec in plan.tables}, set(tables))
+    for spec, column in zip(plan.schema.features, plan.columns, strict=True):
+        if column.operation is not None:
+            _check_operation(plan, spec, column)
+        _check_values(plan, spec, column)
+
+
+def _check_names(what: str, named: set[str], received: set[str]) -> None:
+    if named != received:
+        raise InputDataError(
+            f"the {what} are not those that the plan names",
+            received=", ".join(sorted(received)) or "none",
+            allowed=", ".join(sorted(named)) or "none",
+        )
+
+
+def _check_operation(plan: EncoderPlan, spec: FeatureSpec, column: ColumnEncoding) -> None:
+    operation = column.operation
+    if operation is None or not column.inputs:
+        raise InputDataError(f"feature {spec.name!r} does not say which columns it reads")
+    for raw in column.inputs:
+        if raw.is_served:
+            _check_raw_dtype(spec, raw.dtype, operation.accepts)
+    output = operation.output
+    shape = spec.shape if output.shape is None else output.shape
+    received = (spec.dtype, spec.vocabulary_size, spec.shape)
+    if received != (output.dtype, output.vocabulary_size, shape):
+        raise InputDataError(
+            f"feature {spec.name!r} is not what its encoder makes",
+            received=received,
+            allowed=(output.dtype, output.vocabulary_size, shape),
+        )
+    table = getattr(operation, "table", None)
+    if table is not None and table not in {known.name for known in plan.tables}:
+        raise InputDataError(f"feature {spec.name!r} reads an unknown table", received=table)
+
+
+def _check_values(plan: EncoderPlan, spec: FeatureSpec, column: ColumnEncoding) -> None:
+    named = {known.name: known for known in plan.vocabularies}
+    if column.vocabulary is None:
+        if column.operation is None:
+            _check_raw_dtype(spec, column.raw_dtype, tuple(RAW_TYPES))
+        return
+    if column.vocabulary not in named:
+        raise InputDataError(
+            f"feature {spec.name!r} has an unknown encoder",
+            received=column.vocabulary,
+            fix=did_you_mean(column.vocabulary, [IDENTITY, *named]),
+        )
+    allowed = _RAW_DTYPES_OF_TOKENS[named[column.vocabulary].token_dtype]
+    _check_raw_dtype(spec, column.raw_dtype, allowed)
+    if column.operation is None and spec.dtype != "int64":
+        raise InputDataError(
+            f"feature {spec.name!r} has a vocabulary, so its type must be int64",
+            received=spec.dtype,
+        )
+
+
+def _check_raw_dtype(spec: FeatureSpec, received: str, allowed: tuple[str, ...]) -> None:
+    if received not in allowed:
+        raise InputDataError(
+            f"feature {spec.name!r} reads a column whose type its encoder does not take",
+            received=received,
+            allowed=", ".join(allowed),
+        )
 
 
 class EncoderPipeline:
@@ -146,7 +390,7 @@ def read_pipeline(
     return EncoderPipeline(
         plan,
         {spec.name: load_vocabulary(root, spec) for spec in plan.vocabularies},
-        {spec.name: load_table(root, spec) for spec in plan.tables},
+        {spec.name: load_statistic_table(root, spec) for spec in plan.tables},
     )
 
 

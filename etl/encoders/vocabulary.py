@@ -9,13 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from conf.dataset import write_bytes_atomic
 from conf.encoders import TokenDType, VocabularySpec
 from conf.errors import ConfigError, InputDataError
-from conf.place import Place
-from conf.pointer import NAME_PATTERN
+from conf.paths import ENTRY_NAME_PATTERN, ReadablePath, write_bytes_atomic
 from conf.schema import FIRST_TOKEN_ID
-from etl.tfrecord.crc32c import crc32c
+from etl.tfrecord.codec.crc32c import crc32c
 
 _SUFFIX = ".parquet"
 _TOKEN_TYPES: dict[TokenDType, pa.DataType] = {"int64": pa.int64(), "string": pa.string()}
@@ -70,7 +68,7 @@ def write_vocabulary(
         InputDataError: The table is no vocabulary.
     """
     path = Path(path)
-    if path.suffix != _SUFFIX or not NAME_PATTERN.fullmatch(path.stem):
+    if path.suffix != _SUFFIX or not ENTRY_NAME_PATTERN.fullmatch(path.stem):
         raise ConfigError(
             "a vocabulary's name must be a plain name",
             received=path.name,
@@ -124,7 +122,7 @@ def read_vocabulary(path: str | os.PathLike[str], first_id: int = FIRST_TOKEN_ID
     return _parse(_read_bytes(Path(path)), str(path), first_id)
 
 
-def load_vocabulary(directory: Place, spec: VocabularySpec) -> pa.Table:
+def load_vocabulary(directory: ReadablePath, spec: VocabularySpec) -> pa.Table:
     """Reads a vocabulary that a plan names, and checks it against what the plan says.
 
     Args:
@@ -144,7 +142,9 @@ def load_vocabulary(directory: Place, spec: VocabularySpec) -> pa.Table:
     return table
 
 
-def read_named(directory: Place, name: str, file: str, file_crc32c: str) -> tuple[Place, bytes]:
+def read_named(
+    directory: ReadablePath, name: str, file: str, file_crc32c: str
+) -> tuple[ReadablePath, bytes]:
     """Reads a file that a plan names.
 
     Returns:
@@ -167,7 +167,7 @@ def read_named(directory: Place, name: str, file: str, file_crc32c: str) -> tupl
     return path, data
 
 
-def _read_bytes(path: Place) -> bytes:
+def _read_bytes(path: ReadablePath) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
@@ -176,7 +176,7 @@ def _read_bytes(path: Place) -> bytes:
         ) from error
 
 
-def mismatch(path: Place, what: str, received: object, allowed: object) -> InputDataError:
+def mismatch(path: ReadablePath, what: str, received: object, allowed: object) -> InputDataError:
     """Builds the error of a file that is not the one that the plan was written for."""
     return InputDataError(
         f"{path} is not the vocabulary that the encoders were written with: another {what}",

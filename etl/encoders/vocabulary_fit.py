@@ -1,9 +1,14 @@
-"""Fitting vocabularies: Spark counts the tokens of the train split, the driver numbers them."""
+"""Fitted vocabularies: Spark counts the tokens of the train split, the driver assigns their ids.
+
+Ids follow falling counts, ties by token. All vocabularies share one scan: the start of a job
+costs more than the counting of most columns.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -11,19 +16,214 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.encoders import TokenDType
-from etl.encoders.growth import grow_vocabulary, number_tokens
-from etl.encoders.token_counts import (
-    NUMBER_COLUMN,
-    TokenLimits,
-    VocabularyRequest,
-    count_together,
-    count_tokens,
-    spark_type_of,
-)
+from conf.errors import ConfigError, did_you_mean
+from conf.etl.encodings import TopPerGroupConfig
+from conf.schema import FIRST_TOKEN_ID
+from etl.encoders.incremental_vocabulary import IncrementalFit, extend_vocabulary, number_tokens
 from etl.encoders.vocabulary import LAST_SEEN_COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+
+NUMBER_COLUMN = "__vocabulary"
+_SPARK_TOKEN_TYPES = {
+    **dict.fromkeys(("tinyint", "smallint", "int", "bigint"), "bigint"),
+    "string": "string",
+}
+
+
+@dataclass(frozen=True)
+class TokenLimits:
+    """Which tokens a vocabulary holds.
+
+    Attributes:
+        min_count: Rarer tokens are left out; at least 1.
+        max_size: Number of tokens kept, the most frequent; None keeps all.
+        top_per_group: Keeps only tokens among the most frequent of a group; None: no such rule.
+    """
+
+    min_count: int = 1
+    max_size: int | None = None
+    top_per_group: TopPerGroupConfig | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses bounds below 1.
+
+        Raises:
+            ConfigError: A bound is.
+        """
+        if self.min_count < 1 or (self.max_size is not None and self.max_size < 1):
+            raise ConfigError(
+                "a vocabulary's bounds must be at least 1",
+                received=f"min_count={self.min_count}, max_size={self.max_size}",
+            )
+
+
+@dataclass(frozen=True)
+class VocabularyRequest:
+    """A vocabulary to fit.
+
+    Attributes:
+        columns: Columns that share it: all of integers or all of strings, scalars or arrays, of
+            which each element counts.
+        limits: Which tokens are kept.
+        first_id: Id of the first token: 2, or more where unknown tokens have buckets.
+        growth: The vocabulary that this one grows out of, and when tokens were seen; None: it is
+            fitted from nothing, and will not grow.
+    """
+
+    columns: Sequence[str]
+    limits: TokenLimits = TokenLimits()
+    first_id: int = FIRST_TOKEN_ID
+    growth: IncrementalFit | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all that it asks of a token is how often it occurs."""
+        limits = self.limits
+        return self.growth is None and limits.max_size is None and limits.top_per_group is None
+
+
+def count_together(
+    df: DataFrame, requests: Sequence[tuple[int, VocabularyRequest]], spark_type: str
+) -> DataFrame:
+    """Counts the tokens of plain vocabularies of one type in one scan.
+
+    Args:
+        df: The train split.
+        requests: The vocabularies with their numbers.
+        spark_type: Type of their tokens.
+
+    Returns:
+        One row per vocabulary and token: `__vocabulary`, `token`, `count`.
+    """
+    from pyspark.sql import functions as F
+
+    scalars: list[Column] = []
+    parts = []
+    for number, request in requests:
+        for column in request.columns:
+            if _is_array(df, column):
+                values = F.explode(_quoted(column).cast(f"array<{spark_type}>"))
+                parts.append(df.select(F.lit(number).alias(NUMBER_COLUMN), values.alias("token")))
+            else:
+                scalars += [F.lit(number), _quoted(column).cast(spark_type)]
+    if scalars:
+        rows = F.lit(len(scalars) // 2)
+        parts.append(df.select(F.stack(rows, *scalars).alias(NUMBER_COLUMN, "token")))
+    tokens = reduce(lambda one, other: one.unionAll(other), parts).where("token is not null")
+    least = F.lit(1)
+    for number, request in requests:
+        least = F.when(F.col(NUMBER_COLUMN) == number, request.limits.min_count).otherwise(least)
+    counted = tokens.groupBy(NUMBER_COLUMN, "token").agg(F.count("*").alias("count"))
+    return counted.where(F.col("count") >= least)
+
+
+def count_tokens(df: DataFrame, request: VocabularyRequest, spark_type: str) -> DataFrame:
+    """Counts the tokens of one vocabulary, whatever it asks.
+
+    Returns:
+        One row per token: `token`, `count`, `is_eligible`, and `last_seen` where it is asked for.
+    """
+    from pyspark.sql import functions as F
+
+    limits, growth = request.limits, request.growth
+    chosen = [_tokens(df, request.columns, spark_type).alias("token")]
+    measures = [F.count("*").alias("count")]
+    time_ms = growth.time_column_ms if growth else None
+    if time_ms is not None:
+        days = F.floor(_quoted(time_ms) / F.lit(86_400_000)).cast("int")
+        chosen.append(days.alias("__day"))
+        measures.append(F.max(F.date_from_unix_date("__day")).alias(LAST_SEEN_COLUMN))
+    elif growth is not None:
+        measures.append(F.lit(None).cast("date").alias(LAST_SEEN_COLUMN))
+    top = limits.top_per_group
+    if top is None:
+        tokens = df.select(*chosen).where(F.col("token").isNotNull())
+        return tokens.groupBy("token").agg(*measures, F.lit(True).alias("is_eligible"))
+    _check_column(df, top.column)
+    tokens = df.select(*chosen, _quoted(top.column).alias("__group"))
+    tokens = tokens.where(F.col("token").isNotNull())
+    counted = tokens.groupBy("token").agg(*measures)
+    return counted.join(_top_tokens(tokens, top.k), "token", "left").fillna(False, ["is_eligible"])
+
+
+def _top_tokens(tokens: DataFrame, k: int) -> DataFrame:
+    """The tokens that are among the `k` most frequent of at least one group."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    by_group = tokens.groupBy("__group", "token").count()
+    order = Window.partitionBy("__group").orderBy(F.desc("count"), F.asc("token"))
+    top = by_group.withColumn("__rank", F.row_number().over(order)).where(F.col("__rank") <= k)
+    return top.select("token").distinct().withColumn("is_eligible", F.lit(True))
+
+
+def _quoted(column: str) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.col("`" + column.replace("`", "``") + "`")
+
+
+def _check_column(df: DataFrame, column: str) -> None:
+    if column not in df.columns:
+        raise ConfigError(
+            "a vocabulary is to be fitted on a column that is not there",
+            received=column,
+            fix=did_you_mean(column, df.columns),
+        )
+
+
+def spark_type_of(df: DataFrame, columns: Sequence[str]) -> str:
+    """Returns the type of the tokens of columns that share a vocabulary: bigint or string.
+
+    Raises:
+        ConfigError: No such column, or columns of different or other types.
+    """
+    found: dict[str, str] = {}
+    for column in columns:
+        _check_column(df, column)
+        found[column] = _element_type(df, column)
+    types = {_SPARK_TOKEN_TYPES.get(name) for name in found.values()}
+    spark_type = types.pop() if len(types) == 1 else None
+    if spark_type is None:
+        raise ConfigError(
+            "columns of these types cannot feed one vocabulary",
+            received=", ".join(f"{column}: {name}" for column, name in found.items()) or "none",
+            allowed="integers only, or strings only, or arrays of them",
+            fix="give the columns vocabularies of their own, or declare them with one type",
+        )
+    return spark_type
+
+
+def _is_array(df: DataFrame, column: str) -> bool:
+    return df.schema[column].dataType.typeName() == "array"
+
+
+def _element_type(df: DataFrame, column: str) -> str:
+    data_type = df.schema[column].dataType
+    if _is_array(df, column):
+        data_type = data_type.elementType  # type: ignore[attr-defined]
+    return data_type.simpleString().partition(" ")[0]  # "string collate ..." is a string
+
+
+def _tokens(df: DataFrame, columns: Sequence[str], spark_type: str) -> Column:
+    """One token per row: all columns' tokens in a single scan."""
+    from pyspark.sql import functions as F
+
+    quoted = {column: _quoted(column) for column in columns}
+    if len(columns) == 1 and not _is_array(df, columns[0]):
+        return quoted[columns[0]].cast(spark_type)
+    array_type = f"array<{spark_type}>"
+    none = F.array().cast(array_type)
+    arrays = [
+        F.coalesce(values.cast(array_type), none)
+        if _is_array(df, column)
+        else F.array(values.cast(spark_type))
+        for column, values in quoted.items()
+    ]
+    return F.explode(F.concat(*arrays))
 
 
 _COUNTED = ("count", LAST_SEEN_COLUMN, "is_known")
@@ -113,7 +313,9 @@ def _number(
 ) -> pa.Table:
     if request.growth is None or known is None:
         return number_tokens(found.select(["token", "count"]), dtype, request.first_id)
-    return grow_vocabulary(found, known, request.growth, request.limits.max_size, request.first_id)
+    return extend_vocabulary(
+        found, known, request.growth, request.limits.max_size, request.first_id
+    )
 
 
 def _frequent(counted: DataFrame, limits: TokenLimits) -> DataFrame:

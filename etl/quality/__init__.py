@@ -1,1 +1,1 @@
-"""Data quality: the contract that a version must keep, drift, leakage, train/serve skew."""
+"""Data quality: the contract of a version, statistics, drift, leakage, train/serve skew."""

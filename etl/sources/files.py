@@ -8,18 +8,12 @@ import glob
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from conf.dataset import local_path
 from conf.dates import DateRange
 from conf.errors import InputDataError
-from conf.etl import SourceConfig
-from conf.provenance import InputFile
-from etl.sources.days import (
-    check_empty_days,
-    check_repeated_days,
-    day_pattern,
-    find_days,
-    run_days,
-)
+from conf.etl.sources import SourceConfig
+from conf.manifest import InputFile
+from conf.paths import local_path
+from etl.sources.days import check_empty_days, check_repeated_days, day_pattern, find_days, run_days
 
 
 def find_files(

@@ -1,22 +1,226 @@
-"""Frames with columns of their own taken apart by declared name, path and type."""
+"""Frames with columns of their own: Parquet, ORC and Avro files under the declared schema.
+
+Columns are found by declared name and path and cast by checked casts: a value that does not
+fit is null, and counted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.ml.functions import vector_to_array
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from conf.dates import DateRange
-from conf.errors import InputDataError, did_you_mean
-from conf.etl import ColumnConfig, SourceConfig
-from etl.sources.casts import cast_cells
-from etl.sources.day_rows import rows_of_days
-from etl.sources.source import FILE_COLUMN, LINE_COLUMN, Cell, Layout
+from conf.errors import ConfigError, InputDataError, SluiceError, did_you_mean
+from conf.etl.sources import EPOCH_UNITS, SPARK_TYPES, ColumnConfig, SourceConfig
+from conf.manifest import InputFile
+from etl.sources.days import rows_of_days
+from etl.sources.source import FILE_COLUMN, LINE_COLUMN, ParsedColumn, ParsedRows
+from etl.sources.text_files import escape_path
+from etl.sources.text_formats import epoch_millis, parse_cells, parse_pairs, parse_scalar
+from etl.tfrecord.spark.failures import describe_failure
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+
+_INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
+_FRACTIONS = (T.FloatType, T.DoubleType, T.DecimalType)
+_TEXTS = (T.StringType, T.BinaryType)
+_TIMES = (T.TimestampType, T.TimestampNTZType, T.DateType)
+# What a column may be declared as, by what it is in the input. Floats have no text that every
+# engine agrees on, and a time has no number but by a unit.
+_ALLOWED: dict[str, tuple[type[T.DataType], ...]] = {
+    "int64": (*_INTEGERS, *_FRACTIONS, T.BooleanType, *_TEXTS),
+    "float32": (*_INTEGERS, *_FRACTIONS, T.BooleanType, *_TEXTS),
+    "float64": (*_INTEGERS, *_FRACTIONS, T.BooleanType, *_TEXTS),
+    "string": (*_INTEGERS, T.DecimalType, T.BooleanType, *_TEXTS),
+    "timestamp": (*_TIMES, *_TEXTS),
+}
+_INT64_END = 2.0**63
+
+
+def cast_cells(
+    name: str, column: ColumnConfig, raw: Column, found: T.DataType
+) -> dict[str, ParsedColumn]:
+    """Casts a declared column from what it is in the input.
+
+    Args:
+        name: The source's name.
+        column: The column's declaration.
+        raw: The column of the input.
+        found: Its type there.
+
+    Returns:
+        A cell by name: the column's, and that of its second column where it has one.
+
+    Raises:
+        InputDataError: No value of the type that was found could become one of the declared type.
+    """
+    if column.is_list and column.pair is None and _is_vector(found):
+        # The function takes no null.
+        raw = F.when(raw.isNotNull(), vector_to_array(raw))
+        found = T.ArrayType(T.DoubleType())
+    _check_type(name, column, found)
+    if isinstance(found, T.ArrayType):
+        return _cast_list(column, raw, found.elementType)
+    if isinstance(found, _TEXTS):
+        text = _valid_text(raw, found)
+        broken = ((raw.isNotNull() & text.isNull(), f"not_utf8:{column.name}"),)
+        cells = parse_cells(column, text)
+        first = cells[column.name]
+        cells[column.name] = ParsedColumn(
+            first.value, first.present, first.text, broken + first.faults
+        )
+        return cells
+    if column.pair is not None:
+        # A whole number has no second value.
+        return parse_cells(column, raw.cast("string"))
+    value = _cast(column, raw, found)
+    return {column.name: ParsedColumn(value, raw.isNotNull(), value.cast("string"))}
+
+
+def _is_vector(found: T.DataType) -> bool:
+    """Whether values are vectors of Spark's ML or MLlib, dense or sparse."""
+    return isinstance(found, T.UserDefinedType) and found.simpleString() == "vector"
+
+
+def _cast_list(column: ColumnConfig, raw: Column, element: T.DataType) -> dict[str, ParsedColumn]:
+    if column.pair is not None:
+        texts = F.transform(raw, lambda e: _valid_text(e, element).cast("string"))
+        return parse_pairs(column, column.pair, raw, texts)
+    value = F.transform(raw, lambda e: _cast(column, e, element))
+    return {column.name: ParsedColumn(value, raw.isNotNull(), value.cast("string"))}
+
+
+def _check_type(name: str, column: ColumnConfig, found: T.DataType) -> None:
+    inner = found.elementType if isinstance(found, T.ArrayType) and column.is_list else found
+    by_text = isinstance(found, _TEXTS) and column.separator is not None
+    shape_fits = not column.is_list or isinstance(found, T.ArrayType) or by_text
+    allowed = list(_ALLOWED[column.element_type])
+    if column.timestamp_format in EPOCH_UNITS:
+        allowed += _INTEGERS
+    if shape_fits and isinstance(inner, tuple(allowed)):
+        return
+    raise InputDataError(
+        f"source {name!r}: column {column.field_name!r} has changed its type",
+        received=found.simpleString(),
+        allowed=f"what can be read as {column.type}: "
+        + ", ".join(dict.fromkeys(kind.typeName() for kind in allowed)),
+        fix=f"correct the type of sources.{name}.columns, or mend the input"
+        + (
+            "; times as numbers need a timestamp_format such as epoch_ms"
+            if column.type == "timestamp"
+            else ""
+        ),
+    )
+
+
+def _valid_text(raw: Column, found: T.DataType) -> Column:
+    """The text of a string or of bytes; null where the bytes are no UTF-8."""
+    if not isinstance(found, _TEXTS):
+        return raw.cast("string")
+    return F.when(F.is_valid_utf8(raw.cast("string")), raw.cast("string"))
+
+
+def _cast(column: ColumnConfig, raw: Column, found: T.DataType) -> Column:
+    kind = SPARK_TYPES[column.element_type]
+    if isinstance(found, _TEXTS):
+        return parse_scalar(column, _valid_text(raw, found))
+    if column.type == "timestamp":
+        if isinstance(found, _INTEGERS):
+            return epoch_millis(raw.cast("bigint"), column.timestamp_format or "")
+        return F.unix_millis(raw.cast("timestamp"))
+    if column.element_type == "int64" and isinstance(found, _FRACTIONS):
+        whole = raw % F.lit(1) == F.lit(0)
+        if not isinstance(found, T.DecimalType):
+            # The cast would let 2**63 pass as the number before it.
+            whole = whole & (raw < F.lit(_INT64_END))
+        return F.when(whole, raw.try_cast(kind))
+    return raw.try_cast(kind)
+
+
+_MERGES_SCHEMAS = ("parquet", "orc")
+
+
+def read_column_files(
+    spark: SparkSession, name: str, config: SourceConfig, files: Sequence[InputFile]
+) -> tuple[DataFrame, ...]:
+    """Reads files with columns, in as few frames as their schemas allow.
+
+    Files whose schemas merge are one frame, where a column that a file lacks is null; where a
+    column has two types, there is one frame per schema.
+
+    Returns:
+        Frames with `__file` and Spark's `_metadata`.
+
+    Raises:
+        ConfigError: The session cannot read the format.
+        InputDataError: A file is damaged, or of another format.
+    """
+    paths = [escape_path(file.path) for file in files if file.bytes]
+    try:
+        frames = _merged(spark, config, paths) or _by_schema(spark, config, paths)
+    except (PySparkException, Py4JJavaError) as error:
+        raise _explain(name, config, error) from error
+    # The metadata is named, or a select of columns would lose it.
+    return tuple(
+        frame.select("*", "_metadata").withColumn(FILE_COLUMN, F.col("_metadata.file_path"))
+        for frame in frames
+    )
+
+
+def _merged(
+    spark: SparkSession, config: SourceConfig, paths: list[str]
+) -> tuple[DataFrame, ...] | None:
+    if config.format not in _MERGES_SCHEMAS:
+        return None
+    reader = spark.read.format(config.format).option("mergeSchema", "true")
+    try:
+        return (reader.load(paths),)
+    except (PySparkException, Py4JJavaError) as error:
+        if "merg" not in str(error).lower():
+            raise
+        return None
+
+
+def _by_schema(
+    spark: SparkSession, config: SourceConfig, paths: list[str]
+) -> tuple[DataFrame, ...]:
+    groups: dict[str, list[str]] = {}
+    for path in paths:
+        schema = spark.read.format(config.format).load(path).schema
+        groups.setdefault(schema.json(), []).append(path)
+    return tuple(
+        spark.read.format(config.format)
+        .schema(T.StructType.fromJson(json.loads(schema)))
+        .load(group)
+        for schema, group in groups.items()
+    )
+
+
+def _explain(name: str, config: SourceConfig, error: Exception) -> SluiceError:
+    text = str(error)
+    if config.format == "avro" and ("AVRO_DATA_SOURCE" in text or "DATA_SOURCE_NOT_FOUND" in text):
+        return ConfigError(
+            f"source {name!r}: this Spark session cannot read Avro",
+            received="format: avro, without Spark's Avro package on the class path",
+            fix="add it: spark.conf.spark.jars.packages: "
+            "org.apache.spark:spark-avro_2.13:VERSION, VERSION that of Spark or the newest before "
+            "it; or spark.conf.spark.jars: the path of its jar",
+        )
+    return InputDataError(
+        f"source {name!r} does not read as {config.format}",
+        received=describe_failure(error),
+        fix=f"check sources.{name}.path and .format, or take damaged files out",
+    )
+
 
 Field = tuple["Column", T.DataType]
 _OWN = (FILE_COLUMN, LINE_COLUMN, "_metadata")
@@ -29,7 +233,7 @@ def lay_out_frame(
     others: Iterable[DataFrame],
     dates: DateRange | None,
     order: Column | None,
-) -> Layout:
+) -> ParsedRows:
     """Takes a frame apart into the declared columns.
 
     Args:
@@ -44,7 +248,7 @@ def lay_out_frame(
     Raises:
         InputDataError: A declared column is not there, or has a type that cannot be read so.
     """
-    cells: dict[str, Cell] = {}
+    cells: dict[str, ParsedColumn] = {}
     whole = F.struct(*[_column(field) for field in frame.schema.fieldNames() if field not in _OWN])
     for column in config.columns:
         field = find_field(frame.schema, column.field_name)
@@ -60,7 +264,7 @@ def lay_out_frame(
         content = F.xxhash64(*[cell.value for cell in cells.values()])
         place = F.lit(0).cast("bigint").alias("block")
         order = F.struct(F.lit(name).alias("file"), place, content.alias("line"))
-    return Layout(frame.withColumn(LINE_COLUMN, F.to_json(whole)), cells, (), order)
+    return ParsedRows(frame.withColumn(LINE_COLUMN, F.to_json(whole)), cells, (), order)
 
 
 def undeclared_fields(config: SourceConfig, frames: Iterable[DataFrame]) -> list[str]:

@@ -11,33 +11,25 @@ from pyspark.sql import functions as F
 
 from conf.dates import DateRange
 from conf.errors import InputDataError
-from conf.etl import SourceConfig
-from conf.etl.columns import SPARK_TYPES
-from conf.etl.sources import SPARSE_FORMATS
-from conf.provenance import InputFile
-from etl.sources.column_files import read_column_files
-from etl.sources.day_rows import check_days_of_rows, value_in_days
-from etl.sources.drift import check_new_columns
-from etl.sources.faults import column_faults, first_reason
-from etl.sources.fields import split_lines
+from conf.etl.sources import SPARK_TYPES, SPARSE_FORMATS, SourceConfig
+from conf.manifest import InputFile
+from etl.sources.bad_rows import check_new_columns, column_faults, first_reason
+from etl.sources.days import check_days_of_rows, value_in_days
 from etl.sources.files import find_files, find_files_by_day
-from etl.sources.frames import lay_out_frame, undeclared_fields
-from etl.sources.headers import header_names, read_headers
-from etl.sources.jdbc import read_jdbc
-from etl.sources.json_lines import parse_json_lines
-from etl.sources.lines import file_order, line_faults, read_lines
+from etl.sources.frames import lay_out_frame, read_column_files, undeclared_fields
 from etl.sources.source import (
     FILE_COLUMN,
     LINE_COLUMN,
     NEW_COLUMN,
     ORDER_COLUMN,
     REASON_COLUMN,
-    Cell,
-    Layout,
+    ParsedColumn,
+    ParsedRows,
     Source,
 )
-from etl.sources.sparse import split_sparse_lines
-from etl.sources.tables import read_table
+from etl.sources.tables import read_catalogue_table, read_jdbc
+from etl.sources.text_files import file_order, header_names, line_faults, read_headers, read_lines
+from etl.sources.text_formats import parse_json_lines, split_lines, split_sparse_lines
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -75,7 +67,9 @@ def read_source(
         frames = read_column_files(spark, name, config, files)
         layouts = _lay_out_frames(name, config, frames, files, dates)
     elif config.table is not None:
-        table = read_table(spark, name, config.table).withColumn(FILE_COLUMN, F.lit(config.table))
+        table = read_catalogue_table(spark, name, config.table).withColumn(
+            FILE_COLUMN, F.lit(config.table)
+        )
         layouts = _lay_out_frames(name, config, (table,), files, dates)
     elif config.jdbc is not None:
         rows = read_jdbc(spark, name, config.jdbc).withColumn(FILE_COLUMN, F.lit(config.jdbc.url))
@@ -102,7 +96,7 @@ def _lay_out_frames(
     frames: tuple[DataFrame, ...],
     files: Sequence[InputFile],
     dates: DateRange | None,
-) -> tuple[Layout, ...]:
+) -> tuple[ParsedRows, ...]:
     check_new_columns(name, config, undeclared_fields(config, frames))
     order = file_order(name, files) if files else None
     return tuple(lay_out_frame(name, config, frame, frames, dates, order) for frame in frames)
@@ -110,7 +104,7 @@ def _lay_out_frames(
 
 def _lay_out_text(
     spark: SparkSession, name: str, config: SourceConfig, files: Sequence[InputFile]
-) -> tuple[Layout, ...]:
+) -> tuple[ParsedRows, ...]:
     """One layout, or where columns are found by name one for each header."""
     order = file_order(name, files)
     if not config.header:
@@ -131,7 +125,7 @@ def _lay_out_lines(
     files: Sequence[InputFile],
     header: bytes | None,
     order: Column,
-) -> Layout:
+) -> ParsedRows:
     lines = read_lines(spark, config, files)
     faults = line_faults(config, header)
     new = None
@@ -145,11 +139,11 @@ def _lay_out_lines(
         if header is not None and config.header == "by_name":
             names = header_names(config, header)
         frame, cells, shape = split_lines(lines, config, names)
-    return Layout(frame, cells, (*faults, *shape), order, new)
+    return ParsedRows(frame, cells, (*faults, *shape), order, new)
 
 
 def _finish(
-    config: SourceConfig, layout: Layout, dates: DateRange | None, days: dict[str, str]
+    config: SourceConfig, layout: ParsedRows, dates: DateRange | None, days: dict[str, str]
 ) -> DataFrame:
     """The declared columns, the reason and the books of each row of the run's days."""
     cells, frame = dict(layout.cells), layout.frame
@@ -159,7 +153,7 @@ def _finish(
         frame = frame.where(F.coalesce(inside, F.lit(True)))
     if config.made_day_column:
         day = _day_of_file(days)
-        cells[config.made_day_column] = Cell(day, day.isNotNull(), day)
+        cells[config.made_day_column] = ParsedColumn(day, day.isNotNull(), day)
     faults = list(layout.faults)
     # A projection of their own: each value is parsed once, however many checks ask for it.
     values = {f"__value_{column.name}": cells[column.name].value for column in config.outputs}

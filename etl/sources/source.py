@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from conf.provenance import InputFile
+from conf.manifest import InputFile
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -66,7 +66,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Cell:
+class ParsedColumn:
     """One declared column on its way in: what it means, and what may be wrong with it.
 
     Attributes:
@@ -85,7 +85,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ParsedRows:
     """The rows of an input, taken apart.
 
     Attributes:
@@ -98,7 +98,7 @@ class Layout:
     """
 
     frame: DataFrame
-    cells: dict[str, Cell]
+    cells: dict[str, ParsedColumn]
     faults: tuple[tuple[Column, str], ...]
     order: Column
     new: Column | None = None

@@ -21,14 +21,12 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from etl.tfrecord.options import parse_write_options
-from etl.tfrecord.publishing.commit import TaskResult
-from etl.tfrecord.publishing.committer import build_committer
-from etl.tfrecord.read_options import parse_read_options
-from etl.tfrecord.spark.columns import describe_columns
+from etl.tfrecord.commit.committer import build_committer
+from etl.tfrecord.commit.local_commit import TaskResult
+from etl.tfrecord.options import parse_read_options, parse_write_options
 from etl.tfrecord.spark.loaded_code import freeze_loaded_code, freeze_planner
-from etl.tfrecord.spark.schema import to_arrow_schema
-from etl.tfrecord.write_plan import WritePlan, plan_write
+from etl.tfrecord.spark.schema import describe_columns, to_arrow_schema
+from etl.tfrecord.spark.write_plan import WritePlan, plan_write
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,7 +40,7 @@ class TaskMessage(WriterCommitMessage):
 
 
 class TFRecordWriter(DataSourceArrowWriter):
-    """Writes each Spark partition's shards; the protocol: `etl.tfrecord.publishing.commit`."""
+    """Writes each Spark partition's shards; the protocol: `etl.tfrecord.commit.local_commit`."""
 
     def __init__(self, plan: WritePlan) -> None:
         self._plan = plan
@@ -59,7 +57,7 @@ class TFRecordWriter(DataSourceArrowWriter):
         Raises:
             InputDataError: A value that the wire cannot carry; the attempt's files are removed.
         """
-        from etl.tfrecord.task_sink import TaskSink
+        from etl.tfrecord.spark.write_task import WriteTask
 
         context = TaskContext.get()
         if context is None:
@@ -70,7 +68,7 @@ class TFRecordWriter(DataSourceArrowWriter):
         attempt = f"{name}-attempt-{context.taskAttemptId()}"
         stem = name if options.deterministic_names else f"{name}-{job_id}"
         with build_committer(options).hold_attempt(job_id, attempt) as root:
-            sink = TaskSink(root, stem, options, self._plan.source)
+            sink = WriteTask(root, stem, options, self._plan.source)
             shards = sink.write_all(iterator, f"Spark partition {partition}")
         freeze_loaded_code()
         return TaskMessage(TaskResult(partition, attempt, shards))
@@ -94,7 +92,7 @@ class TFRecordDataSource(DataSource):
     `.partitionBy()` for Python data sources), `partitionOverwriteMode`; `maxRecordsPerFile`,
     `maxBytesPerFile`; `index`, `statistics`, `statisticsLabel`, `statisticsSlices`, `encoders`,
     `deterministicNames`; `saveMode`; `storage` or `fs.<setting>` for object stores; and those of
-    `etl.tfrecord.policies`.
+    `etl.tfrecord.types.policies`.
     """
 
     def __init__(self, options: dict[str, str]) -> None:

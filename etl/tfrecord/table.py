@@ -1,27 +1,30 @@
-"""TFRecord files for Arrow without Spark: `write_table`, `read_table`, and both as streams."""
+"""TFRecord files for Arrow and pandas, without Spark: whole tables, or batch by batch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 
 from conf.errors import ConfigError
-from conf.layout import ABSENT_FEATURE, PackedSlot
 from conf.manifest import ShardInfo
-from etl.tfrecord.decode import build_decoder
-from etl.tfrecord.decode_packed import slot_features
-from etl.tfrecord.features import WireFeature
-from etl.tfrecord.framing import read_record_blocks
-from etl.tfrecord.infer import infer_features
-from etl.tfrecord.lowering import plan_lowering
-from etl.tfrecord.policies import LoweringOptions
-from etl.tfrecord.raising import plan_raising
-from etl.tfrecord.record_types import RecordType
-from etl.tfrecord.row_places import locate_rows
-from etl.tfrecord.writer import ShardOptions, ShardWriter
+from conf.schema import ABSENT_SLOTS_FEATURE, PackedSlot
+from etl.tfrecord.codec.decode import build_decoder
+from etl.tfrecord.codec.decode_packed import slot_features
+from etl.tfrecord.codec.infer import infer_features
+from etl.tfrecord.files.framing import read_record_blocks
+from etl.tfrecord.files.writer import ShardOptions, ShardWriter
+from etl.tfrecord.row_errors import locate_rows
+from etl.tfrecord.types.features import RecordType, WireFeature
+from etl.tfrecord.types.from_example import plan_from_example
+from etl.tfrecord.types.policies import TypeOptions
+from etl.tfrecord.types.to_example import plan_to_example
+
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 BYTE_ARRAY_COLUMN = "byteArray"  # as the JVM connectors name it
 
@@ -44,7 +47,7 @@ class TableWriter:
         path: PathLike,
         schema: pa.Schema,
         options: ShardOptions | None = None,
-        lowering: LoweringOptions | None = None,
+        lowering: TypeOptions | None = None,
     ) -> None:
         """Plans the encoding; touches no file yet.
 
@@ -58,7 +61,7 @@ class TableWriter:
             ConfigError: Columns that do not fit, all of them named.
         """
         options = options or ShardOptions()
-        self._lowering = plan_lowering(schema, options.record_type, lowering or LoweringOptions())
+        self._lowering = plan_to_example(schema, options.record_type, lowering or TypeOptions())
         self._writer = ShardWriter(path, self._lowering.schema, options)
         self._rows = 0
 
@@ -90,7 +93,7 @@ def write_table(
     path: PathLike,
     *,
     options: ShardOptions | None = None,
-    lowering: LoweringOptions | None = None,
+    lowering: TypeOptions | None = None,
 ) -> ShardInfo:
     """Writes a table as one TFRecord file.
 
@@ -137,7 +140,7 @@ def infer_table_schema(
         return pa.schema([(BYTE_ARRAY_COLUMN, pa.binary())])
     features = infer_features(paths, record_type=record_type)
     if slots:
-        packed = {*(slot.packed for slot in slots), ABSENT_FEATURE}
+        packed = {*(slot.packed for slot in slots), ABSENT_SLOTS_FEATURE}
         rest = [feature for feature in features if feature.name not in packed]
         features = [*slot_features(slots), *rest]
     return pa.schema([(f.name, _as_text(f.arrow_type)) for f in features])
@@ -154,7 +157,7 @@ def read_table_batches(
     *,
     schema: pa.Schema | None = None,
     record_type: RecordType = "Example",
-    lowering: LoweringOptions | None = None,
+    lowering: TypeOptions | None = None,
     slots: Sequence[PackedSlot] = (),
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Reads files batch by batch, each of some megabytes of records.
@@ -179,7 +182,7 @@ def read_table_batches(
     target = infer_table_schema(paths, record_type, slots) if schema is None else schema
     if record_type == "ByteArray":
         return target, _read_payloads(paths, target)
-    raising = plan_raising(target, record_type, lowering or LoweringOptions(), {})
+    raising = plan_from_example(target, record_type, lowering or TypeOptions(), {})
     decoder = build_decoder(raising.features, record_type, slots)
 
     def read() -> Iterator[pa.RecordBatch]:
@@ -209,7 +212,7 @@ def read_table(
     *,
     schema: pa.Schema | None = None,
     record_type: RecordType = "Example",
-    lowering: LoweringOptions | None = None,
+    lowering: TypeOptions | None = None,
 ) -> pa.Table:
     """Reads whole files; arguments and errors as for `read_table_batches`.
 
@@ -222,3 +225,64 @@ def read_table(
         listed, schema=schema, record_type=record_type, lowering=lowering
     )
     return pa.Table.from_batches(batches, found)
+
+
+def write_frame(
+    frame: pd.DataFrame,
+    path: PathLike,
+    *,
+    options: ShardOptions | None = None,
+    lowering: TypeOptions | None = None,
+) -> ShardInfo:
+    """Writes a frame as one TFRecord file; its index is left out.
+
+    Args:
+        frame: Columns of numbers, text, bytes, dates, or lists and arrays of these. A NaN in a
+            float column is a null, as everywhere in pandas, and so a feature left out.
+        path: File to create or replace.
+        options: Record type and compression; the defaults if None.
+        lowering: Policies of types and values; the defaults if None.
+
+    Returns:
+        Name, rows, bytes and checksum of the file.
+
+    Raises:
+        ConfigError: Columns that do not fit, all of them named; a column of mixed types; two of one
+            name.
+        InputDataError: A value that does not fit.
+    """
+    try:
+        table = pa.Table.from_pandas(frame, preserve_index=False)
+    except (TypeError, ValueError, NotImplementedError) as error:  # Arrow's among them
+        raise ConfigError(
+            "a column of the frame has no one type, none that Arrow has, or no name of its own",
+            received=str(error),
+            fix="convert it with `astype`, rename it, or drop it",
+        ) from error
+    return write_table(table, path, options=options, lowering=lowering)
+
+
+def read_frame(
+    paths: PathLike | Sequence[PathLike],
+    *,
+    schema: pa.Schema | None = None,
+    record_type: RecordType = "Example",
+    lowering: TypeOptions | None = None,
+) -> pd.DataFrame:
+    """Reads whole files as a frame; arguments and errors as for `read_table`.
+
+    Returns:
+        One column per feature. An int64 column with nulls becomes pandas' nullable `Int64`, so
+        that no id passes through a float.
+    """
+    table = read_table(paths, schema=schema, record_type=record_type, lowering=lowering)
+    import pandas as pd
+
+    nullable = {pa.int64(): pd.Int64Dtype(), pa.int32(): pd.Int32Dtype()}
+    with_nulls = {
+        field.type
+        for field, column in zip(table.schema, table.columns, strict=True)
+        if column.null_count
+    }
+    chosen = {kind: dtype for kind, dtype in nullable.items() if kind in with_nulls}
+    return table.to_pandas(types_mapper=chosen.get)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from conf.layout import PACKED_FEATURES, PackedSlot
-from etl.tfrecord import framing_kernels
-from etl.tfrecord.crc32c import crc32c
-from etl.tfrecord.decode import WireFeature, build_decoder
-from etl.tfrecord.encode import build_encoder
-from etl.tfrecord.encode_packed import PackedEncoder
-from etl.tfrecord.framing import RecordBlock, index_records
-from etl.tfrecord.infer import FeatureSurvey
-from etl.tfrecord.record_types import RECORD_TYPES
+from conf.schema import PACKED_FEATURES, PackedSlot
+from etl.tfrecord.codec.crc32c import crc32c
+from etl.tfrecord.codec.decode import build_decoder
+from etl.tfrecord.codec.encode import PackedEncoder, build_encoder
+from etl.tfrecord.codec.infer import FeatureCollector
+from etl.tfrecord.files import framing
+from etl.tfrecord.files.framing import RecordBlock, index_records
+from etl.tfrecord.types.features import RECORD_TYPES, WireFeature
 
 
 def warm_kernels() -> None:
@@ -34,7 +33,7 @@ def warm_kernels() -> None:
         batch = pa.record_batch(columns)
         data = build_encoder(batch.schema, record_type).encode(batch)
         index = index_records(data)
-        survey = FeatureSurvey(record_type)
+        survey = FeatureCollector(record_type)
         survey.update(RecordBlock(data, index, 0, 0))
         features = survey.features()
         build_decoder(features, record_type).decode(data, np.ascontiguousarray(index))
@@ -53,9 +52,9 @@ def _warm_framing() -> None:
     """What reading past damage and splitting files need."""
     nothing = np.zeros(16, np.uint8)
     address = nothing.ctypes.data
-    framing_kernels.find_record(address, nothing.size, True)
-    framing_kernels.is_header(address, nothing.size)
-    framing_kernels.walk_headers(address, nothing.size, nothing.size, np.empty(2, np.int64))
+    framing.find_record(address, nothing.size, True)
+    framing.is_header(address, nothing.size)
+    framing.walk_headers(address, nothing.size, nothing.size, np.empty(2, np.int64))
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What `sluice inspect` looks at: datasets, shards, runs."""
+"""What `sluice inspect` shows of datasets, shards, files and runs."""

@@ -9,12 +9,13 @@ from typing import Any, Literal
 
 from conf.errors import InputDataError
 from conf.manifest import Manifest, ShardInfo
-from etl.tfrecord.crc32c import crc32c
-from etl.tfrecord.framing import Compression, read_record_blocks
+from etl.tfrecord.codec.crc32c import crc32c
+from etl.tfrecord.files.framing import read_record_blocks
+from etl.tfrecord.files.locations import Compression
 
 _PIECE_BYTES = 4 << 20
 
-Progress = Callable[[int], None]
+OnBytes = Callable[[int], None]
 """Called with the number of bytes just read."""
 
 
@@ -53,7 +54,7 @@ class Verification:
 
 
 def verify_dataset(
-    version: Path, manifest: Manifest, progress: Progress = lambda _: None
+    version: Path, manifest: Manifest, progress: OnBytes = lambda _: None
 ) -> Verification:
     """Recomputes size, CRC-32C and row count of each listed file; goes on after a bad one.
 
@@ -77,7 +78,7 @@ def verify_dataset(
 
 
 def verify_shard(
-    version: Path, shard: ShardInfo, compression: str | None, progress: Progress = lambda _: None
+    version: Path, shard: ShardInfo, compression: str | None, progress: OnBytes = lambda _: None
 ) -> tuple[int, list[str]]:
     """Reads one shard.
 
@@ -123,7 +124,7 @@ def count_records(
 
 
 def _check_bytes(
-    root: Path, relative: str, size: int, checksum: str, progress: Progress
+    root: Path, relative: str, size: int, checksum: str, progress: OnBytes
 ) -> Iterator[str]:
     path = root / relative
     if not path.resolve().is_relative_to(root.resolve()):
@@ -140,7 +141,7 @@ def _check_bytes(
         yield f"CRC-32C is {actual}, the manifest says {checksum}"
 
 
-def read_checksum(path: Path, progress: Progress = lambda _: None) -> str:
+def read_checksum(path: Path, progress: OnBytes = lambda _: None) -> str:
     """Returns the CRC-32C of a file's bytes, 8 hex digits."""
     checksum = 0
     with path.open("rb") as file:

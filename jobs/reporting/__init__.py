@@ -1,1 +1,1 @@
-"""The HTML report of a run: what was read, what was learnt, how good it is, in one file."""
+"""The HTML report: what it reads, its sections, plots and pages."""

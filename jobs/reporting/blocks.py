@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """One cell of a table.
 
     Attributes:
@@ -35,7 +35,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """A table's column; `numeric` ones are set flush right."""
 
     title: str
@@ -48,8 +48,8 @@ class Table:
     """A table; the first cell of each row names the row."""
 
     caption: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    columns: tuple[TableColumn, ...]
+    rows: tuple[tuple[TableCell, ...], ...]
     kind: ClassVar[str] = "table"
 
 
@@ -119,14 +119,15 @@ class Section:
 
 
 def build_table(
-    caption: str, columns: Iterable[Column], rows: Iterable[Sequence[Cell | str]]
+    caption: str, columns: Iterable[TableColumn], rows: Iterable[Sequence[TableCell | str]]
 ) -> Table:
     """Returns a table; plain strings stand for plain cells."""
     return Table(
         caption,
         tuple(columns),
         tuple(
-            tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in row) for row in rows
+            tuple(cell if isinstance(cell, TableCell) else TableCell(cell) for cell in row)
+            for row in rows
         ),
     )
 

@@ -1,28 +1,39 @@
-"""The page: one self-contained HTML file, no script, nothing fetched from anywhere."""
+"""Pages about a run and about a sweep: one self-contained HTML file, no script, nothing fetched."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from conf.errors import SluiceError
-from jobs.reporting.blocks import Section, missing
-from jobs.reporting.figure import COLOURS
-from jobs.reporting.numbers import MISSING, format_bytes, format_count, format_seconds
+from conf.paths import write_text_atomic
+from conf.run import REPORT_FILE
+from jobs.reporting.blocks import Section, TableCell, TableColumn, build_table, missing
+from jobs.reporting.dataset_sections import build_features, build_flow, build_popularity
+from jobs.reporting.formatting import (
+    MISSING,
+    format_bytes,
+    format_count,
+    format_metric,
+    format_seconds,
+    format_value,
+    metric_title,
+)
+from jobs.reporting.learning import best_epoch, build_learning, build_steps
+from jobs.reporting.plots import COLOURS
+from jobs.reporting.provenance import build_provenance, build_shards, build_timings
 from jobs.reporting.run_data import RunData, as_mapping
-from jobs.reporting.sections.features import build_features
-from jobs.reporting.sections.flow import build_flow
-from jobs.reporting.sections.learning import best_epoch, build_learning
-from jobs.reporting.sections.lists import build_lists
-from jobs.reporting.sections.popularity import build_popularity
-from jobs.reporting.sections.provenance import build_provenance, build_timings
-from jobs.reporting.sections.quality import build_quality
-from jobs.reporting.sections.shards import build_shards
-from jobs.reporting.sections.steps import build_steps
-from jobs.reporting.verdict import Verdict, build_verdict
+from jobs.reporting.verdict import Verdict, build_lists, build_quality, build_verdict
+
+if TYPE_CHECKING:
+    from training.sweep import SweepResult, TrialRecord
+
 
 SECTIONS = (
     build_quality,
@@ -74,10 +85,10 @@ def render_page(data: RunData) -> str:
     """Returns the report as HTML; the same run always gives the same text."""
     head = PageHead(
         name=run_title(data),
-        subtitle=_subtitle(data),
-        verdict=_survive(lambda: build_verdict(data), _unknown_verdict),
-        tiles=_survive(lambda: build_tiles(data), lambda _: ()),
-        problem=_problem(data),
+        subtitle=_run_subtitle(data),
+        verdict=_build_or_else(lambda: build_verdict(data), _unknown_verdict),
+        tiles=_build_or_else(lambda: build_run_tiles(data), lambda _: ()),
+        problem=_run_problem(data),
     )
     return render_html(head, tuple(build_section(build, data) for build in SECTIONS))
 
@@ -107,10 +118,10 @@ def build_section(build: Callable[[T], Section], data: T) -> Section:
         note = missing(f"What the run recorded here cannot be read: {error!r}")
         return Section(name, name.capitalize(), "", (note,))
 
-    return _survive(lambda: build(data), unreadable)
+    return _build_or_else(lambda: build(data), unreadable)
 
 
-def _survive(build: Callable[[], U], otherwise: Callable[[Exception], U]) -> U:
+def _build_or_else(build: Callable[[], U], otherwise: Callable[[Exception], U]) -> U:
     try:
         return build()
     except (SluiceError, *WRONG_TYPES) as error:
@@ -126,7 +137,7 @@ def run_title(data: RunData) -> str:
     return str(data.config.get("name") or data.run.name)
 
 
-def build_tiles(data: RunData) -> tuple[Tile, ...]:
+def build_run_tiles(data: RunData) -> tuple[Tile, ...]:
     """Returns the figures of size: data, model, training."""
     tiles = []
     if data.manifest is not None:
@@ -150,7 +161,7 @@ def build_tiles(data: RunData) -> tuple[Tile, ...]:
     return tuple(tiles)
 
 
-def _problem(data: RunData) -> str | None:
+def _run_problem(data: RunData) -> str | None:
     """Says that a run has not ended well, or has not ended."""
     status = data.card.get("status")
     if status in (None, "trained"):
@@ -159,8 +170,90 @@ def _problem(data: RunData) -> str | None:
     return f"The run's status is {status!r}{f': {error}' if error else '.'}"
 
 
-def _subtitle(data: RunData) -> str:
+def _run_subtitle(data: RunData) -> str:
     parts = [data.model_name if data.config else "", f"run {data.run.name}"]
     if data.manifest is not None:
         parts.append(f"dataset {data.manifest.dataset_name} {data.manifest.dataset_version}")
     return " · ".join(part for part in parts if part)
+
+
+def write_sweep_page(result: SweepResult) -> Path:
+    """Writes `report.html` beside the trials; an earlier one is replaced whole or not at all."""
+    file = result.directory / REPORT_FILE
+    write_text_atomic(file, render_sweep(result))
+    return file
+
+
+def render_sweep(result: SweepResult) -> str:
+    """Returns the page as HTML; links go to the reports that there are by now."""
+    head = PageHead(
+        name="Sweep",
+        subtitle=f"sweep {result.directory.name}",
+        verdict=_sweep_verdict(result),
+        tiles=_sweep_tiles(result),
+    )
+    return render_html(head, (build_trials(result),))
+
+
+def build_trials(result: SweepResult) -> Section:
+    """The table of trials: values, metric, time, and how those ended that are not complete."""
+    title = metric_title(result.metric)
+    lead = f"Best {title} first; a trial's number leads to its report."
+    if not result.trials:
+        return Section("trials", "Trials", lead, (missing("No trial has begun."),))
+    keys = list(dict.fromkeys(key for trial in result.trials for key in trial.values))
+    columns = (
+        TableColumn("Trial"),
+        *(TableColumn(key) for key in keys),
+        TableColumn(title),
+        TableColumn("Time"),
+        TableColumn("State", numeric=False),
+    )
+    sign = 1 if result.is_minimised else -1
+    ordered = sorted(
+        result.trials,
+        key=lambda trial: (math.inf if trial.value is None else sign * trial.value, trial.number),
+    )
+    rows = [_trial_row(trial, keys, result) for trial in ordered]
+    caption = f"{len(rows)} trials by {title}."
+    return Section("trials", "Trials", lead, (build_table(caption, columns, rows),))
+
+
+def _trial_row(trial: TrialRecord, keys: list[str], result: SweepResult) -> list[TableCell | str]:
+    is_best = result.best is not None and result.best.number == trial.number
+    state = trial.state if trial.run is not None else f"{trial.state}: {trial.detail}".strip(": ")
+    return [
+        TableCell(str(trial.number), best=is_best, href=_find_report(trial, result.directory)),
+        *(format_value(trial.values.get(key)) for key in keys),
+        TableCell("" if trial.value is None else format_metric(trial.value), best=is_best),
+        "" if trial.seconds is None else format_seconds(trial.seconds),
+        state,
+    ]
+
+
+def _find_report(trial: TrialRecord, directory: Path) -> str | None:
+    """Returns the URL of a trial's report, relative to the sweep, so that it may be moved."""
+    if trial.run is None or not (trial.run / REPORT_FILE).exists():
+        return None
+    report = (trial.run / REPORT_FILE).resolve()
+    return quote(report.relative_to(directory.resolve()).as_posix())
+
+
+def _sweep_verdict(result: SweepResult) -> Verdict:
+    complete = [trial for trial in result.trials if trial.value is not None]
+    if result.best is None or result.best.value is None:
+        return Verdict("unknown", "No trial is complete.", "")
+    values = ", ".join(f"{key} {format_value(v)}" for key, v in result.best.values.items())
+    best = f"{metric_title(result.metric)} {format_metric(result.best.value)}"
+    sentence = f"Trial {result.best.number} is the best of {len(complete)}: {best}."
+    return Verdict("ahead", sentence, f"With {values}.")
+
+
+def _sweep_tiles(result: SweepResult) -> tuple[Tile, ...]:
+    complete = sum(trial.value is not None for trial in result.trials)
+    seconds = sum(trial.seconds or 0.0 for trial in result.trials)
+    return (
+        Tile(format_count(len(result.trials)), "trials"),
+        Tile(format_count(complete), "complete"),
+        Tile(format_seconds(seconds), "of training"),
+    )

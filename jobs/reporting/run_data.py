@@ -1,4 +1,7 @@
-"""All that the report reads. A part that is missing or damaged becomes a gap, not a failure."""
+"""All that the report reads of a run and its dataset version, the item catalogue included.
+
+A part that is missing or damaged becomes a gap, not a failure.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from conf.dataset import PassesOver
+import numpy as np
+import pyarrow as pa
+
+from conf.encoders import ENCODERS_DIR, ENCODERS_FILE, EncoderPlan
 from conf.errors import InputDataError, SluiceError
 from conf.manifest import Manifest
-from conf.place import Place
+from conf.paths import ReadablePath, ToleratesShard
 from conf.run import (
     HISTORY_FILE,
     METRICS_FILE,
@@ -24,8 +30,93 @@ from conf.run import (
     read_json,
 )
 from conf.training.input import InputConfig
-from etl.tfrecord.places import read_manifest, resolve_version
-from jobs.reporting.catalogue import ItemCatalogue, read_catalogue
+from etl.encoders.vocabulary import load_vocabulary
+from etl.tfrecord.codec.decode import read_batches
+from etl.tfrecord.files.locations import FileOpener, read_manifest, resolve_version
+from etl.tfrecord.types.features import WireFeature
+
+CATALOG_SPLIT = "catalog"
+
+
+@dataclass(frozen=True)
+class ItemCatalogue:
+    """Items in order of falling train count.
+
+    Attributes:
+        counts: Occurrences in the train split by rank, int64 `[items]`, falling.
+        tokens: Raw tokens in the same order.
+        titles: Title by raw token, for the items that have one.
+    """
+
+    counts: np.ndarray
+    tokens: pa.Array
+    titles: Mapping[str, str] = field(default_factory=dict)
+
+    def name(self, token: str) -> str:
+        """Returns an item's title, or its token where it has none."""
+        return self.titles.get(token, token)
+
+    def share_of_top(self, fraction: float) -> float:
+        """Returns the share of all occurrences that the most frequent items hold.
+
+        Args:
+            fraction: Share of the catalogue, in (0, 1]; at least one item is taken.
+        """
+        total = int(self.counts.sum())
+        head = max(1, round(len(self.counts) * fraction))
+        return float(self.counts[:head].sum() / total) if total else 0.0
+
+
+def read_catalogue(version: ReadablePath, manifest: Manifest) -> ItemCatalogue | None:
+    """Reads the item vocabulary of a version, and the titles where its catalogue has any.
+
+    Returns:
+        The catalogue, or None where there is no item, or none encoded by a vocabulary.
+
+    Raises:
+        InputDataError: The encoders are damaged.
+    """
+    if manifest.keys.item is None:
+        return None
+    directory = version / ENCODERS_DIR
+    plan = EncoderPlan.from_json(json.loads((directory / ENCODERS_FILE).read_text("utf-8")))
+    encoding = manifest.schema[manifest.keys.item].encoding
+    try:
+        spec = plan.vocabulary(encoding)
+    except KeyError:
+        return None
+    table = load_vocabulary(directory, spec).sort_by([("count", "descending"), ("id", "ascending")])
+    return ItemCatalogue(
+        counts=table["count"].to_numpy().astype(np.int64),
+        tokens=table["token"].combine_chunks(),
+        titles=_read_titles(version, manifest, table),
+    )
+
+
+def _read_titles(version: ReadablePath, manifest: Manifest, vocabulary: pa.Table) -> dict[str, str]:
+    feature = _title_feature(manifest)
+    if feature is None or not manifest.has_split(CATALOG_SPLIT):
+        return {}
+    tokens = dict(zip(vocabulary["id"].to_pylist(), vocabulary["token"].to_pylist(), strict=True))
+    wanted = [WireFeature(manifest.require_key("item"), "int64"), WireFeature(feature, "bytes")]
+    titles: dict[str, str] = {}
+    for shard in manifest.split(CATALOG_SPLIT).shards:
+        path, opener, slots = str(version / shard.path), FileOpener(), manifest.slots
+        for batch in read_batches(path, wanted, opener=opener, slots=slots):
+            for item, title in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                if item in tokens and title is not None:
+                    titles[str(tokens[item])] = title.decode("utf-8", "replace")
+    return titles
+
+
+def _title_feature(manifest: Manifest) -> str | None:
+    """A plain text of the item whose name says that it is a title."""
+    for spec in manifest.schema.by_role("item", "id"):
+        is_text = spec.dtype == "bytes" and not spec.is_list and spec.encoding == "identity"
+        if is_text and any(word in spec.name.lower() for word in ("title", "name")):
+            return spec.name
+    return None
+
 
 SAMPLE_USERS = 12
 _LONGEST_LINE_CHARS = 1_000_000
@@ -63,7 +154,7 @@ class RunData:
     card: Mapping[str, Any]
     epochs: tuple[Mapping[str, Any], ...] = ()
     metrics: Mapping[str, Any] | None = None
-    version: Place | None = None
+    version: ReadablePath | None = None
     manifest: Manifest | None = None
     catalogue: ItemCatalogue | None = None
     lists: tuple[RankedList, ...] = ()
@@ -119,7 +210,7 @@ def read_run(run: Path) -> RunData:
     )  # fmt: skip
 
 
-def _passes_over(card: Mapping[str, Any]) -> PassesOver:
+def _passes_over(card: Mapping[str, Any]) -> ToleratesShard:
     """Damage that the run itself trained on in spite of is no reason to show no dataset."""
     policy = as_mapping(as_mapping(card.get("config")).get("input")).get("on_corrupt", "fail")
     return InputConfig.model_construct(on_corrupt=policy).passes_over

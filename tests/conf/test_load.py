@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import pickle
+import time
+from pathlib import Path
+
 import pytest
 
-from conf.errors import ConfigError
-from conf.etl import BuildConfig
+from conf import errors
+from conf.errors import ConfigError, render_event
+from conf.etl.build import BuildConfig
 from conf.load import load_config, override_config, preset_names
-from conf.training import TrainConfig
+from conf.training.train import TrainConfig
 
 
 @pytest.mark.parametrize("name", preset_names("etl"))
@@ -88,3 +94,61 @@ def test_changed_keys_leave_the_defaults_of_the_others_open() -> None:
     assert config.model.name == "dssm"
     with pytest.raises(ConfigError, match="epochs"):
         override_config(config, {"fit.epoch": 3}, "test")
+
+
+LEAVES = [
+    errors.ConfigError,
+    errors.InputDataError,
+    errors.UpstreamNotReadyError,
+    errors.TrainingDivergedError,
+    errors.InternalError,
+]
+
+
+def test_message_names_each_part():
+    error = errors.ConfigError("bad", received=3, allowed="1 or 2", fix="say 2")
+    text = str(error)
+    for part in ("bad", "received: 3", "allowed:  1 or 2", "fix:      say 2"):
+        assert part in text
+
+
+def test_unknown_parts_are_left_out():
+    assert str(errors.ConfigError("bad")) == "bad"
+
+
+def test_exit_codes_are_distinct_and_never_success():
+    codes = [cls.exit_code for cls in LEAVES]
+    assert len(set(codes)) == len(codes)
+    assert 0 not in codes
+
+
+@pytest.mark.parametrize("cls", LEAVES)
+def test_errors_survive_a_process_border(cls):
+    error = cls("bad", received=1, allowed=2, fix="x")
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is cls
+    assert str(copy) == str(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("temprature", "did you mean 'temperature'?"), ("zzz", "use one of: ")]
+)
+def test_hint_names_the_nearest_or_all(name, hint):
+    assert errors.did_you_mean(name, ["temperature", "dropout"]).startswith(hint)
+
+
+def test_a_line_is_one_object_whatever_its_fields_hold() -> None:
+    line = render_event("log", {"message": 'two\nlines, "quoted"', "file": Path("a/b")}, 1.23456)
+    assert "\n" not in line
+    assert json.loads(line) == {
+        "event": "log",
+        "time": 1.235,
+        "message": 'two\nlines, "quoted"',
+        "file": "a/b",
+    }
+
+
+def test_an_event_happens_now_if_no_time_is_told() -> None:
+    before = time.time()
+    told = json.loads(render_event("steps", {}))["time"]
+    assert before - 0.001 <= told <= time.time() + 0.001

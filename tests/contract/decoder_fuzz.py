@@ -14,12 +14,12 @@ import sys
 
 import numpy as np
 
-from etl.tfrecord import decode_kernels_keys as k
-from etl.tfrecord.decode import WireFeature
-from etl.tfrecord.decode_kernels import NO_ROOM, decode
-from etl.tfrecord.decode_table import FeatureTable
-from etl.tfrecord.kernels import kernel, store_u8
-from etl.tfrecord.walk_kernels import BYTES, FLOAT
+from etl.tfrecord.codec import message_kernels as k
+from etl.tfrecord.codec.decode_columns import FeatureTable
+from etl.tfrecord.codec.decode_kernels import NO_ROOM, decode
+from etl.tfrecord.codec.kernels import kernel, store_u8
+from etl.tfrecord.codec.message_kernels import BYTES, FLOAT
+from etl.tfrecord.types.features import WireFeature
 
 FEATURES = {
     "Example": (

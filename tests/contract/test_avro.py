@@ -1,6 +1,6 @@
 """Avro files as Apache Avro writes them, through Spark's Avro module, which is not part of Spark.
 
-Without the module, `tests/etl/sources/test_casts.py` sees to it that the error says how to get it.
+Without the module, `tests/etl/sources/test_frames.py` sees to it that the error says how to get it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from conf.dataset import published_versions
 from conf.errors import InputDataError
-from conf.etl import BuildConfig
+from conf.etl.build import BuildConfig
+from conf.paths import published_versions
 from etl.build import build_dataset
-from etl.failures import translate_failure
-from etl.sources import check_bad_rows, count_rows
+from etl.sources.bad_rows import check_bad_rows, count_rows
+from etl.tfrecord.spark.failures import translate_failure
 from tests.etl.logs import RATINGS, build_config, write_logs
 from tests.etl.sources.inputs import INT, declare, good, outcomes, read, reasons
 

@@ -7,20 +7,26 @@ from __future__ import annotations
 
 import datetime
 import math
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from conf.dataset import read_manifest
-from etl.tfrecord.decode import WireFeature, read_tfrecords
-from etl.tfrecord.encode import RECORD_TYPES
-from tests.contract.connector_client import ConnectorSession, ConnectorUnavailableError
+from conf.paths import read_manifest
+from etl.tfrecord.codec.decode import read_file
+from etl.tfrecord.files.framing import read_record_blocks
+from etl.tfrecord.types.features import RECORD_TYPES, WireFeature
+from tests.bench.tfrecord.peers import CONNECTOR_JAR_VARIABLE
+from tests.contract.connector_session import ConnectorSession, ConnectorUnavailableError
 from tests.etl.logs import build_config, write_logs
 
-pytestmark = pytest.mark.slow
+CONNECTOR_MARK = pytest.mark.slow
 
 GZIP = "org.apache.hadoop.io.compress.GzipCodec"
 HAS_SEQUENCES = "SequenceExample" in RECORD_TYPES
@@ -84,6 +90,7 @@ def frame(spark):
     return spark.createDataFrame(ROWS, SCHEMA).repartition(2)
 
 
+@CONNECTOR_MARK
 @pytest.mark.parametrize("codec", [None, GZIP])
 def test_connector_reads_our_examples_as_the_same_frame(connector, spark, frame, tmp_path, codec):
     options = {} if codec is None else {"codec": codec}
@@ -93,6 +100,7 @@ def test_connector_reads_our_examples_as_the_same_frame(connector, spark, frame,
     assert collect(theirs) == collect(frame)
 
 
+@CONNECTOR_MARK
 @pytest.mark.parametrize("codec", [None, GZIP])
 def test_we_read_the_connectors_examples_as_the_same_frame(
     connector, spark, frame, tmp_path, codec
@@ -103,6 +111,7 @@ def test_we_read_the_connectors_examples_as_the_same_frame(
     assert collect(ours) == collect(frame)
 
 
+@CONNECTOR_MARK
 def test_both_infer_the_same_types(connector, spark, frame, tmp_path):
     write_ours(frame, tmp_path / "ours")
     # The shards alone: our manifest knows the columns as they were.
@@ -114,6 +123,7 @@ def test_both_infer_the_same_types(connector, spark, frame, tmp_path):
     assert {f.name: f.dataType for f in ours.schema} == {f.name: f.dataType for f in theirs.schema}
 
 
+@CONNECTOR_MARK
 def test_byte_arrays_go_both_ways(connector, spark, tmp_path):
     rows = [(b"",), (b"\x00",), (bytes(range(256)),), (b"z" * 100_000,)]
     frame = spark.createDataFrame(rows, "byteArray binary").repartition(2)
@@ -127,6 +137,7 @@ def test_byte_arrays_go_both_ways(connector, spark, tmp_path):
     assert collect(ours.load(str(tmp_path / "theirs"))) == collect(frame)
 
 
+@CONNECTOR_MARK
 @pytest.mark.skipif(not HAS_SEQUENCES, reason="this version has no record type SequenceExample")
 @pytest.mark.parametrize("codec", [None, GZIP])
 def test_sequence_examples_go_both_ways(connector, spark, tmp_path, codec):
@@ -151,6 +162,7 @@ def test_sequence_examples_go_both_ways(connector, spark, tmp_path, codec):
     assert collect(reader.schema(frame.schema).load(str(tmp_path / "theirs"))) == collect(frame)
 
 
+@CONNECTOR_MARK
 def test_empty_files_of_the_connector_are_read_as_no_rows(connector, spark, tmp_path):
     frame = spark.createDataFrame([(1,), (2,)], "id long").where("id < 0")
     write_theirs(connector, frame, tmp_path / "theirs")
@@ -161,6 +173,7 @@ def test_empty_files_of_the_connector_are_read_as_no_rows(connector, spark, tmp_
     assert ours.count() == 0
 
 
+@CONNECTOR_MARK
 @pytest.mark.parametrize("compression", [None, "gzip"])
 def test_build_by_either_writer_gives_equal_rows(
     connector, built, tmp_path, compression
@@ -182,14 +195,15 @@ def test_build_by_either_writer_gives_equal_rows(
     wire = [WireFeature(s.name, s.dtype, s.is_list) for s in ours.schema.features]
     for split in ours.splits:
         for shard in split.shards:
-            native = read_tfrecords(built[0].version / shard.path, wire)
-            assert read_tfrecords(version / f"{shard.path}{suffix}", wire).equals(native)
+            native = read_file(built[0].version / shard.path, wire)
+            assert read_file(version / f"{shard.path}{suffix}", wire).equals(native)
     for split in theirs.splits:
         for shard in split.shards:
             assert (version / shard.path).stat().st_size == shard.bytes
     assert not (version / "records").exists()
 
 
+@CONNECTOR_MARK
 def test_times_are_refused_by_us_before_a_job_starts_where_the_connector_fails_in_it(
     connector, spark, tmp_path
 ):
@@ -199,3 +213,106 @@ def test_times_are_refused_by_us_before_a_job_starts_where_the_connector_fails_i
     with pytest.raises(Exception, match=r"day.*date"):
         write_ours(frame, tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
+
+
+CONNECTOR_DECODERS_MARK = pytest.mark.slow
+
+Kind = Literal["int64", "float32", "bytes"]
+KINDS = {"int64": pa.int64(), "float32": pa.float32(), "bytes": pa.string()}
+CONNECTOR_DECODERS_ROWS = 200
+
+
+@pytest.fixture(scope="module")
+def connector_decoders_connector(tmp_path_factory: pytest.TempPathFactory):
+    if CONNECTOR_JAR_VARIABLE not in os.environ:
+        pytest.skip(f"{CONNECTOR_JAR_VARIABLE} is not set: no JVM connector to test against")
+    with ConnectorSession(tmp_path_factory.mktemp("connector") / "stderr.log") as session:
+        yield session
+
+
+def draw_columns(record_type: str) -> pa.Table:
+    """Scalars and lists of each kind with nulls and empty lists; steps in sequence records."""
+    rng = np.random.default_rng(7)
+
+    def draw(kind: str) -> object:
+        number = int(rng.integers(-(2**40), 2**40))
+        return {"int64": number, "float32": float(np.float32(rng.normal())), "bytes": f"t{number}"}[
+            kind
+        ]
+
+    columns = {"row": pa.array(range(CONNECTOR_DECODERS_ROWS), pa.int64())}
+    for kind, value_type in KINDS.items():
+        scalars = [
+            None if rng.random() < 0.2 else draw(kind) for _ in range(CONNECTOR_DECODERS_ROWS)
+        ]
+        columns[kind] = pa.array(scalars, value_type)
+        lists = [
+            [draw(kind) for _ in range(rng.integers(0, 6))] for _ in range(CONNECTOR_DECODERS_ROWS)
+        ]
+        columns[f"{kind}s"] = pa.array(lists, pa.list_(value_type))
+        if record_type == "SequenceExample":
+            steps = [
+                [[draw(kind)] * int(rng.integers(1, 4)) for _ in range(rng.integers(0, 4))]
+                for _ in range(CONNECTOR_DECODERS_ROWS)
+            ]
+            columns[f"{kind}_steps"] = pa.array(steps, pa.list_(pa.list_(value_type)))
+    return pa.table(columns)
+
+
+def list_features(table: pa.Table) -> tuple[WireFeature, ...]:
+    return tuple(
+        WireFeature(name, find_kind(name), name not in (*KINDS, "row"), name.endswith("_steps"))
+        for name in table.column_names
+    )
+
+
+def find_kind(name: str) -> Kind:
+    return next((kind for kind in ("float32", "bytes") if name.startswith(kind)), "int64")
+
+
+def to_bytes(values: Any) -> Any:
+    """The same values with text as the wire has it."""
+    if isinstance(values, list):
+        return [to_bytes(value) for value in values]
+    return values.encode() if isinstance(values, str) else values
+
+
+def plain(column: pa.Array, name: str) -> list:
+    values = column.to_pylist()
+    return [[] if value is None and name not in KINDS else value for value in values]
+
+
+@CONNECTOR_DECODERS_MARK
+@pytest.mark.parametrize("record_type", ["Example", "SequenceExample"])
+def test_the_decoders_agree_on_the_connectors_records(
+    record_type: str, connector_decoders_connector: ConnectorSession, tmp_path: Path
+) -> None:
+    from training.input.decoders import build_block_decoder
+
+    table = draw_columns(record_type)
+    pq.write_table(table, tmp_path / "table.parquet")
+    records = tmp_path / "records"
+    connector_decoders_connector.call(
+        "write", table=str(tmp_path / "table.parquet"), records=str(records),
+        options={"recordType": record_type},
+    )  # fmt: skip
+    features = list_features(table)
+    decoders = [
+        build_block_decoder(kind, features, record_type) for kind in ("block", "tensorflow")
+    ]
+    found: dict[int, dict[str, object]] = {}
+    for file in sorted(records.glob("part-*")):
+        for block in read_record_blocks(str(file)):
+            block_columns, tensor_columns = (
+                {n: plain(c, n) for n, c in zip(b.schema.names, b.columns, strict=True)}
+                for b in (decoder.decode_block(block, str(file)) for decoder in decoders)
+            )
+            assert block_columns == tensor_columns
+            for i, row in enumerate(block_columns["row"]):
+                found[row] = {name: values[i] for name, values in block_columns.items()}
+    assert sorted(found) == list(range(CONNECTOR_DECODERS_ROWS))
+    for name in table.column_names:
+        written = table.column(name).to_pylist()
+        assert [found[row][name] for row in range(CONNECTOR_DECODERS_ROWS)] == to_bytes(written), (
+            name
+        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import importlib.util
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,7 @@ import pytest
 from pyspark.ml.linalg import Vectors
 from pyspark.sql import types as t
 
-from etl.tfrecord.encode import RECORD_TYPES
-
-HAS_LOWERING = importlib.util.find_spec("etl.tfrecord.lowering") is not None
-needs_lowering = pytest.mark.skipif(not HAS_LOWERING, reason="this version has no column policies")
+from etl.tfrecord.types.features import RECORD_TYPES
 
 
 @pytest.fixture
@@ -56,7 +52,6 @@ def test_a_null_inside_an_array_is_refused_by_name_and_leaves_nothing(
     assert not shards(folder)
 
 
-@needs_lowering
 @pytest.mark.parametrize(
     ("policy", "expected"), [("drop", [(["a", "b"],)]), ("default", [(["a", "", "b"],)])]
 )
@@ -73,7 +68,6 @@ def test_a_double_beyond_float32_is_refused_not_made_infinite(spark, folder, val
     assert not shards(folder)
 
 
-@needs_lowering
 @pytest.mark.parametrize(
     ("policy", "expected"), [("cast", float("inf")), ("clip", 3.4028234663852886e38)]
 )
@@ -108,7 +102,6 @@ def test_types_without_a_place_on_the_wire_are_all_named_before_any_task(spark, 
     assert not folder.exists()
 
 
-@needs_lowering
 def test_dates_and_times_follow_their_policy(spark, folder):
     now = datetime.datetime(2026, 1, 2, 3, 4, 5, 678000)
     frame = spark.createDataFrame([(now, now.date())], "at timestamp, day date")
@@ -121,7 +114,6 @@ def test_dates_and_times_follow_their_policy(spark, folder):
     ]
 
 
-@needs_lowering
 def test_structs_become_columns(spark, folder):
     frame = spark.createDataFrame([((1, "a"),), ((2, None),)], "user struct<id:long,name:string>")
     write(frame, folder)
@@ -130,7 +122,6 @@ def test_structs_become_columns(spark, folder):
     assert sorted(rows, key=str) == [(1, "a"), (2, None)]
 
 
-@needs_lowering
 def test_maps_follow_their_policy(spark, folder):
     frame = spark.createDataFrame([({"a": 1, "b": 2},)], "counts map<string,long>")
     write(frame, folder, maps="entries")
@@ -140,7 +131,6 @@ def test_maps_follow_their_policy(spark, folder):
     assert dict(zip(keys, values, strict=True)) == {"a": 1, "b": 2}
 
 
-@needs_lowering
 def test_vectors_become_float_lists(spark, folder):
     rows = [(Vectors.dense([0.5, 1.5, 0.0]),), (Vectors.sparse(3, [1], [2.5]),)]
     frame = spark.createDataFrame(rows, ["embedding"])

@@ -22,7 +22,7 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from etl.tfrecord.decode import build_decoder
+from etl.tfrecord.codec.decode import build_decoder
 from tests.contract import decoder_fuzz
 
 RECORDS = int(os.environ.get("SLUICE_FUZZ_RECORDS", "200000"))

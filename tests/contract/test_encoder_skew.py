@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+import json
+import math
+from typing import Any
+
+import numpy as np
 import pyarrow as pa
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.encoders import ColumnEncoding, EncoderPlan
+from conf.dates import PART_SIZES, PERIOD_SECONDS
+from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
+from conf.operations import (
+    Bucketize,
+    Cross,
+    Cyclical,
+    DatePart,
+    Hash,
+    MultiHot,
+    Ngrams,
+    Normalize,
+    Operation,
+    SparseIndices,
+    Statistic,
+    Weights,
+    operation_from_json,
+    operation_to_json,
+)
 from conf.schema import FeatureSchema, FeatureSpec
 from etl.encoders.pipeline import read_pipeline
+from etl.encoders.target import build_statistic_table, write_statistic_table
 from etl.encoders.vocabulary import write_vocabulary
-from training.encoders import build_serving_encoders
+from training.export.serving_encoders import build_serving_encoders
 
 MAX_LEN = 4
 # Tokens that meet the tables' edges: extremes, zero, text that looks alike, bytes beyond ASCII.
@@ -107,3 +130,236 @@ def test_both_executions_give_the_same_ids(encoders, values):
 def _padded(lists: list[list], pad: object, dtype: tf.DType) -> tf.Tensor:
     width = max(1, *(len(row) for row in lists)) if lists else 1
     return tf.constant([row + [pad] * (width - len(row)) for row in lists], dtype)
+
+
+OPERATION_SKEW_MAX_LEN = 5
+ROWS = 12
+INF = math.inf
+TOKENS = [7, -1, 0, 2**40]
+IDS = [7, 3, 7, 0, None, 3, -1]
+# Beside the raw columns of a case: int, text, float, double; each as a scalar and as a list.
+KINDS: dict[str, tuple[str, pa.DataType]] = {
+    "int": ("int64", pa.int64()),
+    "time": ("int64", pa.int64()),
+    "text": ("string", pa.string()),
+    "float": ("float32", pa.float32()),
+    "double": ("float64", pa.float64()),
+}
+BOUNDARIES = (-INF, -1.5, 0.0, 0.1, 3.0, 1e9)
+
+
+def raw(name: str, is_served: bool = True) -> RawColumn:
+    kind = "int" if name in ("fold", "many_ids", "more_ids") else name.split("_")[-1]
+    return RawColumn(name, KINDS[kind][0], name.startswith(("many", "more")), is_served)
+
+
+def cases() -> dict[str, tuple[Operation, tuple[RawColumn, ...]]]:
+    made: dict[str, tuple[Operation, tuple[RawColumn, ...]]] = {}
+
+    def add(name: str, operation: Operation, *columns: str) -> None:
+        made[name] = (operation, tuple(map(raw, columns)))
+
+    for column in ("int", "text", "many_int", "many_text"):
+        add(f"hash_{column}", Hash(1000), column)
+        add(f"key_{column}", Hash(None), column)
+    for column in ("int", "float", "double", "many_int", "many_float"):
+        add(f"buckets_{column}", Bucketize(BOUNDARIES[1:]), column)
+        add(f"plain_{column}", Normalize(center=0.5, factor=3.0), column)
+        clipped = Normalize(2.5, -10.0, 1e6, True, 0.25, 0.125)
+        add(f"scaled_{column}", clipped, column)
+    add("cross", Cross(5000), "int", "text")
+    hour, steps = DatePart("hour", "ms", -61), Bucketize(BOUNDARIES[1:])
+    add("cross_of_parts", Cross(5000, (None, hour, steps)), "int", "time", "double")
+    add("cross_of_values", Cross(5000), "many_text", "int")
+    add("cross_of_buckets", Cross(5000, (steps, hour, None)), "many_float", "time", "text")
+    add("cross_of_later_list", Cross(5000), "int", "many_text")
+    add("product", Cross(5000), "many_int", "more_text")
+    add("product_with_itself", Cross(5000), "many_int", "many_int")
+    parts = (steps, None, hour, None)
+    add("product_of_three", Cross(5000, parts), "many_float", "more_int", "time", "more_text")
+    for part in PART_SIZES:
+        add(f"part_{part}", DatePart(part, "ms", 345), "time")
+    add("part_s", DatePart("day_of_year", "s", -720), "many_int")
+    for period in PERIOD_SECONDS:
+        add(f"cycle_{period}", Cyclical(period, "ms", -61), "time")
+    add("words", Ngrams("word", (1, 2), 10**6), "text")
+    add("chars", Ngrams("char", (3, 1), 10**6, lower=False), "text")
+    add("hot", MultiHot("number", 6), "many_int")
+    add("one_hot", MultiHot("number", 6), "int")
+    add("weighted_hot", MultiHot("number", 6, True), "many_ids", "many_float")
+    add("weighted_one", MultiHot("number", 6, True), "int", "double")
+    add("indices", SparseIndices((10, 2**40)), "many_int", "more_int")
+    add("bag", Weights(scaled=False), "many_float", "many_ids")
+    add("scaled_bag", Weights(scaled=True), "many_float", "more_float", "many_ids", "more_ids")
+    made["rate"] = (Statistic("number", "rate"), (raw("int"), raw("fold", is_served=False)))
+    return made
+
+
+def describe(name: str, operation: Operation, columns: tuple[RawColumn, ...]) -> FeatureSpec:
+    output = operation.output
+    crosses = isinstance(operation, Cross)
+    is_list = any(column.is_list for column in (columns if crosses else columns[:1]))
+    shape = ((None,) if is_list else ()) if output.shape is None else output.shape
+    return FeatureSpec(
+        name,
+        output.dtype,
+        "context",
+        shape,
+        max_len=OPERATION_SKEW_MAX_LEN if shape == (None,) else None,
+        encoding=f"{operation.kind}:{name}",
+        vocabulary_size=output.vocabulary_size,
+        pad_value=output.pad_value,
+    )
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """The pipeline, and the graph as it is served: one trace for batches of any size."""
+    version = tmp_path_factory.mktemp("version")
+    directory = version / "encoders"
+    directory.mkdir()
+    table = pa.table(
+        {"token": pa.array(TOKENS), "id": pa.array(range(2, 6)), "count": pa.array([1] * 4)}
+    )
+    vocabulary = write_vocabulary(table, directory / "number.parquet")
+    values = np.random.default_rng(0).random((6, 3))
+    statistic = write_statistic_table(
+        build_statistic_table(values), directory / "rate.table.parquet"
+    )
+    specs, columns = [], []
+    for name, (operation, inputs) in cases().items():
+        specs.append(describe(name, operation, inputs))
+        columns.append(
+            ColumnEncoding(
+                name, inputs[0].name, inputs[0].dtype, specs[-1].encoding, operation, inputs
+            )
+        )
+    growing = table.set_column(1, "id", pa.array(range(7, 11)))
+    growing = growing.append_column("last_seen", pa.nulls(4, pa.date32()))
+    growing = growing.append_column("is_retired", pa.array([False, True, False, False]))
+    buckets = write_vocabulary(growing, directory / "bucketed.parquet", oov_buckets=5)
+    for name, shape in (("int", ()), ("many_int", (None,))):
+        max_len = OPERATION_SKEW_MAX_LEN if shape else None
+        specs.append(
+            FeatureSpec(f"v_{name}", "int64", "user", shape, max_len, "bucketed", buckets.size)
+        )
+        columns.append(ColumnEncoding(f"v_{name}", name, "int64", "bucketed"))
+    schema = FeatureSchema(tuple(specs))
+    plan = EncoderPlan(schema, tuple(columns), (vocabulary, buckets), (statistic,))
+    (directory / "encoders.json").write_text(plan.dumps())
+    serving = build_serving_encoders(version, plan, plan.schema.names)
+    graph = tf.function(lambda **inputs: serving.encode(inputs)).get_concrete_function(
+        **{item.name: item.tensor_spec for item in serving.inputs}
+    )
+    return read_pipeline(directory), serving.inputs, graph
+
+
+operation_skew_ints = st.sampled_from(
+    [*TOKENS, 1, 9, 10, -7, 2**53 + 1, -(2**53) - 1, 2**63 - 1, -(2**63) + 1]
+)
+operation_skew_ints |= st.integers(-(2**63) + 1, 2**63 - 1).filter(
+    lambda n: n not in (-(2**62), -(2**61))
+)
+times = st.integers(-(10**13), 10**13) | operation_skew_ints
+operation_skew_texts = st.sampled_from(
+    ["", "a", "A b", "a-B_c 9", "\ufeffab", "é É", "日本 語", "\0x", "ﬁ\x85z"]
+)
+operation_skew_texts |= st.text(max_size=20)
+floats = st.floats(width=32).filter(lambda x: x > -3.4028234e38 or x == -INF)
+VALUES = {
+    "int": operation_skew_ints,
+    "time": times,
+    "text": operation_skew_texts,
+    "float": floats,
+    "double": st.floats(),
+}
+
+
+@st.composite
+def batches(draw) -> dict[str, list]:
+    rows = draw(st.integers(1, ROWS))
+
+    def column(values: Any) -> list:
+        return draw(st.lists(values, min_size=rows, max_size=rows))
+
+    batch = {kind: column(st.none() | values) for kind, values in VALUES.items()}
+    for kind in ("int", "text", "float"):
+        for prefix in ("many", "more"):
+            lists = st.lists(st.none() | VALUES[kind], max_size=7)
+            batch[f"{prefix}_{kind}"] = column(st.none() | lists)
+    for prefix in ("many", "more"):  # ids beside the weights, one for one
+        lengths = [None if row is None else len(row) for row in batch[f"{prefix}_float"]]
+        batch[f"{prefix}_ids"] = [None if n is None else IDS[:n] for n in lengths]
+    return batch
+
+
+def arrow(batch: dict[str, list]) -> pa.RecordBatch:
+    columns = {}
+    for name, values in batch.items():
+        column = raw(name)
+        kind = KINDS["int" if name.endswith("ids") else name.split("_")[-1]][1]
+        columns[name] = pa.array(values, pa.list_(kind) if column.is_list else kind)
+    columns["fold"] = pa.nulls(len(batch["int"]), pa.int64())
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def tensors(batch: dict[str, list], inputs) -> dict[str, tf.Tensor]:
+    made = {}
+    for item in inputs:
+        null = math.nan if item.dtype.startswith("float") else item.null_token
+        rows = batch[item.column]
+        if item.is_list:
+            rows = [[null if v is None else v for v in row or []] for row in rows]
+            width = max(1, *map(len, rows))
+            rows = [row + [item.pad_token] * (width - len(row)) for row in rows]
+        else:
+            rows = [null if value is None else value for value in rows]
+        made[item.name] = tf.constant(rows, item.tensor_spec.dtype)
+    return made
+
+
+def padded(column: pa.Array, spec: FeatureSpec) -> np.ndarray:
+    """What the trainer's parser makes of a column: lists padded, absent ones all padding."""
+    if not spec.is_list:
+        return column.to_numpy(zero_copy_only=False)
+    width = spec.max_len or spec.shape[0]
+    rows = [(row or []) + [0] * (width - len(row or [])) for row in column.to_pylist()]
+    return np.array(rows)
+
+
+@settings(max_examples=50, deadline=None)
+@given(batches())
+def test_both_executions_agree(both, batch):
+    pipeline, inputs, graph = both
+    offline = pipeline.apply(arrow(batch))
+    online = graph(**tensors(batch, inputs))
+    for spec in pipeline.plan.schema.features:
+        expected = padded(offline.column(spec.name), spec)
+        found = online[spec.name].numpy()
+        if spec.dtype == "int64":
+            np.testing.assert_array_equal(found, expected, err_msg=spec.name)
+        else:
+            # Infinite weights of both signs have no sum.
+            summed = ("scaled_bag", "weighted_hot")
+            assert not np.isnan(found).any() or spec.name in summed, spec.name
+            np.testing.assert_allclose(found, expected, rtol=1.2e-7, atol=6e-8, err_msg=spec.name)
+
+
+def test_operations_survive_json():
+    for operation, _ in cases().values():
+        assert (
+            operation_from_json(json.loads(json.dumps(operation_to_json(operation)))) == operation
+        )
+
+
+def test_operations_without_later_parts_are_written_as_before():
+    assert operation_to_json(Cross(9)) == {"kind": "cross", "buckets": 9}
+    plain = {"kind": "multi_hot", "vocabulary": "number", "size": 6}
+    assert operation_to_json(MultiHot("number", 6)) == plain
+
+
+def test_the_plan_survives_json(both):
+    pipeline, *_ = both
+    plan = pipeline.plan
+    assert plan.to_json()["format_version"] == 2
+    assert EncoderPlan.from_json(plan.to_json()) == plan

@@ -3,16 +3,97 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.contract.hdfs_cluster import HdfsCluster, run_cluster
+_NEEDED = ("SLUICE_HDFS_CLASSPATH", "ARROW_LIBHDFS_DIR", "JAVA_HOME", "CLASSPATH")
+_ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.slow
+
+@dataclass(frozen=True)
+class HdfsCluster:
+    """A running cluster.
+
+    Attributes:
+        port: Of the NameNode.
+    """
+
+    port: int
+
+    @property
+    def uri(self) -> str:
+        """Of its root."""
+        return f"hdfs://localhost:{self.port}"
+
+    def run(
+        self, *command: str, code: int = 0, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs Python in a process of its own: Java never leaves the one that has loaded it.
+
+        Args:
+            command: Arguments of the interpreter.
+            code: Exit code that is expected.
+            environment: Variables to set.
+        """
+        done = subprocess.run(
+            [sys.executable, *command], capture_output=True, text=True, cwd=_ROOT, check=False,
+            env={**os.environ, "PYTHONPATH": str(_ROOT), **environment},
+        )  # fmt: skip
+        assert done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr[-3000:]}"
+        return done
+
+    def upload(self, local: Path, path: str) -> str:
+        """Copies a directory into it; returns its URI."""
+        text = (
+            "import sys\nfrom pyarrow import fs\n"
+            "there, _ = fs.FileSystem.from_uri(sys.argv[1])\n"
+            "there.create_dir(sys.argv[3])\n"
+            "fs.copy_files(sys.argv[2], sys.argv[3], fs.LocalFileSystem(), there)\n"
+        )
+        self.run("-c", text, f"{self.uri}/", str(local), path)
+        return f"{self.uri}{path}"
+
+
+@contextmanager
+def run_cluster(folder: Path) -> Iterator[HdfsCluster]:
+    """Starts a cluster for the block; skips the test where this machine has no Hadoop.
+
+    Args:
+        folder: Where it keeps its blocks.
+    """
+    missing = [name for name in _NEEDED if not os.environ.get(name)]
+    if missing:
+        pytest.skip(f"a real HDFS needs {', '.join(missing)}")
+    java = str(Path(os.environ["JAVA_HOME"], "bin", "java"))
+    source = str(Path(__file__).with_name("MiniCluster.java"))
+    classes = os.environ["SLUICE_HDFS_CLASSPATH"]
+    with (
+        (folder / "cluster.log").open("w") as log,
+        subprocess.Popen(
+            [java, "-Xmx512m", "-cp", classes, source, str(folder / "dfs")],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=folder,
+        ) as process,
+    ):  # fmt: skip
+        try:
+            assert process.stdout is not None
+            found = (re.search(r"^listening on (\d+)", line) for line in process.stdout)
+            port = next((int(match[1]) for match in found if match), None)
+            assert port is not None, (folder / "cluster.log").read_text()[-3000:]
+            yield HdfsCluster(port)
+        finally:
+            process.kill()
+
+
+HDFS_MARK = pytest.mark.slow
 
 SETTINGS = (
     "model.name=dssm", "model.embedding_dim=8", "input.batch_size=64", "input.shuffle_buffer=100",
@@ -29,7 +110,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HdfsCluster]:
 @pytest.fixture(scope="module")
 def dataset(cluster: HdfsCluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A dataset on disk, and its copy there."""
-    from tests.training.fixtures import write_tiny_dataset
+    from tests.training.tiny_dataset import write_tiny_dataset
 
     local = write_tiny_dataset(tmp_path_factory.mktemp("datasets")).parent.parent
     return local, cluster.upload(local, "/datasets/tiny")
@@ -46,6 +127,7 @@ def train(cluster: HdfsCluster, path: str, root: Path) -> list[float]:
     return [entry["loss"] for entry in json.loads((run / "history.json").read_text())]
 
 
+@HDFS_MARK
 def test_training_from_hdfs_gives_the_losses_of_training_from_disk(
     cluster: HdfsCluster, dataset: tuple[Path, str], tmp_path: Path
 ) -> None:
@@ -53,6 +135,7 @@ def test_training_from_hdfs_gives_the_losses_of_training_from_disk(
     assert train(cluster, there, tmp_path / "a") == train(cluster, str(local), tmp_path / "b")
 
 
+@HDFS_MARK
 def test_what_is_not_there_and_who_does_not_answer(cluster: HdfsCluster, tmp_path: Path) -> None:
     done = cluster.run(*command(f"{cluster.uri}/nothing", tmp_path, "--dry-run"), code=4)
     assert "no published dataset" in done.stderr
@@ -61,6 +144,7 @@ def test_what_is_not_there_and_who_does_not_answer(cluster: HdfsCluster, tmp_pat
     assert "hadoop classpath" in done.stderr
 
 
+@HDFS_MARK
 def test_a_missing_shard_is_named(
     cluster: HdfsCluster, dataset: tuple[Path, str], tmp_path: Path
 ) -> None:
@@ -71,12 +155,13 @@ def test_a_missing_shard_is_named(
     assert "train/part-" in done.stderr
 
 
+@HDFS_MARK
 def test_signals_stay_with_the_process(cluster: HdfsCluster) -> None:
     """Java, which reads HDFS in the same process, would take SIGTERM and end it unsaved."""
     code = (
         "import os, signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: print('saved', flush=True))\n"
-        "from etl.tfrecord.locations import parse_storage\n"
+        "from etl.tfrecord.files.locations import parse_storage\n"
         "print(len(parse_storage(sys.argv[1]).list_objects(is_recursive=False)), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"
         "time.sleep(1)\n"
@@ -86,12 +171,13 @@ def test_signals_stay_with_the_process(cluster: HdfsCluster) -> None:
     assert done.stdout.split("\n")[-4:-1] == ["0", "saved", "goes on"]
 
 
+@HDFS_MARK
 def test_spark_reads_tfrecords_and_refuses_to_write_them(
     cluster: HdfsCluster, tmp_path: Path
 ) -> None:
     write = (
         "import sys, numpy as np, pyarrow as pa\n"
-        "from etl.tfrecord.encode import build_encoder\n"
+        "from etl.tfrecord.codec.encode import build_encoder\n"
         "columns = {'id': list(range(500)), 'x': [[k, 1] for k in range(500)]}\n"
         "batch = pa.RecordBatch.from_pydict(columns)\n"
         "with open(sys.argv[1], 'wb') as file:\n"

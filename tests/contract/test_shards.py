@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +15,10 @@ import tensorflow as tf
 
 from conf.manifest import Manifest
 from conf.schema import FeatureSpec
-from conf.training import InputConfig
-from etl.tfrecord.decode import WireFeature, read_tfrecords
-from training.input import build_eval_dataset, build_train_dataset
+from conf.training.input import InputConfig
+from etl.tfrecord.codec.decode import read_file
+from etl.tfrecord.types.features import WireFeature
+from training.input.batches import build_eval_dataset, build_train_dataset
 
 SPLITS = ["train", "validation", "test", "catalog", "users"]
 Row = dict[str, Any]
@@ -79,7 +84,7 @@ def test_protobuf_tensorflow_and_our_decoder_agree(version, split):
     decoded = [
         row
         for shard in manifest.split(split).shards
-        for row in read_tfrecords(directory / shard.path, wire).to_pylist()
+        for row in read_file(directory / shard.path, wire).to_pylist()
     ]
     assert decoded == expected
 
@@ -110,3 +115,38 @@ def test_each_epoch_sees_every_train_record_once_in_another_order(version):
     assert sorted(orders[0]) == sorted((row["user"], row["item"]) for row in expected)
     assert orders[0] == orders[2]
     assert sorted(orders[1]) == sorted(orders[0])
+
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import sys
+from pyspark.sql import SparkSession
+
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+spark.range(5).write.format("tfrecord").mode("overwrite").save(sys.argv[1])
+print(spark.read.format("sluice").load(sys.argv[1]).agg({"id": "sum"}).first()[0])
+try:
+    spark.range(5).write.partitionBy("id").format("tfrecord").mode("append").save(sys.argv[1])
+except Exception as error:
+    print("refused" if "partitioning" in str(error) else error)
+"""
+
+
+def test_both_modules_are_installed():
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert set(config["tool"]["setuptools"]["py-modules"]) == {"pyspark_sluice", "pyspark_tfrecord"}
+
+
+@pytest.mark.slow
+def test_a_stock_session_writes_and_reads_without_a_line_of_ours(tmp_path):
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "out")],
+        env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.stdout.split() == ["10", "refused"], done.stderr[-3000:]

@@ -12,11 +12,18 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from conf.dataset import read_manifest, resolve_version
+from conf.etl.build import BuildConfig
+from conf.load import load_config
+from conf.paths import read_manifest, resolve_version
 from conf.run import read_json, resolve_run
+from conf.training.train import TrainConfig
+from etl.build import build_dataset
 from jobs.cli import main
+from training.checkpoint.restore import TrainedModel
+from training.evaluation.evaluate import evaluate_split
+from training.models.registry import build_model
 
-pytestmark = pytest.mark.slow
+DEMO_MARK = pytest.mark.slow
 
 RATINGS = 20_000
 
@@ -42,6 +49,7 @@ def run(demo) -> Path:
     return resolve_run(str(demo / "runs" / "demo"))
 
 
+@DEMO_MARK
 def test_counts_are_those_of_the_generator(demo):
     sample = json.loads((demo / "demo-logs" / "SAMPLE.json").read_text())["ratings"]
     counts = read_manifest(resolve_version(demo / "datasets" / "demo")).counts
@@ -54,6 +62,7 @@ def test_counts_are_those_of_the_generator(demo):
     }
 
 
+@DEMO_MARK
 def test_trained_model_beats_popularity_and_an_untrained_one_does_not(demo, run):
     metrics = read_json(run / "metrics.json")
     protocol = next(p for p in metrics["protocols"] if p["name"] == metrics["headline"])
@@ -62,9 +71,9 @@ def test_trained_model_beats_popularity_and_an_untrained_one_does_not(demo, run)
     assert systems["model"]["hit_rate@10"] > 1.5 * popularity
     assert systems["random"]["hit_rate@10"] < popularity
 
-    from training.checkpoint import restore_model
-    from training.evaluate import evaluate_full
-    from training.models import build_model
+    from training.checkpoint.restore import restore_model
+    from training.evaluation.evaluate import evaluate_full
+    from training.models.registry import build_model
 
     _, config, manifest, version = restore_model(run)
     untrained = build_model(config.model, manifest, seed=1)
@@ -72,6 +81,7 @@ def test_trained_model_beats_popularity_and_an_untrained_one_does_not(demo, run)
     assert found["hit_rate@10"] < popularity
 
 
+@DEMO_MARK
 def test_ranked_lists_leave_out_what_the_user_has_seen(demo, run):
     seen: dict[int, set[int]] = {}
     lines = (demo / "demo-logs" / "ratings.dat").read_text(encoding="latin-1").splitlines()
@@ -90,6 +100,7 @@ def test_ranked_lists_leave_out_what_the_user_has_seen(demo, run):
         assert entry["scores"] == sorted(entry["scores"], reverse=True)
 
 
+@DEMO_MARK
 def test_saved_towers_rank_like_the_lists(run):
     """Raw tokens into the exported towers give the scores of the ranked lists."""
     items = pq.read_table(run / "export" / "embeddings" / "items.parquet").to_pydict()
@@ -102,6 +113,7 @@ def test_saved_towers_rank_like_the_lists(run):
     np.testing.assert_allclose(scores, first["scores"], atol=1e-5)
 
 
+@DEMO_MARK
 def test_report_needs_nothing_from_outside(run):
     page = (run / "report.html").read_text(encoding="utf-8")
     for outside in ("<script", 'src="http', 'href="http', "@import"):
@@ -109,6 +121,7 @@ def test_report_needs_nothing_from_outside(run):
     assert "popularity" in page.lower()
 
 
+@DEMO_MARK
 def test_second_training_with_the_same_seed_gives_the_same_metrics(demo, run):
     done = sluice(
         "train",
@@ -130,6 +143,7 @@ def test_second_training_with_the_same_seed_gives_the_same_metrics(demo, run):
     assert validation(again) == validation(run)
 
 
+@DEMO_MARK
 def test_damaged_shard_stops_training_and_spares_the_last_run(demo, run, capsys):
     version = resolve_version(demo / "datasets" / "demo")
     shard = version / read_manifest(version).split("train").shards[0].path
@@ -151,3 +165,32 @@ def test_damaged_shard_stops_training_and_spares_the_last_run(demo, run, capsys)
         shard.write_bytes(content)
     assert (demo / "runs" / "demo" / "CURRENT").read_text() == current
     assert main(verify) == 0
+
+
+MOVIELENS_MARK = pytest.mark.slow
+
+
+@MOVIELENS_MARK
+def test_every_rating_is_joined_and_popularity_is_the_published_one(spark, data_dir, tmp_path):
+    config = load_config(
+        BuildConfig,
+        "etl",
+        "ml_1m",
+        [f"data_dir={data_dir / 'ml-1m'}", f"output.root={tmp_path}"],
+    )
+    built = build_dataset(spark, config)
+    counts = built.manifest.counts
+    assert counts.joined == 1_000_209
+    assert counts.kept["test"] == counts.kept["users"] == 6_040
+    assert not counts.dropped
+
+    settings = load_config(TrainConfig, "training", "ml_1m_dssm", [f"dataset={built.version}"])
+    untrained = build_model(settings.model, built.manifest, seed=1)
+    metrics = evaluate_split(
+        TrainedModel(untrained, settings, built.manifest, built.version), "test"
+    )
+    systems = {p["name"]: p["systems"] for p in metrics["protocols"]}
+    # Published with DeepMatch's example: 0.1035 with seen items kept; 0.1396 without them.
+    assert systems["full_all"]["popularity"]["hit_rate@50"] == pytest.approx(0.1035, abs=5e-4)
+    assert systems["full_unseen"]["popularity"]["hit_rate@50"] == pytest.approx(0.1396, abs=5e-4)
+    assert systems["full_all"]["model"]["hit_rate@50"] < 0.1

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from conf.dataset import read_manifest, resolve_version
+from conf.paths import read_manifest, resolve_version
 from etl.build import build_dataset
-from etl.runs import RunRequest
+from etl.versions.run_fingerprint import RunRequest
 from jobs.cli import main
-from tests.disks import fill, mount_small_disk
 from tests.etl.logs import build_config, write_logs
+from tests.machine import fill, mount_small_disk
 
 pytestmark = pytest.mark.slow
 DISK_BYTES = 4_000_000

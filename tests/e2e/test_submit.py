@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from conf.dataset import read_manifest, resolve_version
-from jobs.java import ensure_java
+from conf.paths import read_manifest, resolve_version
+from jobs.support.spark_session import ensure_java
 from tests.etl.logs import build_config, write_logs
 
 pytestmark = pytest.mark.slow

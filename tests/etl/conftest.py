@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.disks import mount_small_disk
+from tests.machine import mount_small_disk
 
 DISK_BYTES = 4 << 20
 

@@ -1,11 +1,20 @@
-"""Small hand-written logs whose every outcome is known."""
+"""Small logs whose every outcome is known, in files and in memory, with their configs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from conf.etl import BuildConfig
+from pyspark.sql import functions as F
+
+from conf.etl.build import BuildConfig
+from conf.etl.sources import SourceConfig
+from etl.sources.source import FILE_COLUMN, LINE_COLUMN, ORDER_COLUMN, REASON_COLUMN, Source
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
 
 USERS = ["1::F::a", "2::M::b", "3::F::a", "9::M::never seen"]
 ITEMS = ["10::x|y", "11::x", "12::y|z", "13::z", "14::", "15::x", "99::never seen"]
@@ -93,5 +102,143 @@ def build_config(logs: Path, root: Path, **changes: Any) -> BuildConfig:
             },
         ],
         "output": {"root": str(root), "shards": 2, "eval_shards": 1},
+    }
+    return BuildConfig.model_validate({**data, **changes})
+
+
+_SPARK_TYPES = {"int64": "bigint", "float32": "float", "string": "string"}
+
+
+def columns(**types: str) -> list[dict[str, Any]]:
+    """Column declarations; a type that ends in `?` is nullable."""
+    return [
+        {"name": name, "type": kind.removesuffix("?"), "nullable": kind.endswith("?")}
+        for name, kind in types.items()
+    ]
+
+
+def behaviour_config(**changes: Any) -> BuildConfig:
+    """A log of behaviours, without a main history unless one is asked for."""
+    data: dict[str, Any] = {
+        "name": "behaviours",
+        "sources": {
+            "log": {
+                "path": "log.tsv",
+                "columns": columns(
+                    user="int64", item="int64", action="string", price="float32", ts="int64"
+                ),
+            }
+        },
+        "events": {"source": "log", "user": "user", "item": "item", "time": "ts"},
+        "history": None,
+        "split": {"validation": False},
+        "features": [
+            {"name": "user", "column": "user", "role": "user"},
+            {"name": "item", "column": "item", "role": "item"},
+        ],
+    }
+    return BuildConfig.model_validate({**data, **changes})
+
+
+def rows_frame(
+    spark: SparkSession, config: SourceConfig, rows: Sequence[Sequence[Any]]
+) -> DataFrame:
+    """The declared columns and `__order`: the place in the sequence."""
+    fields = [f"{c.name} {_SPARK_TYPES[c.type]}" for c in config.columns]
+    schema = ", ".join([*fields, "line bigint"])
+    frame = spark.createDataFrame([(*row, i) for i, row in enumerate(rows)], schema)
+    order = F.struct(F.lit("f").alias("file"), F.lit(0).alias("block"), F.col("line"))
+    return frame.withColumn(ORDER_COLUMN, order).drop("line")
+
+
+def memory_source(
+    spark: SparkSession, config: BuildConfig, name: str, rows: Sequence[Sequence[Any]]
+) -> Source:
+    """A source as it would be read from lines that are all good."""
+    nothing = F.lit(None).cast("string")
+    frame = rows_frame(spark, config.sources[name], rows)
+    for column in (REASON_COLUMN, LINE_COLUMN, FILE_COLUMN):
+        frame = frame.withColumn(column, nothing)
+    return Source(name, frame, ())
+
+
+IDENTITY = {"kind": "identity"}
+INTERNAL = {
+    "__drop": "string",
+    "__skip": "string",
+    "__given_test": "boolean",
+    "__given_validation": "boolean",
+    "__position": "bigint",
+    "__total": "bigint",
+    "__event_ts_ms": "bigint",
+    "__split": "string",
+    "label": "float",
+}
+DEFAULTS = {"__given_test": False, "__given_validation": False, "__split": "train"}
+
+
+def log_config(**changes: Any) -> BuildConfig:
+    """A log of users, items, actions and times, with a dictionary of items."""
+    names = [("user", "int64"), ("item", "int64"), ("action", "string"), ("dwell", "float32")]
+    columns = [{"name": n, "type": t} for n, t in (*names, ("ts", "int64"))]
+    data = {
+        "name": "log",
+        "sources": {
+            "log": {"path": "log.tsv", "columns": columns},
+            "items": {
+                "path": "items.tsv",
+                "key": "item",
+                "columns": [
+                    {"name": "item", "type": "int64"},
+                    {"name": "genre", "type": "string"},
+                ],
+            },
+            "orders": {
+                "path": "orders.tsv",
+                "columns": [{"name": n, "type": "int64"} for n in ("buyer", "product", "at")],
+            },
+        },
+        "events": {"source": "log", "user": "user", "item": "item", "time": "ts"},
+        "joins": [{"source": "items", "column": "item"}],
+        "features": [
+            {"name": "user", "column": "user", "role": "user"},
+            {"name": "item", "column": "item", "role": "item"},
+            {"name": "genre", "column": "genre", "role": "item"},
+        ],
+    }
+    return BuildConfig.model_validate({**data, **changes})
+
+
+def frame(spark: SparkSession, types: dict[str, str], rows: Sequence[dict[str, Any]]) -> DataFrame:
+    """A frame of rows given by name; what the build's own columns lack is filled in."""
+    types = {**types, **INTERNAL}
+    values = [tuple({**DEFAULTS, **row}.get(name) for name in types) for row in rows]
+    return spark.createDataFrame(values, ", ".join(f"`{n}` {t}" for n, t in types.items()))
+
+
+def ctr_config(folder: Path, **changes: Any) -> BuildConfig:
+    """A log whose rows are samples: a click, a number and two categories, some missing."""
+    data = {
+        "name": "clicks",
+        "data_dir": str(folder),
+        "sources": {
+            "log": {
+                "path": "log.tsv",
+                "columns": [
+                    {"name": "click", "type": "int64"},
+                    {"name": "count", "type": "float32", "nullable": True},
+                    {"name": "site", "type": "string", "nullable": True},
+                    {"name": "device", "type": "string", "nullable": True},
+                ],
+            }
+        },
+        "events": {"source": "log"},
+        "label": {"column": "click", "at_least": 1},
+        "split": {"strategy": "hash", "test_fraction": 0.2, "validation_fraction": 0.2},
+        "features": [
+            {"name": "site", "column": "site", "role": "context"},
+            {"name": "device", "column": "device", "role": "context"},
+        ],
+        "output": {"root": str(folder / "datasets"), "shards": 2, "eval_shards": 1},
     }
     return BuildConfig.model_validate({**data, **changes})

@@ -10,13 +10,13 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from conf.dataset import DatasetPaths, read_manifest, resolve_version
 from conf.errors import InputDataError, UpstreamNotReadyError
+from conf.paths import DatasetPaths, read_manifest, resolve_version
 from etl.build import build_dataset
-from etl.publish import hold_lock
-from etl.runs import RunRequest
+from etl.versions.publish import hold_lock
+from etl.versions.run_fingerprint import RunRequest
+from tests.etl.built_versions import read_split, shard_digests
 from tests.etl.logs import RATINGS, build_config, write_logs
-from tests.etl.reading import read_split, shard_digests
 
 
 def test_every_event_is_accounted_for(built):

@@ -13,10 +13,11 @@ from conf.encoders import EncoderPlan
 from conf.errors import ConfigError
 from etl.build import build_dataset
 from etl.encoders.pipeline import read_plan
-from etl.features import plan_features
-from etl.tfrecord.decode import WireFeature, read_tfrecords
+from etl.plan import plan_features
+from etl.tfrecord.codec.decode import read_file
+from etl.tfrecord.types.features import WireFeature
 from tests.etl.logs import RATINGS, build_config, write_logs
-from training.encoders import build_serving_encoders
+from training.export.serving_encoders import build_serving_encoders
 
 DAY = 86_400
 HOUR = {"kind": "date_part", "part": "hour"}
@@ -94,9 +95,7 @@ def read(result, split: str) -> list[dict[str, Any]]:
     wire = [WireFeature(spec.name, spec.dtype, spec.is_list) for spec in schema.features]
     shards = result.manifest.split(split).shards
     return [
-        row
-        for shard in shards
-        for row in read_tfrecords(result.version / shard.path, wire).to_pylist()
+        row for shard in shards for row in read_file(result.version / shard.path, wire).to_pylist()
     ]
 
 

@@ -6,14 +6,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from conf.dataset import read_manifest, write_text_atomic
+from conf.paths import read_manifest, write_text_atomic
 from conf.run import RunPaths, update_run_card
-from conf.training import TrainConfig
-from tests.training.fixtures import TinyConfig, write_tiny_dataset
-from training.checkpoint import Checkpoints, manifest_sha256
-from training.models import build_model
-from training.optimizers import Optimizers
-from training.position import EpochSums, Position, Standing
+from conf.training.train import TrainConfig
+from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
+from training.checkpoint.checkpoint_files import EpochSums, Position, ResumeState
+from training.checkpoint.manager import CheckpointManager
+from training.checkpoint.restore import manifest_sha256
+from training.loop.optimizers import Optimizers
+from training.models.registry import build_model
 
 
 def write_tiny_run(root: Path, model: dict[str, Any], dataset: TinyConfig | None = None) -> Path:
@@ -33,8 +34,10 @@ def write_tiny_run(root: Path, model: dict[str, Any], dataset: TinyConfig | None
     run = paths.run("20260101T000000Z-00000000")
     run.mkdir(parents=True)
     built = build_model(config.model, manifest, config.seed)
-    with closing(Checkpoints(run, built, Optimizers(config.optimizer, built, 1))) as checkpoints:
-        checkpoints.save(Standing(Position(1, 0), EpochSums(), config.seed), best=True)
+    with closing(
+        CheckpointManager(run, built, Optimizers(config.optimizer, built, 1))
+    ) as checkpoints:
+        checkpoints.save(ResumeState(Position(1, 0), EpochSums(), config.seed), best=True)
         checkpoints.wait()
     update_run_card(
         run,

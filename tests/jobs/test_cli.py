@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import typer
 
 from conf import errors
 from jobs.cli import SUBCOMMANDS, main, run_app
+from jobs.support.terminal import setup_logging
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
@@ -154,3 +156,60 @@ def test_dry_run_touches_nothing(capsys, tmp_path):
 def test_exit_code_of_the_process():
     command = [sys.executable, "-m", "jobs.cli", "nosuch"]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 2
+
+
+@pytest.fixture
+def sluice_log():
+    return logging.getLogger("sluice.some.part")
+
+
+def test_warnings_stand_out_from_progress(sluice_log, capsys):
+    setup_logging("text")
+    sluice_log.info("read sources: %s", "1.0 s")
+    sluice_log.warning("late rows: %d", 3)
+    progress, warning = capsys.readouterr().err.splitlines()
+    assert progress.partition(" ")[2] == "read sources: 1.0 s"
+    assert warning.partition(" ")[2] == "warning: late rows: 3"
+
+
+def test_schedulers_read_the_level(sluice_log, capsys):
+    setup_logging("json")
+    sluice_log.warning("late rows: %d", 3)
+    entry = json.loads(capsys.readouterr().err)
+    assert (entry["level"], entry["message"]) == ("warning", "late rows: 3")
+
+
+CODE = """
+import os, sys
+from jobs.support.terminal import quiet_tensorflow
+try:
+    with quiet_tensorflow():
+        os.write(2, b"noise\\n")
+        if len(sys.argv) > 1:
+            raise RuntimeError
+except RuntimeError:
+    pass
+os.write(2, b"after\\n")
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "expected"),
+    [
+        ([], {}, "after\n"),
+        (["fail"], {}, "noise\nafter\n"),
+        ([], {"TF_CPP_MIN_LOG_LEVEL": "0"}, "noise\nafter\n"),
+    ],
+)
+def test_notes_are_hidden_unless_they_are_needed(
+    arguments: list[str], environment: dict[str, str], expected: str
+) -> None:
+    clean = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**clean, **environment},
+    )
+    assert done.stderr == expected

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from etl.samples.archive import ARCHIVES
+from etl.sample_data.archive import ARCHIVES
 from jobs.cli import run_app
 from jobs.data import app
-from tests.etl.samples.archives import FILES, Script, make_archive, make_zip, serve
+from tests.etl.sample_data.helpers import FILES, Script, make_archive, make_zip, serve
 
 
 def test_generate_writes_the_sample_it_was_asked_for(tmp_path, capsys):

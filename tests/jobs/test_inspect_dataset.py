@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from conf.dataset import read_manifest
+from conf.paths import read_manifest
 from jobs.cli import run_app
 from jobs.inspect_dataset import app
 from tests.jobs.reporting.fixtures import FakeConfig, write_dataset, write_run

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import jobs.spark
+import jobs.support.spark_session
 from conf.errors import ConfigError
 from etl.build import BuildResult, build_dataset
-from etl.quality.logged import read_logged
+from etl.quality.skew import read_logged
 from jobs.cli import run_app
 from jobs.skew import Logged, Recomputed, app, compare
 from tests.etl.logs import build_config, write_logs
@@ -99,7 +99,7 @@ def test_a_feature_of_which_the_log_has_a_part_is_named_and_left_out(
 def test_a_value_that_no_encoder_takes_ends_in_3(
     spark, encoded_by_label, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(jobs.spark, "build_session", lambda *_: spark)
+    monkeypatch.setattr(jobs.support.spark_session, "build_session", lambda *_: spark)
     monkeypatch.setattr(spark, "stop", lambda: None)
     file = log(tmp_path, {"user": 1, "item": "fourteen"}, {"user": 2, "item": "x"})
     dataset = str(encoded_by_label.version)

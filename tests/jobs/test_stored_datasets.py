@@ -42,7 +42,7 @@ class Stored:
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.training.fixtures import write_tiny_dataset
+    from tests.training.tiny_dataset import write_tiny_dataset
 
     return write_tiny_dataset(tmp_path_factory.mktemp("datasets")).parent.parent
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from jobs.cli import main
-from jobs.sweep import build_trials_table
-from training.sweep.runner import SweepResult, TrialRecord
+from jobs.support.sweep import build_trials_table
+from training.sweep import SweepResult, TrialRecord
 
 SETTINGS = ["name=s", "model.name=mf", "model.embedding_dim=4", "input.batch_size=128"]
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.training.fixtures import write_tiny_dataset
+    from tests.training.tiny_dataset import write_tiny_dataset
 
     return write_tiny_dataset(tmp_path_factory.mktemp("datasets")).parent.parent
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from conf.dataset import read_manifest, resolve_version
 from conf.load import load_config, preset_names
+from conf.paths import read_manifest, resolve_version
 from conf.run import read_json
-from conf.training import TrainConfig
+from conf.training.train import TrainConfig
 from jobs.cli import main
 from jobs.train import train
-from tests.training.loopback import find_addresses
+from tests.training.processes import find_addresses
 
 SMALL = [
     "--set",
@@ -36,7 +36,7 @@ SMALL = [
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.training.fixtures import write_tiny_dataset
+    from tests.training.tiny_dataset import write_tiny_dataset
 
     return write_tiny_dataset(tmp_path_factory.mktemp("datasets")).parent.parent
 

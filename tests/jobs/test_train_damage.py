@@ -24,7 +24,7 @@ ROWS, OF_A_SHARD = 780, 195
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.training.fixtures import write_tiny_dataset
+    from tests.training.tiny_dataset import write_tiny_dataset
 
     return write_tiny_dataset(tmp_path_factory.mktemp("datasets"))
 
@@ -120,7 +120,7 @@ def test_a_run_on_what_is_left_goes_on(dataset: Path, tmp_path: Path, capsys, mo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("training.trainer.Trainer._validate", stop)
+        patch.setattr("training.loop.trainer.Trainer._validate", stop)
         assert train(dataset, tmp_path / "runs", "skip_shard") != 0
     assert train(dataset, tmp_path / "runs", "skip_shard", "--resume") == 0
     assert len(list((tmp_path / "runs" / "t" / "runs").iterdir())) == 1

@@ -10,19 +10,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from conf.dataset import read_manifest
-from conf.training import (
-    CheckpointConfig,
-    DevicesConfig,
-    FitConfig,
-    InputConfig,
-    OptimizerConfig,
-    TrainConfig,
-)
+from conf.paths import read_manifest
+from conf.training.input import InputConfig
+from conf.training.optimizer import OptimizerConfig
+from conf.training.train import CheckpointConfig, DevicesConfig, FitConfig, TrainConfig
 from tests.training.killed_run import Silent
-from training.progress import StepStatus
-from training.strategy import build_strategy
-from training.trainer import Trainer, TrainingData
+from training.distribution.strategy import build_strategy
+from training.loop.epochs import TrainingData
+from training.loop.trainer import Trainer
+from training.monitoring.progress import StepStatus
 
 TABLES: dict[str, Any] = {
     "user_id": "dynamic",
@@ -69,7 +65,7 @@ def build_trainer(
 
 def read_state(trainer: Trainer) -> dict[str, np.ndarray]:
     """All that a checkpoint would hold."""
-    from training.checkpoint.state import MODEL, OPTIMIZERS, collect_state, copy_state
+    from training.checkpoint.training_state import MODEL, OPTIMIZERS, collect_state, copy_state
 
     state = collect_state(**{MODEL: trainer.model, OPTIMIZERS: trainer._optimizers})
     return {name: tensor.numpy() for name, tensor in copy_state(state).items()}

@@ -12,19 +12,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from conf.dataset import read_manifest
-from conf.training import (
-    CheckpointConfig,
-    DSSMConfig,
-    FitConfig,
-    InputConfig,
-    OptimizerConfig,
-    SampledSoftmaxConfig,
-    TrainConfig,
-)
-from training import learner as learner_module
-from training.checkpoint import checkpoints as checkpoints_module
-from training.trainer import Trainer, TrainingData
+from conf.paths import read_manifest
+from conf.training.input import InputConfig
+from conf.training.models import DSSMConfig, SampledSoftmaxConfig
+from conf.training.optimizer import OptimizerConfig
+from conf.training.train import CheckpointConfig, FitConfig, TrainConfig
+from training.checkpoint import manager as checkpoints_module
+from training.loop import trainer as learner_module
+from training.loop.epochs import TrainingData
+from training.loop.trainer import Trainer
 
 KEYS = ("user_id", "movie_id", "history")
 # All that draws: dropout, uniform negatives, shuffling; and a rate that depends on the step.
@@ -130,11 +126,11 @@ def main(version: str, run: str, log: str, when: str) -> None:
 
     if when == "writing":
         writes = iter(range(99))
-        place = checkpoints_module.place
+        place = checkpoints_module.publish_checkpoint
 
         def place_or_die(*arguments: Any) -> Any:
             assert threading.current_thread() is not threading.main_thread()
             return kill() if next(writes) == 4 else place(*arguments)
 
-        checkpoints_module.place = place_or_die
+        checkpoints_module.publish_checkpoint = place_or_die
     train(Path(version), Path(run), Recorded(then))

@@ -10,12 +10,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import tensorflow as tf
 
-from conf.dataset import read_manifest
-from conf.training import InputConfig
+from conf.paths import read_manifest
+from conf.training.input import InputConfig
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_mapping import map_keys, plan_keyed_features
 from training.embedding.key_space import KeySpace
-from training.input import build_train_dataset
+from training.input.batches import build_train_dataset
 
 MANY = 1 << 40
 

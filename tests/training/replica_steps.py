@@ -12,12 +12,13 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 import tensorflow as tf
 
-from conf.training import DevicesConfig, OptimizerConfig
-from tests.training.toy_training import ToyModel, build_toy_batches, squared_error
-from training.loss_scale import LossScale
-from training.optimizers import Optimizers
-from training.step import StepOptions, TrainStep, build_run_steps
-from training.strategy import build_strategy, distribute_batches
+from conf.training.optimizer import OptimizerConfig
+from conf.training.train import DevicesConfig
+from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
+from training.distribution.strategy import build_strategy, distribute_batches
+from training.loop.gradients import LossScale
+from training.loop.optimizers import Optimizers
+from training.loop.step import StepOptions, TrainStep, build_run_steps
 
 STEPS, BATCH = 5, 16
 

@@ -15,17 +15,16 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import tensorflow as tf
 
-import training.evaluate  # noqa: F401  # Imported once, before processes are forked.
-from conf.training import TrainConfig
-from conf.training.profile import StepRange
-from tests.training.forked import ClusterTask
+import training.evaluation.evaluate  # noqa: F401  # Imported once, before processes are forked.
+from conf.training.train import StepRange, TrainConfig
 from tests.training.killed_run import KEYS, Silent, row_keys
-from training import learner
-from training.embedding import row_shards
+from tests.training.processes import ClusterTask
+from training.distribution.cluster import read_server_cluster
+from training.distribution.parameter_server import serve_chief
+from training.distribution.scheduled_steps import ScheduledSteps
+from training.embedding import static_table
 from training.fit import fit_run
-from training.parameter_server.cluster import read_server_cluster
-from training.parameter_server.server import serve_chief
-from training.parameter_server.steps import ScheduledSteps
+from training.loop import trainer
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,8 @@ def run_task(task: Task) -> None:
             sys.exit(serve_chief(cluster, config.devices.worker_timeout_s, Silent()))
         RecordedSteps.log = task.config.with_name("rows.jsonl")
         RecordedSteps.kills = dict(task.kills)
-        learner.ScheduledSteps = RecordedSteps  # type: ignore[misc]
-        row_shards.MIN_SHARD_BYTES = 1  # Splits the small tables of the test, too.
+        trainer.ScheduledSteps = RecordedSteps  # type: ignore[misc]
+        static_table.MIN_SHARD_BYTES = 1  # Splits the small tables of the test, too.
         fit_run(config, Silent(), resume=task.resume, profile=task.profile)
 
 

@@ -4,29 +4,139 @@ import errno
 import io
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import tensorflow as tf
 
-from conf.dataset import read_manifest
-from conf.errors import InputDataError, InternalError, TrainingDivergedError, UpstreamNotReadyError
-from conf.run import read_json, resolve_run, update_run_card
-from conf.training import (
-    DSSMConfig,
-    EarlyStoppingConfig,
-    FitConfig,
-    InputConfig,
-    OptimizerConfig,
-    TrainConfig,
+from conf.errors import (
+    ConfigError,
+    InputDataError,
+    InternalError,
+    TrainingDivergedError,
+    TrainingInterruptedError,
+    UpstreamNotReadyError,
 )
-from tests.training.fixtures import TinyConfig, write_tiny_dataset
-from training import protocols
-from training.checkpoint import restore_model
+from conf.paths import read_manifest
+from conf.run import read_json, resolve_run, update_run_card
+from conf.training.input import InputConfig
+from conf.training.models import DSSMConfig
+from conf.training.optimizer import OptimizerConfig
+from conf.training.train import EarlyStoppingConfig, FitConfig, TrainConfig
+from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
+from training.checkpoint.restore import restore_model
+from training.evaluation import protocols
 from training.fit import fit_run, plan_run
-from training.input import counting
-from training.progress import build_progress
-from training.run_directory import locked
+from training.input import split_source
+from training.monitoring.progress import build_progress
+from training.run_directory import (
+    config_sha256,
+    create_run,
+    describe_versions,
+    find_unfinished_run,
+    locked,
+    publish_run,
+    recorded_status,
+)
+
+NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> TrainConfig:
+    return TrainConfig(dataset="d", name="n", root=str(tmp_path / "runs"))
+
+
+def begin(config: TrainConfig, status: str, now: datetime = NOW) -> Path:
+    run = create_run(config, now)
+    update_run_card(run, status=status, config_sha256=config_sha256(config))
+    return run
+
+
+def test_a_run_is_named_by_time_and_config(config: TrainConfig) -> None:
+    run = create_run(config, NOW)
+    assert run.is_dir()
+    assert run.name == f"20260304T050607Z-{config_sha256(config)[:8]}"
+    assert run.parent.name == "runs"
+
+
+def test_two_runs_of_one_second_are_two_directories(config: TrainConfig) -> None:
+    assert len({create_run(config, NOW) for _ in range(3)}) == 3
+
+
+def test_the_newest_run_of_the_same_config_is_resumed_if_it_is_unfinished(
+    config: TrainConfig,
+) -> None:
+    assert find_unfinished_run(config) is None
+    begin(config, "trained")
+    begin(config, "training", NOW.replace(hour=6))
+    newer = begin(config, "failed", NOW.replace(hour=7))
+    begin(config.model_copy(update={"seed": 1}), "trained", NOW.replace(hour=8))
+    create_run(config, NOW.replace(hour=9))  # killed before its card was written
+    assert find_unfinished_run(config) == newer
+
+
+def test_an_unfinished_run_older_than_a_finished_one_is_left_alone(config: TrainConfig) -> None:
+    begin(config, "training")
+    begin(config, "trained", NOW.replace(hour=7))
+    assert find_unfinished_run(config) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff"])
+def test_a_damaged_card_of_another_run_is_passed_over(config: TrainConfig, content: bytes) -> None:
+    unfinished = begin(config, "training")
+    damaged = begin(config, "trained", NOW.replace(hour=7))
+    (damaged / "run_card.json").write_bytes(content)
+    assert find_unfinished_run(config) == unfinished
+
+
+def test_a_run_is_held_by_one_process(config: TrainConfig) -> None:
+    run = create_run(config, NOW)
+    with locked(run), pytest.raises(UpstreamNotReadyError, match="another process"), locked(run):
+        pass
+    with locked(run):
+        pass
+
+
+def test_a_failure_is_noted_in_the_card(config: TrainConfig) -> None:
+    run = begin(config, "training")
+    with pytest.raises(TrainingDivergedError), recorded_status(run):
+        raise TrainingDivergedError("the loss is infinite")
+    card = read_json(run / "run_card.json")
+    assert (card["status"], card["error"]) == ("failed", "the loss is infinite")
+
+
+def test_an_interruption_is_no_failure_and_is_resumed(config: TrainConfig) -> None:
+    run = begin(config, "training")
+    with pytest.raises(TrainingInterruptedError), recorded_status(run):
+        raise TrainingInterruptedError("asked to stop")
+    assert read_json(run / "run_card.json")["status"] == "interrupted"
+    assert find_unfinished_run(config) == run
+
+
+def test_publishing_names_the_run(config: TrainConfig) -> None:
+    run = create_run(config, NOW)
+    publish_run(config, run)
+    assert (run.parent.parent / "CURRENT").read_text() == run.name + "\n"
+
+
+def test_a_root_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    config = TrainConfig(dataset="d", name="n", root=str(tmp_path / "file"))
+    with pytest.raises(InternalError, match="root"):
+        create_run(config, NOW)
+
+
+def test_a_name_cannot_leave_the_root() -> None:
+    with pytest.raises((ConfigError, ValueError)):
+        create_run(TrainConfig(dataset="d", name="../n"), NOW)
+
+
+def test_versions_are_named() -> None:
+    versions = describe_versions()
+    assert versions["python"]
+    assert versions["tensorflow"]
 
 
 def configure(dataset: Path, root: Path, **changes) -> TrainConfig:
@@ -104,7 +214,7 @@ def test_a_lack_of_memory_is_told_and_noted(
         tf.zeros([1 << 46])
 
     config = configure(tiny_version.parent.parent, tmp_path)
-    monkeypatch.setattr("training.trainer.Trainer.fit", take_too_much)
+    monkeypatch.setattr("training.loop.trainer.Trainer.fit", take_too_much)
     with pytest.raises(InternalError, match="too little memory"):
         fit(config)
     (run,) = (tmp_path / config.name / "runs").iterdir()
@@ -275,7 +385,7 @@ def test_a_resumed_run_keeps_the_number_of_its_steps(
     config = configure(tiny_version, tmp_path, input=some, fit=once)
     run = fit(config)
     update_run_card(run, status="training")
-    monkeypatch.setattr(counting, "_COUNTED", {})  # as in another process
-    monkeypatch.setattr(counting, "_read_through", None)
+    monkeypatch.setattr(split_source, "_COUNTED", {})  # as in another process
+    monkeypatch.setattr(split_source, "_read_through", None)
     assert fit(config, resume=True) == run
     assert json.loads((run / "history.json").read_text())[0]["left_out"].keys() == {"filtered_rows"}

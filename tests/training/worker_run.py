@@ -13,12 +13,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 
-from conf.training import TrainConfig
-from tests.training.forked import ClusterTask
+from conf.training.train import TrainConfig
 from tests.training.killed_run import Silent
+from tests.training.processes import ClusterTask
 from training.fit import fit_run
-from training.progress import TrainingProgress
-from training.trainer import Trainer
+from training.loop.trainer import Trainer
+from training.monitoring.progress import TrainingProgress
 
 
 class SignalAt(Silent):

@@ -1,26 +1,30 @@
-"""A run's model and what it was trained on, read back from its directory."""
+"""Trained models read back from a run's directory, with what they were trained on."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from conf.dataset import PassesOver
 from conf.errors import InputDataError, UpstreamNotReadyError
 from conf.manifest import Manifest
-from conf.place import Place
+from conf.paths import ReadablePath, ToleratesShard
 from conf.run import CHECKPOINTS_DIR, RUN_CARD_FILE, read_json
 from conf.schema import FeatureSpec, fingerprint
-from conf.training import TrainConfig
-from etl.tfrecord.places import find_place, read_manifest
-from training.checkpoint.files import STATE_PREFIX, Seal, read_checkpoint
-from training.checkpoint.shelf import list_entries
-from training.checkpoint.state import MODEL, State, collect_state, restore_state
-from training.input import check_specs
-from training.models import build_model
-from training.models.base import RetrievalModel
+from conf.training.train import TrainConfig
+from etl.tfrecord.files.locations import find_path, read_manifest
+from training.checkpoint.checkpoint_files import (
+    STATE_PREFIX,
+    CheckpointMetadata,
+    list_checkpoints,
+    read_checkpoint,
+)
+from training.checkpoint.training_state import MODEL, TrainingState, collect_state, restore_state
+from training.input.feature_columns import check_specs
+from training.models.registry import build_model
+from training.models.retrieval import RetrievalModel
 
 Which = Literal["best", "last"]
 
@@ -28,8 +32,8 @@ _log = logging.getLogger("sluice.training.checkpoint")
 
 
 def restore_newest(
-    shelf: Path, state: State, tell: Callable[[str], None]
-) -> tuple[Seal | None, list[Path]]:
+    shelf: Path, state: TrainingState, tell: Callable[[str], None]
+) -> tuple[CheckpointMetadata | None, list[Path]]:
     """Sets the state to the newest checkpoint that can be read.
 
     Args:
@@ -46,7 +50,7 @@ def restore_newest(
     """
     refused: list[Path] = []
     first: InputDataError | None = None
-    for entry in reversed(list_entries(shelf)):
+    for entry in reversed(list_checkpoints(shelf)):
         try:
             seal = read_checkpoint(entry.path)
             restore_state(state, entry.path / STATE_PREFIX)
@@ -63,7 +67,7 @@ def restore_newest(
 
 def restore_model(
     run_dir: Path, which: Which = "best"
-) -> tuple[RetrievalModel, TrainConfig, Manifest, Place]:
+) -> tuple[RetrievalModel, TrainConfig, Manifest, ReadablePath]:
     """Builds a run's model and restores its weights.
 
     Args:
@@ -88,7 +92,7 @@ def restore_model(
         version_dir, expected, read_model_specs(run_dir), config.input.passes_over
     )
     shelf = run_dir / CHECKPOINTS_DIR / which
-    if not list_entries(shelf):
+    if not list_checkpoints(shelf):
         raise UpstreamNotReadyError(
             f"this run has no {which} checkpoint yet",
             received=str(shelf),
@@ -99,7 +103,7 @@ def restore_model(
     return model, config, manifest, version_dir
 
 
-def read_dataset_reference(run_dir: Path) -> tuple[Place, str]:
+def read_dataset_reference(run_dir: Path) -> tuple[ReadablePath, str]:
     """Returns which dataset version a run was trained on, and its manifest's fingerprint.
 
     Raises:
@@ -107,7 +111,7 @@ def read_dataset_reference(run_dir: Path) -> tuple[Place, str]:
     """
     card = read_json(run_dir / RUN_CARD_FILE)
     try:
-        return find_place(card["dataset"]["path"]), str(card["dataset"]["manifest_sha256"])
+        return find_path(card["dataset"]["path"]), str(card["dataset"]["manifest_sha256"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _incomplete(run_dir, error) from error
 
@@ -128,10 +132,10 @@ def read_model_specs(run_dir: Path) -> tuple[FeatureSpec, ...]:
 
 
 def read_run_manifest(
-    version_dir: Place,
+    version_dir: ReadablePath,
     expected_sha256: str,
     specs: Sequence[FeatureSpec] = (),
-    passes_over: PassesOver | None = None,
+    passes_over: ToleratesShard | None = None,
 ) -> Manifest:
     """Reads the manifest of the dataset version that a run was trained on.
 
@@ -139,7 +143,7 @@ def read_run_manifest(
         version_dir: Directory of the version.
         expected_sha256: Fingerprint of the manifest that the run read.
         specs: Features that its model was built for.
-        passes_over: As for `conf.dataset.load_manifest`.
+        passes_over: As for `conf.paths.load_manifest`.
 
     Raises:
         InputDataError: It is gone, or is not the one that the run read; names the feature that
@@ -169,3 +173,31 @@ def _incomplete(run_dir: Path, error: Exception) -> InputDataError:
         received=repr(error),
         fix="restore the file, or train again without --resume",
     )
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model with what it was trained on.
+
+    Attributes:
+        model: The model.
+        config: Config of its run.
+        manifest: Manifest of its dataset version.
+        version_dir: Directory of that version.
+    """
+
+    model: RetrievalModel
+    config: TrainConfig
+    manifest: Manifest
+    version_dir: ReadablePath
+
+
+def load_run(run_dir: Path, which: Literal["best", "last"] = "best") -> TrainedModel:
+    """Restores a run's model from its best or last checkpoint.
+
+    Raises:
+        UpstreamNotReadyError: The run has no such checkpoint, or its dataset is gone.
+        InputDataError: The checkpoint or the dataset version is damaged.
+    """
+    model, config, manifest, version_dir = restore_model(run_dir, which)
+    return TrainedModel(model, config, manifest, version_dir)

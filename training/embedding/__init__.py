@@ -1,1 +1,1 @@
-"""Embedding tables, and the optimizer that touches only the rows of a batch."""
+"""Embedding tables, static and dynamic, and the optimizers that touch only a batch's rows."""

@@ -17,10 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 from training.embedding.dynamic_table import DynamicTable
-from training.embedding.growing_rows import GrowingRows, read_capacity, reserve_rows
-from training.embedding.key_space import KeySpace
-from training.embedding.table import EmbeddingTable
-from training.open_iterators import close_iterators_at_exit
+from training.embedding.key_space import GrowingRows, KeySpace, read_capacity, reserve_rows
+from training.embedding.static_table import EmbeddingTable
+from training.tensorflow_runtime import close_iterators_at_exit
 
 ARRIVALS = "arrivals"
 """Key of a batch that holds the rows that are new in it; no feature is named so."""

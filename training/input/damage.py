@@ -1,20 +1,26 @@
-"""What becomes of damaged input, and the counts of it."""
+"""Damaged input: what is skipped and counted, and its errors carried through TensorFlow."""
 
 from __future__ import annotations
 
 import logging
+import re
 import threading
+import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from conf.dataset import list_unlisted
+import tensorflow as tf
+
+from conf.errors import SluiceError
 from conf.manifest import Manifest
-from etl.tfrecord.framing import BadRange
-from etl.tfrecord.locations import is_remote
+from conf.paths import ReadablePath, list_unlisted_files
+from etl.tfrecord.files.framing import FIX_CORRUPT, BadRange, CorruptRecordError
+from etl.tfrecord.files.locations import is_remote
 
 _LOGGER = logging.getLogger(__name__)
-_TOLD: set[str] = set()
+_WARNED: set[str] = set()
 
 
 @dataclass
@@ -104,14 +110,72 @@ class DamagePolicy:
         return count
 
 
-def tell_unlisted(version_dir: str, manifest: Manifest) -> None:
+def warn_unlisted(version_dir: str, manifest: Manifest) -> None:
     """Warns, once per process, of files beside the shards that the manifest does not list."""
-    if version_dir in _TOLD or is_remote(version_dir):
+    if version_dir in _WARNED or is_remote(version_dir):
         return
-    _TOLD.add(version_dir)
-    unlisted = list_unlisted(version_dir, manifest)
+    _WARNED.add(version_dir)
+    unlisted = list_unlisted_files(version_dir, manifest)
     if unlisted:
         _LOGGER.warning(
             "%s: %d file(s) are not in the manifest and are not read, first: %s",
             version_dir, len(unlisted), unlisted[0],
         )  # fmt: skip
+
+
+_MARK = "sluice-input-error-"
+_TOKEN = re.compile(_MARK + "([0-9a-f]{32})")
+_MOST_KEPT = 64
+_FIX_CORRUPT = (
+    f"{FIX_CORRUPT}; or set input.on_corrupt to skip_record or skip_shard, which train on the rest"
+)
+_KEPT: dict[str, SluiceError] = {}
+_LOCK = threading.Lock()
+
+
+class CarriedError(RuntimeError):
+    """Stands for an error of the input inside TensorFlow's runtime, which keeps its text alone."""
+
+
+def carry(error: SluiceError) -> CarriedError:
+    """Returns the error to raise inside a dataset in place of one of Sluice's own."""
+    token = uuid.uuid4().hex
+    with _LOCK:
+        _KEPT[token] = error
+        while len(_KEPT) > _MOST_KEPT:
+            del _KEPT[next(iter(_KEPT))]
+    return CarriedError(f"{_MARK}{token}: {error}")
+
+
+def is_carried(error: tf.errors.OpError) -> bool:
+    """Whether an error of TensorFlow's runtime stands for one of the input."""
+    return _TOKEN.search(error.message) is not None
+
+
+@contextmanager
+def input_errors(version_dir: ReadablePath, manifest: Manifest, split: str) -> Iterator[None]:
+    """Raises an input's error as what it was before it went through TensorFlow's runtime.
+
+    Iterate datasets of `training.input` inside this context.
+
+    Args:
+        version_dir: Directory of the dataset version.
+        manifest: Its manifest.
+        split: The split that is read.
+
+    Raises:
+        InputDataError: A record or a shard is damaged or missing, or does not hold what the
+            schema says; names the file and where in it.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        found = _TOKEN.search(error.message)
+        with _LOCK:
+            carried = None if found is None else _KEPT.get(found[1])
+        if carried is None:
+            raise
+        if split == "train" and isinstance(carried, CorruptRecordError):
+            carried.fix = _FIX_CORRUPT
+        carried.add_note(f"in split {split!r} of {manifest.dataset_name!r} at {version_dir}")
+        raise carried from error

@@ -16,11 +16,13 @@ import pyarrow as pa
 import tensorflow as tf
 
 from conf.errors import InputDataError
-from conf.layout import PackedSlot, packed_lengths
-from etl.tfrecord.decode import BadRecord, WireFeature, build_decoder
-from etl.tfrecord.decode_packed import PackedDecoder, has_slots, packed_features
-from etl.tfrecord.framing import RecordBlock, corrupt_record
-from training.input.columns import SEQUENCE_RECORDS
+from conf.schema import PackedSlot, packed_lengths
+from etl.tfrecord.codec.decode import build_decoder
+from etl.tfrecord.codec.decode_columns import BadRecord
+from etl.tfrecord.codec.decode_packed import PackedDecoder, has_slots, packed_features
+from etl.tfrecord.files.framing import RecordBlock, corrupt_record
+from etl.tfrecord.types.features import WireFeature
+from training.input.feature_columns import SEQUENCE_RECORDS
 
 # TensorFlow fails to report an error whose message holds bytes of a record that are no text.
 _PARSE_ERRORS = (tf.errors.InvalidArgumentError, UnicodeDecodeError)

@@ -9,7 +9,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Segment:
+class ShardRange:
     """A run of records of one shard.
 
     Attributes:
@@ -26,7 +26,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class PoolPlan:
+class BufferPlan:
     """Records that are shuffled together.
 
     Attributes:
@@ -39,7 +39,7 @@ class PoolPlan:
     number: int
     first: int
     rows: int
-    segments: tuple[Segment, ...]
+    segments: tuple[ShardRange, ...]
 
 
 def limit_rows(shard_rows: Sequence[int], take: int | None) -> list[int]:
@@ -52,13 +52,13 @@ def limit_rows(shard_rows: Sequence[int], take: int | None) -> list[int]:
     return limited
 
 
-def plan_pools(
+def plan_buffers(
     ranges: Sequence[tuple[int, int]],
     order: Sequence[int],
     pool_rows: int,
     interleave: int,
     multiple: int = 1,
-) -> list[PoolPlan]:
+) -> list[BufferPlan]:
     """Plans the pools of an epoch.
 
     `interleave` shards are read at once, a pool taking like many records of each; when one ends
@@ -75,10 +75,10 @@ def plan_pools(
         Pools in order; together they hold each record once.
     """
     total = sum(rows for _, rows in ranges)
-    size = _pool_size(total, pool_rows, multiple)
+    size = _buffer_size(total, pool_rows, multiple)
     waiting = [shard for shard in reversed(order) if ranges[shard][1]]
-    opened: list[_Opened] = []
-    pools: list[PoolPlan] = []
+    opened: list[_OpenShard] = []
+    pools: list[BufferPlan] = []
     for first in range(0, total, max(1, size)):
         rows = min(size, total - first)
         taken: dict[int, list[int]] = {}  # shard: first record, records; in order
@@ -86,15 +86,15 @@ def plan_pools(
         while need:
             while len(opened) < interleave and waiting:
                 shard = waiting.pop()
-                opened.append(_Opened(shard, *ranges[shard]))
+                opened.append(_OpenShard(shard, *ranges[shard]))
             need = _take_evenly(opened, taken, need)
             opened = [entry for entry in opened if entry.left]
-        pools.append(PoolPlan(len(pools), first, rows, _number_segments(taken)))
+        pools.append(BufferPlan(len(pools), first, rows, _number_ranges(taken)))
     return pools
 
 
 @dataclass
-class _Opened:
+class _OpenShard:
     """A shard that is being read: its number, its next record, how many are left."""
 
     shard: int
@@ -102,7 +102,7 @@ class _Opened:
     left: int
 
 
-def _take_evenly(opened: Sequence[_Opened], taken: dict[int, list[int]], need: int) -> int:
+def _take_evenly(opened: Sequence[_OpenShard], taken: dict[int, list[int]], need: int) -> int:
     """Takes like many records of each open shard; returns how many are needed still."""
     share = -(-need // len(opened))
     for entry in opened:
@@ -114,15 +114,15 @@ def _take_evenly(opened: Sequence[_Opened], taken: dict[int, list[int]], need: i
     return need
 
 
-def _number_segments(taken: dict[int, list[int]]) -> tuple[Segment, ...]:
+def _number_ranges(taken: dict[int, list[int]]) -> tuple[ShardRange, ...]:
     segments, start = [], 0
     for shard, (record, count) in taken.items():
-        segments.append(Segment(shard, record, count, start))
+        segments.append(ShardRange(shard, record, count, start))
         start += count
     return tuple(segments)
 
 
-def _pool_size(total: int, pool_rows: int, multiple: int) -> int:
+def _buffer_size(total: int, pool_rows: int, multiple: int) -> int:
     most = max(multiple, pool_rows - pool_rows % multiple)
     count = max(1, -(-total // most))
     even = -(-total // count)

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.training.input import FilterConfig, HeldOutConfig, InputConfig
-from etl.tfrecord.decode_rows import list_lengths
-from training.input.columns import Column, plan_columns, select_features
+from etl.tfrecord.codec.rows import list_lengths
+from training.input.feature_columns import FeatureColumn, plan_columns, select_features
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
@@ -35,7 +35,7 @@ class RowFilter:
         is_held_out: Whether the rows of that share are the ones to keep.
     """
 
-    columns: tuple[Column, ...]
+    columns: tuple[FeatureColumn, ...]
     filters: tuple[FilterConfig, ...]
     held_out: HeldOutConfig | None
     is_held_out: bool = False
@@ -140,7 +140,7 @@ def _compare(values: np.ndarray, config: FilterConfig) -> np.ndarray:
     return np.asarray(_COMPARE[config.op](values, wanted), bool)
 
 
-def _check_value(column: Column, config: FilterConfig) -> None:
+def _check_value(column: FeatureColumn, config: FilterConfig) -> None:
     values: Sequence[Any] = config.value if isinstance(config.value, tuple) else (config.value,)
     is_text = column.spec.dtype == "bytes" and not column.wire.is_list
     if any(isinstance(value, str) != is_text for value in values):

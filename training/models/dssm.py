@@ -11,12 +11,12 @@ import tensorflow as tf
 from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.schema import FeatureSpec
-from conf.training import DSSMConfig
-from training.embedding.table import EmbeddingTable
-from training.list_lengths import bound_list, list_length
-from training.models.base import Features, RetrievalModel, find_feature
-from training.models.tables import TableBuilder
-from training.models.tower import Tower, TowerConfig
+from conf.training.models import DSSMConfig
+from training.embedding.static_table import EmbeddingTable
+from training.input.feature_columns import bound_list, list_length
+from training.models.embedding_tables import TableBuilder
+from training.models.retrieval import Features, RetrievalModel, find_feature
+from training.networks.tower import Tower, TowerConfig
 
 
 class DSSM(RetrievalModel):

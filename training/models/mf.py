@@ -10,11 +10,11 @@ import tensorflow as tf
 
 from conf.errors import ConfigError
 from conf.manifest import Manifest
-from conf.training import MFConfig
-from training.embedding.table import EmbeddingTable
-from training.layers.normalize import normalize_rows
-from training.models.base import Features, RetrievalModel, find_feature
-from training.models.tables import TableBuilder
+from conf.training.models import MFConfig
+from training.embedding.static_table import EmbeddingTable
+from training.models.embedding_tables import TableBuilder
+from training.models.retrieval import Features, RetrievalModel, find_feature
+from training.networks.layers import normalize_rows
 
 BIAS_SUFFIX = "_bias"
 

@@ -1,1 +1,1 @@
-"""Spark's side of the wire: arranging, writing, planning reads, and reading."""
+"""Spark's side of the format: schemas, planning, tasks; nothing else here imports PySpark."""

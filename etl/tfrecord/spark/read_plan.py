@@ -1,25 +1,220 @@
-"""What a read decodes, and how decoded batches become batches of Spark's schema."""
+"""Plans a read: its schema, the partitions that conditions leave, and what is decoded.
+
+The schema comes from the manifest where there is one, else from a sample of the records.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import datetime
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import datasource as f
 from pyspark.sql import types as spark_types
 from pyspark.sql.pandas.types import to_arrow_schema as to_spark_arrow_schema
 
-from conf.errors import ConfigError
-from etl.tfrecord.features import WireFeature
-from etl.tfrecord.input_files import Listing
-from etl.tfrecord.lowering.description import read_description
-from etl.tfrecord.policies import parse_lowering_options
-from etl.tfrecord.raising import Raising, plan_raising
-from etl.tfrecord.raising.names import find_name, read_names
-from etl.tfrecord.read_options import ReadOptions
-from etl.tfrecord.spark.partitions import parse_partition_value
-from etl.tfrecord.spark.read_schema import BYTE_ARRAY_COLUMN, parse_simple_type, resolve_record_type
-from etl.tfrecord.spark.schema import to_arrow_schema
+from conf.errors import ConfigError, InputDataError, did_you_mean
+from etl.tfrecord.files.data_files import DataFile
+from etl.tfrecord.files.input_files import InputListing
+from etl.tfrecord.options import ReadOptions
+from etl.tfrecord.spark.schema import restore_columns, to_arrow_schema, to_spark_schema
+from etl.tfrecord.types.features import WireFeature
+from etl.tfrecord.types.from_example import FromExample, find_name, plan_from_example, read_names
+from etl.tfrecord.types.policies import parse_type_options
+from etl.tfrecord.types.to_example import read_description
+
+_COMPARISONS: Mapping[type, Callable[[Any, Any], bool]] = {
+    f.EqualTo: lambda value, wanted: value == wanted,
+    f.GreaterThan: lambda value, wanted: value > wanted,
+    f.GreaterThanOrEqual: lambda value, wanted: value >= wanted,
+    f.LessThan: lambda value, wanted: value < wanted,
+    f.LessThanOrEqual: lambda value, wanted: value <= wanted,
+    f.In: lambda value, wanted: value in wanted,
+    f.StringStartsWith: lambda value, wanted: value.startswith(wanted),
+    f.StringEndsWith: lambda value, wanted: value.endswith(wanted),
+    f.StringContains: lambda value, wanted: wanted in value,
+}
+
+
+def parse_partition_value(name: str, text: str | None, target: pa.DataType) -> pa.Scalar:
+    """Reads a partition value as a type; timestamps without a zone are UTC.
+
+    Raises:
+        InputDataError: The text does not fit the type.
+    """
+    if text is None:
+        return pa.scalar(None, target)
+    try:
+        if pa.types.is_timestamp(target) and target.tz is not None:
+            moment = pa.scalar(text.strip()).cast(pa.timestamp(target.unit))
+            return pa.scalar(moment.value, target)
+        is_text = pa.types.is_string(target) or pa.types.is_binary(target)
+        plain = text if is_text else text.strip().removeprefix("+")
+        if pa.types.is_decimal(target):  # also 1e3, which Spark takes for a whole number
+            return (
+                pa.scalar(plain).cast(pa.float64() if "e" in plain.lower() else target).cast(target)
+            )
+        return pa.scalar(plain).cast(target)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise InputDataError(
+            f"a value of partition column {name!r} does not fit its type",
+            received=repr(text),
+            allowed=str(target),
+            fix="give the column another type in the schema, for example string",
+        ) from error
+
+
+def select_files(
+    files: Sequence[DataFile],
+    types: Mapping[str, pa.DataType],
+    where: Mapping[str, Sequence[str | None]],
+) -> list[DataFile]:
+    """Leaves the files whose partition has one of the allowed values in each column.
+
+    Args:
+        files: With their partition values, in the order of `types`.
+        types: Type by partition column.
+        where: Allowed values, as text, by partition column.
+
+    Raises:
+        ConfigError: No such partition column.
+        InputDataError: A value does not fit its column's type.
+    """
+    allowed: dict[int, set[Any]] = {}
+    for name, texts in where.items():
+        if name not in types:
+            raise ConfigError(
+                f"there is no partition column {name!r} to select files by",
+                received=", ".join(where),
+                allowed=", ".join(types) or "none: the files are not partitioned",
+                fix=did_you_mean(name, types) if types else "filter the rows with .where(...)",
+            )
+        allowed[list(types).index(name)] = {
+            parse_partition_value(name, text, types[name]).as_py() for text in texts
+        }
+    names = list(types)
+    return [
+        file
+        for file in files
+        if all(
+            parse_partition_value(names[k], file.partition[k], types[names[k]]).as_py() in values
+            for k, values in allowed.items()
+        )
+    ]
+
+
+def prune_files(
+    files: Sequence[DataFile], types: Mapping[str, pa.DataType], filters: Sequence[f.Filter]
+) -> list[DataFile]:
+    """Leaves the files that Spark's filters on partition columns may accept.
+
+    Args:
+        files: With their partition values, in the order of `types`.
+        types: Type by partition column.
+        filters: All of them must hold; one that cannot be judged here drops no file.
+    """
+    kept = []
+    for file in files:
+        row = {
+            name: parse_partition_value(name, text, types[name]).as_py()
+            for name, text in zip(types, file.partition, strict=True)
+        }
+        if all(_judge(condition, row) is not False for condition in filters):
+            kept.append(file)
+    return kept
+
+
+def _judge(condition: f.Filter, row: Mapping[str, Any]) -> bool | None:
+    """Whether a filter accepts a row; None where it cannot be told from the partition values.
+
+    SQL's unknown counts as False, under `Not` too: no row of the file is accepted.
+    """
+    is_negated = isinstance(condition, f.Not)
+    inner: Any = condition.child if isinstance(condition, f.Not) else condition
+    attribute: Any = getattr(inner, "attribute", ())
+    if len(attribute) != 1 or attribute[0] not in row:
+        return None
+    value = row[attribute[0]]
+    if isinstance(inner, f.IsNull | f.IsNotNull):
+        return ((value is None) == isinstance(inner, f.IsNull)) != is_negated
+    if value is None:
+        return None if isinstance(inner, f.EqualNullSafe) else False
+    compare = _COMPARISONS.get(type(inner))
+    wanted = inner.value
+    samples = wanted if isinstance(inner, f.In) else [wanted]
+    if compare is None or not all(_is_comparable(value, sample) for sample in samples):
+        return None
+    return compare(value, wanted) != is_negated
+
+
+def _is_comparable(value: Any, wanted: Any) -> bool:
+    """Whether Python compares two values as SQL does."""
+    exact: Sequence[type] = (int, str, datetime.date)
+    return any(type(value) is kind and type(wanted) is kind for kind in exact)
+
+
+BYTE_ARRAY_COLUMN = "byteArray"  # as the JVM connectors name it
+
+# Where a type's name in SQL differs from that in a schema's JSON form.
+_JSON_NAMES = {"int": "integer", "bigint": "long", "smallint": "short", "tinyint": "byte"}
+
+
+def parse_simple_type(name: str) -> spark_types.DataType:
+    """Reads the simple name of an atomic Spark type; unlike Spark's parser, without a session."""
+    return spark_types._parse_datatype_json_string(json.dumps(_JSON_NAMES.get(name, name)))
+
+
+def resolve_record_type(options: ReadOptions, listing: InputListing) -> str:
+    """Record type as given, else the manifest's, else `Example`."""
+    known = None if listing.committed is None else listing.committed.record_type
+    return options.record_type or known or "Example"
+
+
+def build_schema(options: ReadOptions, listing: InputListing) -> spark_types.StructType:
+    """Builds the schema of all that the files hold, partition columns last.
+
+    Args:
+        options: Options of the read.
+        listing: Its files.
+
+    Raises:
+        InputDataError: A file is damaged, a feature is not of one kind, or nothing is there.
+    """
+    schema = _data_schema(options, listing)
+    partitions = {name for name, _ in listing.partition_columns}
+    fields = [field for field in schema.fields if field.name not in partitions]
+    for name, simple_type in listing.partition_columns:
+        fields.append(spark_types.StructField(name, parse_simple_type(simple_type)))
+    return spark_types.StructType(fields)
+
+
+def _data_schema(options: ReadOptions, listing: InputListing) -> spark_types.StructType:
+    record_type = resolve_record_type(options, listing)
+    if record_type == "ByteArray":
+        return spark_types.StructType().add(BYTE_ARRAY_COLUMN, spark_types.BinaryType())
+    committed = listing.committed
+    if committed is not None and committed.record_type == record_type:
+        _, slots = read_description(committed.lowering)
+        features: Sequence[WireFeature] = committed.features
+        binary = committed.lowering.get("binary", ())
+    else:
+        from etl.tfrecord.spark.schema_sample import infer_sample  # compiled, and seldom needed
+
+        slots, binary = {}, ()
+        features = infer_sample(listing.files, options, record_type)
+    if not features:
+        raise InputDataError(
+            "no schema can be inferred: the files hold no feature",
+            received=", ".join(options.paths),
+            fix="give a schema: spark.read.schema(...)",
+        )
+    schema = to_spark_schema(features, slots, binary=binary)
+    if options.reads_features or committed is None or committed.record_type != record_type:
+        return schema
+    return restore_columns(schema, committed)
 
 
 @dataclass(frozen=True)
@@ -40,7 +235,7 @@ class ReadPlan:
     record_type: str
     target: pa.Schema
     features: tuple[WireFeature, ...]
-    raising: Raising | None
+    raising: FromExample | None
     partitions: tuple[str | None, ...]
     suspects: frozenset[str] = frozenset()
 
@@ -75,7 +270,9 @@ class ReadPlan:
         )
 
 
-def plan_read(options: ReadOptions, listing: Listing, schema: spark_types.StructType) -> ReadPlan:
+def plan_read(
+    options: ReadOptions, listing: InputListing, schema: spark_types.StructType
+) -> ReadPlan:
     """Plans a read.
 
     Args:
@@ -103,19 +300,19 @@ def plan_read(options: ReadOptions, listing: Listing, schema: spark_types.Struct
     committed = listing.committed
     lowering, slots = read_description(committed.lowering if committed else {})
     if options.lowering:
-        lowering = parse_lowering_options(options.lowering)
-    raising = plan_raising(data, record_type, lowering, slots, read_names(committed))
+        lowering = parse_type_options(options.lowering)
+    raising = plan_from_example(data, record_type, lowering, slots, read_names(committed))
     suspects = frozenset() if committed else frozenset(f.name for f in raising.features)
     return ReadPlan(record_type, target, raising.features, raising, partitions, suspects)
 
 
-def _match_partitions(listing: Listing, columns: Sequence[str]) -> tuple[str | None, ...]:
+def _match_partitions(listing: InputListing, columns: Sequence[str]) -> tuple[str | None, ...]:
     """Column that each partition column fills; upper and lower case do not matter, as in Spark."""
     found = [find_name(name, columns) for name, _ in listing.partition_columns]
     return tuple(names[0] if names else None for names in found)
 
 
-def partition_types(listing: Listing) -> Mapping[str, pa.DataType]:
+def partition_types(listing: InputListing) -> Mapping[str, pa.DataType]:
     """Arrow type of each partition column, in their order."""
     fields = [
         spark_types.StructField(name, parse_simple_type(kind))

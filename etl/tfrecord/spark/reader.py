@@ -1,24 +1,39 @@
-"""Reads TFRecord files into Spark: ranges of files in, Arrow batches out."""
+"""Reads TFRecord files into Spark: the reader of the data source, and `read_tfrecords`.
+
+`read_tfrecords` decodes only what is wanted: chosen columns of chosen partitions. Nothing
+compiled is imported here: Spark's planner processes do without.
+"""
 
 from __future__ import annotations
 
 import functools
+import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 from pyspark.sql import types as spark_types
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from etl.tfrecord.input_files import list_input_files
-from etl.tfrecord.read_options import ReadOptions
+from etl.tfrecord.files.input_files import FileSplit, list_input_files, plan_splits
+from etl.tfrecord.options import ReadOptions, parse_read_options
+from etl.tfrecord.row_errors import refuse_unknown
 from etl.tfrecord.spark.loaded_code import freeze_loaded_code, freeze_planner
-from etl.tfrecord.spark.partitions import prune_files, select_files
-from etl.tfrecord.spark.read_plan import partition_types, plan_read
-from etl.tfrecord.spark.read_schema import build_schema
-from etl.tfrecord.splits import FileSplit, plan_splits
+from etl.tfrecord.spark.read_plan import (
+    build_schema,
+    partition_types,
+    plan_read,
+    prune_files,
+    select_files,
+)
+from etl.tfrecord.types.from_example import find_name
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
 
 # Spark's planner runs this module where filters may be pushed down, and only there.
 _PUSHDOWN_MODULE = "pyspark.sql.worker.data_source_pushdown_filters"
@@ -123,3 +138,67 @@ class TFRecordReader(DataSourceReader):
 def _is_pushdown_planned() -> bool:
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     return _PUSHDOWN_MODULE in sys.modules or getattr(main, "name", None) == _PUSHDOWN_MODULE
+
+
+def read_tfrecords(
+    spark: SparkSession,
+    path: str | Path | Sequence[str | Path],
+    *,
+    columns: Sequence[str] | None = None,
+    schema: spark_types.StructType | str | None = None,
+    where: Mapping[str, Sequence[Any]] | None = None,
+    **options: object,
+) -> DataFrame:
+    """Reads TFRecord files, decoding only some columns and opening only some partitions.
+
+    Spark tells a Python data source neither which columns a query needs nor, unless
+    `spark.sql.python.filterPushdown.enabled` is set, which rows; here both are said up front.
+
+    Args:
+        spark: Session with the format registered.
+        path: Files, directories or glob patterns.
+        columns: Columns to read, partition columns among them, in this order, upper or lower case
+            as in Spark; None for all.
+        schema: Schema to read by; None to take it from the manifest, or to infer it.
+        where: Allowed values by partition column, such as `{"date": ["2026-01-01"]}`.
+        **options: Read options of `format("tfrecord")`.
+
+    Returns:
+        The rows.
+
+    Raises:
+        ConfigError: No such column, partition column or path, or a bad option.
+        InputDataError: The schema cannot be inferred.
+    """
+    given = {name: _as_option(value) for name, value in options.items()}
+    if where is not None:
+        given["where"] = json.dumps({name: list(v) for name, v in where.items()}, default=str)
+    paths = [path] if isinstance(path, str | Path) else list(path)
+    if len(paths) == 1:
+        given["path"] = str(paths[0])
+    else:
+        given["paths"] = json.dumps([str(p) for p in paths])
+    whole = _resolve_schema(schema, given)
+    wanted = whole if columns is None else _select(whole, columns)
+    return spark.read.format("sluice").schema(wanted).options(**given).load()
+
+
+def _resolve_schema(
+    schema: spark_types.StructType | str | None, given: Mapping[str, str]
+) -> spark_types.StructType:
+    if schema is None:
+        return infer_schema(parse_read_options(given))
+    if isinstance(schema, str):
+        return cast(spark_types.StructType, spark_types.StructType.fromDDL(schema))
+    return schema
+
+
+def _as_option(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _select(schema: spark_types.StructType, columns: Sequence[str]) -> spark_types.StructType:
+    found = [find_name(name, schema.names) for name in columns]
+    unknown = [name for name, names in zip(columns, found, strict=True) if len(names) != 1]
+    refuse_unknown("no such column(s)", unknown, schema.names)
+    return spark_types.StructType([schema[name] for (name,) in found])

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from conf.etl import BuildConfig
-from tests.etl.logs import build_config
+from conf.etl.build import BuildConfig
+from tests.etl.logs import behaviour_config, build_config, columns, ctr_config, log_config
 
 
 def change(data: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
@@ -90,3 +90,215 @@ def test_candidates_must_be_lists_of_items(data):
     data["sources"]["test"]["columns"][0]["name"] = "usr"
     with pytest.raises(ValidationError, match="'test' has no column 'user'"):
         BuildConfig.model_validate(data)
+
+
+SOURCES: dict[str, Any] = {
+    **behaviour_config().model_dump()["sources"],
+    "state": {
+        "path": "state",
+        "key": "product",
+        "columns": columns(
+            product="int64", since="int64", until="int64?", state="string", weight="float32?"
+        ),
+    },
+}
+WHERE = {"column": "action", "one_of": ["click"]}
+AS_OF = {"source": "state", "column": "item", "as_of": {"valid_from": "since"}}
+RATE = {"name": "r", "keys": ["item"]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"histories": [{"name": "h", "columns": ["pricee"]}]}, "did you mean 'price'"),
+        ({"histories": [{"name": "price"}]}, "are there already: price"),
+        ({"histories": [{"name": "h"}, {"name": "h"}]}, "are there already: h, h"),
+        ({"histories": [{"name": "h", "gaps": {"name": "h"}}]}, "two columns of one name"),
+        ({"histories": [{"name": "h", "max_len": 9, "lookback": 8}]}, "below `max_len`"),
+        ({"histories": [{"name": "h", "where": {"column": "action"}}]}, "either `one_of`"),
+        (
+            {"histories": [{"name": "h", "where": {"column": "action", "one_of": [1]}}]},
+            "1 is no value of 'action', which is string",
+        ),
+        (
+            {"histories": [{"name": "h", "where": {"column": "action", "at_least": 1}}]},
+            "'action' is string",
+        ),
+        ({"histories": [{"name": "h", "within_session": True}]}, "declares no `sessions`"),
+        ({"histories": [{"name": "h", "columns": ["weight"]}], "joins": [AS_OF]}, "may be null"),
+        (
+            {
+                "histories": [{"name": "h", "columns": ["until"]}],
+                "joins": [{**AS_OF, "as_of": {"valid_from": "since", "valid_to": "until"}}],
+            },
+            "has a column 'until'",
+        ),
+        ({"rolling": [{**RATE, "keys": ["price"]}]}, "keys are int64 or string"),
+        ({"rolling": [{**RATE, "rate": {"a": 1, "b": 1}}]}, "needs `where`"),
+        ({"rolling": [{**RATE, "rate": {"a": 0, "b": 1}, "where": WHERE}]}, "greater than 0"),
+        ({"rolling": [{**RATE, "window_days": 1, "delay_s": 86400}]}, "leaves nothing"),
+        ({"joins": [{**AS_OF, "as_of": {"valid_from": "sinc"}}]}, "'sinc'; it is not declared"),
+        ({"joins": [{**AS_OF, "as_of": {"valid_from": "until"}}]}, "must not be nullable"),
+        ({"joins": [{**AS_OF, "strategy": "salted"}]}, "takes no"),
+        ({"joins": [{"source": "state", "column": "item", "salts": 3}]}, "goes with"),
+    ],
+)
+def test_behaviour_references_each_contradiction_is_named(changes, message):
+    with pytest.raises(ValidationError) as refused:
+        behaviour_config(sources=SOURCES, **changes)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"sessions": {}}, "sessions"),
+        ({"rolling": [RATE]}, "rolling.r"),
+        ({"histories": [{"name": "h", "window_days": 1}]}, "histories.h"),
+        ({"joins": [AS_OF]}, "joins.state.as_of"),
+    ],
+)
+def test_what_is_measured_in_time_needs_times(changes, part):
+    events = {"source": "log", "user": "user", "item": "item"}
+    with pytest.raises(ValidationError, match=f"{part} needs event times"):
+        behaviour_config(sources=SOURCES, events=events, **changes)
+    behaviour_config(sources=SOURCES, events=events, histories=[{"name": "h", "where": WHERE}])
+
+
+ORDERS = {"source": "orders", "keys": {"user": "buyer"}, "time": "at", "within_hours": 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"label": {"column": "dwell"}}, "received none"),
+        ({"label": {"column": "dwell", "at_least": 1, "equals": 2}}, "at_least, equals"),
+        ({"label": {"at_least": 1}}, "`column` goes with"),
+        ({"label": {"column": "action", "at_least": 1}}, "'action' is string"),
+        ({"label": {"column": "action", "one_of": [1]}}, "received 1"),
+        ({"label": {"column": "dwell", "equals": "long"}}, "received 'long'"),
+        ({"label": {"conversion": {**ORDERS, "keys": {"user": "by"}}}}, "'by' is not declared"),
+        ({"label": {"conversion": {**ORDERS, "keys": {"action": "buyer"}}}}, "of one type"),
+        ({"label": {"conversion": {**ORDERS, "time": "when"}}}, "'when' is not declared"),
+        ({"label": {"conversion": {**ORDERS, "source": "sales"}}}, "under `sources`: sales"),
+        ({"split": {"strategy": "hash", "key": "usr"}}, "split.key: 'usr' is not declared"),
+        ({"split": {"key": "user"}}, "`key` goes with"),
+        ({"split": {"strategy": "sliding", "train_days": 3}}, "both"),
+        ({"split": {"train_days": 3}}, "both"),
+        ({"split": {"strategy": "hash", "leave_out": 2}}, "`leave_out` goes with"),
+        ({"split": {"validation_source": "log"}}, "`validation_source` goes with"),
+        ({"negatives": {"strategy": "uniform", "per_positive": 0}}, "greater than or equal to 1"),
+        (
+            {"negatives": {"strategy": "uniform", "per_positive": 1, "alpha": 1}},
+            "`alpha` goes with",
+        ),
+        (
+            {"negatives": {"strategy": "uniform", "per_positive": 1, "category": "action"}},
+            "'action' is not there; it must be a scalar column",
+        ),
+        ({"negatives": {"strategy": "exposure", "per_positive": 1}}, "needs a label of 0 and 1"),
+        ({"down_sampling": {"rate": 0.5}}, "needs a label of 0 and 1"),
+        ({"weights": {"positive": 2}}, "need a label"),
+        ({"weights": {"column": "action"}}, "'action' is string"),
+        ({"weights": {}}, "weights need"),
+        ({"label": {"column": "dwell", "graded": True, "name": "genre"}}, "are there already"),
+        ({"events": {"source": "log", "item": "item", "history": "user"}}, "must be list<int64>"),
+    ],
+)
+def test_sample_references_each_contradiction_is_named(changes, message):
+    with pytest.raises(ValidationError) as refused:
+        log_config(**changes)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"history": {}}, "`history` needs events.user and events.item"),
+        ({"seen": True}, "`seen` needs events.user and events.item"),
+        ({"split": {}}, "leave_one_out needs events.user; without users use hash"),
+        ({"split": {"strategy": "temporal"}}, "needs events.time"),
+        ({"split": {"strategy": "hash", "key": "site"}}, "neither nullable nor a list"),
+        ({"negatives": {"strategy": "uniform", "per_positive": 1}}, "needs events.item"),
+        ({"negatives": {"strategy": "exposure", "per_positive": 1}}, "what was shown together"),
+        ({"weights": {"half_life_days": 1}}, "needs events.time"),
+    ],
+)
+def test_rows_without_users_refuse_what_needs_them(tmp_path, changes, message):
+    with pytest.raises(ValidationError) as refused:
+        ctr_config(tmp_path, **changes)
+    assert message in str(refused.value)
+
+
+def test_rows_without_users_have_no_history_unless_asked(tmp_path):
+    config = ctr_config(tmp_path)
+    assert (config.history, config.seen) == (None, False)
+    # What was resolved reads back as the same config.
+    assert type(config).model_validate(config.resolved()) == config
+    log: Any = log_config()
+    assert (log.history.name, log.seen) == ("history", True)
+
+
+def test_drawn_negatives_bring_a_label():
+    config = log_config(negatives={"strategy": "uniform", "per_positive": 1})
+    assert (config.label_name, config.weight_name) == ("label", None)
+    named = log_config(
+        label={"column": "dwell", "at_least": 3, "name": "long"}, down_sampling={"rate": 0.5}
+    )
+    assert (named.label_name, named.weight_name) == ("long", "weight")
+
+
+def contract(tmp_path, *rules, **settings):
+    return build_config(tmp_path, tmp_path, contract={"rules": rules, **settings}).contract
+
+
+def test_every_kind_of_rule_is_told_by_its_kind_and_names_its_target(tmp_path):
+    found = contract(
+        tmp_path,
+        {"kind": "range", "source": "ratings", "column": "rating", "maximum": 5},
+        {"kind": "null_rate", "feature": "gender", "maximum": 0.1, "severity": "warn"},
+        {"kind": "unique", "source": "items", "columns": ["item"]},
+        {"kind": "volume", "split": "train", "min_rows": 1},
+        {"kind": "references", "source": "ratings", "column": "item", "dictionary": "items"},
+    )
+    assert [rule.target for rule in found.rules] == [
+        "ratings.rating", "feature gender (train)", "items.item", "split train", "ratings.item",
+    ]  # fmt: skip
+    assert found.sources == {"ratings", "items"}
+    assert [rule.severity for rule in found.rules] == ["error", "warn", *["error"] * 3]
+
+
+WRONG = [
+    ({"kind": "range", "source": "ratings", "column": "ratin", "maximum": 5}, "mean 'rating'"),
+    ({"kind": "range", "source": "rating", "column": "rating", "maximum": 5}, "mean 'ratings'"),
+    ({"kind": "range", "source": "users", "column": "gender", "maximum": 5}, "not a number"),
+    ({"kind": "range", "source": "ratings", "column": "rating"}, "minimum"),
+    ({"kind": "range", "feature": "rating", "maximum": 5, "max_rate": 0.1}, "max_rate"),
+    ({"kind": "range", "feature": "item", "maximum": 5}, "ids of a vocabulary"),
+    ({"kind": "range", "source": "ratings", "maximum": 5}, "source` and `column"),
+    ({"kind": "domain", "source": "ratings", "column": "rating", "one_of": ["x"]}, "'x'"),
+    ({"kind": "type", "source": "ratings", "column": "rating", "type": "string"}, "int64"),
+    ({"kind": "drift", "feature": "item", "metric": "ks"}, "no order"),
+    ({"kind": "drift", "feature": "iten"}, "mean 'item'"),
+    ({"kind": "drift", "feature": "rating", "split": "trian"}, "mean 'train'"),
+    ({"kind": "volume", "min_rows": 1}, "either `source` or `split`"),
+    ({"kind": "volume", "source": "ratings"}, "needs min_rows"),
+    ({"kind": "unique", "source": "items", "columns": ["tags"]}, "is a list"),
+    ({"kind": "references", "source": "ratings", "column": "item", "dictionary": "ratings"}, "key"),
+    ({"kind": "freshness", "source": "users", "column": "group", "max_age_hours": 1}, "number"),
+    ({"kind": "fresh"}, "freshness"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "message"), WRONG, ids=range(len(WRONG)))
+def test_what_does_not_fit_is_refused_before_anything_is_read(tmp_path, rule, message):
+    with pytest.raises(ValidationError, match=message):
+        contract(tmp_path, rule)
+
+
+def test_slices_are_features_beside_a_label(tmp_path):
+    assert contract(tmp_path, slices=["gender"]).slices == ("gender",)
+    with pytest.raises(ValidationError, match="no such feature"):
+        contract(tmp_path, slices=["sex"])
+    with pytest.raises(ValidationError, match="no label"):
+        build_config(tmp_path, tmp_path, label=None, contract={"slices": ["gender"]})

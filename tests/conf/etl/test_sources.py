@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
-from conf.etl import SourceConfig
+from conf.etl.build import BuildConfig
+from conf.etl.labels import DownSamplingConfig, LabelConfig, NegativesConfig, WeightsConfig
+from conf.etl.sources import SourceConfig
 
 INT = {"name": "id", "type": "int64"}
 LIST = {"name": "ids", "type": "list<int64>"}
@@ -54,3 +59,24 @@ def test_a_sparse_format_brings_its_columns_and_a_dated_path_its_days():
     assert list(config.column_types) == ["label", "fields", "indices", "values"]
     assert config.days is not None
     assert config.days.lookback_days == 0
+
+
+GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "samples.md"
+PARTS = {
+    "label": LabelConfig,
+    "negatives": NegativesConfig,
+    "down_sampling": DownSamplingConfig,
+    "weights": WeightsConfig,
+}
+
+
+def test_every_block_of_the_guide_is_a_config():
+    blocks = re.findall(r"```yaml\n(.*?)```", GUIDE.read_text("utf-8"), re.S)
+    documents: list[Any] = [part for block in blocks for part in yaml.safe_load_all(block)]
+    assert BuildConfig.model_validate(documents[0]).history is None
+    checked = [
+        PARTS[name].model_validate(value)
+        for document in documents[1:]
+        for name, value in document.items()
+    ]
+    assert {type(config) for config in checked} == set(PARTS.values())

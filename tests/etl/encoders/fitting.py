@@ -6,8 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from etl.encoders.token_counts import TokenLimits, VocabularyRequest
-from etl.encoders.vocabulary_fit import fit_vocabularies
+from etl.encoders.vocabulary_fit import TokenLimits, VocabularyRequest, fit_vocabularies
 
 
 def fit_vocabulary(

@@ -11,13 +11,12 @@ import pytest
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, InputDataError
-from conf.etl import TopPerGroupConfig
+from conf.etl.encodings import TopPerGroupConfig
 from conf.operations import Normalize
-from etl.encoders.folds import add_folds, fold_column
-from etl.encoders.growth import Growth
-from etl.encoders.number_fit import NumberRequest, fit_numbers
-from etl.encoders.statistic_fit import TargetFit, fit_counts, fit_target
-from etl.encoders.token_counts import TokenLimits
+from etl.encoders.incremental_vocabulary import IncrementalFit
+from etl.encoders.numbers import NumberRequest, fit_numbers
+from etl.encoders.target import TargetFit, add_folds, fit_counts, fit_target, fold_column
+from etl.encoders.vocabulary_fit import TokenLimits
 from tests.etl.encoders.fitting import fit_vocabulary
 
 ROWS = 200
@@ -72,7 +71,7 @@ def test_moments_and_quantiles_are_those_of_numpy(frame, values):
 
 
 def test_a_sample_is_the_same_however_rows_lie(frame, monkeypatch):
-    monkeypatch.setattr("etl.encoders.number_fit.SAMPLE_VALUES", 60)
+    monkeypatch.setattr("etl.encoders.numbers.SAMPLE_VALUES", 60)
     request = {"price": NumberRequest("price", False, None, (0.5,))}
     first = fit_numbers(frame, request, ("row",))
     assert first == fit_numbers(frame.repartition(5).orderBy(F.desc("price")), request, ("row",))
@@ -124,15 +123,15 @@ def test_each_group_keeps_its_own_most_frequent_tokens(spark):
 def test_tomorrow_appends_and_remembers_days(spark):
     first = spark.createDataFrame([("a", 0), ("b", 0), ("b", 86_400_000)], ["token", "ts"])
     limits = TokenLimits(min_count=2)
-    table = fit_vocabulary(first, ["token"], limits, growth=Growth(None, "ts", 3))
+    table = fit_vocabulary(first, ["token"], limits, growth=IncrementalFit(None, "ts", 3))
     assert table["token"].to_pylist() == ["b"]
     assert table["last_seen"].to_pylist() == [datetime.date(1970, 1, 2)]
     day = 5 * 86_400_000
     second = spark.createDataFrame([("c", day), ("c", day), ("d", day)], ["token", "ts"])
-    table = fit_vocabulary(second, ["token"], limits, growth=Growth(table, "ts", 3))
+    table = fit_vocabulary(second, ["token"], limits, growth=IncrementalFit(table, "ts", 3))
     assert table["token"].to_pylist() == ["b", "c"]
     assert table["is_retired"].to_pylist() == [True, False]
     third = spark.createDataFrame([("b", day)], ["token", "ts"])  # rarer than min_count, but known
-    table = fit_vocabulary(third, ["token"], limits, growth=Growth(table, "ts", 3))
+    table = fit_vocabulary(third, ["token"], limits, growth=IncrementalFit(table, "ts", 3))
     assert (table["count"].to_pylist(), table["is_retired"].to_pylist()) == ([1, 0], [False] * 2)
     assert json.dumps(table["id"].to_pylist()) == "[2, 3]"

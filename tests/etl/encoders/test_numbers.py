@@ -1,12 +1,33 @@
+"""Encoders of numbers, dates, text and bags against plain Python references."""
+
 from __future__ import annotations
 
+import datetime
 import math
+import re
 
 import pyarrow as pa
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
-from conf.operations import Bucketize, Normalize
+from conf.dates import PART_SIZES
+from conf.operations import (
+    Bucketize,
+    Cyclical,
+    DatePart,
+    MultiHot,
+    Ngrams,
+    Normalize,
+    SparseIndices,
+    Weights,
+)
+from etl.encoders.bags import MultiHotEncoder, SparseIndicesEncoder, WeightsEncoder
+from etl.encoders.dates import CyclicalEncoder, DatePartEncoder
+from etl.encoders.hashing import hash_to_buckets
 from etl.encoders.numbers import BucketizeEncoder, NormalizeEncoder
+from etl.encoders.text import NgramEncoder
+from etl.encoders.token_lookup import build_lookup
 
 INF = math.inf
 
@@ -37,3 +58,128 @@ def test_large_integers_are_compared_as_doubles():
 def test_fill_clip_logarithm_and_scale(operation, value, expected):
     (found,) = NormalizeEncoder(pa.float64(), operation).encode(pa.array([value], pa.float64()))
     assert found.as_py() == pytest.approx(expected)
+
+
+PARTS = {
+    "minute": lambda moment: moment.minute,
+    "hour": lambda moment: moment.hour,
+    "weekday": lambda moment: moment.weekday(),
+    "day": lambda moment: moment.day - 1,
+    "day_of_year": lambda moment: moment.timetuple().tm_yday - 1,
+    "month": lambda moment: moment.month - 1,
+    "is_weekend": lambda moment: int(moment.weekday() >= 5),
+}
+MOMENTS = st.datetimes(datetime.datetime(2, 1, 1), datetime.datetime(9998, 12, 31))
+
+
+@settings(deadline=None, max_examples=300)
+@given(MOMENTS, st.integers(-1440, 1440))
+@example(datetime.datetime(2000, 2, 29), 0)
+@example(datetime.datetime(1900, 3, 1), -1)
+@example(datetime.datetime(1970, 1, 1), -1)
+def test_parts_are_those_of_the_calendar(moment, offset):
+    epoch = datetime.datetime(1970, 1, 1)
+    milliseconds = pa.array([(moment - epoch) // datetime.timedelta(milliseconds=1)])
+    local = moment + datetime.timedelta(minutes=offset)
+    for part, expected in PARTS.items():
+        encoder = DatePartEncoder(DatePart(part, "ms", offset))
+        (found,) = encoder.encode(milliseconds).to_pylist()
+        assert found == expected(local) + 2, part
+
+
+def test_every_part_is_known():
+    assert PARTS.keys() == PART_SIZES.keys()
+
+
+def test_null_is_oov_and_extremes_do_not_overflow():
+    values = pa.array([None, -(2**63), 2**63 - 1])
+    for part, size in PART_SIZES.items():
+        null, *others = DatePartEncoder(DatePart(part, "s", 1440)).encode(values).to_pylist()
+        assert null == 1
+        assert all(2 <= other < 2 + size for other in others)
+
+
+@pytest.mark.parametrize(
+    ("period", "seconds", "share"),
+    [("day", 6 * 3600, 0.25), ("week", 4 * 86400, 0.0), ("hour", -900, 0.75)],
+)
+def test_a_position_within_a_period_is_a_point_of_the_circle(period, seconds, share):
+    (found,) = CyclicalEncoder(Cyclical(period, "s")).encode([pa.array([seconds])]).to_pylist()
+    angle = 2 * math.pi * share
+    assert found == pytest.approx([math.sin(angle), math.cos(angle)], abs=1e-7)
+
+
+TEXTS = st.text(st.sampled_from("aB9 -_é日\0\n"), max_size=15) | st.text(max_size=10)
+
+
+def reference(text: str, operation: Ngrams) -> list[str]:
+    if operation.lower:
+        text = re.sub("[A-Z]", lambda match: match[0].lower(), text)
+    words = [word for word in re.split(r"[^0-9A-Za-z\x80-\U0010ffff]+", text) if word]
+    units = words if operation.unit == "word" else list(" ".join(words))
+    join = " " if operation.unit == "word" else ""
+    return [
+        join.join(units[i : i + size])
+        for size in operation.sizes
+        for i in range(len(units) - size + 1)
+    ]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.none() | TEXTS, max_size=8),
+    st.sampled_from(["word", "char"]),
+    st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    st.booleans(),
+    st.none() | st.integers(1, 6),
+)
+def test_runs_of_words_and_characters(texts, unit, sizes, lower, max_len):
+    operation = Ngrams(unit, tuple(sizes), 10**9, lower)
+    column = pa.array(["skipped", *texts], pa.string())[1:]
+    found = NgramEncoder(operation, max_len).encode([column]).to_pylist()
+    for text, ids in zip(texts, found, strict=True):
+        if text is None:
+            assert ids is None
+            continue
+        grams = reference(text, operation)[:max_len]
+        assert ids == (hash_to_buckets(pa.array(grams, pa.string()), 10**9) + 2).tolist()
+
+
+FLOATS = pa.list_(pa.float32())
+
+
+def weigh(weights, ids, max_len=None, scaled=False):
+    columns = [pa.array(weights, FLOATS), pa.array(ids, pa.list_(pa.int64()))]
+    return WeightsEncoder((pa.float32(),), Weights(scaled), max_len).encode(columns).to_pylist()
+
+
+def test_multi_hot_marks_each_id_once():
+    encoder = MultiHotEncoder(build_lookup(pa.array(["a", "b"])), MultiHot("v", 4), True)
+    rows = encoder.encode([pa.array([["b", "b"], [], None, ["?", None, "a"]])]).to_pylist()
+    assert rows == [[0, 0, 0, 1], [0, 0, 0, 0], None, [0, 1, 1, 0]]
+
+
+def test_weights_stand_in_the_place_of_ones_and_repeats_are_added():
+    tokens = build_lookup(pa.array(["a", "b"]))
+    encoder = MultiHotEncoder(tokens, MultiHot("v", 4, True), True, pa.float32())
+    weights = pa.array([[0.5, 2.0], [], None, [1.0, None, -3.0]], FLOATS)
+    rows = encoder.encode([pa.array([["b", "b"], [], None, ["?", None, "a"]]), weights])
+    assert rows.to_pylist() == [[0, 0, 0, 2.5], [0, 0, 0, 0], None, [0, 1.0, -3.0, 0]]
+    with pytest.raises(pa.ArrowInvalid, match="row 0 has 2 weights for 1 ids"):
+        encoder.encode([pa.array([["a"]]), weights[:1]])
+
+
+def test_index_spaces_are_laid_one_behind_the_other():
+    encoder = SparseIndicesEncoder(SparseIndices((10, 5)), max_len=3)
+    columns = [pa.array([[0, 9], None, None]), pa.array([[4, 3], [5, -1, None], None])]
+    assert encoder.encode(columns).to_pylist() == [[2, 11, 16], [1, 1, 1], None]
+
+
+def test_weights_stand_beside_ids_and_missing_ones_are_zero():
+    assert weigh([[0.5, None, 3.0], None], [[1, 2, 3], None], max_len=2) == [[0.5, 0.0], None]
+    assert weigh([[1.0, 3.0], [0.0]], [[1, 2], [3]], scaled=True) == [[0.25, 0.75], [0.0]]
+
+
+def test_a_weight_too_many_is_refused():
+    with pytest.raises(pa.ArrowInvalid, match="row 1 has 2 weights for 1 ids"):
+        weigh([[1.0], [1.0, 2.0]], [[1], [1]])

@@ -7,7 +7,7 @@ import sys
 
 from pyspark.sql import SparkSession
 
-from conf.etl import BuildConfig
+from conf.etl.build import BuildConfig
 from etl.build import build_dataset
 from etl.tfrecord.datasource import register_tfrecord
 

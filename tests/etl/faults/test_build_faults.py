@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-import jobs.spark
-from conf.dataset import read_manifest, resolve_version
-from conf.etl import BuildConfig
+import jobs.support.spark_session
+from conf.etl.build import BuildConfig
+from conf.paths import read_manifest, resolve_version
 from etl.build import build_dataset
-from etl.runs import RunRequest
+from etl.versions.run_fingerprint import RunRequest
 from jobs.cli import main
 from tests.etl.logs import build_config, write_logs
 from tests.etl.tfrecord.faults.conftest import Driver
@@ -130,7 +130,7 @@ def test_the_second_of_two_builds_at_once_ends_with_its_exit_code(
     wait_for(first, versions, ".staging-*")
     first.send_signal(signal.SIGSTOP)  # so that it cannot end before the other begins
     # The other one is this process, in the suite's session.
-    monkeypatch.setattr(jobs.spark, "build_session", lambda *_: spark)
+    monkeypatch.setattr(jobs.support.spark_session, "build_session", lambda *_: spark)
     monkeypatch.setattr(spark, "stop", lambda: None)
     code = main(["build", str(tmp_path / "build.yaml"), "--force"])
     first.send_signal(signal.SIGCONT)

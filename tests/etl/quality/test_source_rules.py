@@ -9,7 +9,8 @@ import pytest
 from conf.errors import ConfigError
 from conf.etl.contract import ContractConfig
 from etl.quality.source_rules import SourcesAsRead, check_source_rules
-from etl.sources import count_rows, read_source
+from etl.sources.bad_rows import count_rows
+from etl.sources.read import read_source
 from tests.etl.logs import build_config
 
 LOG = ["1\ta\t0.5\t10|20\t1000", "2\tb\t4.1\t10\t2000", "2\tc\t\t\t3600", "x\ta\t1\t\t1",
@@ -47,7 +48,7 @@ def read(spark, tmp_path_factory):
         ],
     }
     base["sources"]["log"]["columns"][1]["nullable"] = False
-    from conf.etl import BuildConfig
+    from conf.etl.build import BuildConfig
 
     config = BuildConfig.model_validate(base)
     # The item's column may not be null in a config; the rows here are read as if it might.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from conf.etl import SourceConfig
-from etl.sources import ORDER_COLUMN, Source, read_source
+from conf.etl.sources import SourceConfig
+from etl.sources.read import read_source
+from etl.sources.source import ORDER_COLUMN, Source
 
 INT = {"name": "id", "type": "int64"}
 

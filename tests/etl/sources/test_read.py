@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from conf.errors import InputDataError
-from conf.etl import SourceConfig
-from etl.sources import ORDER_COLUMN, check_bad_rows, count_rows, find_files, read_source
+from conf.etl.sources import SourceConfig
+from etl.sources.bad_rows import check_bad_rows, count_rows
+from etl.sources.files import find_files
+from etl.sources.read import read_source
+from etl.sources.source import ORDER_COLUMN
 
 COLUMNS = [
     {"name": "id", "type": "int64", "minimum": 1},

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 
-from etl.sources import count_rows
+from etl.sources.bad_rows import count_rows
 from tests.etl.sources.inputs import declare, read
 
 pytestmark = pytest.mark.slow

@@ -1,14 +1,28 @@
-"""Tables by name: the session's catalogue, their days, and an order that is theirs alone."""
+"""Tables by name and by JDBC: their days, read in parts, credentials kept out of sight."""
 
 from __future__ import annotations
 
 import datetime
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from conf.dates import DateRange
-from conf.errors import InputDataError
-from tests.etl.sources.inputs import INT, declare, good, outcomes, read
+from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
+from conf.etl.sources import JdbcConfig
+from tests.etl.sources.databases import (
+    USER,
+    Postgres,
+    PostgresUnavailableError,
+    connect_derby,
+    driver_jar,
+    start_postgres,
+)
+from tests.etl.sources.inputs import INT, declare, good, outcomes, read, reasons
 
 DAY = datetime.date(2024, 3, 1)
 
@@ -49,3 +63,154 @@ def test_rows_of_a_table_have_one_order_however_it_is_stored(spark, tmp_path, ta
 def test_a_table_that_is_not_there_is_refused(spark, tmp_path):
     with pytest.raises(InputDataError, match="no such table"):
         read(spark, tmp_path, declare(INT, format="table", table="nowhere.at_all"))
+
+
+DERBY = "jdbc:derby:memory:sluice;create=true"
+ITEMS = [
+    {"name": "id", "type": "int64"},
+    {"name": "title", "type": "string", "nullable": True},
+    {"name": "price", "type": "float32", "minimum": 0},
+]
+
+
+def source(**jdbc: Any) -> Any:
+    options = {"url": DERBY, "table": "ITEMS", **jdbc}
+    return declare(*ITEMS, format="jdbc", jdbc=options, new_columns="ignore")
+
+
+@pytest.fixture(scope="module")
+def derby(spark) -> Iterator[str]:
+    with connect_derby(spark, DERBY) as statement:
+        statement.execute(
+            "CREATE TABLE ITEMS (ID DECIMAL(22,0), TITLE VARCHAR(9), PRICE DOUBLE, SEEN TIMESTAMP)"
+        )
+        rows = [f"({i}, 'item {i}', {i}.5, NULL)" for i in range(1, 41)]
+        rows += ["(9223372036854775808, 'beyond', 1, NULL)", "(41, NULL, -1, NULL)"]
+        statement.execute(f"INSERT INTO ITEMS VALUES {', '.join(rows)}")
+        yield DERBY
+        statement.execute("DROP TABLE ITEMS")
+
+
+def test_a_table_is_read_by_declared_types(spark, tmp_path, derby):
+    rows = read(spark, tmp_path, source())
+    assert sorted(good(rows)) == [(i, f"item {i}", i + 0.5) for i in range(1, 41)]
+    assert sorted(reasons(rows)) == ["below_minimum:price", "not_int64:id"]
+    bad = rows.bad.where("reason = 'not_int64:id'").first()
+    assert "9223372036854775808" in bad["line"]
+
+
+def test_partitions_are_cut_by_what_the_table_holds(spark, tmp_path, derby):
+    query = "SELECT * FROM ITEMS WHERE ID BETWEEN 1 AND 40"
+    parts = {"table": None, "query": query, "partition_column": "id", "partitions": 4}
+    rows = read(spark, tmp_path, source(**parts))
+    sizes = [len(part) for part in rows.good.rdd.glom().collect()]
+    assert sum(sizes) == 40
+    assert len(sizes) == 4
+    assert min(sizes) >= 7
+    assert outcomes(rows) == outcomes(read(spark, tmp_path, source(table=None, query=query)))
+    nothing = {**parts, "query": "SELECT * FROM ITEMS WHERE ID < 0"}
+    assert outcomes(read(spark, tmp_path, source(**nothing))) == []
+    with pytest.raises(ConfigError, match="none of the columns"):
+        read(spark, tmp_path, source(**{**parts, "partition_column": "idd"}))
+
+
+@pytest.mark.parametrize(
+    ("jdbc", "error", "message"),
+    [
+        ({"url": "jdbc:nosuchdb://h/x"}, ConfigError, "no JDBC driver"),
+        ({"driver": "no.such.Driver"}, ConfigError, "no JDBC driver"),
+        ({"table": "NO_SUCH_TABLE"}, InputDataError, "refused"),
+        ({"user_env": "SLUICE_NOT_SET"}, ConfigError, "SLUICE_NOT_SET"),
+        ({"password_file": "/no/such/file"}, ConfigError, "cannot be read"),
+    ],
+)
+def test_what_is_wrong_is_said(spark, tmp_path, derby, jdbc, error, message):
+    with pytest.raises(error, match=message):
+        read(spark, tmp_path, source(**jdbc))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "jdbc:postgresql://u:hunter2@h/db",
+        "jdbc:postgresql://h/db?ssl=true&password=hunter2",
+        "jdbc:sqlserver://h;user=u;pwd=hunter2",
+        "jdbc:oracle:thin:scott/hunter2@//h:1521/x",
+    ],
+)
+def test_a_url_with_credentials_is_refused(url):
+    with pytest.raises(ValidationError, match="holds credentials"):
+        JdbcConfig(url=url, table="t")
+
+
+def test_urls_without_credentials_pass():
+    for url in (DERBY, "jdbc:postgresql://h:5432/db?ssl=true", "jdbc:oracle:thin:@//h:1521/x"):
+        assert JdbcConfig(url=url, table="t").url == url
+
+
+@pytest.fixture(scope="module")
+def postgres(spark) -> Iterator[Postgres]:
+    try:
+        spark.sql(f"ADD JAR '{driver_jar()}'")
+        with start_postgres() as server:
+            server.run(
+                "CREATE TABLE items (id bigint PRIMARY KEY, title text, price numeric(9,2));"
+                "INSERT INTO items SELECT i, 'item ' || i, i / 4.0 FROM generate_series(1, 50) i;"
+                "CREATE FUNCTION spoil() RETURNS bigint LANGUAGE sql AS "
+                "'DELETE FROM items RETURNING id'"
+            )
+            yield server
+    except PostgresUnavailableError as error:
+        pytest.skip(str(error))
+
+
+def postgres_source(server: Postgres, **jdbc: Any) -> Any:
+    options = {"url": server.url, "table": "items", "driver": "org.postgresql.Driver"}
+    return source(**{**options, "user_env": "SLUICE_DB_USER", **jdbc})
+
+
+def test_postgresql_is_read_in_parts_by_a_password_from_the_environment_or_a_file(
+    spark, tmp_path, postgres, monkeypatch, caplog
+):
+    caplog.set_level(logging.INFO)
+    monkeypatch.setenv("SLUICE_DB_USER", USER)
+    monkeypatch.setenv("SLUICE_DB_PASSWORD", postgres.password)
+    expected = [(i, f"item {i}", i / 4) for i in range(1, 51)]
+    config = postgres_source(
+        postgres, password_env="SLUICE_DB_PASSWORD", partition_column="id", partitions=5
+    )
+    rows = read(spark, tmp_path, config)
+    assert rows.rows.rdd.getNumPartitions() == 5
+    assert sorted(good(rows)) == expected
+    secret = tmp_path / "secret"
+    secret.write_text(f"{postgres.password}\n")
+    by_file = postgres_source(postgres, password_file=str(secret))
+    assert sorted(good(read(spark, tmp_path, by_file))) == expected
+    plan = rows.rows._jdf.queryExecution().toString()
+    for shown in (plan, json.dumps(config.model_dump(mode="json")), caplog.text):
+        assert postgres.password not in shown
+
+
+def test_postgresql_refuses_to_write_and_strangers(spark, tmp_path, postgres, monkeypatch):
+    monkeypatch.setenv("SLUICE_DB_USER", USER)
+    monkeypatch.setenv("SLUICE_DB_PASSWORD", postgres.password)
+    spoiling = postgres_source(
+        postgres, table=None, query="SELECT spoil() AS id, 'x' AS title, 1 AS price",
+        password_env="SLUICE_DB_PASSWORD",
+    )  # fmt: skip
+    # A driver added to a running session keeps Spark from passing on what it threw.
+    with pytest.raises(Exception, match=r"read-only transaction|UnknownReason"):
+        good(read(spark, tmp_path, spoiling))
+    whole = postgres_source(postgres, password_env="SLUICE_DB_PASSWORD")
+    assert len(good(read(spark, tmp_path, whole))) == 50
+    monkeypatch.setenv("SLUICE_DB_PASSWORD", "hunter2hunter2")
+    with pytest.raises(InputDataError, match="password authentication failed") as refused:
+        read(spark, tmp_path, postgres_source(postgres, password_env="SLUICE_DB_PASSWORD"))
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_database_that_does_not_answer_is_not_ready(spark, tmp_path, postgres, monkeypatch):
+    monkeypatch.setenv("SLUICE_DB_USER", USER)
+    with pytest.raises(UpstreamNotReadyError) as refused:
+        read(spark, tmp_path, postgres_source(postgres, url="jdbc:postgresql://127.0.0.1:1/x"))
+    assert refused.value.exit_code == 4

@@ -1,12 +1,24 @@
 """Names, spellings and values of the data source's options."""
 
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from conf.errors import ConfigError
-from etl.tfrecord.options import parse_write_options, resolve_local_path
-from etl.tfrecord.read_options import parse_read_options
+from etl.tfrecord.files.locations import resolve_local_path
+from etl.tfrecord.options import parse_read_options, parse_write_options
+from etl.tfrecord.types.policies import (
+    TYPE_OPTIONS,
+    ColumnPolicy,
+    TypeOptions,
+    option_name,
+    parse_type_options,
+)
 
 
 @pytest.mark.parametrize(
@@ -103,3 +115,151 @@ def test_hints_name_no_empty_value() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_write_options({"path": "/x", "compression": "snappy"}, overwrite=False)
     assert "use one of: deflate, gzip" in str(caught.value)
+
+
+def parse(**options: str):
+    return parse_read_options({"path": "/x", **options})
+
+
+def test_defaults() -> None:
+    options = parse()
+    assert options.paths == ("/x",)
+    assert (options.on_corrupt, options.split_bytes, options.infer_records) == (
+        "fail", 128 << 20, 10_000
+    )  # fmt: skip
+    assert options.record_type is None
+
+
+def test_names_and_values_in_any_case() -> None:
+    options = parse(
+        oncorrupt="SKIP", SPLITBYTES="5", inferrecords="ALL", recursivefilelookup="True"
+    )
+    assert (options.on_corrupt, options.split_bytes, options.infer_records) == ("skip", 5, None)
+    assert options.is_recursive
+
+
+def test_several_paths() -> None:
+    assert parse_read_options({"paths": '["/a", "file:///b"]'}).paths == ("/a", "/b")
+    for bad in ("[]", "[1]", "/a", "{}"):
+        with pytest.raises(ConfigError):
+            parse_read_options({"paths": bad})
+
+
+def test_where_lists_values_as_text() -> None:
+    where = parse(where='{"date": ["2026-01-01", null], "hour": [1], "flag": [true]}').where
+    assert where == {"date": ("2026-01-01", None), "hour": ("1",), "flag": ("true",)}
+    for bad in ("x", "[]", '{"date": "2026-01-01"}'):
+        with pytest.raises(ConfigError, match="where"):
+            parse(where=bad)
+
+
+@pytest.mark.parametrize("name", ["splitBytes", "minPartitions", "inferRecords"])
+@pytest.mark.parametrize("value", ["0", "-1", "x", ""])
+def test_counts_are_positive(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        parse(**{name: value})
+
+
+def test_quarantine_is_complete_and_outside() -> None:
+    options = parse(onCorrupt="quarantine", quarantinePath="/q")
+    assert options.quarantine == "/q"
+    for bad in (
+        {"onCorrupt": "quarantine"}, {"quarantinePath": "/q"},
+        {"onCorrupt": "quarantine", "quarantinePath": "/x/q"},
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match="quarantine"):
+            parse(**bad)
+
+
+def test_what_would_lose_data_silently_is_refused() -> None:
+    with pytest.raises(ConfigError, match="onCorrupt=skip"):
+        parse(ignoreCorruptFiles="true")
+    with pytest.raises(ConfigError, match="did you mean 'onCorrupt'"):
+        parse(onCorupt="skip")
+
+
+def test_lowering_options_pass() -> None:
+    assert parse(timestamps="ms").lowering == {"timestamps": "ms"}
+
+
+def test_nothing_given_is_the_default_and_other_options_are_ignored() -> None:
+    assert parse_type_options({}) == TypeOptions()
+    assert parse_type_options({"path": "/x", "recordtype": "Example"}) == TypeOptions()
+
+
+def test_parses_every_option() -> None:
+    options = parse_type_options(
+        {
+            "float64": "CLIP", "integers": "clip", "nulls": "default", "nullelements": "drop",
+            "default": "-1", "dates": "iso", "timestamps": "ms", "maps": "keys",
+            "mapkeys": '["a", "b"]', "vectors": "sparse", "structseparator": "/",
+            "namecollisions": "rename", "layout": "packed",
+            "columns": '{"price": {"float64": "cast", "nullElements": "default", "default": 2.5}}',
+        }
+    )  # fmt: skip
+    everywhere = ColumnPolicy(
+        "clip", "clip", "default", "drop", "-1", "iso", "ms", "keys", ("a", "b"), "sparse"
+    )
+    assert options.default == everywhere
+    assert (options.struct_separator, options.name_collisions, options.layout) == (
+        "/", "rename", "packed"
+    )  # fmt: skip
+    price = options.columns["price"]
+    assert (price.float64, price.null_elements, price.default) == ("cast", "default", 2.5)
+    assert price.dates == "iso"  # what a column does not say is as for all columns
+
+
+def test_every_option_name_reaches_the_parser_in_lower_case() -> None:
+    bad = {"mapKeys": "1", "columns": "[]", "structSeparator": ""}
+    for name in set(TYPE_OPTIONS) - {"default"}:
+        with pytest.raises(ConfigError, match=name):
+            parse_type_options({name.lower(): bad.get(name, "nonsense")})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"float64": "clipp"}, "did you mean 'clip'"),
+        ({"columns": '{"x": {"float46": "cast"}}'}, r"(?s)column 'x'.*did you mean 'float64'"),
+        ({"columns": '{"x": {"float64": "cats"}}'}, r"(?s)column 'x'.*did you mean 'cast'"),
+        ({"columns": '{"x": {"float64": 1}}'}, "allowed:  error, exact, cast, clip"),
+        ({"columns": '{"x": "cast"}'}, "object of objects"),
+        ({"columns": '{"x": '}, r'(?s)not JSON: .*allowed:  JSON such as {"price"'),
+        ({"columns": '{"x": {"default": [1]}}'}, "number or text"),
+        ({"columns": '{"x": {"default": true}}'}, "number or text"),
+        ({"mapkeys": "a,b"}, r"(?s)'mapKeys' is not JSON: .*received: a,b.*allowed:  a JSON list"),
+        ({"mapkeys": '["a", "a"]'}, "different keys"),
+        ({"mapkeys": '["a", 1]'}, "mapKeys"),
+    ],
+)
+def test_bad_values_say_what_is_allowed(given: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_type_options(given)
+
+
+def test_fields_go_by_the_nearest_struct_around_them() -> None:
+    inner, outer = ColumnPolicy(nulls="error"), ColumnPolicy(nulls="default")
+    options = TypeOptions(columns={"a.b": inner, "a": outer})
+    assert options.policy("a.b.c") is inner
+    assert options.policy("a.c") is outer
+    assert options.policy("b") is options.default
+    assert options.policy_name("a.b.c") == "a.b"
+    assert options.policy_name("ab") is None
+
+
+def test_options_can_be_pickled_and_hashed() -> None:
+    options = parse_type_options({"columns": '{"x": {"nulls": "error"}}'})
+    assert pickle.loads(pickle.dumps(options)) == options
+    assert len({options, parse_type_options({})}) <= 2
+
+
+def test_option_names_of_fields() -> None:
+    assert option_name("null_elements") == "nullElements"
+
+
+def test_needs_the_standard_library_alone() -> None:
+    code = (
+        "import sys, etl.tfrecord.types.policies; "
+        "sys.exit(bool({'numpy', 'pyarrow', 'pyspark', 'numba'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

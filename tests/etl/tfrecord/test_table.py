@@ -1,15 +1,22 @@
+"""Errors over rows name what the user can look up."""
+
 from __future__ import annotations
 
 import datetime as dt
+from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 import tensorflow as tf
+from pyspark.errors import PySparkException
 
 from conf.errors import ConfigError, InputDataError
-from etl.tfrecord.policies import ColumnPolicy, LoweringOptions
-from etl.tfrecord.table import TableWriter, read_table, write_table
-from etl.tfrecord.writer import ShardOptions
+from etl.tfrecord.files.writer import ShardOptions
+from etl.tfrecord.row_errors import locate_rows, refuse_unknown
+from etl.tfrecord.table import TableWriter, read_frame, read_table, write_frame, write_table
+from etl.tfrecord.types.policies import ColumnPolicy, TypeOptions
 
 TABLE = pa.table(
     {
@@ -58,7 +65,7 @@ def test_policies_on_both_ways(tmp_path):
     path = tmp_path / "a.tfrecord"
     with pytest.raises(ConfigError, match="day"):
         write_table(table, path)
-    lowering = LoweringOptions(ColumnPolicy(dates="days"))
+    lowering = TypeOptions(ColumnPolicy(dates="days"))
     write_table(table, path, lowering=lowering)
     assert read_table(path).column("day").to_pylist() == [20455, None]
     assert read_table(path, schema=table.schema, lowering=lowering).equals(table)
@@ -76,3 +83,114 @@ def test_an_empty_table(tmp_path):
     path = tmp_path / "a.tfrecord"
     assert write_table(TABLE.slice(0, 0), path).rows == 0
     assert read_table(path, schema=TABLE.schema).num_rows == 0
+
+
+def test_round_trip(tmp_path):
+    frame = pd.DataFrame(
+        {
+            "user": [1, 2**53 + 1],
+            "score": np.array([0.5, -1.5], np.float32),
+            "name": ["a", "ü"],
+            "history": [np.array([3, 1]), np.array([], np.int64)],
+        },
+        index=[7, 9],
+    )
+    path = tmp_path / "a.tfrecord"
+    write_frame(frame, path)
+    found = read_frame(path)
+    assert list(found.columns) == list(frame.columns)
+    assert found["user"].tolist() == frame["user"].tolist()
+    assert found["score"].dtype == np.float32
+    assert [list(h) for h in found["history"]] == [[3, 1], []]
+
+
+def test_ids_with_nulls_do_not_pass_through_a_float(tmp_path):
+    frame = pd.DataFrame({"id": pd.array([2**60 + 1, None], "Int64")})
+    write_frame(frame, tmp_path / "a.tfrecord")
+    found = read_frame(tmp_path / "a.tfrecord")
+    assert found["id"].dtype == "Int64"
+    assert found["id"][0] == 2**60 + 1
+    assert found["id"].isna().tolist() == [False, True]
+
+
+def test_a_column_of_mixed_types_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="astype"):
+        write_frame(pd.DataFrame({"x": [1, "a"]}), tmp_path / "a.tfrecord")
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pd.DataFrame([[1, 2]], columns=["a", "a"]),
+        pd.DataFrame({"a": [1j]}),
+        pd.DataFrame({"a": pd.arrays.SparseArray([0, 1])}),
+    ],
+)
+def test_what_arrow_has_no_form_for_is_refused(frame, tmp_path) -> None:
+    with pytest.raises(ConfigError, match="column of the frame"):
+        write_frame(frame, tmp_path / "f")
+    assert not (tmp_path / "f").exists()
+
+
+BATCH = pa.record_batch({"user": [7, 8], "tags": [["a"], []], "text": ["x" * 99, None]})
+
+
+def raised(batch: pa.RecordBatch | None, first_row: int | None, received: str) -> str:
+    with pytest.raises(InputDataError) as caught, locate_rows(batch, first_row, "the table"):
+        raise InputDataError("bad", received=received, allowed="a", fix="b")
+    return str(caught.value)
+
+
+def test_numbers_go_on_from_batch_to_batch_and_values_are_shown_in_short() -> None:
+    text = raised(BATCH, 100, "1e9 in row 0 of the batch")
+    assert f"1e9 in row 100 (from 0) of the table: user=7, text='{'x' * 39}…" in text
+    assert "allowed:  a\n  fix:      b" in text
+    assert "null in a row of the table: user=8" in raised(BATCH, None, "null in row 1 of the batch")
+    assert "row 5 (from 0) of the table\n" in raised(None, 2, "row 3 of the batch")
+    assert "received: something else" in raised(BATCH, 0, "something else")
+
+
+def test_values_that_python_cannot_show_are_left_out() -> None:
+    far = pa.record_batch({"t": pa.array([2**62], pa.timestamp("s")), "n": [1]})
+    assert "of the table: n=1" in raised(far, 0, "row 0 of the batch")
+
+
+def test_tables_name_their_own_row(tmp_path: Path) -> None:
+    batches = [pa.record_batch({"id": [k], "x": [float(k)]}) for k in range(3)]
+    batches.append(pa.record_batch({"id": [3], "x": [1e300]}))
+    table = pa.Table.from_batches(batches)
+    with pytest.raises(InputDataError, match=r"1e\+300 in row 3 \(from 0\) of the table: id=3"):
+        write_table(table, tmp_path / "f")
+    write_table(pa.table({"m.keys": [["a"], ["b"]], "m.values": [[1], []]}), tmp_path / "f")
+    schema = pa.schema({"m": pa.map_(pa.string(), pa.int64())})
+    lowering = TypeOptions(ColumnPolicy(maps="entries"))
+    with pytest.raises(InputDataError, match=r"row 1 \(from 0\) of the file"):
+        read_table(tmp_path / "f", schema=schema, lowering=lowering)
+
+
+@pytest.mark.parametrize("column", ["x", "d", "l"])
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_spark_rows_are_named(spark, tmp_path: Path, column: str, partitioned: bool) -> None:
+    bad = {
+        "x": "if(id = 77, 1e300D, 0D) x",
+        "d": "if(id = 77, date'9999-12-31' + 9, date'2026-01-01') d",
+        "l": "if(id = 77, array(1, null), array(1)) l",
+    }[column]
+    frame = spark.range(0, 100, 1, 2).selectExpr("id", "id % 2 part", bad)
+    writer = frame.write.format("sluice").mode("append").option("dates", "iso")
+    if partitioned:
+        writer = writer.option("partitionBy", "part")
+    with pytest.raises(PySparkException) as caught:
+        writer.save(str(tmp_path / "out"))
+    text = str(caught.value)
+    assert "of Spark partition 1" in text
+    assert "id=77" in text
+    assert "row 27 (from 0)" in text
+    if column != "d" and partitioned:
+        assert "of part=1: id=77" in text
+
+
+def test_all_unknown_names_are_listed_and_the_nearest_is_offered() -> None:
+    refuse_unknown("no such column", [], ["price"])
+    with pytest.raises(ConfigError, match=r"(?s)no such column.*prize, x.*price, day.*'price'"):
+        refuse_unknown("no such column", iter(["prize", "x"]), iter(["price", "day"]))

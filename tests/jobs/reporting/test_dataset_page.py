@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from conf.errors import ConfigError
+from etl.quality.drift import OTHER, Overlay
 from jobs.cli import run_app
 from jobs.inspect_dataset import app
-from jobs.reporting.dataset_page import find_other, render_dataset
+from jobs.reporting.dataset_page import find_other, render_dataset, shorten
 from tests.jobs.reporting.fixtures import VERSION_ID, FakeConfig, write_dataset, write_run
 from tests.jobs.reporting.test_page import Page
 
@@ -94,3 +96,31 @@ def test_the_command_writes_one_file_and_is_for_datasets(versions, tmp_path, cap
     runs = later.parents[2] / "runs" / "demo"
     assert run_app(app, [str(runs), "--html", str(file)]) == 2
     assert run_app(app, [str(later), "--against", "previous"]) == 2
+
+
+def laid(names: list[str], before: list[float], after: list[float], ordered: bool = False):
+    return Overlay(tuple(names), np.array(before), np.array(after), ordered)
+
+
+def test_few_values_are_all_shown():
+    bars = shorten(laid(["a", "b"], [3, 1], [2, 2]))
+    assert (bars.names, bars.before, bars.after) == (["a", "b"], [0.75, 0.25], [0.5, 0.5])
+    assert not bars.has_rest
+
+
+def test_what_was_not_counted_by_value_has_no_bar_of_its_own():
+    bars = shorten(laid(["a", OTHER, "b"], [1, 90, 9], [2, 98, 0]))
+    assert (bars.names, bars.places) == (["a", "b"], [0, 2])
+    assert bars.rest == pytest.approx((0.9, 0.98))
+    assert bars.has_rest
+
+
+def test_of_many_values_the_most_frequent_are_shown_and_the_rest_is_told():
+    names = [f"value {'long ' * 3}{n}" for n in range(30)]
+    before = [float(n) for n in range(30)]
+    bars = shorten(laid(names, before, before))
+    assert bars.places == list(range(29, 19, -1))
+    assert all(len(name) <= 14 for name in bars.names)
+    assert sum(bars.before) + bars.rest[0] == pytest.approx(1)
+    # Bins that rise stay in their order.
+    assert shorten(laid(names, before, before, ordered=True)).places == list(range(20, 30))

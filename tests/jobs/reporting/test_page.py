@@ -5,14 +5,16 @@ import re
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
 import jobs.reporting.plots
 from conf.run import METRICS_FILE, RUN_CARD_FILE, write_json
-from jobs.reporting.page import SECTIONS, render_page, run_title
+from jobs.reporting.page import SECTIONS, render_page, render_sweep, run_title, write_sweep_page
 from jobs.reporting.run_data import RunData, read_run
 from tests.jobs.reporting.fixtures import FakeConfig, write_dataset, write_run
+from training.sweep import SweepResult, TrialRecord
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 
@@ -187,7 +189,7 @@ def drawn_once(monkeypatch):
     plots = {plot for plot in vars(jobs.reporting.plots).values() if is_plot(plot)}
     remembered = {plot: remember(plot) for plot in plots}
     for name, module in list(sys.modules.items()):
-        if name.startswith("jobs.reporting.sections."):
+        if name.startswith("jobs.reporting.") and name != "jobs.reporting.plots":
             for attribute, value in list(vars(module).items()):
                 if is_plot(value):
                     monkeypatch.setattr(module, attribute, remembered[value])
@@ -214,3 +216,45 @@ def test_every_value_of_the_card_may_have_the_wrong_type(finished, drawn_once):
     for key in finished.card:
         for value in (None, 3, "text", [1], {"a": [None]}):
             Page(render_page(replace(finished, card={**finished.card, key: value})))
+
+
+def build_result(directory: Path, metric: str = "ndcg@10") -> SweepResult:
+    trials = []
+    for number, value in enumerate((0.25, 0.5, None)):
+        run = directory / "trials" / f"{number:04d}" / "runs" / "a b"
+        run.mkdir(parents=True)
+        (run / "report.html").write_text("a report")
+        state, detail = ("complete", str(run)) if value else ("fail", "<script>diverged</script>")
+        trials.append(TrialRecord(number, state, {"a": "[64]", "b": 1e-5}, value, 3.0, detail))
+    best = trials[1] if metric == "ndcg@10" else trials[0]
+    return SweepResult(directory, metric, tuple(trials), best)
+
+
+@pytest.mark.parametrize(("metric", "order"), [("ndcg@10", ["1", "0", "2"]), ("loss", list("012"))])
+def test_the_best_trial_comes_first_and_leads_to_its_report(
+    metric: str, order: list[str], tmp_path: Path
+) -> None:
+    text = write_sweep_page(build_result(tmp_path, metric)).read_text()
+    rows = text.partition("<tbody>")[2].split("<tr>")[1:]
+    assert [re.search(r">(\d)<", row).group(1) for row in rows] == order
+    links = re.findall(r'href="(trials/[^"]+)"', text)
+    assert links == [f"trials/000{number}/runs/a%20b/report.html" for number in order[:2]]
+    assert f"Trial {order[0]} is the best of 2" in " ".join(Page(text).text)
+
+
+def test_what_ended_a_trial_is_told_and_escaped(tmp_path: Path) -> None:
+    text = render_sweep(build_result(tmp_path))
+    assert "<script>" not in text
+    assert "fail: &lt;script&gt;diverged" in text
+
+
+def test_a_report_that_is_not_there_is_not_led_to(tmp_path: Path) -> None:
+    result = build_result(tmp_path)
+    (result.trials[1].run / "report.html").unlink()
+    assert len(re.findall(r'href="trials/', render_sweep(result))) == 1
+
+
+def test_a_sweep_without_trials_says_so(tmp_path: Path) -> None:
+    text = " ".join(Page(render_sweep(SweepResult(tmp_path, "mrr", (), None))).text)
+    assert "No trial is complete." in text
+    assert "No trial has begun." in text

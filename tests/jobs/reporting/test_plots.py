@@ -4,16 +4,103 @@ import math
 import re
 from xml.etree import ElementTree
 
+import matplotlib
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from jobs.reporting.blocks import TableCell, TableColumn, build_table, missing
+from jobs.reporting.formatting import (
+    MISSING,
+    format_bytes,
+    format_count,
+    format_metric,
+    format_number,
+    format_seconds,
+    format_share,
+    metric_order,
+    metric_title,
+)
 from jobs.reporting.plots import (
+    COLOURS,
     FlowStep,
+    PlotStyle,
     plot_flow,
     plot_learning,
     plot_metric_bars,
     plot_popularity,
+    render_histogram,
 )
+
+
+def _draw(name: str = "demo", text: str = "title") -> str:
+    with PlotStyle() as style:
+        canvas = style.canvas(200, 120)
+        axis = canvas.subplots()
+        axis.plot([0, 1], [0, 1], color=COLOURS["model"], label=text)
+        axis.set_title(text)
+        axis.legend()
+        return str(style.render(canvas, name, f"label of {text}"))
+
+
+def test_the_same_figure_gives_the_same_bytes():
+    assert _draw() == _draw()
+
+
+def test_two_figures_on_a_page_share_no_id():
+    ids = [set(re.findall(r'id="([^"]+)"', _draw(name))) for name in ("a", "b")]
+    assert ids[0]
+    assert not ids[0] & ids[1]
+
+
+def test_references_follow_the_renamed_ids():
+    svg = _draw()
+    referenced = set(re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', svg))
+    assert referenced
+    assert {a or b for a, b in referenced} <= set(re.findall(r'id="([^"]+)"', svg))
+
+
+def test_colours_are_the_page_s_variables_and_fonts_are_inherited():
+    svg = _draw()
+    assert "var(--model)" in svg
+    assert COLOURS["model"] not in svg
+    assert "DejaVu" not in svg
+    assert "<style" not in svg
+
+
+def test_carries_no_date_and_needs_nothing_from_elsewhere():
+    svg = _draw()
+    assert "<metadata" not in svg
+    assert not re.search(r"https?://(?!www\.w3\.org/(2000/svg|1999/xlink))", svg)
+
+
+@pytest.mark.parametrize("text", ["<script>alert(1)</script>", "$x_1", "a & b", 'say "#123456"'])
+def test_text_is_escaped_and_shown_as_it_is(text):
+    svg = _draw(text=text)
+    root = ElementTree.fromstring(svg.replace("<svg ", '<svg xmlns:xlink="x" ', 1))
+    assert text in "".join(root.itertext())
+    assert root.get("aria-label") == f"label of {text}"
+
+
+def test_a_user_s_own_matplotlib_settings_change_nothing_and_are_kept():
+    expected = _draw()
+    with matplotlib.rc_context({"axes.grid": False, "font.size": 33, "svg.fonttype": "path"}):
+        assert _draw() == expected
+        assert matplotlib.rcParams["font.size"] == 33
+
+
+def test_a_histogram_s_bars_are_as_tall_as_their_counts():
+    svg = str(render_histogram([("0", 5), ("1", 20), ("2 to 3", 0)], "Lengths of <b>"))
+    heights = [float(h) for h in re.findall(r'<rect [^>]*height="([\d.]+)"', svg)]
+    assert heights[0] == pytest.approx(heights[1] / 4, abs=0.1)
+    assert heights[2] == 0
+    assert "2 to 3: 0" in svg
+    assert "<b>" not in svg
+
+
+def test_an_empty_histogram_is_drawn():
+    ElementTree.fromstring(str(render_histogram([], "nothing")))
 
 
 def _text(svg: object) -> str:
@@ -75,3 +162,73 @@ def test_any_popularity_is_drawn(counts):
 def test_the_popularity_curve_stays_small_for_a_large_catalogue():
     counts = np.arange(2_000_000, 0, -1)
     assert len(plot_popularity(counts, "curve")) < 60_000
+
+
+def test_plain_strings_stand_for_cells():
+    table = build_table(
+        "caption", [TableColumn("a"), TableColumn("b")], [["x", TableCell("y", best=True)]]
+    )
+    assert table.rows == ((TableCell("x"), TableCell("y", best=True)),)
+
+
+def test_missing_is_marked():
+    assert missing("why").missing
+
+
+ALL = (format_bytes, format_count, format_metric, format_number, format_seconds, format_share)
+
+
+@pytest.mark.parametrize("form", ALL)
+@pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf, "7", True])
+def test_what_is_no_number_is_missing(form, value):
+    assert form(value) == MISSING
+
+
+@pytest.mark.parametrize(
+    ("form", "value", "expected"),
+    [
+        (format_count, 1_000_209, "1,000,209"),
+        (format_bytes, 999, "999 B"),
+        (format_bytes, 999.9, "1.0 kB"),
+        (format_bytes, 12_345_678, "12.3 MB"),
+        (format_bytes, 999_999_999, "1.0 GB"),
+        (format_bytes, 4.2e15, "4,200.0 TB"),
+        (format_seconds, 0.084, "84 ms"),
+        (format_seconds, 12.34, "12.3 s"),
+        (format_seconds, 59.97, "1 min 00 s"),
+        (format_seconds, 125, "2 min 05 s"),
+        (format_seconds, 3599.6, "1 h 00 min"),
+        (format_seconds, 12_000, "3 h 20 min"),
+        (format_share, 0.2213, "22.1%"),
+        (format_number, 3.0, "3"),
+        (format_number, 11.2749, "11.27"),
+        (format_number, 1_001_234_567.5, "1,001,234,568"),
+        (format_metric, 0.12345, "0.1235"),
+        (format_metric, -0.00001, "0.0000"),
+    ],
+)
+def test_reads_as_people_write_it(form, value, expected):
+    assert form(value) == expected
+
+
+@given(st.floats(0, 1, exclude_min=True, exclude_max=True))
+def test_a_share_inside_the_bounds_never_reads_as_one_of_them(share):
+    assert format_share(share) not in ("0%", "0.0%", "100%", "100.0%")
+
+
+@pytest.mark.parametrize("form", ALL)
+@given(value=st.floats(0, 1e15))
+def test_every_number_has_a_text(form, value):
+    assert form(value) not in ("", MISSING)
+
+
+def test_titles():
+    names = ("hit_rate@10", "ndcg@5", "mrr", "custom@3")
+    assert [metric_title(m) for m in names] == ["HR@10", "NDCG@5", "MRR", "custom@3"]
+
+
+def test_cut_offs_are_ordered_as_numbers():
+    shuffled = ["mrr", "ndcg@10", "hit_rate@10", "other", "hit_rate@5", "ndcg@5", "recall@1"]
+    assert sorted(shuffled, key=metric_order) == [
+        "hit_rate@5", "hit_rate@10", "ndcg@5", "ndcg@10", "recall@1", "mrr", "other",
+    ]  # fmt: skip

@@ -5,7 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from jobs.reporting.blocks import Beside, Figure, Note, Table
+from jobs.reporting.run_data import RankedList
 from jobs.reporting.verdict import (
+    build_lists,
+    build_quality,
     build_verdict,
     describe_protocol,
     headline_metric,
@@ -98,3 +102,91 @@ def test_a_sampled_protocol_is_not_described_as_the_catalogue():
     text = describe_protocol({"name": "sampled_99", "candidates": 100}, {"rows": 10})
     assert "up to 100 candidates" in text
     assert "catalogue" not in text
+
+
+def _tables(section):
+    blocks = [b for block in section.blocks for b in getattr(block, "blocks", (block,))]
+    return [block for block in blocks if isinstance(block, Table)]
+
+
+def _row(table, name):
+    return next(row for row in table.rows if row[0].text == name)
+
+
+def test_every_protocol_has_a_table_and_the_headline_has_bars(finished):
+    section = build_quality(finished)
+    captions = [table.caption for table in _tables(section)]
+    assert captions[0].startswith("Full ranking, unseen items")
+    assert [c.partition(":")[0] for c in captions[1:3]] == [
+        "Full ranking, all items", "99 sampled negatives",
+    ]  # fmt: skip
+    first = section.blocks[0]
+    assert isinstance(first, Beside)
+    assert isinstance(first.blocks[0], Figure)
+
+
+def test_values_the_best_and_the_ratio(finished):
+    row = _row(_tables(build_quality(finished))[0], "HR@10")
+    assert [cell.text for cell in row] == ["HR@10", "0.2213", "0.0929", "0.0133", "2.38\u00d7"]
+    assert [cell.best for cell in row] == [False, True, False, False, False]
+
+
+def test_the_best_may_be_popularity(finished):
+    protocol = finished.metrics["protocols"][0]
+    systems = {"model": {"mrr": 0.1}, "popularity": {"mrr": 0.3}}
+    metrics = {**finished.metrics, "protocols": [{**protocol, "systems": systems}]}
+    row = _row(_tables(build_quality(replace(finished, metrics=metrics)))[0], "MRR")
+    assert [cell.best for cell in row] == [False, False, True, False]
+
+
+def test_recall_is_shown_only_where_it_differs(finished):
+    assert "Recall" not in str(_tables(build_quality(finished))[0])
+    protocol = finished.metrics["protocols"][0]
+    systems = {"model": {"hit_rate@5": 0.4, "recall@5": 0.2}}
+    metrics = {**finished.metrics, "protocols": [{**protocol, "systems": systems}]}
+    assert _row(_tables(build_quality(replace(finished, metrics=metrics)))[0], "Recall@5")
+
+
+def test_labels_without_calibrated_scores_say_why(finished):
+    section = build_quality(finished)
+    assert _row(_tables(section)[-1], "AUC")[1].best
+    notes = [block.text for block in section.blocks if isinstance(block, Note)]
+    assert any("No log loss" in text for text in notes)
+    assert any("3 targets" in text for text in notes)
+
+
+def test_no_labels_no_sampled_protocol(finished):
+    metrics = {**finished.metrics, "labels": None, "beyond_accuracy": {}, "oov_targets": 0}
+    metrics["protocols"] = metrics["protocols"][:1]
+    assert len(_tables(build_quality(replace(finished, metrics=metrics)))) == 1
+
+
+def test_not_evaluated(finished):
+    section = build_quality(replace(finished, metrics=None, gaps={"metrics": "later"}))
+    assert section.blocks == (Note("later", missing=True),)
+
+
+def test_an_evaluation_without_protocols(finished):
+    section = build_quality(replace(finished, metrics={"protocols": []}))
+    assert section.blocks[0].missing
+
+
+def test_items_are_shown_by_title_with_their_scores(finished):
+    first = finished.lists[0]
+    row = build_lists(finished).blocks[0].rows[0]
+    assert row[0].text == first.user
+    assert row[1].text == f"Film {first.items[0]} ({first.scores[0]:.3g})"
+
+
+def test_without_titles_the_tokens(finished):
+    row = build_lists(replace(finished, catalogue=None)).blocks[0].rows[0]
+    assert row[1].text.startswith(f"{finished.lists[0].items[0]} (")
+
+
+def test_short_lists_and_lists_without_scores(finished):
+    short = replace(finished, lists=(RankedList("u", ("5",), ()),), catalogue=None)
+    assert [cell.text for cell in build_lists(short).blocks[0].rows[0]] == ["u", "5", *[""] * 4]
+
+
+def test_no_lists(finished):
+    assert build_lists(replace(finished, lists=())).blocks[0].missing

@@ -11,19 +11,21 @@ import pytest
 import tensorflow as tf
 
 from conf.manifest import Manifest
-from conf.training import CheckpointConfig, DSSMConfig, OptimizerConfig
-from training.checkpoint import Checkpoints
-from training.checkpoint.state import copy_state
-from training.models import build_model
-from training.models.base import RetrievalModel
-from training.optimizers import Optimizers
-from training.position import EpochSums, Position, Standing
+from conf.training.models import DSSMConfig
+from conf.training.optimizer import OptimizerConfig
+from conf.training.train import CheckpointConfig
+from training.checkpoint.checkpoint_files import EpochSums, Position, ResumeState
+from training.checkpoint.manager import CheckpointManager
+from training.checkpoint.training_state import copy_state
+from training.loop.optimizers import Optimizers
+from training.models.registry import build_model
+from training.models.retrieval import RetrievalModel
 
 MODEL = DSSMConfig(embedding_dim=4)
 
 
-def stand(epoch: int, batch: int = 0, sums: EpochSums | None = None) -> Standing:
-    return Standing(Position(epoch, batch), sums or EpochSums(), seed=7)
+def stand(epoch: int, batch: int = 0, sums: EpochSums | None = None) -> ResumeState:
+    return ResumeState(Position(epoch, batch), sums or EpochSums(), seed=7)
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Training:
 
     model: RetrievalModel
     optimizers: Optimizers
-    checkpoints: Checkpoints
+    checkpoints: CheckpointManager
 
     def step(self) -> None:
         users = {
@@ -44,7 +46,7 @@ class Training:
             loss = tf.reduce_sum(self.model.embed_users(users) * tf.range(1.0, 5.0))
         self.optimizers.apply(tape.gradient(loss, self.optimizers.variables_in_step_order))
 
-    def save(self, standing: Standing, *, best: bool = False) -> None:
+    def save(self, standing: ResumeState, *, best: bool = False) -> None:
         self.checkpoints.save(standing, best=best)
         self.checkpoints.wait()
 
@@ -61,7 +63,9 @@ def begin(tmp_path: Path, tiny_manifest: Manifest) -> Callable[..., Training]:
     ) -> Training:
         model = build_model(MODEL, tiny_manifest, seed)
         optimizers = Optimizers(OptimizerConfig(), model, 10)
-        return Training(model, optimizers, Checkpoints(run or tmp_path, model, optimizers, config))
+        return Training(
+            model, optimizers, CheckpointManager(run or tmp_path, model, optimizers, config)
+        )
 
     return build
 

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from conf.training import OptimizerConfig
-from tests.training.toy_training import ToyModel, build_toy_batches, squared_error
+from conf.training.optimizer import OptimizerConfig
+from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
 from training.embedding.distinct_rows import DISTINCT, add_distinct_ids, plan_lookups
-from training.gradient_guard import GradientGuard
-from training.loss_scale import LossScale
-from training.optimizers import Optimizers
-from training.step import StepOptions, TrainStep, build_run_steps
+from training.loop.gradients import LossScale
+from training.loop.optimizers import Optimizers
+from training.loop.step import GradientGuard, StepOptions, TrainStep, build_run_steps
 
 STEPS, BATCH = 5, 16
 

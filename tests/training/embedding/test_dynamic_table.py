@@ -1,21 +1,83 @@
+"""Rows of a dynamic table against dictionaries of float64, over batches of any keys."""
+
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from conf.training import OptimizerConfig
-from tests.training.toy_training import DIM, VOCABULARY, ToyModel, build_toy_batches, squared_error
+from conf.training.optimizer import OptimizerConfig
+from tests.training.toy_models import DIM, VOCABULARY, ToyModel, build_toy_batches, squared_error
 from training.embedding.distinct_rows import add_distinct_ids, plan_lookups
-from training.embedding.dynamic_table import DynamicTable
-from training.embedding.key_mapping import map_keys, plan_keyed_features
-from training.embedding.key_space import KeySpace
-from training.embedding.table import EmbeddingTable
-from training.optimizers import Optimizers
-from training.step import StepOptions, TrainStep, build_run_steps
+from training.embedding.dynamic_table import DynamicTable, draw_first_rows
+from training.embedding.key_mapping import (
+    ARRIVALS,
+    KeyedFeatures,
+    admit_arrivals,
+    map_keys,
+    plan_keyed_features,
+)
+from training.embedding.key_space import KeySpace, reading_rows
+from training.embedding.lazy_optimizer import (
+    LazyAdagrad,
+    LazyAdam,
+    LazyFTRL,
+    LazyOptimizer,
+    LazyRule,
+    LazySGD,
+)
+from training.embedding.static_table import EmbeddingTable
+from training.loop.optimizers import Optimizers
+from training.loop.step import StepOptions, TrainStep, build_run_steps
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+
+
+def draw(keys, dim: int = 5, seed: int = 3, table: str = "a") -> np.ndarray:
+    return draw_first_rows(np.array(keys, np.int64), dim, seed=seed, table=table, stddev=0.5)
+
+
+@settings(deadline=None)  # the first call compiles
+@given(st.lists(INT64, min_size=1, max_size=20), st.randoms())
+def test_the_order_of_keys_is_of_no_account(keys, random) -> None:
+    rows = draw(keys)
+    order = random.sample(range(len(keys)), len(keys))
+    np.testing.assert_array_equal(draw([keys[i] for i in order]), rows[order])
+
+
+def test_are_normal_and_independent() -> None:
+    keys = np.arange(2, 100_002)
+    rows = draw(keys, dim=4).astype(np.float64) / 0.5
+    assert np.isfinite(rows).all()
+    np.testing.assert_allclose(rows.mean(axis=0), 0.0, atol=0.015)
+    np.testing.assert_allclose(rows.std(axis=0), 1.0, atol=0.015)
+    # Shares below quantiles of the normal distribution.
+    for quantile, share in [(-1.959964, 0.025), (-0.674490, 0.25), (0.0, 0.5), (1.281552, 0.9)]:
+        np.testing.assert_allclose((rows < quantile).mean(axis=0), share, atol=0.006)
+    np.testing.assert_allclose(np.corrcoef(rows.T), np.eye(4), atol=0.015)
+    assert abs(np.corrcoef(rows[1:, 0], rows[:-1, 0])[0, 1]) < 0.015  # of neighbouring keys
+
+
+def test_depend_on_seed_and_table() -> None:
+    rows = draw([7, 8])
+    assert not np.isclose(rows, draw([7, 8], seed=4)).any()
+    assert not np.isclose(rows, draw([7, 8], table="b")).any()
+
+
+def test_a_longer_row_begins_as_a_shorter_one_does() -> None:
+    np.testing.assert_array_equal(draw([9], dim=7)[:, :4], draw([9], dim=4))
+
+
+def test_null_starts_at_zeros() -> None:
+    rows = draw([1, 2])
+    assert not rows[0].any()
+    assert rows[1].all()
+
 
 STEPS, BATCH = 8, 12
 KEYS = np.arange(VOCABULARY)
@@ -188,3 +250,121 @@ def test_two_tables_of_the_same_keys_grow_together() -> None:
     training.run(build_toy_batches(BATCH, 2), 2)
     assert tables["items"].vocabulary_size == tables["users"].vocabulary_size
     assert len(tables["users"].rows.numpy()) == len(tables["items"].rows.numpy()) > 2
+
+
+Vector = np.ndarray
+DYNAMIC_REFERENCE_BATCH, DYNAMIC_REFERENCE_DIM, RATE = 4, 3, 0.1
+# Few values, so that keys come again, padding, null, and the ends of the range.
+DYNAMIC_REFERENCE_KEYS = st.one_of(
+    st.integers(-2, 4), st.sampled_from([-(2**63), 2**63 - 1, 2**62])
+)
+BATCHES = st.lists(
+    st.lists(
+        DYNAMIC_REFERENCE_KEYS, min_size=DYNAMIC_REFERENCE_BATCH, max_size=DYNAMIC_REFERENCE_BATCH
+    ),
+    min_size=4,
+    max_size=10,
+)
+
+
+def move_by_sgd(row: Vector, gradient: Vector, state: dict[str, Any], step: int) -> Vector:
+    return row - RATE * gradient
+
+
+def move_by_adagrad(row: Vector, gradient: Vector, state: dict[str, Any], step: int) -> Vector:
+    state["sum"] = state.get("sum", 0.1) + gradient**2
+    return row - RATE * gradient / np.sqrt(state["sum"] + 1e-7)
+
+
+def move_by_adam(row: Vector, gradient: Vector, state: dict[str, Any], step: int) -> Vector:
+    state["first"] = 0.9 * state.get("first", 0.0) + 0.1 * gradient
+    state["second"] = 0.999 * state.get("second", 0.0) + 0.001 * gradient**2
+    size = RATE * np.sqrt(1 - 0.999**step) / (1 - 0.9**step)
+    return row - size * state["first"] / (np.sqrt(state["second"]) + 1e-7)
+
+
+def move_by_ftrl(row: Vector, gradient: Vector, state: dict[str, Any], step: int) -> Vector:
+    before = state.get("sum", np.full(DYNAMIC_REFERENCE_DIM, 0.1))
+    state["sum"] = before + gradient**2
+    sigma = (np.sqrt(state["sum"]) - np.sqrt(before)) / RATE
+    state["linear"] = state.get("linear", 0.0) + gradient - sigma * row
+    shrunk = np.clip(state["linear"], -1e-3, 1e-3) - state["linear"]
+    return shrunk / ((np.sqrt(state["sum"]) + 0.1) / RATE + 2 * 1e-2)
+
+
+RULES: dict[str, tuple[LazyRule, Callable[..., Vector]]] = {
+    "sgd": (LazySGD(), move_by_sgd),
+    "adagrad": (LazyAdagrad(), move_by_adagrad),
+    "adam": (LazyAdam(), move_by_adam),
+    "ftrl": (LazyFTRL(l1=1e-3, l2=1e-2, beta=0.1), move_by_ftrl),
+}
+
+
+def build_step(
+    table: DynamicTable, keyed: tuple[KeyedFeatures, ...], rule: LazyRule
+) -> Callable[[Mapping[str, Any]], None]:
+    """A step whose gradient of a row is the sum of what each lookup asks for, and the row."""
+    optimizer = LazyOptimizer([table.rows], rule, RATE)
+
+    def step(batch: Mapping[str, Any]) -> None:
+        admit_arrivals(batch[ARRIVALS], keyed)
+        with reading_rows(), tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(table.variable)
+            found = table.lookup(batch["key"])
+            loss = tf.reduce_sum(found * batch["asked"] + 0.5 * found * found)
+        optimizer.apply([tape.gradient(loss, table.variable)], [table.variable])
+
+    return tf.function(step, reduce_retracing=True)
+
+
+class ByDict:
+    """What a table and its rule should do."""
+
+    def __init__(self, table: DynamicTable, move: Callable[..., Vector]) -> None:
+        self._table, self._move = table, move
+        self.rows: dict[int, Vector] = {}
+        self._state: dict[int, dict[str, Any]] = {}
+
+    def train(self, keys: list[int], asked: Vector, step: int) -> None:
+        for key in keys:
+            is_full = len(self.rows) == self._table.keys.max_rows
+            if key and key not in self.rows and not is_full:
+                self.rows[key] = self._table.draw_rows(np.array([key]))[0].astype(np.float64)
+                self._state[key] = {}
+        sums: dict[int, Vector] = {}
+        for key, vector in zip(keys, asked, strict=True):
+            if key in self.rows:
+                sums[key] = sums.get(key, 0.0) + vector + self.rows[key]
+        for key, gradient in sums.items():
+            self.rows[key] = self._move(self.rows[key], gradient, self._state[key], step)
+
+
+@pytest.mark.parametrize("name", RULES)
+@settings(deadline=None, max_examples=3)  # each example traces a step
+@given(
+    batches=BATCHES,
+    max_rows=st.one_of(st.none(), st.integers(1, 5)),
+    capacity=st.integers(1, 8),
+    seed=st.integers(0, 2**31),
+)
+def test_rows_are_those_of_a_dictionary(name, batches, max_rows, capacity, seed) -> None:
+    rule, move = RULES[name]
+    space = KeySpace("key", max_rows=max_rows, capacity=capacity)
+    table = DynamicTable("key", space, DYNAMIC_REFERENCE_DIM, seed=5, stddev=0.5)
+    keyed, expected = plan_keyed_features({"key": table}, {"key": table}), ByDict(table, move)
+    asked = (
+        np.random.default_rng(seed)
+        .normal(size=(len(batches), DYNAMIC_REFERENCE_BATCH, DYNAMIC_REFERENCE_DIM))
+        .astype(np.float32)
+    )
+    dataset = tf.data.Dataset.from_tensor_slices(
+        {"key": np.array(batches, np.int64), "asked": asked}
+    )
+    step = build_step(table, keyed, rule)
+    for number, batch in enumerate(map_keys(dataset, keyed)):
+        step(batch)
+        expected.train(batches[number], asked[number], number + 1)
+        assert space.read_keys().tolist() == list(expected.rows)
+        rows = np.array(list(expected.rows.values())).reshape(-1, DYNAMIC_REFERENCE_DIM)
+        np.testing.assert_allclose(table.rows.numpy()[2:], rows, rtol=2e-4, atol=2e-5)
+        assert not table.rows.numpy()[:2].any()

@@ -6,16 +6,139 @@ import threading
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from conf.training.train import DevicesConfig
+from training.distribution.strategy import build_strategy
 from training.embedding.dynamic_table import DynamicTable
-from training.embedding.key_space import KeySpace, reading_rows, translating
+from training.embedding.key_index import FIRST_ROW, MIN_SLOTS, KeyIndex
+from training.embedding.key_mapping import (
+    ARRIVALS,
+    KeyedFeatures,
+    admit_arrivals,
+    map_keys,
+    plan_keyed_features,
+)
+from training.embedding.key_space import (
+    GrowingRows,
+    KeySpace,
+    read_capacity,
+    reading_rows,
+    reserve_rows,
+    translating,
+)
+from training.embedding.static_table import EmbeddingTable
 
-KEYS = np.array([5, -(2**63), 2**63 - 1, 77])
+INT64 = st.integers(-(2**63), 2**63 - 1)
+# Few values, so that keys come again, and the ends of the range.
+KEYS = st.one_of(st.integers(-3, 3), st.sampled_from([-(2**63), 2**63 - 1]), INT64)
+BATCHES = st.lists(st.lists(KEYS, max_size=30), max_size=8)
+
+
+def as_keys(values: list[int]) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+class ByDict:
+    """What the index should do, by a dictionary."""
+
+    def __init__(self, max_rows: int | None) -> None:
+        self.rows: dict[int, int] = {}
+        self.max_rows = max_rows
+
+    def map(self, keys: list[int]) -> list[int]:
+        found = []
+        for key in keys:
+            if key and key not in self.rows and len(self.rows) != self.max_rows:
+                self.rows[key] = FIRST_ROW + len(self.rows)
+            found.append(0 if key == 0 else self.rows.get(key, 1))
+        return found
+
+
+@settings(deadline=None)  # the first call compiles
+@given(BATCHES, st.one_of(st.none(), st.integers(1, 6)), st.lists(INT64, max_size=5))
+def test_does_what_a_dictionary_does(batches, max_rows, others) -> None:
+    index, expected = KeyIndex(max_rows), ByDict(max_rows)
+    for batch in batches:
+        wanted = expected.map(batch)
+        rows, refused = index.map(as_keys(batch))
+        assert rows.tolist() == wanted
+        assert refused == wanted.count(1)
+        assert len(index) == FIRST_ROW + len(expected.rows)
+        assert index.is_full == (len(expected.rows) == max_rows)
+    assert index.read_keys(FIRST_ROW, len(index)).tolist() == list(expected.rows)
+    known = [*expected.rows, *others, 0]
+    assert index.find(as_keys(known)).tolist() == [
+        0 if key == 0 else expected.rows.get(key, 1) for key in known
+    ]
+    assert len(index) == FIRST_ROW + len(expected.rows)  # looking up adds nothing
+
+
+@settings(deadline=None)  # the first call compiles
+@given(st.lists(INT64.filter(bool), unique=True, max_size=40), st.integers(0, 40))
+def test_a_prefix_is_the_index_as_it_was(keys, count) -> None:
+    index = KeyIndex()
+    index.map(as_keys(keys))
+    index.truncate(FIRST_ROW + count)
+    kept = keys[:count]
+    assert len(index) == FIRST_ROW + len(kept)
+    assert index.find(as_keys(keys)).tolist() == [
+        FIRST_ROW + i if i < count else 1 for i in range(len(keys))
+    ]
+    again, _ = index.map(as_keys(keys[::-1]))
+    later = keys[count:][::-1]
+    order = {key: FIRST_ROW + i for i, key in enumerate([*kept, *later])}
+    assert again.tolist() == [order[key] for key in keys[::-1]]
+
+
+def test_grows_past_its_first_slots() -> None:
+    keys = np.random.default_rng(1).integers(-(2**63), 2**63 - 1, 5 * MIN_SLOTS)
+    index = KeyIndex()
+    rows = np.concatenate([index.map(part)[0] for part in np.array_split(keys, 7)])
+    np.testing.assert_array_equal(rows, np.arange(len(keys)) + FIRST_ROW)
+    np.testing.assert_array_equal(index.find(keys), rows)
+    other = KeyIndex()
+    other.set_keys(index.read_keys(FIRST_ROW, len(index)))
+    np.testing.assert_array_equal(other.find(keys), rows)
+
+
+@pytest.mark.parametrize("keys", [[5, 6, 5], [0, 7]])
+def test_keys_that_cannot_be_a_table_are_refused(keys) -> None:
+    index = KeyIndex()
+    with pytest.raises(ValueError, match="twice"):
+        index.set_keys(as_keys(keys))
+    assert len(index) == FIRST_ROW
+
+
+def test_more_keys_than_it_may_have_are_refused() -> None:
+    with pytest.raises(ValueError, match="max_rows is 2"):
+        KeyIndex(2).set_keys(as_keys([3, 4, 5]))
+
+
+def test_threads_may_look_up_while_another_adds() -> None:
+    index, keys = KeyIndex(), np.arange(1, 60_001)
+    wrong: list[int] = []
+
+    def look() -> None:
+        for _ in range(30):
+            found = index.find(keys[::50])
+            wrong.extend(found[(found != 1) & (found != keys[::50] + 1)])
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    for part in np.array_split(keys, 100):
+        index.map(part)
+    reader.join()
+    assert not wrong
+
+
+KEY_SPACE_KEYS = np.array([5, -(2**63), 2**63 - 1, 77])
 
 
 def build(**options) -> KeySpace:
     space = KeySpace("item", **options)
-    space.set_keys(KEYS)
+    space.set_keys(KEY_SPACE_KEYS)
     return space
 
 
@@ -25,7 +148,7 @@ def test_keys_come_back_from_what_was_saved() -> None:
     assert not other.find_problems({n: (v.dtype.name, list(v.shape)) for n, v in saved.items()})
     other.restore_tensors(saved)
     assert other.row_count == 6
-    assert other.find(tf.constant(KEYS)).numpy().tolist() == [2, 3, 4, 5]
+    assert other.find(tf.constant(KEY_SPACE_KEYS)).numpy().tolist() == [2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(
@@ -116,3 +239,138 @@ def test_a_batch_is_mapped_before_a_new_session_begins_or_adds_nothing() -> None
     mapping.join()
     beginning.join()
     assert len(space.index) == space.row_count == 6
+
+
+def reserve(matrix: GrowingRows, count: int) -> int:
+    strategy = tf.distribute.get_strategy()
+
+    @tf.function
+    def run(rows: tf.Tensor) -> tf.Tensor:
+        with tf.control_dependencies(reserve_rows(matrix, rows)):
+            return read_capacity(matrix)
+
+    return int(
+        strategy.experimental_local_results(strategy.run(run, (tf.constant(count, tf.int64),)))[0]
+    )
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_more_memory_keeps_rows_and_holds_first_values(replicas: int) -> None:
+    strategy = build_strategy(DevicesConfig(cpu_replicas=replicas))
+    with strategy.scope():
+        keys = KeySpace("item", capacity=2)
+        matrix = GrowingRows(keys, 3, "slot", fill=0.5, trainable=False)
+        values = np.arange(12, dtype=np.float32).reshape(4, 3)
+        values[0] = 0.5  # of padding
+        matrix.assign(values)
+        assert reserve(matrix, 10) == 15
+    for copy in strategy.experimental_local_results(matrix.variable):
+        held = copy.numpy()
+        np.testing.assert_array_equal(held[:4], values)
+        np.testing.assert_array_equal(held[4:], np.full((11, 3), 0.5))
+
+
+def test_is_as_long_as_there_are_keys() -> None:
+    keys = KeySpace("item", capacity=50)
+    matrix = GrowingRows(keys, 2, "rows")
+    keys.set_keys(np.array([8, 9, 10]))
+    assert matrix.shape.as_list() == [5, 2]
+    matrix.assign(np.ones((5, 2), np.float32))
+    np.testing.assert_array_equal(matrix.numpy(), np.ones((5, 2)))
+    assert len(matrix.variable.read_value()) == 52
+    assert matrix.fill_like(0.25, "slot").numpy().tolist() == [[0.25, 0.25]] * 5
+
+
+def test_no_memory_beyond_the_most_keys_there_may_be() -> None:
+    matrix = GrowingRows(KeySpace("item", max_rows=11), 2, "rows")
+    assert reserve(matrix, 12) == 13
+
+
+def test_a_limit_of_more_than_32_bits_is_none() -> None:
+    matrix = GrowingRows(KeySpace("item", max_rows=3_000_000_000), 2, "rows")
+    assert reserve(matrix, 12) == 18
+
+
+DIM = 3
+KEY_MAPPING_BATCHES = [[7, 0, 9], [9, 9, -4], [5, 7, 6]]
+LISTS = [[[9, 0], [8, 7], [0, 0]], [[1, 8], [0, 0], [-4, 0]], [[7, 7], [7, 0], [3, 2]]]
+
+
+def build_table(**keys) -> DynamicTable:
+    return DynamicTable("item", KeySpace("item", capacity=1, **keys), DIM, seed=1)
+
+
+def build_batches() -> tf.data.Dataset:
+    columns = {"item": KEY_MAPPING_BATCHES, "list": LISTS, "label": [[1.0, 0.0, 1.0]] * 3}
+    return tf.data.Dataset.from_tensor_slices(
+        {name: tf.constant(c, tf.float32 if name == "label" else tf.int64)
+         for name, c in columns.items()}
+    )  # fmt: skip
+
+
+def plan(table: DynamicTable) -> tuple[KeyedFeatures, ...]:
+    return plan_keyed_features({"item": table, "list": table}, {"item": table})
+
+
+def admit(table: DynamicTable, batch) -> None:
+    tf.function(lambda: admit_arrivals(batch[ARRIVALS], plan(table)))()
+
+
+def test_rows_are_numbered_in_order_of_arrival() -> None:
+    table = build_table()
+    batches = list(map_keys(build_batches(), plan(table)))
+    order = {0: 0, 7: 2, 9: 3, 8: 4, -4: 5, 1: 6, 5: 7, 6: 8, 3: 9, 2: 10}
+    for batch, items, lists in zip(batches, KEY_MAPPING_BATCHES, LISTS, strict=True):
+        assert batch["item"].numpy().tolist() == [order[key] for key in items]
+        expected = [[order[key] for key in row] for row in lists]
+        assert batch["list"].numpy().tolist() == expected
+        assert batch["label"].dtype == tf.float32
+    assert batches[0]["item"].shape == [3]
+    assert batches[0]["list"].shape == [3, 2]
+    counts = [int(batch[ARRIVALS]["0"]["rows"]) for batch in batches]
+    assert counts == [5, 7, 11]
+    # What is numbered is part of the table with the step that trains on it, and not before.
+    assert table.vocabulary_size == 2
+    for batch, count in zip(batches, counts, strict=True):
+        admit(table, batch)
+        assert table.vocabulary_size == count
+        keys = table.keys.read_keys()
+        assert keys.tolist() == list(order)[1 : count - 1]
+        np.testing.assert_array_equal(table.rows.numpy()[2:], table.draw_rows(keys))
+        assert not table.rows.numpy()[:2].any()
+
+
+def test_ragged_lists_keep_their_lengths() -> None:
+    table = build_table()
+    ragged = tf.ragged.constant([[4, 5], [], [5]], dtype=tf.int64)
+    dataset = tf.data.Dataset.from_tensors({"item": tf.constant([5, 6, 4], tf.int64)})
+    dataset = dataset.map(lambda batch: {**batch, "list": ragged})
+    batch = next(iter(map_keys(dataset, plan(table))))
+    assert batch["item"].numpy().tolist() == [2, 3, 4]
+    assert batch["list"].to_list() == [[4, 2], [], [2]]
+
+
+def test_batches_that_are_not_trained_on_number_nothing() -> None:
+    table = build_table()
+    batches = list(map_keys(build_batches(), plan(table), batches=1))
+    assert batches[1]["item"].numpy().tolist() == [3, 3, 1]
+    assert len(table.keys.index) == 5
+
+
+def test_what_was_mapped_ahead_and_never_trained_on_is_forgotten() -> None:
+    table = build_table()
+    abandoned = iter(map_keys(build_batches(), plan(table)))
+    admit(table, next(abandoned))
+    again = iter(map_keys(build_batches().skip(2), plan(table)))
+    batch = next(again)
+    assert batch["item"].numpy().tolist() == [5, 2, 6]
+    admit(table, batch)
+    assert table.keys.read_keys().tolist() == [7, 9, 8, 5, 6, 3, 2]
+    for late in abandoned:  # an iterator that is still being read ahead adds nothing
+        assert late["item"].numpy().max() < 9
+    assert len(table.keys.index) == table.vocabulary_size == 9
+
+
+def test_static_tables_are_left_alone() -> None:
+    static = EmbeddingTable("gender", 4, DIM, seed=1)
+    assert plan_keyed_features({"gender": static}, {"gender": static}) == ()

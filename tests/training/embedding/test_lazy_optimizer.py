@@ -1,17 +1,218 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from conf.training import DevicesConfig
-from training.embedding.lazy_optimizer import LazyOptimizer, sum_repeated_rows
-from training.embedding.rules import FTRL, SGD, Adagrad, Adam
-from training.embedding.table import read_rows
-from training.strategy import build_strategy
+from conf.training.optimizer import OptimizerConfig
+from conf.training.train import DevicesConfig
+from training.distribution.strategy import build_strategy
+from training.embedding.lazy_optimizer import (
+    LazyAdagrad,
+    LazyAdam,
+    LazyFTRL,
+    LazyOptimizer,
+    LazyRule,
+    LazySGD,
+    build_lazy_rule,
+    sum_repeated_rows,
+)
+from training.embedding.static_table import read_rows
 
-ROWS, DIM = 12, 4
-RATE, BETA_1, BETA_2, EPSILON = 0.05, 0.8, 0.95, 1e-7
+ROWS, DIM, RATE = 9, 3, 0.07
+Row = np.ndarray
+State = dict[str, np.ndarray]
+
+
+def paper_sgd(row: Row, gradient: Row, state: State, t: int) -> Row:
+    return row - RATE * gradient
+
+
+def paper_adagrad(row: Row, gradient: Row, state: State, t: int) -> Row:
+    state["sum"] = state.get("sum", np.full(DIM, 0.3)) + gradient**2
+    return row - RATE * gradient / np.sqrt(state["sum"] + 1e-6)
+
+
+def paper_adam(row: Row, gradient: Row, state: State, t: int) -> Row:
+    state["m"] = 0.8 * state.get("m", np.zeros(DIM)) + 0.2 * gradient
+    state["v"] = 0.95 * state.get("v", np.zeros(DIM)) + 0.05 * gradient**2
+    size = RATE * np.sqrt(1 - 0.95**t) / (1 - 0.8**t)
+    return row - size * state["m"] / (np.sqrt(state["v"]) + 1e-6)
+
+
+def paper_ftrl(row: Row, gradient: Row, state: State, t: int) -> Row:
+    """Algorithm 1 of McMahan et al. 2013, coordinate by coordinate; beta 0.2, l1 0.05, l2 0.1."""
+    n = state.get("n", np.full(DIM, 0.3))
+    z = state.get("z", np.zeros(DIM))
+    sigma = (np.sqrt(n + gradient**2) - np.sqrt(n)) / RATE
+    state["z"] = z + gradient - sigma * row
+    state["n"] = n + gradient**2
+    new = np.zeros(DIM)
+    for i in range(DIM):
+        if abs(state["z"][i]) > 0.05:
+            shrunk = state["z"][i] - np.sign(state["z"][i]) * 0.05
+            new[i] = -shrunk / ((0.2 + np.sqrt(state["n"][i])) / RATE + 0.1)
+    return new
+
+
+@dataclass(frozen=True)
+class Case:
+    rule: LazyRule
+    paper: Callable[[Row, Row, State, int], Row]
+    peer: Callable[[], keras.optimizers.Optimizer]
+
+
+CASES = {
+    "sgd": Case(LazySGD(), paper_sgd, lambda: keras.optimizers.SGD(RATE)),
+    "adagrad": Case(
+        LazyAdagrad(0.3, 1e-6),
+        paper_adagrad,
+        lambda: keras.optimizers.Adagrad(RATE, initial_accumulator_value=0.3, epsilon=1e-6),
+    ),
+    "adam": Case(
+        LazyAdam(0.8, 0.95, 1e-6),
+        paper_adam,
+        lambda: keras.optimizers.Adam(RATE, beta_1=0.8, beta_2=0.95, epsilon=1e-6),
+    ),
+    # The paper's lambda_2 stands before half the squared norm, Keras' before all of it.
+    "ftrl": Case(
+        LazyFTRL(-0.5, 0.3, 0.05, 0.05, 0.2),
+        paper_ftrl,
+        lambda: keras.optimizers.Ftrl(
+            RATE,
+            initial_accumulator_value=0.3,
+            l1_regularization_strength=0.05,
+            l2_regularization_strength=0.05,
+            beta=0.2,
+        ),
+    ),
+}
+KINDS = sorted(CASES)
+
+
+def first_rows(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(ROWS, DIM)).astype(np.float32)
+
+
+def build(kind: str, start: np.ndarray) -> tuple[tf.Variable, LazyOptimizer]:
+    table = tf.Variable(start)
+    return table, LazyOptimizer([table], CASES[kind].rule, RATE)
+
+
+def slices(ids: np.ndarray, values: np.ndarray) -> tf.IndexedSlices:
+    return tf.IndexedSlices(tf.constant(values), tf.constant(ids), [ROWS, DIM])
+
+
+def draw_step(rng: np.random.Generator, batch: int) -> tuple[np.ndarray, np.ndarray]:
+    return rng.integers(ROWS, size=batch), rng.normal(size=(batch, DIM)).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, max_examples=20)
+@given(seed=st.integers(0, 2**16), count=st.integers(1, 5), batch=st.integers(1, 25))
+def test_equals_the_paper(kind: str, seed: int, count: int, batch: int) -> None:
+    rng, start = np.random.default_rng(seed), first_rows(seed)
+    table, optimizer = build(kind, start)
+    expected = start.astype(np.float64)
+    states: dict[int, State] = {row: {} for row in range(ROWS)}
+    for t in range(1, count + 1):
+        ids, values = draw_step(rng, batch)
+        optimizer.apply([slices(ids, values)], [table])
+        for row in set(ids.tolist()):
+            gradient = values[ids == row].astype(np.float64).sum(axis=0)
+            expected[row] = CASES[kind].paper(expected[row], gradient, states[row], t)
+    np.testing.assert_allclose(table.numpy(), expected, rtol=1e-4, atol=3e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, max_examples=10)
+@given(seed=st.integers(0, 2**16), count=st.integers(1, 5))
+def test_touching_every_row_equals_keras(kind: str, seed: int, count: int) -> None:
+    rng, start = np.random.default_rng(seed), first_rows(seed)
+    table, optimizer = build(kind, start)
+    dense, peer = tf.Variable(start), CASES[kind].peer()
+    for _ in range(count):
+        gradient = rng.normal(size=(ROWS, DIM)).astype(np.float32)
+        order = rng.permutation(ROWS)
+        halves = np.concatenate([order, order]), np.concatenate([gradient[order] / 2] * 2)
+        optimizer.apply([slices(*halves)], [table])
+        peer.apply([tf.constant(gradient)], [dense])
+    np.testing.assert_allclose(table.numpy(), dense.numpy(), rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_no_id_names_keep_every_bit(kind: str) -> None:
+    start = first_rows(0)
+    table, optimizer = build(kind, start)
+    before = {name: variables[0].numpy() for name, variables in optimizer.slots.items()}
+    optimizer.apply([slices(np.array([2, 5, 2]), np.ones((3, DIM), np.float32))], [table])
+    rest = [row for row in range(ROWS) if row not in (2, 5)]
+    np.testing.assert_array_equal(table.numpy()[rest], start[rest])
+    assert (table.numpy()[[2, 5]] != start[[2, 5]]).all()
+    for name, variables in optimizer.slots.items():
+        np.testing.assert_array_equal(variables[0].numpy()[rest], before[name][rest])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_goes_on_from_a_checkpoint_bit_for_bit(kind: str, tmp_path) -> None:
+    steps = [draw_step(np.random.default_rng(seed), 8) for seed in range(6)]
+    table, optimizer = build(kind, first_rows(0))
+    for step, (ids, values) in enumerate(steps):
+        if step == 3:
+            checkpoint = tf.train.Checkpoint(table=table, optimizer=optimizer)
+            path = checkpoint.save(str(tmp_path / "c"))
+        optimizer.apply([slices(ids, values)], [table])
+    other, restored = build(kind, first_rows(1))
+    checkpoint = tf.train.Checkpoint(table=other, optimizer=restored)
+    checkpoint.restore(path).assert_consumed()
+    for ids, values in steps[3:]:
+        restored.apply([slices(ids, values)], [other])
+    np.testing.assert_array_equal(other.numpy(), table.numpy())
+    assert int(restored.iterations) == 6
+    for name, variables in optimizer.slots.items():
+        np.testing.assert_array_equal(restored.slots[name][0].numpy(), variables[0].numpy())
+
+
+def test_l1_makes_exact_zeros() -> None:
+    table = tf.Variable(first_rows(0) * 0.01)
+    optimizer = LazyOptimizer([table], LazyFTRL(l1=10.0), RATE)
+    gradient = np.full((2, DIM), 0.5, np.float32)
+    optimizer.apply([slices(np.array([1, 4]), gradient)], [table])
+    assert not table.numpy()[[1, 4]].any()
+
+
+def test_a_config_names_the_rule() -> None:
+    def rule(**sparse: object) -> LazyRule:
+        return build_lazy_rule(OptimizerConfig.model_validate({"beta_1": 0.5, "sparse": sparse}))
+
+    assert rule() == LazyAdam(0.5, 0.999, 1e-7)
+    assert rule(kind="adam", beta_1=0.7, epsilon=1e-3) == LazyAdam(0.7, 0.999, 1e-3)
+    assert rule(kind="sgd") == LazySGD()
+    assert rule(kind="adagrad", initial_accumulator=0.4) == LazyAdagrad(0.4, 1e-7)
+    assert rule(kind="ftrl", l1=0.2, beta=1.0) == LazyFTRL(-0.5, 0.1, 0.2, 0.0, 1.0)
+
+
+@pytest.mark.parametrize("power", [-0.5, -0.7, 0.0])
+def test_ftrl_with_another_power_equals_keras(power: float) -> None:
+    start = first_rows(3)
+    table, dense = tf.Variable(start), tf.Variable(start)
+    optimizer = LazyOptimizer([table], LazyFTRL(learning_rate_power=power, l1=0.01), RATE)
+    peer = keras.optimizers.Ftrl(RATE, learning_rate_power=power, l1_regularization_strength=0.01)
+    for seed in range(3):
+        gradient = first_rows(seed + 10)
+        optimizer.apply([slices(np.arange(ROWS), gradient)], [table])
+        peer.apply([tf.constant(gradient)], [dense])
+    np.testing.assert_allclose(table.numpy(), dense.numpy(), rtol=1e-4, atol=2e-6)
+
+
+LAZY_OPTIMIZER_ROWS, LAZY_OPTIMIZER_DIM = 12, 4
+LAZY_OPTIMIZER_RATE, BETA_1, BETA_2, EPSILON = 0.05, 0.8, 0.95, 1e-7
 
 
 def reference_adam(table: np.ndarray, steps: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
@@ -23,50 +224,56 @@ def reference_adam(table: np.ndarray, steps: list[tuple[np.ndarray, np.ndarray]]
             gradient = values[ids == row].astype(np.float64).sum(axis=0)
             first[row] = BETA_1 * first[row] + (1 - BETA_1) * gradient
             second[row] = BETA_2 * second[row] + (1 - BETA_2) * gradient**2
-            step = RATE * np.sqrt(1 - BETA_2**t) / (1 - BETA_1**t)
+            step = LAZY_OPTIMIZER_RATE * np.sqrt(1 - BETA_2**t) / (1 - BETA_1**t)
             table[row] -= step * first[row] / (np.sqrt(second[row]) + EPSILON)
     return table
 
 
-def build(start: np.ndarray, rate=RATE) -> tuple[tf.Variable, LazyOptimizer]:
+def lazy_optimizer_build(
+    start: np.ndarray, rate=LAZY_OPTIMIZER_RATE
+) -> tuple[tf.Variable, LazyOptimizer]:
     table = tf.Variable(start)
-    optimizer = LazyOptimizer([table], Adam(BETA_1, BETA_2, EPSILON), rate)
+    optimizer = LazyOptimizer([table], LazyAdam(BETA_1, BETA_2, EPSILON), rate)
     return table, optimizer
 
 
-def slices(ids: np.ndarray, values: np.ndarray) -> tf.IndexedSlices:
-    return tf.IndexedSlices(tf.constant(values), tf.constant(ids), [ROWS, DIM])
-
-
 def draw_steps(
-    seed: int, count: int, batch: int, rows: int = ROWS
+    seed: int, count: int, batch: int, rows: int = LAZY_OPTIMIZER_ROWS
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     rng = np.random.default_rng(seed)
     return [
-        (rng.integers(rows, size=batch), rng.normal(size=(batch, DIM)).astype(np.float32))
+        (
+            rng.integers(rows, size=batch),
+            rng.normal(size=(batch, LAZY_OPTIMIZER_DIM)).astype(np.float32),
+        )
         for _ in range(count)
     ]
 
 
 def test_a_zero_gradient_moves_no_fresh_row() -> None:
-    start = np.zeros((ROWS, DIM), np.float32)
-    table, optimizer = build(start)
-    optimizer.apply([slices(np.array([0, 0, 3]), np.zeros((3, DIM), np.float32))], [table])
+    start = np.zeros((LAZY_OPTIMIZER_ROWS, LAZY_OPTIMIZER_DIM), np.float32)
+    table, optimizer = lazy_optimizer_build(start)
+    optimizer.apply(
+        [slices(np.array([0, 0, 3]), np.zeros((3, LAZY_OPTIMIZER_DIM), np.float32))], [table]
+    )
     assert not table.numpy().any()
 
 
 def test_a_table_without_gradient_is_left_out() -> None:
-    start = np.ones((ROWS, DIM), np.float32)
-    table, optimizer = build(start)
+    start = np.ones((LAZY_OPTIMIZER_ROWS, LAZY_OPTIMIZER_DIM), np.float32)
+    table, optimizer = lazy_optimizer_build(start)
     optimizer.apply([None], [table])
     np.testing.assert_array_equal(table.numpy(), start)
     assert int(optimizer.iterations) == 1
 
 
 def test_the_schedule_sees_the_zero_based_step() -> None:
-    start = np.ones((ROWS, DIM), np.float32)
-    table, optimizer = build(start, rate=lambda step: tf.where(step == 0, 0.0, 1.0))
-    gradient = slices(np.arange(ROWS), np.ones((ROWS, DIM), np.float32))
+    start = np.ones((LAZY_OPTIMIZER_ROWS, LAZY_OPTIMIZER_DIM), np.float32)
+    table, optimizer = lazy_optimizer_build(start, rate=lambda step: tf.where(step == 0, 0.0, 1.0))
+    gradient = slices(
+        np.arange(LAZY_OPTIMIZER_ROWS),
+        np.ones((LAZY_OPTIMIZER_ROWS, LAZY_OPTIMIZER_DIM), np.float32),
+    )
     optimizer.apply([gradient], [table])
     np.testing.assert_array_equal(table.numpy(), start)
     optimizer.apply([gradient], [table])
@@ -75,11 +282,15 @@ def test_the_schedule_sees_the_zero_based_step() -> None:
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_two_replicas_do_what_one_does(overlap: bool) -> None:
-    start = np.random.default_rng(0).normal(size=(ROWS, DIM)).astype(np.float32)
-    steps = draw_steps(3, 3, 8, rows=4 if overlap else ROWS)
+    start = (
+        np.random.default_rng(0)
+        .normal(size=(LAZY_OPTIMIZER_ROWS, LAZY_OPTIMIZER_DIM))
+        .astype(np.float32)
+    )
+    steps = draw_steps(3, 3, 8, rows=4 if overlap else LAZY_OPTIMIZER_ROWS)
     strategy = build_strategy(DevicesConfig(cpu_replicas=2))
     with strategy.scope():
-        table, optimizer = build(start)
+        table, optimizer = lazy_optimizer_build(start)
     all_ids = tf.constant(np.stack([ids for ids, _ in steps]))
     all_values = tf.constant(np.stack([values for _, values in steps]))
 
@@ -89,7 +300,7 @@ def test_two_replicas_do_what_one_does(overlap: bool) -> None:
         gradient = tf.IndexedSlices(
             tf.gather(all_values[index], rows),
             tf.gather(all_ids[index], rows),
-            tf.constant([ROWS, DIM]),
+            tf.constant([LAZY_OPTIMIZER_ROWS, LAZY_OPTIMIZER_DIM]),
         )
         optimizer.apply([gradient], [table])
 
@@ -113,7 +324,9 @@ def test_sum_repeated_rows() -> None:
     np.testing.assert_array_equal(merged.values.numpy()[1], values[1])
 
 
-@pytest.mark.parametrize("rule", [SGD(), Adagrad(), Adam(), FTRL()], ids=lambda r: type(r).__name__)
+@pytest.mark.parametrize(
+    "rule", [LazySGD(), LazyAdagrad(), LazyAdam(), LazyFTRL()], ids=lambda r: type(r).__name__
+)
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_the_cost_of_a_step_does_not_grow_with_the_vocabulary(rule, replicas: int) -> None:
     """No operation of a step has an output as long as the table, nor reads the table as a whole."""
@@ -121,7 +334,7 @@ def test_the_cost_of_a_step_does_not_grow_with_the_vocabulary(rule, replicas: in
     strategy = build_strategy(DevicesConfig(cpu_replicas=replicas))
     with strategy.scope():
         table = tf.Variable(tf.zeros([vocabulary, 2]))
-        optimizer = LazyOptimizer([table], rule, RATE, clip_value=0.5)
+        optimizer = LazyOptimizer([table], rule, LAZY_OPTIMIZER_RATE, clip_value=0.5)
 
     @tf.function
     def run(ids: tf.Tensor) -> None:
@@ -147,9 +360,9 @@ def test_the_cost_of_a_step_does_not_grow_with_the_vocabulary(rule, replicas: in
 
 
 def test_the_summed_gradient_is_clipped_not_its_parts() -> None:
-    start = np.zeros((ROWS, DIM), np.float32)
+    start = np.zeros((LAZY_OPTIMIZER_ROWS, LAZY_OPTIMIZER_DIM), np.float32)
     table = tf.Variable(start)
-    optimizer = LazyOptimizer([table], SGD(), 1.0, clip_value=1.5)
+    optimizer = LazyOptimizer([table], LazySGD(), 1.0, clip_value=1.5)
     values = np.array([[1, 1, -1, 0.5]] * 3, np.float32) * np.array([[1], [1], [0.25]], np.float32)
     optimizer.apply([slices(np.array([4, 4, 7]), values)], [table])
     np.testing.assert_array_equal(table.numpy()[4], [-1.5, -1.5, 1.5, -1.0])

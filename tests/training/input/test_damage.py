@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 
-from conf.dataset import read_manifest
 from conf.errors import InputDataError
 from conf.manifest import Manifest, SplitInfo
-from conf.training import InputConfig
-from training.input import (
-    InputCounts,
-    ReadOptions,
-    Source,
-    build_train_dataset,
-    count_rows,
-    read_batches,
-)
-from training.input.damage import tell_unlisted
+from conf.paths import read_manifest
+from conf.schema import FeatureSchema, FeatureSpec
+from conf.training.input import InputConfig
+from tests.training.tiny_dataset import one_feature
+from training.input.batches import build_eval_dataset, build_train_dataset, read_batches
+from training.input.damage import InputCounts, carry, input_errors, warn_unlisted
+from training.input.split_source import InputOptions, SplitSource, count_rows
 
 BASE = {"batch_size": 8, "shuffle_buffer": 100, "interleave_shards": 2, "parallel_parses": 2}
 DECODERS = pytest.mark.parametrize("decoder", ["block", "tensorflow"])
 
 
-def read(version: Path, manifest: Manifest, options: ReadOptions | None = None, **config) -> int:
+def read(version: Path, manifest: Manifest, options: InputOptions | None = None, **config) -> int:
     dataset = build_train_dataset(
         version, manifest, InputConfig.model_validate({**BASE, **config}),
         epoch=0, seed=1, options=options,
@@ -61,7 +59,7 @@ def test_damage_fails_with_file_and_offset(damaged: Path, decoder) -> None:
 def test_a_bad_record_alone_is_skipped_and_counted(damaged: Path, decoder) -> None:
     manifest, counts = read_manifest(damaged), InputCounts()
     rows = read(
-        damaged, manifest, ReadOptions(counts=counts), decoder=decoder, on_corrupt="skip_record"
+        damaged, manifest, InputOptions(counts=counts), decoder=decoder, on_corrupt="skip_record"
     )
     assert rows == 779 // 8 * 8
     assert counts.records == {"checksum of the payload does not match": 1}
@@ -71,7 +69,7 @@ def test_a_bad_record_alone_is_skipped_and_counted(damaged: Path, decoder) -> No
 
 def test_a_damaged_shard_is_skipped_whole_and_counted(damaged: Path) -> None:
     manifest, counts = read_manifest(damaged), InputCounts()
-    rows = read(damaged, manifest, ReadOptions(counts=counts), on_corrupt="skip_shard")
+    rows = read(damaged, manifest, InputOptions(counts=counts), on_corrupt="skip_shard")
     assert rows == 585 // 8 * 8
     assert list(counts.shards) == [str(damaged / "train" / "part-00002.tfrecord")]
     [told] = counts.describe()
@@ -82,7 +80,7 @@ def test_a_damaged_shard_is_skipped_whole_and_counted(damaged: Path) -> None:
 @pytest.mark.parametrize(("policy", "rows"), [("skip_record", 779), ("skip_shard", 585)])
 def test_what_is_left_is_counted_before_training(damaged: Path, policy, rows) -> None:
     config = InputConfig.model_validate({**BASE, "on_corrupt": policy})
-    assert count_rows(Source(damaged, read_manifest(damaged), "train", config)) == rows
+    assert count_rows(SplitSource(damaged, read_manifest(damaged), "train", config)) == rows
 
 
 def test_a_missing_shard_is_named_or_left_out(tmp_path: Path, tiny_version: Path) -> None:
@@ -93,7 +91,7 @@ def test_a_missing_shard_is_named_or_left_out(tmp_path: Path, tiny_version: Path
     for policy in ("fail", "skip_record"):
         with pytest.raises(InputDataError, match="part-00001"):
             read(version, manifest, on_corrupt=policy)
-    rows = read(version, manifest, ReadOptions(counts=counts), on_corrupt="skip_shard")
+    rows = read(version, manifest, InputOptions(counts=counts), on_corrupt="skip_shard")
     assert rows == 585 // 8 * 8
     assert len(counts.shards) == 1
 
@@ -135,7 +133,7 @@ def test_what_a_cut_shard_still_holds_is_read_and_the_rest_is_counted(
     had = cut_shard(version, 100, more_bytes)
     assert had == 195
     rows = read(
-        version, manifest, ReadOptions(counts=counts),
+        version, manifest, InputOptions(counts=counts),
         decoder=decoder, on_corrupt="skip_record", cache=cache,
     )  # fmt: skip
     assert rows == (780 - had + 100) // 8 * 8
@@ -159,7 +157,7 @@ def test_records_that_go_with_a_damaged_length_are_counted(
     content[second] ^= 1
     content[third] ^= 1
     shard.write_bytes(content)
-    rows = read(version, manifest, ReadOptions(counts=counts), on_corrupt="skip_record")
+    rows = read(version, manifest, InputOptions(counts=counts), on_corrupt="skip_record")
     assert rows == 778 // 8 * 8
     assert counts.totals() == {"bad_records": 2}
 
@@ -173,16 +171,16 @@ def test_files_that_the_manifest_does_not_list_are_told_once(
     shutil.copy(version / "train" / "part-00000.tfrecord", version / "train" / "part-9.tfrecord")
     with caplog.at_level(logging.WARNING):
         assert read(version, manifest) == 780 // 8 * 8
-        tell_unlisted(str(version), manifest)
+        warn_unlisted(str(version), manifest)
     told = [record for record in caplog.records if "not in the manifest" in record.getMessage()]
     assert len(told) == 1
     assert "train/part-9.tfrecord" in told[0].getMessage()
 
 
 def test_labels_other_than_0_and_1(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    assert read(tiny_version, tiny_manifest, ReadOptions(binary_label="label")) == 776
+    assert read(tiny_version, tiny_manifest, InputOptions(binary_label="label")) == 776
     with pytest.raises(InputDataError, match=r"'movie_id' holds a value[\s\S]*received: \d+ in"):
-        read(tiny_version, tiny_manifest, ReadOptions(binary_label="movie_id"))
+        read(tiny_version, tiny_manifest, InputOptions(binary_label="movie_id"))
 
 
 def test_an_empty_split_is_refused(tiny_version: Path, tiny_manifest: Manifest) -> None:
@@ -190,3 +188,82 @@ def test_an_empty_split_is_refused(tiny_version: Path, tiny_manifest: Manifest) 
     with pytest.raises(InputDataError, match="empty") as refused:
         read(tiny_version, replace(tiny_manifest, splits=splits))
     assert "batch_size" not in (refused.value.fix or "")  # no size of a batch would do
+
+
+CONFIG = InputConfig(batch_size=32, shuffle_buffer=100, interleave_shards=2)
+
+
+@pytest.mark.parametrize("position", [9, 30])  # in the length's checksum, and in the data
+def test_one_flipped_byte_names_the_shard(
+    tmp_path: Path, tiny_version: Path, position: int
+) -> None:
+    version = tmp_path / "damaged"
+    shutil.copytree(tiny_version, version)
+    shard = version / "train" / "part-00002.tfrecord"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2 + position] ^= 1
+    shard.write_bytes(content)
+    manifest = read_manifest(version)
+    dataset = build_train_dataset(version, manifest, CONFIG, epoch=0, seed=0)
+    with pytest.raises(InputDataError, match="part-00002") as caught:
+        list(read_batches(dataset, version, manifest, "train"))
+    assert re.search(r"checksum of the (length|payload).* at byte offset \d+", str(caught.value))
+    assert "input.on_corrupt" in caught.value.render()
+
+
+def test_a_missing_shard_is_named(
+    tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    version = tmp_path / "damaged"
+    shutil.copytree(tiny_version, version)
+    (version / "test" / "part-00001.tfrecord").unlink()
+    dataset = build_eval_dataset(version, tiny_manifest, "test", 8)
+    with pytest.raises(InputDataError, match="part-00001"):
+        list(read_batches(dataset, version, tiny_manifest, "test"))
+
+
+def test_an_absent_value_without_pad_value_names_the_feature(
+    tmp_path: Path, tiny_manifest: Manifest
+) -> None:
+    spec = FeatureSpec("price", "float32", "user")
+    manifest = one_feature(tmp_path, tiny_manifest, spec, [{"price": 1.0}, {}])
+    dataset = build_eval_dataset(tmp_path, manifest, "test", 2)
+    with (
+        pytest.raises(InputDataError, match="'price'"),
+        input_errors(tmp_path, manifest, "test"),
+    ):
+        list(dataset)
+
+
+def test_a_value_of_another_type_names_the_feature(tmp_path: Path, tiny_manifest: Manifest) -> None:
+    written = FeatureSpec("price", "int64", "user")
+    manifest = one_feature(tmp_path, tiny_manifest, written, [{"price": 1}])
+    expected = FeatureSpec("price", "float32", "user", pad_value=0.0)
+    manifest = replace(manifest, schema=FeatureSchema((expected,)))
+    dataset = build_eval_dataset(tmp_path, manifest, "test", 1)
+    with pytest.raises(InputDataError, match="'price'"):
+        list(read_batches(dataset, tmp_path, manifest, "test"))
+
+
+def test_other_errors_pass_through(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    with (
+        pytest.raises(tf.errors.InvalidArgumentError),
+        input_errors(tiny_version, tiny_manifest, "train"),
+    ):
+        tf.ensure_shape(tf.zeros([2]), [3])
+
+
+def test_an_error_of_the_input_comes_back_as_it_was(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    error = InputDataError("no such thing", received="this")
+
+    def fail() -> None:
+        raise carry(error)
+
+    with (
+        pytest.raises(InputDataError, match="no such thing") as caught,
+        input_errors(tiny_version, tiny_manifest, "train"),
+    ):
+        tf.py_function(fail, [], [])
+    assert caught.value is error

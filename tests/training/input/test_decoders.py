@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.errors import InputDataError
-from etl.tfrecord.decode import WireFeature
-from etl.tfrecord.framing import CorruptRecordError, RecordBlock
+from etl.tfrecord.files.framing import CorruptRecordError, RecordBlock
+from etl.tfrecord.types.features import WireFeature
 from training.input.decoders import build_block_decoder
 
 FEATURES = tuple(

@@ -12,16 +12,15 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conf.dataset import read_manifest
-from conf.layout import plan_slots
 from conf.manifest import Manifest, ShardInfo, SplitInfo
-from conf.schema import FeatureSchema, FeatureSpec
-from conf.training import InputConfig
-from etl.tfrecord.framing import read_records
-from tests.packed_dataset import pack_manifest, pack_version
-from tests.training.fixtures import write_shard
-from training.input import build_eval_dataset, build_train_dataset
-from training.input.reading import ReadOptions
+from conf.paths import read_manifest
+from conf.schema import FeatureSchema, FeatureSpec, plan_slots
+from conf.training.input import InputConfig
+from etl.tfrecord.files.framing import read_records
+from tests.datasets import pack_manifest, pack_version
+from tests.training.tiny_dataset import write_shard
+from training.input.batches import build_eval_dataset, build_train_dataset
+from training.input.split_source import InputOptions
 
 DECODERS = ("block", "tensorflow")
 ROWS = (37, 20, 41)
@@ -132,7 +131,7 @@ CHOICES = st.one_of(st.none(), st.lists(st.sampled_from(SCHEMA.names), min_size=
 def assert_same_batches(versions, decoder, config, names, start, seed, is_binary) -> None:
     if "bucket_boundaries" in config and not set(names or SCHEMA.names) & {"history"}:
         del config["bucket_boundaries"]
-    options = ReadOptions(binary_label="label" if is_binary else None)
+    options = InputOptions(binary_label="label" if is_binary else None)
     found = []
     for layout, kind in (("columns", "block"), ("packed", decoder)):
         resolved = InputConfig.model_validate({**config, "decoder": kind})
@@ -177,7 +176,7 @@ def test_workers_and_resumed_epochs_see_the_same(tiny_version, tmp_path):
     where = ((tiny_version, read_manifest(tiny_version)), (version, read_manifest(version)))
     config = InputConfig(batch_size=32, shuffle_buffer=100)
     for worker in range(2):
-        options = ReadOptions(worker=(worker, 2), epochs=2)
+        options = InputOptions(worker=(worker, 2), epochs=2)
         columns, packed = (
             plain(build_train_dataset(*at, config, epoch=1, seed=3, start_batch=5, options=options))
             for at in where
@@ -226,7 +225,7 @@ def damaged(folder: Path, manifest: Manifest, bad: bytes) -> tuple[Manifest, int
 def test_a_mutilated_record_is_damage(tmp_path, tiny_manifest, damage, decoder):
     manifest, offset = damaged(tmp_path, tiny_manifest, BAD[damage])
 
-    def read(on_corrupt: str, counts: ReadOptions) -> list:
+    def read(on_corrupt: str, counts: InputOptions) -> list:
         config = InputConfig.model_validate(
             {"batch_size": 1, "decoder": decoder, "on_corrupt": on_corrupt}
         )
@@ -235,14 +234,14 @@ def test_a_mutilated_record_is_damage(tmp_path, tiny_manifest, damage, decoder):
         )
 
     with pytest.raises(tf.errors.OpError, match=REASONS[damage]) as error:
-        read("fail", ReadOptions())
+        read("fail", InputOptions())
     assert f"byte offset {offset}" in str(error.value)
     assert "0.tfrecord" in str(error.value)
-    options = ReadOptions()
+    options = InputOptions()
     assert len(read("skip_record", options)) == 3
     assert options.counts.totals() == {"bad_records": 1}
     assert options.counts.first_bad == f"{tmp_path}/0.tfrecord, byte offset {offset}"
-    options = ReadOptions()
+    options = InputOptions()
     assert read("skip_shard", options) == []
     assert options.counts.totals() == {"shards": 1}
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,9 +11,15 @@ import tensorflow as tf
 
 from conf.errors import ConfigError
 from conf.manifest import Manifest
-from conf.training import DSSMConfig, MFConfig
-from training.input import Batch, build_eval_dataset
-from training.models import MODELS, build_model
+from conf.schema import FeatureSchema
+from conf.training.models import DSSMConfig, MFConfig
+from training.embedding.dynamic_table import DynamicTable
+from training.embedding.static_table import EmbeddingTable
+from training.input.batches import Batch, build_eval_dataset
+from training.models.embedding_tables import TableBuilder
+from training.models.mf import MatrixFactorization
+from training.models.registry import MODELS, build_model
+from training.models.retrieval import find_feature, table_size
 
 CONFIGS = [
     MFConfig(embedding_dim=4),
@@ -93,3 +101,154 @@ def test_squared_norms_of_the_looked_up_rows(tiny_manifest: Manifest, batch: Bat
     items = model.tables["movie_id"].rows.numpy()[batch["movie_id"].numpy()].astype(np.float64)
     expected = (users**2).sum(axis=1) + (items**2).sum(axis=1)
     np.testing.assert_allclose(model.sum_squared_rows(batch), expected, rtol=1e-5)
+
+
+def test_a_misspelt_feature_gets_a_hint(tiny_manifest: Manifest) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'genres'"):
+        find_feature(tiny_manifest, "generes")
+
+
+def test_features_of_one_table_must_have_one_vocabulary(tiny_manifest: Manifest) -> None:
+    assert table_size(tiny_manifest, tiny_manifest.schema["history"]) == 42
+    features = tuple(
+        replace(spec, vocabulary_size=7) if spec.name == "history" else spec
+        for spec in tiny_manifest.schema.features
+    )
+    manifest = replace(tiny_manifest, schema=FeatureSchema(features))
+    with pytest.raises(ConfigError, match="one vocabulary per embedding table"):
+        table_size(manifest, manifest.schema["movie_id"])
+    with pytest.raises(ConfigError, match="cannot be embedded"):
+        table_size(manifest, manifest.schema["label"])
+
+
+def test_the_score_is_dot_product_plus_item_bias(tiny_manifest: Manifest) -> None:
+    model = MatrixFactorization(MFConfig(embedding_dim=3), tiny_manifest, 1)
+    model.tables["movie_id_bias"].rows.assign(
+        tf.random.stateless_normal(model.tables["movie_id_bias"].rows.shape, [1, 2])
+    )
+    users = tf.constant([2, 5], tf.int64)
+    items = tf.constant([7, 3], tf.int64)
+    scores = tf.reduce_sum(
+        model.embed_users({"user_id": users}) * model.embed_items({"movie_id": items}), axis=1
+    )
+    user_rows = model.tables["user_id"].rows.numpy()[users.numpy()].astype(np.float64)
+    item_rows = model.tables["movie_id"].rows.numpy()[items.numpy()].astype(np.float64)
+    bias = model.tables["movie_id_bias"].rows.numpy()[items.numpy(), 0]
+    np.testing.assert_allclose(
+        scores, (user_rows * item_rows).sum(axis=1) + bias, rtol=1e-4, atol=1e-6
+    )
+
+
+def test_normalized_vectors_make_the_score_a_cosine(tiny_manifest: Manifest) -> None:
+    config = MFConfig(embedding_dim=3, item_bias=False, normalize=True)
+    model = MatrixFactorization(config, tiny_manifest, 1)
+    users = model.embed_users({"user_id": tf.constant([2, 5])})
+    items = model.embed_items({"movie_id": tf.constant([7, 3])})
+    for vectors, name, ids in ((users, "user_id", [2, 5]), (items, "movie_id", [7, 3])):
+        rows = model.tables[name].rows.numpy()[ids].astype(np.float64)
+        expected = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        np.testing.assert_allclose(vectors, expected, rtol=1e-5)
+
+
+def test_the_bias_starts_at_zero_and_can_be_left_out(tiny_manifest: Manifest) -> None:
+    with_bias = MatrixFactorization(MFConfig(embedding_dim=3), tiny_manifest, 1)
+    assert not with_bias.tables["movie_id_bias"].rows.numpy().any()
+    without = MatrixFactorization(MFConfig(embedding_dim=3, item_bias=False), tiny_manifest, 1)
+    assert set(without.tables) == {"user_id", "movie_id"}
+    assert without.embed_users({"user_id": tf.constant([2])}).shape == (1, 3)
+
+
+def test_an_unknown_user_ranks_by_the_items_bias(tiny_manifest: Manifest) -> None:
+    model = MatrixFactorization(MFConfig(embedding_dim=3), tiny_manifest, 1)
+    size = model.item_table.vocabulary_size
+    bias = tf.random.stateless_normal([size, 1], [1, 2])
+    model.tables["movie_id_bias"].rows.assign(bias)
+    user = model.embed_users({"user_id": tf.constant([1], tf.int64)})
+    items = model.embed_items({"movie_id": tf.range(2, size)})
+    np.testing.assert_allclose(items @ tf.transpose(user), bias[2:], atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_users_who_are_items_share_a_table(kind: str, tiny_manifest: Manifest) -> None:
+    item = tiny_manifest.schema["movie_id"]
+    follower = replace(item, name="user_id", role="user", shared_embedding="movie_id")
+    features = [
+        follower if spec.name == "user_id" else spec for spec in tiny_manifest.schema.features
+    ]
+    manifest = replace(tiny_manifest, schema=FeatureSchema(tuple(features)))
+    config = MFConfig.model_validate({"embedding_dim": 3, "embeddings": {"movie_id": kind}})
+    model = MatrixFactorization(config, manifest, 1)
+    assert model.user_table is model.item_table is model.tables["movie_id"]
+    assert not model.dense_variables
+    assert len(model.table_variables) == len(model.trainable_variables) == 2
+
+
+def test_a_table_named_as_the_bias_is_refused(tiny_manifest: Manifest) -> None:
+    tables = {"movie_id_bias": {"features": ["user_id"]}}
+    config = MFConfig.model_validate({"embedding_dim": 3, "embeddings": tables})
+    with pytest.raises(ConfigError, match="name of another table"):
+        MatrixFactorization(config, tiny_manifest, 1)
+
+
+FEATURES = ("user_id", "history", "movie_id", "genres", "label")
+
+
+def build(manifest: Manifest, **embeddings: Any) -> TableBuilder:
+    config = MFConfig.model_validate({"embedding_dim": 3, "embeddings": embeddings})
+    return TableBuilder(config, manifest, [manifest.schema[name] for name in FEATURES], 1)
+
+
+def test_a_table_that_is_not_named_is_static(tiny_manifest: Manifest) -> None:
+    builder = build(tiny_manifest, movie_id="static")
+    spec = tiny_manifest.schema["movie_id"]
+    table = builder.build(spec)
+    assert not isinstance(table, DynamicTable)
+    assert table.rows.shape == [spec.vocabulary_size, 3]
+    assert builder.resolve(spec) == spec
+    assert not builder.is_embedded(tiny_manifest.schema["label"])
+
+
+def test_features_of_one_vocabulary_share_its_dynamic_table(tiny_manifest: Manifest) -> None:
+    builder = build(tiny_manifest, movie_id={"max_rows": 5})
+    assert builder.resolve(tiny_manifest.schema["history"]).table == "movie_id"
+    table = builder.build(tiny_manifest.schema["history"])
+    assert isinstance(table, DynamicTable)
+    assert (table.dim, table.keys.max_rows, table.vocabulary_size) == (3, 5, 2)
+    bias = builder.build_beside("bias", table, 1)
+    assert isinstance(bias, DynamicTable)
+    assert bias.keys is table.keys
+    assert not bias.is_drawn
+
+
+def test_a_new_name_takes_its_features(tiny_manifest: Manifest) -> None:
+    builder = build(tiny_manifest, recent={"features": ["history"]})
+    assert builder.resolve(tiny_manifest.schema["history"]).table == "recent"
+    assert builder.resolve(tiny_manifest.schema["movie_id"]).table == "movie_id"
+    assert isinstance(builder.build(tiny_manifest.schema["history"]), DynamicTable)
+    assert type(builder.build(tiny_manifest.schema["movie_id"])) is EmbeddingTable
+
+
+def test_a_table_beside_a_static_one_is_static(tiny_manifest: Manifest) -> None:
+    builder = build(tiny_manifest)
+    table = builder.build(tiny_manifest.schema["genres"])
+    assert builder.build_beside("bias", table, 1).rows.shape == [table.vocabulary_size, 1]
+
+
+@pytest.mark.parametrize(
+    ("embeddings", "error"),
+    [
+        ({"movie_ids": "dynamic"}, "did you mean 'movie_id'"),
+        ({"genre": "static"}, "did you mean 'genres'"),
+        ({"a": {"features": ["movieid"]}}, "did you mean 'movie_id'"),
+        ({"label": "dynamic"}, "whole numbers"),
+        ({"movie_id": "dynamic", "a": {"features": ["history"]}}, "two tables"),
+        ({"a": {"features": ["history", "genres"]}}, "vocabulary genres, vocabulary movie_id"),
+        # By its name a table is also that of features that it leaves out.
+        ({"movie_id": {"features": ["movie_id"]}}, "add history to `features`"),
+        ({"movie_id": {"features": ["history"]}}, "add movie_id to `features`"),
+        ({"genres": {"features": ["user_id"]}}, "add genres to `features`"),
+    ],
+)
+def test_names_that_do_not_fit_are_refused(embeddings, error, tiny_manifest: Manifest) -> None:
+    with pytest.raises(ConfigError, match=error):
+        build(tiny_manifest, **embeddings)

@@ -17,9 +17,9 @@ from typing import Any
 import pyspark
 import pytest
 
-from etl.tfrecord.committed import read_committed
-from etl.tfrecord.crc32c import crc32c
-from etl.tfrecord.framing import read_records
+from etl.tfrecord.codec.crc32c import crc32c
+from etl.tfrecord.commit.output_manifest import read_output_manifest
+from etl.tfrecord.files.framing import read_records
 
 REPOSITORY = Path(__file__).parents[4]
 HIDDEN_PREFIXES = ("_temporary-", "_publishing-", "_replaced-", ".")
@@ -137,7 +137,7 @@ def pause(seconds: float) -> None:
 
 def check_output(root: Path, rows: int) -> None:
     """Every row once, the manifest true to the byte, and nothing left of any attempt."""
-    committed = read_committed(root)
+    committed = read_output_manifest(root)
     assert committed is not None
     payloads: list[bytes] = []
     for shard in committed.shards:

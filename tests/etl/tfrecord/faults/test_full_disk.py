@@ -9,15 +9,20 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from etl.tfrecord.committed import Committed, read_committed
-from etl.tfrecord.features import WireFeature
+from etl.tfrecord.commit.local_commit import (
+    JobPlan,
+    TaskResult,
+    begin_job,
+    discard_temporary,
+    hold_attempt,
+    publish,
+)
+from etl.tfrecord.commit.output_manifest import OutputManifest, ShardLimits, read_output_manifest
 from etl.tfrecord.options import WriteOptions
-from etl.tfrecord.publishing.commit import JobPlan, TaskResult, begin_job, publish
-from etl.tfrecord.publishing.temporary import discard, hold_attempt
-from etl.tfrecord.rolling import ShardLimits
-from etl.tfrecord.task_sink import TaskSink
-from tests.disks import PAGE_BYTES, fill, mount_small_disk
+from etl.tfrecord.spark.write_task import WriteTask
+from etl.tfrecord.types.features import WireFeature
 from tests.etl.tfrecord.faults.conftest import Driver, check_output
+from tests.machine import PAGE_BYTES, fill, mount_small_disk
 
 DISK_BYTES = 4 << 20
 
@@ -29,17 +34,17 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def run_job(root: Path, job: str, rows: range) -> None:
-    description = Committed("Example", None, (WireFeature("id", "int64"),), {}, (), ())
+    description = OutputManifest("Example", None, (WireFeature("id", "int64"),), {}, (), ())
     plan = JobPlan(job, "overwrite", False, description)
     options = WriteOptions(str(root), limits=ShardLimits(rows=20), index=True)
     try:
         begin_job(root, plan)
         with hold_attempt(root, job, "attempt") as attempt:
             batch = pa.record_batch({"id": list(rows)})
-            shards = TaskSink(attempt, f"part-{job}", options).write_all(iter([batch]))
+            shards = WriteTask(attempt, f"part-{job}", options).write_all(iter([batch]))
         publish(root, plan, [TaskResult(0, "attempt", shards)])
     except BaseException:
-        discard(root, job)
+        discard_temporary(root, job)
         raise
 
 
@@ -66,7 +71,7 @@ def test_the_disk_fills_up_at_every_moment_in_turn(small_disk: Path) -> None:
         assert {p for p in root.rglob("*") if p.is_dir()} == folders
         failures, pages = failures + 1, pages + 1
     assert failures > 10
-    assert {shard.job_id for shard in read_committed(root).shards} == {"b"}
+    assert {shard.job_id for shard in read_output_manifest(root).shards} == {"b"}
     assert len([name for name in listing(root) if name.startswith("part-")]) == 5
 
 

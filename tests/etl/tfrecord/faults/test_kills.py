@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from etl.tfrecord.committed import read_committed
+from etl.tfrecord.commit.output_manifest import read_output_manifest
 from tests.etl.tfrecord.faults.conftest import (
     Driver,
     check_output,
@@ -60,14 +60,14 @@ def test_a_task_that_is_always_killed_fails_the_job_alone(
 ) -> None:
     out = tmp_path / "out"
     assert local_driver.run(path=str(out), mode="overwrite", rows=100) == {}
-    before = read_committed(out)
+    before = read_output_manifest(out)
     local_driver.send(path=str(out), mode="overwrite", **JOB, partitions=1)
     killed: list[int] = []
     for _ in range(4):  # each in a process of its own, however long the last one took to die
         killed.append(wait_for_writers(out, without=killed)[0])
         kill(killed[-1])
     assert "error" in local_driver.receive()
-    assert read_committed(out) == before
+    assert read_output_manifest(out) == before
     check_output(out, 100)
 
 
@@ -91,7 +91,7 @@ def test_after_a_killed_driver_the_old_data_stands_and_the_next_write_cleans_up(
     doomed = start_driver("local[2]")
     assert local_driver.run(path=str(out), mode="overwrite", rows=100) == {}
     kill_driver(doomed.wait_ready(), out, 0.3)
-    assert read_committed(out).shards[0].rows == 50
+    assert read_output_manifest(out).shards[0].rows == 50
     assert list(out.glob("_temporary-*"))
     assert local_driver.run(path=str(out), mode="append", start=100, rows=300) == {}
     check_output(out, 300)
@@ -109,7 +109,7 @@ def test_driver_killed_at_some_moment(
     kill_driver(doomed.wait_ready(), out, after_s)
     wait_for_end(out)
     assert local_driver.run(path=str(out), mode="append", start=ROWS, rows=ROWS + 50) == {}
-    committed = read_committed(out)
+    committed = read_output_manifest(out)
     rows = sum(shard.rows for shard in committed.shards)
     assert rows in (150, ROWS + 50)
     check_output(out, rows)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conf.errors import SluiceError, UpstreamNotReadyError
-from etl.tfrecord.committed import read_committed
+from etl.tfrecord.commit.output_manifest import read_output_manifest
 from tests.etl.tfrecord.faults.conftest import Driver, check_output, wait_for_writers
 
 
@@ -66,7 +66,7 @@ def test_a_job_meets_one_that_was_faster(spark, tmp_path: Path, mode: str, wins:
     else:
         assert isinstance(slow.error, UpstreamNotReadyError)
         assert quick.shards[0].job_id in str(slow.error)
-        assert read_committed(out) == quick
+        assert read_output_manifest(out) == quick
         check_output(out, 10)
 
 

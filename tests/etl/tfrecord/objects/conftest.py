@@ -14,11 +14,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs
 
-from etl.tfrecord import storage as storage_module
-from etl.tfrecord.committed import Committed
-from etl.tfrecord.connectors import CONNECTORS
-from etl.tfrecord.publishing.liveness import Owner, describe_process
-from etl.tfrecord.storage import Storage
+from etl.tfrecord.commit.job import Owner, describe_process
+from etl.tfrecord.commit.output_manifest import OutputManifest
+from etl.tfrecord.files import object_store as storage_module
+from etl.tfrecord.files.object_store import CONNECTORS, Storage
 from tests.object_servers import SCHEMES, ObjectServer
 
 
@@ -185,13 +184,13 @@ def owner(monkeypatch: pytest.MonkeyPatch, live_owner: Owner) -> Callable[[Owner
     """Sets the process that jobs from here on belong to; at first this one."""
 
     def choose(chosen: Owner | None) -> None:
-        for module in ("intents", "object_attempts"):
-            monkeypatch.setattr(f"etl.tfrecord.publishing.{module}.find_owner", lambda: chosen)
+        for module in ("object_view", "object_commit"):
+            monkeypatch.setattr(f"etl.tfrecord.commit.{module}.find_owner", lambda: chosen)
 
     choose(live_owner)
     return choose
 
 
 @pytest.fixture
-def description() -> Committed:
-    return Committed("ByteArray", None, (), {}, (), ())
+def description() -> OutputManifest:
+    return OutputManifest("ByteArray", None, (), {}, (), ())

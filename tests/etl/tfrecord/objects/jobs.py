@@ -6,17 +6,14 @@ import uuid
 from collections.abc import Set
 
 from conf.manifest import ShardInfo
-from etl.tfrecord.committed import COMMIT_FILE, Committed
-from etl.tfrecord.publishing.commit import JobPlan, TaskResult
-from etl.tfrecord.publishing.modes import SaveMode
-from etl.tfrecord.publishing.object_attempts import hold_object_attempt
-from etl.tfrecord.publishing.object_commit import begin_object_job, publish_objects
-from etl.tfrecord.publishing.object_view import read_committed_object, view_directory
-from etl.tfrecord.rolling import WrittenShard
-from etl.tfrecord.storage import Storage
-from etl.tfrecord.task_sink import TaskShard
+from etl.tfrecord.commit.job import SaveMode
+from etl.tfrecord.commit.local_commit import JobPlan, TaskResult
+from etl.tfrecord.commit.object_commit import begin_object_job, hold_object_attempt, publish_objects
+from etl.tfrecord.commit.object_view import read_object_manifest, view_directory
+from etl.tfrecord.commit.output_manifest import COMMIT_FILE, OutputManifest, TaskShard, WrittenShard
+from etl.tfrecord.files.object_store import Storage
 
-DESCRIPTION = Committed("ByteArray", None, (), {}, (), ())
+DESCRIPTION = OutputManifest("ByteArray", None, (), {}, (), ())
 
 
 class Job:
@@ -78,7 +75,7 @@ def leftovers(root: Storage, found: Set[str] | None = None) -> list[str]:
         root: The directory.
         found: What is in it, where that is known.
     """
-    committed = read_committed_object(root)
+    committed = read_object_manifest(root)
     shards = {shard.path for shard in committed.shards} if committed else set()
     known = {COMMIT_FILE, "_SUCCESS"} | shards | {f"_index/{path}.idx" for path in shards}
     return sorted((root.list_objects().keys() if found is None else found) - known)

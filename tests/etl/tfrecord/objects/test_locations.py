@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
 import pytest
 
-from conf.errors import ConfigError
-from etl.tfrecord.locations import (
+from conf import paths
+from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
+from etl.tfrecord.files.locations import (
     FileOpener,
+    StoredPath,
     check_settings,
+    find_path,
     is_remote,
     parse_path,
     parse_storage,
+    read_manifest,
+    resolve_version,
     split_storage_options,
 )
-from etl.tfrecord.options import parse_write_options
-from etl.tfrecord.read_options import parse_read_options
-from etl.tfrecord.storage import Storage
+from etl.tfrecord.files.object_store import Storage, add_environment, connect, unreachable
+from etl.tfrecord.options import parse_read_options, parse_write_options
+from tests.datasets import build_manifest
+from tests.object_servers import BUCKET, SCHEMES, ObjectServer, run_server
+from tests.object_servers import SECRET as SERVER_SECRET
 
 SECRET = "AKIAsecret"
 
@@ -100,3 +115,192 @@ def test_local_paths_stay_local(tmp_path) -> None:
     (tmp_path / "x").write_bytes(b"abc")
     with FileOpener()(tmp_path / "x") as file:
         assert file.read() == b"abc"
+
+
+VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "STORAGE_EMULATOR_HOST")
+
+
+@pytest.fixture
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("_no_environment")
+@pytest.mark.parametrize(
+    ("scheme", "variable", "value", "found"),
+    [
+        ("s3", "AWS_ENDPOINT_URL", "https://minio:9000",
+         {"endpoint_override": "minio:9000", "scheme": "https"}),
+        ("s3", "AWS_ENDPOINT_URL_S3", "http://minio:9000/",
+         {"endpoint_override": "minio:9000", "scheme": "http"}),
+        ("gs", "STORAGE_EMULATOR_HOST", "localhost:9023",
+         {"endpoint_override": "localhost:9023", "scheme": "http", "anonymous": "true"}),
+        ("gs", "STORAGE_EMULATOR_HOST", "https://gcs:1",
+         {"endpoint_override": "gcs:1", "scheme": "https", "anonymous": "true"}),
+        ("gs", "AWS_ENDPOINT_URL", "http://minio:9000", {}),
+        ("s3", "STORAGE_EMULATOR_HOST", "localhost:9023", {}),
+    ],
+)  # fmt: skip
+def test_the_environment_names_the_endpoint(
+    monkeypatch: pytest.MonkeyPatch, scheme: str, variable: str, value: str, found: dict[str, str]
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert dict(add_environment(scheme, ())) == found
+    assert dict(add_environment(scheme, (("region", "eu"),))) == {**found, "region": "eu"}
+    chosen = check_settings({"endpoint_override": "http://other:1"})
+    assert add_environment(scheme, chosen) == chosen
+
+
+@pytest.mark.usefixtures("_no_environment")
+def test_an_endpoint_of_s3_alone_comes_before_that_of_all_services(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://all:1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://own:1")
+    assert dict(add_environment("s3", ()))["endpoint_override"] == "own:1"
+
+
+@pytest.mark.usefixtures("_no_environment")
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_reading_without_credentials(
+    server_of: Callable[[str], ObjectServer], monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    server = server_of(scheme)
+    server.place("anonymous").put("x", b"1")
+    for name in server.environment:
+        monkeypatch.delenv(name)
+    settings = check_settings({**server.settings, "anonymous": "true"})
+    assert Storage(scheme, f"{BUCKET}/anonymous", settings).read("x") == b"1"
+
+
+@pytest.mark.usefixtures("_no_environment")
+def test_a_region_is_no_setting_of_google() -> None:
+    with pytest.raises(ConfigError, match="gs://bucket cannot be reached"):
+        connect("gs", "bucket", (("region", "eu"),))
+
+
+@pytest.mark.usefixtures("_no_environment")
+def test_a_store_is_not_asked_for_longer_than_a_minute() -> None:
+    _, (arguments,) = connect("gs", "bucket", ()).__reduce__()
+    assert arguments["retry_time_limit"] == timedelta(seconds=60)
+
+
+@pytest.mark.usefixtures("_no_environment")
+def test_refused_credentials_end_in_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The server checks credentials from the second request on: the first makes the bucket.
+    with run_server("s3", INITIAL_NO_AUTH_ACTION_COUNT="2") as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        for call in (resolve_version, lambda uri: read_manifest(resolve_version(uri))):
+            with pytest.raises(ConfigError, match="cannot be reached") as refused:
+                call(f"s3://{BUCKET}/data")
+            assert "ACCESS_DENIED" in str(refused.value)
+            assert "credentials" in str(refused.value)
+            assert SERVER_SECRET not in str(refused.value)
+
+
+@pytest.mark.usefixtures("_no_environment")
+def test_hdfs_without_a_client_says_what_to_install() -> None:
+    """In a process of its own: the library is looked for once per process."""
+    code = (
+        "from conf.errors import ConfigError\n"
+        "from etl.tfrecord.files.locations import resolve_version\n"
+        "from etl.tfrecord.files.input_files import list_input_files\n"
+        "from etl.tfrecord.options import parse_read_options\n"
+        "def read(uri): list_input_files(parse_read_options({'path': uri}))\n"
+        "for call in (resolve_version, read):\n"
+        "    try: call('hdfs://namenode:9000/data')\n"
+        "    except ConfigError as error: print(error)\n"
+    )
+    variables = ("JAVA_HOME", "HADOOP_HOME", "ARROW_LIBHDFS_DIR", "CLASSPATH")
+    environment = {k: v for k, v in os.environ.items() if k not in variables}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
+    )
+    assert done.stdout.count("hdfs://namenode:9000 cannot be reached") == 2
+    assert all(done.stdout.count(name) >= 2 for name in variables)
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.usefixtures("_no_environment")
+def test_only_the_first_line_of_an_error_is_shown() -> None:
+    error = unreachable("s3://b", OSError("first\nsecond"))
+    assert "first" in str(error)
+    assert "second" not in str(error)
+
+
+def publish(base: Storage, version_id: str = "v1") -> Storage:
+    version = base.child(f"versions/{version_id}")
+    version.put("train/part-0", b"x" * 10)
+    version.put("manifest.json", build_manifest(version_id).dumps().encode())
+    base.put("CURRENT", f"{version_id}\n".encode())
+    return version
+
+
+def test_local_paths_are_paths(tmp_path: Path) -> None:
+    assert find_path(tmp_path) == find_path(f"file://{tmp_path}") == tmp_path
+    with pytest.raises(UpstreamNotReadyError):
+        resolve_version(tmp_path)
+    version = tmp_path / "versions" / "v1"
+    (version / "train").mkdir(parents=True)
+    (version / "train" / "part-0").write_bytes(b"x" * 10)
+    (version / "manifest.json").write_text(build_manifest("v1").dumps())
+    (tmp_path / "CURRENT").write_text("v1\n")
+    assert resolve_version(str(tmp_path)) == version
+    assert read_manifest(version) == paths.read_manifest(version)
+
+
+def test_places_in_stores() -> None:
+    assert str(find_path("s3a://bucket/a//b/")) == "s3://bucket/a/b"
+    assert isinstance(find_path("hdfs://host:9000/a"), StoredPath)
+    with pytest.raises(ConfigError, match="file system"):
+        find_path("ftp://host/a")
+    with pytest.raises(ConfigError) as refused:
+        find_path("s3://key:s3cr3t@bucket/a")
+    assert "s3cr3t" not in str(refused.value)
+
+
+def test_current_and_direct_places_resolve(any_root: Storage) -> None:
+    publish(any_root, "v0")
+    version = publish(any_root)
+    assert str(resolve_version(any_root.uri)) == version.uri
+    assert str(resolve_version(version.uri)) == version.uri
+    assert read_manifest(resolve_version(any_root.uri)) == build_manifest("v1")
+    any_root.put("CURRENT", b"v0")
+    assert str(resolve_version(any_root.uri)) == f"{any_root.uri}/versions/v0"
+
+
+@pytest.mark.parametrize("current", [b"v2", b"../../etc", b"", b"\xff"])
+def test_current_that_names_no_version_is_refused(any_root: Storage, current: bytes) -> None:
+    publish(any_root)
+    any_root.put("CURRENT", current)
+    with pytest.raises(InputDataError, match="names a published dataset version that is not there"):
+        resolve_version(any_root.uri)
+
+
+def test_nothing_there_and_no_bucket(any_root: Storage) -> None:
+    any_root.put("x", b"")
+    with pytest.raises(UpstreamNotReadyError):
+        resolve_version(any_root.child("none").uri)
+    with pytest.raises(ConfigError, match="no such bucket"):
+        resolve_version(f"{any_root.scheme}://nowhere/none")
+
+
+def test_missing_cut_and_escaping_objects_are_refused(any_root: Storage) -> None:
+    version = publish(any_root)
+    place = resolve_version(any_root.uri)
+    version.put("train/part-0", b"x" * 9)
+    with pytest.raises(InputDataError, match="not as long"):
+        read_manifest(place)
+    version.delete("train/part-0")
+    with pytest.raises(InputDataError, match="missing"):
+        read_manifest(place)
+    data = json.loads(build_manifest("v1").dumps())
+    data["splits"][0]["shards"][0]["path"] = "../../CURRENT"
+    version.put("manifest.json", json.dumps(data).encode())
+    with pytest.raises(InputDataError, match="outside"):
+        read_manifest(place)
+    version.put("manifest.json", b'{"a": "\xff"}')
+    with pytest.raises(InputDataError, match="cannot read"):
+        read_manifest(place)

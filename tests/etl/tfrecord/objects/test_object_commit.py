@@ -5,25 +5,28 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import threading
 from collections.abc import Callable
 
 import pytest
 
-from conf.errors import ConfigError, InputDataError, InternalError
-from etl.tfrecord import storage as storage_module
-from etl.tfrecord.committed import COMMIT_FILE
-from etl.tfrecord.publishing.committer import ObjectCommitter
-from etl.tfrecord.publishing.intents import Intent
-from etl.tfrecord.publishing.liveness import Owner
-from etl.tfrecord.publishing.object_attempts import hold_object_attempt, sweep_dead_jobs
-from etl.tfrecord.publishing.object_view import read_committed_object
-from etl.tfrecord.side_index import index_path
-from etl.tfrecord.storage import Storage
+from conf.errors import ConfigError, InputDataError, InternalError, UpstreamNotReadyError
+from etl.tfrecord.commit.committer import ObjectCommitter
+from etl.tfrecord.commit.job import Owner
+from etl.tfrecord.commit.object_commit import (
+    hold_object_attempt,
+    sweep_dead_jobs,
+    temporary_storage,
+)
+from etl.tfrecord.commit.object_view import Intent, read_object_manifest
+from etl.tfrecord.commit.output_manifest import COMMIT_FILE
+from etl.tfrecord.files import object_store as storage_module
+from etl.tfrecord.files.data_files import index_path
+from etl.tfrecord.files.object_store import Storage
+from tests.etl.tfrecord.objects.conftest import FakeStore
+from tests.etl.tfrecord.objects.jobs import Job, leftovers, read_words
 
-from .conftest import FakeStore
-from .jobs import Job, leftovers, read_words
-
-pytestmark = pytest.mark.usefixtures("owner")
+OBJECT_COMMIT_MARK = pytest.mark.usefixtures("owner")
 
 HIDDEN = ("_temporary-", "_publishing-")
 
@@ -32,6 +35,7 @@ class Death(BaseException):
     """Nothing runs after it."""
 
 
+@OBJECT_COMMIT_MARK
 def test_append_and_overwrite(store: FakeStore, root: Storage) -> None:
     assert Job(root, "append", ["a", "b"]).run()
     assert Job(root, "append", ["c"]).run()
@@ -42,6 +46,7 @@ def test_append_and_overwrite(store: FakeStore, root: Storage) -> None:
     assert "_SUCCESS" in store.objects(root.root)
 
 
+@OBJECT_COMMIT_MARK
 def test_dynamic_overwrite_replaces_only_its_partitions(store: FakeStore, root: Storage) -> None:
     Job(root, "append", ["d=1/a", "d=2/b"]).run()
     Job(root, "overwrite", ["d=2/c", "d=3/e"], replaces_partitions=True).run()
@@ -49,6 +54,7 @@ def test_dynamic_overwrite_replaces_only_its_partitions(store: FakeStore, root: 
     assert leftovers(root, store.objects(root.root)) == []
 
 
+@OBJECT_COMMIT_MARK
 def test_modes_protect_what_is_there(store: FakeStore, root: Storage) -> None:
     Job(root, "errorifexists", ["a"]).run()
     with pytest.raises(ConfigError, match="holds data already"):
@@ -57,6 +63,7 @@ def test_modes_protect_what_is_there(store: FakeStore, root: Storage) -> None:
     assert read_words(root) == ["a"]
 
 
+@OBJECT_COMMIT_MARK
 def test_shards_of_others_do_not_vanish_behind_a_manifest(store: FakeStore, root: Storage) -> None:
     root.put("part-r-00000.tfrecord", b"foreign")
     with pytest.raises(ConfigError, match="without a manifest"):
@@ -67,6 +74,7 @@ def test_shards_of_others_do_not_vanish_behind_a_manifest(store: FakeStore, root
     assert leftovers(root, store.objects(root.root)) == []
 
 
+@OBJECT_COMMIT_MARK
 @pytest.mark.parametrize("damage", ["missing", "cut"])
 def test_a_missing_attempt_publishes_nothing(store: FakeStore, root: Storage, damage: str) -> None:
     Job(root, "append", ["a"]).run()
@@ -83,6 +91,7 @@ def test_a_missing_attempt_publishes_nothing(store: FakeStore, root: Storage, da
     assert not [k for k in store.objects(root.root) if k.startswith("_publishing-")]
 
 
+@OBJECT_COMMIT_MARK
 def test_an_error_takes_everything_back(store: FakeStore, root: Storage) -> None:
     Job(root, "append", ["a"]).run()
     before = store.objects(root.root)
@@ -100,6 +109,7 @@ def test_an_error_takes_everything_back(store: FakeStore, root: Storage) -> None
     assert {k for k in store.objects(root.root) if not k.startswith("_temporary-")} == before
 
 
+@OBJECT_COMMIT_MARK
 def test_a_late_attempt_leaves_nothing(store: FakeStore, root: Storage) -> None:
     job = Job(root, "append", ["a"]).begin().run_tasks()
     with (  # noqa: PT012
@@ -116,6 +126,7 @@ def test_a_late_attempt_leaves_nothing(store: FakeStore, root: Storage) -> None:
     assert leftovers(root, store.objects(root.root)) == []
 
 
+@OBJECT_COMMIT_MARK
 def test_live_jobs_are_not_swept(store: FakeStore, root: Storage, owner, dead_owner) -> None:
     living = Job(root, "append", ["a"]).begin().run_tasks()
     owner(dead_owner)
@@ -158,6 +169,7 @@ def _die_at(store: FakeStore, step: int) -> None:
     store.hook = die
 
 
+@OBJECT_COMMIT_MARK
 @pytest.mark.parametrize("name", SETUPS)
 def test_death_after_every_request(
     store: FakeStore, root: Storage, owner: Callable[..., None], dead_owner: Owner, name: str
@@ -197,6 +209,7 @@ def test_death_after_every_request(
     assert living.results == []
 
 
+@OBJECT_COMMIT_MARK
 def test_a_commit_that_was_killed_is_aborted_by_its_driver(store: FakeStore, root: Storage) -> None:
     """The driver lives on: what a killed commit left must not stand in the way until it ends."""
     for step in range(0, 60, 3):
@@ -214,11 +227,12 @@ def test_a_commit_that_was_killed_is_aborted_by_its_driver(store: FakeStore, roo
         assert leftovers(root, store.objects(root.root)) == []
 
 
+@OBJECT_COMMIT_MARK
 def test_an_intent_that_outlived_its_job_removes_nothing_in_use(
     store: FakeStore, root: Storage
 ) -> None:
     Job(root, "append", ["a"]).run()
-    committed = read_committed_object(root)
+    committed = read_object_manifest(root)
     assert committed is not None
     keys = (committed.shards[0].path, index_path(committed.shards[0].path))
     stale = Intent("j", None, "another digest", new=keys, old=keys, is_over=True)
@@ -228,6 +242,7 @@ def test_an_intent_that_outlived_its_job_removes_nothing_in_use(
     assert leftovers(root, store.objects(root.root)) == []
 
 
+@OBJECT_COMMIT_MARK
 def test_a_damaged_manifest_is_refused_or_replaced(store: FakeStore, root: Storage) -> None:
     Job(root, "append", ["a"]).run()
     root.put(COMMIT_FILE, b"{")
@@ -240,6 +255,7 @@ def test_a_damaged_manifest_is_refused_or_replaced(store: FakeStore, root: Stora
     assert leftovers(root, store.objects(root.root)) == []
 
 
+@OBJECT_COMMIT_MARK
 def test_death_while_clearing_up_after_a_death(
     store: FakeStore, root: Storage, owner: Callable[..., None], dead_owner: Owner
 ) -> None:
@@ -263,6 +279,7 @@ def test_death_while_clearing_up_after_a_death(
         assert leftovers(root, store.objects(root.root)) == []
 
 
+@OBJECT_COMMIT_MARK
 def test_requests_of_many_shards_run_side_by_side(store, root, monkeypatch) -> None:
     monkeypatch.setattr(storage_module, "REQUESTS", 8)
     Job(root, "append", [f"a{k}" for k in range(40)]).run()
@@ -271,6 +288,7 @@ def test_requests_of_many_shards_run_side_by_side(store, root, monkeypatch) -> N
     assert leftovers(root, store.objects(root.root)) == []
 
 
+@OBJECT_COMMIT_MARK
 def test_the_manifest_names_no_setting(store: FakeStore, root: Storage) -> None:
     Job(root, "append", ["a"]).run()
     data = json.loads(root.read(COMMIT_FILE) or b"")
@@ -278,3 +296,75 @@ def test_the_manifest_names_no_setting(store: FakeStore, root: Storage) -> None:
         "format_version", "record_type", "compression", "features", "lowering",
         "partition_columns", "shards",
     }  # fmt: skip
+
+
+REAL_STORES_MARK = pytest.mark.usefixtures("owner")
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def root(real_root: Storage) -> Storage:
+    """A directory in each server that is on this machine."""
+    return real_root
+
+
+@REAL_STORES_MARK
+def test_append_overwrite_and_dynamic_overwrite(root: Storage) -> None:
+    Job(root, "append", ["d=1/a", "d=2/b"]).run()
+    Job(root, "append", ["d=2/c"]).run()
+    assert read_words(root) == ["d=1/a", "d=2/b", "d=2/c"]
+    Job(root, "overwrite", ["d=2/e", "d=3/f"], replaces_partitions=True).run()
+    assert read_words(root) == ["d=1/a", "d=2/e", "d=3/f"]
+    Job(root, "overwrite", ["g"]).run()
+    assert read_words(root) == ["g"]
+    assert leftovers(root) == []
+    assert root.find("_SUCCESS") is not None
+
+
+@REAL_STORES_MARK
+def test_appends_at_the_same_time_all_stay(root: Storage) -> None:
+    jobs = [Job(root, "append", [f"{k}-a", f"{k}-b"]) for k in range(4)]
+    failures: list[BaseException] = []
+
+    def run(job: Job) -> None:
+        try:
+            job.begin().run_tasks().publish(PATIENCE_S)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(job,)) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert read_words(root) == sorted(f"{k}-{x}" for k in range(4) for x in "ab")
+    assert leftovers(root) == []
+
+
+@REAL_STORES_MARK
+def test_of_two_overwrites_one_wins(root: Storage) -> None:
+    Job(root, "append", ["old"]).run()
+    first, second = (Job(root, "overwrite", [word]).begin() for word in ("1", "2"))
+    assert second.run_tasks().publish(PATIENCE_S)
+    with pytest.raises(UpstreamNotReadyError):
+        first.run_tasks().publish(PATIENCE_S)
+    assert read_words(root) == ["2"]
+
+
+@REAL_STORES_MARK
+def test_what_a_dead_job_left_is_swept(
+    root: Storage, owner: Callable[[Owner | None], None], dead_owner: Owner, live_owner: Owner
+) -> None:
+    Job(root, "append", ["a"]).run()
+    owner(dead_owner)
+    dead = Job(root, "overwrite", ["lost"]).begin().run_tasks()
+    assert temporary_storage(root, dead.plan.job_id).list_objects()
+    owner(live_owner)
+    alive = Job(root, "append", ["b"]).begin().run_tasks()
+    Job(root, "append", ["c"]).run()
+    assert not temporary_storage(root, dead.plan.job_id).list_objects()
+    assert alive.publish(PATIENCE_S)
+    assert read_words(root) == ["a", "b", "c"]
+    assert leftovers(root) == []

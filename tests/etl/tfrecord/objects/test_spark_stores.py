@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 
 from conf.errors import ConfigError
-from etl.tfrecord.committed import COMMIT_FILE
+from etl.tfrecord.commit.output_manifest import COMMIT_FILE
 from etl.tfrecord.datasource import register_tfrecord
-from etl.tfrecord.locations import check_settings
-from etl.tfrecord.spark.read import read_tfrecords
+from etl.tfrecord.files.locations import check_settings
+from etl.tfrecord.files.object_store import Storage
+from etl.tfrecord.spark.reader import read_tfrecords
 from etl.tfrecord.spark.writer import write_tfrecords
-from etl.tfrecord.storage import Storage
+from tests.etl.tfrecord.objects.jobs import leftovers
 from tests.object_servers import (
     ACCESS_KEY,
     AWS_CREDENTIALS,
@@ -32,8 +33,6 @@ from tests.object_servers import (
     ObjectServer,
     Servers,
 )
-
-from .jobs import leftovers
 
 # The server comes first: without one Spark is not started.
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("server")]

@@ -3,15 +3,70 @@
 from __future__ import annotations
 
 import itertools
+import uuid
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pyspark.sql.functions as F
 import pytest
 import tensorflow as tf
 
+from conf.encoders import ENCODERS_FILE, ColumnEncoding, EncoderPlan
 from conf.errors import ConfigError, InputDataError
-from etl.tfrecord.committed import Committed, read_committed
-from etl.tfrecord.side_index import index_path, read_index
+from conf.schema import FeatureSchema, FeatureSpec
+from etl.encoders.vocabulary import write_vocabulary
+from etl.tfrecord.commit.output_manifest import OutputManifest, ShardLimits, read_output_manifest
+from etl.tfrecord.files.data_files import index_path, read_index
+from etl.tfrecord.files.framing import read_records
+from etl.tfrecord.options import WriteOptions, parse_write_options
+from etl.tfrecord.spark.write_plan import read_pipeline
+from etl.tfrecord.spark.write_task import WriteTask
+from etl.tfrecord.spark.writer import WriteConfig
+from etl.tfrecord.types.policies import ColumnPolicy, TypeOptions
+from tests.machine import growth
+
+
+def parse(config: WriteConfig, mode: str = "overwrite"):
+    options = config.to_options("/x", mode, uuid.uuid4().hex)
+    return parse_write_options(options, overwrite=mode == "overwrite")
+
+
+def test_every_setting_arrives() -> None:
+    policy = ColumnPolicy(float64="cast", nulls="default", map_keys=("a", "b"))
+    columns = {"p": ColumnPolicy(), "q": ColumnPolicy(float64="clip", default=3, dates="iso")}
+    config = WriteConfig(
+        compression="gzip", compression_level=3, partition_by=("d", "a,b"), shard_rows=5,
+        replace_partitions=True, shard_bytes=999, layout="packed", policy=policy, columns=columns,
+        statistics=True, deterministic_names=True, encoders="/enc",
+    )  # fmt: skip
+    parsed = parse(config)
+    assert parsed.lowering == TypeOptions(policy, columns, layout="packed")
+    assert parsed.limits == ShardLimits(5, 999)
+    assert (parsed.partition_by, parsed.replaces_partitions) == (("d", "a,b"), True)
+    assert (parsed.compression, parsed.compression_level) == ("GZIP", 3)
+    assert (parsed.statistics, parsed.deterministic_names, parsed.encoders) == (True, True, "/enc")
+
+
+@pytest.mark.parametrize("mode", ["append", "overwrite", "errorifexists", "ignore"])
+def test_modes_arrive(mode: str) -> None:
+    assert parse(WriteConfig(index=True), mode).mode == mode
+    assert parse(WriteConfig(index=True), mode).index
+
+
+def test_a_mode_that_contradicts_sparks_is_refused() -> None:
+    options = WriteConfig().to_options("/x", "append", uuid.uuid4().hex)
+    with pytest.raises(ConfigError, match="saveMode"):
+        parse_write_options(options, overwrite=True)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"shards": 0}, {"shards": 2, "shard_rows": 5}, {"shards": 2, "partition_by": "d"}]
+)
+def test_bad_numbers_of_shards(settings) -> None:
+    with pytest.raises(ConfigError, match="shards"):
+        WriteConfig(**settings)
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +80,7 @@ def flatten(shards: list[list[int]]) -> list[int]:
     return list(itertools.chain.from_iterable(shards))
 
 
-def read_column(root: Path, committed: Committed, name: str = "id") -> list[list[int]]:
+def read_column(root: Path, committed: OutputManifest, name: str = "id") -> list[list[int]]:
     """Values per shard, in file order, as TensorFlow reads them."""
     return [
         [
@@ -41,7 +96,7 @@ def read_column(root: Path, committed: Committed, name: str = "id") -> list[list
 def test_modes(spark, tmp_path: Path, write_tfrecords) -> None:
     out = tmp_path / "out"
     first = write_tfrecords(spark.range(0, 6, 1, 2), out)
-    assert read_committed(out) == first
+    assert read_output_manifest(out) == first
     assert sorted(flatten(read_column(out, first))) == list(range(6))
     with pytest.raises(ConfigError, match="holds data already"):
         write_tfrecords(spark.range(1), out)
@@ -139,7 +194,7 @@ def test_index_limits_and_compression(spark, tmp_path: Path, write_tfrecords) ->
 
 
 def test_sequence_examples_and_policies(spark, tmp_path: Path, write_tfrecords) -> None:
-    from etl.tfrecord.policies import ColumnPolicy
+    from etl.tfrecord.types.policies import ColumnPolicy
 
     frame = spark.range(2, numPartitions=1).selectExpr(
         "id", "array(array(id, 7L), array()) as nested", "date'1970-01-03' as day"
@@ -177,3 +232,101 @@ def test_packed_layout_is_described(spark, tmp_path: Path, write_tfrecords) -> N
         for r in raw
     ]
     assert values == [[k, 2 * k] for k in range(4)]
+
+
+def write_encoders(folder: Path, tokens: list[int]) -> None:
+    table = pa.table({"token": tokens, "id": range(2, 2 + len(tokens)), "count": [1] * len(tokens)})
+    spec = write_vocabulary(table, folder / "item.parquet")
+    feature = FeatureSpec("item", "int64", "item", encoding="item", vocabulary_size=spec.size)
+    columns = (ColumnEncoding("item", "item_id", "int64", "item"),)
+    plan = EncoderPlan(FeatureSchema((feature,)), columns, (spec,))
+    (folder / ENCODERS_FILE).write_text(plan.dumps())
+
+
+def test_tasks_share_the_encoders_of_one_plan(tmp_path: Path) -> None:
+    write_encoders(tmp_path, [7, 8])
+    first = read_pipeline(str(tmp_path))
+    assert read_pipeline(str(tmp_path)) is first
+    batch = pa.record_batch({"item_id": [8, 9]})
+    assert first.apply(batch)["item"].to_pylist() == [3, 1]
+    write_encoders(tmp_path, [7, 8, 9])
+    assert read_pipeline(str(tmp_path)).apply(batch)["item"].to_pylist() == [3, 4]
+
+
+def test_a_missing_plan_is_told_each_time(tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(InputDataError, match="cannot read the encoders"):
+            read_pipeline(str(tmp_path))
+
+
+def run(root: Path, batches: list[pa.RecordBatch], open_files: int = 64, **options) -> list:
+    sink = WriteTask(root, "part-0", WriteOptions(str(root), **options), max_open_files=open_files)
+    return list(sink.write_all(iter(batches)))
+
+
+def test_few_open_files_lose_no_row(tmp_path: Path) -> None:
+    batches = [pa.record_batch({"a": [k] * 6, "p": [0, 1, 2, 3, 0, 1]}) for k in range(3)]
+    shards = run(tmp_path, batches, open_files=2, partition_by=("p",))
+    assert sum(item.shard.info.rows for item in shards) == 18
+    assert all(item.shard.info.rows for item in shards)
+    by_value: dict[str, list[str]] = {}
+    for item in shards:
+        by_value.setdefault(item.partition_values["p"], []).append(item.shard.info.path)
+        assert len(list(read_records(tmp_path / item.shard.info.path))) == item.shard.info.rows
+    assert by_value["2"] == [f"p=2/part-0-c00{k}.tfrecord" for k in range(3)]
+    assert set(by_value) == {"0", "1", "2", "3"}
+
+
+def test_never_more_files_open_than_allowed(tmp_path: Path) -> None:
+    sink = WriteTask(
+        tmp_path, "x", WriteOptions(str(tmp_path), partition_by=("p",)), max_open_files=3
+    )
+    most = 0
+
+    def batches():
+        nonlocal most
+        for k in range(20):
+            yield pa.record_batch({"a": [k, k], "p": [k, k // 2]})
+            most = max(most, len(list(tmp_path.rglob("*.tmp"))))
+
+    sink.write_all(batches())
+    assert most == 3
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({}, "part-0-c000.tfrecord"),
+        ({"deterministic_names": True}, "part-0.tfrecord"),
+        ({"deterministic_names": True, "limits": ShardLimits(rows=9)}, "part-0-c000.tfrecord"),
+        ({"compression": "GZIP"}, "part-0-c000.tfrecord.gz"),
+    ],
+)
+def test_names(tmp_path: Path, options, name: str) -> None:
+    (item,) = run(tmp_path, [pa.record_batch({"a": [1]})], **options)
+    assert item.shard.info.path == name
+
+
+def test_an_error_leaves_no_open_file(tmp_path: Path) -> None:
+    good = pa.record_batch({"x": [1.5, 2.5], "p": [0, 1]})
+    bad = pa.record_batch({"x": [1e300], "p": [0]})
+    with pytest.raises(InputDataError):
+        run(tmp_path, [good, bad], partition_by=("p",))
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_policies_apply_in_the_task(tmp_path: Path) -> None:
+    batch = pa.record_batch({"x": pa.array([1.5, None])})
+    policy = TypeOptions(columns={"x": ColumnPolicy(nulls="error")})
+    with pytest.raises(InputDataError, match="x"):
+        run(tmp_path, [batch], lowering=policy)
+
+
+def test_planning_time_grows_with_the_columns_not_with_their_square(tmp_path: Path) -> None:
+    def prepare(columns: int) -> Callable[[], Any]:
+        batch = pa.record_batch({f"c{k}": [1] for k in range(columns)})
+        sink = WriteTask(tmp_path, "part-0", WriteOptions(str(tmp_path)), batch.schema)
+        return lambda: sink._plan_records(batch.schema)
+
+    assert growth(prepare, 1000, 16_000) < 80  # 16 where it is linear, 256 where it is quadratic

@@ -1,0 +1,65 @@
+"""Base classes of the configs of both sides, and the field types that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from conf.errors import ConfigError
+from conf.paths import local_path
+
+COLUMN_NAME_PATTERN = r"^[A-Za-z][A-Za-z0-9_]*$"
+Name = Annotated[str, Field(pattern=COLUMN_NAME_PATTERN, max_length=100)]
+"""Name of a source, column or feature: plain, since it becomes a path, a key or an identifier."""
+
+
+class Strict(BaseModel):
+    """Base of all configs: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+def _check_published_root(root: str) -> str:
+    try:
+        local_path(root)
+    except ConfigError as error:
+        raise ValueError(
+            "it must lie on a file system, local or mounted: what is published there is locked "
+            "and renamed, which object stores cannot do; publish there, and copy what is finished "
+            "to the store (a dataset: its version first, CURRENT last)"
+        ) from error
+    return root
+
+
+PublishedRoot = Annotated[str, AfterValidator(_check_published_root)]
+
+
+class StrictFinite(Strict):
+    """Base of the training configs: strict, and every number is finite."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+def default_tag(tag: str, default: str) -> BeforeValidator:
+    """Lets a union's keys be given without its tag: they are those of the default member."""
+
+    def add_tag(value: Any) -> Any:
+        named = not isinstance(value, Mapping) or tag in value
+        return value if named else {tag: default, **value}
+
+    return BeforeValidator(add_tag)
+
+
+def kind_alone(default: str) -> BeforeValidator:
+    """Lets a union's member be given by its `kind` alone; keys without one are the default's."""
+
+    def add_kind(value: Any) -> Any:
+        if isinstance(value, str):
+            return {"kind": value}
+        if isinstance(value, Mapping) and "kind" not in value:
+            return {"kind": default, **value}
+        return value
+
+    return BeforeValidator(add_kind)

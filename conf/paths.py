@@ -1,0 +1,379 @@
+"""Where dataset versions live, how `CURRENT` names one of them, and how they are opened.
+
+<root>/<name>/versions/<id>/manifest.json      a published version
+<root>/<name>/versions/.staging-<id>/          a build under way, or a dead one's leftovers
+<root>/<name>/CURRENT                          id of the version that readers take
+
+Training runs are named in the same way (`conf.run`): an entry is complete once it holds its
+marker file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol, Self, TypeVar
+from urllib.parse import unquote, urlparse
+
+from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
+from conf.manifest import MANIFEST_FILE, Manifest
+
+
+class ReadablePath(Protocol):
+    """A file or directory that is only read: what readers use of `pathlib.Path`, which is one.
+
+    Its text is the path or URI that a user would write.
+    """
+
+    @property
+    def name(self) -> str:
+        """Last part of the path."""
+        ...
+
+    def __truediv__(self, key: str, /) -> Self:
+        """A place below this one."""
+        ...
+
+    def absolute(self) -> Self:
+        """The same place, whatever the working directory."""
+        ...
+
+    def resolve(self) -> Self:
+        """The same place, without `..` and links."""
+        ...
+
+    def is_relative_to(self, other: Self, /) -> bool:
+        """Whether the other one is this one, or around it."""
+        ...
+
+    def is_file(self) -> bool:
+        """Whether there is a file."""
+        ...
+
+    def read_bytes(self) -> bytes:
+        """The content of the file."""
+        ...
+
+    def read_text(self, encoding: str | None = None, errors: str | None = None) -> str:
+        """The content of the file, decoded."""
+        ...
+
+
+ReadablePathT = TypeVar("ReadablePathT", bound=ReadablePath)
+
+CURRENT_FILE = "CURRENT"
+ENTRY_NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True)
+class EntryKind:
+    """What the entries are.
+
+    Attributes:
+        noun: What an entry is called in messages.
+        folder: Folder that holds the entries.
+        marker: File that an entry is complete with.
+        fix: How one is made.
+    """
+
+    noun: str
+    folder: str
+    marker: str
+    fix: str
+
+
+def check_entry_name(noun: str, name: str) -> None:
+    """Refuses a name that could leave its root.
+
+    Raises:
+        ConfigError: The name is not a plain file name.
+    """
+    if not ENTRY_NAME_PATTERN.fullmatch(name):
+        raise ConfigError(
+            f"a {noun} name must be a plain name",
+            received=repr(name),
+            allowed="letters, digits, '_', '-', '.'; first a letter or digit",
+        )
+
+
+def complete_entries(base: Path, kind: EntryKind) -> list[str]:
+    """Returns the ids of the complete entries, in the order of their ids."""
+    folder = base / kind.folder
+    if not folder.is_dir():
+        return []
+    return sorted(
+        entry.name
+        for entry in folder.iterdir()
+        if ENTRY_NAME_PATTERN.fullmatch(entry.name) and (entry / kind.marker).is_file()
+    )
+
+
+def resolve_entry(directory: ReadablePathT, kind: EntryKind) -> ReadablePathT:
+    """Returns the entry that a path stands for.
+
+    Args:
+        directory: A named directory (its current entry is meant), or an entry itself.
+        kind: What the entries are.
+
+    Raises:
+        UpstreamNotReadyError: There is no current entry yet.
+        InputDataError: `CURRENT` names an entry that is not there.
+    """
+    if (directory / kind.marker).is_file():
+        return directory
+    current = directory / CURRENT_FILE
+    if not current.is_file():
+        raise UpstreamNotReadyError(
+            f"there is no {kind.noun} here",
+            received=directory,
+            allowed=f"a directory with {CURRENT_FILE} or {kind.marker}",
+            fix=f"{kind.fix}, or correct the path",
+        )
+    entry_id = current.read_text(encoding="utf-8", errors="replace").strip()
+    entry = directory / kind.folder / entry_id
+    if not ENTRY_NAME_PATTERN.fullmatch(entry_id) or not (entry / kind.marker).is_file():
+        entries = complete_entries(directory, kind) if isinstance(directory, Path) else []
+        raise InputDataError(
+            f"{current} names a {kind.noun} that is not there",
+            received=repr(entry_id),
+            allowed=", ".join(entries) or f"a folder of {directory / kind.folder}",
+            fix=f"write the id of one that is there into {current}, or {kind.fix}",
+        )
+    return entry
+
+
+VERSIONS_DIR = "versions"
+STAGING_PREFIX = ".staging-"
+_SHARD_PARENTS = 3
+ToleratesShard = Callable[[str, int | None, int], bool]
+"""Whether a reader does without a shard: its split, its size (None: missing), the size listed."""
+VERSION = EntryKind(
+    "published dataset version", VERSIONS_DIR, MANIFEST_FILE, "build one by `sluice build`"
+)
+
+
+def local_path(uri: str | os.PathLike[str]) -> Path:
+    """Returns the local path that a plain path or a `file:` URI names.
+
+    Raises:
+        ConfigError: The URI has another scheme.
+    """
+    text = os.fspath(uri)
+    parsed = urlparse(text)
+    if parsed.scheme in ("", "file"):
+        return Path(unquote(parsed.path) if parsed.scheme else text).expanduser()
+    raise ConfigError(
+        "this path must be on a file system, local or mounted",
+        received=text,
+        allowed="a plain path or a file: URI; of object stores, `sluice train` reads datasets, and "
+        'format("tfrecord") reads and writes shards',
+        fix="use a local or mounted path",
+    )
+
+
+def write_text_atomic(path: Path, text: str) -> None:
+    """Writes a text file so that readers see the old content or the new, never a part."""
+    write_bytes_atomic(path, text.encode("utf-8"))
+
+
+def write_bytes_atomic(path: Path, data: bytes | memoryview) -> None:
+    """Writes a file so that readers see the old content or the new, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as handle:
+            handle.write(data)
+            handle.flush()
+            os.fsync(handle.fileno())
+        temporary.replace(path)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno and error.filename is None:
+            error.filename = str(path)  # a full disk does not say what it had no room for
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Makes renames inside a directory survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class DatasetPaths:
+    """The paths of one named dataset."""
+
+    root: Path
+    name: str
+
+    def __post_init__(self) -> None:
+        """Refuses a name that could leave the root.
+
+        Raises:
+            ConfigError: The name is not a plain file name.
+        """
+        check_entry_name("dataset", self.name)
+
+    @property
+    def base(self) -> Path:
+        """Directory of the dataset."""
+        return self.root / self.name
+
+    @property
+    def versions(self) -> Path:
+        """Directory of all versions."""
+        return self.base / VERSIONS_DIR
+
+    @property
+    def current(self) -> Path:
+        """File that names the current version."""
+        return self.base / CURRENT_FILE
+
+    def version(self, version_id: str) -> Path:
+        """Directory of a published version."""
+        return self.versions / version_id
+
+    def staging(self, version_id: str) -> Path:
+        """Directory of a version that is being built."""
+        return self.versions / f"{STAGING_PREFIX}{version_id}"
+
+
+def resolve_version(path: str | os.PathLike[str]) -> Path:
+    """Returns the directory of the version that a path stands for.
+
+    Args:
+        path: A dataset (`<root>/<name>`: its current version) or one version's directory.
+
+    Raises:
+        UpstreamNotReadyError: Nothing has been published there yet.
+        InputDataError: `CURRENT` names a version that does not exist.
+    """
+    return resolve_entry(local_path(path), VERSION)
+
+
+def find_version(shard: Path) -> Path | None:
+    """Directory of the dataset version that a file lies in; None where no manifest is above it."""
+    for parent in list(shard.resolve().parents)[:_SHARD_PARENTS]:
+        if (parent / MANIFEST_FILE).is_file():
+            return parent
+    return None
+
+
+def find_manifest(shard: Path) -> Manifest | None:
+    """Manifest of the dataset version that a file lies in; None where there is none to be read."""
+    version = find_version(shard)
+    if version is None:
+        return None
+    try:
+        return Manifest.loads((version / MANIFEST_FILE).read_text(encoding="utf-8"))
+    except (InputDataError, OSError, UnicodeDecodeError):  # that of something else
+        return None
+
+
+def published_versions(base: Path) -> list[str]:
+    """Returns the ids of the published versions of a dataset, oldest first."""
+    return complete_entries(base, VERSION)
+
+
+def read_manifest(version: Path, passes_over: ToleratesShard | None = None) -> Manifest:
+    """Reads a version's manifest and checks that each shard is there in its full size.
+
+    Args:
+        version: The version.
+        passes_over: As for `load_manifest`.
+
+    Raises:
+        InputDataError: The manifest is damaged, or a shard is missing or has another size.
+    """
+    return load_manifest(version, partial(_find_bytes, version), passes_over)
+
+
+def load_manifest(
+    version: ReadablePath,
+    find_bytes: Callable[[str], int | None],
+    passes_over: ToleratesShard | None = None,
+) -> Manifest:
+    """Reads the manifest of a version, wherever it lies, and checks the files that it lists.
+
+    Args:
+        version: The version.
+        find_bytes: Size of a file of the version; None where it is missing.
+        passes_over: Says of a shard that is missing or of another size whether the caller finds
+            that out by itself and goes on; None refuses them all.
+
+    Raises:
+        InputDataError: The manifest is damaged, or a file is missing or has another size.
+    """
+    file = version / MANIFEST_FILE
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputDataError(f"cannot read {file}", received=str(error)) from error
+    manifest = Manifest.loads(text, origin=str(file))
+    root = version.resolve()
+    for split in manifest.splits:
+        for shard in split.shards:
+            may_differ = passes_over and partial(passes_over, split.name)
+            _check_file(root, (shard.path, shard.bytes), find_bytes, may_differ)
+    for item in manifest.other_files:
+        _check_file(root, (item.path, item.bytes), find_bytes)
+    return manifest
+
+
+def list_unlisted_files(version_dir: Path | str, manifest: Manifest) -> list[str]:
+    """Files in the folders of the splits that the manifest does not list, sorted."""
+    root = Path(version_dir)
+    listed = {shard.path for split in manifest.splits for shard in split.shards}
+    found = {
+        str(file.relative_to(root))
+        for split in manifest.splits
+        if (root / split.name).is_dir()
+        for file in (root / split.name).rglob("*.tfrecord*")
+        if file.is_file()
+    }
+    return sorted(found - listed)
+
+
+def _find_bytes(version: Path, relative: str) -> int | None:
+    try:
+        return (version / relative).stat().st_size
+    except OSError:
+        return None
+
+
+def _check_file(
+    root: ReadablePath,
+    listed: tuple[str, int],
+    find_bytes: Callable[[str], int | None],
+    may_differ: Callable[[int | None, int], bool] | None = None,
+) -> None:
+    relative, expected_bytes = listed
+    target = (root / relative).resolve()
+    if not target.is_relative_to(root):
+        raise InputDataError(
+            "the manifest lists a file outside its own directory",
+            received=relative,
+            allowed=f"paths inside {root}",
+        )
+    found = find_bytes(relative)
+    if found == expected_bytes or (may_differ is not None and may_differ(found, expected_bytes)):
+        return
+    if found is None:
+        raise InputDataError(
+            "a file that the manifest lists is missing",
+            received=str(target),
+            fix="restore it, roll back to an earlier version, or build again",
+        )
+    raise InputDataError(
+        "a file is not as long as the manifest says: truncated or overwritten",
+        received=f"{target}: {found} bytes",
+        allowed=f"{expected_bytes} bytes",
+        fix="restore it, roll back to an earlier version, or build again",
+    )

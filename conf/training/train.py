@@ -1,0 +1,267 @@
+"""The whole config of `sluice train`: devices, precision, epochs, checkpoints, evaluation.
+
+The parts of models, optimizers and input have files of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from conf.config_base import PublishedRoot, StrictFinite
+from conf.errors import ConfigError
+from conf.training.input import InputConfig
+from conf.training.models import (
+    DSSMConfig,
+    ModelConfig,
+)
+from conf.training.optimizer import (
+    OptimizerConfig,
+)
+
+StrategyKind = Literal["auto", "none", "mirrored", "multi_worker", "parameter_server"]
+
+
+class DevicesConfig(StrictFinite):
+    """Which devices compute a step, and how many processes they are spread over.
+
+    Attributes:
+        strategy: `auto`: all GPUs where there are any, else `cpu_replicas` logical CPU devices.
+            `none`: one device. `mirrored`: as `auto`, by MirroredStrategy even on one device.
+            `multi_worker`: the processes that `TF_CONFIG` names, each with all its GPUs or its
+            CPU. `parameter_server`: workers, each with one GPU or its CPU, that update the
+            variables on parameter servers without waiting for each other.
+        worker_timeout_s: Seconds without a sign of life after which another process is taken for
+            dead, and by which the processes may start apart.
+        cpu_replicas: Logical CPU devices of one process where there is no GPU.
+    """
+
+    strategy: StrategyKind = "auto"
+    cpu_replicas: int = Field(1, ge=1)
+    worker_timeout_s: int = Field(60, ge=5)
+
+    @model_validator(mode="after")
+    def _refuse_what_cannot_be(self) -> DevicesConfig:
+        if self.cpu_replicas > 1 and self.strategy not in ("auto", "mirrored"):
+            raise ValueError(
+                f"strategy {self.strategy} has one CPU device per process, and cpu_replicas is "
+                f"{self.cpu_replicas}; leave cpu_replicas out, or use mirrored"
+            )
+        return self
+
+
+class ComputeConfig(StrictFinite):
+    """How a step is computed; weights and optimizer state are float32 in any case."""
+
+    xla: bool = Field(False, description="Compile loss and gradients; on one device.")
+    mixed_precision: bool = Field(
+        False, description="Products of matrices in half precision: float16 on GPU, bfloat16 on CPU"
+    )
+    half_dtype: Literal["float16", "bfloat16"] | None = Field(
+        None, description="None: by device. float16 has its loss scaled."
+    )
+    initial_loss_scale: float = Field(32768.0, ge=1)
+    loss_scale_growth_steps: int = Field(2000, ge=1, description="Finite steps until it doubles.")
+
+
+METRIC_PATTERN = r"^(hit_rate|recall|ndcg)@[1-9][0-9]*$|^mrr$|^loss$"
+
+
+class EarlyStoppingConfig(StrictFinite):
+    """Stops when the metric has not improved for `patience` epochs; the best epoch is kept."""
+
+    metric: str = Field("ndcg@10", pattern=METRIC_PATTERN)
+    patience: int = Field(3, ge=1)
+
+
+class CheckpointConfig(StrictFinite):
+    """When the state of training is saved, beside the end of each epoch, and how much is kept."""
+
+    every_steps: int | None = Field(None, ge=1, description="Steps, counted over the whole run.")
+    every_minutes: float | None = Field(
+        None, gt=0, description="Saved at the end of the compiled loop that is running by then."
+    )
+    keep_last: int = Field(2, ge=1, description="Newest checkpoints kept, to resume from.")
+    keep_best: int = Field(1, ge=1, description="Best epochs so far kept, the newest to use.")
+    asynchronous: bool = Field(
+        True, description="Write while training goes on, at the price of one copy of the state."
+    )
+
+
+class WarmStartConfig(StrictFinite):
+    """Weights of an earlier run to begin with."""
+
+    path: str = Field(description="A run, a series of runs (its last finished one) or a checkpoint")
+    moments: Literal["reset", "transfer"] = Field(
+        "reset", description="transfer: the optimizers' state, their step count included."
+    )
+    mismatched: Literal["refuse", "fresh"] = Field(
+        "refuse", description="fresh: weights of another shape start as in a new run."
+    )
+
+
+def _path_alone(value: Any) -> Any:
+    return {"path": value} if isinstance(value, str) else value
+
+
+class HistogramsConfig(StrictFinite):
+    """Histograms in TensorBoard at the end of each epoch: dense weights, norms of tables' rows."""
+
+    sampled_rows: int = Field(
+        100_000, ge=1, description="Rows of a larger table that are read, evenly spread."
+    )
+
+
+def _read_switch(value: Any) -> Any:
+    return ({} if value else None) if isinstance(value, bool) else value
+
+
+class FitConfig(StrictFinite):
+    """How long to train."""
+
+    epochs: int = Field(10, ge=1)
+    early_stopping: EarlyStoppingConfig | None = EarlyStoppingConfig()
+    log_every_seconds: float = Field(10.0, gt=0)
+    steps_per_loop: int = Field(64, ge=1, description="Steps inside one compiled loop.")
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    warm_start: Annotated[WarmStartConfig | None, BeforeValidator(_path_alone)] = None
+    check_gradients: bool = Field(
+        False, description="Stop at gradients that are not finite, too, not at the loss alone."
+    )
+    histograms: Annotated[HistogramsConfig | None, BeforeValidator(_read_switch)] = Field(
+        None, description="true, or a mapping; null: scalars alone."
+    )
+
+
+class EvaluationConfig(StrictFinite):
+    """Protocols; the full catalogue is always ranked."""
+
+    ks: tuple[int, ...] = (1, 5, 10, 20, 50)
+    mask_seen: bool = True
+    sampled_negatives: int | None = Field(99, ge=1)
+    batch_size: int = Field(1024, ge=1)
+
+    @field_validator("ks")
+    @classmethod
+    def _sorted_positive(cls, ks: tuple[int, ...]) -> tuple[int, ...]:
+        if not ks or min(ks) < 1:
+            raise ValueError("cut-offs must be 1 or more")
+        return tuple(sorted(set(ks)))
+
+
+class PredictConfig(StrictFinite):
+    """Ranked lists per user."""
+
+    k: int = Field(20, ge=1)
+    mask_seen: bool = True
+
+
+_STEP_RANGE_PATTERN = re.compile(r"([0-9]+):([0-9]+)")
+_STEP_RANGE_ALLOWED = "FROM:TO, whole numbers, FROM less than TO, such as 100:120"
+
+
+@dataclass(frozen=True)
+class StepRange:
+    """Steps of a run, counted over all epochs.
+
+    Attributes:
+        start: Steps that are done when the range begins.
+        end: Steps that are done when it ends.
+    """
+
+    start: int
+    end: int
+
+    def require_within(self, steps: int) -> None:
+        """Refuses a range that a run of so many steps does not reach.
+
+        Raises:
+            ConfigError: The range ends after the run.
+        """
+        if self.end > steps:
+            raise ConfigError(
+                "--profile names steps that the run does not have",
+                received=f"{self.start}:{self.end}",
+                allowed=f"0 to {steps}",
+                fix="name earlier steps, or raise fit.epochs",
+            )
+
+
+def parse_step_range(text: str) -> StepRange:
+    """Reads `FROM:TO`.
+
+    Raises:
+        ConfigError: It is not two whole numbers, or the range is empty.
+    """
+    found = _STEP_RANGE_PATTERN.fullmatch(text)
+    if found is None:
+        raise ConfigError(
+            "--profile must name two steps", received=text, allowed=_STEP_RANGE_ALLOWED
+        )
+    start, end = map(int, found.groups())
+    if start >= end:
+        raise ConfigError(
+            "the range of --profile is empty", received=text, allowed=_STEP_RANGE_ALLOWED
+        )
+    return StepRange(start, end)
+
+
+class TrainConfig(StrictFinite):
+    """Everything that `sluice train` needs."""
+
+    dataset: str = Field(description="Dataset directory or URI, or one version's.")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="Name of the run.")
+    root: PublishedRoot = "work/runs"
+    seed: int = Field(42, ge=0, lt=2**31)
+    model: ModelConfig = DSSMConfig()
+    input: InputConfig = InputConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    compute: ComputeConfig = ComputeConfig()
+    fit: FitConfig = FitConfig()
+    devices: DevicesConfig = DevicesConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    predict: PredictConfig = PredictConfig()
+
+    @model_validator(mode="after")
+    def _check_workers(self) -> TrainConfig:
+        if self.devices.strategy == "multi_worker" and self.input.bucket_boundaries:
+            raise ValueError(
+                "devices.strategy=multi_worker needs lists of one length in all batches, and "
+                "input.bucket_boundaries gives them several; leave bucket_boundaries out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_parameter_servers(self) -> TrainConfig:
+        if self.devices.strategy != "parameter_server":
+            return self
+        if self.compute.xla:
+            raise ValueError(
+                "compute.xla compiles steps on one device, and devices.strategy=parameter_server "
+                "has the variables on others; set compute.xla=false"
+            )
+        if self.compute.mixed_precision and self.compute.half_dtype != "bfloat16":
+            raise ValueError(
+                "devices.strategy=parameter_server computes in float32 or bfloat16: steps that "
+                "wait for nobody cannot agree on the loss scale of float16; set "
+                "compute.half_dtype=bfloat16, or compute.mixed_precision=false"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_dynamic_tables(self) -> TrainConfig:
+        tables = [name for name, t in self.model.embeddings.items() if t.kind == "dynamic"]
+        if tables and self.devices.strategy in ("multi_worker", "parameter_server"):
+            raise ValueError(
+                f"devices.strategy={self.devices.strategy} trains in several processes, and "
+                f"dynamic tables (model.embeddings.{tables[0]}) are trained in one; set "
+                "devices.strategy to auto, none or mirrored"
+            )
+        return self
+
+    def resolved(self) -> dict[str, Any]:
+        """Returns the config as plain JSON values."""
+        return self.model_dump(mode="json")

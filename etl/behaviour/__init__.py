@@ -1,1 +1,0 @@
-"""What happened before an event: histories, sessions, rolling counts and rates."""

@@ -1,0 +1,1 @@
+"""The event log: joined, labelled, split, and what happened before each event."""

@@ -1,0 +1,116 @@
+"""Runs with dates: samples of the run's own days only; earlier events serve the histories."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from conf.dates import DateRange
+from conf.errors import ConfigError, InputDataError
+from conf.etl.build import BuildConfig
+from conf.etl.contract import FreshnessRule
+from conf.etl.references import used_sources
+from etl.events.down_sampling import NOT_SAMPLED_COLUMN
+from etl.events.event_log import EventCounts
+from etl.events.splits import SPLIT_COLUMN
+from etl.quality.source_rules import find_day
+from etl.sources.bad_rows import find_last_day
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+OUTSIDE_DATES = "outside_dates"
+_TIME = "__event_ts_ms"
+_DAY_MS = 24 * 3600 * 1000
+_EPOCH = datetime.date(1970, 1, 1)
+
+
+def check_dates(config: BuildConfig, dates: DateRange | None) -> None:
+    """Refuses days where nothing of a build depends on them: each day's version would be the same.
+
+    Raises:
+        ConfigError: The run names days, but events have no time, no input is cut by day, and no
+            column or rule is bounded by the run's last day; or it names none, and one is.
+    """
+    sources = [config.sources[name] for name in used_sources(config)]
+    if dates is None:
+        _check_undated(config)
+        return
+    if config.events.time is not None:
+        return
+    bounded = any(c.not_after == "run_date" for source in sources for c in source.columns)
+    aged = any(isinstance(rule, FreshnessRule) for rule in config.contract.rules)
+    if bounded or aged or any(source.days is not None for source in sources):
+        return
+    raise ConfigError(
+        "a day was given, but nothing of this build depends on days",
+        received=f"--date {dates.first}",
+        allowed="a day where events have a time, or an input is cut by day",
+        fix="leave --date out, or declare `events.time`, `sources.<name>.days` or {date} in a path",
+    )
+
+
+def _check_undated(config: BuildConfig) -> None:
+    """Asks for the days that the run would have to give."""
+    for name in used_sources(config):
+        for column in config.sources[name].columns:
+            if column.not_after is not None:
+                find_last_day(column, None)
+    for rule in config.contract.rules:
+        if isinstance(rule, FreshnessRule):
+            find_day(rule, None)
+
+
+def is_inside(dates: DateRange) -> Column:
+    """Whether an event's UTC day is one of the run's; events without a time are."""
+    first = (dates.first - _EPOCH).days * _DAY_MS
+    end = ((dates.last - _EPOCH).days + 1) * _DAY_MS
+    time = F.col(_TIME)
+    return time.isNull() | ((time >= first) & (time < end))
+
+
+def count_outside(events: DataFrame, dates: DateRange) -> dict[str, int]:
+    """Counts the kept events that would be samples but for the run's days, by split."""
+    rows = (
+        events.where(F.col(NOT_SAMPLED_COLUMN).isNull() & ~is_inside(dates))
+        .groupBy(SPLIT_COLUMN)
+        .count()
+        .collect()
+    )
+    return {row[SPLIT_COLUMN]: row["count"] for row in rows}
+
+
+def leave_out(
+    counts: EventCounts, outside: Mapping[str, int], *, allow_empty: bool = False
+) -> EventCounts:
+    """Accounts for events outside the run's days as left out, for that reason.
+
+    Args:
+        counts: Counts of all events.
+        outside: Events outside the days, by split.
+        allow_empty: Whether a split may have none inside.
+
+    Raises:
+        InputDataError: A split that has events has none on the run's days.
+    """
+    total = sum(outside.values())
+    if not total:
+        return counts
+    splits = {split: n - outside.get(split, 0) for split, n in counts.splits.items()}
+    empty = [split for split, n in splits.items() if not n]
+    if empty and not allow_empty:
+        raise InputDataError(
+            f"the {' and the '.join(empty)} split would be empty",
+            received=f"{total:,} events lie outside the run's days, all of these splits' too",
+            allowed="at least one record in each split",
+            fix="build more days (--date, --date-to), or move the bounds of `split`",
+        )
+    return replace(
+        counts,
+        splits={split: n for split, n in splits.items() if n},
+        dropped=dict(sorted({**counts.dropped, OUTSIDE_DATES: total}.items())),
+    )

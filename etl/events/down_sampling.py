@@ -1,0 +1,84 @@
+"""Down-sampling: kept events that are no samples; they stay in histories, but have no record."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
+from conf.etl.build import BuildConfig
+from conf.etl.labels import DownSamplingConfig, NegativesConfig
+from etl.events.identity import event_columns, hash_fraction
+from etl.events.joins import DROP_COLUMN
+from etl.events.splits import SPLIT_COLUMN
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+NOT_SAMPLED_COLUMN = "__skip"
+DOWN_SAMPLED = "down_sampled"
+EXPOSURE_NOT_SAMPLED = "exposure_not_sampled"
+
+
+def mark_not_sampled(events: DataFrame, config: BuildConfig) -> DataFrame:
+    """Adds `__skip`: null, or why a kept event is no sample.
+
+    Args:
+        events: Event rows with `__split`, `__drop` and the label.
+        config: The build's config; `negatives` and `down_sampling` decide.
+    """
+    label, negatives = config.label_name, config.negatives
+    if config.down_sampling is not None and label is not None:
+        return _down_sample(events, config, config.down_sampling, label)
+    if negatives is not None and not negatives.draws and label is not None:
+        return _sample_exposures(events, config, negatives, label)
+    return events.withColumn(NOT_SAMPLED_COLUMN, F.lit(None).cast("string"))
+
+
+def _down_sample(
+    events: DataFrame, config: BuildConfig, sampling: DownSamplingConfig, label: str
+) -> DataFrame:
+    sampled = (F.col(label) == 0) & F.col(SPLIT_COLUMN).isin(list(sampling.splits))
+    lost = sampled & (_draw(config, sampling.seed, "down_sampling") >= sampling.rate)
+    rate = F.when(sampled, F.lit(sampling.rate)).otherwise(F.lit(1.0))
+    return events.withColumn(sampling.name, rate.cast("float")).withColumn(
+        NOT_SAMPLED_COLUMN, F.when(lost, F.lit(DOWN_SAMPLED))
+    )
+
+
+def _sample_exposures(
+    events: DataFrame, config: BuildConfig, negatives: NegativesConfig, label: str
+) -> DataFrame:
+    """Keeps, of each group's rows with label 0, those of the smallest hashes."""
+    group = [SPLIT_COLUMN, negatives.within or config.events.user or ""]
+    alive = F.col(DROP_COLUMN).isNull() & F.col(SPLIT_COLUMN).isin(list(negatives.splits))
+    exposed, positive = alive & (F.col(label) == 0), alive & (F.col(label) > 0)
+    whole = Window.partitionBy(*group)
+    # Rows of the same content have the same hash and are the same record: any order will do.
+    ranked = whole.orderBy(F.col("__draw_fraction"), *event_columns(config)).rowsBetween(
+        Window.unboundedPreceding, Window.currentRow
+    )
+    wanted = F.lit(negatives.per_positive) * F.col("__positives")
+    probability = F.least(F.lit(1.0), wanted / F.col("__exposures"))
+    return (
+        events.withColumn("__exposed", exposed)
+        .withColumn("__draw_fraction", _draw(config, negatives.seed, "exposure"))
+        .withColumn("__rank", F.sum(F.col("__exposed").cast("long")).over(ranked))
+        .withColumn("__positives", F.sum(positive.cast("long")).over(whole))
+        .withColumn("__exposures", F.sum(F.col("__exposed").cast("long")).over(whole))
+        .withColumn(
+            negatives.probability,
+            F.when(F.col("__exposed"), probability).otherwise(F.lit(1.0)).cast("float"),
+        )
+        .withColumn(
+            NOT_SAMPLED_COLUMN,
+            F.when(F.col("__exposed") & (F.col("__rank") > wanted), F.lit(EXPOSURE_NOT_SAMPLED)),
+        )
+        .drop("__exposed", "__draw_fraction", "__rank", "__positives", "__exposures")
+    )
+
+
+def _draw(config: BuildConfig, seed: int | None, purpose: str) -> Column:
+    salt = config.output.seed if seed is None else seed
+    return hash_fraction(F.lit(salt), F.lit(purpose), *map(F.col, event_columns(config)))

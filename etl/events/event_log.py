@@ -1,0 +1,270 @@
+"""The event log made ready: de-duplicated, joined, ordered, split; each loss has a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyspark import StorageLevel
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
+from conf.errors import InputDataError
+from conf.etl.build import BuildConfig
+from etl.events.down_sampling import NOT_SAMPLED_COLUMN, mark_not_sampled
+from etl.events.histories import add_sessions, behaviour_columns
+from etl.events.identity import POSITION_COLUMN, add_row_identity
+from etl.events.joins import DROP_COLUMN, count_unmatched, join_dictionaries, read_unmatched
+from etl.events.labels import add_label
+from etl.events.splits import (
+    EVENT_SPLITS,
+    GIVEN_TEST_COLUMN,
+    GIVEN_TOTAL_COLUMN,
+    GIVEN_VALIDATION_COLUMN,
+    SPLIT_COLUMN,
+    TOTAL_COLUMN,
+    add_split,
+    mark_outside_window,
+)
+from etl.events.windowed_features import add_windowed_features
+from etl.plan import CANDIDATES
+from etl.sources.source import ORDER_COLUMN, Source
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+DUPLICATE = "duplicate"
+AFTER_TEST = "after_test"
+AFTER_VALIDATION = "after_validation"
+_IS_KEPT = "__is_kept"
+
+
+@dataclass(frozen=True)
+class PreparedEvents:
+    """The annotated events, and the frame under them that Spark keeps until it is released."""
+
+    frame: DataFrame
+    persisted: DataFrame
+
+    def release(self) -> None:
+        """Frees what Spark keeps."""
+        self.persisted.unpersist()
+
+
+def prepare_events(config: BuildConfig, sources: Mapping[str, Source]) -> PreparedEvents:
+    """Builds the annotated event frame: every good row of the log, kept or not.
+
+    Returns:
+        A frame of event and dictionary columns, `__drop` (null, or why the row is left out),
+        `__position` (rank among its user's kept events, from 1) and `__total` where there are
+        users, `__split`, `__skip` (null, or why a kept event is no sample), `__event_ts_ms` and
+        the label where one is declared.
+
+    Raises:
+        InputDataError: A dictionary's key is not unique, or an event that must match does not.
+    """
+    events = _read_log(config, sources)
+    events = _mark_duplicates(events, config)
+    events = _mark_after_given(events, config)
+    events = mark_outside_window(events, config.split)
+    events = join_dictionaries(events, config, sources)
+    events = add_windowed_features(events, config)
+    events = add_label(events, config, sources)
+    # Persisted before the split, whose choice of users would else run all of this once more.
+    positioned = add_sessions(_add_positions(events, config), config).drop(ORDER_COLUMN)
+    positioned.persist(StorageLevel.MEMORY_AND_DISK)
+    frame = mark_not_sampled(add_split(positioned, config), config)
+    return PreparedEvents(frame.drop(GIVEN_TOTAL_COLUMN), positioned)
+
+
+def _read_log(config: BuildConfig, sources: Mapping[str, Source]) -> DataFrame:
+    log = _union_given(config, sources)
+    time = config.events.time
+    scale = 1000 if config.events.time_unit == "s" else 1
+    ts = F.col(time) * F.lit(scale) if time else F.lit(None).cast("bigint")
+    log = log.withColumn("__event_ts_ms", ts).withColumn(DROP_COLUMN, F.lit(None).cast("string"))
+    if config.events.history_order == "oldest_first":
+        log = log.withColumns({name: F.reverse(name) for name in config.brought_history})
+    if config.events.user is None:
+        return add_row_identity(log, config.sources[config.events.source].column_types)
+    # One shuffle serves every window below: all of them run inside a user.
+    return log.repartition(F.col(config.events.user))
+
+
+def _union_given(config: BuildConfig, sources: Mapping[str, Source]) -> DataFrame:
+    """The log and the given test and validation events, each marked as what it is."""
+    split = config.split
+
+    def mark(name: str, test: bool, validation: bool) -> DataFrame:
+        marked = sources[name].good.withColumn(GIVEN_TEST_COLUMN, F.lit(test))
+        return marked.withColumn(GIVEN_VALIDATION_COLUMN, F.lit(validation))
+
+    log = mark(config.events.source, False, False)
+    if split.validation_source:
+        validation = mark(split.validation_source, False, True)
+        log = log.unionByName(validation, allowMissingColumns=True)
+    if split.test_source:
+        test = mark(split.test_source, True, False)
+        if split.candidates:
+            test = test.withColumnRenamed(split.candidates, CANDIDATES)
+        log = log.unionByName(test, allowMissingColumns=True)
+    return log
+
+
+def _mark_duplicates(events: DataFrame, config: BuildConfig) -> DataFrame:
+    user, item, time = config.events.user, config.events.item, config.events.time
+    if not config.events.deduplicate or user is None or item is None or time is None:
+        return events
+    # A click and a purchase in one second are two events. In order of time first: the sort by
+    # position that follows then finds its rows in order but for those of one moment.
+    same = [user, *_given_columns(config), time, item, *behaviour_columns(config)]
+    rank = F.row_number().over(Window.partitionBy(*same).orderBy(ORDER_COLUMN))
+    return (
+        events.withColumn("__rank", rank)
+        .withColumn(DROP_COLUMN, F.when(F.col("__rank") > 1, F.lit(DUPLICATE)))
+        .drop("__rank")
+    )
+
+
+def _given_columns(config: BuildConfig) -> list[str]:
+    """What tells given events from those of the log, where there are any: they come last."""
+    given = {
+        GIVEN_TEST_COLUMN: config.split.test_source,
+        GIVEN_VALIDATION_COLUMN: config.split.validation_source,
+    }
+    return [column for column, source in given.items() if source]
+
+
+def _mark_after_given(events: DataFrame, config: BuildConfig) -> DataFrame:
+    """Leaves out what comes at or after a given event of the same user: it is the future.
+
+    A given source without times comes after the whole log, by declaration.
+    """
+    time, user = config.events.time, config.events.user
+    given = {
+        AFTER_TEST: (config.split.test_source, F.col(GIVEN_TEST_COLUMN)),
+        AFTER_VALIDATION: (config.split.validation_source, F.col(GIVEN_VALIDATION_COLUMN)),
+    }
+    earlier = ~F.col(GIVEN_TEST_COLUMN)
+    for reason, (source, is_given) in given.items():
+        if time is None or user is None or source is None:
+            continue
+        if config.sources[source].column(time) is not None:
+            first = F.min(F.when(is_given, F.col(time))).over(Window.partitionBy(user))
+            late = earlier & ~is_given & (F.col(time) >= F.col("__first_given"))
+            events = (
+                events.withColumn("__first_given", first)
+                .withColumn(DROP_COLUMN, F.coalesce(F.col(DROP_COLUMN), F.when(late, reason)))
+                .drop("__first_given")
+            )
+    return events
+
+
+def _add_positions(events: DataFrame, config: BuildConfig) -> DataFrame:
+    user = config.events.user
+    if user is None:
+        return events
+    order = [F.col(name) for name in _given_columns(config)]
+    if config.events.time:
+        order.append(F.col(config.events.time))
+    is_kept = F.when(F.col(DROP_COLUMN).isNull(), 1).otherwise(0)
+    events = events.withColumn(_IS_KEPT, is_kept)
+    # Ties in time are broken by the position in the input: the declared order.
+    running = (
+        Window.partitionBy(user)
+        .orderBy(*order, ORDER_COLUMN)
+        .rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    )
+    whole = running.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+    given = F.lit(0).cast("bigint")
+    if config.split.test_source:
+        given = F.sum(F.col(_IS_KEPT) * F.col(GIVEN_TEST_COLUMN).cast("int")).over(whole)
+    # Made together: Spark goes through the rows once for all windows of one projection.
+    windows = {
+        POSITION_COLUMN: F.sum(_IS_KEPT).over(running),
+        TOTAL_COLUMN: F.sum(_IS_KEPT).over(whole),
+        GIVEN_TOTAL_COLUMN: given,
+    }
+    return events.withColumns(windows).drop(_IS_KEPT)
+
+
+def kept(events: DataFrame) -> DataFrame:
+    """Returns the events that become records."""
+    return events.where(F.col(DROP_COLUMN).isNull())
+
+
+@dataclass(frozen=True)
+class EventCounts:
+    """Counts of the annotated frame, from one scan of it.
+
+    Attributes:
+        joined: Events after parsing, de-duplication and joins.
+        splits: Of these, per split, those that are samples.
+        dropped: Events left out, by reason, and those that are no samples.
+        event_ts_ms_range: First and last event time, None without a time column.
+        unmatched: Events without an entry, by dictionary and reason, dropped or not.
+    """
+
+    joined: int
+    splits: Mapping[str, int]
+    dropped: Mapping[str, int]
+    event_ts_ms_range: tuple[int, int] | None
+    unmatched: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    @property
+    def newest_ts_ms(self) -> int | None:
+        """Time of the last event."""
+        return None if self.event_ts_ms_range is None else self.event_ts_ms_range[1]
+
+
+def count_events(
+    events: DataFrame, config: BuildConfig, *, allow_empty: bool = False
+) -> EventCounts:
+    """Counts kept events per split and dropped ones per reason.
+
+    Args:
+        events: Annotated events.
+        config: The build's config.
+        allow_empty: Whether a split may be empty: single days of a dataset need not have each.
+
+    Raises:
+        InputDataError: The train or the test split is empty.
+    """
+    dictionaries = [join.source for join in config.joins]
+    rows = (
+        events.withColumn("__reason", F.coalesce(DROP_COLUMN, NOT_SAMPLED_COLUMN))
+        .groupBy(DROP_COLUMN, "__reason", SPLIT_COLUMN)
+        .agg(
+            F.count("*").alias("n"),
+            F.min("__event_ts_ms").alias("low"),
+            F.max("__event_ts_ms").alias("high"),
+            *count_unmatched(dictionaries),
+        )
+        .collect()
+    )
+    dropped: dict[str, int] = {}
+    for row in rows:
+        if row["__reason"] is not None:
+            dropped[row["__reason"]] = dropped.get(row["__reason"], 0) + row["n"]
+    good = [row for row in rows if row[DROP_COLUMN] is None]
+    splits = {row[SPLIT_COLUMN]: row["n"] for row in good if row["__reason"] is None}
+    wanted = [s for s in EVENT_SPLITS if s != "validation" or config.split.has_validation]
+    empty = [split for split in wanted if not splits.get(split)]
+    if empty and not allow_empty:
+        raise InputDataError(
+            f"the {' and the '.join(empty)} split would be empty",
+            received=f"{sum(splits.values()):,} events after joins: {splits or 'none'}; "
+            f"dropped: {dropped or 'none'}",
+            allowed="at least one record in each split",
+            fix="check the log's size, `joins`, and `split` (strategy, fractions, min_events)",
+        )
+    lows = [row["low"] for row in good if row["low"] is not None]
+    highs = [row["high"] for row in good if row["high"] is not None]
+    return EventCounts(
+        joined=sum(row["n"] for row in good),
+        splits={split: splits[split] for split in EVENT_SPLITS if split in splits},
+        dropped=dict(sorted(dropped.items())),
+        event_ts_ms_range=(min(lows), max(highs)) if lows else None,
+        unmatched=read_unmatched(dictionaries, [row.asDict() for row in rows]),
+    )

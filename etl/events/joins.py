@@ -1,0 +1,442 @@
+"""Joins of the event log with its dictionaries, as they stood at the event's time where dated.
+
+Each key is checked and each event without an entry is counted by its reason. An as-of join
+takes the entry that was valid, and known, at the event's time: events and entries of one key are
+sorted together by time, one shuffle and one sort, linear in the rows. Of a skewed key, events get
+salts 0 … n-1 in turn of their content's hash and the dictionary's row is repeated once per salt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
+from conf.errors import InputDataError, InternalError
+from conf.etl.build import BuildConfig
+from conf.etl.events import AsOfConfig, JoinConfig
+from etl.sources.source import ORDER_COLUMN, Source
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+
+@dataclass(frozen=True)
+class DictionaryJoin:
+    """One dictionary join.
+
+    Attributes:
+        name: The dictionary's name.
+        key: Its key column.
+        config: Event column, strategy, as-of columns, what happens to unmatched events.
+        dictionary_bytes: Size of the dictionary's files, None where its source has no files.
+        event_bytes: Size of the log's files, None where it has none.
+    """
+
+    name: str
+    key: str
+    config: JoinConfig
+    dictionary_bytes: int | None = None
+    event_bytes: int | None = None
+
+    @property
+    def on(self) -> str:
+        """Event column that holds the key."""
+        return self.config.column
+
+    @property
+    def unique_columns(self) -> tuple[str, ...]:
+        """Columns whose values no two rows of the dictionary may share."""
+        as_of = self.config.as_of
+        if as_of is None:
+            return (self.key,)
+        return (self.key, as_of.valid_from, *((as_of.known_at,) if as_of.known_at else ()))
+
+
+def plan_joins(config: BuildConfig, sources: Mapping[str, Source]) -> tuple[DictionaryJoin, ...]:
+    """Resolves the joins of a config, in their order."""
+    log = _size(sources[config.events.source])
+    return tuple(
+        DictionaryJoin(
+            join.source,
+            config.sources[join.source].key or "",
+            join,
+            _size(sources[join.source]),
+            log,
+        )
+        for join in config.joins
+    )
+
+
+def _size(source: Source) -> int | None:
+    return sum(file.bytes for file in source.files) if source.files else None
+
+
+def check_unique_key(name: str, dictionary: DataFrame, columns: Sequence[str]) -> None:
+    """Refuses a dictionary whose key repeats: joining it would multiply events.
+
+    Args:
+        name: The dictionary's name.
+        dictionary: Its rows.
+        columns: The key, with the columns that tell its versions apart.
+
+    Raises:
+        InputDataError: A key stands in more than one row.
+    """
+    counts = dictionary.groupBy(*columns).count().where("count > 1")
+    repeated = counts.orderBy(*columns).limit(5).collect()
+    if repeated:
+        shown = [" ".join(str(row[column]) for column in columns) for row in repeated]
+        raise InputDataError(
+            f"dictionary {name!r} is not unique by its key ({', '.join(columns)})",
+            received=", ".join(
+                f"{key} ({row['count']} rows)" for key, row in zip(shown, repeated, strict=True)
+            ),
+            allowed="one row per key",
+            fix="de-duplicate the dictionary, or declare another key",
+        )
+
+
+DROP_COLUMN = "__drop"
+
+NULL_KEY = "null_key"
+UNKNOWN_KEY = "unknown_key"
+NOT_YET_VALID = "not_yet_valid"
+EXPIRED = "expired"
+REASONS = (NULL_KEY, UNKNOWN_KEY, NOT_YET_VALID, EXPIRED)
+
+
+def mark_unmatched(events: DataFrame, name: str, reason: Column, drop: bool) -> DataFrame:
+    """Notes for each event not dropped before why it has no entry in a dictionary.
+
+    Args:
+        events: Event rows with a `__drop` column (null, or why the row is left out).
+        name: The dictionary's name.
+        reason: One of `REASONS`, or null for events that have an entry.
+        drop: Whether the events without one are marked as dropped: `unmatched:<name>`, or
+            `unmatched:<name>:<reason>` where the key as such is not unknown.
+    """
+    noted = _noted(name)
+    events = events.withColumn(noted, F.when(F.col(DROP_COLUMN).isNull(), reason))
+    if not drop:
+        return events
+    # An unknown key is the plain case, which has always had the short name.
+    special = F.when(F.col(noted) != UNKNOWN_KEY, F.concat(F.lit(":"), F.col(noted)))
+    text = F.concat(F.lit(f"unmatched:{name}"), F.coalesce(special, F.lit("")))
+    why = F.when(F.col(noted).isNotNull(), text)
+    return events.withColumn(DROP_COLUMN, F.coalesce(F.col(DROP_COLUMN), why))
+
+
+def refuse_unmatched(events: DataFrame, name: str, on: str) -> None:
+    """Refuses events without an entry in a dictionary that must know them all.
+
+    Args:
+        events: Events after `mark_unmatched`.
+        name: The dictionary's name.
+        on: Event column that holds the key.
+
+    Raises:
+        InputDataError: An event has none.
+    """
+    noted = _noted(name)
+    missing = events.where(F.col(noted).isNotNull()).select(on, noted).distinct()
+    rows = missing.orderBy(on, noted).limit(5).collect()
+    if rows:
+        raise InputDataError(
+            f"events have no entry in dictionary {name!r}",
+            received=", ".join(f"{on} = {row[on]} ({row[noted]})" for row in rows) + ", …",
+            allowed="an entry for each event",
+            fix="complete the dictionary, or set the join's `unmatched` to drop or keep",
+        )
+
+
+def count_unmatched(names: Iterable[str]) -> list[Column]:
+    """Returns the aggregates that count unmatched events by dictionary and reason."""
+    return [
+        F.count_if(F.col(_noted(name)) == reason).alias(_counted(name, reason))
+        for name in names
+        for reason in REASONS
+    ]
+
+
+def read_unmatched(
+    names: Iterable[str], rows: Iterable[Mapping[str, Any]]
+) -> dict[str, dict[str, int]]:
+    """Sums what `count_unmatched` counted over some groups.
+
+    Returns:
+        Events by dictionary and reason; only those that occur.
+    """
+    groups = list(rows)
+    totals = {
+        name: {reason: sum(row[_counted(name, reason)] for row in groups) for reason in REASONS}
+        for name in names
+    }
+    return {
+        name: {reason: n for reason, n in counts.items() if n}
+        for name, counts in totals.items()
+        if any(counts.values())
+    }
+
+
+def _noted(name: str) -> str:
+    return f"__unmatched_{name}"
+
+
+def _counted(name: str, reason: str) -> str:
+    return f"__unmatched_{name}_{reason}"
+
+
+SALT_COLUMN = "__salt"
+
+_SAMPLED_BYTES = 64 << 20
+_FREQUENT_SHARE = 0.01
+"""A key with this share of the events keeps one task of a hundred busy alone."""
+
+
+def find_frequent_keys(events: DataFrame, join: DictionaryJoin) -> tuple[Any, ...]:
+    """Samples the log and returns the keys with at least 1 % of the events: at most a hundred.
+
+    The sample decides where rows are worked on, never what becomes of them.
+    """
+    keys = events.select(F.col(join.on).alias("key"))
+    if join.event_bytes is not None and join.event_bytes > _SAMPLED_BYTES:
+        keys = keys.sample(fraction=_SAMPLED_BYTES / join.event_bytes, seed=0)
+    enough = math.ceil(keys.count() * _FREQUENT_SHARE)
+    counts = keys.where(F.col("key").isNotNull()).groupBy("key").count()
+    rows = counts.where(F.col("count") >= enough).orderBy(F.desc("count"), "key").collect()
+    return tuple(row["key"] for row in rows)
+
+
+def salt_events(
+    events: DataFrame, on: str, parts: int, frequent: tuple[Any, ...] | None
+) -> DataFrame:
+    """Adds `__salt` to events: 0 but for spread keys. Null keys match nothing and are spread too.
+
+    Args:
+        events: Events with `__order`.
+        on: Column of the key.
+        parts: Number of salts.
+        frequent: Keys to spread; None: all.
+    """
+    salt = F.pmod(F.xxhash64(ORDER_COLUMN), F.lit(parts)).cast("int")
+    spread = F.col(on).isNull() | _is_spread(F.col(on), frequent)
+    return events.withColumn(SALT_COLUMN, F.when(spread, salt).otherwise(F.lit(0)))
+
+
+def salt_dictionary(
+    dictionary: DataFrame, key: str, parts: int, frequent: tuple[Any, ...] | None
+) -> DataFrame:
+    """Repeats the rows of spread keys once per salt, in `__salt`; the others get salt 0."""
+    one = F.array(F.lit(0))
+    salts = F.when(_is_spread(F.col(key), frequent), F.sequence(F.lit(0), F.lit(parts - 1)))
+    return dictionary.withColumn(SALT_COLUMN, F.explode(salts.otherwise(one)))
+
+
+def _is_spread(key: Column, frequent: tuple[Any, ...] | None) -> Column:
+    return F.lit(True) if frequent is None else F.coalesce(key.isin(*frequent), F.lit(False))
+
+
+def join_dictionary(events: DataFrame, dictionary: DataFrame, join: DictionaryJoin) -> DataFrame:
+    """Joins one dictionary to the events, without losing any event.
+
+    Args:
+        events: Event rows with a `__drop` column (null, or why the row is left out) and, for a
+            salted join, `__order`.
+        dictionary: Its rows, unique by the key.
+        join: The join.
+
+    Returns:
+        The events with the dictionary's other columns; why an event has no entry is noted
+        (`etl.events.joins`).
+    """
+    key, matched = f"__key_{join.name}", f"__matched_{join.name}"
+    right = dictionary.drop(ORDER_COLUMN).withColumnRenamed(join.key, key)
+    right = right.withColumn(matched, F.lit(True))
+    condition = F.col(join.on) == F.col(key)
+    strategy = choose_strategy(join)
+    if strategy == "salted":
+        frequent = None if join.config.salts else find_frequent_keys(events, join)
+        parts = join.config.salts or int(
+            events.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1
+        )
+        events = salt_events(events, join.on, parts, frequent)
+        right = salt_dictionary(right, key, parts, frequent)
+        condition = condition & (events[SALT_COLUMN] == right[SALT_COLUMN])
+    if strategy is not None:
+        right = right.hint("broadcast" if strategy == "broadcast" else "merge")
+    joined = events.join(right, condition, "left").drop(SALT_COLUMN)
+    missing = F.when(F.col(join.on).isNull(), F.lit(NULL_KEY)).otherwise(F.lit(UNKNOWN_KEY))
+    reason = F.when(F.col(matched).isNull(), missing)
+    joined = mark_unmatched(joined, join.name, reason, drop=join.config.unmatched == "drop")
+    return joined.drop(key, matched)
+
+
+def choose_strategy(join: DictionaryJoin) -> str | None:
+    """Returns how a dictionary is joined; None leaves it to Spark, where no size is known."""
+    if join.config.strategy != "auto":
+        return join.config.strategy
+    if join.dictionary_bytes is None:
+        return None
+    small = join.dictionary_bytes <= join.config.broadcast_bytes
+    return "broadcast" if small else "sort_merge"
+
+
+EVENT_TS_COLUMN = "__event_ts_ms"
+
+_KEY, _TS, _IS_EVENT = "__as_of_key", "__as_of_ts_ms", "__as_of_is_event"
+_ENTRY, _VERSION, _EXISTS = "__as_of_entry", "__as_of_version", "__as_of_exists"
+_REASON = "__as_of_reason"
+_NULL_KEY_PARTS = 1024
+_SCALES = {"s": 1000, "ms": 1}
+
+
+def join_as_of(events: DataFrame, dictionary: DataFrame, join: DictionaryJoin) -> DataFrame:
+    """Joins to each event the newest entry that was valid and known at the event's time.
+
+    Args:
+        events: Event rows with `__event_ts_ms` (not null) and `__drop`.
+        dictionary: Its rows, unique by key, `valid_from` and `known_at`.
+        join: The join, with `as_of`.
+
+    Returns:
+        The events, one row each, with the dictionary's columns other than its key; why an event
+        has no entry is noted (`etl.events.joins`).
+    """
+    as_of = _as_of(join)
+    columns = _added(dictionary, join)
+    left = events.withColumns(
+        {_KEY: F.col(join.on), _TS: F.col(EVENT_TS_COLUMN), _IS_EVENT: F.lit(True)}
+    )
+    right = _entries(dictionary, join).withColumn(_IS_EVENT, F.lit(False))
+    both = left.unionByName(right, allowMissingColumns=True)
+    # At one time the entry comes before the event or after it: that is the declared match.
+    tie = F.col(_IS_EVENT) if as_of.match == "at_or_before" else ~F.col(_IS_EVENT)
+    # Events without a key match nothing; spread, they keep no task busy alone.
+    same = [F.col(_KEY), F.when(F.col(_KEY).isNull(), F.pmod(_TS, F.lit(_NULL_KEY_PARTS)))]
+    before = (
+        Window.partitionBy(*same)
+        .orderBy(_TS, tie)
+        .rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    )
+    # The newest version is not the last to become known: a late entry may be about the past.
+    newest = F.max_by(_ENTRY, _VERSION).over(before)
+    exists = F.max(~F.col(_IS_EVENT)).over(Window.partitionBy(*same))
+    joined = both.withColumns({_ENTRY: newest, _EXISTS: exists}).where(_IS_EVENT)
+    reason = (
+        F.when(F.col(_KEY).isNull(), F.lit(NULL_KEY))
+        .when(~F.col(_EXISTS), F.lit(UNKNOWN_KEY))
+        .when(F.col(_ENTRY).isNull(), F.lit(NOT_YET_VALID))
+        .when(_has_ended(as_of), F.lit(EXPIRED))
+    )
+    joined = mark_unmatched(
+        joined.withColumn(_REASON, reason),
+        join.name,
+        F.col(_REASON),
+        drop=join.config.unmatched == "drop",
+    )
+    valid = F.col(_REASON).isNull()
+    added = {column: F.when(valid, F.col(_ENTRY)[column]) for column in columns}
+    return joined.withColumns(added).drop(_KEY, _TS, _IS_EVENT, _ENTRY, _VERSION, _EXISTS, _REASON)
+
+
+def select_latest(dictionary: DataFrame, join: DictionaryJoin, end: DataFrame) -> DataFrame:
+    """Selects the entry of each key that is valid and known at the end of the log.
+
+    Args:
+        dictionary: Its rows.
+        join: The join, with `as_of`.
+        end: One row, one column: the time of the log's last event, milliseconds.
+
+    Returns:
+        One row per key that has such an entry: the dictionary's columns.
+    """
+    now = end.toDF(EVENT_TS_COLUMN)
+    entries = _entries(dictionary, join).crossJoin(F.broadcast(now))
+    known = entries.where(F.col(_TS) <= F.col(EVENT_TS_COLUMN))
+    latest = known.groupBy(_KEY).agg(
+        F.max_by(_ENTRY, _VERSION).alias(_ENTRY), F.max(EVENT_TS_COLUMN).alias(EVENT_TS_COLUMN)
+    )
+    valid = latest.where(~F.coalesce(_has_ended(_as_of(join)), F.lit(False)))
+    columns = [F.col(_ENTRY)[column].alias(column) for column in _added(dictionary, join)]
+    return valid.select(F.col(_KEY).alias(join.key), *columns)
+
+
+def _as_of(join: DictionaryJoin) -> AsOfConfig:
+    if join.config.as_of is None:
+        raise InternalError(f"the join with {join.name!r} is not one as of the event's time")
+    return join.config.as_of
+
+
+def _payload(dictionary: DataFrame, join: DictionaryJoin) -> list[str]:
+    return [column for column in dictionary.columns if column not in (join.key, ORDER_COLUMN)]
+
+
+def _added(dictionary: DataFrame, join: DictionaryJoin) -> list[str]:
+    # `valid_to` says what came later.
+    ends = _as_of(join).valid_to
+    return [column for column in _payload(dictionary, join) if column != ends]
+
+
+def _entries(dictionary: DataFrame, join: DictionaryJoin) -> DataFrame:
+    """One row per version: key, time from which it counts, its rank among versions, columns."""
+    as_of = _as_of(join)
+    version = [_milliseconds(F.col(as_of.valid_from), as_of)]
+    if as_of.known_at is not None:
+        version.append(_milliseconds(F.col(as_of.known_at), as_of))
+    # Nobody could use an entry before it was known, however early it is valid from.
+    counts_from = F.greatest(*version) if len(version) > 1 else version[0]
+    return dictionary.where(F.col(join.key).isNotNull()).select(
+        F.col(join.key).alias(_KEY),
+        counts_from.alias(_TS),
+        F.struct(*version).alias(_VERSION),
+        F.struct(*_payload(dictionary, join)).alias(_ENTRY),
+    )
+
+
+def _has_ended(as_of: AsOfConfig) -> Column:
+    """Whether the entry's `valid_to` is over at the event; null where it is open."""
+    if as_of.valid_to is None:
+        return F.lit(False)
+    # A "never" too large for milliseconds overflows to null, which is open as well.
+    end = F.try_multiply(F.col(_ENTRY)[as_of.valid_to], F.lit(_SCALES[as_of.time_unit]))
+    now = F.col(EVENT_TS_COLUMN)
+    # An entry that counts just after `valid_from` ends just after `valid_to`.
+    return end <= now if as_of.match == "at_or_before" else end < now
+
+
+def _milliseconds(value: Column, as_of: AsOfConfig) -> Column:
+    return value * F.lit(_SCALES[as_of.time_unit])
+
+
+def join_one(events: DataFrame, dictionary: DataFrame, join: DictionaryJoin) -> DataFrame:
+    """Joins one dictionary, by its key or as it stood at each event's time, as declared."""
+    if join.config.as_of is None:
+        return join_dictionary(events, dictionary, join)
+    return join_as_of(events, dictionary, join)
+
+
+def join_dictionaries(
+    events: DataFrame, config: BuildConfig, sources: Mapping[str, Source]
+) -> DataFrame:
+    """Joins every dictionary to the events: one row per event before and after.
+
+    Args:
+        events: Events with `__drop`, `__order` and `__event_ts_ms`.
+        config: The build's config.
+        sources: The sources as read.
+
+    Raises:
+        InputDataError: A dictionary's key is not unique, or an event that must match does not.
+    """
+    for join in plan_joins(config, sources):
+        dictionary = sources[join.name].good
+        check_unique_key(join.name, dictionary, join.unique_columns)
+        events = join_one(events, dictionary, join)
+        if join.config.unmatched == "fail":
+            refuse_unmatched(events, join.name, join.on)
+    return events

@@ -1,0 +1,200 @@
+"""Splits of the event log: by place, time, hash, sliding window or as given; never unseeded."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from conf.errors import InputDataError
+from conf.etl.build import BuildConfig
+from conf.etl.split import SplitConfig
+from etl.events.identity import POSITION_COLUMN, ROW_COLUMNS, hash_fraction
+from etl.events.joins import DROP_COLUMN
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+
+OUTSIDE_WINDOW = "outside_window"
+WINDOW_COLUMN = "__window_day"
+_DAY_MS = 86_400_000
+_EPOCH = datetime.date(1970, 1, 1)
+
+
+def mark_outside_window(events: DataFrame, split: SplitConfig) -> DataFrame:
+    """Marks what lies outside the backtest's window, and numbers the days of the window from 0.
+
+    Nothing before or after the window reaches a sample: it is built as if on its last day.
+
+    Args:
+        events: Event rows with `__event_ts_ms` and `__drop`.
+        split: The split; other strategies leave the events as they are.
+
+    Raises:
+        InputDataError: The log ends before the window's test days begin.
+    """
+    if split.strategy != "sliding" or split.train_days is None or split.test_days is None:
+        return events
+    before_test = split.train_days + (split.validation_days or 0)
+    step = split.step_days or split.test_days
+    first, last = _log_days(events)
+    if split.start_date is not None:
+        first = (split.start_date - _EPOCH).days
+    start = first + split.window * step
+    if start + before_test > last:
+        windows = max(0, (last - first - before_test) // step + 1)
+        raise InputDataError(
+            f"window {split.window} of the backtest begins to test after the log has ended",
+            received=f"test from {_EPOCH + datetime.timedelta(start + before_test)}, log until "
+            f"{_EPOCH + datetime.timedelta(last)}",
+            allowed=f"split.window 0 to {windows - 1}" if windows else "shorter train_days",
+            fix="choose an earlier window, or declare fewer days",
+        )
+    day = F.floor(F.col("__event_ts_ms") / _DAY_MS) - F.lit(start)
+    outside = (F.col(WINDOW_COLUMN) < 0) | (F.col(WINDOW_COLUMN) >= before_test + split.test_days)
+    reason = F.when(outside, F.lit(OUTSIDE_WINDOW))
+    return events.withColumn(WINDOW_COLUMN, day).withColumn(
+        DROP_COLUMN, F.coalesce(F.col(DROP_COLUMN), reason)
+    )
+
+
+def _log_days(events: DataFrame) -> tuple[int, int]:
+    row = events.agg(F.min("__event_ts_ms"), F.max("__event_ts_ms")).collect()[0]
+    return int(row[0] // _DAY_MS), int(row[1] // _DAY_MS)
+
+
+SPLIT_COLUMN = "__split"
+TOTAL_COLUMN = "__total"
+GIVEN_TEST_COLUMN = "__given_test"
+GIVEN_VALIDATION_COLUMN = "__given_validation"
+GIVEN_TOTAL_COLUMN = "__given_total"
+
+TRAIN, VALIDATION, TEST = "train", "validation", "test"
+CATALOG, USERS = "catalog", "users"
+EVENT_SPLITS = (TRAIN, VALIDATION, TEST)
+ALL_SPLITS = (*EVENT_SPLITS, CATALOG, USERS)
+
+
+def record_splits(config: BuildConfig) -> tuple[str, ...]:
+    """Returns the splits that a build writes: no catalogue without items, nor users without both.
+
+    A log's rows that belong to no one have no latest state to serve.
+    """
+    made = [*EVENT_SPLITS]
+    made += [CATALOG] if config.events.item is not None else []
+    made += [USERS] if config.events.has_behaviour else []
+    return tuple(split for split in ALL_SPLITS if split in made)
+
+
+def add_split(events: DataFrame, config: BuildConfig) -> DataFrame:
+    """Adds `__split` to kept events.
+
+    Args:
+        events: Kept events; with users also their `__position` and `__total` (events of the
+            user), and `__given_test`, `__given_validation` and the day of a sliding window.
+        config: The build's config; `split` is the strategy.
+    """
+    split, user, time = config.split, config.events.user, config.events.time
+    if split.strategy == "temporal":
+        return events.withColumn(SPLIT_COLUMN, _temporal(events, split, time))
+    if split.strategy == "sliding":
+        return events.withColumn(SPLIT_COLUMN, _split_by_window(split))
+    if split.strategy == "hash":
+        return events.withColumn(SPLIT_COLUMN, _hash(config))
+    if split.strategy == "given" and (user is None or split.validation_source):
+        return events.withColumn(SPLIT_COLUMN, _given(config))
+    return _leave_out(events, config, user or "")
+
+
+def _leave_out(events: DataFrame, config: BuildConfig, user: str) -> DataFrame:
+    """The end of each user's log; what a given split has not said is told in the same way."""
+    split = config.split
+    remaining = F.col(TOTAL_COLUMN) - F.col(POSITION_COLUMN)
+    enough = F.col(TOTAL_COLUMN) >= split.least_events
+    if split.strategy == "given":
+        is_test = F.col(GIVEN_TEST_COLUMN)
+        remaining = remaining - F.col(GIVEN_TOTAL_COLUMN) + F.lit(1)
+    else:
+        is_test = enough & (remaining < split.leave_out)
+    validation = F.lit(False)
+    if split.validation:
+        last = (remaining >= split.leave_out) & (remaining < 2 * split.leave_out)
+        validation = enough & last & ~is_test
+        if split.validation_users is not None:
+            chosen = _choose_users(events, user, split, config.output.seed)
+            events = events.join(F.broadcast(chosen), user, "left")
+            validation = validation & F.col("__validation_user").isNotNull()
+    chosen_split = F.when(is_test, TEST).when(validation, VALIDATION).otherwise(TRAIN)
+    return events.withColumn(SPLIT_COLUMN, chosen_split).drop("__validation_user")
+
+
+def _given(config: BuildConfig) -> Column:
+    split = F.when(F.col(GIVEN_TEST_COLUMN), TEST).when(F.col(GIVEN_VALIDATION_COLUMN), VALIDATION)
+    if config.split.validation and config.split.validation_source is None:
+        held_out = _key_fraction(config, ROW_COLUMNS) < config.split.validation_fraction
+        split = split.when(held_out, VALIDATION)
+    return split.otherwise(TRAIN)
+
+
+def _hash(config: BuildConfig) -> Column:
+    """All rows of a key go one way; equal rows do, where the row's content is the key."""
+    split, user = config.split, config.events.user
+    key = split.key or user
+    fraction = _key_fraction(config, (key,) if key else ROW_COLUMNS)
+    chosen = F.when(fraction < split.test_fraction, TEST)
+    if split.validation:
+        chosen = chosen.when(fraction < split.test_fraction + split.validation_fraction, VALIDATION)
+    return chosen.otherwise(TRAIN)
+
+
+def _key_fraction(config: BuildConfig, key: Sequence[str]) -> Column:
+    seed = config.output.seed if config.split.seed is None else config.split.seed
+    return hash_fraction(F.lit(seed), F.lit("split"), *map(F.col, key))
+
+
+def _split_by_window(split: SplitConfig) -> Column:
+    day, train_days = F.col(WINDOW_COLUMN), split.train_days or 0
+    validation = F.when(day < train_days + (split.validation_days or 0), VALIDATION)
+    return F.when(day < train_days, TRAIN).otherwise(validation.otherwise(TEST))
+
+
+def _choose_users(events: DataFrame, user: str, config: SplitConfig, seed: int) -> DataFrame:
+    """The users with the smallest hashes: the same ones however the data is partitioned."""
+    users = events.where(F.col(TOTAL_COLUMN) >= config.least_events).select(user).distinct()
+    return (
+        users.orderBy(F.xxhash64(F.lit(seed), F.col(user)), F.col(user))
+        .limit(config.validation_users or 0)
+        .withColumn("__validation_user", F.lit(True))
+    )
+
+
+def _temporal(events: DataFrame, config: SplitConfig, time: str | None) -> Column:
+    if time is None:
+        raise InputDataError(
+            "a temporal split needs a time column",
+            received="events.time: null",
+            fix="declare events.time, or use split.strategy: leave_one_out",
+        )
+    test_from, validation_from = config.test_from_ts, config.validation_from_ts
+    if test_from is None or (validation_from is None and config.validation):
+        late = 1 - config.test_fraction
+        earlier = late - config.validation_fraction
+        # Exact percentiles: the approximate ones depend on how the data is partitioned.
+        row = (
+            events.where(F.col(DROP_COLUMN).isNull())
+            .agg(
+                F.percentile(time, F.lit(late)).alias("test"),
+                F.percentile(time, F.lit(earlier)).alias("validation"),
+            )
+            .collect()[0]
+        )
+        test_from = test_from if test_from is not None else int(row["test"])
+        if validation_from is None:
+            validation_from = min(int(row["validation"]), test_from)
+    split = F.when(F.col(time) >= test_from, TEST)
+    if config.validation and validation_from is not None:
+        split = split.when(F.col(time) >= validation_from, VALIDATION)
+    return split.otherwise(TRAIN)

@@ -1,0 +1,247 @@
+"""Drift between two versions: PSI, Jensen-Shannon divergence, Kolmogorov-Smirnov distance.
+
+Distributions come from the statistics that the writer gathered: the most frequent values of
+anything, an equi-depth summary of numbers. Ids of a vocabulary are compared by their tokens,
+since two versions may number the same token differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from etl.quality.sketches import FrequencySketch, QuantileSummary
+
+PSI_FLOOR = 1e-4
+"""Least share of a bin: an empty one would make the index infinite."""
+
+
+def population_stability_index(first: np.ndarray, second: np.ndarray) -> float:
+    """Population stability index: sum over bins of (p - q) ln(p / q); symmetric, 0 for equal.
+
+    Siddiqi, "Credit Risk Scorecards" (2006), chapter 6. Rules of thumb: below 0.1 stable, above
+    0.2 (or 0.25) shifted.
+
+    Args:
+        first: Counts or weights by bin, `[bins]`, not negative.
+        second: The same of the other distribution.
+
+    Returns:
+        The index, in [0, infinity); 0 where either holds nothing.
+    """
+    p, q = _shares(first), _shares(second)
+    if p is None or q is None:
+        return 0.0
+    p, q = np.maximum(p, PSI_FLOOR), np.maximum(q, PSI_FLOOR)
+    return float(np.sum((p - q) * np.log(p / q)))
+
+
+def jensen_shannon_divergence(first: np.ndarray, second: np.ndarray) -> float:
+    """Jensen-Shannon divergence to base 2; symmetric, 0 for equal, 1 for disjoint.
+
+    Lin, "Divergence measures based on the Shannon entropy" (IEEE Trans. Inf. Theory 37, 1991),
+    equation 4.1 with equal weights.
+
+    Args:
+        first: Counts or weights by bin, `[bins]`, not negative.
+        second: The same of the other distribution.
+
+    Returns:
+        The divergence, in [0, 1]; 0 where either holds nothing.
+    """
+    p, q = _shares(first), _shares(second)
+    if p is None or q is None:
+        return 0.0
+    middle = (p + q) / 2
+    divergence = (_relative_entropy(p, middle) + _relative_entropy(q, middle)) / 2
+    return min(max(divergence, 0.0), 1.0)
+
+
+def kolmogorov_smirnov_distance(first: np.ndarray, second: np.ndarray) -> float:
+    """Kolmogorov-Smirnov distance: the greatest difference of the cumulated shares.
+
+    Args:
+        first: Weights by value, `[values]`, values rising, the same for both.
+        second: The same of the other distribution.
+
+    Returns:
+        The distance, in [0, 1]; 0 where either holds nothing.
+    """
+    p, q = _shares(first), _shares(second)
+    if p is None or q is None:
+        return 0.0
+    return min(float(np.abs(np.cumsum(p) - np.cumsum(q)).max()), 1.0)
+
+
+def _shares(weights: np.ndarray) -> np.ndarray | None:
+    total = float(np.sum(weights))
+    return np.asarray(weights, np.float64) / total if total > 0 else None
+
+
+def _relative_entropy(p: np.ndarray, q: np.ndarray) -> float:
+    held = p > 0
+    return float(np.sum(p[held] * np.log2(p[held] / q[held])))
+
+
+BINS = 10
+MAX_CATEGORIES = 50
+OTHER = "(other)"
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """One feature's values in one split.
+
+    Attributes:
+        counts: Occurrences by value, of the most frequent ones.
+        bound: The most occurrences that any other value may have; 0 where there is none.
+        total: Occurrences of all values.
+        numbers: Summary of the numbers, or None for ids and texts.
+    """
+
+    counts: Mapping[str, float]
+    bound: int
+    total: int
+    numbers: QuantileSummary | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every value is listed."""
+        return self.bound == 0
+
+    def count_of(self, value: str, unlisted: int) -> float:
+        """Occurrences of a value; of one that is not listed, the most that there can be."""
+        if value in self.counts:
+            return self.counts[value]
+        rest = max(self.total - sum(self.counts.values()), 0.0)
+        return min(float(self.bound), rest / max(unlisted, 1))
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """Two distributions over the same bins.
+
+    Attributes:
+        bins: Name of each bin.
+        before: Weight by bin, float64 `[bins]`.
+        after: The same of the other distribution.
+        ordered: Whether the bins rise, so that shares may be cumulated.
+    """
+
+    bins: tuple[str, ...]
+    before: np.ndarray
+    after: np.ndarray
+    ordered: bool
+
+
+def build_distribution(
+    feature: Mapping[str, Any], tokens: Mapping[int, str] | None = None
+) -> Distribution:
+    """Builds a distribution from the unabridged statistics of a feature.
+
+    Args:
+        feature: Statistics with `sketch` (and `summary` for numbers).
+        tokens: Token by id, where the feature holds ids of a vocabulary.
+    """
+    sketch = FrequencySketch.loads(feature["sketch"])
+    counts: dict[str, float] = {}
+    for value, count, _ in sketch.entries:
+        name = _name(value) if tokens is None else tokens.get(int(value), _name(value))
+        counts[name] = counts.get(name, 0.0) + count
+    unfinite = feature.get("nan", 0) + feature.get("infinite", 0)
+    numbers = None
+    if tokens is None and "summary" in feature:
+        numbers = QuantileSummary.loads(feature["summary"])
+    return Distribution(counts, sketch.bound, feature["values"] - unfinite, numbers)
+
+
+def _name(value: int | float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.9g}" if value % 1 else f"{int(value)}"
+
+
+def overlay(before: Distribution, after: Distribution) -> Overlay:
+    """Lays two distributions over each other.
+
+    Numbers of many values fall into the deciles of the first distribution; anything else is
+    compared value by value, the rarer ones together.
+    """
+    listed = before.is_complete and after.is_complete
+    if before.numbers is not None and after.numbers is not None:
+        few = len(set(before.counts) | set(after.counts)) <= MAX_CATEGORIES
+        if not (listed and few):
+            return _overlay_numbers(before.numbers, after.numbers)
+    return _overlay_values(before, after)
+
+
+def _overlay_values(before: Distribution, after: Distribution) -> Overlay:
+    names = sorted(set(before.counts) | set(after.counts))
+    missing_before = sum(name not in before.counts for name in names)
+    missing_after = sum(name not in after.counts for name in names)
+    pairs = {
+        name: (before.count_of(name, missing_before), after.count_of(name, missing_after))
+        for name in names
+    }
+
+    def weight(name: str) -> float:
+        p, q = pairs[name]
+        return p / max(before.total, 1) + q / max(after.total, 1)
+
+    if before.numbers is not None and after.numbers is not None:
+        names.sort(key=float)
+    if len(names) > MAX_CATEGORIES:
+        names = sorted(names, key=lambda name: (-weight(name), name))[:MAX_CATEGORIES]
+    p = np.array([pairs[name][0] for name in names], np.float64)
+    q = np.array([pairs[name][1] for name in names], np.float64)
+    rest = max(before.total - p.sum(), 0.0), max(after.total - q.sum(), 0.0)
+    ordered = before.numbers is not None and after.numbers is not None
+    if any(rest):
+        names, p, q = [*names, OTHER], np.append(p, rest[0]), np.append(q, rest[1])
+        ordered = False
+    return Overlay(tuple(names), p, q, ordered)
+
+
+def _overlay_numbers(before: QuantileSummary, after: QuantileSummary) -> Overlay:
+    reference = before if len(before.values) else after
+    cuts = [reference.quantile(k / BINS) for k in range(1, BINS)]
+    edges = np.unique(np.array([cut for cut in cuts if cut is not None], np.float64))
+    shown = [f"{edge:.6g}" for edge in edges]
+    names = [f"up to {shown[0]}"] if shown else ["all"]
+    names += [f"{low} to {high}" for low, high in pairwise(shown)]
+    names += [f"above {shown[-1]}"] if shown else []
+    weights = [
+        np.bincount(np.searchsorted(edges, part.values), part.weights, len(edges) + 1)
+        for part in (before, after)
+    ]
+    return Overlay(tuple(names), weights[0], weights[1], True)
+
+
+def measure_drift(metric: str, before: Distribution, after: Distribution) -> float | None:
+    """Returns how far two distributions are from each other.
+
+    Args:
+        metric: `psi`, `js` or `ks`.
+        before: The earlier one, whose deciles bin numbers.
+        after: The later one.
+
+    Returns:
+        The distance; None for `ks` of what has no order.
+    """
+    if metric == "ks":
+        return _measure_ks(before, after)
+    laid = overlay(before, after)
+    measure = population_stability_index if metric == "psi" else jensen_shannon_divergence
+    return measure(laid.before, laid.after)
+
+
+def _measure_ks(before: Distribution, after: Distribution) -> float | None:
+    if before.numbers is None or after.numbers is None:
+        return None
+    values = np.union1d(before.numbers.values, after.numbers.values)
+    weights = [np.zeros(len(values)), np.zeros(len(values))]
+    for part, summed in zip((before.numbers, after.numbers), weights, strict=True):
+        summed[np.searchsorted(values, part.values)] = part.weights
+    return kolmogorov_smirnov_distance(*weights)

@@ -1,0 +1,1 @@
+"""Records: the rows of every split, their shards, and the writing of them."""

@@ -1,0 +1,216 @@
+"""The JVM connector `spark-tfrecord` as a back end of a build, where it is on the class path."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from conf.errors import ConfigError, InternalError
+from etl.encoders.pipeline import read_pipeline
+from etl.quality.label_statistics import LabelFocus
+from etl.quality.statistics import StatisticsAccumulator
+from etl.tfrecord.codec.crc32c import crc32c
+from etl.tfrecord.codec.decode import ExampleDecoder
+from etl.tfrecord.files.framing import read_record_blocks
+from etl.tfrecord.files.locations import Compression
+from etl.tfrecord.types.features import Kind, WireFeature
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+CONNECTOR_CLASS = "com.linkedin.spark.datasources.tfrecord.DefaultSource"
+CONNECTOR_PACKAGE = "com.linkedin.sparktfrecord:spark-tfrecord_2.13:0.7.0"
+GZIP_CODEC = "org.apache.hadoop.io.compress.GzipCodec"
+
+_PART = re.compile(r"part-(\d+)-")
+_READ_BYTES = 4 << 20
+
+
+def has_connector(spark: SparkSession) -> bool:
+    """Whether the connector's class is on the session's class path."""
+    from py4j.protocol import Py4JJavaError
+
+    jvm: Any = spark.sparkContext._jvm
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    try:
+        # Looked up by the constructor's name only: nothing of the class runs here.
+        jvm.java.lang.Class.forName(CONNECTOR_CLASS, False, loader)
+    except Py4JJavaError:
+        return False
+    return True
+
+
+def check_connector(spark: SparkSession) -> None:
+    """Refuses a session that cannot write by the connector.
+
+    Raises:
+        ConfigError: Its class is not on the class path.
+    """
+    if not has_connector(spark):
+        raise ConfigError(
+            "output.writer is `connector`, but the connector is not on Spark's class path",
+            received=f"no class {CONNECTOR_CLASS}",
+            allowed="output.writer: native, or a session that loads the connector's jar",
+            fix="add `spark: {conf: {spark.jars.packages: "
+            f"'{CONNECTOR_PACKAGE}'}}}}` to the config (spark.jars takes a file; under "
+            "spark-submit it is --packages or --jars), or set output.writer: native",
+        )
+
+
+@dataclass(frozen=True)
+class ConnectorWrite:
+    """How records are written by the connector.
+
+    Attributes:
+        directory: Output directory, which must not exist.
+        encoders: Directory of the fitted encoders.
+        compression: Compression of the shards, or None.
+        focus: The label that the statistics compare features with, or None.
+    """
+
+    directory: str
+    encoders: str
+    compression: Compression | None
+    focus: LabelFocus | None = None
+
+
+def write_with_connector(records: DataFrame, write: ConnectorWrite) -> list[dict[str, Any]]:
+    """Encodes records in Python, writes them by the connector, and reads back what it wrote.
+
+    Each partition becomes one shard in the partition's order, as with the native writer; an empty
+    one leaves no shard.
+
+    Args:
+        records: Raw columns, partitioned by shard and sorted within.
+        write: Where and how.
+
+    Returns:
+        One entry per shard: `path` (relative to the directory), `rows`, `bytes`, `crc32c`,
+        `partition`, `statistics`.
+
+    Raises:
+        InternalError: The connector's files are not one per partition.
+    """
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    encoders, schema = write.encoders, read_pipeline(write.encoders).output_schema
+
+    def encode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        pipeline = read_pipeline(encoders)
+        for batch in batches:
+            yield pipeline.apply(batch)
+
+    # By its class name: the short name may belong to another source.
+    writer = (
+        records.mapInArrow(encode, from_arrow_schema(schema))
+        .write.format(CONNECTOR_CLASS)
+        .mode("errorifexists")
+        .option("recordType", "Example")
+        .option("maxRecordsPerFile", 0)
+    )
+    if write.compression is not None:
+        writer = writer.option("codec", GZIP_CODEC)
+    writer.save(write.directory)
+    return _summarize(records.sparkSession, write, schema)
+
+
+def _summarize(
+    spark: SparkSession, write: ConnectorWrite, schema: pa.Schema
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Reads every file back, in Spark, for what the manifest says about it."""
+    files = find_parts(Path(write.directory))
+    features, compression, focus = wire_features(schema), write.compression, write.focus
+    pairs = [(partition, str(path)) for partition, path in sorted(files.items())]
+    if not pairs:
+        return []
+
+    def survey(pair: tuple[int, str]) -> dict[str, Any]:
+        return summarize_file(pair[0], pair[1], features, compression, focus)
+
+    entries = spark.sparkContext.parallelize(pairs, len(pairs)).map(survey).collect()
+    return [entry for entry in entries if entry["rows"]]
+
+
+def find_parts(directory: Path) -> dict[int, Path]:
+    """The connector's files by the Spark partition that each came from.
+
+    Raises:
+        InternalError: A file's name does not tell, or a partition has several.
+    """
+    found: dict[int, Path] = {}
+    for path in sorted(directory.iterdir()):
+        if path.name.startswith((".", "_")):
+            continue
+        match = _PART.match(path.name)
+        partition = int(match[1]) if match else -1
+        if partition < 0 or partition in found:
+            raise InternalError(
+                "the connector's files are not one per partition",
+                received=path.name,
+                allowed="part-NNNNN-… once per partition",
+                fix="set output.writer: native",
+            )
+        found[partition] = path
+    return found
+
+
+def wire_features(schema: pa.Schema) -> tuple[WireFeature, ...]:
+    """Features that encoded columns become on the wire."""
+    features = []
+    for field in schema:
+        is_list = pa.types.is_list(field.type)
+        value_type = field.type.value_type if is_list else field.type
+        kind: Kind = "bytes"
+        if pa.types.is_integer(value_type):
+            kind = "int64"
+        elif pa.types.is_floating(value_type):
+            kind = "float32"
+        features.append(WireFeature(field.name, kind, is_list))
+    return tuple(features)
+
+
+def summarize_file(
+    partition: int,
+    path: str,
+    features: tuple[WireFeature, ...],
+    compression: Compression | None,
+    focus: LabelFocus | None = None,
+) -> dict[str, Any]:
+    """Reads one file for its rows, size, checksum and statistics.
+
+    Args:
+        partition: Spark partition that it came from.
+        path: TFRecord file.
+        features: All features that its records may hold.
+        compression: Of the file.
+        focus: The label that the statistics compare features with, or None.
+
+    Returns:
+        The shard's entry; see `write_with_connector`.
+
+    Raises:
+        CorruptRecordError: The connector wrote what cannot be read.
+    """
+    decoder, rows = ExampleDecoder(features), 0
+    accumulator = StatisticsAccumulator(decoder.schema, focus)
+    for block in read_record_blocks(path, compression=compression):
+        batch = decoder.decode_block(block, path)
+        accumulator.update(batch)
+        rows += batch.num_rows
+    checksum = size = 0
+    with Path(path).open("rb") as file:
+        while piece := file.read(_READ_BYTES):
+            checksum, size = crc32c(piece, checksum), size + len(piece)
+    return {
+        "path": Path(path).name,
+        "rows": rows,
+        "bytes": size,
+        "crc32c": f"{checksum:08x}",
+        "partition": partition,
+        "statistics": accumulator.to_dict(),
+    }

@@ -1,0 +1,190 @@
+"""The rows that become records: samples of every split, the item corpus, one row per user.
+
+The splits `catalog` and `users` hold what serving knows: a feature that it cannot know is
+refused before anything is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from conf.errors import ConfigError
+from conf.etl.build import BuildConfig
+from etl.encoders.target import add_folds, fold_column
+from etl.events.down_sampling import NOT_SAMPLED_COLUMN
+from etl.events.event_log import kept
+from etl.events.histories import add_histories, add_latest_histories
+from etl.events.identity import add_seen, build_sequences, collect_sequence, event_columns
+from etl.events.joins import EVENT_TS_COLUMN, plan_joins, select_latest
+from etl.events.splits import CATALOG, SPLIT_COLUMN, TRAIN, USERS, record_splits
+from etl.events.windowed_features import add_latest_windowed_features, windowed_feature_names
+from etl.plan import SEEN, FeaturePlan, history_names
+from etl.sources.source import Source
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def user_columns(config: BuildConfig, plan: FeaturePlan) -> set[str]:
+    """Returns the columns of user features that dictionaries of users give."""
+    return _columns(plan, "user", config.events.user) - _made(config, "user")
+
+
+def item_columns(config: BuildConfig, plan: FeaturePlan) -> set[str]:
+    """Returns the columns of item features that dictionaries of items give."""
+    return _columns(plan, "item", config.events.item) - _made(config, "item")
+
+
+def check_served_columns(config: BuildConfig, plan: FeaturePlan) -> None:
+    """Checks that what serving asks of a user or an item is known without an event.
+
+    Raises:
+        ConfigError: A feature of role user or item is a column of the event, or a rolling feature
+            by other keys.
+    """
+    splits = record_splits(config)
+    if USERS in splits:
+        _check(config, user_columns(config, plan), "user", _made(config, "user"))
+    if CATALOG in splits:
+        _check(config, item_columns(config, plan), "item", _made(config, "item"))
+
+
+def _columns(plan: FeaturePlan, role: str, key: str | None) -> set[str]:
+    return {c for f in plan.features if f.role == role for c in f.columns if c != key}
+
+
+def _made(config: BuildConfig, role: str) -> set[str]:
+    """Columns that are made of the log and known at its end for a user or an item alone."""
+    if role == "item":
+        return windowed_feature_names(config, config.events.item or "")
+    return {*history_names(config), *windowed_feature_names(config, config.events.user or "")}
+
+
+def _check(config: BuildConfig, columns: set[str], role: str, made: set[str]) -> None:
+    key = (config.events.user if role == "user" else config.events.item) or ""
+    known = {
+        column
+        for join in config.joins
+        if join.column == key
+        for column in config.sources[join.source].column_types
+    }
+    unknown = sorted(columns - known)
+    if unknown:
+        raise ConfigError(
+            f"features of role {role} must be the {role}'s id, columns of a dictionary joined on "
+            f"{key!r}, or counted by {key!r} alone: serving has no event to take others from",
+            received=", ".join(unknown),
+            allowed=", ".join(sorted({*known, *made, key})),
+            fix="give the feature the role context, or join a dictionary",
+        )
+
+
+def build_samples(events: DataFrame, config: BuildConfig) -> DataFrame:
+    """Builds one row per event that is a sample, with its history, and what evaluation needs.
+
+    Args:
+        events: Kept events (`etl.events.event_log.prepare_events`).
+        config: The build's config.
+    """
+    user, item = config.events.user or "", config.events.item or ""
+    samples = add_histories(events, config)
+    # After the windows: an event that is no sample stays in the histories of those that are.
+    samples = samples.where(F.col(NOT_SAMPLED_COLUMN).isNull())
+    if not config.seen:
+        return samples
+    sequences = build_sequences(events, user, item)
+    return add_seen(samples, sequences, user, SEEN, wanted=F.col(SPLIT_COLUMN) != TRAIN)
+
+
+def drop_short_histories(samples: DataFrame, config: BuildConfig) -> DataFrame:
+    """Leaves out samples whose history is shorter than `history.min_len`."""
+    if config.history is None or config.history.min_len is None:
+        return samples
+    return samples.where(F.size(config.history.name) >= config.history.min_len)
+
+
+def build_users(
+    log: DataFrame, config: BuildConfig, plan: FeaturePlan, sources: Mapping[str, Source]
+) -> DataFrame:
+    """Builds one row per user with all that is known at the end of the log: for serving.
+
+    Args:
+        log: Every event, those that are left out with their reason.
+        config: The build's config.
+        plan: Its features.
+        sources: The sources as read.
+    """
+    user, item, events = config.events.user or "", config.events.item or "", kept(log)
+    columns = user_columns(config, plan)
+    changing = _latest_entries(config, sources, events, user)
+    wanted = [(table, sorted(columns & set(table.columns))) for table in changing]
+    columns -= {column for _, names in wanted for column in names}
+    found = [F.max(column).alias(column) for column in sorted(columns)]
+    if config.seen:
+        found.append(F.array_distinct(collect_sequence(item)).alias(SEEN))
+    attributes = events.groupBy(user).agg(*found) if found else events.select(user).distinct()
+    users = add_latest_histories(attributes, events, config)
+    users = add_latest_windowed_features(users, log, config, user)
+    for table, names in wanted:
+        users = users.join(table.select(user, *names), user, "left")
+    return users.withColumn(SPLIT_COLUMN, F.lit(USERS))
+
+
+def build_catalog(
+    log: DataFrame,
+    config: BuildConfig,
+    plan: FeaturePlan,
+    sources: Mapping[str, Source],
+    tokens: DataFrame,
+) -> DataFrame:
+    """Builds one row per item of the vocabulary, with the features of the item tower.
+
+    Args:
+        log: Every event, those that are left out with their reason: what changes is taken as it
+            stands at the end.
+        config: The build's config.
+        plan: Its features.
+        sources: The sources as read.
+        tokens: One column: the tokens of the item's vocabulary.
+    """
+    item = config.events.item or ""
+    columns = item_columns(config, plan)
+    catalog = add_latest_windowed_features(tokens.toDF(item), log, config, item)
+    fixed = [
+        sources[join.source].good.withColumnRenamed(config.sources[join.source].key or "", item)
+        for join in config.joins
+        if join.column == item and join.as_of is None
+    ]
+    for dictionary in (*fixed, *_latest_entries(config, sources, kept(log), item)):
+        wanted = sorted(columns & set(dictionary.columns))
+        if wanted:
+            catalog = catalog.join(dictionary.select(item, *wanted), item, "left")
+    return catalog.withColumn(SPLIT_COLUMN, F.lit(CATALOG))
+
+
+def _latest_entries(
+    config: BuildConfig, sources: Mapping[str, Source], events: DataFrame, key: str
+) -> list[DataFrame]:
+    """The as-of dictionaries of one event column as they stand at the end, by that column."""
+    end = events.agg(F.max(EVENT_TS_COLUMN))
+    return [
+        select_latest(sources[join.name].good, join, end).withColumnRenamed(join.key, key)
+        for join in plan_joins(config, sources)
+        if join.config.as_of is not None and join.on == key
+    ]
+
+
+def add_train_folds(records: DataFrame, config: BuildConfig, plan: FeaturePlan) -> DataFrame:
+    """Adds the folds of train rows that out-of-fold encodings ask for; null in other rows."""
+    folded = add_folds(records, plan.folds, event_columns(config))
+    is_train = F.col(SPLIT_COLUMN) == TRAIN
+    names = [fold_column(n) for n in plan.folds]
+    return folded.withColumns({name: F.when(is_train, F.col(name)) for name in names})
+
+
+def raw_columns(plan: FeaturePlan) -> tuple[str, ...]:
+    """Returns the columns that encoders read: those of the features, and the folds."""
+    return (*plan.columns, *(fold_column(n) for n in plan.folds))

@@ -1,0 +1,442 @@
+"""Sharding: how many shards a split has, and which record goes into which, in which order.
+
+A record's shard and place follow from a hash of its content, its partition or its time, so they
+are the same whatever the number of executors, input blocks or retries.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pyspark.sql import functions as F
+
+from conf.errors import ConfigError, did_you_mean
+from conf.etl.build import BuildConfig
+from conf.etl.output import DATE_PARTITION
+from etl.events.identity import POSITION_COLUMN, identity_columns
+from etl.events.splits import EVENT_SPLITS, SPLIT_COLUMN, TRAIN, record_splits
+from etl.plan import FeaturePlan
+from etl.records.samples import raw_columns
+from etl.tfrecord.files.partitions import partition_path
+from etl.tfrecord.spark.writer import assign_buckets
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+
+@dataclass(frozen=True)
+class PartitionShards:
+    """A split, or one partition of it.
+
+    Attributes:
+        split: The split.
+        key: What the rows of the cell carry in `__part`, "" without partitions.
+        folder: Folder below the split, `date=2026-01-31` for example, or "".
+        start: Spark partition of its first shard.
+        count: Number of its shards.
+        shard_of_bucket: Shard within the cell by bucket of the ordering key, or empty where a
+            record's shard follows from its hash alone.
+    """
+
+    split: str
+    key: str
+    folder: str
+    start: int
+    count: int
+    shard_of_bucket: tuple[int, ...] = ()
+
+    def path(self, partition: int, suffix: str) -> str:
+        """Path of a shard in the version."""
+        name = f"part-{partition - self.start:05d}-of-{self.count:05d}{suffix}"
+        return str(PurePosixPath(self.split, self.folder, name))
+
+
+@dataclass(frozen=True)
+class TimeBounds:
+    """First and last event time of a cell, milliseconds."""
+
+    low_ms: int
+    high_ms: int
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """All shards.
+
+    Attributes:
+        cells: In the order of their Spark partitions.
+        bounds: Event times by cell `(split, key)`, where records are ordered by time.
+    """
+
+    cells: tuple[PartitionShards, ...]
+    bounds: Mapping[tuple[str, str], TimeBounds] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """Number of shards."""
+        return sum(cell.count for cell in self.cells)
+
+    def of_split(self, split: str) -> tuple[PartitionShards, ...]:
+        """The cells of a split."""
+        return tuple(cell for cell in self.cells if cell.split == split)
+
+
+def declared_count(config: BuildConfig, split: str) -> int:
+    """Number of shards that the config gives a split, or each of its partitions."""
+    return config.output.shards if split == TRAIN else config.output.eval_shards
+
+
+def plan_from_config(config: BuildConfig) -> ShardPlan:
+    """Plans the shards where the config alone says how many there are."""
+    cells, start = [], 0
+    for split in record_splits(config):
+        count = declared_count(config, split)
+        cells.append(PartitionShards(split, "", "", start, count))
+        start += count
+    return ShardPlan(tuple(cells))
+
+
+def assign_heaviest_first(counts: np.ndarray, shards: int) -> np.ndarray:
+    """Spreads buckets over shards so that the shards become even, whatever the buckets hold.
+
+    The heaviest bucket goes to the lightest shard, and so on (Graham 1969, longest processing time
+    first: at most 4/3 of the best possible heaviest shard); ties go to the lowest number.
+
+    Args:
+        counts: Rows per bucket, int64 `[buckets]`.
+        shards: Number of shards.
+
+    Returns:
+        Shard of each bucket, int64 `[buckets]`.
+    """
+    import heapq
+
+    heap = [(0, shard) for shard in range(shards)]
+    assigned = np.zeros(len(counts), np.int64)
+    for bucket in np.lexsort((np.arange(len(counts)), -counts)):
+        rows, shard = heap[0]
+        assigned[bucket] = shard
+        heapq.heapreplace(heap, (rows + int(counts[bucket]), shard))
+    return assigned
+
+
+HASH_COLUMN = "__hash"
+GROUP_HASH_COLUMN = "__group_hash"
+PART_COLUMN = "__part"
+TIME_COLUMN = "__event_ts_ms"
+
+_PARTITION_TYPES = ("int64", "string")
+
+
+def check_partition_columns(config: BuildConfig, column_types: Mapping[str, str]) -> None:
+    """Refuses partition columns that are not there or have no safe text form.
+
+    Args:
+        config: The build's config.
+        column_types: Declared type by column.
+
+    Raises:
+        ConfigError: Names the first such column; or records without a time are to be ordered or
+            partitioned by it, or records without a user grouped by it.
+    """
+    output = config.output
+    if output.group_by is not None and config.events.user is None:
+        raise ConfigError(
+            "the output is to be grouped by user, but the events have none",
+            received="events.user: null",
+            fix="declare events.user, or leave out output.group_by",
+        )
+    for name in output.partition_by:
+        if name == DATE_PARTITION and name not in column_types:
+            continue
+        if column_types.get(name) not in _PARTITION_TYPES:
+            raise ConfigError(
+                f"output.partition_by names a column that cannot be partitioned by: {name!r}",
+                received=column_types.get(name, "no such column"),
+                allowed=f"{DATE_PARTITION}, or a declared column of type "
+                + " or ".join(_PARTITION_TYPES),
+                fix=did_you_mean(name, [DATE_PARTITION, *column_types]),
+            )
+    needs_time = output.order == "time" or (
+        DATE_PARTITION in output.partition_by and DATE_PARTITION not in column_types
+    )
+    if needs_time and config.events.time is None:
+        raise ConfigError(
+            "the output is to be ordered or partitioned by time, but the events have none",
+            received="events.time: null",
+            fix="declare events.time, or leave out output.order and output.partition_by",
+        )
+
+
+def add_keys(records: DataFrame, config: BuildConfig) -> DataFrame:
+    """Adds `__hash`, `__part` and, for grouped output, `__group_hash`.
+
+    The hash is of the split and of what tells records apart: the same rows have the same keys
+    whatever the number of executors, input blocks or retries.
+    """
+    output, events = config.output, config.events
+    names = (SPLIT_COLUMN, *identity_columns(config))
+    seed, identity = F.lit(output.seed), [F.col(name) for name in names]
+    keyed = records.withColumn(HASH_COLUMN, F.xxhash64(seed, *identity))
+    keyed = keyed.withColumn(PART_COLUMN, _part(keyed, config))
+    if output.group_by is None or events.user is None:
+        return keyed
+    group = F.xxhash64(seed, F.coalesce(F.col(events.user).cast("string"), F.lit("")))
+    # Rows of no user (the catalogue) are spread as without groups.
+    return keyed.withColumn(
+        GROUP_HASH_COLUMN,
+        F.when(F.col(events.user).isNotNull(), group).otherwise(F.col(HASH_COLUMN)),
+    )
+
+
+def _part(records: DataFrame, config: BuildConfig) -> Column:
+    if not config.output.partition_by:
+        return F.lit("")
+    values = [_partition_value(records, name) for name in config.output.partition_by]
+    # JSON leaves nulls out unless they are kept: a null must not look like another value.
+    text = F.to_json(F.array(*values), {"ignoreNullFields": "false"})
+    return F.when(F.col(SPLIT_COLUMN).isin(*EVENT_SPLITS), text).otherwise(F.lit(""))
+
+
+def _partition_value(records: DataFrame, name: str) -> Column:
+    if name in records.columns:
+        # An empty text has no folder name of its own; it goes with null.
+        return F.nullif(F.col(name).cast("string"), F.lit(""))
+    return F.date_format(F.timestamp_millis(TIME_COLUMN), "yyyy-MM-dd")
+
+
+def partition_folder(config: BuildConfig, key: str) -> str:
+    """Folder below the split that a `__part` stands for."""
+    return partition_path(config.output.partition_by, json.loads(key)) if key else ""
+
+
+logger = logging.getLogger("sluice.build")
+
+MAX_PARTITIONS = 10_000
+TOLERANCE = 0.05
+# Fine enough for thousands of shards; a partition holds fewer of them.
+_BUCKETS, _BUCKETS_OF_PARTITION = 1 << 16, 1 << 11
+
+SplitPartition = tuple[str, str]
+
+
+def needs_row_counts(config: BuildConfig) -> bool:
+    """Whether the shards depend on what the records hold, not on the config alone."""
+    output = config.output
+    return bool(
+        output.partition_by
+        or output.shard_bytes is not None
+        or output.group_by is not None
+        or output.order == "time"
+    )
+
+
+def bucket_count(config: BuildConfig) -> int:
+    """Buckets that the ordering key of a cell is divided into."""
+    return _BUCKETS_OF_PARTITION if config.output.partition_by else _BUCKETS
+
+
+def plan_from_counts(
+    keyed: DataFrame, config: BuildConfig, bytes_per_row: Mapping[str, float]
+) -> ShardPlan:
+    """Plans the shards; scans the records once for the cells, and once more for their buckets.
+
+    What comes to the driver is one row per partition, and one per bucket of the ordering key.
+
+    Args:
+        keyed: Records with their keys (`add_keys`); only the keys are read.
+        config: The build's config.
+        bytes_per_row: Encoded bytes per record by split, where shards have a target size.
+
+    Raises:
+        ConfigError: More partitions than `MAX_PARTITIONS`.
+    """
+    rows, bounds = _count_partitions(keyed, config)
+    counts = {cell: _shard_count(config, cell, n, bytes_per_row) for cell, n in rows.items()}
+    tables = _assign(keyed, config, counts, bounds) if _has_buckets(config) else {}
+    cells, start = [], 0
+    for split in record_splits(config):
+        for cell in sorted((c for c in counts if c[0] == split), key=lambda c: c[1]):
+            folder, table = partition_folder(config, cell[1]), tuple(tables.get(cell, ()))
+            cells.append(PartitionShards(split, cell[1], folder, start, counts[cell], table))
+            start += counts[cell]
+    return ShardPlan(tuple(cells), bounds if config.output.order == "time" else {})
+
+
+def _has_buckets(config: BuildConfig) -> bool:
+    return config.output.group_by is not None or config.output.order == "time"
+
+
+def _count_partitions(
+    keyed: DataFrame, config: BuildConfig
+) -> tuple[dict[SplitPartition, int], dict[SplitPartition, TimeBounds]]:
+    found = (
+        keyed.groupBy(SPLIT_COLUMN, PART_COLUMN)
+        .agg(
+            F.count("*").alias("n"),
+            F.min(TIME_COLUMN).alias("low"),
+            F.max(TIME_COLUMN).alias("high"),
+        )
+        .limit(MAX_PARTITIONS + 1)
+        .collect()
+    )
+    if len(found) > MAX_PARTITIONS:
+        raise ConfigError(
+            "output.partition_by makes too many partitions",
+            received=f"more than {MAX_PARTITIONS:,}",
+            allowed=f"at most {MAX_PARTITIONS:,}",
+            fix="partition by a column of fewer values",
+        )
+    rows = {(row[SPLIT_COLUMN], row[PART_COLUMN]): row["n"] for row in found}
+    bounds = {
+        (row[SPLIT_COLUMN], row[PART_COLUMN]): TimeBounds(row["low"], row["high"])
+        for row in found
+        if row["low"] is not None
+    }
+    return rows, bounds
+
+
+def _shard_count(
+    config: BuildConfig, cell: SplitPartition, rows: int, bytes_per_row: Mapping[str, float]
+) -> int:
+    target = config.output.shard_bytes
+    if target is None:
+        return declared_count(config, cell[0])
+    return max(1, int(np.ceil(rows * bytes_per_row[cell[0]] / target)))
+
+
+def bucket_column(config: BuildConfig, low: Column, high: Column) -> Column:
+    """Bucket of the ordering key, from 0.
+
+    Args:
+        config: The build's config.
+        low: First event time of the row's cell, null where it has none.
+        high: Last event time of the row's cell.
+    """
+    buckets = bucket_count(config)
+    key = F.col(GROUP_HASH_COLUMN if config.output.group_by else HASH_COLUMN)
+    by_hash = F.shiftrightunsigned(key, 64 - (buckets.bit_length() - 1)).cast("int")
+    if config.output.order != "time":
+        return by_hash
+    # Equal times are told apart by the hash: the bucket grows with (time, hash).
+    fraction = F.shiftrightunsigned(F.shiftright(HASH_COLUMN, 1) + F.lit(1 << 62), 31) / float(
+        1 << 32
+    )
+    offset = (F.col(TIME_COLUMN) - low).cast("double") + fraction
+    by_time = F.floor(offset * buckets / (high - low + 1).cast("double")).cast("int")
+    return F.coalesce(F.least(by_time, F.lit(buckets - 1)), by_hash)
+
+
+def _assign(
+    keyed: DataFrame,
+    config: BuildConfig,
+    counts: Mapping[SplitPartition, int],
+    bounds: Mapping[SplitPartition, TimeBounds],
+) -> dict[SplitPartition, list[int]]:
+    """Shard by bucket, for each cell: ranges of time, or whole groups evenly spread."""
+    histograms = {cell: np.zeros(bucket_count(config), np.int64) for cell in counts}
+    with_bounds = join_bounds(keyed, bounds) if config.output.order == "time" else keyed
+    bucket = bucket_column(config, F.col("__low"), F.col("__high"))
+    grouped = with_bounds.groupBy(SPLIT_COLUMN, PART_COLUMN, bucket.alias("bucket")).count()
+    for row in grouped.toLocalIterator():
+        histograms[row[SPLIT_COLUMN], row[PART_COLUMN]][row["bucket"]] = row["count"]
+    assign = assign_buckets if config.output.order == "time" else assign_heaviest_first
+    tables = {}
+    for cell, histogram in histograms.items():
+        table = assign(histogram, counts[cell])
+        _warn_uneven(cell, histogram, table, counts[cell])
+        tables[cell] = table.tolist()
+    return tables
+
+
+def join_bounds(keyed: DataFrame, bounds: Mapping[SplitPartition, TimeBounds]) -> DataFrame:
+    """Adds the first and last event time of each row's cell as `__low` and `__high`."""
+    rows = [(split, key, times.low_ms, times.high_ms) for (split, key), times in bounds.items()]
+    schema = f"{SPLIT_COLUMN} string, {PART_COLUMN} string, __low bigint, __high bigint"
+    table = keyed.sparkSession.createDataFrame(rows, schema)
+    return keyed.join(F.broadcast(table), [SPLIT_COLUMN, PART_COLUMN], "left")
+
+
+def _warn_uneven(
+    cell: SplitPartition, histogram: np.ndarray, table: np.ndarray, shards: int
+) -> None:
+    rows = np.bincount(table, weights=histogram, minlength=shards)
+    mean = histogram.sum() / shards
+    # One row of a small shard is more than the tolerance, and no matter.
+    if np.abs(rows - mean).max() > max(TOLERANCE * mean, 1000):
+        logger.warning(
+            "shards of %s are uneven: %s to %s rows; one user, or one moment, holds that many",
+            "/".join(filter(None, cell)), f"{int(rows.min()):,}", f"{int(rows.max()):,}",
+        )  # fmt: skip
+
+
+SHARD_COLUMN = "__shard"
+_START, _COUNT, _TABLE = "__start", "__count", "__table"
+
+
+def assign_shards(
+    keyed: DataFrame, config: BuildConfig, plan: FeaturePlan, shards: ShardPlan
+) -> DataFrame:
+    """Puts each record into its shard and place by a hash of its content, or by its time.
+
+    The same rows give the same shards in the same order, whatever the number of executors,
+    input blocks or retries.
+
+    Args:
+        keyed: Records with their keys (`add_keys`).
+        config: The build's config.
+        plan: Its features.
+        shards: The shards.
+
+    Returns:
+        The features' raw columns, partitioned by shard and sorted within.
+    """
+    placed = _add_shard_column(keyed, config, shards)
+    arranged = placed.repartitionById(shards.total, F.col(SHARD_COLUMN))
+    ordered = arranged.sortWithinPartitions(*_order(config))
+    return ordered.select(*[F.col(name) for name in raw_columns(plan)])
+
+
+def _add_shard_column(keyed: DataFrame, config: BuildConfig, shards: ShardPlan) -> DataFrame:
+    if all(not cell.key and not cell.shard_of_bucket for cell in shards.cells):
+        shard = F.lit(None).cast("int")
+        for cell in shards.cells:
+            inside = F.pmod(F.col(HASH_COLUMN), F.lit(cell.count)).cast("int") + F.lit(cell.start)
+            shard = F.when(F.col(SPLIT_COLUMN) == cell.split, inside).otherwise(shard)
+        return keyed.withColumn(SHARD_COLUMN, shard)
+    if shards.bounds:
+        keyed = join_bounds(keyed, shards.bounds)
+    joined = keyed.join(F.broadcast(_partition_table(keyed, shards)), [SPLIT_COLUMN, PART_COLUMN])
+    by_hash = F.pmod(F.col(HASH_COLUMN), F.col(_COUNT)).cast("int")
+    if not any(cell.shard_of_bucket for cell in shards.cells):
+        return joined.withColumn(SHARD_COLUMN, F.col(_START) + by_hash)
+    bucket = bucket_column(config, F.col("__low"), F.col("__high"))
+    return joined.withColumn(SHARD_COLUMN, F.col(_START) + F.get(_TABLE, bucket))
+
+
+def _partition_table(keyed: DataFrame, shards: ShardPlan) -> DataFrame:
+    rows = [
+        (cell.split, cell.key, cell.start, cell.count, list(cell.shard_of_bucket))
+        for cell in shards.cells
+    ]
+    schema = (
+        f"{SPLIT_COLUMN} string, {PART_COLUMN} string, {_START} int, {_COUNT} int, "
+        f"{_TABLE} array<int>"
+    )
+    return keyed.sparkSession.createDataFrame(rows, schema)
+
+
+def _order(config: BuildConfig) -> list[Column]:
+    content = [F.col(name) for name in (HASH_COLUMN, *identity_columns(config))]
+    user = config.events.user
+    if config.output.group_by is not None and user is not None:
+        return [F.col(GROUP_HASH_COLUMN), F.col(user), F.col(POSITION_COLUMN), *content]
+    if config.output.order == "time":
+        return [F.col(TIME_COLUMN), *content]
+    return content

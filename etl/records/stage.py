@@ -1,0 +1,201 @@
+"""The record stage of a build: makes records of events, writes them, adds the kept partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conf.dates import DateRange
+from conf.encoders import ENCODERS_DIR
+from conf.etl.build import BuildConfig
+from conf.manifest import FileInfo, Manifest, SplitInfo
+from conf.schema import PackedSlot
+from etl.encoders.fit import FittedEncoders
+from etl.encoders.pipeline import read_pipeline
+from etl.events.splits import CATALOG, USERS, record_splits
+from etl.plan import FeaturePlan
+from etl.quality.statistics import merge_statistics, summarize_statistics
+from etl.quality.version_view import write_statistics
+from etl.records.jvm_connector import wire_features
+from etl.records.kept_partitions import (
+    link_shards,
+    read_shard_statistics,
+    select_kept,
+    write_shard_statistics,
+)
+from etl.records.parquet_copy import ParquetExport, describe_file, export_parquet
+from etl.records.samples import add_train_folds, build_catalog, build_users, raw_columns
+from etl.records.sharding import (
+    ShardPlan,
+    add_keys,
+    assign_shards,
+    needs_row_counts,
+    plan_from_config,
+    plan_from_counts,
+)
+from etl.records.write import RecordFormat, VersionShard, estimate_bytes_per_row, write_splits
+from etl.sources.source import Source
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True)
+class WrittenRecords:
+    """What the stage left in the version.
+
+    Attributes:
+        splits: All splits, kept partitions included.
+        built: The splits without these: what this run has made.
+        statistics: Statistics by split and feature, of all records.
+        statistics_file: The file with all of them, unabridged.
+        reused_rows: Kept records by split; empty where all were built.
+        exports: Further files.
+        slots: Places of features in packed features.
+    """
+
+    splits: tuple[SplitInfo, ...]
+    built: tuple[SplitInfo, ...]
+    statistics: dict[str, dict[str, Any]]
+    statistics_file: FileInfo
+    reused_rows: Mapping[str, int]
+    exports: tuple[FileInfo, ...] = ()
+    slots: tuple[PackedSlot, ...] = ()
+
+
+@dataclass(frozen=True)
+class RecordInputs:
+    """What records are made of.
+
+    Attributes:
+        samples: Rows of the event splits: kept events, and drawn negatives.
+        log: Every event, those that are left out with their reason.
+        sources: The sources as read.
+    """
+
+    samples: DataFrame
+    log: DataFrame
+    sources: Mapping[str, Source]
+
+
+@dataclass(frozen=True)
+class RecordStage:
+    """Makes and writes the records.
+
+    Attributes:
+        spark: Session.
+        config: The build's config.
+        plan: Its features.
+        staging: Directory of the version.
+        dates: Days whose events become samples, or None for all.
+    """
+
+    spark: SparkSession
+    config: BuildConfig
+    plan: FeaturePlan
+    staging: Path
+    dates: DateRange | None = None
+
+    def write(
+        self,
+        rows: RecordInputs,
+        encoders: FittedEncoders,
+        base: tuple[Path, Manifest] | None = None,
+    ) -> WrittenRecords:
+        """Writes the records, and links the partitions that are kept.
+
+        Args:
+            rows: What the records are made of.
+            encoders: The encoders.
+            base: Version whose other days are kept, or None.
+        """
+        encoders_dir = self.staging / ENCODERS_DIR
+        records_format = RecordFormat(encoders_dir, encoders.plan.schema, self.config)
+        records = add_train_folds(self._build_records(rows, encoders), self.config, self.plan)
+        keyed = add_keys(records, self.config)
+        shards = self._plan_shards(keyed, records_format)
+        arranged = assign_shards(keyed, self.config, self.plan, shards)
+        built = write_splits(arranged, records_format, self.staging, shards)
+        kept = {} if base is None else self._link(*base)
+        return replace(self._summarize(built, kept), slots=records_format.slots)
+
+    def export_parquet(self, written: WrittenRecords, encoders: FittedEncoders) -> WrittenRecords:
+        """Writes the records as Parquet too."""
+        encoders_dir = self.staging / ENCODERS_DIR
+        schema = read_pipeline(encoders_dir).output_schema
+        lists = RecordFormat(encoders_dir, encoders.plan.schema, self.config).feature_lists
+        features = tuple(
+            replace(feature, is_sequence=feature.name in lists) for feature in wire_features(schema)
+        )
+        export = ParquetExport(
+            str(self.staging), features, self.config.output.record_type, written.slots
+        )
+        paths = [shard.path for split in written.splits for shard in split.shards]
+        files = export_parquet(self.spark, export, paths)
+        return replace(written, exports=(*written.exports, *files))
+
+    def _plan_shards(self, keyed: DataFrame, records_format: RecordFormat) -> ShardPlan:
+        if not needs_row_counts(self.config):
+            return plan_from_config(self.config)
+        sizes: dict[str, float] = {}
+        if self.config.output.shard_bytes is not None:
+            columns = raw_columns(self.plan)
+            sizes = estimate_bytes_per_row(keyed, records_format, columns, self.staging)
+        return plan_from_counts(keyed, self.config, sizes)
+
+    def _build_records(self, rows: RecordInputs, encoders: FittedEncoders) -> DataFrame:
+        config, plan, records = self.config, self.plan, rows.samples
+        if encoders.item_tokens is not None and CATALOG in record_splits(config):
+            tokens = self.spark.createDataFrame(encoders.item_tokens)
+            catalog = build_catalog(rows.log, config, plan, rows.sources, tokens)
+            records = records.unionByName(catalog, allowMissingColumns=True)
+        if USERS in record_splits(config):
+            users = build_users(rows.log, config, plan, rows.sources)
+            records = records.unionByName(users, allowMissingColumns=True)
+        return records
+
+    def _link(self, base: Path, manifest: Manifest) -> dict[str, list[VersionShard]]:
+        if self.dates is None:
+            return {}
+        statistics = read_shard_statistics(base)
+        return {
+            split: link_shards(base, self.staging, shards, statistics)
+            for split, shards in select_kept(manifest, self.dates).items()
+        }
+
+    def _summarize(
+        self,
+        built: Mapping[str, list[VersionShard]],
+        kept: Mapping[str, list[VersionShard]],
+    ) -> WrittenRecords:
+        together = {
+            split: sorted((*built[split], *kept.get(split, ())), key=lambda s: s.info.path)
+            if kept
+            else built[split]
+            for split in built
+        }
+        unabridged = {
+            split: merge_statistics([shard.statistics for shard in shards])
+            for split, shards in together.items()
+        }
+        file = write_statistics(self.staging, unabridged)
+        exports: tuple[FileInfo, ...] = ()
+        if self.config.output.partition_by:
+            every = [shard for shards in together.values() for shard in shards]
+            exports = (describe_file(self.staging, write_shard_statistics(self.staging, every)),)
+        return WrittenRecords(
+            splits=_split_infos(together),
+            built=_split_infos(built),
+            statistics={
+                split: summarize_statistics(merged) for split, merged in unabridged.items()
+            },
+            statistics_file=describe_file(self.staging, file),
+            reused_rows={split: sum(s.info.rows for s in shards) for split, shards in kept.items()},
+            exports=exports,
+        )
+
+
+def _split_infos(shards: Mapping[str, list[VersionShard]]) -> tuple[SplitInfo, ...]:
+    return tuple(SplitInfo(split, tuple(shard.info for shard in shards[split])) for split in shards)

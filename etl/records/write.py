@@ -1,0 +1,232 @@
+"""The write of every split: one pass that encodes and writes, and the shards that it leaves.
+
+Where shards have a target size, the bytes of a record are estimated from a sample that is
+written as the records will be.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+
+from conf.etl.build import BuildConfig
+from conf.manifest import ShardInfo
+from conf.schema import FeatureSchema, PackedSlot, dump_slots, plan_slots
+from etl.events.splits import ALL_SPLITS, SPLIT_COLUMN, record_splits
+from etl.quality.label_statistics import LabelFocus
+from etl.records.jvm_connector import ConnectorWrite, write_with_connector
+from etl.records.sharding import HASH_COLUMN, PartitionShards, ShardPlan
+from etl.tfrecord.commit.output_manifest import read_output_manifest
+from etl.tfrecord.files.locations import Compression
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+
+RECORD_COMPRESSIONS: Mapping[str | None, Compression | None] = {
+    None: None, "gzip": "GZIP", "zlib": "ZLIB",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class VersionShard:
+    """A shard in the version, and the statistics of its features, which merge."""
+
+    info: ShardInfo
+    statistics: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RecordFormat:
+    """How records become shards.
+
+    Attributes:
+        encoders: Directory of the fitted encoders.
+        schema: Features of the records.
+        config: The build's config; its `output` says the rest.
+    """
+
+    encoders: Path
+    schema: FeatureSchema
+    config: BuildConfig
+
+    @property
+    def feature_lists(self) -> tuple[str, ...]:
+        """Features that go into the feature lists of a SequenceExample."""
+        output = self.config.output
+        if output.record_type != "SequenceExample":
+            return ()
+        lists = tuple(spec.name for spec in self.schema.features if spec.is_list)
+        return lists if output.feature_lists is None else output.feature_lists
+
+    @property
+    def slots(self) -> tuple[PackedSlot, ...]:
+        """Places of features in packed features; none where every feature stands by itself."""
+        return plan_slots(self.schema) if self.config.output.layout == "packed" else ()
+
+
+def write_splits(
+    records: DataFrame, records_format: RecordFormat, staging: Path, plan: ShardPlan
+) -> dict[str, list[VersionShard]]:
+    """Writes the shards of every split.
+
+    Args:
+        records: Raw columns, partitioned by shard (`etl.records.sharding`).
+        records_format: How records become shards.
+        staging: Directory of the version, which gets a folder per split.
+        plan: The shards.
+
+    Returns:
+        The shards that hold records, by split, in the order of their Spark partitions.
+    """
+    target = staging / "records"
+    config = records_format.config
+    write = _write_by_connector if config.output.writer == "connector" else write_natively
+    entries = sorted(write(records, records_format, target), key=lambda s: int(s["partition"]))
+    written = {}
+    for split in record_splits(config):
+        (staging / split).mkdir()
+        written[split] = [
+            shard
+            for cell in plan.of_split(split)
+            for shard in _move_shards(staging, target, cell, entries)
+        ]
+    # An attempt that Spark gave up on may still be leaving files here.
+    shutil.rmtree(target, ignore_errors=True)
+    return written
+
+
+def write_natively(
+    records: DataFrame, records_format: RecordFormat, target: Path
+) -> list[dict[str, Any]]:
+    """Writes one shard per partition that holds records.
+
+    Returns:
+        One entry per shard: `path` (relative to the target), `rows`, `bytes`, `crc32c`,
+        `partition`, `statistics`.
+    """
+    output, lists = records_format.config.output, records_format.feature_lists
+    writer = (
+        # Not `tfrecord`: a JVM connector on the class path would silently take that name.
+        records.write.format("sluice")
+        .mode("overwrite")
+        .option("recordType", output.record_type)
+        .option("compression", output.compression or "none")
+        .option("deterministicNames", "true")
+        .option("encoders", str(records_format.encoders))
+        .option("statistics", "true")
+    )
+    if records_format.slots:
+        writer = writer.option("packedSlots", dump_slots(records_format.slots))
+    if lists:
+        writer = writer.option("featureLists", json.dumps(lists))
+    for name, value in _label_options(records_format.config).items():
+        writer = writer.option(name, value)
+    writer.save(str(target))
+    committed = read_output_manifest(target)
+    return [] if committed is None else [asdict(shard) for shard in committed.shards]
+
+
+def _label_options(config: BuildConfig) -> dict[str, str]:
+    """What the statistics compare with the label, where there is one."""
+    if config.label_name is None:
+        return {}
+    slices = config.contract.slices
+    return {
+        "statisticsLabel": config.label_name,
+        **({"statisticsSlices": json.dumps(slices)} if slices else {}),
+    }
+
+
+def _write_by_connector(
+    records: DataFrame, records_format: RecordFormat, target: Path
+) -> list[dict[str, Any]]:
+    config = records_format.config
+    compression = RECORD_COMPRESSIONS[config.output.compression]
+    label = config.label_name
+    focus = LabelFocus(label, config.contract.slices) if label else None
+    write = ConnectorWrite(str(target), str(records_format.encoders), compression, focus)
+    return write_with_connector(records, write)
+
+
+def _move_shards(
+    staging: Path, target: Path, cell: PartitionShards, entries: Sequence[Mapping[str, Any]]
+) -> list[VersionShard]:
+    (staging / cell.split / cell.folder).mkdir(parents=True, exist_ok=True)
+    moved = []
+    for entry in entries:
+        if not cell.start <= entry["partition"] < cell.start + cell.count:
+            continue
+        # From the extension on: a name may hold other dots.
+        suffix = ".tfrecord" + entry["path"].rpartition(".tfrecord")[2]
+        path = cell.path(entry["partition"], suffix)
+        (target / entry["path"]).rename(staging / path)
+        info = ShardInfo(path, entry["rows"], entry["bytes"], entry["crc32c"])
+        moved.append(VersionShard(info, entry["statistics"]))
+    return moved
+
+
+logger = logging.getLogger("sluice.build")
+
+SAMPLE_ROWS = 4096
+"""Records per split that are written, about."""
+_SAMPLE_DIR = "sample"
+
+
+def estimate_bytes_per_row(
+    keyed: DataFrame, records_format: RecordFormat, columns: Sequence[str], staging: Path
+) -> dict[str, float]:
+    """Estimates the stored bytes of a record, by split.
+
+    The sample is chosen by a hash of the content and written as one shard per split: the same
+    records give the same estimate, however they are partitioned.
+
+    Args:
+        keyed: Records with their keys.
+        records_format: How records become shards.
+        columns: Raw columns of the features.
+        staging: Where a folder for the sample may be made.
+    """
+    counts = _count(keyed)
+    sample = keyed.where(_is_sampled(counts))
+    split = F.lit(None).cast("int")
+    for place, name in enumerate(ALL_SPLITS):
+        split = F.when(F.col(SPLIT_COLUMN) == name, F.lit(place)).otherwise(split)
+    placed = sample.withColumn("__place", split).repartitionById(len(ALL_SPLITS), F.col("__place"))
+    ordered = placed.sortWithinPartitions(HASH_COLUMN).select(*columns)
+    target = staging / _SAMPLE_DIR
+    try:
+        entries = write_natively(ordered, records_format, target)
+    finally:
+        shutil.rmtree(target, ignore_errors=True)
+    sizes = {ALL_SPLITS[e["partition"]]: e["bytes"] / e["rows"] for e in entries}
+    logger.info(
+        "bytes per record, from a sample: %s",
+        ", ".join(f"{name} {size:.0f}" for name, size in sizes.items()),
+    )
+    # A split too small for the sample to have met it has one shard whatever its records take.
+    return {name: sizes.get(name, 0.0) for name in ALL_SPLITS}
+
+
+def _count(keyed: DataFrame) -> dict[str, int]:
+    rows = keyed.groupBy(SPLIT_COLUMN).count().collect()
+    return {row[SPLIT_COLUMN]: row["count"] for row in rows}
+
+
+def _is_sampled(counts: Mapping[str, int]) -> Column:
+    # Hashed again: a record's shard follows from the hash itself.
+    again = F.xxhash64(F.col(HASH_COLUMN))
+    chosen = F.lit(False)
+    for split, rows in counts.items():
+        step = max(1, rows // SAMPLE_ROWS)
+        chosen = F.when(F.col(SPLIT_COLUMN) == split, F.pmod(again, F.lit(step)) == 0).otherwise(
+            chosen
+        )
+    return chosen

@@ -1,1 +1,0 @@
-"""Sample data: a seeded MovieLens-like generator and the download of the real archives."""

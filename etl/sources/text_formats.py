@@ -1,0 +1,373 @@
+"""Lines to values: separated fields, patterns, JSON lines, libsvm and libffm, click sequences.
+
+What does not parse as the declared type is null and counted, never another value.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+
+from conf.etl.sources import EPOCH_UNITS, SPARK_TYPES, ColumnConfig, PairConfig, SourceConfig
+from etl.sources.source import LINE_COLUMN, ParsedColumn
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+
+def parse_pairs(
+    column: ColumnConfig, pair: PairConfig, text: Column, entries: Column
+) -> dict[str, ParsedColumn]:
+    """Takes entries apart into two columns, aligned where they are lists.
+
+    An entry is a value, or a value, the pair's separator once, and a second value. All else makes
+    the row a bad row: an empty entry (`empty_entry`), nothing before the separator
+    (`missing_value`), nothing after it or one more separator (`malformed_entry`).
+
+    Args:
+        column: The column of values.
+        pair: Its second column.
+        text: What stands in the input; null where nothing does.
+        entries: Its entries, an array of strings; one of them where the column is no list.
+
+    Returns:
+        The cells of both columns, by name.
+    """
+    second = pair.as_column(column)
+    firsts = F.transform(entries, lambda e: F.substring_index(e, pair.separator, 1))
+    seconds = F.transform(entries, lambda e: _second_text(e, pair))
+    values = {}
+    for part, texts in ((column, firsts), (second, seconds)):
+        parsed = texts.try_cast(f"array<{SPARK_TYPES[part.element_type]}>")
+        values[part.name] = parsed if column.is_list else F.get(parsed, F.lit(0))
+    present = text.isNotNull()
+    first_cell = ParsedColumn(
+        values[column.name], present, text, _entry_faults(column, pair, entries)
+    )
+    return {column.name: first_cell, second.name: ParsedColumn(values[second.name], present, text)}
+
+
+def _second_text(entry: Column, pair: PairConfig) -> Column:
+    has_second = F.contains(entry, F.lit(pair.separator))
+    written = F.substring_index(entry, pair.separator, -1)
+    return F.when(has_second, written).when(entry.isNotNull(), F.lit(str(pair.default)))
+
+
+def _entry_faults(
+    column: ColumnConfig, pair: PairConfig, entries: Column
+) -> tuple[tuple[Column, str], ...]:
+    separator = re.escape(pair.separator)
+    parts = f"(?:(?!{separator}).)++"
+    well_formed = f"^{parts}(?:{separator}{parts})?$"
+    kinds = {
+        "empty_entry": lambda e: e == "",
+        "missing_value": lambda e: F.startswith(e, F.lit(pair.separator)),
+        "malformed_entry": lambda e: ~e.rlike(f"(?s){well_formed}"),
+    }
+    return tuple((F.exists(entries, test), f"{name}:{column.name}") for name, test in kinds.items())
+
+
+# A time of day alone would be taken for one of today.
+_STARTS_WITH_DATE = r"^\s*[+-]?\d{4,6}-\d"
+
+
+def parse_cells(column: ColumnConfig, text: Column) -> dict[str, ParsedColumn]:
+    """Parses a declared column.
+
+    Args:
+        column: Its declaration.
+        text: What stands in the input; null where nothing does.
+
+    Returns:
+        A cell by name: the column's, and that of its second column where it has one.
+    """
+    if column.type != "string":
+        text = F.nullif(text, F.lit(""))
+    if column.pair is not None:
+        entries = split_list(column, text) if column.is_list else F.array(text)
+        return parse_pairs(column, column.pair, text, entries)
+    return {column.name: ParsedColumn(parse_text(column, text), text.isNotNull(), text)}
+
+
+def parse_text(column: ColumnConfig, text: Column) -> Column:
+    """Parses the text of a column without a second one."""
+    if column.is_list:
+        return split_list(column, text).try_cast(SPARK_TYPES[column.type])
+    return parse_scalar(column, text)
+
+
+def parse_scalar(column: ColumnConfig, text: Column) -> Column:
+    """Parses the text of one value, or of one in a list."""
+    if column.type == "timestamp":
+        return parse_timestamp(text, column.timestamp_format)
+    return text.try_cast(SPARK_TYPES[column.element_type])
+
+
+def split_list(column: ColumnConfig, text: Column) -> Column:
+    """Splits the text of a list."""
+    return F.split(text, re.escape(column.separator or ""), -1)
+
+
+def parse_timestamp(text: Column, written: str | None) -> Column:
+    """Reads a timestamp as milliseconds since 1970, UTC."""
+    if written is None:
+        return F.unix_millis(F.when(text.rlike(_STARTS_WITH_DATE), text.try_cast("timestamp")))
+    if written in EPOCH_UNITS:
+        return epoch_millis(text.try_cast("bigint"), written)
+    return F.unix_millis(F.try_to_timestamp(text, F.lit(written)))
+
+
+def epoch_millis(number: Column, written: str) -> Column:
+    """Turns a bigint of seconds, milliseconds or microseconds into milliseconds."""
+    if EPOCH_UNITS[written] == "ms":
+        return number
+    if EPOCH_UNITS[written] == "us":
+        return F.unix_millis(F.timestamp_micros(number))
+    return F.try_multiply(number, F.lit(1000).cast("bigint"))
+
+
+_FIELDS = "__fields"
+_FIELD_TOKENS = "__tokens"
+# Ends the last field as a separator ends the others; no line has it inside.
+_END = "\n"
+LineFault = tuple["Column", str]
+
+
+def split_lines(
+    lines: DataFrame, config: SourceConfig, names: list[str] | None
+) -> tuple[DataFrame, dict[str, ParsedColumn], list[LineFault]]:
+    """Takes lines apart into the declared columns.
+
+    Args:
+        lines: A frame with `__line`.
+        config: A source that is delimited, csv or pattern.
+        names: Names in the header where columns are found by name; a column that is not among
+            them is null. None: by position.
+
+    Returns:
+        The lines with what was split, the cells of all columns, and what may be wrong with a
+        line's shape.
+    """
+    split, faults = _split_by_separator(lines, config)
+    count = len(config.columns) if names is None else len(names)
+    shape = "pattern_mismatch" if config.format == "pattern" else "wrong_field_count"
+    faults.append((F.size(_FIELDS) != count, shape))
+    cells: dict[str, ParsedColumn] = {}
+    for position, column in enumerate(config.columns):
+        if names is None:
+            text = F.get(F.col(_FIELDS), F.lit(position))
+        elif column.field_name in names:
+            text = F.get(F.col(_FIELDS), F.lit(names.index(column.field_name)))
+        else:
+            text = F.lit(None).cast("string")
+        if config.quote_mark is None:
+            # A field left empty is null, for strings too: the log has no other way to write it.
+            text = F.nullif(text, F.lit(""))
+        if config.null_values:
+            text = F.when(~text.isin(*config.null_values), text)
+        cells |= parse_cells(column, text)
+    return split, cells, faults
+
+
+def _split_by_separator(
+    lines: DataFrame, config: SourceConfig
+) -> tuple[DataFrame, list[LineFault]]:
+    line = F.col(LINE_COLUMN)
+    if config.pattern is not None:
+        return lines.withColumn(_FIELDS, _match(line, config)), []
+    if config.quote_mark is None:
+        fields = F.split(line, re.escape(config.field_separator), -1)
+        return lines.withColumn(_FIELDS, fields), []
+    ended = F.concat(line, F.lit(_END))
+    tokens = F.regexp_extract_all(ended, F.lit(_token_pattern(config)), F.lit(0))
+    split = lines.withColumn(_FIELD_TOKENS, tokens).withColumn(_FIELDS, _unquote(config))
+    # Tokens follow each other without a gap: where they end early, the rest is no field.
+    malformed = F.array_join(_FIELD_TOKENS, "") != ended
+    return split, [(malformed, "malformed_quotes")]
+
+
+def _match(line: Column, config: SourceConfig) -> Column:
+    pattern = f"^(?:{config.pattern})$"
+    groups = [F.regexp_extract(line, pattern, i + 1) for i in range(len(config.columns))]
+    return F.when(line.rlike(pattern), F.array(*groups)).otherwise(F.array().cast("array<string>"))
+
+
+def _token_pattern(config: SourceConfig) -> str:
+    """A field and the separator after it; possessive, so that no line is too long for the stack."""
+    quote, escape, separator = _escaped(config)
+    if escape == quote:
+        quoted = f"{quote}[^{quote}]*+(?:{quote}{quote}[^{quote}]*+)*+{quote}"
+    else:
+        quoted = f"{quote}[^{quote}{escape}]*+(?:{escape}.[^{quote}{escape}]*+)*+{quote}"
+    plain = f"(?!{quote})(?:(?!{separator})[^{_END}])*+"
+    if len(config.field_separator) == 1:
+        plain = f"(?!{quote})[^{separator}{_END}]*+"
+    return rf"(?s)\G(?:{quoted}|{plain})(?:{separator}|{_END})"
+
+
+def _unquote(config: SourceConfig) -> Column:
+    """The fields of the tokens; null where nothing is written, while `""` is an empty text."""
+    quote, escape, _ = _escaped(config)
+    mark = config.quote_mark or ""
+
+    def field(token: Column) -> Column:
+        ending = F.when(F.endswith(token, F.lit(_END)), len(_END))
+        ending = ending.otherwise(len(config.field_separator))
+        text = F.substr(token, F.lit(1), F.length(token) - ending)
+        inner = F.substr(text, F.lit(2), F.length(text) - 2)
+        if escape == quote:
+            inner = F.replace(inner, F.lit(mark * 2), F.lit(mark))
+        else:
+            inner = F.regexp_replace(inner, f"(?s){escape}([{escape}{quote}])", "$1")
+        return F.when(F.startswith(text, F.lit(mark)), inner).otherwise(F.nullif(text, F.lit("")))
+
+    return F.transform(_FIELD_TOKENS, field)
+
+
+def _escaped(config: SourceConfig) -> tuple[str, str, str]:
+    """Quote, escape and separator as a regular expression writes them."""
+    mark = config.quote_mark or ""
+
+    def literal(text: str) -> str:
+        return "".join(f"\\x{{{ord(character):x}}}" for character in text)
+
+    return literal(mark), literal(config.escape or mark), literal(config.field_separator)
+
+
+_SPARSE_TOKENS = "__tokens"
+_PAIRS = "__pairs"
+_QID = "qid:"
+_PARTS = {"libffm": ("fields", "indices", "values")}
+_PAIR_PARTS = ("indices", "values")
+
+
+def split_sparse_lines(
+    lines: DataFrame, config: SourceConfig
+) -> tuple[DataFrame, dict[str, ParsedColumn], list[tuple[Column, str]]]:
+    """Takes lines apart into label, query id and aligned lists of indices and values.
+
+    What follows a `#` is a comment. A pair that has not all of its parts, or one part too many,
+    makes the row a bad row (`malformed_pair`): nothing is dropped out of a list.
+
+    Args:
+        lines: A frame with `__line`.
+        config: A source of a sparse format.
+
+    Returns:
+        The lines with what was split, the cells of all columns, and what may be wrong with the
+        line's shape.
+    """
+    parts = _PARTS.get(config.format, _PAIR_PARTS)
+    bare = F.trim(F.regexp_replace(LINE_COLUMN, "#.*", ""))
+    split = lines.withColumn(_SPARSE_TOKENS, F.split(bare, r"\s+"))
+    has_qid = F.startswith(F.get(_SPARSE_TOKENS, F.lit(1)), F.lit(_QID))
+    first_pair = F.when(has_qid, 3).otherwise(2)
+    split = split.withColumn(_PAIRS, F.slice(_SPARSE_TOKENS, first_pair, F.size(_SPARSE_TOKENS)))
+    colons = len(parts) - 1
+    part = "[^:]+"
+    whole = f"^{':'.join([part] * len(parts))}$"
+    malformed = F.exists(_PAIRS, lambda pair: ~pair.rlike(whole))
+    cells = {}
+    for column in config.columns:
+        name = column.field_name
+        if name == "label":
+            text = F.nullif(F.get(_SPARSE_TOKENS, F.lit(0)), F.lit(""))
+            cells[column.name] = _scalar(column, text)
+        elif name == "qid":
+            second = F.get(_SPARSE_TOKENS, F.lit(1))
+            text = F.when(has_qid, F.substr(second, F.lit(len(_QID) + 1)))
+            cells[column.name] = _scalar(column, text)
+        else:
+            cells[column.name] = _list(column, parts.index(name), colons)
+    comment = F.startswith(F.trim(LINE_COLUMN), F.lit("#"))
+    return split, cells, [(comment, "comment_line"), (malformed, "malformed_pair")]
+
+
+def _scalar(column: ColumnConfig, text: Column) -> ParsedColumn:
+    return ParsedColumn(text.try_cast(SPARK_TYPES[column.type]), text.isNotNull(), text)
+
+
+def _list(column: ColumnConfig, place: int, colons: int) -> ParsedColumn:
+    def part(pair: Column) -> Column:
+        if place == colons:
+            return F.substring_index(pair, ":", -1)
+        head = F.substring_index(pair, ":", place + 1)
+        return F.substring_index(head, ":", -1)
+
+    texts = F.transform(_PAIRS, part)
+    value = texts.try_cast(SPARK_TYPES[column.type])
+    return ParsedColumn(value, F.lit(True), F.array_join(texts, " "))
+
+
+_OBJECT = "__object"
+_CORRUPT = "__corrupt"
+_TEXTS = r'"(?:[^"\\]|\\.)*+"'
+# Nothing stands between the end of an object and the start of another but a comma.
+_TWO_OBJECTS = r"\}\s*+\{"
+
+
+def parse_json_lines(
+    lines: DataFrame, config: SourceConfig
+) -> tuple[DataFrame, dict[str, ParsedColumn], list[tuple[Column, str]], Column]:
+    """Takes objects apart into the declared columns.
+
+    Every value is first taken as it is written, so that one that does not fit its column is told
+    from one that is not there.
+
+    Args:
+        lines: A frame with `__line`.
+        config: A source of JSON lines.
+
+    Returns:
+        The lines with what was parsed, the cells of all columns, what may be wrong with a line,
+        and the keys of each object that are not declared.
+    """
+    # Paths that share keys are read side by side: a key may be asked for whole and in part.
+    paths = {column.field_name: column.field_name.split(".") for column in config.columns}
+    keys = dict.fromkeys(path[0] for path in paths.values())
+    schema = ", ".join(f"{_quote(key)} string" for key in (*keys, _CORRUPT))
+    options = {"columnNameOfCorruptRecord": _CORRUPT, "allowSingleQuotes": "false"}
+    parsed = lines.withColumn(_OBJECT, F.from_json(LINE_COLUMN, schema, options))
+    cells: dict[str, ParsedColumn] = {}
+    for column in config.columns:
+        cells |= _parse_json_value(column, _at_path(paths[column.field_name]))
+    line = F.trim(LINE_COLUMN)
+    bare = F.regexp_replace(line, _TEXTS, "")
+    several = line.rlike(_TWO_OBJECTS) & bare.rlike(_TWO_OBJECTS)
+    whole = F.startswith(line, F.lit("{")) & F.endswith(line, F.lit("}"))
+    corrupt = F.col(_OBJECT)[_CORRUPT].isNotNull()
+    new = F.array_except(F.json_object_keys(LINE_COLUMN), F.array(*map(F.lit, keys)))
+    return parsed, cells, [(corrupt | ~whole | several, "malformed_json")], new
+
+
+def _at_path(path: list[str]) -> Column:
+    text = F.col(_OBJECT)[path[0]]
+    for key in path[1:]:
+        text = F.from_json(text, f"{_quote(key)} string")[key]
+    return text
+
+
+def _parse_json_value(column: ColumnConfig, text: Column) -> dict[str, ParsedColumn]:
+    if not column.is_list or column.separator is not None:
+        return parse_cells(column, text)
+    entries = F.from_json(text, "array<string>")
+    if column.pair is not None:
+        return parse_pairs(column, column.pair, text, entries)
+    value = F.transform(entries, lambda entry: parse_element(column, entry))
+    return {column.name: ParsedColumn(value, text.isNotNull(), text)}
+
+
+def parse_element(column: ColumnConfig, text: Column) -> Column:
+    """Parses the text of one value of a list column."""
+    return parse_scalar(_element(column), text)
+
+
+def _element(column: ColumnConfig) -> ColumnConfig:
+    data: dict[str, Any] = {"name": column.name, "type": column.element_type}
+    return ColumnConfig.model_validate(data)
+
+
+def _quote(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

@@ -1,0 +1,316 @@
+"""Arrow columns as the encoder takes them: the plan made from a schema, and a batch's memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from conf.errors import ConfigError, InputDataError
+from etl.tfrecord.codec import encode_kernels as k
+
+_ALLOWED = (
+    "int8/16/32/64, uint8/16/32 and bool (int64 list); float16/32/64 and decimal (float list); "
+    "string and binary (bytes list); list, large_list and fixed_size_list of these"
+)
+_ALLOWED_SEQUENCE = f"{_ALLOWED}; and lists of such lists (feature lists)"
+
+
+@dataclass(frozen=True)
+class ColumnPlan:
+    """How one column goes onto the wire.
+
+    Attributes:
+        name: Column name, the feature's key.
+        key: The same in UTF-8.
+        kind: Value kind of `encode_kernels_sizes`.
+        value_type: Arrow type that values are cast to first, or None where they are used as is.
+        is_list: Whether a row holds a list.
+        is_sequence: Whether a row holds a list of lists: a feature list of a SequenceExample.
+    """
+
+    name: str
+    key: bytes
+    kind: int
+    value_type: pa.DataType | None
+    is_list: bool
+    is_sequence: bool = False
+
+    @property
+    def is_compact(self) -> bool:
+        """Whether a cell is one number under a short key, which has kernels of its own."""
+        is_number = self.kind != k.BINARY and not self.is_list
+        return is_number and len(self.key) <= k.COMPACT_KEY_BYTES
+
+
+@dataclass(frozen=True)
+class BoundColumn:
+    """A column's memory: addresses for the kernels and the objects that keep them alive."""
+
+    fields: tuple[int, ...]
+    keep_alive: tuple[Any, ...]
+
+
+class BoundBatch:
+    """The column table of one batch and all that its addresses point to.
+
+    Attributes:
+        batch: The batch.
+        table: Column table, int64 `[columns, COLUMN_FIELDS]`.
+    """
+
+    def __init__(self, batch: pa.RecordBatch, columns: tuple[BoundColumn, ...]) -> None:
+        self._columns = columns
+        self.batch = batch
+        self.table = np.array([column.fields for column in columns], np.int64).reshape(
+            len(columns), k.COLUMN_FIELDS
+        )
+
+
+def _is_list(data_type: pa.DataType) -> bool:
+    return (
+        pa.types.is_list(data_type)
+        or pa.types.is_large_list(data_type)
+        or pa.types.is_fixed_size_list(data_type)
+    )
+
+
+def _value_kind(data_type: pa.DataType) -> tuple[int, pa.DataType | None] | None:
+    """Kind and cast of a value type, or None where the wire has no place for it."""
+    t = pa.types
+    if t.is_dictionary(data_type):
+        found = _value_kind(data_type.value_type)
+        return None if found is None else (found[0], found[1] or data_type.value_type)
+    for matches, kind, cast in (
+        (t.is_int64, k.INT64, None),
+        (t.is_int32, k.INT32, None),
+        (t.is_uint32, k.INT64, pa.int64()),
+        (t.is_float32, k.FLOAT32, None),
+        (t.is_float64, k.FLOAT64, None),
+        (t.is_float16, k.FLOAT32, pa.float32()),
+        (t.is_decimal, k.FLOAT64, pa.float64()),
+        (t.is_large_string, k.BINARY, None),
+        (t.is_large_binary, k.BINARY, None),
+        (t.is_string, k.BINARY, None),
+        (t.is_binary, k.BINARY, None),
+    ):
+        if matches(data_type):
+            return kind, cast
+    if t.is_boolean(data_type) or (t.is_integer(data_type) and data_type.bit_width < 32):
+        return k.INT32, pa.int32()
+    return None
+
+
+def plan_columns(schema: pa.Schema, record_type: str = "Example") -> tuple[ColumnPlan, ...]:
+    """Checks a schema against the wire and plans each of its columns.
+
+    Args:
+        schema: Arrow schema of the batches to come.
+        record_type: `"Example"`, or `"SequenceExample"`, which takes lists of lists too.
+
+    Returns:
+        One plan per column, in the schema's order.
+
+    Raises:
+        ConfigError: A column has an unsupported type, or a name occurs twice; one error names
+            every such column.
+    """
+    plans, bad, seen = [], [], set()
+    for field in schema:
+        depth, value_type = _list_depth(field.type)
+        found = _value_kind(value_type)
+        if found is None or depth > 2 or (depth == 2 and record_type != "SequenceExample"):
+            bad.append(f"{field.name} ({field.type})")
+        elif field.name in seen:
+            bad.append(f"{field.name} (name occurs twice)")
+        else:
+            key = field.name.encode()
+            plans.append(ColumnPlan(field.name, key, *found, depth > 0, depth == 2))
+        seen.add(field.name)
+    if bad:
+        raise ConfigError(
+            f"{len(bad)} column(s) cannot be written as tf.train.{record_type}",
+            received=", ".join(bad),
+            allowed=_ALLOWED_SEQUENCE if record_type == "SequenceExample" else _ALLOWED,
+            fix="cast them (timestamps to int64 milliseconds, uint64 to int64, structs to "
+            "columns), rename, or drop them before the write; lists of lists need record type "
+            "SequenceExample",
+        )
+    return tuple(plans)
+
+
+def _list_depth(data_type: pa.DataType) -> tuple[int, pa.DataType]:
+    """How many lists are nested, and what the innermost holds."""
+    depth = 0
+    while _is_list(data_type):
+        depth, data_type = depth + 1, data_type.value_type
+    return depth, data_type
+
+
+def buffer_address(buffer: pa.Buffer | None) -> int:
+    """Address of an Arrow buffer, 0 where there is none."""
+    return 0 if buffer is None else buffer.address
+
+
+def _row_offsets(column: pa.Array) -> tuple[pa.Array, np.ndarray]:
+    """Values of the rows' lists alone, and int64 offsets `[rows + 1]` into them."""
+    if pa.types.is_fixed_size_list(column.type):
+        size = column.type.list_size
+        offsets = (np.arange(len(column) + 1, dtype=np.int64) + column.offset) * size
+    else:
+        offsets = np.asarray(column.offsets).astype(np.int64)
+    first, last = int(offsets[0]), int(offsets[-1])
+    return column.values.slice(first, last - first), offsets - first
+
+
+def read_byte_offsets(values: pa.Array) -> np.ndarray:
+    """Offsets of binary values in their data buffer, int64 `[values + 1]`."""
+    if len(values) == 0:
+        return np.zeros(1, np.int64)
+    large = pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type)
+    width = np.int64 if large else np.int32
+    offsets = np.frombuffer(values.buffers()[1], width)
+    return offsets[values.offset : values.offset + len(values) + 1].astype(np.int64)
+
+
+def _check_no_null(
+    plan: ColumnPlan, values: pa.Array, parents: list[tuple[pa.Array, np.ndarray]], first_row: int
+) -> None:
+    """Refuses a null inside a list; what lies below a null list does not count.
+
+    Args:
+        plan: The column's plan.
+        values: Elements of the innermost of the parents.
+        parents: Lists and their offsets, the column itself first.
+        first_row: Number of the batch's first row in an error.
+    """
+    if values.null_count == 0:
+        return
+    rows = np.flatnonzero(np.asarray(values.is_null()))
+    for lists, offsets in reversed(parents):
+        rows = np.searchsorted(offsets, rows, side="right") - 1
+        rows = rows[np.asarray(lists.is_valid())[rows]]
+    if len(rows):
+        raise InputDataError(
+            f"column {plan.name!r} has a null inside a list",
+            received=f"row {first_row + int(rows[0])} of the batch",
+            allowed="null for the whole list (the feature is left out), never for an element",
+            fix="option nullElements=drop or nullElements=default, or fill them before the write",
+        )
+
+
+def _as_plain(column: pa.Array, data_type: pa.DataType | None) -> pa.Array:
+    if data_type is None:
+        return column
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    return column.cast(data_type)
+
+
+def bind_column(plan: ColumnPlan, column: pa.Array, first_row: int = 0) -> BoundColumn:
+    """Resolves where a column's values, offsets and validity lie in memory.
+
+    Args:
+        plan: The column's plan.
+        column: Its data in one batch, sliced or not.
+        first_row: Number of the batch's first row in an error.
+
+    Returns:
+        Addresses in the order of the column table's fields.
+
+    Raises:
+        InputDataError: A list holds a null.
+    """
+    keep: list[Any] = []
+    parents: list[tuple[pa.Array, np.ndarray]] = []
+    values, row_offsets, outer_offsets, outer_sizes = column, 0, 0, 0
+    for _ in range(plan.is_list + plan.is_sequence):
+        values, offsets = _row_offsets(lists := values)
+        parents.append((lists, offsets))
+        _check_no_null(plan, values, parents, first_row)
+        keep.append(offsets)
+        outer_offsets, row_offsets = row_offsets, offsets.ctypes.data
+    values = _as_plain(values, plan.value_type)
+    if not plan.is_list:
+        column = values
+    byte_offsets, sizes = 0, 0
+    if plan.kind == k.BINARY:
+        keep.append(read_byte_offsets(values))
+        byte_offsets, address = keep[-1].ctypes.data, buffer_address(values.buffers()[2])
+    else:
+        width = 8 if plan.kind in (k.INT64, k.FLOAT64) else 4
+        address = buffer_address(values.buffers()[1]) + width * values.offset
+    if not plan.is_compact:
+        keep.append(np.empty(len(parents[-1][0]) if parents else len(column), np.int64))
+        sizes = keep[-1].ctypes.data
+    if plan.is_sequence:
+        keep.append(np.empty(len(column), np.int64))
+        outer_sizes = keep[-1].ctypes.data
+    head = _cell_head(plan.key)
+    bitmap = buffer_address(column.buffers()[0]) if column.null_count else 0
+    fields = (plan.kind, plan.is_list, address, bitmap, column.offset, row_offsets, byte_offsets,
+              head.ctypes.data, len(plan.key), sizes, outer_offsets, outer_sizes)  # fmt: skip
+    return BoundColumn(tuple(int(field) for field in fields), (*keep, head, column, values))
+
+
+def _cell_head(key: bytes) -> np.ndarray:
+    """First bytes of a compact cell, padded to whole words; the key starts at the fifth byte."""
+    lengths = bytes([0x0A, (len(key) + 8) & 0xFF, 0x0A, len(key) & 0xFF])
+    padding = bytes(-(len(key) + 4) % 8)
+    return np.frombuffer(lengths + key + padding, np.uint8)
+
+
+_ALLOWED_DOUBLES = (
+    "fractions (stored as the nearest float32), whole numbers that float32 holds exactly, "
+    "infinities and NaN"
+)
+
+
+def find_refused_double(values: np.ndarray) -> np.ndarray:
+    """Which float64 values the encoder refuses.
+
+    Refused are finite values beyond the float32 range, values other than zero that would become
+    zero, and whole numbers that would become others: those are ids or times, not measurements.
+
+    Args:
+        values: float64 `[values]`.
+
+    Returns:
+        bool `[values]`.
+    """
+    with np.errstate(over="ignore", under="ignore"):
+        narrow = values.astype(np.float32)
+    changed = (narrow.astype(np.float64) != values) & np.isfinite(values)
+    return changed & ((np.floor(values) == values) | (narrow == 0))
+
+
+def describe_refusal(name: str, column: pa.Array, row: int) -> InputDataError:
+    """Builds the error for a row with a refused value.
+
+    Args:
+        name: Column name.
+        column: Its data: float64 or decimal, or lists of these, nested or not.
+        row: Row of the batch.
+    """
+    values = column.slice(row, 1)
+    while hasattr(values.type, "value_field"):
+        values = values.flatten()
+    plain = values.drop_null().cast(pa.float64()).to_numpy(zero_copy_only=False)
+    value = float(plain[find_refused_double(plain)][0])
+    with np.errstate(over="ignore", under="ignore"):
+        narrow = np.float32(value)
+    if np.isinf(narrow):
+        problem = "has a value beyond the float32 range"
+    elif narrow == 0:
+        problem = "has a value so small that it would become zero as float32"
+    else:
+        problem = f"has a whole number that would become {int(narrow)} as float32"
+    return InputDataError(
+        f"column {name!r} {problem}",
+        received=f"{value!r} in row {row} of the batch",
+        allowed=_ALLOWED_DOUBLES,
+        fix="cast ids and times to int64, rescale the column, or choose another float64 policy "
+        "for it (cast, clip)",
+    )

@@ -1,0 +1,423 @@
+"""Protobuf's variable-length integers, one at a time and many (encoding guide, "Base 128").
+
+The 7-bit groups of a varint are taken together from eight bytes, and spread over eight bytes:
+BMI2's `pext` and `pdep` do either at once, elsewhere three steps of masks and shifts do. Where
+packed varints end is read off a bit mask of 64 bytes, so that no value waits for the one before
+it. Where the CPU has lanes for them (`varint_lanes`) they go through these, all but long ones.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from etl.tfrecord.codec.kernels import (
+    count_ones,
+    inlined,
+    intrinsic,
+    leading_zeros,
+    load_i32,
+    load_i64,
+    load_u8,
+    load_u64,
+    outlined,
+    store_u8,
+    store_u64,
+    trailing_zeros,
+)
+from etl.tfrecord.codec.varint_lanes import (
+    HAS_LANES,
+    LANES,
+    drop_lanes,
+    pack_int32_lanes,
+    pack_lanes,
+    unpack_lanes,
+)
+
+# mypy: disable-error-code="no-untyped-def"
+
+
+_GROUPS = 0x7F7F7F7F7F7F7F7F
+# Their `pext` and `pdep` are microcode of up to some hundred steps.
+_SLOW_CPUS = ("znver1", "znver2", "bdver4")
+
+
+def _build_instruction(name: str) -> Callable[..., Any]:
+    """Wraps an LLVM intrinsic of a word and a mask, the mask being that of the groups."""
+
+    @intrinsic
+    def apply(typingctx: Any, word: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            integer = ir.IntType(64)
+            function = builder.module.declare_intrinsic(
+                name, (), ir.FunctionType(integer, [integer, integer])
+            )
+            return builder.call(function, [args[0], integer(_GROUPS)])
+
+        return types.uint64(types.uint64), codegen
+
+    return apply
+
+
+@inlined
+def _gather_by_shifts(word):
+    word &= np.uint64(_GROUPS)
+    word = (word & np.uint64(0x007F007F007F007F)) | (
+        (word & np.uint64(0x7F007F007F007F00)) >> np.uint64(1)
+    )
+    word = (word & np.uint64(0x00003FFF00003FFF)) | (
+        (word & np.uint64(0x3FFF00003FFF0000)) >> np.uint64(2)
+    )
+    return (word & np.uint64(0x000000000FFFFFFF)) | (
+        (word & np.uint64(0x0FFFFFFF00000000)) >> np.uint64(4)
+    )
+
+
+@inlined
+def _spread_by_shifts(value):
+    value &= np.uint64(0x00FFFFFFFFFFFFFF)
+    value = (value & np.uint64(0x000000000FFFFFFF)) | (
+        (value & np.uint64(0x00FFFFFFF0000000)) << np.uint64(4)
+    )
+    value = (value & np.uint64(0x00003FFF00003FFF)) | (
+        (value & np.uint64(0x0FFFC0000FFFC000)) << np.uint64(2)
+    )
+    return (value & np.uint64(0x007F007F007F007F)) | (
+        (value & np.uint64(0x3F803F803F803F80)) << np.uint64(1)
+    )
+
+
+def select_groups(
+    triple: str, features: dict[str, bool], cpu: str
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Picks the fastest implementation for a CPU.
+
+    Args:
+        triple: LLVM target triple, e.g. `x86_64-unknown-linux-gnu`.
+        features: CPU features by LLVM name.
+        cpu: LLVM's name of the CPU.
+
+    Returns:
+        Two kernels uint64 -> uint64: joins the low seven bits of each byte to 56 bits, and
+        spreads the low 56 bits over eight bytes.
+    """
+    if triple.startswith("x86_64") and features.get("bmi2") and cpu not in _SLOW_CPUS:
+        return (
+            _build_instruction("llvm.x86.bmi.pext.64"),
+            _build_instruction("llvm.x86.bmi.pdep.64"),
+        )
+    return _gather_by_shifts, _spread_by_shifts
+
+
+gather_groups, spread_groups = select_groups(
+    llvm.get_process_triple(), dict(llvm.get_host_cpu_features()), llvm.get_host_cpu_name()
+)
+
+
+# mypy: disable-error-code="no-untyped-def"
+
+
+# The bit of each byte that says that more bytes follow.
+CONTINUATION = 0x8080_8080_8080_8080
+FAILED = -1
+
+
+@inlined
+def varint_bytes(value):
+    """Bytes of a varint, 1 to 10: ceil(bits / 7) without a division."""
+    bits = np.uint64(64) - leading_zeros(np.uint64(value) | np.uint64(1))
+    return np.int64((bits * np.uint64(9) + np.uint64(64)) >> np.uint64(6))
+
+
+@inlined
+def store_varint(address, value):
+    """Stores a varint in whole words; returns the address past it."""
+    value = np.uint64(value)
+    spread = spread_groups(value)
+    if value < np.uint64(1 << 56):
+        # Bit at which the last byte begins: below it, all bytes are followed by another.
+        last = (np.uint64(63) - leading_zeros(spread | np.uint64(1))) & np.uint64(0x38)
+        store_u64(address, spread | (np.uint64(CONTINUATION) & ~(~np.uint64(0) << last)))
+        return address + np.int64(last >> np.uint64(3)) + 1
+    store_u64(address, spread | np.uint64(CONTINUATION))
+    rest = value >> np.uint64(56)
+    if rest < np.uint64(0x80):
+        store_u64(address + 8, rest)
+        return address + 9
+    store_u64(address + 8, (rest & np.uint64(0x7F)) | np.uint64(0x180))
+    return address + 10
+
+
+@inlined
+def store_exact_varint(address, value):
+    """Stores a varint byte by byte, touching nothing past it."""
+    while value >= 128:
+        store_u8(address, np.uint8((value & 127) | 128))
+        value >>= 7
+        address += 1
+    store_u8(address, np.uint8(value))
+    return address + 1
+
+
+@inlined
+def read_varint(p, end):
+    """Value and address past it, or `FAILED` for a varint that is cut or over ten bytes long."""
+    value, shift = np.uint64(0), np.uint64(0)
+    while p < end and shift < np.uint64(70):
+        byte = load_u8(p)
+        p += 1
+        value |= np.uint64(byte & np.uint8(0x7F)) << shift
+        if byte < np.uint8(0x80):
+            return value, p
+        shift += np.uint64(7)
+    return value, FAILED
+
+
+# mypy: disable-error-code="no-untyped-def"
+
+
+_BLOCK_BYTES = 64
+# What `read_packed` may load past a list: a block that begins at its last byte, and a word past it.
+_REACH_BYTES = _BLOCK_BYTES + 8
+
+
+@intrinsic
+def _load_ends(typingctx: Any, address: Any) -> Any:
+    """Bit i is set where byte i of the 64 at an address ends a varint, as uint64."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        block = ir.VectorType(ir.IntType(8), _BLOCK_BYTES)
+        loaded = builder.load(builder.inttoptr(args[0], block.as_pointer()), align=1)
+        ends = builder.icmp_signed(">=", loaded, ir.Constant(block, None))
+        return builder.bitcast(ends, ir.IntType(_BLOCK_BYTES))
+
+    return types.uint64(types.int64), codegen
+
+
+def _build_sum(bits: int) -> Any:
+    """Builds a kernel for integers of so many bits.
+
+    It adds up the bytes that 8 * blocks of them at an address take as varints; see `varint_bytes`.
+    """
+    given = ir.VectorType(ir.IntType(bits), 8)
+
+    @intrinsic
+    def sum_bytes(typingctx: Any, address: Any, blocks: Any) -> Any:
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            words, flag = ir.VectorType(ir.IntType(64), 8), ir.IntType(1)
+
+            def splat(value: int) -> Any:
+                return ir.Constant(words, [value] * 8)
+
+            def call(name: str, result: Any, *arguments: Any) -> Any:
+                signature = ir.FunctionType(result, [argument.type for argument in arguments])
+                return builder.call(
+                    builder.module.declare_intrinsic(name, (), signature), arguments
+                )
+
+            pointer = builder.inttoptr(args[0], given.as_pointer())
+            sums = cgutils.alloca_once_value(builder, splat(0))
+            with cgutils.for_range(builder, args[1]) as loop:
+                loaded = builder.load(builder.gep(pointer, [loop.index]), align=1)
+                loaded = loaded if bits == 64 else builder.sext(loaded, words)
+                zeros = call("llvm.ctlz.v8i64", words, builder.or_(loaded, splat(1)), flag(1))
+                nines = builder.add(builder.shl(zeros, splat(3)), zeros)  # 9 * (64 - bits)
+                sizes = builder.lshr(builder.sub(splat(64 + 9 * 64), nines), splat(6))
+                builder.store(builder.add(builder.load(sums), sizes), sums)
+            return call("llvm.vector.reduce.add.v8i64", words.element, builder.load(sums))
+
+        return types.int64(types.int64, types.int64), codegen
+
+    return sum_bytes
+
+
+_sum_bytes, _sum_int32_bytes = _build_sum(64), _build_sum(32)
+
+
+@inlined
+def load_int(is_wide, values, i):
+    """Integer `i` of an int64 (wide) or int32 array, sign-extended, as uint64."""
+    if is_wide:
+        return np.uint64(load_i64(values + 8 * i))
+    return np.uint64(np.int64(load_i32(values + 4 * i)))
+
+
+@inlined
+def packed_bytes(is_wide, values, first, last):
+    """Bytes that the int64 (wide) or int32 [first, last) at an address take as varints."""
+    blocks = (last - first) >> 3
+    if is_wide:
+        size = _sum_bytes(values + 8 * first, blocks)
+    else:
+        size = _sum_int32_bytes(values + 4 * first, blocks)
+    for i in range(first + 8 * blocks, last):
+        size += varint_bytes(load_int(is_wide, values, i))
+    return size
+
+
+@inlined
+def _low_bits(count):
+    """A mask of 1 to 64 bits."""
+    return ~np.uint64(0) >> np.uint64(64 - count)
+
+
+@inlined
+def count_packed(p, end):
+    """Varints in [p, end), or `FAILED` if the last one is cut; reads nothing outside."""
+    if p < end and load_u8(end - 1) >= np.uint8(0x80):
+        return np.int64(FAILED)
+    count = np.int64(0)
+    if end - p >= _BLOCK_BYTES:
+        while end - p >= _BLOCK_BYTES:
+            count += np.int64(count_ones(_load_ends(p)))
+            p += _BLOCK_BYTES
+        if p < end:  # the last block overlaps the one before
+            rest = _load_ends(end - _BLOCK_BYTES) >> np.uint64(_BLOCK_BYTES - (end - p))
+            count += np.int64(count_ones(rest))
+        return count
+    while end - p >= 8:
+        count += np.int64(count_ones(~load_u64(p) & np.uint64(CONTINUATION)))
+        p += 8
+    while p < end:
+        count += np.int64(load_u8(p) < np.uint8(0x80))
+        p += 1
+    return count
+
+
+@inlined
+def _read_exactly(p, end, target):
+    """As `read_packed`, reading nothing outside [p, end)."""
+    while p < end:
+        value, p = read_varint(p, end)
+        if p < 0:
+            return np.int64(FAILED)
+        store_u64(target, value)
+        target += 8
+    return np.int64(target)
+
+
+@inlined
+def _has_long(ends):
+    """Whether eight bytes in a row end no varint."""
+    runs = ~ends
+    runs &= runs >> np.uint64(1)
+    runs &= runs >> np.uint64(2)
+    return runs & (runs >> np.uint64(4)) != np.uint64(0)
+
+
+@inlined
+def read_lanes(p, end, target):
+    """Reads varints, `LANES` at a time, up to a block that holds one of more than eight bytes.
+
+    Reads from the byte before the list up to `_REACH_BYTES` past it.
+
+    Returns:
+        The address past the last varint that was read, and past its value.
+    """
+    last = p - 1  # where the value before the next one ends
+    block, fresh = last, ~np.uint64(1)
+    while block + 8 < end or block + 1 == p:
+        ends = _load_ends(block)
+        beyond = np.uint64(0)
+        if end - block < _BLOCK_BYTES:
+            beyond = ~_low_bits(end - block)
+        if _has_long(ends | beyond):
+            break
+        ends = (ends & fresh & ~beyond) | (np.uint64(1) << np.uint64(last - block))
+        left = np.int64(count_ones(ends)) - 1
+        last = block + 63 - np.int64(leading_zeros(ends))
+        while left > 0:
+            target += 8 * unpack_lanes(block, ends, min(left, LANES), target)
+            left -= LANES
+            ends = drop_lanes(ends)
+        # Blocks overlap by what may belong to a value that ends in the next one.
+        block += _BLOCK_BYTES - 8
+        fresh = ~np.uint64(0xFF)
+    return last + 1, target
+
+
+@inlined
+def read_words(p, end, target):
+    """As `read_packed`, value by value; reads up to `_REACH_BYTES` past the list."""
+    start = p
+    while p < end:
+        ends = _load_ends(p)
+        if end - p < _BLOCK_BYTES:
+            ends &= _low_bits(end - p)
+        while ends != np.uint64(0):
+            after = p + np.int64(trailing_zeros(ends)) + 1
+            ends &= ends - np.uint64(1)
+            size = after - start
+            word = load_u64(start)
+            if size <= 8:
+                store_u64(target, gather_groups(word & _low_bits(8 * size)))
+            elif size <= 10:
+                rest = load_u64(start + 8) & _low_bits(8 * (size - 8))
+                value = gather_groups(word) | (gather_groups(rest) << np.uint64(56))
+                store_u64(target, value)
+            else:
+                return np.int64(FAILED)
+            target += 8
+            start = after
+        p += _BLOCK_BYTES
+    return np.int64(target) if start == end else np.int64(FAILED)
+
+
+@outlined
+def read_packed(p, end, limit, target):
+    """Decodes the varints in [p, end), which a byte of the same buffer precedes.
+
+    Args:
+        p: Address of the first.
+        end: Address past the last.
+        limit: Address past the buffer.
+        target: Address of the output, int64.
+
+    Returns:
+        The address past the values, or `FAILED` for a varint that is cut or over ten bytes long.
+    """
+    if limit - end < _REACH_BYTES:
+        return _read_exactly(p, end, target)
+    if HAS_LANES and p < end:
+        p, target = read_lanes(p, end, target)
+    return read_words(p, end, target)
+
+
+@inlined
+def write_words(is_wide, values, first, last, address):
+    """As `write_packed`, value by value."""
+    for i in range(first, last):
+        address = store_varint(address, load_int(is_wide, values, i))
+    return address
+
+
+@outlined
+def write_packed(is_wide, values, first, last, address):
+    """Stores integers as varints, touching at most seven bytes past them.
+
+    Args:
+        is_wide: Whether they are int64, else int32.
+        values: Address of integer 0.
+        first: Number of the first to store.
+        last: Number to stop before.
+        address: Where to store.
+
+    Returns:
+        The address past the varints.
+    """
+    while HAS_LANES and first < last:
+        count = min(LANES, last - first)
+        if is_wide:
+            size = pack_lanes(address, values + 8 * first, count)
+        else:
+            size = pack_int32_lanes(address, values + 4 * first, count)
+        if size == 0:
+            break
+        address += size
+        first += count
+    return write_words(is_wide, values, first, last, address)

@@ -1,0 +1,132 @@
+"""The commit protocol that a write uses: renames on a file system, or an object store's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from etl.tfrecord.commit.job import SaveMode, holds_output, take_baseline
+from etl.tfrecord.commit.local_commit import (
+    JobPlan,
+    TaskResult,
+    begin_job,
+    discard_temporary,
+    hold_attempt,
+    publish,
+)
+from etl.tfrecord.commit.object_commit import (
+    abort_objects,
+    begin_object_job,
+    check_mode,
+    check_writable,
+    hold_object_attempt,
+    publish_objects,
+)
+from etl.tfrecord.commit.object_view import read_object_manifest
+from etl.tfrecord.commit.output_manifest import OutputManifest, read_output_manifest
+from etl.tfrecord.files.object_store import Storage
+from etl.tfrecord.options import WriteOptions
+
+
+class Committer(Protocol):
+    """What a write needs of its output directory."""
+
+    def check_mode(self, mode: SaveMode) -> bool:
+        """Refuses what the mode protects; tells whether there is output."""
+
+    def begin(self, plan: JobPlan) -> None:
+        """Opens a job; see `begin_job`."""
+
+    def hold_attempt(self, job_id: str, name: str) -> AbstractContextManager[Path | Storage]:
+        """Gives a task attempt a place of its own."""
+
+    def publish(self, plan: JobPlan, results: Sequence[TaskResult]) -> bool:
+        """Makes the shards visible; see `publish`."""
+
+    def discard(self, job_id: str) -> None:
+        """Removes what a job left aside."""
+
+    def read(self) -> OutputManifest | None:
+        """Reads the manifest."""
+
+
+@dataclass(frozen=True)
+class LocalCommitter:
+    """A directory of a file system.
+
+    Attributes:
+        directory: Its absolute path.
+    """
+
+    directory: str
+
+    def check_mode(self, mode: SaveMode) -> bool:
+        """Refuses what the mode protects; tells whether there is output."""
+        take_baseline(Path(self.directory), mode)
+        return holds_output(Path(self.directory))
+
+    def begin(self, plan: JobPlan) -> None:
+        """Opens a job."""
+        begin_job(self.directory, plan)
+
+    def hold_attempt(self, job_id: str, name: str) -> AbstractContextManager[Path | Storage]:
+        """Gives a task attempt a directory of its own."""
+        return hold_attempt(self.directory, job_id, name)
+
+    def publish(self, plan: JobPlan, results: Sequence[TaskResult]) -> bool:
+        """Makes the shards visible."""
+        return publish(self.directory, plan, results)
+
+    def discard(self, job_id: str) -> None:
+        """Removes what a job left aside."""
+        discard_temporary(self.directory, job_id)
+
+    def read(self) -> OutputManifest | None:
+        """Reads the manifest."""
+        return read_output_manifest(self.directory)
+
+
+@dataclass(frozen=True)
+class ObjectCommitter:
+    """A directory of an object store.
+
+    Attributes:
+        storage: The directory.
+    """
+
+    storage: Storage
+
+    def check_mode(self, mode: SaveMode) -> bool:
+        """Refuses what the mode protects; tells whether there is output."""
+        check_writable(self.storage)
+        return check_mode(self.storage, mode).holds_output
+
+    def begin(self, plan: JobPlan) -> None:
+        """Opens a job."""
+        begin_object_job(self.storage, plan)
+
+    def hold_attempt(self, job_id: str, name: str) -> AbstractContextManager[Path | Storage]:
+        """Gives a task attempt a place of its own."""
+        return hold_object_attempt(self.storage, job_id, name)
+
+    def publish(self, plan: JobPlan, results: Sequence[TaskResult]) -> bool:
+        """Makes the shards visible."""
+        return publish_objects(self.storage, plan, results)
+
+    def discard(self, job_id: str) -> None:
+        """Removes what a job left aside."""
+        abort_objects(self.storage, job_id)
+
+    def read(self) -> OutputManifest | None:
+        """Reads the manifest."""
+        return read_object_manifest(self.storage)
+
+
+def build_committer(options: WriteOptions) -> Committer:
+    """Chooses the protocol by the output directory of a write."""
+    if options.storage is None:
+        return LocalCommitter(options.directory)
+    return ObjectCommitter(options.storage)

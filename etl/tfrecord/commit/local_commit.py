@@ -1,0 +1,411 @@
+"""The commit on a file system: attempts stay out of sight until all of them have succeeded.
+
+Tasks write below `<directory>/_temporary-<job>`; the driver then sets aside what is replaced,
+renames the shards into place and writes the manifest. What dead jobs left is swept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from conf.errors import ConfigError, InternalError
+from etl.tfrecord.commit.crash_recovery import (
+    ReplacementPlan,
+    lock_directory,
+    recover_interrupted,
+    replace_files,
+    write_atomically,
+)
+from etl.tfrecord.commit.job import (
+    SUCCESS_FILE,
+    Baseline,
+    Owner,
+    SaveMode,
+    check_baseline,
+    find_owner,
+    holds_output,
+    is_dead,
+    take_baseline,
+)
+from etl.tfrecord.commit.output_manifest import (
+    COMMIT_FILE,
+    OutputManifest,
+    OutputShard,
+    TaskShard,
+    merge_description,
+    read_output_manifest,
+)
+from etl.tfrecord.files.data_files import index_path, list_data_files, refuse_missing
+
+TEMPORARY_PREFIX = "_temporary-"
+
+_LOCK_FILE = ".lock"
+_OWNER_FILE = ".owner.json"
+_BASELINE_FILE = ".baseline.json"
+_STALE_HOURS = 24
+
+
+def temporary_directory(directory: str | Path, job_id: str) -> Path:
+    """Where the attempts of a job lie."""
+    return Path(directory) / f"{TEMPORARY_PREFIX}{job_id}"
+
+
+def create_temporary(
+    directory: str | Path,
+    job_id: str,
+    baseline: Baseline | None = None,
+    owner: Owner | None = None,
+) -> Path:
+    """Creates the job's temporary directory, once, before its tasks start.
+
+    Args:
+        directory: Output directory; made where it is not there.
+        job_id: Id of the job.
+        baseline: What the output directory held at this moment; nothing if None.
+        owner: Process that the job dies with, or None where it is not known.
+
+    Raises:
+        FileExistsError: The job has one already.
+    """
+    temporary = temporary_directory(directory, job_id)
+    temporary.mkdir(parents=True)
+    if owner is not None:
+        (temporary / _OWNER_FILE).write_text(owner.dumps(), encoding="utf-8")
+    text = (baseline or Baseline({}, ())).dumps()
+    (temporary / _BASELINE_FILE).write_text(text, encoding="utf-8")
+    return temporary
+
+
+def read_baseline(directory: str | Path, job_id: str) -> Baseline:
+    """Reads what the output directory held when the job began.
+
+    Raises:
+        InternalError: The job's temporary directory is not there.
+    """
+    temporary = temporary_directory(directory, job_id)
+    try:
+        return Baseline.loads((temporary / _BASELINE_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise _missing(temporary) from error
+
+
+def _missing(temporary: Path) -> InternalError:
+    return InternalError(
+        "the temporary directory of the job is not there",
+        received=temporary,
+        fix="none if the job has ended; else the output directory must be on a file system "
+        "that driver and executors share",
+    )
+
+
+@contextlib.contextmanager
+def hold_temporary(directory: str | Path, job_id: str) -> Iterator[Path]:
+    """Marks the job's temporary directory as in use while the block runs.
+
+    Never creates it: an attempt that comes late, after the job has ended, must leave nothing.
+
+    Raises:
+        InternalError: The directory is not there.
+    """
+    temporary = temporary_directory(directory, job_id)
+    try:
+        descriptor = os.open(temporary / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    except FileNotFoundError as error:
+        raise _missing(temporary) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        os.utime(descriptor)
+        yield temporary
+        os.utime(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def hold_attempt(directory: str | Path, job_id: str, name: str) -> Iterator[Path]:
+    """Gives a task attempt a directory of its own, removed again if the attempt fails.
+
+    Args:
+        directory: Output directory.
+        job_id: Id of the job.
+        name: Name of the directory, unique to the attempt.
+
+    Raises:
+        InternalError: The job has ended, or its temporary directory is not visible from here.
+    """
+    with hold_temporary(directory, job_id) as temporary:
+        attempt = temporary / name
+        try:
+            attempt.mkdir()
+            yield attempt
+        except BaseException:
+            shutil.rmtree(attempt, ignore_errors=True)
+            raise
+
+
+def _has_dead_owner(temporary: Path) -> bool:
+    """Whether the driver is known to have ended: without it nothing here is ever published.
+
+    Its tasks need not have ended. Those that still write find their directory gone and fail,
+    which is what becomes of the tasks of a dead driver anyway; so their locks do not matter.
+    """
+    try:
+        return is_dead(Owner.loads((temporary / _OWNER_FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return False
+
+
+def _is_stale(temporary: Path, now: float) -> bool:
+    """Whether a job is dead: nothing in its directory moved for a day, and no task holds it."""
+    try:
+        newest = max(path.stat().st_mtime for path in (temporary, *temporary.rglob("*")))
+        if now - newest < _STALE_HOURS * 3600:
+            return False
+        lock = os.open(temporary / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError:  # vanished while we looked, or not ours to judge
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+
+
+def sweep_stale(directory: str | Path) -> list[Path]:
+    """Removes what dead jobs left in an output directory.
+
+    A job is dead when its driver is known to have ended on this host, or when nothing of it has
+    moved for a day and no task holds its lock.
+
+    Args:
+        directory: Output directory.
+
+    Returns:
+        The temporary directories removed.
+    """
+    now = time.time()
+    stale = [
+        path
+        for path in Path(directory).glob(f"{TEMPORARY_PREFIX}*")
+        if path.suffix == _DISCARDED or _has_dead_owner(path) or _is_stale(path, now)
+    ]
+    for path in stale:
+        _remove(path)
+    return stale
+
+
+_DISCARDED = ".discarded"
+
+
+def _remove(temporary: Path) -> None:
+    discarded = temporary
+    if temporary.suffix != _DISCARDED:
+        discarded = temporary.with_name(f"{temporary.name}{_DISCARDED}")
+        # By one rename, so that an attempt still under way cannot add to what is being removed.
+        with contextlib.suppress(FileNotFoundError):
+            temporary.replace(discarded)
+    shutil.rmtree(discarded, ignore_errors=True)
+
+
+def discard_temporary(directory: str | Path, job_id: str) -> None:
+    """Removes a job's temporary directory, and those of jobs that are dead."""
+    _remove(temporary_directory(directory, job_id))
+    sweep_stale(directory)
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """What one task attempt left behind.
+
+    Attributes:
+        partition: Spark partition id.
+        attempt: Directory of the attempt, relative to the job's temporary directory.
+        shards: Its files; their paths, relative to that directory, are where they are published.
+    """
+
+    partition: int
+    attempt: str
+    shards: tuple[TaskShard, ...] = ()
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """What a job is to publish, and how.
+
+    Attributes:
+        job_id: Id of the job.
+        mode: What becomes of what is there.
+        replaces_partitions: Whether an overwrite replaces only the partitions that it writes.
+        description: Manifest without shards.
+    """
+
+    job_id: str
+    mode: SaveMode
+    replaces_partitions: bool
+    description: OutputManifest
+
+    @property
+    def keeps_shards(self) -> bool:
+        """Whether earlier shards may stay."""
+        return self.mode == "append" or (self.mode == "overwrite" and self.replaces_partitions)
+
+
+def begin_job(directory: str | Path, plan: JobPlan) -> None:
+    """Prepares the output directory before the first task.
+
+    What an interrupted write left there is settled, and what dead jobs left is removed.
+
+    Args:
+        directory: Output directory; made where it is not there.
+        plan: What the job is to publish.
+
+    Raises:
+        ConfigError: The mode forbids the write, or the shards would not fit those that stay.
+        InputDataError: The manifest of shards that stay is damaged, or one of them is gone.
+    """
+    root = Path(directory)
+    _make_directory(root)
+    with lock_directory(root):
+        recover_interrupted(root)
+        sweep_stale(root)
+        baseline = take_baseline(root, plan.mode)
+        if plan.keeps_shards:
+            committed = read_output_manifest(root)
+            merge_description(committed, plan.description, root)
+            if plan.mode == "append" and committed is not None:
+                refuse_missing([root / shard.path for shard in committed.shards], root)
+        create_temporary(root, plan.job_id, baseline, find_owner())
+
+
+def _make_directory(root: Path) -> None:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError, PermissionError, FileNotFoundError) as error:
+        raise ConfigError(
+            "the output directory cannot be made",
+            received=f"{root}: {error.strerror}",
+            allowed="a directory, or a path below one that may be written to",
+        ) from error
+
+
+def publish(directory: str | Path, plan: JobPlan, results: Sequence[TaskResult]) -> bool:
+    """Makes the shards of a job visible and, when overwriting, removes those of earlier jobs.
+
+    An error leaves the directory as it was. Killed in between, it has neither `_SUCCESS` nor
+    manifest, and the next write there first restores what was set aside.
+
+    Args:
+        directory: Output directory.
+        plan: What the job is to publish; `begin_job` was called with it.
+        results: One per Spark partition.
+
+    Returns:
+        False where the mode is `ignore` and another job was faster; nothing was published.
+
+    Raises:
+        InternalError: An attempt is missing or has another size.
+        UpstreamNotReadyError: Another job published since the start what this one would replace.
+        ConfigError: The shards would not fit those that another job added meanwhile.
+    """
+    root = Path(directory)
+    temporary = temporary_directory(root, plan.job_id)
+    results = sorted(results, key=lambda result: result.partition)
+    moves = plan_moves(results)
+    with lock_directory(root):
+        recover_interrupted(root)
+        _check_attempts(temporary, results)
+        ignored = plan.mode == "ignore" and holds_output(root)
+        if not ignored:
+            _publish_locked(root, plan, results, moves)
+    discard_temporary(root, plan.job_id)
+    return not ignored
+
+
+def _publish_locked(
+    root: Path, plan: JobPlan, results: Sequence[TaskResult], moves: dict[str, str]
+) -> None:
+    temporary = temporary_directory(root, plan.job_id)
+    shards = list_shards(plan.job_id, results)
+    written = {shard.path.rpartition("/")[0] for shard in shards}
+    replaced = written if plan.replaces_partitions else None
+    check_baseline(root, plan.mode, read_baseline(root, plan.job_id), replaced)
+    old = _plan_removal(root, plan, replaced)
+    merged = plan.description
+    if plan.keeps_shards:
+        merged = merge_description(read_output_manifest(root), plan.description, root)
+    kept = [shard for shard in merged.shards if shard.path not in set(old)]
+    text = replace(merged, shards=(*kept, *shards)).dumps()  # may fail, so before any change
+    marks = [name for name in (SUCCESS_FILE, COMMIT_FILE) if (root / name).exists()]
+    sides = [index_path(name) for name in old if (root / index_path(name)).exists()]
+    change = ReplacementPlan([*marks, *old, *sides], [*moves, COMMIT_FILE])
+    with replace_files(root, plan.job_id, change):
+        for name, attempt in moves.items():
+            (temporary / attempt).replace(root / name)
+        write_atomically(root / COMMIT_FILE, text)
+
+
+def _plan_removal(root: Path, plan: JobPlan, replaced: set[str] | None) -> list[str]:
+    """Shards that make way: all of them, those of some partitions, or none."""
+    if plan.mode != "overwrite":
+        return []
+    return [
+        path
+        for path in list_data_files(root)
+        if replaced is None or path.rpartition("/")[0] in replaced
+    ]
+
+
+def plan_moves(results: Sequence[TaskResult]) -> dict[str, str]:
+    """Where each file of the attempts goes: final path, and path in the temporary directory."""
+    moves: dict[str, str] = {}
+    for result in results:
+        for item in result.shards:
+            path = item.shard.info.path
+            moves[path] = f"{result.attempt}/{path}"
+            if item.shard.has_index:
+                moves[index_path(path)] = f"{result.attempt}/{index_path(path)}"
+    return moves
+
+
+def list_shards(job_id: str, results: Sequence[TaskResult]) -> list[OutputShard]:
+    """Describes the shards of a job for the manifest, by partition."""
+    return [
+        OutputShard(
+            path=item.shard.info.path,
+            rows=item.shard.info.rows,
+            bytes=item.shard.info.bytes,
+            crc32c=item.shard.info.crc32c,
+            job_id=job_id,
+            partition=result.partition,
+            partition_values=item.partition_values,
+            split_offsets=item.shard.split_offsets,
+            statistics=item.shard.statistics,
+        )
+        for result in results
+        for item in result.shards
+    ]
+
+
+def _check_attempts(temporary: Path, results: Sequence[TaskResult]) -> None:
+    """Refuses to publish anything unless every attempt is there in full."""
+    for result in results:
+        for item in result.shards:
+            path = temporary / result.attempt / item.shard.info.path
+            size = path.stat().st_size if path.is_file() else None
+            if size != item.shard.info.bytes:
+                raise InternalError(
+                    f"the output of partition {result.partition} is not where its task left it",
+                    received=f"{path}: {'no file' if size is None else f'{size} bytes'}",
+                    allowed=f"{item.shard.info.bytes} bytes",
+                    fix="the output directory must be on a file system that driver and executors "
+                    "share; earlier data there is untouched",
+                )

@@ -1,0 +1,354 @@
+"""The manifest of an output directory: what its last commit made visible, and how it is merged.
+
+Nothing here is compiled: the driver reads and writes it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pyarrow as pa
+
+from conf.errors import ConfigError, InputDataError
+from conf.manifest import ShardInfo
+from etl.tfrecord.types.features import Kind, WireFeature
+
+COMMIT_FILE = "_sluice_commit.json"
+COMMIT_FORMAT_VERSION = 2
+
+
+@dataclass(frozen=True)
+class OutputShard:
+    """A shard file.
+
+    Attributes:
+        path: Relative to the directory, partition directories included.
+        rows: Records in it.
+        bytes: Its size.
+        crc32c: Checksum of the file, eight hex digits.
+        job_id: Job that wrote it.
+        partition: Spark partition that it came from.
+        partition_values: Value by partition column, None for null; empty without partitioning.
+        split_offsets: Byte offsets at which records begin, some MiB apart, zero left out;
+            uncompressed files only.
+        statistics: Statistics of its features, or None where they were not asked for.
+    """
+
+    path: str
+    rows: int
+    bytes: int
+    crc32c: str
+    job_id: str
+    partition: int
+    partition_values: Mapping[str, str | None] = field(default_factory=dict)
+    split_offsets: tuple[int, ...] = ()
+    statistics: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class OutputManifest:
+    """What a directory holds.
+
+    Attributes:
+        record_type: Record type of all shards.
+        compression: Their compression, None for none.
+        features: Features on the wire, in record order; empty for `ByteArray`.
+        lowering: How columns became features, for reading them back.
+        partition_columns: Name and Spark type of each partition column.
+        shards: Every file.
+        columns: Columns as they were written, in the JSON form of Spark's schemas, partition
+            columns left out; None where that is not known.
+    """
+
+    record_type: str
+    compression: str | None
+    features: tuple[WireFeature, ...]
+    lowering: Mapping[str, Any]
+    partition_columns: tuple[tuple[str, str], ...]
+    shards: tuple[OutputShard, ...]
+    columns: Mapping[str, Any] | None = None
+
+    def dumps(self) -> str:
+        """Returns the manifest as JSON text."""
+        data = {"format_version": COMMIT_FORMAT_VERSION, **asdict(self)}
+        if self.columns is None:
+            del data["columns"]
+        return json.dumps(data, indent=1) + "\n"
+
+    @classmethod
+    def loads(cls, text: str, origin: str) -> OutputManifest:
+        """Parses the manifest.
+
+        Args:
+            text: What `dumps` returned.
+            origin: What to call it in an error.
+
+        Raises:
+            InputDataError: No JSON, another format version, or keys missing or unknown.
+        """
+        try:
+            data = json.loads(text)
+            version = data.pop("format_version")
+            if version != COMMIT_FORMAT_VERSION:
+                raise InputDataError(
+                    f"{origin} has another format version",
+                    received=version,
+                    allowed=COMMIT_FORMAT_VERSION,
+                    fix="write the directory again, or read it with the version that wrote it",
+                )
+            return cls(
+                record_type=data.pop("record_type"),
+                compression=data.pop("compression"),
+                features=tuple(_parse_feature(item) for item in data.pop("features")),
+                lowering=data.pop("lowering"),
+                partition_columns=tuple((n, t) for n, t in data.pop("partition_columns")),
+                shards=tuple(_parse_shard(item) for item in data.pop("shards")),
+                columns=_parse_columns(data.pop("columns", None)),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise InputDataError(
+                f"{origin} is damaged",
+                received=repr(error),
+                fix="overwrite the directory; or delete this one file: the shards are sound, "
+                "readers then infer their schema, and an append begins a new manifest",
+            ) from error
+
+
+def _parse_feature(item: dict[str, Any]) -> WireFeature:
+    feature = WireFeature(**item)
+    if feature.kind not in get_args(Kind):
+        raise ValueError(f"feature {feature.name!r} of kind {feature.kind!r}")
+    return feature
+
+
+def _parse_columns(columns: Any) -> Mapping[str, Any] | None:
+    fields = [] if columns is None else columns["fields"]
+    if not all(isinstance(f, dict) and "type" in f and isinstance(f["name"], str) for f in fields):
+        raise ValueError(f"columns {columns!r}")
+    return None if columns is None else dict(columns)
+
+
+def _parse_shard(item: dict[str, Any]) -> OutputShard:
+    return OutputShard(**{**item, "split_offsets": tuple(item["split_offsets"])})
+
+
+def read_output_manifest(directory: str | Path) -> OutputManifest | None:
+    """Reads a directory's manifest; None where there is none.
+
+    Raises:
+        InputDataError: It is damaged, or of another format version.
+    """
+    path = Path(directory) / COMMIT_FILE
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return OutputManifest.loads(text, str(path))
+
+
+# Policies by which a column's features differ, not only the values in them.
+_READING_POLICIES = ("dates", "timestamps", "maps", "map_keys", "vectors")
+
+
+def describe_features(schema: pa.Schema, record_type: str) -> tuple[WireFeature, ...]:
+    """Features that columns become on the wire.
+
+    Args:
+        schema: Columns as the encoder takes them.
+        record_type: Record type; `ByteArray` has no features.
+    """
+    if record_type == "ByteArray":
+        return ()
+    return tuple(_describe(field) for field in schema)
+
+
+def _describe(field: pa.Field) -> WireFeature:
+    depth, value_type = 0, field.type
+    while hasattr(value_type, "value_field"):
+        depth, value_type = depth + 1, value_type.value_type
+    if pa.types.is_dictionary(value_type):
+        value_type = value_type.value_type
+    kind: Kind = "bytes"
+    if pa.types.is_integer(value_type) or pa.types.is_boolean(value_type):
+        kind = "int64"
+    elif pa.types.is_floating(value_type) or pa.types.is_decimal(value_type):
+        kind = "float32"
+    return WireFeature(field.name, kind, depth == 1, depth > 1)
+
+
+def merge_description(
+    old: OutputManifest | None, new: OutputManifest, directory: object
+) -> OutputManifest:
+    """Describes a directory's earlier shards and a job's together.
+
+    Args:
+        old: Manifest of the shards that stay, or None.
+        new: Description of the job's shards.
+        directory: What to call the directory in an error.
+
+    Returns:
+        The old shards under a description that holds for both; features that only one of the
+        two has are listed, for a record may lack any feature.
+
+    Raises:
+        ConfigError: They differ in a way that no single reader could follow; says how.
+    """
+    if old is None or not old.shards:
+        return replace(new, shards=())
+    mine, theirs = _traits(new), _traits(old)
+    differing = [name for name in mine if mine[name] != theirs[name]]
+    kinds = {feature.name: feature for feature in old.features}
+    clashing = [f for f in new.features if kinds.get(f.name, f) != f]
+    _check_case(new.features, kinds, directory)
+    if differing or clashing:
+        received = [f"{name} {mine[name]}" for name in differing]
+        allowed = [f"{name} {theirs[name]}" for name in differing]
+        received += [f"feature {f.name!r}: {_name_type(f)}" for f in clashing]
+        allowed += [f"feature {f.name!r}: {_name_type(kinds[f.name])}" for f in clashing]
+        raise ConfigError(
+            f"the shards would not fit those that stay in {directory}",
+            received="; ".join(received),
+            allowed="; ".join(allowed),
+            fix="write them alike, overwrite the whole directory, or write to another",
+        )
+    added = tuple(f for f in new.features if f.name not in kinds)
+    # Bytes that one of them knows to be no text are none in either.
+    binary = {*old.lowering.get("binary", ()), *new.lowering.get("binary", ())}
+    lowering = {**new.lowering, **({"binary": sorted(binary)} if binary else {})}
+    features = (*old.features, *added)
+    columns = _merge_columns(old, new)
+    return replace(new, features=features, lowering=lowering, shards=old.shards, columns=columns)
+
+
+def _check_case(
+    features: Sequence[WireFeature], known: Mapping[str, WireFeature], directory: object
+) -> None:
+    """Refuses a feature that differs from an earlier one in case alone: Spark takes them for one.
+
+    Raises:
+        ConfigError: There is such a feature.
+    """
+    by_lower = {name.lower(): name for name in known}
+    for name in (f.name for f in features if f.name not in known):
+        if name.lower() in by_lower:
+            raise ConfigError(
+                f"the shards that stay in {directory} have this feature in another case",
+                received=name,
+                allowed=by_lower[name.lower()],
+                fix="rename the column as it is there, or write to another directory",
+            )
+
+
+def _merge_columns(old: OutputManifest, new: OutputManifest) -> Mapping[str, Any] | None:
+    """Columns that hold for both, where both turned them into features by the same rules.
+
+    One that had two types is left out: it is read as its feature.
+    """
+    is_alike = _reading_rules(old.lowering) == _reading_rules(new.lowering)
+    if old.columns is None or new.columns is None or not is_alike:
+        return None
+    merged = {column["name"]: column for column in old.columns["fields"]}
+    for column in new.columns["fields"]:
+        known = merged.setdefault(column["name"], column)
+        if known is not None and known["type"] != column["type"]:
+            merged[column["name"]] = None
+    return {**old.columns, "fields": [column for column in merged.values() if column is not None]}
+
+
+def _reading_rules(lowering: Mapping[str, Any]) -> Any:
+    """What of a description decides how features are read back."""
+    policies = {"": lowering.get("policy", {}), **lowering.get("columns", {})}
+    rules = {
+        name: {key: policy[key] for key in _READING_POLICIES if key in policy}
+        for name, policy in policies.items()
+    }
+    separator = lowering.get("struct_separator", ".")
+    return rules, separator, lowering.get("slots", {}), lowering.get("renamed", {})
+
+
+def _traits(committed: OutputManifest) -> dict[str, Any]:
+    lowering: Mapping[str, Any] = committed.lowering
+    return {
+        "record type": committed.record_type,
+        "compression": (committed.compression or "none").lower(),
+        "partition columns": [list(column) for column in committed.partition_columns],
+        "layout": lowering.get("layout", "columns"),
+        "slots": lowering.get("slots", {}),
+        "timestamps": _timestamp_policies(lowering),
+    }
+
+
+def _timestamp_policies(lowering: Mapping[str, Any]) -> dict[str, Any]:
+    """Units of time by column, "" for all others: two of them in one feature look alike."""
+    policies = {"": lowering.get("policy", {}), **lowering.get("columns", {})}
+    return {n: p["timestamps"] for n, p in sorted(policies.items()) if "timestamps" in p}
+
+
+def _name_type(feature: WireFeature) -> str:
+    if feature.is_sequence:
+        return f"list of lists of {feature.kind}"
+    return f"list of {feature.kind}" if feature.is_list else feature.kind
+
+
+@dataclass(frozen=True)
+class ShardLimits:
+    """When a file is full.
+
+    Attributes:
+        rows: Records at most, or None for no limit.
+        bytes: Bytes at most, as stored, or None; a record that is longer gets a file of its own.
+    """
+
+    rows: int | None = None
+    bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses limits below 1.
+
+        Raises:
+            ConfigError: A limit is not positive.
+        """
+        for name, limit in (("rows", self.rows), ("bytes", self.bytes)):
+            if limit is not None and limit < 1:
+                raise ConfigError(
+                    f"bad limit of {name} per shard", received=limit, allowed="1 or more, or none"
+                )
+
+    @property
+    def is_none(self) -> bool:
+        """Whether there is no limit at all."""
+        return self.rows is None and self.bytes is None
+
+
+@dataclass(frozen=True)
+class WrittenShard:
+    """A finished file.
+
+    Attributes:
+        info: Path relative to the root that it was written under, rows, bytes and checksum.
+        split_offsets: Byte offsets at which records begin, see `ShardFile`.
+        statistics: Statistics of its features, or None.
+        has_index: Whether its side file was written.
+    """
+
+    info: ShardInfo
+    split_offsets: tuple[int, ...]
+    statistics: dict[str, Any] | None = None
+    has_index: bool = False
+
+
+@dataclass(frozen=True)
+class TaskShard:
+    """A file that a task left behind.
+
+    Attributes:
+        shard: The file; its path is relative to the task's directory.
+        partition_values: Value by partition column, None for null.
+    """
+
+    shard: WrittenShard
+    partition_values: dict[str, str | None] = field(default_factory=dict)

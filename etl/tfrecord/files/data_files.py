@@ -1,0 +1,184 @@
+"""Data files of an output directory: which they are, their digests, and their side indexes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from conf.errors import ConfigError, InputDataError
+from etl.tfrecord.files.locations import Compression
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file to read.
+
+    Attributes:
+        path: Absolute path, or URI of an object.
+        bytes: Its size.
+        partition: Partition values in the order of the columns, None for null.
+        split_offsets: Byte offsets of records as the manifest lists them; None where it does not
+            list the file.
+    """
+
+    path: str
+    bytes: int
+    partition: tuple[str | None, ...] = ()
+    split_offsets: tuple[int, ...] | None = None
+
+
+def list_folders(names: Iterable[str]) -> list[str]:
+    """Folders of files and the folders around those, outermost first, the root left out."""
+    folders = {str(p) for name in names for p in PurePosixPath(name).parents if str(p) != "."}
+    return sorted(folders)
+
+
+def make_folders(root: Path, names: Iterable[str]) -> None:
+    """Makes the folders of files; never the root, which may have been removed on purpose.
+
+    Raises:
+        FileNotFoundError: The root is not there.
+    """
+    for name in list_folders(names):
+        (root / name).mkdir(exist_ok=True)
+
+
+def is_data_file(name: str) -> bool:
+    """Whether a file is a shard by its name, whichever connector wrote it."""
+    return not name.startswith((".", "_")) and (name.startswith("part-") or ".tfrecord" in name)
+
+
+def is_partition(name: str) -> bool:
+    """Whether a directory is a partition by its name."""
+    return "=" in name and not name.startswith((".", "_", "="))
+
+
+def _walk_data_files(folder: Path, relative: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            if entry.is_dir(follow_symlinks=False):
+                if is_partition(entry.name):
+                    yield from _walk_data_files(folder / entry.name, f"{relative}{entry.name}/")
+            elif is_data_file(entry.name) and entry.is_file():
+                yield f"{relative}{entry.name}", entry
+
+
+def list_data_files(root: Path) -> list[str]:
+    """Lists the shards of a directory and of its partition directories.
+
+    Args:
+        root: Output directory; need not exist.
+
+    Returns:
+        Paths relative to it. Other files, and folders that are no partitions, are passed over.
+    """
+    return [relative for relative, _ in _walk_data_files(root, "")]
+
+
+def digest_partitions(root: Path) -> dict[str, str]:
+    """Digests name, size, time and inode of the shards in each partition directory.
+
+    Args:
+        root: Output directory; need not exist.
+
+    Returns:
+        Digest by directory relative to the root, "" for the root itself; directories without
+        shards are left out.
+    """
+    digests: dict[str, hashlib._Hash] = {}
+    for relative, entry in _walk_data_files(root, ""):
+        with contextlib.suppress(FileNotFoundError):
+            stat = entry.stat()
+            directory, _, name = relative.rpartition("/")
+            line = f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ino}\n"
+            digests.setdefault(directory, hashlib.sha256()).update(line.encode())
+    return {directory: digest.hexdigest() for directory, digest in digests.items()}
+
+
+def changed_partitions(
+    before: Mapping[str, str], now: Mapping[str, str], scope: set[str] | None
+) -> list[str]:
+    """Partition directories whose shards have changed.
+
+    Args:
+        before: Digests of earlier.
+        now: Digests of now.
+        scope: Directories that count, or None for all.
+    """
+    directories = before.keys() | now.keys() if scope is None else scope
+    return sorted(d for d in directories if before.get(d) != now.get(d))
+
+
+def refuse_missing(listed: Sequence[Path], root: Path) -> None:
+    """Refuses rows that went without a word; a partition removed as a whole was meant to go.
+
+    Args:
+        listed: Files that a manifest lists.
+        root: Only files below it count.
+
+    Raises:
+        InputDataError: One is gone.
+    """
+    missing = [
+        path
+        for path in listed
+        if path.is_relative_to(root) and path.parent.is_dir() and not path.exists()
+    ]
+    if missing:
+        raise InputDataError(
+            f"{missing[0]} is missing, but its manifest lists it",
+            received=f"{len(missing)} of {len(listed)} listed files missing",
+            fix="restore the files, or write the directory again; to read what is left, remove "
+            "the manifest",
+        )
+
+
+# Hidden, so that no reader takes the side files for data.
+INDEX_DIRECTORY = "_index"
+
+
+def index_path(shard: str) -> str:
+    """Where the side file of a shard lies, both relative to the output directory."""
+    return f"{INDEX_DIRECTORY}/{shard}.idx"
+
+
+def format_index(starts: np.ndarray, offset: int) -> str:
+    """Formats entries of consecutive records.
+
+    Args:
+        starts: Offset of each record in a buffer and, last, of the end; int64 `[records + 1]`.
+        offset: Byte offset of the buffer in the file.
+
+    Returns:
+        A line `<byte offset> <bytes>` per record, framing included.
+    """
+    pairs = zip((starts[:-1] + offset).tolist(), np.diff(starts).tolist(), strict=True)
+    return "".join(f"{start} {size}\n" for start, size in pairs)
+
+
+def read_index(path: str | Path) -> Iterator[tuple[int, int]]:
+    """Reads a side file: offset and bytes of each record, in file order."""
+    with Path(path).open(encoding="ascii") as file:
+        for line in file:
+            start, size = line.split()
+            yield int(start), int(size)
+
+
+def check_indexable(compression: Compression | None) -> None:
+    """Refuses an index into compressed files.
+
+    Raises:
+        ConfigError: The files are compressed.
+    """
+    if compression is not None:
+        raise ConfigError(
+            "an index needs uncompressed shards: records of a compressed one cannot be sought",
+            received=f"index=true with compression={compression.lower()}",
+            fix="leave out one of the two",
+        )

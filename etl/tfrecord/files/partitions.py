@@ -1,0 +1,309 @@
+"""Partition directories in Hive's and Spark's form, `date=2026-01-01/country=NO`, and their rows.
+
+Escaping and type inference follow Spark's `ExternalCatalogUtils` and `PartitioningUtils`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import functools
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from conf.errors import ConfigError, InputDataError
+from etl.tfrecord.row_errors import refuse_unknown
+
+NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+
+_ESCAPED = frozenset(map(chr, range(0x20))) | frozenset("\"#%'*/:=?\\\x7f{[]^")
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+# What Java's Double.parseDouble takes beyond that.
+_DOUBLE = re.compile(rf"[+-]?(?:NaN|Infinity|{_DECIMAL.pattern}[dDfF]?)")
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_TIMESTAMP = re.compile(rf"({_DATE.pattern}) ([0-9]{{2}}):([0-9]{{2}}):([0-9]{{2}})(\.[0-9])?")
+_MAX_DECIMAL_DIGITS = 38
+_INT_BITS, _LONG_BITS = 32, 64
+
+
+def _escape(text: str) -> str:
+    return "".join(f"%{ord(c):02X}" if c in _ESCAPED else c for c in text)
+
+
+def _unescape(text: str) -> str:
+    return re.sub(r"%([0-9A-Fa-f]{2})", lambda match: chr(int(match[1], 16)), text)
+
+
+def partition_path(names: Sequence[str], values: Sequence[str | None]) -> str:
+    """Builds the relative directory of a partition.
+
+    Args:
+        names: Partition columns, outermost first.
+        values: Their values as Spark casts them to strings; None or "" for null.
+
+    Returns:
+        For example `date=2026-01-01/country=NO`; "" without columns.
+    """
+    return "/".join(
+        f"{_escape(name)}={_escape(value) if value else NULL_PARTITION}"
+        for name, value in zip(names, values, strict=True)
+    )
+
+
+def parse_partition_path(relative: str) -> dict[str, str | None]:
+    """Reads the partition values off a relative directory; the inverse of `partition_path`.
+
+    Args:
+        relative: Directory of a file, relative to the root, without the file's name. Parts without
+            `=` are passed over.
+
+    Raises:
+        InputDataError: A part has no name or no value, or a name occurs twice.
+    """
+    values: dict[str, str | None] = {}
+    for part in relative.split("/"):
+        name, equals, value = part.partition("=")
+        if not equals:
+            continue
+        if not name or not value or _unescape(name) in values:
+            raise InputDataError(
+                "not a partition directory",
+                received=relative,
+                allowed="<column>=<value>, each column once",
+                fix=f"rename it; null is written {NULL_PARTITION}",
+            )
+        values[_unescape(name)] = None if value == NULL_PARTITION else _unescape(value)
+    return values
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return bool(_DATE.fullmatch(text) and datetime.date.fromisoformat(text))
+    except ValueError:
+        return False
+
+
+def _is_timestamp(text: str) -> bool:
+    match = _TIMESTAMP.fullmatch(text)
+    if match is None or not _is_date(match[1]):
+        return False
+    return int(match[2]) < 24 and int(match[3]) < 60 and int(match[4]) < 60
+
+
+def _whole_decimal_type(text: str) -> str | None:
+    """Decimal type of a number written without a fraction, or None."""
+    value = decimal.Decimal(text).as_tuple()
+    if not isinstance(value.exponent, int) or value.exponent < 0:
+        return None
+    digits = len(value.digits) + value.exponent
+    return f"decimal({digits},0)" if digits <= _MAX_DECIMAL_DIGITS else None
+
+
+def infer_partition_type(text: str | None) -> str | None:
+    """Returns the Spark type of one value as its simple name, or None for null."""
+    if text is None:
+        return None
+    if _INTEGER.fullmatch(text):
+        value = int(text)
+        for name, bits in (("int", _INT_BITS), ("bigint", _LONG_BITS)):
+            if -(1 << bits - 1) <= value < 1 << bits - 1:
+                return name
+    if _DECIMAL.fullmatch(text):
+        return _whole_decimal_type(text) or "double"
+    if _DOUBLE.fullmatch(text.strip()):
+        return "double"
+    if _is_timestamp(text):
+        return "timestamp"
+    return "date" if _is_date(text) else "string"
+
+
+def _widen(left: str | None, right: str | None) -> str | None:
+    """Type that holds values of both; a string where Spark finds none."""
+    if left is None or right is None or left == right:
+        return left or right
+    pair = {left, right}
+    if pair == {"int", "bigint"}:
+        return "bigint"
+    if pair == {"int", "double"}:
+        return "double"
+    if pair == {"date", "timestamp"}:
+        return "timestamp"
+    whole = {"int": 10, "bigint": 20}
+    digits = [whole.get(t) or (int(t[8:-3]) if t.startswith("decimal") else None) for t in pair]
+    if None not in digits:
+        return f"decimal({max(d for d in digits if d)},0)"
+    return "string"
+
+
+def infer_partition_types(
+    partitions: Iterable[Mapping[str, str | None]],
+) -> tuple[tuple[str, str], ...]:
+    """Infers the type of each partition column from all of its values, as Spark does.
+
+    Args:
+        partitions: Values by column, one mapping per directory.
+
+    Returns:
+        Name and Spark type (`int`, `bigint`, `decimal(n,0)`, `double`, `date`, `timestamp`,
+        `string`) per column, in the order of the path. A column of nulls alone is a string, where
+        Spark says void.
+
+    Raises:
+        InputDataError: The directories differ in their columns.
+    """
+    distinct = list({tuple(values.items()): values for values in partitions}.values())
+    if not distinct:
+        return ()
+    names = list(distinct[0])
+    for values in distinct:
+        if list(values) != names:
+            raise InputDataError(
+                "the partition directories differ in their columns",
+                received=f"{'/'.join(names) or 'none'} and {'/'.join(values) or 'none'}",
+                allowed="the same columns in the same order for every file",
+                fix="read one subdirectory, or move the files that do not belong",
+            )
+    return tuple(
+        (name, functools.reduce(_widen, (infer_partition_type(v[name]) for v in distinct), None)
+         or "string")
+        for name in names
+    )  # fmt: skip
+
+
+_ALLOWED = "boolean, integers, decimal, date, timestamp and string columns"
+
+PartitionValues = tuple[str | None, ...]
+
+
+def parse_names(text: str, option: str = "partitionBy") -> tuple[str, ...]:
+    """Parses an option that names columns: comma separated, or a JSON list of strings.
+
+    Raises:
+        ConfigError: No such list, an empty name, or a name that occurs twice.
+    """
+    names: object = [name.strip() for name in text.split(",")]
+    if text.lstrip().startswith("["):
+        try:
+            names = json.loads(text)
+        except ValueError:
+            names = None
+    valid = isinstance(names, list) and all(isinstance(n, str) and n for n in names)
+    if not valid or not names or len(set(names)) < len(names):  # type: ignore[call-overload,arg-type]
+        raise ConfigError(
+            f"bad value of TFRecord option {option!r}",
+            received=repr(text),
+            allowed='distinct column names, as in date,country or ["date", "country"]',
+        )
+    return tuple(names)  # type: ignore[arg-type]
+
+
+def check_partition_columns(schema: pa.Schema, names: Sequence[str]) -> None:
+    """Refuses partition columns that are not there, or of a type without a safe text form.
+
+    Args:
+        schema: Schema of the rows, partition columns included.
+        names: Partition columns.
+
+    Raises:
+        ConfigError: Names every such column; or nothing would be left for the records.
+    """
+    missing = [name for name in names if name not in schema.names]
+    refuse_unknown("partitionBy names columns that are not there", missing, schema.names)
+    bad = [name for name in names if not _has_text_form(schema.field(name).type)]
+    if bad:
+        raise ConfigError(
+            f"{len(bad)} column(s) cannot be partitioned by",
+            received=", ".join(f"{name} ({schema.field(name).type})" for name in bad),
+            allowed=_ALLOWED,
+            fix="cast the column to one of these, floating point to string or decimal",
+        )
+    if len(names) == len(schema):
+        raise ConfigError(
+            "partitionBy names every column: the records would be empty",
+            received=", ".join(names),
+            fix="leave out one of them, or add a copy under another name",
+        )
+
+
+def _has_text_form(data_type: pa.DataType) -> bool:
+    t = pa.types
+    checks = (t.is_boolean, t.is_integer, t.is_decimal, t.is_date32, t.is_timestamp,
+              t.is_string, t.is_large_string)  # fmt: skip
+    return any(check(data_type) for check in checks)
+
+
+def split_partitions(
+    batch: pa.RecordBatch, keys: Sequence[pa.Array]
+) -> Iterator[tuple[PartitionValues, pa.RecordBatch, np.ndarray]]:
+    """Splits a batch by partition values, keeping the rows' order within each.
+
+    Args:
+        batch: Rows without the partition columns.
+        keys: The partition columns, of as many rows.
+
+    Yields:
+        Values as Spark casts them to strings, None for null; their rows; and the numbers of these
+        in the batch, int64 `[rows]`.
+
+    Raises:
+        InputDataError: An empty string, which would be read back as null.
+    """
+    codes = np.zeros(batch.num_rows, np.int64)
+    dictionaries: list[list[str | None]] = []
+    for key in keys:
+        encoded = pc.dictionary_encode(key, null_encoding="encode")
+        codes = codes * len(encoded.dictionary) + encoded.indices.to_numpy(zero_copy_only=False)
+        dictionaries.append(_format_values(encoded.dictionary))
+    starts, order = np.flatnonzero(np.diff(codes, prepend=-1)), np.arange(batch.num_rows)
+    if len(starts) > len(np.unique(codes)):
+        order = np.argsort(codes, kind="stable")
+        batch, codes = batch.take(pa.array(order)), codes[order]
+        starts = np.flatnonzero(np.diff(codes, prepend=-1))
+    for start, end in zip(starts, np.append(starts, batch.num_rows)[1:], strict=True):
+        values = _look_up(int(codes[start]), dictionaries)
+        yield values, batch.slice(start, end - start), order[start:end]
+
+
+def _look_up(code: int, dictionaries: Sequence[list[str | None]]) -> PartitionValues:
+    values: list[str | None] = []
+    for dictionary in reversed(dictionaries):
+        code, place = divmod(code, len(dictionary))
+        values.append(dictionary[place])
+    return tuple(reversed(values))
+
+
+def _format_values(values: pa.Array) -> list[str | None]:
+    format_value = _formatter(values.type)
+    return [None if v is None else format_value(v) for v in values.to_pylist()]
+
+
+def _formatter(data_type: pa.DataType) -> Callable[..., str]:
+    if pa.types.is_boolean(data_type):
+        return lambda value: "true" if value else "false"
+    if pa.types.is_timestamp(data_type):
+        return _format_timestamp
+    if pa.types.is_decimal(data_type):
+        return lambda value: format(value, "f")
+    return _format_text
+
+
+def _format_timestamp(value: datetime.datetime) -> str:
+    """Local time of the session's zone, which the batch carries, without trailing zeros."""
+    text = value.replace(tzinfo=None).isoformat(" ")
+    return text.rstrip("0") if value.microsecond else text
+
+
+def _format_text(value: object) -> str:
+    text = str(value)
+    if not text:
+        raise InputDataError(
+            "a partition column holds an empty string, which would be read back as null",
+            fix="write nullif(column, ''), or a word that stands for it",
+        )
+    return text

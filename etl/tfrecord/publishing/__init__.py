@@ -1,1 +1,0 @@
-"""How shards become visible: attempts, commits, modes, leftovers; files and objects."""

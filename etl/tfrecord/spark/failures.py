@@ -1,0 +1,99 @@
+"""Errors that Spark raises, turned back into the error that caused them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from conf.errors import (
+    ConfigError,
+    InputDataError,
+    InternalError,
+    SluiceError,
+    UpstreamNotReadyError,
+)
+
+_CLASSES: tuple[type[SluiceError], ...] = (
+    ConfigError,
+    InputDataError,
+    InternalError,
+    UpstreamNotReadyError,
+)
+_RAISED = re.compile(
+    r"conf\.errors\.(?P<name>\w+): (?P<text>.*?)"
+    r"(?=\n\s*\n|\n\s+at |\n[A-Za-z_.]+(?:Error|Exception)\b|\Z)",
+    re.DOTALL,
+)
+# A file that is gone or forbidden has a condition of its own.
+_UNREADABLE = re.compile(
+    r"\[FAILED_READ_FILE\.(?:NO_HINT|CANNOT_READ_FILE_FOOTER)\] "
+    r"Encountered error while reading file (?P<path>\S+?)\.(?:\s|$)"
+)
+
+
+def describe_failure(error: BaseException) -> str:
+    """Says in a line what Spark raised: the message of Java's error, not that there was one."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith("An error occurred while calling"):
+        return lines[1].removeprefix(":").strip()
+    return lines[0] if lines else type(error).__name__
+
+
+@contextmanager
+def known_failures() -> Iterator[None]:
+    """Raises the cause of what Spark raises, where it is one of the known kinds.
+
+    Raises:
+        SluiceError: The error to show the user.
+    """
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        known = translate_failure(error)
+        if known is None:
+            raise
+        raise known from error
+
+
+def translate_failure(error: BaseException) -> SluiceError | None:
+    """Finds the cause in an error that came through Spark.
+
+    Args:
+        error: Whatever an action raised.
+
+    Returns:
+        The error to show the user, or None where the cause is not one of the known kinds.
+    """
+    text = str(error)
+    raised = _RAISED.search(text)
+    if raised:
+        for cls in _CLASSES:
+            if cls.__name__ == raised["name"]:
+                return cls(raised["text"].strip())
+    unreadable = _UNREADABLE.search(text)
+    if unreadable:
+        causes = [line.strip() for line in text.splitlines() if line.startswith("Caused by:")]
+        return InputDataError(
+            "an input file is damaged: Spark cannot read it to its end",
+            received=": ".join(
+                [unreadable["path"], *(c.removeprefix("Caused by: ") for c in causes[-1:])]
+            ),
+            fix="write the file anew, or take it out of the source's path; nothing was published",
+        )
+    if "No space left on device" in text or "Disk quota exceeded" in text:
+        return InternalError(
+            "the disk is full",
+            received="No space left on device",
+            fix="free some space, or set output.root and spark.local.dir to another disk; what "
+            "was published before is untouched",
+        )
+    if "java.lang.OutOfMemoryError" in text:
+        return InternalError(
+            "Spark ran out of memory",
+            fix="raise spark.driver_memory (local) or the executors' memory (cluster)",
+        )
+    return None

@@ -1,0 +1,197 @@
+"""One task of a write: partition values, type mapping and bytes in one pass over Arrow batches."""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from etl.tfrecord.codec.encode import PackedEncoder, build_encoder
+from etl.tfrecord.commit.output_manifest import TaskShard
+from etl.tfrecord.files.object_store import Storage
+from etl.tfrecord.files.partitions import PartitionValues, partition_path, split_partitions
+from etl.tfrecord.files.writer import RollingPlan, RollingWriter, ShardOptions
+from etl.tfrecord.options import WriteOptions
+from etl.tfrecord.row_errors import locate_rows
+from etl.tfrecord.spark.write_plan import read_pipeline
+from etl.tfrecord.types.to_example import plan_to_example
+from etl.tfrecord.types.values import flatten_lists, nest_lists
+
+# Each costs a file descriptor and up to half a megabyte of buffers.
+MAX_OPEN_FILES = 64
+# Each upload holds some parts of ten megabytes.
+MAX_OPEN_UPLOADS = 8
+
+
+def build_accumulator(options: WriteOptions, schema: pa.Schema) -> Any:
+    """Builds the statistics of a shard; imported late, for they are no part of the wire."""
+    from etl.quality.label_statistics import LabelFocus
+    from etl.quality.statistics import StatisticsAccumulator
+
+    label, slices = options.statistics_label, options.statistics_slices
+    return StatisticsAccumulator(schema, LabelFocus(label, slices) if label else None)
+
+
+class _ListStatistics:
+    """Statistics of records with feature lists: of the lists' values, as without nesting."""
+
+    def __init__(self, options: WriteOptions, schema: pa.Schema) -> None:
+        self._names = options.feature_lists
+        empty = pa.RecordBatch.from_pylist([], schema=schema)
+        self._accumulator = build_accumulator(options, flatten_lists(empty, self._names).schema)
+
+    def update(self, batch: pa.RecordBatch) -> None:
+        self._accumulator.update(flatten_lists(batch, self._names))
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self._accumulator.to_dict())
+
+
+class WriteTask:
+    """Writes the rows of a task below a directory of its own.
+
+    Files lie where they are to be published, relative to that directory. One file per partition
+    value is open at a time, and no more than a fixed number in all: rows that are sorted by the
+    partition columns give the fewest files.
+    """
+
+    def __init__(
+        self,
+        root: Path | Storage,
+        stem: str,
+        options: WriteOptions,
+        source: pa.Schema | None = None,
+        max_open_files: int | None = None,
+    ) -> None:
+        """Plans the files; touches none yet.
+
+        Args:
+            root: Directory of the task attempt, or its place in an object store.
+            stem: Name of its files without number and ending, for example `part-00000-<job>`.
+            options: Options of the write.
+            source: Columns as planned; their metadata says what a column stands for.
+            max_open_files: Partition values whose files are open at the same time; what suits
+                the place if None.
+        """
+        # Not looked up in the schema: it would be searched from its start for every column.
+        self._marks = {} if source is None else {field.name: field.metadata for field in source}
+        self._options, self._stem = options, stem
+        fitting = MAX_OPEN_UPLOADS if isinstance(root, Storage) else MAX_OPEN_FILES
+        self._max_open_files = max_open_files or fitting
+        self._plan = RollingPlan(
+            root,
+            ShardOptions(options.record_type, options.compression, options.compression_level),
+            options.limits,
+            options.index,
+            self._build_statistics if options.statistics else None,
+        )
+        self._pipeline = None if options.encoders is None else read_pipeline(options.encoders)
+        self._lower: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
+        self._encoder: Any = None
+        self._writers: OrderedDict[PartitionValues, RollingWriter] = OrderedDict()
+        self._counters: dict[PartitionValues, Iterator[int]] = {}
+        self._shards: list[TaskShard] = []
+
+    def _build_statistics(self, schema: pa.Schema) -> Any:
+        names = self._options.feature_lists
+        if names:
+            return _ListStatistics(self._options, schema)
+        return build_accumulator(self._options, schema)
+
+    def write_all(
+        self, batches: Iterator[pa.RecordBatch], place: str = "the rows"
+    ) -> tuple[TaskShard, ...]:
+        """Writes all rows; without any, no file.
+
+        Args:
+            batches: Batches of one schema.
+            place: What to call all of them in an error.
+
+        Returns:
+            The files, by partition value and number.
+
+        Raises:
+            InputDataError: A value that the wire cannot carry.
+            OSError: A file cannot be written.
+        """
+        first_row = 0
+        try:
+            for batch in batches:
+                if batch.num_rows:
+                    self._write(batch, first_row, place)
+                first_row += batch.num_rows
+            while self._writers:
+                self._retire()
+        except BaseException:
+            for writer in self._writers.values():
+                writer.discard()
+            raise
+        return tuple(sorted(self._shards, key=lambda item: item.shard.info.path))
+
+    def _write(self, batch: pa.RecordBatch, first_row: int, place: str) -> None:
+        names = self._options.partition_by
+        keys = [batch.column(name) for name in names]
+        if self._pipeline is not None:
+            batch = nest_lists(self._pipeline.apply(batch), self._options.feature_lists)
+        batch = batch.drop_columns([name for name in names if name in batch.schema.names])
+        if self._encoder is None:
+            self._plan_records(batch.schema)
+        if self._lower is not None:
+            with locate_rows(batch, first_row, place):
+                batch = self._lower(batch)
+        if not names:
+            with locate_rows(batch, first_row, place):
+                self._find_writer(()).write(batch)
+            return
+        for values, rows, numbers in split_partitions(batch, keys):
+            directory = partition_path(names, values)
+            with locate_rows(rows, first_row + numbers, f"{place}, of {directory}"):
+                self._find_writer(values).write(rows)
+
+    def _plan_records(self, schema: pa.Schema) -> None:
+        """Plans by the batches' own types, which settings of the session may vary."""
+        fields = [field.with_metadata(self._metadata(field.name)) for field in schema]
+        options = self._options
+        lowering = plan_to_example(pa.schema(fields), options.record_type, options.lowering)
+        self._lower = None if lowering.is_identity else lowering.apply
+        if options.slots:
+            # Outside of the lowering: statistics are of the features, not of what is packed.
+            self._encoder = PackedEncoder(lowering.schema, options.record_type, options.slots)
+        else:
+            self._encoder = build_encoder(lowering.schema, options.record_type)
+
+    def _metadata(self, name: str) -> dict[bytes, bytes] | None:
+        return self._marks.get(name)
+
+    def _find_writer(self, values: PartitionValues) -> RollingWriter:
+        writer = self._writers.get(values)
+        if writer is None:
+            if len(self._writers) >= self._max_open_files:
+                self._retire()
+            writer = RollingWriter(self._plan, self._encoder, lambda: self._name(values))
+            self._writers[values] = writer
+        self._writers.move_to_end(values)
+        return writer
+
+    def _retire(self) -> None:
+        """Closes the file that has been idle longest."""
+        values, writer = self._writers.popitem(last=False)
+        try:
+            writer.finish_file()
+        finally:
+            writer.discard()
+        names = dict(zip(self._options.partition_by, values, strict=True))
+        self._shards.extend(TaskShard(shard, names) for shard in writer.shards)
+
+    def _name(self, values: PartitionValues) -> str:
+        options = self._options
+        number = next(self._counters.setdefault(values, itertools.count()))
+        # Without limits and partitions there is one file, which needs no number of its own.
+        is_plain = options.deterministic_names and options.limits.is_none and not values
+        name = self._stem if is_plain else f"{self._stem}-c{number:03d}"
+        directory = partition_path(options.partition_by, values)
+        return f"{directory}/{name}{options.suffix}" if directory else f"{name}{options.suffix}"

@@ -1,0 +1,330 @@
+"""The plan that turns decoded features back into the columns of a wanted schema.
+
+Names may differ in case, or have been changed by the write: the manifest says by which rules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import pyarrow as pa
+
+from conf.errors import ConfigError, InputDataError
+from etl.tfrecord.commit.output_manifest import OutputManifest
+from etl.tfrecord.types.bare_packed import PACKED_PREFIX, ColumnSlot
+from etl.tfrecord.types.column_nodes import is_vector
+from etl.tfrecord.types.features import Kind, WireFeature
+from etl.tfrecord.types.from_example_nodes import (
+    Cut,
+    DecodedLeaf,
+    DecodedMapEntries,
+    DecodedMapKeys,
+    DecodedNode,
+    DecodedStruct,
+    DecodedVector,
+)
+from etl.tfrecord.types.policies import ColumnPolicy, TypeOptions
+from etl.tfrecord.types.to_example import (
+    MAP_KEYS,
+    MAP_VALUES,
+    VECTOR_INDICES,
+    VECTOR_SIZE,
+    VECTOR_VALUES,
+    read_description,
+    read_renames,
+)
+from etl.tfrecord.types.value_rules import UnfitError
+from etl.tfrecord.types.values import is_list
+
+
+def find_name(name: str, known: Iterable[str]) -> tuple[str, ...]:
+    """Finds what a name stands for where upper and lower case do not matter, as in Spark.
+
+    Args:
+        name: As someone wrote it.
+        known: What there is.
+
+    Returns:
+        The name itself if it is known, else those that differ from it in case alone, sorted.
+    """
+    same = {other for other in known if other.lower() == name.lower()}
+    return (name,) if name in same else tuple(sorted(same))
+
+
+@dataclass(frozen=True)
+class FeatureNames:
+    """What the features of the files are called.
+
+    Attributes:
+        known: All features and slots; empty where no manifest lists them.
+        renames: By column, the names that its features got, see `Lowering.renames`.
+        separator: Between a struct's name and its field's.
+    """
+
+    known: tuple[str, ...] = ()
+    renames: Mapping[str, Mapping[str, str]] = field(default_factory=dict, hash=False)
+    separator: str = "."
+
+    @cached_property
+    def _paths(self) -> dict[str, set[str]]:
+        """All features and the structs around them, by their names in lower case."""
+        wanted = [name for renamed in self.renames.values() for name in renamed]
+        paths: dict[str, set[str]] = {}
+        for name in (*self.known, *wanted):
+            parts = name.split(self.separator)
+            for count in range(1, len(parts) + 1):
+                path = self.separator.join(parts[:count])
+                paths.setdefault(path.lower(), set()).add(path)
+        return paths
+
+    def find(self, path: str) -> str:
+        """Finds the column or field that a path stands for; the path itself where there is none.
+
+        Raises:
+            UnfitError: Several differ from it in case alone.
+        """
+        found = find_name(path, self._paths.get(path.lower(), ()))
+        if len(found) > 1:
+            raise UnfitError(f"which of {', '.join(found)} is meant? Spell it as it was written")
+        return found[0] if found else path
+
+    def resolve(self, column: str, path: str) -> str:
+        """Name of the feature that a path within a column ended up under."""
+        return self.renames.get(column, {}).get(path, path)
+
+
+def read_names(committed: OutputManifest | None) -> FeatureNames:
+    """What a manifest calls its features; nothing is known without one.
+
+    Raises:
+        InputDataError: Its account of the columns is damaged.
+    """
+    if committed is None:
+        return FeatureNames()
+    options, slots = read_description(committed.lowering)
+    names = [feature.name for feature in committed.features if feature.name not in slots]
+    names += [slot.name for group in slots.values() for slot in group]
+    return FeatureNames(tuple(names), read_renames(committed.lowering), options.struct_separator)
+
+
+_PACKED_KINDS: Mapping[str, Kind] = {
+    PACKED_PREFIX + "int64": "int64",
+    PACKED_PREFIX + "float": "float32",
+    PACKED_PREFIX + "bytes": "bytes",
+}
+
+
+@dataclass
+class FromExamplePlanner:
+    """Plans columns one by one.
+
+    Attributes:
+        record_type: Record type to be read.
+        options: How columns were lowered.
+        slots: What lies where in packed features.
+        names: What the features are called.
+        features: What is to be decoded so far, by name.
+        problems: What cannot be read, one sentence each.
+    """
+
+    record_type: str
+    options: TypeOptions
+    slots: Mapping[str, tuple[ColumnSlot, ...]]
+    names: FeatureNames
+    features: dict[str, WireFeature] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    _column: str = ""
+
+    @cached_property
+    def _places(self) -> dict[str, tuple[str, Cut]]:
+        """Packed feature of each slot, and its place there."""
+        places = {}
+        for packed, slots in self.slots.items():
+            total, start = sum(slot.width for slot in slots), 0
+            for slot in slots:
+                places[slot.name] = packed, Cut(start, slot.width, total, is_list=True)
+                start += slot.width
+        return places
+
+    def plan_column(self, column: pa.Field) -> DecodedNode | None:
+        """Plans a column; None, with a problem noted, where it cannot be read."""
+        self._column = column.name
+        with contextlib.suppress(UnfitError):  # told below
+            self._column = self.names.find(column.name)
+        return self.plan(column.name, column)
+
+    def plan(self, path: str, column: pa.Field) -> DecodedNode | None:
+        """Plans a column or a field; None, with a problem noted, where it cannot be read."""
+        try:
+            return self._plan(self.names.find(path), column)
+        except UnfitError as error:
+            self.problems.append(error.describe(path, column))
+            return None
+
+    def _join(self, path: str, name: str) -> str:
+        return f"{path}{self.options.struct_separator}{name}"
+
+    def _plan(self, path: str, column: pa.Field) -> DecodedNode:
+        policy = self.options.policy(path)
+        if is_vector(column):
+            return self._plan_vector(path, column.type, policy)
+        if pa.types.is_struct(column.type):
+            children = [self.plan(self._join(path, f.name), f) for f in column.type]
+            return DecodedStruct(column.type, tuple(c for c in children if c is not None), path)
+        if pa.types.is_map(column.type):
+            return self._plan_map(path, column.type, policy)
+        return self._plan_leaf(path, column.type, policy)
+
+    def _plan_leaf(self, path: str, target: pa.DataType, policy: ColumnPolicy) -> DecodedLeaf:
+        values, depth = target, 0
+        while is_list(values):
+            values, depth = values.value_type, depth + 1
+        if depth > 2 or (depth == 2 and self.record_type != "SequenceExample"):
+            raise UnfitError("arrays of arrays are feature lists of record type SequenceExample")
+        kind, form = _wire_kind(values, policy)
+        name = self.names.resolve(self._column, path)
+        cut, feature = None, WireFeature(name, kind, depth == 1, depth == 2)
+        if name in self._places:
+            packed, place = self._places[name]
+            cut = _plan_cut(place, depth)
+            if _PACKED_KINDS.get(packed, kind) != kind:
+                raise UnfitError(f"it was packed into {packed}")
+            feature = WireFeature(packed, kind, True)
+        if self.features.setdefault(feature.name, feature) != feature:
+            raise UnfitError(f"feature {feature.name} is also wanted in another form")
+        return DecodedLeaf(feature.name, target, form, cut, path)
+
+    def _plan_map(self, path: str, target: pa.MapType, policy: ColumnPolicy) -> DecodedNode:
+        if policy.maps == "error":
+            raise UnfitError("option maps=entries, or maps=keys with mapKeys")
+        if policy.maps == "keys":
+            if not policy.map_keys:
+                raise UnfitError("maps=keys needs the keys: option mapKeys")
+            names = [self._join(path, key) for key in policy.map_keys]
+            children = [self._plan(name, target.item_field) for name in names]
+            return DecodedMapKeys(target, policy.map_keys, tuple(children))
+        keys, values = self._join(path, MAP_KEYS), self._join(path, MAP_VALUES)
+        return DecodedMapEntries(
+            target,
+            self._plan_leaf(keys, pa.list_(target.key_type), self.options.policy(keys)),
+            self._plan_leaf(values, pa.list_(target.item_type), self.options.policy(values)),
+            path,
+        )
+
+    def _plan_vector(self, path: str, target: pa.StructType, policy: ColumnPolicy) -> DecodedNode:
+        _, size, indices, values = (f.type for f in target)
+        parts: tuple[tuple[str, pa.DataType], ...] = ((path, values),)
+        if policy.vectors == "sparse":
+            names = (VECTOR_INDICES, VECTOR_VALUES, VECTOR_SIZE)
+            types = (indices, values, size)
+            parts = tuple(zip((self._join(path, n) for n in names), types, strict=True))
+        leaves = tuple(self._plan_leaf(name, part, policy) for name, part in parts)
+        return DecodedVector(target, leaves)
+
+
+def _plan_cut(place: Cut, depth: int) -> Cut:
+    if depth > 1 or (depth == 0 and place.width != 1):
+        raise UnfitError(f"its slot holds {place.width} value(s): read it as an array of values")
+    return replace(place, is_list=depth == 1)
+
+
+def _wire_kind(data_type: pa.DataType, policy: ColumnPolicy) -> tuple[Kind, str]:
+    """Kind of the feature that holds values of a type, and the form of dates and timestamps."""
+    t = pa.types
+    if t.is_boolean(data_type) or t.is_integer(data_type):
+        return "int64", ""
+    if t.is_floating(data_type) or t.is_decimal(data_type):
+        return "float32", ""
+    if (t.is_string(data_type) or t.is_large_string(data_type) or t.is_binary(data_type)
+            or t.is_large_binary(data_type)):  # fmt: skip
+        return "bytes", ""
+    if t.is_date(data_type):
+        if policy.dates == "error":
+            raise UnfitError("option dates=days or iso, as it was written")
+        return ("bytes" if policy.dates == "iso" else "int64"), policy.dates
+    if t.is_timestamp(data_type):
+        if policy.timestamps == "error":
+            raise UnfitError("option timestamps=s, ms, us or iso, as it was written")
+        return ("bytes" if policy.timestamps == "iso" else "int64"), policy.timestamps
+    raise UnfitError("no feature is read as this type")
+
+
+@dataclass(frozen=True)
+class FromExample:
+    """Turns decoded batches into batches of a wanted schema; picklable.
+
+    Attributes:
+        target: The wanted schema, without metadata.
+        features: What to decode, in this order.
+        nodes: One per column.
+    """
+
+    target: pa.Schema
+    features: tuple[WireFeature, ...]
+    nodes: tuple[DecodedNode, ...]
+
+    def apply(self, batch: pa.RecordBatch, name: str = "<buffer>") -> pa.RecordBatch:
+        """Raises a batch.
+
+        Args:
+            batch: One column per feature, in the order of `features`.
+            name: What to call its origin in an error.
+
+        Returns:
+            As many rows, in `target`.
+
+        Raises:
+            InputDataError: A value does not fit its column, or is missing where the column is not
+                nullable; names the origin and the feature.
+        """
+        columns = [node.build(batch, name) for node in self.nodes]
+        for target_field, column in zip(self.target, columns, strict=True):
+            if column.null_count and not target_field.nullable:
+                raise InputDataError(
+                    f"{name}: feature {target_field.name!r} is missing in "
+                    f"{column.null_count} record(s), but its column is not nullable",
+                    fix="make the column nullable in the schema",
+                )
+        if not columns:
+            rows = pa.StructArray.from_buffers(pa.struct([]), batch.num_rows, [None])
+            return pa.RecordBatch.from_struct_array(rows)
+        return pa.RecordBatch.from_arrays(columns, schema=self.target)
+
+
+def plan_from_example(
+    target: pa.Schema,
+    record_type: str,
+    options: TypeOptions | None = None,
+    slots: Mapping[str, tuple[ColumnSlot, ...]] | None = None,
+    names: FeatureNames | None = None,
+) -> FromExample:
+    """Plans how features become the columns of a schema.
+
+    Args:
+        target: The wanted schema; see `etl.tfrecord.spark.schema.to_arrow_schema`.
+        record_type: `"Example"` or `"SequenceExample"`.
+        options: How dates, timestamps, maps, vectors and structs were written; None for the
+            defaults.
+        slots: What lies where in packed features.
+        names: What the features are called; None where every column goes by its own name.
+
+    Raises:
+        ConfigError: Columns that cannot be read, all of them in one message.
+    """
+    options = options or TypeOptions()
+    planner = FromExamplePlanner(record_type, options, slots or {}, names or FeatureNames())
+    nodes = [planner.plan_column(field) for field in target]
+    if planner.problems:
+        raise ConfigError(
+            f"{len(planner.problems)} column(s) cannot be read from tf.train.{record_type}",
+            received="; ".join(planner.problems),
+            allowed="boolean, integers, float, double, decimal, string, binary, arrays of these; "
+            "structs of these; by option dates, timestamps, maps, vectors",
+            fix="give the options named above, or read the column as another type",
+        )
+    fields = [pa.field(field.name, field.type, field.nullable) for field in target]
+    built = tuple(node for node in nodes if node is not None)
+    return FromExample(pa.schema(fields), tuple(planner.features.values()), built)

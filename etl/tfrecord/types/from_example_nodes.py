@@ -1,0 +1,312 @@
+"""How decoded features become one column again: leaves, structs, maps and ML vectors, as a tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from conf.errors import InputDataError
+from etl.tfrecord.types.values import ListRows, is_list, split_lists
+
+_BYTES, _TEXT = pa.binary(), pa.string()
+
+
+def cast_values(column: pa.Array, target: pa.DataType, form: str) -> pa.Array:
+    """Casts decoded values, or lists of them.
+
+    Args:
+        column: int64, float32, binary, lists or lists of lists of these `[rows]`.
+        target: Wanted type, as deep in lists.
+        form: How dates (`days`, `iso`) or timestamps (`s`, `ms`, `us`, `iso`) were written; of no
+            meaning for other types.
+
+    Returns:
+        The column in the wanted type `[rows]`.
+
+    Raises:
+        pa.ArrowInvalid: A value does not fit.
+    """
+    if column.type == target:
+        return column
+    if not is_list(target):
+        return _cast_scalars(column, target, form)
+    values, rows = split_lists(column)
+    if pa.types.is_fixed_size_list(target):
+        lengths = rows.lengths if rows.is_null is None else rows.lengths[~rows.is_null]
+        if (lengths != target.list_size).any():
+            raise pa.ArrowInvalid(f"a list that has not {target.list_size} values")
+    return rows.build(cast_values(values, target.value_type, form), target)
+
+
+def _cast_scalars(values: pa.Array, target: pa.DataType, form: str) -> pa.Array:
+    t = pa.types
+    if target == _TEXT and values.type == _BYTES and _is_ascii(values):
+        return pa.Array.from_buffers(
+            target, len(values), values.buffers(), values.null_count, values.offset
+        )
+    if t.is_decimal(target):
+        # The shortest digits that give back the float32: 12.34, not 12.340000152587891.
+        return values.cast(pa.string()).cast(target)
+    if t.is_boolean(target):
+        wrong = np.asarray(values.drop_null())
+        wrong = wrong[(wrong != 0) & (wrong != 1)]
+        if wrong.size:
+            raise pa.ArrowInvalid(f"{wrong[0]} is no boolean, which is 0 or 1")
+    elif t.is_date(target):
+        if form == "iso":
+            return values.cast(pa.string()).cast(target)
+        return values.cast(pa.int32()).cast(pa.date32()).cast(target)
+    elif t.is_timestamp(target):
+        if form == "iso":
+            return values.cast(pa.string()).cast(target)
+        return values.cast(pa.timestamp(form, target.tz)).cast(target)
+    return values.cast(target)
+
+
+def _is_ascii(values: pa.Array) -> bool:
+    """Whether all bytes are ASCII, and so text; one look at them all, not one per value."""
+    _, offsets, data = values.buffers()
+    if data is None or not len(values):
+        return False
+    bounds = np.frombuffer(offsets, np.int32)
+    first, last = bounds[values.offset], bounds[values.offset + len(values)]
+    text = np.frombuffer(data, np.int8)[first:last]
+    return not text.size or bool(text.min() >= 0)
+
+
+class DecodedNode(Protocol):
+    """Builds a column, or a field of a struct, from decoded features; picklable."""
+
+    def build(self, batch: pa.RecordBatch, name: str) -> pa.Array:
+        """Builds it for a decoded batch of the origin `name`.
+
+        Raises:
+            InputDataError: A value that does not fit; names the origin and the feature.
+        """
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Place in a packed feature.
+
+    Attributes:
+        start: First value.
+        width: Number of values.
+        total: Values of the whole feature.
+        is_list: Whether they become a list; otherwise the width is 1.
+    """
+
+    start: int
+    width: int
+    total: int
+    is_list: bool
+
+
+@dataclass(frozen=True)
+class DecodedLeaf:
+    """A column from one feature.
+
+    Attributes:
+        feature: The feature's name.
+        target: Type of the column.
+        form: How dates and timestamps were written, see `cast_values`.
+        cut: Where it lies in the feature, or None where it is all of it.
+        shown: The column's name in an error.
+    """
+
+    feature: str
+    target: pa.DataType
+    form: str
+    cut: Cut | None
+    shown: str
+
+    def build(self, batch: pa.RecordBatch, name: str) -> pa.Array:
+        """See `Node`."""
+        column = batch.column(self.feature)
+        if self.cut is not None:
+            column = self._cut(column, self.cut, name)
+        try:
+            return cast_values(column, self.target, self.form)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise InputDataError(
+                f"{name}: feature {self.shown!r} does not fit the type it is to be read as",
+                received=str(error),
+                allowed=str(self.target),
+                fix=_advise(column.type, self.target, self.shown),
+            ) from error
+
+    def _cut(self, column: pa.Array, cut: Cut, name: str) -> pa.Array:
+        if column.null_count == 0 and not pa.types.is_binary(column.type.value_type):
+            offsets = np.asarray(column.offsets)
+            if (offsets[1:] - offsets[:-1] == cut.total).all():
+                return _cut_numbers(column.flatten(), cut, column.type)
+        values, rows = split_lists(column)
+        present = ~rows.is_null if rows.is_null is not None else np.ones(len(column), bool)
+        wrong = present & (rows.lengths != cut.total)
+        if wrong.any():
+            raise InputDataError(
+                f"{name}: packed feature {self.feature!r} does not hold the slots it should",
+                received=f"{rows.lengths[wrong.argmax()]} values",
+                allowed=f"{cut.total} values, of which {self.shown!r} is one or several",
+                fix="read it with the manifest of the directory it was written to",
+            )
+        places = rows.offsets[:-1, None] + cut.start + np.arange(cut.width)
+        if not cut.is_list:
+            return values.take(pa.array(places[:, 0], mask=~present))
+        offsets = np.concatenate([[0], np.cumsum(present * cut.width)])
+        taken = values.take(pa.array(places[present].reshape(-1)))
+        return ListRows(offsets, rows.is_null).build(taken, column.type)
+
+
+def _cut_numbers(values: pa.Array, cut: Cut, lists: pa.DataType) -> pa.Array:
+    """A slot of rows that all hold all values, the common case, some times faster."""
+    matrix = values.to_numpy().reshape(-1, cut.total)[:, cut.start : cut.start + cut.width]
+    numbers = pa.array(np.ascontiguousarray(matrix).reshape(-1))
+    if not cut.is_list:
+        return numbers
+    offsets = np.arange(len(matrix) + 1, dtype=np.int64) * cut.width
+    return ListRows(offsets, None).build(numbers, lists)
+
+
+@dataclass(frozen=True)
+class DecodedStruct:
+    """A struct from its fields; null where all of them are.
+
+    Attributes:
+        target: Type of the column.
+        children: One per field.
+        shown: The column's name in an error.
+    """
+
+    target: pa.StructType
+    children: tuple[DecodedNode, ...]
+    shown: str
+
+    def build(self, batch: pa.RecordBatch, name: str) -> pa.Array:
+        """See `Node`."""
+        if not self.children:
+            return pa.StructArray.from_buffers(self.target, batch.num_rows, [None])
+        arrays = [child.build(batch, name) for child in self.children]
+        absent = np.logical_and.reduce([np.asarray(array.is_null()) for array in arrays])
+        for field, array in zip(self.target, arrays, strict=True):
+            missing = np.asarray(array.is_null()) & ~absent
+            if not field.nullable and missing.any():
+                raise InputDataError(
+                    f"{name}: field {field.name!r} of {self.shown!r} is missing in "
+                    f"{missing.sum()} record(s), but is not nullable",
+                    fix="make the field nullable in the schema",
+                )
+        return pa.StructArray.from_arrays(
+            arrays, fields=list(self.target), mask=pa.array(absent) if absent.any() else None
+        )
+
+
+@dataclass(frozen=True)
+class DecodedMapEntries:
+    """A map from the list of its keys and the list of its values.
+
+    Attributes:
+        target: Type of the column.
+        keys: Reads the keys.
+        values: Reads the values.
+        shown: The column's name in an error.
+    """
+
+    target: pa.MapType
+    keys: DecodedNode
+    values: DecodedNode
+    shown: str
+
+    def build(self, batch: pa.RecordBatch, name: str) -> pa.Array:
+        """See `Node`."""
+        keys, rows = split_lists(self.keys.build(batch, name))
+        values, value_rows = split_lists(self.values.build(batch, name))
+        if not np.array_equal(rows.offsets, value_rows.offsets):
+            row = int(np.argmax(rows.lengths != value_rows.lengths))
+            raise InputDataError(
+                f"{name}: map {self.shown!r} has other numbers of keys than of values",
+                received=f"{rows.lengths[row]} keys and {value_rows.lengths[row]} values in row "
+                f"{row} of the batch",
+                allowed="a value for each key",
+            )
+        return build_maps(keys, values, rows, self.target)
+
+
+@dataclass(frozen=True)
+class DecodedMapKeys:
+    """A map from a feature for each of some keys; null where a row has none of them.
+
+    Attributes:
+        target: Type of the column.
+        keys: The keys, as text.
+        children: Reads the values, one per key.
+    """
+
+    target: pa.MapType
+    keys: tuple[str, ...]
+    children: tuple[DecodedNode, ...]
+
+    def build(self, batch: pa.RecordBatch, name: str) -> pa.Array:
+        """See `Node`."""
+        arrays = [child.build(batch, name) for child in self.children]
+        present = np.stack([np.asarray(array.is_valid()) for array in arrays], axis=1)
+        row, key = np.nonzero(present)
+        offsets = np.concatenate([[0], np.cumsum(present.sum(axis=1))])
+        values = pa.concat_arrays(arrays).take(pa.array(key * batch.num_rows + row))
+        keys = pa.array(self.keys).cast(self.target.key_type).take(pa.array(key))
+        absent = np.asarray(~present.any(axis=1))
+        return build_maps(keys, values, ListRows(offsets, absent if absent.any() else None),
+                          self.target)  # fmt: skip
+
+
+def build_maps(keys: pa.Array, values: pa.Array, rows: ListRows, target: pa.MapType) -> pa.Array:
+    """Puts keys and values of all rows into maps."""
+    mask = None if rows.is_null is None else pa.array(rows.is_null)
+    offsets = pa.array(rows.offsets, pa.int32())
+    return pa.MapArray.from_arrays(offsets, keys, values, type=target, mask=mask)
+
+
+@dataclass(frozen=True)
+class DecodedVector:
+    """An ML vector in Spark's storage, from a list or from indices, values and size.
+
+    Attributes:
+        target: Type of the column.
+        parts: Reads the values; or indices, values and size.
+    """
+
+    target: pa.StructType
+    parts: tuple[DecodedNode, ...]
+
+    def build(self, batch: pa.RecordBatch, name: str) -> pa.Array:
+        """See `Node`."""
+        arrays = [part.build(batch, name) for part in self.parts]
+        is_sparse = len(arrays) > 1
+        indices, values, size = arrays if is_sparse else (None, arrays[0], None)
+        absent = np.logical_or.reduce([np.asarray(array.is_null()) for array in arrays])
+        kinds = pa.array(np.full(len(values), 0 if is_sparse else 1, np.int8))
+        fields = list(self.target)
+        nothing = [pa.nulls(len(values), field.type) for field in fields]
+        return pa.StructArray.from_arrays(
+            [kinds, size if is_sparse else nothing[1], indices if is_sparse else nothing[2],
+             values],
+            fields=fields,
+            mask=pa.array(absent) if absent.any() else None,
+        )  # fmt: skip
+
+
+def _advise(wire: pa.DataType, target: pa.DataType, shown: str) -> str:
+    """What a schema should ask for where a feature does not fit."""
+    values, wanted = _innermost(wire), _innermost(target)
+    if pa.types.is_string(wanted) and pa.types.is_binary(values):
+        return f"give a schema with {shown!r} as binary: its bytes are no text"
+    return "read it as a wider type"
+
+
+def _innermost(kind: pa.DataType) -> pa.DataType:
+    while is_list(kind):
+        kind = kind.value_type
+    return kind

@@ -1,0 +1,149 @@
+"""A claim on a short critical section that holds where `flock` does not reach other machines.
+
+The primitive is a file that is created exclusively (`O_CREAT | O_EXCL`), which NFS from version
+3 on, SMB, Lustre and their like keep atomic between machines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from conf.errors import UpstreamNotReadyError
+from etl.tfrecord.commit.job import Owner, describe_process, is_dead
+
+STALE_S = 600.0
+"""Age from which the claim of a machine that cannot be asked is taken for a dead one's."""
+_WAIT_S = 60.0
+_PAUSE_S = 0.05
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim that is held.
+
+    Attributes:
+        path: The file that stands for it.
+        text: What the file holds; no other claim holds the same.
+    """
+
+    path: Path
+    text: str
+
+    def check(self) -> None:
+        """Makes sure that it is still held, right before what it protects.
+
+        Raises:
+            UpstreamNotReadyError: Another process took this one for dead.
+        """
+        if _read(self.path) != self.text:
+            raise UpstreamNotReadyError(
+                "another process took this one for dead and publishes itself",
+                received=f"{self.path} is no longer held",
+                allowed=f"a pause of less than {STALE_S:.0f} s while publishing",
+                fix="run this job again",
+            )
+
+
+@contextlib.contextmanager
+def hold_claim(path: Path, wait_s: float = _WAIT_S) -> Iterator[Claim]:
+    """Holds a claim, waiting for another one to end.
+
+    A claim whose process has ended on this machine is broken at once, one of another machine
+    after `STALE_S`.
+
+    Args:
+        path: File that stands for the claim; its folder must exist.
+        wait_s: How long to wait.
+
+    Raises:
+        UpstreamNotReadyError: Another process held it all the while.
+    """
+    claim = Claim(path, json.dumps({"nonce": uuid.uuid4().hex, "owner": describe_self()}))
+    end = time.monotonic() + wait_s
+    while not _create(claim):
+        _break_stale(path)
+        if time.monotonic() > end:
+            raise UpstreamNotReadyError(
+                "another process is publishing here",
+                received=path,
+                allowed="one publisher at a time",
+                fix=f"wait for it to end; if it is dead, its claim lapses after {STALE_S:.0f} s",
+            )
+        time.sleep(_PAUSE_S)
+    try:
+        yield claim
+    finally:
+        if _read(path) == claim.text:
+            path.unlink(missing_ok=True)
+
+
+def describe_self() -> dict[str, object] | None:
+    """Describes this process as JSON values; None where the host does not tell."""
+    try:
+        return asdict(describe_process(os.getpid()))
+    except OSError:
+        return None
+
+
+def is_surely_dead(owner: object) -> bool:
+    """Whether what `describe_self` returned belongs to a process that has certainly ended."""
+    try:
+        return isinstance(owner, dict) and is_dead(Owner(**owner))
+    except (OSError, TypeError):
+        return False
+
+
+def _create(claim: Claim) -> bool:
+    try:
+        descriptor = os.open(claim.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+    except FileExistsError:
+        return False
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
+            handle.write(claim.text)
+            handle.flush()
+            os.fsync(handle.fileno())
+    except OSError:  # a full disk: an empty claim would hold up the next publisher
+        claim.path.unlink(missing_ok=True)
+        raise
+    return True
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+
+
+def _break_stale(path: Path) -> None:
+    text = _read(path)
+    if text is None or not _is_stale(path, text):
+        return
+    aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(aside)
+        if _read(aside) != text:  # in between it was broken, and taken by a live process
+            with contextlib.suppress(FileExistsError):
+                os.link(aside, path)
+        aside.unlink()
+
+
+def _is_stale(path: Path, text: str) -> bool:
+    try:
+        owner = json.loads(text)["owner"]
+    except (ValueError, KeyError, TypeError):
+        owner = None  # cut short: its writer is at work, or died
+    if is_surely_dead(owner):
+        return True
+    try:
+        return time.time() - path.stat().st_mtime > STALE_S
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,254 @@
+"""Publishing a dataset version: staged aside, moved into place whole, pointed at last.
+
+Killed at any moment, a build leaves the last version as it was; its leftovers are swept by the
+next one. Rolling back moves the pointer to an earlier version.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError, did_you_mean
+from conf.manifest import MANIFEST_FILE, Manifest
+from conf.paths import (
+    STAGING_PREFIX,
+    DatasetPaths,
+    published_versions,
+    read_manifest,
+    sync_directory,
+    write_text_atomic,
+)
+from etl.versions.locks import describe_self, hold_claim, is_surely_dead
+
+logger = logging.getLogger("sluice.build")
+
+LOCK_FILE = ".lock"
+CLAIM_FILE = ".publishing"
+OWNER_FILE = ".owner"
+TRASH_PREFIX = ".trash-"
+FOREIGN_STALE_S = 24 * 3600.0
+"""Age from which the leftovers of a process that cannot be asked are taken for a dead one's."""
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+@contextmanager
+def hold_lock(paths: DatasetPaths) -> Iterator[None]:
+    """Holds the dataset's lock, so that only one build at a time stages and sweeps.
+
+    The kernel frees it when the process ends, however it ends. Where the file system has no
+    locks, or they do not reach other machines, `publish_version` refuses the later of two builds.
+
+    Raises:
+        UpstreamNotReadyError: Another build holds it.
+    """
+    paths.base.mkdir(parents=True, exist_ok=True)
+    with (paths.base / LOCK_FILE).open("a") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UpstreamNotReadyError(
+                f"another build of dataset {paths.name!r} is running",
+                received=paths.base,
+                fix="wait for it to end, or build under another name or root",
+            ) from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            logger.warning("this file system has no locks: two builds meet at the publication only")
+        yield
+
+
+def new_version_id(digest: str, now: datetime | None = None) -> str:
+    """Returns `<UTC time>-<digest>`: sorts by time, shows what made it."""
+    moment = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%S%fZ")
+    return f"{moment}-{digest[:8]}"
+
+
+def sweep_leftovers(paths: DatasetPaths) -> list[str]:
+    """Removes what dead builds left; call it under the lock only.
+
+    What belongs to a process of another machine, which the lock may not reach, stays for
+    `FOREIGN_STALE_S`.
+
+    Returns:
+        Names of the removed directories.
+    """
+    if not paths.versions.is_dir():
+        return []
+    dead = sorted(
+        entry
+        for entry in paths.versions.iterdir()
+        if entry.name.startswith(TRASH_PREFIX)
+        or (entry.name.startswith(STAGING_PREFIX) and _is_dead(entry))
+    )
+    for entry in dead:
+        shutil.rmtree(entry)
+    for temporary in paths.base.glob(".*.tmp"):
+        temporary.unlink()
+    return [entry.name for entry in dead]
+
+
+def _is_dead(staging: Path) -> bool:
+    try:
+        owner = json.loads((staging / OWNER_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return True  # it died before it wrote whose it is
+    if owner is None or is_surely_dead(owner) or owner == describe_self():
+        return True
+    newest = max(entry.stat().st_mtime for entry in (staging, *staging.rglob("*")))
+    return time.time() - newest > FOREIGN_STALE_S
+
+
+@contextmanager
+def stage_version(paths: DatasetPaths, version_id: str) -> Iterator[Path]:
+    """Gives a directory to build in, removed again if the build fails."""
+    staging = paths.staging(version_id)
+    staging.mkdir(parents=True)
+    try:
+        (staging / OWNER_FILE).write_text(json.dumps(describe_self()), encoding="utf-8")
+        yield staging
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+
+
+def publish_version(paths: DatasetPaths, staging: Path, manifest: Manifest) -> Path:
+    """Publishes a complete staged version and makes it the current one.
+
+    The order is the promise: files, manifest, directory name, pointer. Killed between any two
+    of them, readers keep the last version.
+
+    Args:
+        paths: The dataset.
+        staging: The version's files, complete.
+        manifest: Its manifest; `parent` is the version that was current when the build began.
+
+    Returns:
+        The version's directory.
+
+    Raises:
+        UpstreamNotReadyError: `parent` is no longer current; nothing was published.
+    """
+    (staging / OWNER_FILE).unlink(missing_ok=True)
+    for entry in sorted(staging.rglob("*")):
+        if entry.is_dir():
+            sync_directory(entry)
+    write_text_atomic(staging / MANIFEST_FILE, manifest.dumps())
+    version = paths.version(manifest.dataset_version)
+    with hold_claim(paths.base / CLAIM_FILE) as claim:
+        current = read_current(paths)
+        if current != manifest.parent:
+            raise UpstreamNotReadyError(
+                "another version has become current since this build began; "
+                "nothing of this build was published",
+                received=current or "no current version",
+                allowed=manifest.parent or "no current version",
+                fix="run the build again: it starts from the version that is current then",
+            )
+        claim.check()
+        staging.rename(version)
+        try:
+            sync_directory(paths.versions)
+            write_text_atomic(paths.current, manifest.dataset_version + "\n")
+        except OSError:
+            # It never was the current one, so it is not published: the caller removes it.
+            if read_current(paths) != manifest.dataset_version:
+                version.rename(staging)
+            raise
+    return version
+
+
+def read_current(paths: DatasetPaths) -> str | None:
+    """Id that `CURRENT` holds, or None where there is none."""
+    try:
+        return paths.current.read_text(encoding="utf-8").strip() or None
+    except FileNotFoundError:
+        return None
+
+
+def make_current(paths: DatasetPaths, version_id: str) -> None:
+    """Lets readers take another published version; they see the old one or the new.
+
+    Raises:
+        UpstreamNotReadyError: Another process is publishing and does not end.
+    """
+    with hold_claim(paths.base / CLAIM_FILE) as claim:
+        claim.check()
+        write_text_atomic(paths.current, version_id + "\n")
+
+
+def remove_version(paths: DatasetPaths, version_id: str) -> None:
+    """Removes a version that is not current; call it under the lock.
+
+    It is renamed first: a half-removed version never looks like one.
+
+    Raises:
+        UpstreamNotReadyError: It has become current meanwhile.
+    """
+    trash = paths.versions / f"{TRASH_PREFIX}{version_id}"
+    with hold_claim(paths.base / CLAIM_FILE):
+        if read_current(paths) == version_id:
+            raise UpstreamNotReadyError("the version has become current", received=version_id)
+        paths.version(version_id).rename(trash)
+    shutil.rmtree(trash)
+
+
+def roll_back(paths: DatasetPaths, version_id: str | None = None) -> str:
+    """Makes another published version current; readers see the old one or the new.
+
+    Args:
+        paths: The dataset.
+        version_id: The version; None for the one that was current before the current one was
+            built.
+
+    Returns:
+        The version that is current now.
+
+    Raises:
+        ConfigError: There is no such version, or none before the current one.
+        InputDataError: The version is damaged; the current one stays.
+        UpstreamNotReadyError: Another process is publishing and does not end.
+    """
+    ids, current = published_versions(paths.base), read_current(paths)
+    if version_id is None:
+        version_id = _find_previous(paths, ids, current)
+        if version_id is None:
+            raise ConfigError(
+                "there is no version before the current one",
+                received=f"current: {current}",
+                allowed=", ".join(ids) or "no version is published",
+                fix="name one by --to",
+            )
+    elif version_id not in ids:
+        raise ConfigError(
+            "there is no such published version",
+            received=version_id,
+            allowed=", ".join(ids) or "no version is published",
+            fix=did_you_mean(version_id, ids),
+        )
+    read_manifest(paths.version(version_id))  # refuses a damaged one
+    if version_id != current:
+        make_current(paths, version_id)
+    return version_id
+
+
+def _find_previous(paths: DatasetPaths, ids: list[str], current: str | None) -> str | None:
+    """The current version's parent, or the newest one before it where that is gone."""
+    if current is not None:
+        try:
+            parent = read_manifest(paths.version(current)).parent
+        except InputDataError:  # a damaged version is a reason to roll back
+            parent = None
+        if parent in ids:
+            return parent
+    earlier = [name for name in ids if current is None or name < current]
+    return earlier[-1] if earlier else None

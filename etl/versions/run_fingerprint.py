@@ -1,0 +1,167 @@
+"""The fingerprint of a run: what it is asked for, and whether that has been built already."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conf.dates import DateRange
+from conf.errors import InputDataError
+from conf.etl.build import BuildConfig
+from conf.manifest import Manifest, RunInfo
+from conf.paths import DatasetPaths, published_versions, read_manifest
+from conf.schema import fingerprint
+from etl.sources.snapshot import RunInputs
+from etl.versions.publish import make_current, read_current
+
+logger = logging.getLogger("sluice.build")
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What a run is asked for beside its config.
+
+    Attributes:
+        dates: Days to build, or None where the inputs are not split by day.
+        force: Whether to build although nothing has changed.
+    """
+
+    dates: DateRange | None = None
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class Parent:
+    """The version that is current when a build begins.
+
+    Attributes:
+        version_id: Its id.
+        manifest: Its manifest, or None where the version is damaged.
+    """
+
+    version_id: str
+    manifest: Manifest | None
+
+
+def read_code_version() -> str:
+    """Version of this code; sources that were shipped to a cluster as files carry none."""
+    try:
+        return importlib.metadata.version("sluice")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def fingerprint_run(config: BuildConfig, inputs: RunInputs, dates: DateRange | None) -> str:
+    """Returns the fingerprint of all that decides a version's content.
+
+    A file counts by path, size and state, a table by its state; where the output lies, and the
+    session that writes it, do not count.
+    """
+    return fingerprint(
+        {
+            "config": content_config(config.resolved()),
+            "inputs": sorted(
+                (f.source, f.path, f.bytes, f.state or str(f.modified_ms)) for f in inputs.files
+            ),
+            "tables": sorted((t.source, t.place, t.state or "") for t in inputs.tables),
+            "dates": None if dates is None else [str(dates.first), str(dates.last)],
+            "code_version": read_code_version(),
+        }
+    )
+
+
+def content_config(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what of a resolved config has an influence on the content."""
+    kept = {key: value for key, value in resolved.items() if key not in ("spark", "data_dir")}
+    kept["output"] = {key: value for key, value in resolved["output"].items() if key != "root"}
+    return kept
+
+
+def describe_run(run_fingerprint: str, request: RunRequest) -> RunInfo:
+    """Describes a run for the manifest."""
+    dates = request.dates
+    if dates is None:
+        return RunInfo(run_fingerprint)
+    days = {str(day): run_fingerprint for day in dates.days()}
+    return RunInfo(run_fingerprint, str(dates.first), str(dates.last), days)
+
+
+def read_parent(paths: DatasetPaths) -> Parent | None:
+    """Reads the current version; a damaged one does not hinder a build that replaces it."""
+    current = read_current(paths)
+    if current is None:
+        return None
+    try:
+        return Parent(current, read_manifest(paths.version(current)))
+    except InputDataError as error:
+        logger.warning("the current version is damaged: %s", error.what)
+        return Parent(current, None)
+
+
+def find_same_version(
+    paths: DatasetPaths,
+    parent: Parent | None,
+    run: RunInfo,
+    *,
+    replaces_days: bool,
+    grows: bool = False,
+) -> tuple[Path, Manifest] | None:
+    """Finds a published, undamaged version that holds what a run would build.
+
+    Args:
+        paths: The dataset.
+        parent: The current version.
+        run: The run.
+        replaces_days: Whether the run rebuilds its days only: then it has nothing to do where the
+            current version holds just these days, whatever the others are.
+        grows: Whether a vocabulary grows from version to version: then only the current version
+            is looked at. An earlier one would be grown out of once more, and its next ids would
+            be given to other tokens than the versions after it gave them to.
+
+    Returns:
+        The version's directory and manifest, or None.
+    """
+    if replaces_days:
+        if parent is None or parent.manifest is None or parent.manifest.run is None:
+            return None
+        known = parent.manifest.run.days
+        if all(known.get(day) == made for day, made in run.days.items()):
+            return paths.version(parent.version_id), parent.manifest
+        return None
+    candidates = published_versions(paths.base)
+    if grows:
+        candidates = [] if parent is None else [parent.version_id]
+    for version_id in reversed(candidates):
+        if not version_id.endswith(f"-{run.fingerprint[:8]}"):
+            continue
+        try:
+            manifest = read_manifest(paths.version(version_id))
+        except InputDataError as error:
+            logger.warning("version %s is damaged: %s", version_id, error.what)
+            continue
+        if _is_made_by(manifest, run):
+            return paths.version(version_id), manifest
+    return None
+
+
+def take_same_version(paths: DatasetPaths, parent: Parent | None, version: Path) -> None:
+    """Makes a version that holds what a run would build the current one, if it is not.
+
+    Raises:
+        UpstreamNotReadyError: Another process is publishing and does not end.
+    """
+    if parent is not None and parent.version_id == version.name:
+        logger.info("nothing has changed since %s: nothing was built", version)
+        return
+    make_current(paths, version.name)
+    logger.info("%s holds the same already: nothing was built; it is current again", version)
+
+
+def _is_made_by(manifest: Manifest, run: RunInfo) -> bool:
+    found = manifest.run
+    is_whole = found is not None and not any(found.reused_rows.values())
+    return is_whole and found is not None and found.fingerprint == run.fingerprint

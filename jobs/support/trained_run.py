@@ -1,0 +1,90 @@
+"""A trained run for the commands after training: its model, config overrides, and the run card."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from pydantic import BaseModel
+
+from conf.errors import ConfigError, did_you_mean
+from conf.load import load_config
+from conf.run import resolve_run, update_run_card
+from jobs.support.terminal import quiet_tensorflow
+
+if TYPE_CHECKING:
+    from training.checkpoint.restore import TrainedModel
+
+ConfigT = TypeVar("ConfigT", bound=BaseModel)
+
+
+class CheckpointChoice(StrEnum):
+    """Which of a run's checkpoints is used."""
+
+    BEST = "best"
+    LAST = "last"
+
+
+def restore_run(
+    run: str | Path, checkpoint: str = CheckpointChoice.BEST
+) -> tuple[Path, TrainedModel]:
+    """Restores the model of a run.
+
+    Args:
+        run: A run's directory, or a series' (its last finished run).
+        checkpoint: `best` or `last`.
+
+    Returns:
+        Directory of the run, and its model.
+
+    Raises:
+        UpstreamNotReadyError: There is no such run or checkpoint.
+        InputDataError: The checkpoint or its dataset version is damaged or gone.
+    """
+    run_dir = resolve_run(str(run))
+    with quiet_tensorflow():
+        import tensorflow  # noqa: F401
+
+    from training.checkpoint.restore import load_run
+
+    return run_dir, load_run(run_dir, "last" if checkpoint == CheckpointChoice.LAST else "best")
+
+
+def override_section(section: str, config: ConfigT, overrides: Sequence[str]) -> ConfigT:
+    """Applies `section.key=value` overrides to one section of a run's config.
+
+    Args:
+        section: Name of the section; the others are part of the trained model.
+        config: The section as the run was trained with it.
+        overrides: `section.key=value` each.
+
+    Raises:
+        ConfigError: Another section, an unknown key, or a value that does not fit.
+    """
+    prefix = f"{section}."
+    for override in overrides:
+        if not override.strip().startswith(prefix):
+            key = override.partition("=")[0].strip()
+            raise ConfigError(
+                "after training only one section of the config can be overridden here",
+                received=override,
+                allowed=", ".join(f"{prefix}{name}" for name in type(config).model_fields),
+                fix=did_you_mean(key, [f"{prefix}{name}" for name in type(config).model_fields]),
+            )
+    base = [f"{name}={json.dumps(value)}" for name, value in config.model_dump(mode="json").items()]
+    given = [override.strip().removeprefix(prefix) for override in overrides]
+    return load_config(type(config), "training", None, [*base, *given])
+
+
+@contextmanager
+def timed(run_dir: Path, name: str) -> Iterator[None]:
+    """Writes how long a block took into the run card, when it ends well."""
+    start = time.monotonic()
+    yield
+    seconds = round(time.monotonic() - start, 3)
+    update_run_card(run_dir, timing={f"{name}_seconds": seconds})

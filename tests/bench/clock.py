@@ -1,0 +1,221 @@
+"""Wall and CPU time of a function, of a tree of processes, of a driver in a fresh process.
+
+A driver prints its result as one line of JSON, the last of its output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_MIN_ROUND_S = 0.02
+_SAMPLE_S = 2.0  # a look at every process costs milliseconds, which would count as work
+# Fields of /proc/PID/stat after the command's name, which is in brackets and may hold blanks.
+_PARENT, _UTIME, _STIME, _CUTIME, _CSTIME = 1, 11, 12, 13, 14
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one run.
+
+    Attributes:
+        wall_s: By the clock on the wall.
+        cpu_s: Of the processor, user and system.
+    """
+
+    wall_s: float
+    cpu_s: float
+
+
+def time_best(work: Callable[[], Any], repeats: int) -> Times:
+    """Least CPU and wall time of several runs in this process, after one that warms up.
+
+    Work that is shorter than the clock's grain is run several times per round.
+
+    Args:
+        work: What to time.
+        repeats: Timed rounds, 1 or more.
+    """
+    work()
+    start = time.perf_counter()
+    work()
+    calls = max(1, int(_MIN_ROUND_S / max(time.perf_counter() - start, 1e-9)))
+    rounds = []
+    gc.collect()
+    for _ in range(repeats):
+        wall, cpu = time.perf_counter(), time.process_time()
+        for _ in range(calls):
+            work()
+        rounds.append((time.perf_counter() - wall, time.process_time() - cpu))
+    return Times(min(w for w, _ in rounds) / calls, min(c for _, c in rounds) / calls)
+
+
+@contextlib.contextmanager
+def pin_to_one_core() -> Iterator[None]:
+    """Keeps this process, and those that it starts, to one core while the block runs."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _read_stat(pid: int) -> list[str] | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # it has ended
+        return None
+    return text.rpartition(")")[2].split()
+
+
+def process_tree(root: int) -> dict[int, list[str]]:
+    """The fields of /proc/PID/stat of a process and all that descend from it."""
+    stats, children = {}, dict[int, list[int]]()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        fields = _read_stat(int(entry.name))
+        if fields is not None:
+            stats[int(entry.name)] = fields
+            children.setdefault(int(fields[_PARENT]), []).append(int(entry.name))
+    found, pending = {}, [root]
+    while pending:
+        pid = pending.pop()
+        if pid in stats:
+            found[pid] = stats[pid]
+            pending.extend(children.get(pid, []))
+    return found
+
+
+def tree_cpu_s(root: int) -> float:
+    """CPU seconds so far, user and system, of a process and its descendants.
+
+    Descendants that have ended count too: they are part of the children's time of the process
+    that waited for them.
+    """
+    return (
+        sum(
+            sum(int(fields[k]) for k in (_UTIME, _STIME, _CUTIME, _CSTIME))
+            for fields in process_tree(root).values()
+        )
+        / _TICKS_PER_S
+    )
+
+
+def time_tree(work: Callable[[], Any]) -> Times:
+    """Wall time of a run, and the CPU time that this process and its descendants spent on it."""
+    gc.collect()
+    cpu, wall = tree_cpu_s(os.getpid()), time.perf_counter()
+    work()
+    wall_s = time.perf_counter() - wall
+    return Times(wall_s, tree_cpu_s(os.getpid()) - cpu)
+
+
+@dataclass
+class PeakMemory:
+    """Samples the peak resident size of this process's descendants, by kind, while a block runs.
+
+    Attributes:
+        bytes: Largest peak of any one process: `python_worker`, `jvm`, `other`.
+    """
+
+    bytes: dict[str, int] = field(default_factory=dict)
+
+    def __enter__(self) -> PeakMemory:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._sample()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_SAMPLE_S):
+            self._sample()
+
+    def _sample(self) -> None:
+        for pid in process_tree(os.getpid()):
+            peak = read_peak_rss(pid)
+            if pid != os.getpid() and peak is not None:
+                kind = _kind_of(pid)
+                self.bytes[kind] = max(self.bytes.get(kind, 0), peak)
+
+
+def read_peak_rss(pid: int) -> int | None:
+    """Peak resident bytes of a process, None where it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return int(found[1]) * 1024 if found else None
+
+
+def _kind_of(pid: int) -> str:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return "other"
+    if b"pyspark.daemon" in command or b"pyspark.worker" in command:
+        return "python_worker"
+    return "jvm" if b"java" in command.split(b"\0")[0] else "other"
+
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class DriverResult:
+    """How a process ended.
+
+    Attributes:
+        returncode: Its exit code.
+        stdout: What it printed.
+        errors: The same on standard error.
+    """
+
+    returncode: int
+    stdout: str
+    errors: str
+
+    @property
+    def value(self) -> dict[str, Any]:
+        """The last line of what it printed."""
+        return dict(json.loads(self.stdout.splitlines()[-1]))
+
+
+def run_driver_process(module: str, job: dict[str, Any]) -> DriverResult:
+    """Runs `python -m module JOB_JSON` and waits for it.
+
+    Args:
+        module: Module of this code.
+        job: What it is to do, as JSON values.
+    """
+    # In a file: a job that fails may have printed more than a pipe holds.
+    with tempfile.TemporaryFile("w+") as errors:
+        done = subprocess.run(
+            [sys.executable, "-m", module, json.dumps(job)],
+            stdout=subprocess.PIPE, stderr=errors, text=True, check=False, cwd=REPOSITORY,
+        )  # fmt: skip
+        errors.seek(0)
+        return DriverResult(done.returncode, done.stdout, errors.read())

@@ -1,0 +1,276 @@
+"""The compared ways from shards to batches, and the shards themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import tensorflow as tf
+
+from conf.manifest import DatasetKeys, Manifest, RowCounts, ShardInfo, SourceSnapshot, SplitInfo
+from conf.schema import FeatureSchema, FeatureSpec, PackedSlot, packed_lengths, plan_slots
+from conf.training.input import InputConfig
+from etl.tfrecord.codec.encode import PackedEncoder, build_encoder
+from tests.bench.shapes import SHAPES, RowShape, build_batch
+from training.input.batches import build_train_dataset
+
+_PIECE_ROWS = 20_000
+
+
+def write_shards(
+    name: str, rows: int, shards: int, directory: Path, slots: tuple[PackedSlot, ...] = ()
+) -> tuple[tuple[str, int, int], ...]:
+    """Writes the shards of a shape, unless they are there.
+
+    Args:
+        name: Name of the shape.
+        rows: Records in all.
+        shards: Files.
+        directory: Folder.
+        slots: Places of columns in packed features; none for the layout of a feature per column.
+
+    Returns:
+        Name, records and bytes of each file.
+    """
+    shape, found = SHAPES[name], []
+    schema, layout = build_batch(shape, 0).schema, "-packed" if slots else ""
+    encoder = PackedEncoder(schema, "Example", slots) if slots else build_encoder(schema)
+    for number in range(shards):
+        count = rows * (number + 1) // shards - rows * number // shards
+        path = directory / f"{name}{layout}-{number}-of-{shards}-{count}.tfrecord"
+        if not path.exists():
+            with path.open("wb") as file:
+                for first in range(0, count, _PIECE_ROWS):
+                    piece = min(_PIECE_ROWS, count - first)
+                    batch = build_batch(shape, piece, seed=number * rows + first)
+                    file.writelines(chunk.data for chunk in encoder.encode_chunks(batch))
+        found.append((path.name, count, path.stat().st_size))
+    return tuple(found)
+
+
+RAW = "raw TFRecordDataset"
+PER_RECORD = "parse_single_example per record"
+BATCHED = "batched parse_example"
+BATCHED_SHUFFLED = "batched parse_example, shuffled"
+BATCHED_RAGGED = "batched parse_example, padded"
+BLOCK = "block decoder, {} thread(s)"
+OWN_TENSORFLOW = "tensorflow decoder, {} thread(s)"
+PACKED = "packed: {}"
+
+_KINDS = {"int64": tf.int64, "float32": tf.float32}
+_READ_BUFFER_BYTES = 1 << 20
+_RECORDS_IN_TURN = 16
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class InputFiles:
+    """Shards on disk.
+
+    Attributes:
+        shape: What the records hold.
+        directory: Folder of the shards.
+        shards: Name, records and bytes of each.
+        slots: Places of features in packed features.
+    """
+
+    shape: RowShape
+    directory: Path
+    shards: tuple[tuple[str, int, int], ...]
+    slots: tuple[PackedSlot, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Records in all."""
+        return sum(rows for _, rows, _ in self.shards)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes in all."""
+        return sum(size for _, _, size in self.shards)
+
+    @property
+    def paths(self) -> list[str]:
+        """Paths of the shards."""
+        return [str(self.directory / name) for name, _, _ in self.shards]
+
+    @property
+    def manifest(self) -> Manifest:
+        """A manifest that lists the shards as the train split."""
+        shards = tuple(ShardInfo(name, rows, size, name) for name, rows, size in self.shards)
+        return Manifest(
+            dataset_name="bench", dataset_version="1", created_at="", record_type="Example",
+            compression=None, splits=(SplitInfo("train", shards),),
+            schema=describe_shape(self.shape), keys=DatasetKeys(None, None), encoder_files=(),
+            encoders_fingerprint="", statistics={}, label_rate={},
+            source=SourceSnapshot((), None, {}, ""), counts=RowCounts({}, {}, 0, {}, {}),
+            code_version="", slots=self.slots,
+        )  # fmt: skip
+
+
+def describe_shape(shape: RowShape) -> FeatureSchema:
+    """The schema of a dataset of a shape's rows."""
+    return FeatureSchema(
+        tuple(
+            FeatureSpec(
+                column.name,
+                "float32" if column.kind == "float32" else "int64",
+                "context",
+                shape=() if column.length is None else (None,),
+                max_len=column.length,
+                pad_value=0,
+            )
+            for column in shape.columns
+        )
+    )
+
+
+def pack_shape(shape: RowShape) -> tuple[PackedSlot, ...]:
+    """The slots of a shape's columns in the packed layout."""
+    return plan_slots(describe_shape(shape))
+
+
+def build_pipelines(
+    files: InputFiles, batch_size: int, shuffle_buffer: int, threads: tuple[int, ...]
+) -> dict[str, Callable[[], tf.data.Dataset]]:
+    """Builds the pipelines by name; each function returns a fresh dataset.
+
+    The peers are written as TensorFlow's performance guide advises: parallel reads, vectorised
+    parsing, parallel maps, prefetching. Where nothing else is said they neither shuffle nor wait
+    for each other; this project's own always shuffles.
+
+    Args:
+        files: The shards.
+        batch_size: Rows per batch.
+        shuffle_buffer: Rows that are shuffled together.
+        threads: Threads of this project's own input, one pipeline each.
+    """
+    fixed, padded = _specs(files.shape)
+    own = _Own(files, batch_size, shuffle_buffer)
+
+    def batched(spec: dict, source: tf.data.Dataset) -> tf.data.Dataset:
+        return _parse_batches(source, batch_size, lambda x: tf.io.parse_example(x, spec))
+
+    def per_record() -> tf.data.Dataset:
+        parsed = _records(files).map(
+            lambda x: tf.io.parse_single_example(x, fixed), num_parallel_calls=tf.data.AUTOTUNE
+        )
+        return _prefetch(parsed.batch(batch_size, drop_remainder=True))
+
+    pipelines = {
+        RAW: lambda: _prefetch(_records(files).batch(batch_size, drop_remainder=True)),
+        PER_RECORD: per_record,
+        BATCHED: lambda: batched(fixed, _records(files)),
+        BATCHED_SHUFFLED: lambda: batched(
+            fixed, _records(files).shuffle(shuffle_buffer, seed=_SEED)
+        ),
+    }
+    if files.shape.has_lists:
+        pipelines[BATCHED_RAGGED] = lambda: batched(padded, _records(files))
+    return {**pipelines, **own.build(threads)}
+
+
+def build_packed_pipelines(
+    files: InputFiles, batch_size: int, shuffle_buffer: int, threads: tuple[int, ...]
+) -> dict[str, Callable[[], tf.data.Dataset]]:
+    """Builds the pipelines of the packed layout by name; arguments as for `build_pipelines`.
+
+    The peer parses each packed feature as one tensor of fixed length and takes it apart.
+    """
+    spec = _packed_spec(files)
+
+    def parse(payloads: tf.Tensor) -> dict[str, tf.Tensor]:
+        parsed = tf.io.parse_example(payloads, spec)
+        parts = {name: tf.unstack(parsed.pop(name), axis=1) for name in packed_lengths(files.slots)}
+        return {**parsed, **{s.feature: parts[s.packed][s.offset] for s in files.slots}}
+
+    pipelines = {
+        BATCHED: lambda: _parse_batches(_records(files), batch_size, parse),
+        **_Own(files, batch_size, shuffle_buffer).build(threads),
+    }
+    return {PACKED.format(name): build for name, build in pipelines.items()}
+
+
+@dataclass(frozen=True)
+class _Own:
+    """This project's own input."""
+
+    files: InputFiles
+    batch_size: int
+    shuffle_buffer: int
+
+    def build(self, threads: tuple[int, ...]) -> dict[str, Callable[[], tf.data.Dataset]]:
+        pipelines = {BLOCK.format(count): self._read("block", count) for count in threads}
+        pipelines[OWN_TENSORFLOW.format(max(threads))] = self._read("tensorflow", max(threads))
+        return pipelines
+
+    def _read(self, decoder: str, count: int) -> Callable[[], tf.data.Dataset]:
+        config = InputConfig.model_validate(
+            {
+                "batch_size": self.batch_size, "shuffle_buffer": self.shuffle_buffer,
+                "parallel_parses": count, "decoder": decoder,
+            }
+        )  # fmt: skip
+        where = self.files.directory, self.files.manifest
+        return lambda: build_train_dataset(*where, config, epoch=0, seed=_SEED)
+
+
+def _records(files: InputFiles) -> tf.data.Dataset:
+    """Records of the shards, some of each in turn.
+
+    `num_parallel_reads` takes them one by one, at a tenth of the speed: a lock for each record.
+    """
+    return tf.data.Dataset.from_tensor_slices(files.paths).interleave(
+        lambda path: tf.data.TFRecordDataset(path, buffer_size=_READ_BUFFER_BYTES),
+        block_length=_RECORDS_IN_TURN,
+        num_parallel_calls=tf.data.AUTOTUNE,
+    )
+
+
+def _parse_batches(
+    source: tf.data.Dataset, batch_size: int, parse: Callable[[tf.Tensor], dict]
+) -> tf.data.Dataset:
+    batches = source.batch(batch_size, drop_remainder=True)
+    return _prefetch(batches.map(parse, num_parallel_calls=tf.data.AUTOTUNE))
+
+
+def drain(dataset: tf.data.Dataset, batches: int) -> int:
+    """Takes batches in a compiled loop, as a training loop does; returns their rows."""
+    return int(_drain(iter(dataset), tf.constant(batches)))
+
+
+@tf.function(reduce_retracing=True)
+def _drain(iterator: tf.data.Iterator, batches: tf.Tensor) -> tf.Tensor:
+    rows = tf.constant(0)
+    for _ in tf.range(batches):
+        batch = next(iterator)
+        rows += tf.shape(tf.nest.flatten(batch)[0])[0]
+    return rows
+
+
+def _specs(shape: RowShape) -> tuple[dict, dict]:
+    fixed, padded = {}, {}
+    for column in shape.columns:
+        kind = _KINDS[column.kind]
+        length = [] if column.length is None else [column.length]
+        fixed[column.name] = tf.io.FixedLenFeature(length, kind)
+        padded[column.name] = (
+            tf.io.FixedLenSequenceFeature([], kind, allow_missing=True)
+            if length
+            else fixed[column.name]
+        )
+    return fixed, padded
+
+
+def _packed_spec(files: InputFiles) -> dict:
+    packed = {slot.feature for slot in files.slots}
+    spec = {name: part for name, part in _specs(files.shape)[0].items() if name not in packed}
+    kinds = {slot.packed: describe_shape(files.shape)[slot.feature].dtype for slot in files.slots}
+    for name, length in packed_lengths(files.slots).items():
+        spec[name] = tf.io.FixedLenFeature([length], _KINDS[kinds[name]])
+    return spec
+
+
+def _prefetch(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    return dataset.prefetch(tf.data.AUTOTUNE)

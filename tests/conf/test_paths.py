@@ -1,0 +1,267 @@
+"""Versions resolve through CURRENT; damage is named; nothing outside the version is opened."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
+from conf.manifest import Manifest
+from conf.paths import (
+    DatasetPaths,
+    EntryKind,
+    check_entry_name,
+    complete_entries,
+    list_unlisted_files,
+    local_path,
+    published_versions,
+    read_manifest,
+    resolve_entry,
+    resolve_version,
+    write_text_atomic,
+)
+from conf.run import RunPaths, read_json, resolve_run, update_run_card, write_json
+from tests.datasets import build_manifest
+
+
+def publish(base: Path, version_id: str = "v1") -> Path:
+    version = base / "versions" / version_id
+    (version / "train").mkdir(parents=True)
+    (version / "train" / "part-0").write_bytes(b"x" * 10)
+    (version / "manifest.json").write_text(build_manifest(version_id).dumps())
+    (base / "CURRENT").write_text(version_id + "\n")
+    return version
+
+
+def test_current_and_direct_paths_resolve(tmp_path):
+    version = publish(tmp_path)
+    assert resolve_version(tmp_path) == version
+    assert resolve_version(version) == version
+    assert resolve_version(f"file://{tmp_path}") == version
+    assert published_versions(tmp_path) == ["v1"]
+
+
+def test_nothing_published_is_not_ready(tmp_path):
+    with pytest.raises(UpstreamNotReadyError):
+        resolve_version(tmp_path)
+
+
+@pytest.mark.parametrize("current", ["v2", "../../etc", ""])
+def test_current_that_names_no_version_is_refused(tmp_path, current):
+    publish(tmp_path)
+    (tmp_path / "CURRENT").write_text(current)
+    with pytest.raises(InputDataError) as refused:
+        resolve_version(tmp_path)
+    assert "v1" in str(refused.value)
+
+
+def test_manifest_survives_its_text(tmp_path):
+    manifest = build_manifest("v1")
+    assert Manifest.loads(manifest.dumps()) == manifest
+
+
+def test_missing_truncated_and_escaping_files_are_refused(tmp_path):
+    version = publish(tmp_path)
+    read_manifest(version)
+    shard = version / "train" / "part-0"
+    shard.write_bytes(b"x" * 9)
+    with pytest.raises(InputDataError, match="not as long"):
+        read_manifest(version)
+    shard.unlink()
+    with pytest.raises(InputDataError, match="missing"):
+        read_manifest(version)
+    data = json.loads((version / "manifest.json").read_text())
+    data["splits"][0]["shards"][0]["path"] = "../../CURRENT"
+    (version / "manifest.json").write_text(json.dumps(data))
+    with pytest.raises(InputDataError, match="outside"):
+        read_manifest(version)
+
+
+def test_files_that_the_manifest_does_not_list(tmp_path):
+    version = publish(tmp_path)
+    manifest = read_manifest(version)
+    assert list_unlisted_files(version, manifest) == []
+    (version / "train" / "part-1.tfrecord").write_bytes(b"x")
+    (version / "train" / "_SUCCESS").touch()
+    assert list_unlisted_files(version, manifest) == ["train/part-1.tfrecord"]
+
+
+def test_a_reader_may_do_without_a_shard_but_not_without_other_files(tmp_path):
+    version = publish(tmp_path)
+    shard = version / "train" / "part-0"
+    asked = []
+
+    def passes_over(split, found_bytes, listed_bytes):
+        asked.append((split, found_bytes, listed_bytes))
+        return found_bytes is None
+
+    assert read_manifest(version, passes_over) == build_manifest("v1")
+    assert asked == []  # nothing is wrong
+    shard.write_bytes(b"x" * 9)
+    with pytest.raises(InputDataError, match="not as long"):
+        read_manifest(version, passes_over)
+    shard.unlink()
+    assert read_manifest(version, passes_over) == build_manifest("v1")
+    assert asked == [("train", 9, 10), ("train", None, 10)]
+    data = json.loads((version / "manifest.json").read_text())
+    data["splits"][0]["shards"][0]["path"] = "../../gone"
+    (version / "manifest.json").write_text(json.dumps(data))
+    with pytest.raises(InputDataError, match="outside"):
+        read_manifest(version, passes_over)
+
+
+@pytest.mark.parametrize(
+    "change", [{"format_version": 99}, {"schema": []}, {"keys": {"user": "u"}}, {"splits": None}]
+)
+def test_manifests_that_do_not_fit_are_refused(tmp_path, change):
+    data = {**json.loads(build_manifest("v1").dumps()), **change}
+    with pytest.raises(InputDataError):
+        Manifest.loads(json.dumps(data))
+
+
+def test_manifest_that_is_not_text_is_refused(tmp_path):
+    version = publish(tmp_path)
+    (version / "manifest.json").write_bytes(b'{"a": "\xff"}')
+    with pytest.raises(InputDataError, match="cannot read"):
+        read_manifest(version)
+
+
+def test_half_written_manifest_is_refused():
+    text = build_manifest("v1").dumps()
+    with pytest.raises(InputDataError, match="not valid JSON"):
+        Manifest.loads(text[: len(text) // 2])
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "a\n"])
+def test_names_cannot_leave_the_root(tmp_path, name):
+    with pytest.raises(ConfigError):
+        DatasetPaths(tmp_path, name)
+
+
+def test_other_schemes_are_refused():
+    with pytest.raises(ConfigError, match="file system"):
+        local_path("s3a://bucket/x")
+
+
+def test_failed_atomic_write_keeps_the_old_text(tmp_path, monkeypatch):
+    file = tmp_path / "a.json"
+    write_text_atomic(file, "old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match=r"No space.*a\.json"):
+        write_text_atomic(file, "new")
+    assert file.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
+
+
+KIND = EntryKind("thing", "things", "done.json", "make one")
+
+
+def make_entry(base: Path, name: str, complete: bool = True) -> Path:
+    entry = base / "things" / name
+    entry.mkdir(parents=True)
+    if complete:
+        (entry / "done.json").touch()
+    return entry
+
+
+def test_only_complete_entries_count(tmp_path):
+    make_entry(tmp_path, "b")
+    make_entry(tmp_path, "a")
+    make_entry(tmp_path, "c", complete=False)
+    make_entry(tmp_path, ".staging-d")
+    assert complete_entries(tmp_path, KIND) == ["a", "b"]
+    assert complete_entries(tmp_path / "nowhere", KIND) == []
+
+
+def test_directory_and_entry_resolve_to_the_entry(tmp_path):
+    entry = make_entry(tmp_path, "a")
+    with pytest.raises(UpstreamNotReadyError):
+        resolve_entry(tmp_path, KIND)
+    (tmp_path / "CURRENT").write_text("a\n")
+    assert resolve_entry(tmp_path, KIND) == resolve_entry(entry, KIND) == entry
+
+
+@pytest.mark.parametrize("current", ["c", "x", "", "../things/a", ".staging-d"])
+def test_incomplete_missing_and_escaping_entries_are_refused(tmp_path, current):
+    make_entry(tmp_path, "a")
+    make_entry(tmp_path, "c", complete=False)
+    make_entry(tmp_path, ".staging-d")
+    (tmp_path / "CURRENT").write_text(current)
+    with pytest.raises(InputDataError) as refused:
+        resolve_entry(tmp_path, KIND)
+    assert "allowed:  a" in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "-x", "a b", "ü"])
+def test_names_are_plain(name):
+    with pytest.raises(ConfigError):
+        check_entry_name("thing", name)
+
+
+def test_series_and_run_resolve(tmp_path):
+    paths = RunPaths(tmp_path, "s")
+    run = paths.run("r1")
+    run.mkdir(parents=True)
+    with pytest.raises(UpstreamNotReadyError):
+        resolve_run(str(paths.base))
+    update_run_card(run, status="trained")
+    paths.current.write_text("r1\n")
+    assert resolve_run(str(paths.base)) == resolve_run(str(run)) == run
+
+
+def test_current_that_names_no_run_is_refused(tmp_path):
+    paths = RunPaths(tmp_path, "s")
+    paths.base.mkdir()
+    paths.current.write_text("../../x")
+    with pytest.raises(InputDataError):
+        resolve_run(str(paths.base))
+
+
+def test_card_merges_one_level(tmp_path):
+    update_run_card(tmp_path, timing={"train": 1}, status="training")
+    update_run_card(tmp_path, timing={"evaluate": 2}, status="trained")
+    assert read_json(tmp_path / "run_card.json") == {
+        "status": "trained",
+        "timing": {"train": 1, "evaluate": 2},
+    }
+
+
+def test_parts_added_at_the_same_time_all_stay(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from conf.run import update_run_card\n"
+        "for i in range(20): update_run_card(Path(sys.argv[1]), **{f'{sys.argv[2]}{i}': i})"
+    )
+    jobs = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), name]) for name in "ab"]
+    assert [job.wait() for job in jobs] == [0, 0]
+    assert len(read_json(tmp_path / "run_card.json")) == 40
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [(b"{", InputDataError), (b"[]", InputDataError), (b'{"a": "\xff"}', InputDataError)],
+)
+def test_damaged_json_is_refused(tmp_path, text, error):
+    (tmp_path / "a.json").write_bytes(text)
+    with pytest.raises(error):
+        read_json(tmp_path / "a.json")
+    with pytest.raises(UpstreamNotReadyError):
+        read_json(tmp_path / "b.json")
+
+
+def test_nan_never_reaches_a_file(tmp_path):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(tmp_path / "a.json", {"x": float("nan")})
+    assert not (tmp_path / "a.json").exists()
+
+
+def test_run_names_cannot_leave_the_root(tmp_path):
+    with pytest.raises(ConfigError):
+        RunPaths(tmp_path, "../x")

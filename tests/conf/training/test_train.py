@@ -1,0 +1,274 @@
+"""What training does about damage, as the config has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conf.errors import ConfigError, ExitCode
+from conf.load import load_config
+from conf.training.input import InputConfig
+from conf.training.models import (
+    DSSMConfig,
+    DynamicTableConfig,
+    MFConfig,
+    SampledSoftmaxConfig,
+    StaticTableConfig,
+)
+from conf.training.optimizer import (
+    ExponentialSchedule,
+    LinearSchedule,
+    SparseAdamConfig,
+    SparseFTRLConfig,
+)
+from conf.training.sweep import ChoicesConfig, RangeConfig, SweepConfig
+from conf.training.train import StepRange, TrainConfig, parse_step_range
+
+REQUIRED = ["dataset=d", "name=n"]
+
+
+def load(*overrides: str) -> TrainConfig:
+    return load_config(TrainConfig, "training", None, [*REQUIRED, *overrides])
+
+
+def test_keys_without_a_tag_are_those_of_the_default() -> None:
+    model = load("model.embedding_dim=4", "model.objective.uniform_negatives=64").model
+    assert isinstance(model, DSSMConfig)
+    assert model.embedding_dim == 4
+    assert model.objective == SampledSoftmaxConfig(uniform_negatives=64)
+
+
+def test_a_tag_that_is_given_decides() -> None:
+    model = load("model.name=mf", "model.objective.kind=binary").model
+    assert isinstance(model, MFConfig)
+    assert model.objective.kind == "binary"
+
+
+@pytest.mark.parametrize("override", ["model.embeding_dim=4", "model.objective.uniform_negative=1"])
+def test_a_misspelt_key_without_a_tag_still_gets_a_hint(override: str) -> None:
+    with pytest.raises(ConfigError, match="did you mean"):
+        load(override)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "seed=-1",
+        "seed=2147483648",
+        "optimizer.learning_rate=.inf",
+        "optimizer.epsilon=.nan",
+        "model.temperature=.inf",
+        "fit.log_every_seconds=.inf",
+        "model.name=nope",
+        "model=dssm",
+    ],
+)
+def test_what_no_run_could_use_is_refused(override: str) -> None:
+    with pytest.raises(ConfigError):
+        load(override)
+
+
+def test_the_largest_seed_is_taken() -> None:
+    assert load("seed=2147483647").seed == 2**31 - 1
+
+
+def test_a_schedule_is_given_by_its_name_or_with_its_arguments() -> None:
+    assert load("optimizer.schedule=linear").optimizer.schedule == LinearSchedule()
+    decay = load("optimizer.schedule={kind: exponential, decay_rate: 0.5, decay_steps: 9}")
+    assert decay.optimizer.schedule == ExponentialSchedule(decay_rate=0.5, decay_steps=9)
+
+
+def test_sparse_optimizers_have_their_own_keys() -> None:
+    assert load("optimizer.sparse.beta_1=0.5").optimizer.sparse == SparseAdamConfig(beta_1=0.5)
+    ftrl = load("optimizer.sparse={kind: ftrl, l1: 0.5}").optimizer.sparse
+    assert ftrl == SparseFTRLConfig(l1=0.5)
+    with pytest.raises(ConfigError, match="unknown key"):
+        load("optimizer.sparse={kind: sgd, l1: 0.5}")
+
+
+def test_keys_of_the_dense_optimizer_are_arguments_for_keras() -> None:
+    config = load("optimizer.dense={kind: AdamW, weight_decay: 0.1, learning_rate: 0.5}")
+    assert config.optimizer.dense.arguments == {"weight_decay": 0.1}
+    assert config == TrainConfig.model_validate(config.resolved())
+
+
+def test_a_path_alone_is_a_warm_start() -> None:
+    warm = load("fit.warm_start=work/runs/old").fit.warm_start
+    assert warm is not None
+    assert (warm.path, warm.moments, warm.mismatched) == ("work/runs/old", "reset", "refuse")
+    given = load("fit.warm_start.path=x", "fit.warm_start.moments=transfer").fit.warm_start
+    assert given is not None
+    assert (given.path, given.moments) == ("x", "transfer")
+    assert load("fit.warm_start=null").fit.warm_start is None
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "optimizer.schedule=cosin",
+        "optimizer.sparse.kind=rmsprop",
+        "optimizer.accumulate_steps=1",
+        "optimizer.warmup_steps=0",
+        "optimizer={clip_norm: 1.0, clip_value: 1.0}",
+        "compute.half_dtype=float8",
+    ],
+)
+def test_update_rules_that_no_run_could_use_are_refused(override: str) -> None:
+    with pytest.raises(ConfigError):
+        load(override)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "fit.checkpoint.every_steps=0",
+        "fit.checkpoint.every_minutes=0",
+        "fit.checkpoint.keep_last=0",
+        "fit.checkpoint.keep_best=0",
+        "fit.warm_start=3",
+        "fit.warm_start.moments=some",
+    ],
+)
+def test_checkpoints_that_cannot_be_kept_are_refused(override: str) -> None:
+    with pytest.raises(ConfigError):
+        load(override)
+
+
+def embeddings_load(*overrides: str) -> TrainConfig:
+    return load_config(TrainConfig, "training", None, ("dataset=d", "name=n", *overrides))
+
+
+@pytest.mark.parametrize("model", ["dssm", "mf"])
+def test_tables_are_static_unless_said_otherwise(model: str) -> None:
+    assert embeddings_load(f"model.name={model}").model.embeddings == {}
+    assert embeddings_load("model.embeddings.a=static").model.embeddings == {
+        "a": StaticTableConfig()
+    }
+
+
+def test_a_kind_may_stand_alone_and_keys_without_one_are_those_of_a_dynamic_table() -> None:
+    found = embeddings_load(
+        "model.embeddings.a=dynamic", "model.embeddings.b.max_rows=7"
+    ).model.embeddings
+    assert found == {"a": DynamicTableConfig(), "b": DynamicTableConfig(max_rows=7)}
+    again = TrainConfig.model_validate(embeddings_load("model.embeddings.a=dynamic").resolved())
+    assert again.model.embeddings == {"a": DynamicTableConfig()}
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("model.embedings.a=dynamic", "embeddings"),
+        ("model.embeddings.a.max_row=7", "max_rows"),
+        ("model.embeddings.a.max_rows=0", "max_rows"),
+        ("model.embeddings.a.max_rows=18446744073709551616", "less than or equal"),
+        ("model.embeddings.a.capacity=9223372036854775807", "less than or equal"),
+        ("model.embeddings.a=dinamic", "dynamic"),
+        ("model.embeddings.a.features=[]", "features"),
+    ],
+)
+def test_what_is_misspelt_is_refused_with_what_is_near(override: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=hint):
+        embeddings_load(override)
+
+
+@pytest.mark.parametrize("strategy", ["multi_worker", "parameter_server"])
+def test_several_processes_are_refused_with_what_works(strategy: str) -> None:
+    with pytest.raises(ConfigError, match="auto, none or mirrored") as caught:
+        embeddings_load("model.embeddings.a=dynamic", f"devices.strategy={strategy}")
+    assert caught.value.exit_code == ExitCode.CONFIG
+    embeddings_load("model.embeddings.a=static", f"devices.strategy={strategy}")
+
+
+@pytest.mark.parametrize(
+    ("policy", "found_bytes", "split", "expected"),
+    [
+        ("fail", None, "train", False),
+        ("fail", 9, "train", False),
+        ("skip_record", None, "train", False),  # no record of it is there
+        ("skip_record", 9, "train", True),
+        ("skip_record", 11, "train", False),  # another file
+        ("skip_shard", None, "train", True),
+        ("skip_shard", 9, "train", True),
+        ("skip_shard", 11, "train", True),
+        ("skip_shard", None, "test", False),  # what a model is measured on has to be whole
+        ("skip_record", 9, "catalog", False),
+    ],
+)
+def test_which_shards_training_does_without(policy, found_bytes, split, expected) -> None:
+    config = InputConfig(on_corrupt=policy)
+    assert config.passes_over(split, found_bytes, 10) is expected
+
+
+def test_two_numbers_are_a_range() -> None:
+    assert parse_step_range("100:120") == StepRange(100, 120)
+    parse_step_range("0:1").require_within(1)
+
+
+@pytest.mark.parametrize("text", ["", "5", "a:b", "1:2:3", "-1:2", "1.5:2", " 1:2"])
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="two steps"):
+        parse_step_range(text)
+
+
+@pytest.mark.parametrize("text", ["5:5", "7:3"])
+def test_an_empty_range_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="empty"):
+        parse_step_range(text)
+
+
+def test_a_range_beyond_the_run_is_refused() -> None:
+    with pytest.raises(ConfigError, match="does not have") as caught:
+        StepRange(5, 25).require_within(24)
+    assert caught.value.allowed == "0 to 24"
+
+
+def read(tmp_path: Path, text: str) -> SweepConfig:
+    file = tmp_path / "space.yaml"
+    file.write_text(text)
+    return load_config(SweepConfig, "training", str(file))
+
+
+def test_a_file_of_lists_and_ranges(tmp_path: Path) -> None:
+    found = read(
+        tmp_path,
+        """
+        trials: 20
+        space:
+          model.embedding_dim: [16, 32]
+          model.user_hidden_units: [[64], [64, 32], []]
+          optimizer.learning_rate: {low: 1e-4, high: 1e-1, log: true}
+        """,
+    )
+    assert found.trial_count == 20
+    dims = found.space
+    assert isinstance(dims["model.embedding_dim"], ChoicesConfig)
+    rate = dims["optimizer.learning_rate"]
+    assert isinstance(rate, RangeConfig)
+    assert (rate.low, rate.high) == (1e-4, 1e-1)
+
+
+def test_a_grid_has_as_many_trials_as_points(tmp_path: Path) -> None:
+    grid = "sampler: grid\nspace: {seed: [1, 2, 3], fit.epochs: [1, 2]}\n"
+    assert read(tmp_path, grid).trial_count == 6
+    assert read(tmp_path, grid + "trials: 4\n").trial_count == 4
+    assert read(tmp_path, grid + "trials: 40\n").trial_count == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("trials: 2\nspace: {}", "space"),
+        ("space: {seed: [1]}", "number of trials"),
+        ("sampler: grid\nspace: {seed: {low: 1, high: 2}}", "grid needs lists"),
+        ("trials: 2\nspace: {name: [a, b]}", "cannot be tried"),
+        ("trials: 2\nspace: {seed: {low: 2, high: 1}}", "less than high"),
+        ("trials: 2\nspace: {seed: {low: 0, high: 1, log: true}}", "low > 0"),
+        ("trials: 2\nspace: {seed: {low: 0.5, high: 2, integer: true}}", "whole numbers"),
+        ("trial: 2\nspace: {seed: [1]}", "trials"),
+    ],
+)
+def test_what_cannot_be_tried_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path, text)

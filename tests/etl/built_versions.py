@@ -1,0 +1,86 @@
+"""Versions read back with their ids turned into tokens, and small ones published by hand."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from conf.manifest import Manifest
+from conf.paths import DatasetPaths
+from etl.build import BuildResult
+from etl.tfrecord.codec.decode import read_batches
+from etl.tfrecord.types.features import WireFeature
+from etl.versions.publish import publish_version, read_current, stage_version
+from tests.datasets import build_manifest
+
+
+def read_split(version: Path, manifest: Manifest, split: str) -> list[dict[str, Any]]:
+    """Rows of a split with its ids turned back into tokens."""
+    tokens: dict[str, dict[int, Any]] = {}
+    for spec in manifest.schema.features:
+        if spec.vocabulary_size:
+            table = pq.read_table(version / "encoders" / f"{spec.encoding}.parquet").to_pydict()
+            tokens[spec.name] = dict(zip(table["id"], table["token"], strict=True))
+    wire = [WireFeature(s.name, s.dtype, s.is_list) for s in manifest.schema.features]
+    rows = []
+    for shard in manifest.split(split).shards:
+        for batch in read_batches(version / shard.path, wire, slots=manifest.slots):
+            rows += [
+                {
+                    name: _decode(value, tokens[name]) if name in tokens else value
+                    for name, value in row.items()
+                }
+                for row in batch.to_pylist()
+            ]
+    return rows
+
+
+def _decode(value: Any, tokens: dict[int, Any]) -> Any:
+    if isinstance(value, list):
+        return [tokens.get(item, "OOV") for item in value]
+    return None if value is None else tokens.get(value, "OOV")
+
+
+def shard_digests(version: Path, manifest: Manifest) -> dict[str, str]:
+    return {
+        shard.path: hashlib.sha256((version / shard.path).read_bytes()).hexdigest()
+        for split in manifest.splits
+        for shard in split.shards
+    }
+
+
+def read_sparse(
+    result: BuildResult, split: str, label: str
+) -> list[tuple[float, tuple[tuple[int, float], ...]]]:
+    """Label and sorted (index, value) pairs of each record, as TensorFlow's `SparseTensor`."""
+    import tensorflow as tf
+
+    size = result.manifest.schema["indices"].vocabulary_size
+    features = {
+        "row": tf.io.SparseFeature("indices", "values", tf.float32, size),
+        label: tf.io.FixedLenFeature([], tf.float32),
+    }
+    shards = [str(result.version / s.path) for s in result.manifest.split(split).shards]
+    rows = []
+    for batch in tf.data.TFRecordDataset(shards).batch(4096):
+        parsed = tf.io.parse_example(batch, features)
+        own: list[list[tuple[int, float]]] = [[] for _ in range(len(batch))]
+        places, values = parsed["row"].indices.numpy(), parsed["row"].values.numpy()
+        for (row, index), value in zip(places.tolist(), values.tolist(), strict=True):
+            own[row].append((index, value))
+        labels = parsed[label].numpy().tolist()
+        rows += [(one, tuple(sorted(pairs))) for one, pairs in zip(labels, own, strict=True)]
+    return rows
+
+
+def publish(paths: DatasetPaths, version_id: str) -> Path:
+    """Publishes a version of one shard of ten bytes."""
+    manifest = replace(build_manifest(version_id), parent=read_current(paths))
+    with stage_version(paths, version_id) as staging:
+        (staging / "train").mkdir()
+        (staging / "train" / "part-0").write_bytes(b"x" * 10)
+        return publish_version(paths, staging, manifest)

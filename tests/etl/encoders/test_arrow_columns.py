@@ -1,0 +1,129 @@
+"""Raw columns: casts that keep the value or refuse it, lists taken apart, the identity."""
+
+from __future__ import annotations
+
+import decimal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etl.encoders.arrow_columns import cast_values, flatten_lists
+from etl.encoders.base import IdentityEncoder
+
+
+@settings(deadline=None)
+@given(st.lists(st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1))))
+def test_integers_become_the_nearest_float32(values):
+    result = cast_values(pa.array(values, pa.int64()), pa.float32()).to_pylist()
+    assert result == [None if value is None else float(np.float32(value)) for value in values]
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(allow_nan=False)))
+def test_floats_are_rounded_or_refused_but_never_become_infinite(values):
+    with np.errstate(over="ignore"):
+        expected = np.array(values, np.float64).astype(np.float32)
+    array = pa.array(values, pa.float64())
+    if (np.isinf(expected) & ~np.isinf(np.array(values, np.float64))).any():
+        with pytest.raises(pa.ArrowInvalid, match="float32"):
+            cast_values(array, pa.float32())
+    else:
+        assert cast_values(array, pa.float32()).to_pylist() == expected.tolist()
+
+
+def test_infinity_that_was_meant_stays():
+    inf = float("inf")
+    assert cast_values(pa.array(["-inf", "Infinity"]), pa.float32()).to_pylist() == [-inf, inf]
+    assert cast_values(pa.array([inf, None, 1.0]), pa.float32()).to_pylist() == [inf, None, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("values", "target", "expected"),
+    [
+        (pa.array([2.0, None]), pa.int64(), [2, None]),
+        (pa.array(["12", None, "-3"]), pa.int64(), [12, None, -3]),
+        (pa.array(["1.5"], pa.large_string()), pa.float32(), [1.5]),
+        (pa.array([decimal.Decimal("12.25")]), pa.float32(), [12.25]),
+        (pa.array([True, False]), pa.float32(), [1.0, 0.0]),
+        (pa.array([7]), pa.string(), ["7"]),
+        (pa.array([b"a"], pa.large_binary()), pa.string(), ["a"]),
+        (pa.array(["é"]), pa.binary(), ["é".encode()]),
+        (pa.nulls(2), pa.string(), [None, None]),
+    ],
+)
+def test_lossless_casts(values, target, expected):
+    result = cast_values(values, target)
+    assert result.type == target
+    assert result.to_pylist() == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "target"),
+    [
+        (pa.array([1.5]), pa.int64()),
+        (pa.array([float("nan")]), pa.int64()),
+        (pa.array([2**63], pa.uint64()), pa.int64()),
+        (pa.array(["twelve"]), pa.int64()),
+        (pa.array([" 1"]), pa.float32()),
+        (pa.array([""]), pa.float32()),
+        (pa.array(["1e300"]), pa.float32()),
+        (pa.array([b"\xff"]), pa.string()),
+        (pa.array([1.0]), pa.string()),
+        (pa.array([1]), pa.binary()),
+        (pa.array([1], pa.timestamp("ms")), pa.int64()),
+    ],
+)
+def test_losses_are_refused(values, target):
+    with pytest.raises(pa.ArrowInvalid):
+        cast_values(values, target)
+
+
+ROWS = st.lists(
+    st.one_of(st.none(), st.lists(st.one_of(st.none(), st.integers(0, 99)), max_size=6)),
+    max_size=20,
+)
+
+
+@settings(deadline=None)
+@given(
+    ROWS,
+    st.one_of(st.none(), st.integers(1, 4)),
+    st.sampled_from([pa.list_(pa.int64()), pa.large_list(pa.int64())]),
+    st.data(),
+)
+def test_lists_keep_their_first_values(rows, max_len, data_type, data):
+    start = data.draw(st.integers(0, len(rows)))
+    flat = flatten_lists(pa.array(rows, data_type)[start:], max_len)
+    rebuilt = flat.rebuild(flat.values)
+    rebuilt.validate(full=True)
+    assert rebuilt.to_pylist() == [row if row is None else row[:max_len] for row in rows[start:]]
+
+
+def test_values_under_null_rows_do_not_come_back():
+    hidden = pa.ListArray.from_arrays(
+        pa.array([0, 2, 4], pa.int32()), pa.array([1, 2, 3, 4]), mask=pa.array([True, False])
+    )
+    flat = flatten_lists(hidden)
+    assert flat.values.to_pylist() == [3, 4]
+    assert flat.rebuild(flat.values).to_pylist() == [None, [3, 4]]
+
+
+def test_fixed_length_is_checked():
+    lists = pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int64(), 2))
+    assert flatten_lists(lists, exact_len=2).values.to_pylist() == [1, 2, 3, 4]
+    with pytest.raises(pa.ArrowInvalid, match="row 1 has 1 values, not 2"):
+        flatten_lists(pa.array([[1, 2], [3]]), exact_len=2)
+
+
+def test_values_pass_through_the_declared_type():
+    encoder = IdentityEncoder(pa.float32(), pa.int64())
+    # 2**24 + 1 is no float32: what the raw column was declared with decides, as in serving.
+    assert encoder.encode(pa.array([float(2**24 + 1), None])).to_pylist() == [2**24, None]
+
+
+def test_a_loss_is_refused():
+    with pytest.raises(pa.ArrowInvalid):
+        IdentityEncoder(pa.float32(), pa.int64()).encode(pa.array([0.5]))

@@ -1,0 +1,81 @@
+"""Labels: each rule, and delayed conversions."""
+
+from __future__ import annotations
+
+import pytest
+
+from etl.events.labels import add_label
+from etl.sources.source import Source
+from tests.etl.logs import frame, log_config
+
+HOUR = 3600
+TYPES = {"user": "bigint", "item": "bigint", "action": "string", "dwell": "float", "ts": "bigint"}
+
+
+def test_each_rule_tells_positives_by_its_column(spark):
+    rows = [
+        {"item": 1, "action": "buy", "dwell": 4.1},
+        {"item": 2, "action": "view", "dwell": 3.0},
+        {"item": 3, "action": "cart", "dwell": 0.5},
+        {"item": 4},
+        {"item": 5, "__given_test": True},
+    ]
+    events = frame(spark, TYPES, rows).drop("label")
+    rules = {
+        "at_least": {"column": "dwell", "at_least": 4.1},
+        "equals": {"column": "action", "equals": "buy"},
+        "one_of": {"column": "action", "one_of": ["buy", "cart"]},
+        "graded": {"column": "dwell", "graded": True},
+        "number": {"column": "dwell", "one_of": [3, 4.1]},
+    }
+    for name, rule in rules.items():
+        events = add_label(events, log_config(label={**rule, "name": name}), {})
+    found = {row["item"]: row for row in events.collect()}
+    assert [found[i]["at_least"] for i in (1, 2, 3)] == [1, 0, 0]
+    assert [found[i]["equals"] for i in (1, 2, 3)] == [1, 0, 0]
+    assert [found[i]["one_of"] for i in (1, 2, 3)] == [1, 0, 1]
+    assert [found[i]["graded"] for i in (1, 2, 3)] == pytest.approx([4.1, 3, 0.5])
+    assert [found[i]["number"] for i in (1, 2, 3)] == [1, 1, 0]
+    # A row of the log without a value is left out; a given test event may lack it.
+    assert [found[i]["__drop"] for i in (3, 4, 5)] == [None, "unlabelled", None]
+    assert found[5]["graded"] is None
+
+
+def test_conversions_count_within_the_window_and_recent_events_wait(spark):
+    clicks = {  # item: hour of the click
+        1: 0,  # bought after 2 hours, twice
+        2: 0,  # bought after the window
+        3: 10,  # bought before the click
+        4: 10,  # bought in the very moment, and at the window's end
+        5: 95,  # bought after an hour; the window is not over when the orders end
+        6: 90,  # never bought, the window ends with the orders
+        7: 91,
+    }
+    events = frame(
+        spark,
+        TYPES,
+        [
+            {"user": 1, "item": item, "ts": hour * HOUR, "__event_ts_ms": hour * HOUR * 1000}
+            for item, hour in clicks.items()
+        ],
+    ).drop("label")
+    orders = [(1, 1, 2), (1, 1, 3), (1, 2, 11), (1, 3, 9), (1, 4, 10), (2, 6, 91), (1, 5, 96)]
+    source = spark.createDataFrame(
+        [(u, i, hour * HOUR, None, None) for u, i, hour in orders],
+        "buyer bigint, product bigint, at bigint, __order string, __reason string",
+    )
+    conversion = {
+        "source": "orders",
+        "keys": {"user": "buyer", "item": "product"},
+        "time": "at",
+        "within_hours": 10,
+        "until_ts": 100 * HOUR,
+    }
+    config = log_config(label={"conversion": conversion})
+    sources = {"orders": Source("orders", source, ())}
+    found = {r["item"]: r for r in add_label(events, config, sources).collect()}
+    assert len(found) == len(clicks)
+    assert {i: r["label"] for i, r in found.items()} == {1: 1, 2: 0, 3: 0, 4: 1, 5: 1, 6: 0, 7: 0}
+    assert {i for i, r in found.items() if r["__drop"] == "immature"} == {5, 7}
+    kept = log_config(label={"conversion": {**conversion, "immature": "keep"}})
+    assert not [r for r in add_label(events, kept, sources).collect() if r["__drop"]]

@@ -1,0 +1,205 @@
+"""Drawn negatives: the stated distribution, nothing that the user has met, the same for ever."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+
+from etl.events.negatives import AliasTable, add_negatives, build_alias_table
+from etl.sources.source import Source
+from tests.etl.logs import frame, log_config
+
+
+def outcome_probabilities(table: AliasTable, groups: np.ndarray) -> np.ndarray:
+    """What a draw gives: each row is taken alike in its group, then itself or its alias."""
+    chance = 1 / np.bincount(groups)[groups]
+    own = chance * table.thresholds
+    other = np.bincount(table.aliases, chance * (1 - table.thresholds), minlength=len(groups))
+    return own + other
+
+
+weights = st.lists(
+    st.one_of(st.floats(1e-6, 1e6), st.just(1.0), st.integers(1, 100).map(float)),
+    min_size=1,
+    max_size=40,
+)
+
+
+@given(st.lists(weights, min_size=1, max_size=8))
+def test_every_group_keeps_its_own_distribution(parts):
+    groups = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    values = np.concatenate([np.asarray(part) for part in parts])
+    table = build_alias_table(values, groups)
+    expected = np.concatenate([np.asarray(part) / sum(part) for part in parts])
+    assert_allclose(table.probabilities, expected, rtol=1e-12)
+    assert_allclose(outcome_probabilities(table, groups), expected, rtol=1e-6, atol=1e-12)
+    assert (groups[table.aliases] == groups).all()
+    assert ((table.thresholds >= 0) & (table.thresholds <= 1)).all()
+
+
+def test_long_tail_of_many_items_keeps_its_distribution():
+    counts = np.floor(1e7 / np.arange(1, 200_001)) + 1
+    groups = np.zeros(len(counts), dtype=np.int64)
+    table = build_alias_table(counts**0.75, groups)
+    expected = counts**0.75 / np.sum(counts**0.75)
+    assert_allclose(outcome_probabilities(table, groups), expected, rtol=1e-6)
+
+
+TYPES = {"user": "bigint", "item": "bigint", "action": "string", "genre": "string"}
+ITEMS = range(1, 25)
+
+
+def genre(item: int) -> str:
+    return "abc"[item % 3]
+
+
+def log_rows() -> list[dict]:
+    """User 1 has met items 1 to 8, 60 times each; users 10 on made the popularity of the others."""
+    pairs = [(1, 1 + i % 8) for i in range(480)]
+    pairs += [(10 + copy, item) for item in ITEMS for copy in range(item)]
+    return [
+        {"user": u, "item": i, "action": "buy", "genre": genre(i), "__position": p, "label": 1.0}
+        for p, (u, i) in enumerate(pairs)
+    ]
+
+
+def sample(spark, rows=None, partitions=2, config=None, **negatives):
+    config = config or sampling_config(negatives)
+    dictionary = spark.createDataFrame(
+        [(i, genre(i), None, None) for i in ITEMS],
+        "item bigint, genre string, __order string, __reason string",
+    )
+    types = TYPES | dict.fromkeys((rolling.name for rolling in config.rolling), "bigint")
+    log = frame(spark, types, rows or log_rows()).repartition(partitions, "__position")
+    sources = {"items": Source("items", dictionary, ()), "log": Source("log", log, ())}
+    made = add_negatives(log.where("__drop is null"), log, config, sources)
+    try:
+        return made.samples.collect(), made.drawn
+    finally:
+        made.release()
+
+
+def sampling_config(negatives, **changes):
+    return log_config(
+        label={"column": "action", "equals": "buy"},
+        negatives={"strategy": "popularity", "per_positive": 10, **negatives},
+        **changes,
+    )
+
+
+def popularity(items, counts: Counter) -> dict[int, float]:
+    weights = {item: counts[item] ** 0.75 for item in items}
+    total = sum(weights.values())
+    return {item: weight / total for item, weight in weights.items()}
+
+
+def check_distribution(drawn: list[int], expected: dict[int, float]) -> None:
+    """Pearson's chi-square stays within five standard deviations of its mean."""
+    counts = Counter(drawn)
+    assert set(counts) <= set(expected)
+    wanted = np.array([expected[i] * len(drawn) for i in expected])
+    got = np.array([counts[i] for i in expected])
+    freedom = len(expected) - 1
+    assert np.sum((got - wanted) ** 2 / wanted) < freedom + 5 * np.sqrt(2 * freedom)
+
+
+def test_draws_follow_the_distorted_popularity_and_state_it(spark):
+    rows, drawn = sample(spark)
+    counts = Counter(row["item"] for row in log_rows())
+    expected = popularity(ITEMS, counts)
+    negatives = [r for r in rows if r["__draw"] > 0]
+    assert drawn == {"train": len(negatives)} == {"train": 10 * len(log_rows())}
+    check_distribution([r["item"] for r in negatives], expected)
+    for row in negatives:
+        assert row["sampling_probability"] == pytest.approx(expected[row["item"]], rel=1e-6)
+        assert (row["genre"], row["action"], row["label"]) == (genre(row["item"]), None, 0.0)
+    assert {r["sampling_probability"] for r in rows if r["__draw"] == 0} == {1.0}
+
+
+def test_unseen_draws_leave_out_what_the_user_met_whatever_the_layout(spark):
+    rows, drawn = sample(spark, not_seen="train")
+    met = {(r["user"], r["item"]) for r in log_rows()}
+    negatives = [r for r in rows if r["__draw"] > 0]
+    assert not [r for r in negatives if (r["user"], r["item"]) in met]
+    assert drawn["train"] == len(negatives)
+    # User 1's draws follow the popularity of what is left to meet.
+    counts = Counter(row["item"] for row in log_rows())
+    expected = popularity([i for i in ITEMS if i > 8], counts)
+    mine = [r for r in negatives if r["user"] == 1]
+    assert len(mine) == 4800
+    check_distribution([r["item"] for r in mine], expected)
+    for row in mine:
+        assert row["sampling_probability"] == pytest.approx(expected[row["item"]], rel=1e-6)
+    again, _ = sample(spark, partitions=5, not_seen="train")
+    assert sorted(map(str, again)) == sorted(map(str, rows))
+
+
+def test_categories_and_splits_bound_the_draws(spark):
+    rows = log_rows()
+    rows += [{**rows[0], "item": 1, "__position": 9999, "__split": "test"}]
+    rows += [{**rows[0], "__position": 9998, "label": 0.0}]
+    made, drawn = sample(spark, rows, strategy="uniform", category="genre", per_positive=2)
+    negatives = [r for r in made if r["__draw"] > 0]
+    assert drawn == {"train": len(negatives)} == {"train": 2 * len(log_rows())}
+    origin = {r["__position"]: r["genre"] for r in made if r["__draw"] == 0}
+    assert all(r["genre"] == origin[r["__position"]] for r in negatives)
+    assert {r["sampling_probability"] for r in negatives} == {0.125}
+
+
+def test_user_who_met_everything_gets_no_negative(spark):
+    rows = [
+        {"user": 1, "item": i, "action": "buy", "genre": "a", "__position": i, "label": 1.0}
+        for i in (1, 2)
+    ]
+    made, drawn = sample(spark, rows, not_seen="all", per_positive=1)
+    assert (len(made), drawn) == (2, {})
+
+
+def test_rolling_features_of_a_drawn_item_are_those_before_the_positive(spark):
+    clicks = {"column": "action", "one_of": ["buy"]}
+    rolling = [
+        {"name": "of_item", "keys": ["item"]},
+        {"name": "bought", "keys": ["item"], "where": clicks, "window_days": 1},
+        {"name": "of_both", "keys": ["user", "item"]},
+        {"name": "of_genre", "keys": ["genre"]},
+        {"name": "of_user", "keys": ["user"]},
+    ]
+    config = sampling_config({"strategy": "uniform", "per_positive": 3}, rolling=rolling)
+    hour_ms = 3_600_000
+    rows = [
+        {"user": n % 4, "item": 1 + n * n % 5, "action": "buy" if n % 3 else "view", "label": 1.0}
+        | {"genre": genre(1 + n * n % 5), "__position": n, "__event_ts_ms": n // 2 * 2 * hour_ms}
+        | {rule["name"]: 100 + n for rule in rolling}
+        for n in range(60)
+    ]
+    for n, reason in ((7, "duplicate"), (12, "unlabelled"), (20, "unmatched:items")):
+        rows[n]["__drop"] = reason
+    made, _ = sample(spark, rows, config=config)
+    counted = [row for row in rows if row.get("__drop") in (None, "unlabelled")]
+
+    def count(row, *keys: str, day: bool = False) -> int:
+        now = row["__event_ts_ms"]
+        return sum(
+            all(other[key] == row[key] for key in keys)
+            and other["__event_ts_ms"] < now
+            and (
+                not day
+                or (other["action"] == "buy" and other["__event_ts_ms"] >= now - 24 * hour_ms)
+            )
+            for other in counted
+        )
+
+    negatives = [row for row in made if row["__draw"] > 0]
+    assert len(negatives) == 3 * 57
+    for row in negatives:
+        assert row["of_item"] == count(row, "item")
+        assert row["bought"] == count(row, "item", day=True)
+        assert row["of_both"] == count(row, "user", "item")
+        assert row["of_genre"] == count(row, "genre")
+        assert row["of_user"] == 100 + row["__position"]  # the user is the positive's
+    assert {row["of_item"] - row["__position"] for row in made if not row["__draw"]} == {100}

@@ -1,0 +1,250 @@
+"""Splits: who goes where, given test events, days of a run, and events that are no samples."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from conf.dates import DateRange
+from conf.errors import ConfigError, InputDataError
+from etl.build import check_config
+from etl.events.date_range import check_dates
+from etl.events.down_sampling import mark_not_sampled
+from etl.events.event_log import count_events, prepare_events
+from etl.events.labels import add_weights
+from etl.events.splits import add_split, mark_outside_window
+from etl.sources.read import read_source
+from etl.versions.run_fingerprint import RunRequest
+from tests.etl.logs import build_config, ctr_config, frame, log_config
+
+DAY_MS = 86_400_000
+TYPES = {"user": "bigint", "item": "bigint", "ts": "bigint"}
+
+
+def test_leave_k_out_takes_k_for_test_and_k_before_for_validation(spark):
+    rows = [
+        {"user": user, "item": p, "ts": p, "__position": p, "__total": total}
+        for user, total in ((1, 7), (2, 4))
+        for p in range(1, total + 1)
+    ]
+    config = log_config(split={"leave_out": 2})
+    split = add_split(frame(spark, TYPES, rows).drop("__split"), config).collect()
+    of_user = {r["item"]: r["__split"] for r in split if r["user"] == 1}
+    assert [of_user[i] for i in range(1, 8)] == ["train"] * 3 + ["validation"] * 2 + ["test"] * 2
+    # Four events leave nothing to train on once twice two are taken out.
+    assert {r["__split"] for r in split if r["user"] == 2} == {"train"}
+
+
+def test_hash_split_keeps_keys_together_however_rows_are_laid_out(spark):
+    rows = [{"user": i % 3000, "item": i, "ts": i} for i in range(6000)]
+    config = log_config(split={"strategy": "hash", "seed": 5})
+    events = frame(spark, TYPES, rows).drop("__split")
+    once, again = (
+        {(r["user"], r["__split"]) for r in add_split(f, config).collect()}
+        for f in (events, events.repartition(5, "item"))
+    )
+    assert once == again
+    assert len(once) == 3000
+    shares = [sum(s == split for _, s in once) / 3000 for split in ("test", "validation")]
+    assert shares == pytest.approx([0.1, 0.1], abs=4 * (0.09 / 3000) ** 0.5)
+    other = log_config(split={"strategy": "hash", "seed": 6})
+    assert {(r["user"], r["__split"]) for r in add_split(events, other).collect()} != once
+
+
+def sliding_days(spark, window: int, **changes: object) -> dict[str, list[int]]:
+    events = frame(
+        spark,
+        TYPES,
+        [{"user": 1, "item": d, "__event_ts_ms": 19_000 * DAY_MS + d * DAY_MS} for d in range(12)],
+    ).drop("__split")
+    days = {"train_days": 4, "validation_days": 1, "test_days": 2, "step_days": 3}
+    config = log_config(split={"strategy": "sliding", "window": window, **days, **changes})
+    marked = add_split(mark_outside_window(events, config.split), config)
+    found: dict[str, list[int]] = {}
+    for row in marked.orderBy("item").collect():
+        found.setdefault(row["__drop"] or row["__split"], []).append(row["item"])
+    return found
+
+
+def test_windows_of_a_backtest_slide_and_leave_out_past_and_future(spark):
+    assert sliding_days(spark, 0) == {
+        "train": [0, 1, 2, 3],
+        "validation": [4],
+        "test": [5, 6],
+        "outside_window": [7, 8, 9, 10, 11],
+    }
+    assert sliding_days(spark, 1, validation_days=None) == {
+        "outside_window": [0, 1, 2, 9, 10, 11],
+        "train": [3, 4, 5, 6],
+        "test": [7, 8],
+    }
+
+
+def test_windows_start_on_the_declared_day(spark):
+    days = sliding_days(spark, 0, start_date="2022-01-10")  # day 19002
+    assert days["train"] == [2, 3, 4, 5]
+
+
+def test_window_after_the_log_is_refused_with_those_there_are(spark):
+    with pytest.raises(InputDataError, match="after the log has ended") as refused:
+        sliding_days(spark, 5)
+    assert "split.window 0 to 2" in str(refused.value)
+
+
+def test_given_validation_and_test_events_leave_their_future_out(spark, tmp_path):
+    columns = [{"name": name, "type": "int64"} for name in ("user", "item", "ts")]
+    logs = {
+        "log": ["1:10:100", "1:11:200", "1:12:300", "1:13:400", "2:10:500"],
+        "valid": ["1:14:200", "1:15:310"],
+        "test": ["1:16:300", "2:17:600"],
+    }
+    for name, lines in logs.items():
+        (tmp_path / f"{name}.dat").write_text("\n".join(lines) + "\n")
+    sources = {name: {"path": f"{name}.dat", "separator": ":", "columns": columns} for name in logs}
+    config = build_config(
+        tmp_path,
+        tmp_path,
+        sources=sources,
+        events={"source": "log", "user": "user", "item": "item", "time": "ts"},
+        joins=[],
+        label=None,
+        split={"strategy": "given", "test_source": "test", "validation_source": "valid"},
+        features=[
+            {"name": "user", "column": "user", "role": "user"},
+            {"name": "item", "column": "item", "role": "item"},
+        ],
+    )
+    read = {n: read_source(spark, n, s, str(tmp_path)) for n, s in config.sources.items()}
+    prepared = prepare_events(config, read)
+    found = {row["item"]: row for row in prepared.frame.where("user = 1").collect()}
+    counts = count_events(prepared.frame, config)
+    prepared.release()
+    kept = {item: row["__split"] for item, row in found.items() if row["__drop"] is None}
+    assert kept == {10: "train", 14: "validation", 16: "test"}
+    # In the order of what is known: the log, validation, test.
+    assert [found[item]["__position"] for item in (10, 14, 16)] == [1, 2, 3]
+    # 12 and 13 come with or after the test event, as does 15; 11 with the validation event.
+    assert counts.dropped == {"after_test": 3, "after_validation": 1}
+    assert counts.splits == {"train": 2, "validation": 1, "test": 2}
+
+
+DAY = DateRange(date(2026, 1, 31), date(2026, 1, 31))
+
+
+def log_source(**changes):
+    columns = [{"name": "click", "type": "int64"}, {"name": "site", "type": "string"}]
+    columns += [{"name": "device", "type": "string"}, {"name": "at", "type": "timestamp"}]
+    return {"sources": {"log": {"path": "log.tsv", "columns": columns, **changes}}}
+
+
+def test_a_day_that_nothing_depends_on_is_refused():
+    config = ctr_config(Path("."), **log_source())
+    with pytest.raises(ConfigError, match="nothing of this build depends on days") as refused:
+        check_config(config, RunRequest(DAY))
+    assert refused.value.exit_code == 2
+    check_config(config, RunRequest())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        log_source(path="logs/{date}.tsv"),
+        log_source(days={"column": "at"}),
+        log_source()
+        | {"contract": {"rules": [{"kind": "freshness", "source": "log", "column": "at",
+                                   "max_age_hours": 30, "unit": "ms"}]}},
+    ],
+)  # fmt: skip
+def test_days_of_an_input_or_a_rule_count(changes):
+    check_dates(ctr_config(Path("."), **changes), DAY)
+
+
+@pytest.mark.parametrize("what", ["freshness", "column 'at'"])
+def test_a_run_without_the_day_that_a_rule_or_a_bound_asks_for_is_refused_at_once(what):
+    changes = log_source()
+    if what == "freshness":
+        rule = {"kind": "freshness", "source": "log", "column": "at", "unit": "ms"}
+        changes |= {"contract": {"rules": [rule | {"max_age_hours": 30}]}}
+    else:
+        changes["sources"]["log"]["columns"][3]["not_after"] = "run_date"
+    config = ctr_config(Path("."), **changes)
+    with pytest.raises(ConfigError, match=what) as refused:
+        check_config(config, RunRequest())
+    assert "--date" in refused.value.render()
+    check_config(config, RunRequest(DAY))
+
+
+def test_a_bound_by_the_run_s_day_and_times_of_events_count():
+    changes = log_source()
+    changes["sources"]["log"]["columns"][3]["not_after"] = "run_date"
+    check_dates(ctr_config(Path("."), **changes), DAY)
+    check_dates(build_config(Path("."), Path(".")), DAY)
+
+
+SKIPS_TYPES = {"user": "bigint", "item": "bigint", "dwell": "float"}
+LABEL = {"column": "dwell", "at_least": 1}
+
+
+def test_down_sampling_keeps_a_share_and_weights_make_up_for_it(spark):
+    rows = [
+        {"user": i, "item": i % 7, "__position": 1, "label": float(i % 5 == 0), "__split": split}
+        for split, n in (("train", 5000), ("test", 100))
+        for i in range(n)
+    ]
+    config = log_config(label=LABEL, down_sampling={"rate": 0.25})
+    marked = mark_not_sampled(frame(spark, SKIPS_TYPES, rows).drop("__skip"), config)
+    weighted = add_weights(marked, config, None).collect()
+    kept = [r for r in weighted if r["__skip"] is None]
+    negatives = [r for r in kept if r["label"] == 0 and r["__split"] == "train"]
+    assert len(negatives) == pytest.approx(1000, abs=4 * (4000 * 0.25 * 0.75) ** 0.5)
+    assert {r["weight"] for r in negatives} == {4.0}
+    assert {r["keep_rate"] for r in negatives} == {0.25}
+    others = [r for r in kept if r["label"] == 1 or r["__split"] == "test"]
+    assert len(others) == 1000 + 100
+    assert {(r["weight"], r["keep_rate"]) for r in others} == {(1.0, 1.0)}
+    again = mark_not_sampled(
+        frame(spark, SKIPS_TYPES, rows).drop("__skip").repartition(3, "item"), config
+    )
+    same = {(r["user"], r["__split"]) for r in again.collect() if r["__skip"] is None}
+    assert same == {(r["user"], r["__split"]) for r in kept}
+
+
+def test_exposures_are_kept_per_positive_of_their_group(spark):
+    shown = {1: (2, 10), 2: (1, 2), 3: (0, 5)}  # user: positives, exposures
+    rows = [
+        {"user": user, "item": i, "__position": i, "label": float(i < positives)}
+        for user, (positives, exposures) in shown.items()
+        for i in range(positives + exposures)
+    ]
+    rows.append({"user": 1, "item": 99, "__position": 99, "label": 0.0, "__drop": "duplicate"})
+    config = log_config(label=LABEL, negatives={"strategy": "exposure", "per_positive": 3})
+    marked = mark_not_sampled(frame(spark, SKIPS_TYPES, rows).drop("__skip"), config).collect()
+    kept = [r for r in marked if r["__skip"] is None and r["__drop"] is None]
+    counts = {u: sum(r["user"] == u and r["label"] == 0 for r in kept) for u in shown}
+    assert counts == {1: 6, 2: 2, 3: 0}
+    assert sum(r["label"] for r in kept) == 3
+    chances = {r["user"]: r["sampling_probability"] for r in kept if r["label"] == 0}
+    assert chances == pytest.approx({1: 0.6, 2: 1.0})
+    assert {r["sampling_probability"] for r in kept if r["label"] == 1} == {1.0}
+
+
+def test_weights_multiply_column_class_and_decay(spark):
+    rows = [
+        {"user": 1, "dwell": 3.0, "label": 1.0, "__event_ts_ms": 0},
+        {"user": 2, "dwell": 3.0, "label": 0.0, "__event_ts_ms": 20 * DAY_MS},
+        {"user": 3, "dwell": None, "label": 0.0, "__event_ts_ms": 10 * DAY_MS},
+    ]
+    config = log_config(
+        label=LABEL,
+        weights={
+            "name": "w",
+            "column": "dwell",
+            "positive": 8,
+            "negative": 0.5,
+            "half_life_days": 10,
+        },
+    )
+    found = add_weights(frame(spark, SKIPS_TYPES, rows), config, 20 * DAY_MS).collect()
+    assert {r["user"]: r["w"] for r in found} == {1: 6.0, 2: 1.5, 3: 0.25}

@@ -1,0 +1,64 @@
+"""What serving cannot know is refused before anything is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from conf.errors import ConfigError
+from conf.etl.build import BuildConfig
+from etl.build import check_config
+from etl.records.samples import item_columns, user_columns
+from etl.versions.run_fingerprint import RunRequest
+from tests.etl.logs import build_config
+
+ROLLING = [
+    {"name": "user_n", "keys": ["user"]},
+    {"name": "item_n", "keys": ["item"]},
+    {"name": "group_n", "keys": ["group"]},
+]
+
+
+def feature(column: str, role: str) -> dict[str, Any]:
+    return {"name": column, "column": column, "role": role, "encoding": {"kind": "identity"}}
+
+
+def make(tmp_path, *more: dict[str, Any]) -> BuildConfig:
+    config = build_config(tmp_path, tmp_path, rolling=ROLLING)
+    data = config.model_dump()
+    return BuildConfig.model_validate({**data, "features": [*data["features"], *more]})
+
+
+@pytest.mark.parametrize(
+    ("column", "role", "also_allowed"),
+    [
+        ("ts", "user", "user_n"),
+        ("group_n", "user", "history"),
+        ("user_n", "item", "item_n"),
+        ("group", "item", "item_n"),
+        ("history", "item", "tags"),
+    ],
+)
+def test_what_only_an_event_knows_is_refused_before_anything_is_read(
+    tmp_path, column, role, also_allowed
+):
+    other = feature(column, role) | {"name": "x"}
+    with pytest.raises(ConfigError, match="serving has no event") as refused:
+        check_config(make(tmp_path, other), RunRequest())
+    text = refused.value.render()
+    assert f"received: {column}" in text
+    assert also_allowed in text
+
+
+def test_dictionaries_histories_and_counts_by_the_key_alone_are_known(tmp_path):
+    config = make(
+        tmp_path,
+        feature("user_n", "user"),
+        feature("group", "user"),
+        feature("item_n", "item"),
+        feature("group_n", "context"),
+    )
+    plan = check_config(config, RunRequest())
+    assert user_columns(config, plan) == {"gender", "group"}
+    assert item_columns(config, plan) == {"tags"}

@@ -1,0 +1,286 @@
+"""Archives: checked, unpacked safely, complete or not at all."""
+
+import json
+import os
+import socket
+import stat
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from conf.errors import ConfigError, InputDataError, InternalError, UpstreamNotReadyError
+from etl.sample_data import archive as archive_module
+from etl.sample_data.archive import (
+    ARCHIVES,
+    BASE_URL,
+    DownloadOptions,
+    fetch_archive,
+    stage_directory,
+    unpack_zip,
+)
+from tests.etl.sample_data.helpers import FILES, Script, make_archive, make_zip, serve
+
+
+def publish(out, text="new", *, overwrite=False):
+    with stage_directory(out, "CARD", overwrite=overwrite) as staging:
+        (staging / "CARD").write_text(text)
+
+
+def test_publishes_into_new_nested_and_empty_directories(tmp_path):
+    publish(tmp_path / "a" / "b")
+    (tmp_path / "empty").mkdir()
+    publish(tmp_path / "empty")
+    assert (tmp_path / "a" / "b" / "CARD").read_text() == "new"
+    assert (tmp_path / "empty" / "CARD").read_text() == "new"
+    assert sorted(os.listdir(tmp_path)) == ["a", "empty"]
+
+
+def test_replaces_only_on_request_and_only_its_own_kind(tmp_path):
+    out = tmp_path / "out"
+    publish(out, "old")
+    with pytest.raises(ConfigError, match="not empty"):
+        publish(out)
+    assert (out / "CARD").read_text() == "old"
+    publish(out, overwrite=True)
+    assert (out / "CARD").read_text() == "new"
+    (out / "CARD").rename(out / "thesis.txt")
+    with pytest.raises(ConfigError, match="refusing"):
+        publish(out, overwrite=True)
+    assert (out / "thesis.txt").exists()
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_failed_block_leaves_everything_as_it_was(tmp_path):
+    out = tmp_path / "out"
+    publish(out, "old")
+    with pytest.raises(UnicodeEncodeError):
+        publish(out, "half \udc80", overwrite=True)
+    assert (out / "CARD").read_text() == "old"
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_refuses_files_and_links(tmp_path):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    for name in ("file", "link"):
+        with pytest.raises(ConfigError, match="not a directory"):
+            publish(tmp_path / name, overwrite=True)
+
+
+def test_a_full_or_closed_disk_is_reported(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InternalError, match="cannot write"):
+        publish(tmp_path / "file" / "below")
+    with (
+        pytest.raises(InternalError, match="No space"),
+        stage_directory(tmp_path / "out", "CARD", overwrite=False),
+    ):
+        raise OSError(28, "No space left on device")
+    assert os.listdir(tmp_path) == ["file"]
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: nothing is cleaned up after it."""
+
+
+def kill_at_rename(number, monkeypatch, out):
+    """Publishes into `out` and dies before its rename with that number."""
+    renames = [number]
+    original = Path.replace
+
+    def replace(self, target):
+        renames[0] -= 1
+        if renames[0] < 0:
+            raise Killed
+        return original(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", replace)
+        patch.setattr("shutil.rmtree", lambda *args, **kwargs: None)
+        with pytest.raises(Killed):
+            publish(out, "lost", overwrite=True)
+
+
+@pytest.mark.parametrize("renames", [0, 1])
+def test_what_a_killed_process_left_is_restored_and_swept(tmp_path, monkeypatch, renames):
+    out = tmp_path / "out"
+    publish(out, "old")
+    kill_at_rename(renames, monkeypatch, out)
+    assert len(os.listdir(tmp_path)) > 1
+    with pytest.raises(ConfigError, match="not empty"):
+        publish(out)
+    assert (out / "CARD").read_text() == "old"
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_live_process_is_left_alone(tmp_path):
+    out = tmp_path / "out"
+    with stage_directory(out, "CARD", overwrite=False) as staging:
+        (staging / "CARD").write_text("slow")
+        publish(tmp_path / "other")
+        publish(out, "quick")
+        assert staging.is_dir()
+        (out / "CARD").unlink()
+    assert (out / "CARD").read_text() == "slow"
+
+
+def test_leftovers_of_other_names_are_not_ours(tmp_path):
+    (tmp_path / ".out2.partial-x").mkdir()
+    (tmp_path / ".out.notes").mkdir()
+    publish(tmp_path / "out")
+    assert sorted(os.listdir(tmp_path)) == [".out.notes", ".out2.partial-x", "out"]
+
+
+@pytest.fixture
+def _no_waiting(monkeypatch):
+    monkeypatch.setattr(archive_module.time, "sleep", lambda seconds: None)
+
+
+def fetch(script, out, archive=None, *, overwrite=False, **options):
+    with serve(script):
+        options = DownloadOptions(base_url=script.base_url, **options)
+        return fetch_archive(
+            archive or make_archive(script.body), out, options, overwrite=overwrite
+        )
+
+
+@pytest.mark.usefixtures("_no_waiting")
+def test_downloads_verifies_and_strips_the_top_folder(tmp_path):
+    seen: list[tuple[int, int | None]] = []
+    script = Script(make_zip())
+    card = fetch(script, tmp_path / "out", on_progress=lambda *args: seen.append(args))
+    assert script.asked == ["/sets/ml-x.zip"]
+    assert sorted(os.listdir(tmp_path / "out")) == ["DOWNLOAD.json", "README", "users.dat"]
+    assert (tmp_path / "out" / "README").read_bytes() == FILES["ml-x/README"]
+    assert json.loads((tmp_path / "out" / "DOWNLOAD.json").read_text()) == card
+    assert seen[-1] == (len(script.body), len(script.body))
+
+
+@pytest.mark.usefixtures("_no_waiting")
+@pytest.mark.parametrize("kind", ["md5", "sha256"])
+def test_refuses_a_wrong_checksum_and_leaves_nothing(tmp_path, kind):
+    content = make_zip()
+    with pytest.raises(InputDataError, match="not the published file") as caught:
+        fetch(Script(content), tmp_path / "out", make_archive(content, **{kind: "0" * 32}))
+    assert caught.value.exit_code == 3
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.usefixtures("_no_waiting")
+def test_a_refused_download_leaves_the_earlier_one(tmp_path):
+    fetch(Script(make_zip()), tmp_path / "out")
+    with pytest.raises(ConfigError, match="not empty"):
+        fetch(Script(make_zip()), tmp_path / "out")
+    with pytest.raises(InputDataError):
+        fetch(Script(b"other"), tmp_path / "out", make_archive(make_zip()), overwrite=True)
+    assert (tmp_path / "out" / "users.dat").read_bytes() == FILES["ml-x/users.dat"]
+    assert os.listdir(tmp_path) == ["out"]
+
+
+@pytest.mark.usefixtures("_no_waiting")
+@pytest.mark.parametrize(
+    "name", ["../escaped.txt", "ml-x/../../escaped.txt", "/abs.txt", "ml-x\\..\\e.txt", "C:/e.txt"]
+)
+def test_refuses_entries_that_leave_the_target(tmp_path, name):
+    content = make_zip({**FILES, name: b"x"})
+    with pytest.raises(InputDataError, match="unsafe entry"):
+        fetch(Script(content), tmp_path / "deep" / "out")
+    assert list((tmp_path / "deep").iterdir()) == []
+    assert os.listdir(tmp_path) == ["deep"]
+
+
+@pytest.mark.usefixtures("_no_waiting")
+def test_refuses_links(tmp_path):
+    link = zipfile.ZipInfo("ml-x/users.dat")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr(link, "/etc/passwd")
+    with pytest.raises(InputDataError, match="unsafe entry"):
+        unpack_zip(tmp_path / "a.zip", tmp_path, 1_000)
+
+
+@pytest.mark.usefixtures("_no_waiting")
+def test_refuses_too_many_bytes_packed_and_unpacked(tmp_path):
+    bomb = make_zip({"ml-x/users.dat": bytes(1_000_000)})
+    with pytest.raises(InputDataError, match="unpacks to too many"):
+        fetch(Script(bomb), tmp_path / "out", make_archive(bomb, max_unpacked_bytes=999_999))
+    with pytest.raises(InputDataError, match="download is too large"):
+        fetch(Script(bomb), tmp_path / "out", make_archive(bomb, max_bytes=100))
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.usefixtures("_no_waiting")
+def test_refuses_what_is_no_zip_or_lacks_files(tmp_path):
+    with pytest.raises(InputDataError, match="cannot be unpacked"):
+        fetch(Script(b"<html>login</html>"), tmp_path / "out")
+    with pytest.raises(InputDataError, match="lacks files"):
+        fetch(Script(make_zip({"ml-x/other": b""})), tmp_path / "out")
+
+
+@pytest.mark.usefixtures("_no_waiting")
+def test_refuses_an_archive_with_damaged_content(tmp_path):
+    content = bytearray(make_zip({"ml-x/users.dat": bytes(range(256)) * 40}))
+    start = 30 + len("ml-x/users.dat")
+    content[start : start + 8] = b"\xff" * 8
+    (tmp_path / "a.zip").write_bytes(content)
+    with pytest.raises(InputDataError, match="cannot be unpacked"):
+        unpack_zip(tmp_path / "a.zip", tmp_path / "out", 1 << 20)
+
+
+@pytest.mark.usefixtures("_no_waiting")
+def test_tries_again_after_failures_that_may_pass(tmp_path):
+    script = Script(make_zip(), failures=[503, 500])
+    fetch(script, tmp_path / "out")
+    assert len(script.asked) == 3
+
+
+@pytest.mark.usefixtures("_no_waiting")
+def test_does_not_try_again_where_it_is_useless(tmp_path):
+    script = Script(make_zip(), failures=[404, 404])
+    with pytest.raises(UpstreamNotReadyError, match="404"):
+        fetch(script, tmp_path / "out")
+    assert len(script.asked) == 1
+
+
+@pytest.mark.usefixtures("_no_waiting")
+def test_a_cut_connection_is_not_taken_for_the_whole_file(tmp_path):
+    script = Script(make_zip(), stated_length=10_000)
+    with pytest.raises(UpstreamNotReadyError, match=r"connection closed|IncompleteRead"):
+        fetch(script, tmp_path / "out", retries=1)
+    assert len(script.asked) == 2
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.usefixtures("_no_waiting")
+def test_no_server_is_upstream_not_ready(tmp_path):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(UpstreamNotReadyError) as caught:
+            fetch_archive(make_archive(b""), tmp_path / "out", DownloadOptions(base_url=url))
+    assert caught.value.exit_code == 4
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.usefixtures("_no_waiting")
+@pytest.mark.parametrize("url", ["http://example.org/x", "file:///etc", "ftp://localhost/x", "x"])
+def test_refuses_addresses_that_are_not_https(tmp_path, url):
+    with pytest.raises(ConfigError, match="not secure"):
+        fetch_archive(make_archive(b""), tmp_path / "out", DownloadOptions(base_url=url))
+
+
+@pytest.mark.usefixtures("_no_waiting")
+def test_refuses_a_redirect_to_an_insecure_address(tmp_path):
+    with pytest.raises(ConfigError, match="not secure"):
+        fetch(Script(b"", redirect="http://example.org/ml-x.zip"), tmp_path / "out")
+
+
+@pytest.mark.usefixtures("_no_waiting")
+def test_known_archives_come_over_https_with_full_checksums():
+    assert BASE_URL.startswith("https://")
+    for name, known in ARCHIVES.items():
+        assert known.name == name
+        assert len(bytes.fromhex(known.md5)) == 16
+        assert known.sha256 is None or len(bytes.fromhex(known.sha256)) == 32

@@ -1,0 +1,249 @@
+"""The MovieLens-like sample: its files, whatever the number of workers, and its dirt."""
+
+import itertools
+import json
+import os
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conf.errors import ConfigError
+from etl.sample_data import movielens
+from etl.sample_data.config import DirtRates, SampleConfig
+from etl.sample_data.movielens import format_ratings, plan_chunks, share_dirt, write_sample
+from etl.sample_data.ratings import RatingEvents
+from tests.etl.sample_data.helpers import classify, hit_rate, leave_last_out, read_ids, read_lines
+
+
+def test_size_scales_with_ratings():
+    assert SampleConfig(ratings=100_000).size == (100_000, 1_500, 800)
+    small, large = SampleConfig(ratings=100_000).size, SampleConfig(ratings=100_000_000).size
+    assert large.ratings / large.users > small.ratings / small.users
+    assert large.ratings / large.movies > small.ratings / small.movies
+    assert 100_000 < large.users < 1_000_000
+
+
+@pytest.mark.parametrize("ratings", [100, 333, 5_000, 1_000_000, 1_000_000_000])
+@pytest.mark.parametrize("movies", [None, 20, 500])
+def test_scaled_users_can_hold_the_ratings(ratings, movies):
+    size = SampleConfig(ratings=ratings, movies=movies).size
+    assert 3 * size.users <= size.ratings <= size.users * (size.movies // 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"ratings": 10}, "ratings"),
+        ({"ratings": 2_000_000_000}, "ratings"),
+        ({"seed": -1}, "seed"),
+        ({"movies": 3}, "movies"),
+        ({"ratings": 1_000, "users": 900}, "cannot hold"),
+        ({"ratings": 100_000, "users": 10, "movies": 50}, "cannot hold"),
+    ],
+)
+def test_refuses_what_cannot_be_generated(options, word):
+    with pytest.raises(ConfigError, match=word) as caught:
+        SampleConfig(**options)
+    assert caught.value.allowed is not None
+    assert caught.value.fix is not None
+
+
+@pytest.mark.parametrize("rate", [-0.1, 0.51, float("nan")])
+def test_refuses_rates_out_of_range(rate):
+    with pytest.raises(ConfigError, match="unknown"):
+        DirtRates(unknown=rate)
+
+
+USERS, MOVIES = set(range(1, 11)), set(range(1, 51))
+
+
+def make_events(rows: int = 200) -> RatingEvents:
+    user = np.repeat(np.arange(1, 11), rows // 10)
+    movie = np.tile(np.arange(1, 21), 10)
+    stamps = 956_703_932 + np.random.default_rng(0).integers(10**8, size=rows)
+    return RatingEvents(user, movie, movie % 5 + 1, stamps)
+
+
+@settings(max_examples=30, deadline=None)
+@given(rates=st.tuples(*[st.floats(0, 0.5)] * 3), cuts=st.lists(st.integers(0, 1_000), max_size=5))
+def test_shares_add_up_to_the_exact_totals(rates, cuts):
+    config = SampleConfig(ratings=1_000, dirt=DirtRates(*rates))
+    edges = [0, *sorted(cuts), 1_000]
+    shares = [share_dirt(config, low, high - low) for low, high in itertools.pairwise(edges)]
+    total = sum((Counter(share.count_kinds()) for share in shares), Counter())
+    assert total["duplicate"] == round(1_000 * rates[1])
+    assert total["unknown_movie"] + total["unknown_user"] == round(1_000 * rates[2])
+    assert total.total() == sum(round(1_000 * rate) for rate in rates)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.05, 0.5])
+def test_lines_hold_exactly_the_counted_dirt(rate):
+    events = make_events()
+    config = SampleConfig(ratings=200, dirt=DirtRates(rate, rate, rate))
+    share = share_dirt(config, 0, 200)
+    text = format_ratings(events, share, (11, 51), np.random.default_rng(1))
+    valid, counts = classify(text.decode("latin-1").split("\n")[:-1], USERS, MOVIES)
+    assert counts == share.count_kinds()
+    expected = zip(
+        events.user_ids.tolist(),
+        events.movie_ids.tolist(),
+        events.ratings.tolist(),
+        events.event_ts.tolist(),
+        strict=True,
+    )
+    assert sorted(valid) == sorted(expected)
+
+
+def test_duplicates_stay_with_their_user():
+    share = share_dirt(SampleConfig(ratings=200, dirt=DirtRates(0, 0.5, 0)), 0, 200)
+    text = format_ratings(make_events(), share, (11, 51), np.random.default_rng(1)).decode()
+    users = [int(line.split("::")[0]) for line in text.splitlines()]
+    assert users == sorted(users)
+    assert max(Counter(text.splitlines()).values()) == 2
+
+
+SMALL = SampleConfig(ratings=6_000, rows_per_chunk=1_000, dirt=DirtRates(0.01, 0.02, 0.013))
+
+
+def read_all(out):
+    return {p.relative_to(out).as_posix(): p.read_bytes() for p in out.rglob("*") if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    out = tmp_path_factory.mktemp("samples") / "demo"
+    card = write_sample(SampleConfig(), out, workers=1)
+    rows, counts = classify(
+        read_lines(out / "ratings.dat"), read_ids(out / "users.dat"), read_ids(out / "movies.dat")
+    )
+    return card, rows, counts
+
+
+def test_bytes_do_not_depend_on_the_number_of_workers(tmp_path):
+    write_sample(SMALL, tmp_path / "one", workers=1)
+    write_sample(SMALL, tmp_path / "three", workers=3)
+    one, three = read_all(tmp_path / "one"), read_all(tmp_path / "three")
+    assert set(one) == {"users.dat", "movies.dat", "ratings.dat", "SAMPLE.json"}
+    assert one == three
+
+
+def test_seed_changes_every_file(tmp_path):
+    write_sample(SMALL, tmp_path / "a", workers=1)
+    write_sample(replace(SMALL, seed=8), tmp_path / "b", workers=1)
+    a, b = read_all(tmp_path / "a"), read_all(tmp_path / "b")
+    assert all(a[name] != b[name] for name in a)
+
+
+def test_card_counts_every_line_of_dirt_exactly(tmp_path):
+    card = write_sample(SMALL, tmp_path / "out", workers=1)
+    assert json.loads((tmp_path / "out" / "SAMPLE.json").read_text()) == card
+    lines = read_lines(tmp_path / "out" / "ratings.dat")
+    users, movies = (
+        read_ids(tmp_path / "out" / "users.dat"),
+        read_ids(tmp_path / "out" / "movies.dat"),
+    )
+    valid, counts = classify(lines, users, movies)
+    assert len(valid) == len({row[:2] for row in valid}) == card["ratings"]["valid"] == 6_000
+    assert counts == {
+        **card["ratings"]["malformed"],
+        **card["ratings"]["unknown"],
+        "duplicate": card["ratings"]["duplicate"],
+    }
+    assert sum(counts.values()) == 60 + 120 + 78
+    assert card["lines"] == {
+        "users.dat": len(users),
+        "movies.dat": len(movies),
+        "ratings.dat": len(lines),
+    }
+
+
+def test_default_sample_meets_the_stated_size_and_rates(demo):
+    card, rows, counts = demo
+    assert len(rows) == 100_000
+    assert len({row[0] for row in rows}) == 1_500
+    assert counts["duplicate"] == 200
+    assert counts["unknown_movie"] + counts["unknown_user"] == 200
+    assert sum(counts.values()) == 500
+    assert card["config"]["users"] == 1_500
+
+
+def test_taste_can_be_learnt_and_beats_popularity(demo):
+    train, target = leave_last_out(demo[1])
+    popularity = np.broadcast_to(train.sum(axis=0), train.shape)
+    together = train.T @ train
+    norm = np.sqrt(np.outer(np.diag(together), np.diag(together))) + 1e-9
+    similarity = together / norm - np.eye(len(together)) * (np.diag(together) / np.diag(norm))
+    by_popularity = hit_rate(popularity, train, target)
+    by_neighbours = hit_rate(train @ similarity, train, target)
+    noise = np.random.default_rng(0).random(train.shape)
+    assert 0.02 < by_popularity < 0.12
+    assert by_neighbours > 2.5 * by_popularity
+    assert hit_rate(noise, train, target) < by_popularity  # untrained must not look trained
+
+
+def test_recent_events_tell_more_than_old_ones(demo):
+    rows = sorted(demo[1], key=lambda row: (row[0], row[3]))
+    train, target = leave_last_out(demo[1])
+    movies = {movie: i for i, movie in enumerate(np.unique([row[1] for row in rows]).tolist())}
+    history: dict[int, list[int]] = {}
+    for user, movie, _, _ in rows:
+        history.setdefault(user, []).append(movies[movie])
+    together = train.T @ train
+    similarity = together / (np.sqrt(np.outer(*[np.diag(together)] * 2)) + 1e-9)
+
+    def score(pick):
+        used = np.zeros_like(train)
+        for index, events in enumerate(history.values()):
+            used[index, pick(events[:-1])] = 1.0
+        return hit_rate(used @ similarity, train, target)
+
+    assert score(lambda events: events[-8:]) > 1.5 * score(lambda events: events[:8])
+
+
+def test_chunks_cover_every_user_once():
+    chunks = plan_chunks(SMALL)
+    assert len(chunks) > 3
+    assert [u for c in chunks for u in c.users] == list(range(SMALL.size.users))
+    assert sum(c.rows for c in chunks) == SMALL.ratings
+    assert all(c.rows_before == sum(b.rows for b in chunks[: c.index]) for c in chunks)
+
+
+def test_large_samples_come_in_parts_with_the_same_lines(tmp_path, monkeypatch):
+    write_sample(SMALL, tmp_path / "single", workers=1)
+    monkeypatch.setattr(movielens, "MAX_SINGLE_FILE_RATINGS", 5_000)
+    write_sample(SMALL, tmp_path / "parts", workers=1)
+    parts = sorted(p.name for p in (tmp_path / "parts" / "ratings.dat").iterdir())
+    assert parts == [f"part-{i:05d}" for i in range(len(plan_chunks(SMALL)))]
+    assert read_lines(tmp_path / "parts" / "ratings.dat") == read_lines(
+        tmp_path / "single" / "ratings.dat"
+    )
+
+
+def test_progress_ends_at_all_ratings(tmp_path):
+    seen: list[int] = []
+    write_sample(SMALL, tmp_path / "out", workers=1, on_progress=seen.append)
+    assert seen == sorted(seen)
+    assert seen[-1] == SMALL.ratings
+
+
+def test_a_failing_chunk_leaves_the_earlier_sample(tmp_path, monkeypatch):
+    write_sample(SMALL, tmp_path / "out", workers=1)
+    before = read_all(tmp_path / "out")
+
+    def fail(*args):
+        raise MemoryError
+
+    monkeypatch.setattr(movielens, "draw_events", fail)
+    with pytest.raises(MemoryError):
+        write_sample(replace(SMALL, seed=8), tmp_path / "out", workers=1, overwrite=True)
+    assert read_all(tmp_path / "out") == before
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_refuses_no_workers(tmp_path):
+    with pytest.raises(ConfigError, match="workers"):
+        write_sample(SMALL, tmp_path / "out", workers=0)

@@ -1,0 +1,179 @@
+"""Movies, users and ratings of a sample: the distributions that they are drawn from."""
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etl.sample_data.config import SampleConfig
+from etl.sample_data.movies import GENRES, build_catalogue, build_titles, format_movies
+from etl.sample_data.ratings import (
+    FIRST_TS,
+    LAST_TS,
+    build_effects,
+    draw_activity,
+    draw_events,
+    draw_users,
+    format_users,
+)
+
+
+def test_titles_are_distinct_latin1_with_a_year():
+    genres = [GENRES[i % 18] for i in range(5_000)]
+    titles = build_titles(genres, np.random.default_rng(0))
+    names = [title.rpartition(" (")[0].removesuffix(", The") for title in titles]
+    assert len(set(names)) == len(names)
+    assert all(1919 <= int(title[-5:-1]) <= 2000 and title[-1] == ")" for title in titles)
+    assert not any("::" in title or "|" in title for title in titles)
+    encoded = "".join(titles).encode("latin-1")
+    assert any(byte > 127 for byte in encoded)
+
+
+CONFIG = SampleConfig(ratings=20_000)
+
+
+def test_movies_file_has_every_movie_once_in_order_with_known_genres():
+    lines = format_movies(build_catalogue(CONFIG), CONFIG).decode("latin-1").splitlines()
+    fields = [line.split("::") for line in lines]
+    ids = [int(row[0]) for row in fields]
+    assert ids == sorted(set(ids))
+    assert len(ids) == CONFIG.size.movies
+    assert max(ids) > len(ids)  # the ids have gaps
+    for _, _, genres in fields:
+        names = genres.split("|")
+        assert set(names) <= set(GENRES)
+        assert len(set(names)) == len(names)
+    assert {name for row in fields for name in row[2].split("|")} == set(GENRES)
+
+
+@pytest.mark.parametrize("movies", [20, 21, 50, 3_000])
+def test_niches_cover_the_catalogue(movies):
+    catalogue = build_catalogue(SampleConfig(ratings=2_000, movies=movies))
+    niches = catalogue.niches
+    assert niches.starts[0] == 0
+    assert niches.starts[-1] == movies
+    assert (np.diff(niches.starts) >= 1).all()
+    assert niches.popular_table.max() < movies
+    assert (niches.neighbours != np.arange(len(niches.centres))[:, None]).all()
+
+
+def test_movies_are_closest_to_their_own_niche():
+    catalogue = build_catalogue(CONFIG)
+    own = np.repeat(np.arange(len(catalogue.niches.centres)), np.diff(catalogue.niches.starts))
+    unit = catalogue.vectors / np.linalg.norm(catalogue.vectors, axis=1, keepdims=True)
+    nearest = (unit @ catalogue.niches.centres.T).argmax(axis=1)
+    assert (nearest == own).mean() > 0.5  # chance is 1 in 22
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), movies=st.integers(20, 400), users=st.integers(2, 200))
+def test_activity_sums_exactly_within_bounds(data, movies, users):
+    ratings = data.draw(st.integers(max(100, 3 * users), max(100, users * (movies // 2))))
+    if ratings > users * (movies // 2):
+        return
+    activity = draw_activity(SampleConfig(ratings=ratings, users=users, movies=movies))
+    assert len(activity) == users
+    assert activity.sum() == ratings
+    assert activity.min() >= 3
+    assert activity.max() <= movies // 2
+
+
+def test_activity_has_the_floor_and_the_long_tail_of_movielens():
+    activity = draw_activity(SampleConfig())
+    assert activity.min() >= 20
+    assert activity.max() > 4 * np.median(activity)
+
+
+def test_user_lines_keep_to_the_domains_of_movielens():
+    config = SampleConfig()
+    users = draw_users(config, build_effects(config), range(10, 1_000), chunk=0)
+    rows = [line.split("::") for line in format_users(users, config, 0).decode().splitlines()]
+    assert [int(row[0]) for row in rows] == list(range(11, 1_001))
+    assert {row[1] for row in rows} == {"F", "M"}
+    assert {int(row[2]) for row in rows} == {1, 18, 25, 35, 45, 50, 56}
+    assert {int(row[3]) for row in rows} == set(range(21))
+    assert all(re.fullmatch(r"\d{5}(-\d{4})?", row[4]) for row in rows)
+
+
+@pytest.mark.parametrize("attribute", ["gender", "age", "occupation"])
+def test_tastes_depend_on_attributes(attribute):
+    config = SampleConfig(ratings=200_000)
+    users = draw_users(config, build_effects(config), range(2_000), chunk=0)
+    groups = getattr(users, attribute)
+    taste = users.tastes[0]
+    shuffled = np.random.default_rng(0).permutation(groups)
+
+    def between(labels):
+        means = np.stack([taste[labels == value].mean(axis=0) for value in np.unique(labels)])
+        return (means**2).sum(axis=1).mean()
+
+    assert between(groups) > 3 * between(shuffled)
+
+
+def draw(config: SampleConfig):
+    users = draw_users(config, build_effects(config), range(config.size.users), 0)
+    activity = draw_activity(config)
+    events = draw_events(build_catalogue(config), users, activity, config.rng(99))
+    return events, activity
+
+
+@pytest.fixture(scope="module")
+def events():
+    return draw(SampleConfig(ratings=30_000))
+
+
+def test_every_user_gets_its_events_grouped_by_user(events):
+    drawn, activity = events
+    np.testing.assert_array_equal(np.bincount(drawn.user_ids)[1:], activity)
+    assert (np.diff(drawn.user_ids) >= 0).all()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SampleConfig(ratings=5_000),
+        SampleConfig(ratings=1_000, users=100, movies=20),  # every user at the cap
+        SampleConfig(ratings=6_000, users=20, movies=601),
+    ],
+)
+def test_no_user_rates_a_movie_twice(config):
+    drawn, activity = draw(config)
+    pairs = set(zip(drawn.user_ids.tolist(), drawn.movie_ids.tolist(), strict=True))
+    assert len(pairs) == len(drawn.user_ids) == activity.sum() == config.ratings
+
+
+def test_times_lie_in_the_span_with_ties_and_out_of_order(events):
+    drawn, _ = events
+    assert drawn.event_ts.min() >= FIRST_TS
+    assert drawn.event_ts.max() <= LAST_TS
+    same_user = np.diff(drawn.user_ids) == 0
+    assert (np.diff(drawn.event_ts)[same_user] < 0).any()
+    order = np.lexsort((drawn.event_ts, drawn.user_ids))
+    ties = (np.diff(drawn.event_ts[order]) == 0) & (np.diff(drawn.user_ids[order]) == 0)
+    assert 0.002 < ties.mean() < 0.1
+
+
+def test_ratings_use_all_stars_and_lean_to_four(events):
+    shares = np.bincount(events[0].ratings, minlength=6) / len(events[0].ratings)
+    assert shares[0] == 0
+    assert (shares[1:] > 0.01).all()
+    assert shares.argmax() in (3, 4)
+
+
+def test_ratings_rise_with_affinity():
+    config = SampleConfig(ratings=30_000)
+    users = draw_users(config, build_effects(config), range(config.size.users), 0)
+    catalogue = build_catalogue(config)
+    drawn = draw_events(catalogue, users, draw_activity(config), config.rng(99))
+    index = np.empty(catalogue.movie_ids.max() + 1, dtype=np.int64)
+    index[catalogue.movie_ids] = np.arange(len(catalogue.movie_ids))
+    taste = users.tastes.mean(axis=0)[drawn.user_ids - 1]
+    affinity = (taste * catalogue.vectors[index[drawn.movie_ids]]).sum(axis=1)
+    assert np.corrcoef(affinity, drawn.ratings)[0, 1] > 0.2
+
+
+def test_popularity_is_skewed(events):
+    counts = np.sort(np.bincount(events[0].movie_ids))[::-1]
+    assert counts[: len(counts) // 5].sum() > 0.35 * counts.sum()

@@ -1,0 +1,125 @@
+"""A whole build from sources of several kinds, and the guide's sources."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from conf.etl.build import BuildConfig
+from conf.etl.output import SparkConfig
+from conf.etl.sources import SourceConfig
+from etl.build import build_dataset
+from etl.tfrecord.codec.decode import read_file
+
+# Each user's last click, of the second day's third step.
+LAST = {"channel": [5] * 4, "at": [1_709_341_320_000 + 3_600_000 * k for k in range(4)]}
+
+
+def write_logs(root: Path) -> None:
+    for day in (1, 2):
+        folder = root / "logs" / f"date=2024-03-0{day}"
+        folder.mkdir(parents=True)
+        rows = [
+            {"u": user, "video": f"{10 + (user + step) % 4}" + ("_5" if step else ""), "at": at}
+            for user in range(1, 5)
+            for step in range(3)
+            for at in [f"2024-03-0{day}T0{user}:0{step}:00Z"]
+        ]
+        rows.append({"u": 1, "video": "12__3", "at": "2024-03-01"})
+        (folder / "part.json").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    kinds = pa.array(["film", "series", "film", "clip"])
+    ids = pa.array([10, 11, 12, 13], pa.int32())
+    pq.write_table(pa.table({"id": ids, "kind": kinds}), root / "videos.parquet")
+
+
+def build_config(root: Path) -> BuildConfig:
+    return BuildConfig.model_validate(
+        {
+            "name": "clicks",
+            "data_dir": str(root),
+            "sources": {
+                "clicks": {
+                    "path": "logs/date={date}",
+                    "format": "json",
+                    "bad_rows": {"max_fraction": 0.1},
+                    "columns": [
+                        {"name": "user", "field": "u", "type": "int64"},
+                        {
+                            "name": "video",
+                            "type": "int64",
+                            "pair": {"name": "channel", "default": 0},
+                        },
+                        {"name": "at", "type": "timestamp"},
+                    ],
+                },
+                "videos": {
+                    "path": "videos.parquet",
+                    "format": "parquet",
+                    "key": "video_id",
+                    "columns": [
+                        {"name": "video_id", "field": "id", "type": "int64"},
+                        {"name": "kind", "type": "string"},
+                    ],
+                },
+            },
+            "events": {
+                "source": "clicks", "user": "user", "item": "video", "time": "at",
+                "time_unit": "ms",
+            },
+            "joins": [{"source": "videos", "column": "video"}],
+            "features": [
+                {"name": "user", "column": "user", "role": "user"},
+                {"name": "video", "column": "video", "role": "item"},
+                {"name": "kind", "column": "kind", "role": "item"},
+                {
+                    "name": "channel", "column": "channel", "role": "context",
+                    "encoding": {"kind": "identity"},
+                },
+                {
+                    "name": "at", "column": "at", "role": "context",
+                    "encoding": {"kind": "identity"},
+                },
+            ],
+            "output": {"root": str(root / "out"), "shards": 1, "eval_shards": 1},
+        }
+    )  # fmt: skip
+
+
+def test_json_clicks_and_a_parquet_dictionary_become_a_dataset(spark, tmp_path):
+    write_logs(tmp_path)
+    result = build_dataset(spark, build_config(tmp_path))
+    counts = result.manifest.counts
+    assert counts.read == {"clicks": 26, "videos": 4}
+    assert counts.quarantined["clicks"] == {"malformed_entry:video": 2}
+    assert counts.joined == 24
+    split = next(split for split in result.manifest.splits if split.name == "test")
+    table = read_file(result.version / split.shards[0].path)
+    values = {name: sorted(table[name].to_pylist()) for name in LAST}
+    assert values == LAST
+    assert result.manifest.source.event_ts_ms_range == (1_709_254_800_000, 1_709_352_120_000)
+    assert [file.source for file in result.manifest.source.inputs] == ["clicks"] * 2 + ["videos"]
+
+
+GUIDE = Path(__file__).parents[3] / "docs/guide/sources.md"
+BLOCKS = re.findall(r"```yaml\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+READ = [yaml.safe_load(block) for block in BLOCKS]
+SOURCES = {name: source for b in READ for name, source in b.get("sources", {}).items()}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_sources_of_the_guide_are_valid(name):
+    config = SourceConfig.model_validate(SOURCES[name])
+    assert config.columns
+    if name == "clicks":
+        assert config.column_types["channels"] == "list<int64>"
+
+
+def test_the_session_of_the_guide_is_valid():
+    (spark,) = [block["spark"] for block in READ if "spark" in block]
+    assert "spark-avro" in SparkConfig.model_validate(spark).conf["spark.jars.packages"]

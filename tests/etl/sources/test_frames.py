@@ -1,0 +1,165 @@
+"""Files with columns: wider types by checked casts, drift from day to day, damage."""
+
+from __future__ import annotations
+
+import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.ml.linalg import Vectors, VectorUDT
+from pyspark.sql.types import LongType, StructField, StructType
+
+from conf.errors import ConfigError, InputDataError
+from etl.sources.bad_rows import check_columns, count_rows
+from tests.etl.sources.inputs import INT, declare, good, outcomes, read, reasons
+
+DECIMAL = pa.decimal128(25, 1)
+INSTANT = datetime.datetime(2024, 3, 1, 0, 0, 1, tzinfo=datetime.UTC)
+
+
+def write(folder: Path, name: str = "a.parquet", **columns: Any) -> None:
+    (folder / "in").mkdir(exist_ok=True)
+    pq.write_table(pa.table(columns), folder / "in" / name)
+
+
+def column(kind: str, name: str = "x", **options: Any) -> dict[str, Any]:
+    return {"name": name, "type": kind, **options}
+
+
+def test_wider_types_are_cast_and_what_does_not_fit_is_counted(spark, tmp_path):
+    day = datetime.date(2024, 3, 1)
+    write(
+        tmp_path,
+        small=pa.array([1, 2, 3, 4], pa.int8()),
+        big=pa.array([Decimal(7), Decimal(2**63), Decimal("8.5"), Decimal(9)], DECIMAL),
+        real=pa.array([2.0, 3.0, 4.0, 2.0**63]),
+        flag=[True, False, True, True],
+        code=pa.array([Decimal("1.50")] * 4, pa.decimal128(5, 2)),
+        blob=pa.array([b"caf\xc3\xa9"] * 4),
+        day=[day] * 4,
+        at=pa.array([INSTANT] * 4, pa.timestamp("us", "UTC")),
+        text=["1"] * 4,
+        w=pa.array([[1.5, 2.0]] * 4, pa.list_(pa.float64())),
+    )
+    kinds = {"small": "int64", "big": "int64", "real": "int64", "flag": "int64", "code": "string"}
+    kinds |= {"blob": "string", "day": "timestamp", "at": "timestamp", "text": "float64"}
+    columns = [column(kind, name) for name, kind in {**kinds, "w": "list<float32>"}.items()]
+    ms = 1_709_251_200_000
+    assert outcomes(read(spark, tmp_path, declare(*columns, format="parquet"))) == [
+        (1, 7, 2, 1, "1.50", "café", ms, ms + 1000, 1.0, [1.5, 2.0]),
+        "not_int64:big",
+        "not_int64:big",
+        "not_int64:real",
+    ]
+
+
+def test_text_in_files_is_checked_as_text_in_lines_is(spark, tmp_path):
+    bytes_ = pa.array([b"ok", b"\xff", None], pa.binary())
+    write(tmp_path, x=bytes_, id=["1", "2", "3"], n=pa.array(["12_3 4", "_3", "5"]))
+    pair = {"name": "c", "default": 0}
+    clicks = column("list<int64>", "n", separator=" ", pair=pair)
+    source = read(spark, tmp_path, declare(INT, column("string"), clicks, format="parquet"))
+    assert good(source) == [(1, "ok", [12, 4], [3, 0])]
+    assert reasons(source) == ["not_utf8:x", "null:x"]
+    assert '"id":"3"' in source.bad.where("reason = 'null:x'").first()["line"]
+
+
+def test_lists_of_texts_are_read_value_by_value(spark, tmp_path):
+    write(tmp_path, x=[["a", "é"], [], ["b"]], id=[["1", "2"], [], ["3", "x"]])
+    columns = [column("list<string>"), column("list<int64>", "id")]
+    source = read(spark, tmp_path, declare(*columns, format="parquet"))
+    assert outcomes(source) == [(["a", "é"], [1, 2]), ([], []), "not_list<int64>:id"]
+
+
+def test_vectors_of_spark_ml_are_lists_of_their_numbers(spark, tmp_path):
+    vectors = [Vectors.dense(1.5, 0.0, -2.0), Vectors.sparse(3, {1: 4.0}), None]
+    rows = [(i, vector) for i, vector in enumerate(vectors)]
+    schema = StructType([StructField("id", LongType()), StructField("x", VectorUDT())])
+    frame = spark.createDataFrame(rows, schema)
+    frame.coalesce(1).write.parquet(str(tmp_path / "in"))
+    source = read(spark, tmp_path, declare(INT, column("list<float32>"), format="parquet"))
+    assert outcomes(source) == [(0, [1.5, 0.0, -2.0]), (1, [0.0, 4.0, 0.0]), "null:x"]
+    with pytest.raises(InputDataError, match="vector"):
+        read(spark, tmp_path, declare(INT, column("float32"), format="parquet"))
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (pa.array([[1]]), "int64"),
+        (pa.array([1.5]), "string"),
+        (pa.array([1]), "timestamp"),
+        (pa.array([{"a": 1}]), "string"),
+        (pa.array([datetime.date(2024, 3, 1)]), "int64"),
+        (pa.array(["1 2"]), "list<int64>"),
+    ],
+)
+def test_a_type_that_cannot_be_meant_is_refused(spark, tmp_path, values, kind):
+    write(tmp_path, x=values)
+    with pytest.raises(InputDataError, match="changed its type"):
+        read(spark, tmp_path, declare(column(kind), format="parquet"))
+
+
+def test_a_column_whose_type_changes_from_file_to_file(spark, tmp_path):
+    write(tmp_path, "1.parquet", id=pa.array([1, 2], pa.int32()))
+    write(tmp_path, "2.parquet", id=pa.array(["3", "x"]), more=[1, 1])
+    write(tmp_path, "3.parquet", id=pa.array([5], pa.int64()))
+    source = read(spark, tmp_path, declare(INT, format="parquet"))
+    assert outcomes(source) == [(1,), (2,), (3,), "not_int64:id", (5,)]
+
+
+def test_a_column_that_some_files_lack_is_null_there_and_missing_in_all_is_refused(spark, tmp_path):
+    write(tmp_path, "1.parquet", id=[1])
+    write(tmp_path, "2.parquet", id=[2], x=["a"])
+    columns = [INT, column("string", nullable=True)]
+    assert good(read(spark, tmp_path, declare(*columns, format="parquet"))) == [(1, None), (2, "a")]
+    strict = read(spark, tmp_path, declare(INT, column("string"), format="parquet"))
+    assert reasons(strict) == ["null:x"]
+    with pytest.raises(InputDataError, match="missing") as refused:
+        read(spark, tmp_path, declare(INT, column("int64", "y", nullable=True), format="parquet"))
+    assert "id, x" in str(refused.value)
+
+
+def test_new_and_empty_columns_are_reported_by_policy(spark, tmp_path, caplog):
+    write(tmp_path, id=[1], x=pa.array([None], pa.string()), y=[1])
+    columns = [INT, column("string", nullable=True)]
+    config = declare(*columns, format="parquet")
+    check_columns("log", config, count_rows(read(spark, tmp_path, config)))
+    assert "not declared: y" in caplog.text
+    assert "single value: x" in caplog.text
+    with pytest.raises(InputDataError, match="not declared"):
+        read(spark, tmp_path, declare(*columns, format="parquet", new_columns="fail"))
+
+
+def test_names_in_the_input_paths_into_structs_and_orc(spark, tmp_path):
+    frame = spark.createDataFrame(
+        [(1, {"id": "a"}, 2.0)], "`user.id` int, `Who` struct<id string>, odd double"
+    )
+    frame.write.orc(str(tmp_path / "in"))
+    columns = [{**INT, "field": "user.id"}, column("string", field="Who.id")]
+    config = declare(*columns, format="orc", new_columns="ignore")
+    assert good(read(spark, tmp_path, config)) == [(1, "a")]
+
+
+def test_damaged_files_are_an_input_error(spark, tmp_path):
+    (tmp_path / "in").write_bytes(b"PAR1 not really PAR1")
+    with pytest.raises(InputDataError, match="does not read as parquet"):
+        read(spark, tmp_path, declare(INT, format="parquet"))
+
+
+def test_avro_is_read_or_what_it_needs_is_said(spark, tmp_path):
+    frame = spark.createDataFrame([(1,), (2,)], "id int")
+    try:
+        frame.coalesce(1).write.format("avro").save(str(tmp_path / "in"))
+    except Exception:
+        (tmp_path / "in").write_bytes(b"Obj\x01")
+        with pytest.raises(ConfigError, match="cannot read Avro") as refused:
+            read(spark, tmp_path, declare(INT, format="avro"))
+        assert refused.value.exit_code == 2
+        assert "spark-avro" in str(refused.value)
+    else:
+        assert good(read(spark, tmp_path, declare(INT, format="avro"))) == [(1,), (2,)]

@@ -1,0 +1,257 @@
+"""Source snapshots: unchanged inputs build nothing, changed ones build anew."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import functions as F
+
+from conf.errors import InputDataError
+from conf.etl.build import BuildConfig
+from conf.manifest import InputFile, InputTable
+from conf.paths import DatasetPaths, published_versions
+from etl.build import BuildResult, build_dataset
+from etl.sources.snapshot import RunInputs, checksum_rows, find_unwatched, read_table_version
+from etl.versions.publish import read_current
+from tests.etl.logs import build_config, write_logs
+from tests.etl.sources.databases import connect_derby
+from tests.etl.versions.test_runs import FEATURES
+
+SCHEMA = "a int, b int, s string, l array<int>, m map<string,int>, t struct<x:int,y:string>"
+
+
+def test_order_and_partitions_do_not_count_repeated_rows_do(spark):
+    frame = spark.range(50).select("id", F.col("id").cast("string").alias("text"))
+    made = checksum_rows(frame)
+    assert checksum_rows(frame.repartition(7).orderBy(F.desc("id"))) == made
+    assert checksum_rows(frame.unionAll(frame)) != made
+    # Two equal rows do not cancel out.
+    assert checksum_rows(frame.limit(0)) != checksum_rows(
+        frame.unionAll(frame)
+        .limit(0)
+        .union(spark.createDataFrame([(1, "x"), (1, "x")], frame.schema))
+    )
+
+
+def test_rows_that_differ_in_one_place_have_another_checksum(spark):
+    rows = [
+        (None, 1, "x", [1, 2], {"k": 1}, (1, "y")),
+        (1, None, "x", [1, 2], {"k": 1}, (1, "y")),
+        (1, 1, None, [1, 2], {"k": 1}, (1, "y")),
+        (1, 1, "", [1, 2], {"k": 1}, (1, "y")),
+        (1, 1, "x", None, {"k": 1}, (1, "y")),
+        (1, 1, "x", [], {"k": 1}, (1, "y")),
+        (1, 1, "x", [None, 1], {"k": 1}, (1, "y")),
+        (1, 1, "x", [1, None], {"k": 1}, (1, "y")),
+        (1, 1, "x", [1], {"k": 1}, (1, "y")),
+        (1, 1, "x", [1, 2], None, (1, "y")),
+        (1, 1, "x", [1, 2], {"k": 2}, (1, "y")),
+        (1, 1, "x", [1, 2], {"k": 1}, None),
+        (1, 1, "x", [1, 2], {"k": 1}, (None, "y")),
+        (1, 1, "x", [1, 2], {"k": 1}, (1, "z")),
+    ]
+    made = {checksum_rows(spark.createDataFrame([row], SCHEMA)) for row in rows}
+    assert len(made) == len(rows)
+
+
+def test_sums_of_many_hashes_do_not_overflow(spark):
+    same = spark.range(1000).select(F.lit(1).alias("a"))
+    one = int(checksum_rows(same.limit(1)).split(":")[1], 16)
+    assert checksum_rows(same) == f"1000:{one * 1000 % 2**64:016x}"
+
+
+FORMATS = {
+    "delta": (
+        "SLUICE_DELTA_JARS",
+        "default.clicks",
+        {
+            "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        },
+    ),
+    "iceberg": (
+        "SLUICE_ICEBERG_JARS",
+        "lake.default.clicks",
+        {
+            "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
+            "spark.sql.catalog.lake.type": "hadoop",
+        },
+    ),
+}
+"""Variable that names the jars (for the Spark that runs the tests), by commas; table; settings."""
+CODE = """
+import json
+import sys
+from pyspark.sql import SparkSession
+from etl.sources.snapshot import read_table_version
+format, table, settings = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+builder = SparkSession.builder.master("local[1]")
+for key, value in settings.items():
+    builder = builder.config(key, value)
+spark = builder.getOrCreate()
+create = f"CREATE TABLE {table} (id bigint) USING {format}"
+versions = []
+insert, drop = f"INSERT INTO {table} VALUES (1)", f"DROP TABLE {table}"
+for change in (create, insert, "SELECT 1", drop, create):
+    spark.sql(change).collect()
+    if not change.startswith("DROP"):
+        versions.append(read_table_version(spark, table))
+print("\\n".join(map(str, versions)))
+"""
+
+
+def test_views_and_tables_of_other_formats_have_none(spark):
+    spark.range(3).createOrReplaceTempView("sluice_view")
+    assert read_table_version(spark, "sluice_view") is None
+    spark.sql("CREATE OR REPLACE TEMP VIEW sluice_odd AS SELECT 'delta' AS Provider")
+    assert read_table_version(spark, "sluice_odd") is None
+    assert read_table_version(spark, "no.such.table") is None
+    assert read_table_version(spark, "no such name; DROP") is None
+    spark.sql("CREATE TABLE sluice_plain (`Provider` string) USING parquet")
+    try:
+        assert read_table_version(spark, "default.sluice_plain") is None
+    finally:
+        spark.sql("DROP TABLE sluice_plain")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_table_with_versions_tells_each_change(tmp_path, name):
+    """In a session of its own: its extension must be there when a session starts."""
+    variable, table, settings = FORMATS[name]
+    if not os.environ.get(variable):
+        pytest.skip(f"{variable} is not set: the jars that read {name} tables, by commas")
+    settings = settings | {
+        "spark.jars": os.environ[variable],
+        "spark.ui.enabled": "false",
+        "spark.sql.warehouse.dir": str(tmp_path / "tables"),
+        "spark.sql.catalog.lake.warehouse": str(tmp_path / "lake"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, name, table, json.dumps(settings)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=os.getcwd(),
+    )
+    created, written, same, again = done.stdout.split("\n")[-5:-1]
+    assert all(version.startswith(f"{name}:") for version in (created, written, same, again))
+    assert written == same
+    assert len({created, written, again}) == 3
+
+
+DATABASE = "jdbc:derby:memory:sluice_inputs;create=true"
+
+
+@pytest.fixture
+def statement(spark) -> Iterator[Any]:
+    """A database with a dictionary of users, and a statement to change it by."""
+    with connect_derby(spark, DATABASE) as statement:
+        statement.execute("CREATE TABLE USERS (ID BIGINT, GENDER VARCHAR(9), SEEN INT)")
+        statement.execute("INSERT INTO USERS VALUES (1, 'F', 0), (2, 'M', 0), (3, NULL, 0)")
+        yield statement
+        statement.execute("DROP TABLE USERS")
+
+
+def configure(tmp_path: Path, **source: Any) -> BuildConfig:
+    logs = write_logs(tmp_path / "logs")
+    base = build_config(logs, tmp_path / "datasets", label=None).model_dump(exclude_unset=True)
+    users = {
+        "key": "user",
+        "columns": [
+            {"name": "user", "field": "ID", "type": "int64"},
+            {"name": "gender", "type": "string", "nullable": True},
+        ],
+        "new_columns": "ignore",
+    }
+    base["sources"]["users"] = {**users, **source}
+    gender = {"name": "gender", "column": "gender", "role": "user"}
+    return BuildConfig.model_validate({**base, "features": [*FEATURES, gender]})
+
+
+def of_jdbc(tmp_path: Path, **options: Any) -> BuildConfig:
+    jdbc = {"url": DATABASE, "table": "USERS"}
+    return configure(tmp_path, format="jdbc", jdbc=jdbc, **options)
+
+
+def state_of(result: BuildResult) -> str | None:
+    (table,) = result.manifest.source.tables
+    return table.state
+
+
+def test_a_dictionary_in_a_database_is_watched(spark, tmp_path, statement):
+    config = of_jdbc(tmp_path)
+    first = build_dataset(spark, config)
+    assert first.manifest.source.tables[0].place == f"{DATABASE} USERS"
+    assert not build_dataset(spark, config).is_new
+    # What the source does not declare is nothing to it; nor is the order of the rows.
+    statement.execute("UPDATE USERS SET SEEN = 1")
+    statement.execute("DELETE FROM USERS WHERE ID = 1")
+    statement.execute("INSERT INTO USERS VALUES (1, 'F', 2)")
+    assert not build_dataset(spark, config).is_new
+    statement.execute("UPDATE USERS SET GENDER = 'M' WHERE ID = 1")
+    second = build_dataset(spark, config)
+    assert second.is_new
+    assert state_of(second) != state_of(first)
+    statement.execute("UPDATE USERS SET GENDER = 'F' WHERE ID = 1")
+    assert build_dataset(spark, config).version == first.version
+
+
+@pytest.mark.slow
+def test_what_is_not_watched_is_built_anew_and_said(spark, tmp_path, statement, caplog):
+    config = of_jdbc(tmp_path, change_check=None)
+    first = build_dataset(spark, config)
+    assert state_of(first) is None
+    with caplog.at_level(logging.INFO, "sluice.build"):
+        assert build_dataset(spark, config).is_new
+    assert "nothing tells whether users changed" in caplog.text
+
+
+def test_a_dictionary_that_changes_while_it_is_read_publishes_nothing(spark, tmp_path, statement):
+    config = of_jdbc(tmp_path)
+
+    def change() -> dict[str, int]:
+        statement.execute("INSERT INTO USERS VALUES (4, 'F', 0)")
+        return {}
+
+    with pytest.raises(InputDataError, match="changed while it was read") as refused:
+        build_dataset(spark, config, change)
+    assert "users: jdbc:derby" in str(refused.value)
+    assert published_versions(tmp_path / "datasets" / "small") == []
+
+
+def test_a_table_is_watched_and_one_that_was_dropped_leaves_the_version(spark, tmp_path):
+    config = configure(tmp_path, format="table", table="sluice_users")
+    frame = spark.createDataFrame([(1, "F"), (2, "M"), (3, None)], "id bigint, gender string")
+    frame.write.mode("overwrite").saveAsTable("sluice_users")
+    first = build_dataset(spark, config)
+    assert not build_dataset(spark, config).is_new
+    # Written by another process, past this session.
+    location = spark.sql("DESCRIBE TABLE EXTENDED sluice_users").where("col_name = 'Location'")
+    folder = location.first()["data_type"]
+    spark.createDataFrame([(4, "M")], "id bigint, gender string").write.mode("append").parquet(
+        folder
+    )
+    second = build_dataset(spark, config)
+    assert second.is_new
+    assert second.manifest.counts.read["users"] == first.manifest.counts.read["users"] + 1
+    spark.sql("DROP TABLE sluice_users")
+    with pytest.raises(InputDataError, match="no such table"):
+        build_dataset(spark, config)
+    paths = DatasetPaths(tmp_path / "datasets", "small")
+    assert read_current(paths) == second.manifest.dataset_version
+
+
+def test_files_without_times_and_tables_without_states_are_unwatched():
+    file = InputFile("log", "/r", 10, 5)
+    assert find_unwatched(RunInputs((file,), (InputTable("t", "t", "rows:1"),))) == []
+    blind = RunInputs((InputFile("log", "/r", 10, 0),), (InputTable("t", "t", None),))
+    assert find_unwatched(blind) == ["log", "t"]

@@ -1,0 +1,162 @@
+"""Text files: headers, encodings, and nothing lost with them."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.errors import InputDataError
+from conf.etl.sources import SourceConfig
+from etl.sources.bad_rows import count_rows
+from etl.sources.read import read_source
+from etl.sources.source import ORDER_COLUMN, Source
+from tests.etl.sources.inputs import declare, outcomes
+from tests.etl.sources.inputs import read as inputs_read
+
+COLUMNS = [{"name": "id", "type": "int64"}, {"name": "kind", "type": "string"}]
+
+
+def read(spark, folder: Path, **changes: Any) -> Source:
+    config = SourceConfig.model_validate(
+        {"path": "d", "separator": ",", "columns": COLUMNS, "header": True, **changes}
+    )
+    return read_source(spark, "log", config, str(folder))
+
+
+def write(folder: Path, name: str, content: bytes) -> None:
+    (folder / "d").mkdir(exist_ok=True)
+    (folder / "d" / name).write_bytes(content)
+
+
+def rows(source: Source) -> list[tuple]:
+    good = source.good.orderBy(ORDER_COLUMN).drop(ORDER_COLUMN)
+    return [tuple(row) for row in good.collect()]
+
+
+def test_the_first_line_of_each_file_is_taken_out_whatever_its_names(spark, tmp_path):
+    write(tmp_path, "a.csv", b"user,type\n1,x\n2,y\n")
+    write(tmp_path, "b.csv", b"user,type\n3,x\n")
+    write(tmp_path, "c.csv", b"")
+    source = read(spark, tmp_path)
+    assert rows(source) == [(1, "x"), (2, "y"), (3, "x")]
+    counts = count_rows(source)
+    assert (counts.read, counts.bad) == (3, {})
+    assert source.bad.count() == 0
+
+
+def test_later_lines_equal_to_it_are_bad_rows_and_counted(spark, tmp_path):
+    write(tmp_path, "a.csv", b"id,kind\n1,x\nid,kind\n2,y\nid,kind\n")
+    write(tmp_path, "b.csv", b"id,kind\n3,x\n")
+    write(tmp_path, "c.csv", b"id,kind\nid,kind\nbroken\n")
+    source = read(spark, tmp_path)
+    counts = count_rows(source)
+    assert (counts.read, counts.bad) == (7, {"repeated_header": 3, "wrong_field_count": 1})
+    bad = sorted((Path(r["file"]).name, r["line"], r["reason"]) for r in source.bad.collect())
+    repeated = ("id,kind", "repeated_header")
+    assert bad == [
+        ("a.csv", *repeated),
+        ("a.csv", *repeated),
+        ("c.csv", "broken", "wrong_field_count"),
+        ("c.csv", *repeated),
+    ]
+
+
+def test_a_first_line_that_looks_like_data_takes_no_other_with_it_uncounted(spark, tmp_path):
+    write(tmp_path, "a.csv", b"1,x\n2,y\n1,x\n")
+    source = read(spark, tmp_path)
+    assert rows(source) == [(2, "y")]
+    assert count_rows(source).bad == {"repeated_header": 1}
+
+
+def test_line_ends_byte_order_mark_and_compression(spark, tmp_path):
+    write(tmp_path, "a.csv", b"\xef\xbb\xbfid,kind\r\n1,x\r\n")
+    write(tmp_path, "b.csv", b"id,kind\r2,x\r")
+    write(tmp_path, "c.csv.gz", gzip.compress(b"id,kind\n3,x\n"))
+    write(tmp_path, "d.csv.bz2", bz2.compress(b"id,kind\n4,x\n"))
+    write(tmp_path, "e.csv", b"id,kind")
+    source = read(spark, tmp_path)
+    assert rows(source) == [(i, "x") for i in range(1, 5)]
+    assert count_rows(source).bad == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"id\n1,x\n", "does not fit"),
+        (b"id,kind,more\n1,x\n", "does not fit"),
+        (b"kind,id\nx,1\n", "does not fit"),
+        (b"\n1,x\n", "does not fit"),
+        (b"x" * (2 << 20), "too long"),
+    ],
+)
+def test_a_first_line_that_is_no_header_is_refused(spark, tmp_path, content, message):
+    write(tmp_path, "a.csv", content)
+    with pytest.raises(InputDataError, match=message):
+        read(spark, tmp_path)
+
+
+def test_files_with_different_headers_are_refused(spark, tmp_path):
+    write(tmp_path, "a.csv", b"user,type\n1,x\n")
+    write(tmp_path, "b.csv", b"type,user\nx,1\n")
+    with pytest.raises(InputDataError, match="different headers") as refused:
+        read(spark, tmp_path)
+    assert "type,user" in str(refused.value)
+
+
+def test_by_name_each_file_has_the_columns_of_its_own_header(spark, tmp_path, caplog):
+    write(tmp_path, "a.csv", b"id,kind\n1,x\n2,y\n")
+    write(tmp_path, "b.csv", b"kind,more,id\nz,7,3\nkind,more,id\nid,kind\n")
+    write(tmp_path, "c.csv", b"id\n4\n")
+    write(tmp_path, "d.csv", b"id,kind\n5,w\n")
+    columns = [COLUMNS[0], {**COLUMNS[1], "nullable": True}]
+    with caplog.at_level(logging.WARNING, "sluice.sources"):
+        source = read(spark, tmp_path, header="by_name", columns=columns)
+    assert "not declared: more" in caplog.text
+    assert rows(source) == [(1, "x"), (2, "y"), (3, "z"), (4, None), (5, "w")]
+    counts = count_rows(source)
+    # A header is one only in the files that begin with it.
+    assert (counts.read, counts.bad) == (7, {"repeated_header": 1, "wrong_field_count": 1})
+    assert count_rows(read(spark, tmp_path, header="by_name")).bad["null:kind"] == 1
+    with pytest.raises(InputDataError, match="not declared"):
+        read(spark, tmp_path, header="by_name", columns=columns, new_columns="fail")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"id,id,more\n1,2,3\n", "b.csv: repeated: id"),
+        (b"1,x\n", "b.csv: missing: id, kind"),
+        (b"id,sort\n1,x\n", "missing: kind"),
+    ],
+)
+def test_by_name_headers_that_cannot_be_meant_are_refused(spark, tmp_path, content, message):
+    write(tmp_path, "a.csv", b"id,more\n1,x\n")
+    write(tmp_path, "b.csv", content)
+    with pytest.raises(InputDataError, match=message):
+        read(spark, tmp_path, header="by_name")
+
+
+TEXT = {"name": "text", "type": "string"}
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text", "unknown"),
+    [
+        ("windows-1251", "привет", b"\x98"),
+        ("gb18030", "视频 栏目", b"\xff"),
+        ("shift_jis", "動画ソ", b"\xff"),
+        ("us-ascii", "plain", b"\xe9"),
+    ],
+)
+def test_each_encoding_is_read_and_its_unknown_bytes_are_not(
+    spark, tmp_path, encoding, text, unknown
+):
+    (tmp_path / "in").write_bytes(text.encode(encoding) + b"\n" + unknown + b"\n")
+    source = inputs_read(spark, tmp_path, declare(TEXT, encoding=encoding))
+    assert outcomes(source) == [(text,), f"not_{encoding}"]
+    assert spark.conf.get("spark.sql.legacy.javaCharsets") == "false"

@@ -1,0 +1,225 @@
+"""Presets and the guide's configs on small inputs, and on real data where the machine has it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+from conf.etl.build import BuildConfig
+from conf.etl.encodings import FeatureConfig
+from conf.load import load_config
+from etl.build import BuildResult, build_dataset
+from etl.plan import plan_features
+from etl.sample_data.clicks import ClickSampleConfig, write_clicks
+from tests.etl.built_versions import read_sparse, read_split
+from tests.etl.logs import build_config
+
+
+def test_libfm_lines_become_rows_of_a_sparse_tensor(spark, tmp_path):
+    lines = [f"{'1' if i % 3 == 0 else '-1'} {i}:1 {100 + i % 7}:0.5" for i in range(60)]
+    for name, own in (("train.x", lines), ("validation", lines[:9]), ("test", lines[30:])):
+        (tmp_path / f"frappe.{name}.libfm").write_text("\n".join(own) + "\n")
+    overrides = [f"data_dir={tmp_path}", f"output.root={tmp_path / 'out'}", "output.shards=1"]
+    result = build_dataset(spark, load_config(BuildConfig, "etl", "frappe", overrides))
+    assert dict(result.manifest.counts.kept) == {"train": 60, "validation": 9, "test": 30}
+    assert Counter(read_sparse(result, "test", label="used")) == Counter(
+        (float(i % 3 == 0), ((i + 2, 1.0), (102 + i % 7, 0.5))) for i in range(30, 60)
+    )
+
+
+def test_click_sequences_become_aligned_lists_latest_first(spark, tmp_path):
+    write_clicks(ClickSampleConfig(sessions=400, videos=60, dirty=0.01), tmp_path / "log")
+    overrides = [f"data_dir={tmp_path / 'log'}", f"output.root={tmp_path / 'out'}"]
+    overrides += ["output.shards=1", "output.eval_shards=1"]
+    result = build_dataset(spark, load_config(BuildConfig, "etl", "clicks", overrides))
+    counts = result.manifest.counts
+    assert counts.quarantined["sessions"] == {
+        "malformed_entry:clicks": 2,
+        "missing_value:clicks": 1,
+        "empty_entry:clicks": 1,
+    }
+    expected = []
+    for line in (tmp_path / "log" / "clicks.tsv").read_text().splitlines():
+        if "__" in line or line[0] in "_ ":
+            continue
+        clicks, target = line.split("\t")
+        pairs = [split_click(click) for click in clicks.split(" ")]
+        expected.append((tuple(reversed(pairs))[:20], split_click(target)))
+    found = []
+    for split in ("train", "validation", "test"):
+        for row in read_split(result.version, result.manifest, split):
+            if row["label"] == 1:
+                pairs = tuple(zip(row["clicks"], row["click_columns"], strict=True))
+                found.append((pairs, (row["video"], row["column"])))
+    known = {video for pairs, (video, _) in found for video in (video, *(v for v, _ in pairs))}
+    assert Counter(found) == Counter(
+        (tuple((v if v in known else "OOV", c) for v, c in pairs), (target, column))
+        for pairs, (target, column) in expected
+    )
+    assert counts.kept["train"] == counts.drawn["train"] * 5 // 4
+
+
+def split_click(click: str) -> tuple[int, int]:
+    video, _, column = click.partition("_")
+    return int(video), int(column or 0)
+
+
+ROWS = {
+    "criteo": ("criteo-10k", {"train": 10_000}, 2_182 / 10_000),
+    "diginetica": ("diginetica-coder", {"train": 77_929, "test": 51_953}, 1 / 5),
+    "ml_1m": (
+        "ml-1m",
+        {"train": 993_657, "validation": 512, "test": 6_040},
+        575_281 / 1_000_209,
+    ),
+    "frappe": ("frappe/nfm", {"train": 202_027, "validation": 57_722, "test": 28_860}, 1 / 3),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(ROWS))
+def test_preset_accounts_for_every_row(spark, data_dir, tmp_path, name):
+    folder, rows, label_rate = ROWS[name]
+    overrides = [f"data_dir={data_dir / folder}", f"output.root={tmp_path}"]
+    result = build_dataset(spark, load_config(BuildConfig, "etl", name, overrides))
+    manifest, counts = result.manifest, result.manifest.counts
+    assert not any(counts.quarantined.values())
+    assert counts.dropped == {}
+    assert counts.joined == sum(rows.values())
+    events = sum(counts.kept[s] for s in ("train", "validation", "test"))
+    assert events == counts.joined + sum(counts.drawn.values())
+    assert manifest.label_rate["train"] == pytest.approx(label_rate, abs=0.02)
+    if name == "frappe":
+        assert_holds_the_lines(result, data_dir / folder / "frappe.test.libfm")
+
+
+def assert_holds_the_lines(result: BuildResult, path: Path) -> None:
+    """TensorFlow reads of the test split what the libfm file says, index by index."""
+    found = Counter(read_sparse(result, "test", label="used"))
+    expected: Counter[tuple[float, tuple[tuple[int, float], ...]]] = Counter()
+    for line in path.read_text().splitlines():
+        label, *pairs = line.split()
+        entries = (pair.split(":") for pair in pairs)
+        # Ids 0 and 1 are padding and unknown: an index of the file stands two places later.
+        row = tuple(sorted((int(index) + 2, float(value)) for index, value in entries))
+        expected[(float(label == "1"), row)] += 1
+    assert found == expected
+
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "features.md"
+DAY = 86_400
+LOG = [
+    (1, 10, "view", 0),
+    (1, 10, "click", 60),
+    (2, 10, "view", 90),
+    (1, 11, "click", 2 * DAY),
+    (1, 10, "click", 2 * DAY + 600),
+    (1, 11, "view", 2 * DAY + 1200),
+    (2, 11, "view", 3 * DAY),
+    (2, 12, "view", 3 * DAY),  # not in the dictionary
+    (2, 11, "click", 4 * DAY),
+    (1, 10, "view", 5 * DAY),
+]
+ITEMS = [(10, "shoes"), (11, "hats"), (11 + 88, "socks")]
+PRICES = [
+    # item, from, to, entered at, price
+    (10, -1, DAY, -1, 5),
+    (10, DAY, "", DAY, 6),
+    (10, 0, "", 4 * DAY, 99),  # a late correction of what has long been replaced
+    (11, -1, "", -1, 7),
+    (11, 6 * DAY, "", -1, 8),  # a price of the future
+]
+
+
+@pytest.fixture(scope="module")
+def shop(spark, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shop")
+    for name, rows in (("log", LOG), ("items", ITEMS), ("prices", PRICES)):
+        lines = ["\t".join(map(str, row)) for row in rows]
+        (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+    (block,) = GUIDE.read_text().split("```yaml\n")[1:]
+    data = yaml.safe_load(block.split("```")[0])
+    data |= {"data_dir": str(folder), "output": {"root": str(folder / "out"), "shards": 1}}
+    data["split"] |= {"validation_from_ts": 4 * DAY, "test_from_ts": 5 * DAY}
+    return build_dataset(spark, BuildConfig.model_validate(data))
+
+
+def test_records_hold_the_past_of_their_event(shop):
+    train = read_split(shop.version, shop.manifest, "train")
+    (row,) = [
+        r
+        for r in train
+        if r["user_id"] == 1 and r["user_views_7d"] == 1 and r["visit_position"] == 3
+    ]
+    # The view of 11 at 2 days + 1200 s: clicks on 10 (latest of two) and 11, all in this visit.
+    assert row["clicked"] == [10, 11]
+    assert row["clicked_category"] == ["shoes", "hats"]
+    assert row["clicked_price"] == [6, 7]
+    assert row["clicked_age"] == pytest.approx([math.log1p(1 / 6), math.log1p(1 / 3)])
+    assert row["visit_items"] == [10, 11]
+    assert row["price"] == 7
+    assert row["item_ctr"] == pytest.approx((1 + 1) / (0 + 1 + 20))
+    (test,) = read_split(shop.version, shop.manifest, "test")
+    assert (test["price"], test["visit_position"], test["visit_items"]) == (6, 1, [])
+
+
+def test_unmatched_events_are_counted_by_reason(shop):
+    counts = shop.manifest.counts
+    assert counts.dropped == {"unmatched:items": 1}
+    assert counts.unmatched == {"items": {"unknown_key": 1}}
+    assert counts.joined == len(LOG) - 1
+
+
+def test_users_and_catalogue_stand_at_the_end_of_the_log(shop):
+    users = {r["user_id"]: r for r in read_split(shop.version, shop.manifest, "users")}
+    assert users[1]["clicked"] == [10, 11]
+    assert users[1]["clicked_age"] == pytest.approx(
+        [math.log1p(72 - 1 / 6), math.log1p(72)], rel=1e-5
+    )
+    assert users[1]["visit_items"] == [10]
+    assert users[2]["clicked"] == [11]
+    assert users[2]["visit_items"] == []
+    assert users[2]["user_views_7d"] == 2
+    items = {r["item_id"]: r for r in read_split(shop.version, shop.manifest, "catalog")}
+    assert {item: (row["category"], row["price"]) for item, row in items.items()} == {
+        10: ("shoes", 6),
+        11: ("hats", 7),
+    }
+    assert items[10]["item_ctr"] == pytest.approx((2 + 1) / (3 + 21))
+
+
+ENCODERS_GUIDE_GUIDE = (Path(__file__).parents[2] / "docs/guide/encoders.md").read_text(
+    encoding="utf-8"
+)
+BLOCKS = [
+    yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", ENCODERS_GUIDE_GUIDE, re.S)
+]
+ENCODINGS = re.findall(r"^\| `(\{.*?\})` \|", ENCODERS_GUIDE_GUIDE, re.M)
+
+
+def test_the_first_block_is_a_plan(tmp_path):
+    config = build_config(tmp_path, tmp_path, features=BLOCKS[0]["features"])
+    assert [f.name for f in plan_features(config).features[:2]] == ["user", "item"]
+
+
+def test_the_other_features_are_sound():
+    for block in BLOCKS[1:]:
+        for feature in block["features"]:
+            FeatureConfig.model_validate(feature)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_each_row_of_the_table_is_an_encoding(encoding):
+    data = {"name": "x", "column": "y", "role": "user", "encoding": yaml.safe_load(encoding)}
+    FeatureConfig.model_validate(data)
+
+
+def test_the_table_has_every_kind():
+    field = FeatureConfig.model_json_schema()["properties"]["encoding"]
+    kinds = set(field["discriminator"]["mapping"])
+    assert kinds == {yaml.safe_load(encoding)["kind"] for encoding in ENCODINGS}

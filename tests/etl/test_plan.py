@@ -1,0 +1,222 @@
+"""The feature plan, its checks and size estimates: what a config means before data is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from conf.encoders import VocabularySpec
+from conf.errors import ConfigError
+from conf.manifest import InputFile
+from etl.encoders.fit import build_plan
+from etl.estimate import estimate_rows, estimate_sizes
+from etl.events.histories import behaviour_columns
+from etl.plan import made_behaviour_columns, plan_features
+from tests.etl.events.test_histories import CONFIG
+from tests.etl.logs import behaviour_config, build_config
+
+
+def feature(name: str, column: str, role: str = "context", /, **encoding: object) -> dict:
+    extra = {"encoding": encoding} if encoding else {}
+    return {"name": name, "column": column, "role": role, **extra}
+
+
+BASE = [feature("user", "user", "user"), feature("item", "item", "item")]
+
+
+def plan(tmp_path, features):
+    return plan_features(build_config(tmp_path, tmp_path, features=features))
+
+
+def test_keys_seen_and_label_follow_from_the_config(tmp_path):
+    keys = plan_features(build_config(tmp_path, tmp_path)).keys
+    assert (keys.user, keys.item, keys.history) == ("user", "item", "history")
+    assert (keys.seen, keys.label, keys.candidates) == ("seen", "label", None)
+
+
+def test_lists_share_the_vocabulary_of_their_items(tmp_path):
+    config = build_config(tmp_path, tmp_path)
+    features = plan_features(config)
+    names = {v.name: v.columns for v in features.vocabularies}
+    assert names == {"user": ("user",), "gender": ("gender",), "item": ("item",), "tags": ("tags",)}
+    specs = [VocabularySpec(n, "int64", f"{n}.parquet", 9, "0") for n in names]
+    schema = build_plan(features, specs).schema
+    assert schema["history"].shared_embedding == schema["item"].shared_embedding == "item"
+    assert schema["history"].shape == (None,)
+    assert schema["seen"].role == "id"
+    assert schema["seen"].vocabulary_size == 9
+    assert schema["rating"].vocabulary_size is None
+    assert schema["label"].dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        ([*BASE, feature("x", "gendr")], "did you mean 'gender'"),
+        ([*BASE, feature("user", "gender")], "declared twice"),
+        ([*BASE, feature("x", "label")], "cannot have a vocabulary"),
+        ([*BASE, feature("x", "gender", kind="vocabulary", name="item")], "two types"),
+        ([*BASE, feature("x", "history", kind="vocabulary", name="none")], "no other feature"),
+        ([BASE[0], feature("item", "item", "item", kind="identity")], "the item's id"),
+    ],
+)
+def test_contradictions_are_config_errors(tmp_path, features, message):
+    with pytest.raises(ConfigError) as refused:
+        plan(tmp_path, features)
+    assert message in str(refused.value)
+
+
+def test_vocabulary_has_one_pair_of_limits(tmp_path):
+    item = feature("item", "item", "item", kind="vocabulary", min_count=3)
+    shared = feature("other", "rating", kind="vocabulary", name="item")
+    (found,) = [v for v in plan(tmp_path, [BASE[0], item, shared]).vocabularies if v.name == "item"]
+    assert (found.min_count, found.max_size) == (3, None)
+    shared["encoding"]["min_count"] = 5
+    with pytest.raises(ConfigError, match="different limits"):
+        plan(tmp_path, [BASE[0], item, shared])
+
+
+def test_raw_item_may_stand_before_the_encoded_one(tmp_path):
+    raw = feature("raw", "item", "id", kind="identity")
+    assert plan(tmp_path, [BASE[0], raw, BASE[1]]).keys.item == "item"
+
+
+def test_user_and_item_must_be_features(tmp_path):
+    with pytest.raises(ValidationError, match="must encode the event's item column 'item'"):
+        build_config(tmp_path, tmp_path, features=[BASE[0]])
+
+
+ROLLING = [{"name": "item_n", "keys": ["item"]}]
+EVENTS = {"source": "ratings", "user": "user", "item": "item"}
+
+
+def check(tmp_path, encoding: dict[str, Any], column: str = "gender", **changes: Any) -> None:
+    feature = {"name": "x", "column": column, "role": "context", "encoding": encoding}
+    config = build_config(tmp_path, tmp_path, rolling=ROLLING, history=None)
+    data = config.model_dump() | changes
+    data["features"] = [*data["features"], feature]
+    data["features"] = [f for f in data["features"] if f["name"] != "history"]
+    plan_features(type(config).model_validate(data))
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    [
+        {"kind": "target"},
+        {"kind": "target", "label": "rating"},
+        {"kind": "target", "label": "item_n"},
+        {"kind": "vocabulary", "top_per_group": {"column": "group", "k": 2}},
+        {"kind": "vocabulary", "incremental": True, "expire_after_days": 3},
+    ],
+)
+def test_columns_of_the_events_are_there(tmp_path, encoding):
+    check(tmp_path, encoding)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "message", "fix"),
+    [
+        ({"kind": "target", "label": "ratin"}, "`label`", "did you mean 'rating'"),
+        ({"kind": "target", "label": "group"}, "`label`", "rating"),
+        ({"kind": "target", "label": "tags"}, "`label`", "rating"),
+        (
+            {"kind": "vocabulary", "top_per_group": {"column": "grup", "k": 2}},
+            "`top_per_group.column`",
+            "did you mean 'group'",
+        ),
+        (
+            {"kind": "count", "top_per_group": {"column": "tags", "k": 2}},
+            "`top_per_group.column`",
+            "group",
+        ),
+    ],
+)
+def test_others_are_refused_with_the_nearest(tmp_path, encoding, message, fix):
+    with pytest.raises(ConfigError, match=message) as refused:
+        check(tmp_path, encoding)
+    assert fix in refused.value.render()
+
+
+def test_a_target_needs_a_label_and_an_age_a_time(tmp_path):
+    with pytest.raises(ConfigError, match="no label"):
+        check(tmp_path, {"kind": "target"}, label=None)
+    check(tmp_path, {"kind": "target", "label": "rating"}, label=None)
+    ageing = {"kind": "vocabulary", "incremental": True, "expire_after_days": 3}
+    with pytest.raises(ConfigError, match="cannot expire"):
+        check(tmp_path, ageing, events=EVENTS, rolling=[])
+
+
+def test_feature_lists_are_features(tmp_path):
+    output = {"root": str(tmp_path), "record_type": "SequenceExample"}
+    check(tmp_path, {"kind": "hash", "buckets": 9}, output=output | {"feature_lists": ["tags"]})
+    with pytest.raises(ConfigError, match="feature_lists") as refused:
+        check(tmp_path, {"kind": "hash", "buckets": 9}, output=output | {"feature_lists": ["tag"]})
+    assert "did you mean 'tags'" in refused.value.render()
+
+
+def describe(path: Path) -> InputFile:
+    return InputFile("s", str(path), path.stat().st_size, 1)
+
+
+@settings(max_examples=20)
+@given(st.lists(st.integers(0, 40), max_size=30), st.booleans())
+def test_lines_of_small_files_are_counted(tmp_path_factory, lengths, ends):
+    path = tmp_path_factory.mktemp("f") / "a"
+    text = "\n".join("x" * n for n in lengths) + ("\n" if ends and lengths else "")
+    path.write_text(text)
+    assert estimate_rows([describe(path)]) == len(text.splitlines())
+
+
+def test_lines_of_a_large_file_follow_from_its_beginning(tmp_path):
+    path = tmp_path / "a"
+    path.write_text("".join(f"{n % 1000:04d}\n" for n in range(100_000)))
+    assert estimate_rows([describe(path)]) == 100_000
+    assert estimate_rows([]) == 0
+
+
+def test_records_are_estimated_to_a_factor_of_two(built):
+    result, config = built
+    estimate = estimate_sizes(config, plan_features(config), result.manifest.source.inputs)
+    assert estimate.rows == {"ratings": 14, "users": 4, "items": 7}
+    train = result.manifest.split("train")
+    assert estimate.output_bytes / estimate.records == pytest.approx(
+        train.bytes / train.rows, rel=1
+    )
+    assert estimate.shards == config.output.shards
+
+
+VOCABULARY = {"kind": "vocabulary"}
+
+
+def test_each_made_column_has_its_type():
+    made = made_behaviour_columns(CONFIG)
+    assert made["history"] == made["items"] == "list<int64>"
+    assert made["all_action"] == "list<string>"
+    assert made["all_price"] == made["clicks_age"] == "list<float32>"
+    assert (made["visit_id"], made["visit_position"]) == ("string", "int64")
+
+
+def test_what_is_carried_shares_its_columns_vocabulary_or_is_fitted_on_it():
+    base = behaviour_config().model_dump()["features"]
+    shared = [
+        {"name": "all_action", "column": "all_action", "role": "user"},
+        {"name": "all", "column": "all", "role": "user", "encoding": VOCABULARY | {"name": "item"}},
+    ]
+    history = {"name": "all", "columns": ["action"]}
+    plan = plan_features(behaviour_config(histories=[history], features=[*base, *shared]))
+    found = {v.name: v.columns for v in plan.vocabularies}
+    assert found == {"user": ("user",), "item": ("item",), "all_action": ("action",)}
+    own = {"name": "action", "column": "action", "role": "context"}
+    shared[0]["encoding"] = VOCABULARY | {"name": "action"}
+    plan = plan_features(behaviour_config(histories=[history], features=[*base, *shared, own]))
+    assert {v.name: v.columns for v in plan.vocabularies}["action"] == ("action",)
+
+
+def test_behaviours_tell_duplicates_apart():
+    assert behaviour_columns(CONFIG) == ["action"]
+    assert behaviour_columns(behaviour_config()) == []

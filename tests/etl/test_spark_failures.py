@@ -1,0 +1,80 @@
+"""What Spark wraps comes back as the error that caused it."""
+
+from __future__ import annotations
+
+import pytest
+
+from conf.errors import InputDataError, InternalError
+from etl.tfrecord.spark.failures import describe_failure, translate_failure
+
+WRAPPED = """An exception was thrown from the Python worker. Please see the stack trace below.
+Traceback (most recent call last):
+  File "etl/encoders/pipeline.py", line 60, in apply
+    raise InputDataError("column is missing")
+conf.errors.InputDataError: column 'a' is missing
+  received: b, c
+  fix:      declare it
+
+\tat org.apache.spark.api.python.BasePythonRunner.handlePythonException(PythonRunner.scala:1)
+"""
+
+
+def test_error_of_a_task_keeps_its_type_and_text():
+    found = translate_failure(RuntimeError(WRAPPED))
+    assert isinstance(found, InputDataError)
+    assert str(found) == "column 'a' is missing\n  received: b, c\n  fix:      declare it"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("java.io.IOException: No space left on device", "disk is full"),
+        ("OSError: [Errno 122] Disk quota exceeded: 'x'", "disk is full"),
+        ("java.lang.OutOfMemoryError: Java heap space", "out of memory"),
+    ],
+)
+def test_failures_of_the_machine_are_named(text, says):
+    found = translate_failure(RuntimeError(text))
+    assert isinstance(found, InternalError)
+    assert says in str(found)
+
+
+def test_a_file_that_does_not_read_to_its_end_is_refused(spark, tmp_path):
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    spark.range(1000).coalesce(1).write.parquet(str(tmp_path / "in"))
+    (file,) = (tmp_path / "in").glob("*.parquet")
+    content = file.read_bytes()
+    file.write_bytes(content[:100] + bytes(len(content) // 2) + content[100 + len(content) // 2 :])
+    (tmp_path / "in" / f".{file.name}.crc").unlink()
+    with pytest.raises((PySparkException, Py4JError)) as raised:
+        spark.read.parquet(str(tmp_path / "in")).collect()
+    found = translate_failure(raised.value)
+    assert isinstance(found, InputDataError)
+    assert file.name in str(found)
+
+
+def test_a_line_says_what_java_said():
+    wrapped = "An error occurred while calling o1.load.\n: java.io.IOException: Not a file\n\tat x"
+    assert describe_failure(RuntimeError(wrapped)) == "java.io.IOException: Not a file"
+    assert describe_failure(RuntimeError("\nno such table\nmore")) == "no such table"
+    assert describe_failure(RuntimeError()) == "RuntimeError"
+
+
+def test_unknown_failures_are_left_alone():
+    assert translate_failure(RuntimeError("something else")) is None
+
+
+def test_error_raised_in_a_real_task_comes_back(spark):
+    from pyspark.errors import PySparkException
+
+    def fail(batches):
+        raise InputDataError("row 3 is bad", received=3, fix="mend it")
+        yield from batches
+
+    with pytest.raises(PySparkException) as raised:
+        spark.range(1).mapInArrow(fail, "id long").collect()
+    found = translate_failure(raised.value)
+    assert isinstance(found, InputDataError)
+    assert str(found) == "row 3 is bad\n  received: 3\n  fix:      mend it"

@@ -1,0 +1,338 @@
+"""Raw memory access stays inside its ranges, and trouble with the cache means compiling."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numba import njit
+
+import etl
+from etl.tfrecord.codec import jit_cache, kernels
+
+
+@njit
+def run_copy(target: int, source: int, length: int) -> None:
+    kernels.copy_bytes(target, source, length)
+
+
+@njit
+def run_stream(target: int, source: int, length: int) -> None:
+    kernels.stream_bytes(target, source, length)
+    kernels.fence()
+
+
+@njit
+def run_same(left: int, right: int, length: int) -> bool:
+    return kernels.same_bytes(left, right, length)
+
+
+@pytest.mark.parametrize(
+    "length", [0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 90, 128, 200]
+)
+@pytest.mark.parametrize("copy", [run_copy, run_stream])
+def test_copy_touches_its_range_alone(copy: Callable[..., None], length: int) -> None:
+    source = np.arange(1, 301, dtype=np.uint8)
+    target = np.zeros(300, np.uint8)
+    for first in (3, 3 + 61):
+        target[:] = 0
+        copy(target.ctypes.data + first, source.ctypes.data + 5, length)
+        assert target[first : first + length].tolist() == source[5 : 5 + length].tolist()
+        assert not target[:first].any()
+        assert not target[first + length :].any()
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 16, 17])
+def test_same_bytes_sees_each_difference_and_nothing_beyond(length: int) -> None:
+    left = np.arange(40, dtype=np.uint8)
+    for changed in range(length + 1):
+        right = left.copy()
+        right[changed] ^= 1
+        assert run_same(left.ctypes.data, right.ctypes.data, length) == (changed >= length)
+
+
+def test_unusable_cache_entries_mean_recompiling() -> None:
+    @kernels.kernel
+    def add_one(x):  # type: ignore[no-untyped-def]
+        return x + 1
+
+    class Broken:
+        def load(self, key):  # type: ignore[no-untyped-def]
+            raise EOFError
+
+        def save(self, key, data):  # type: ignore[no-untyped-def]
+            raise OSError("disk full")
+
+    add_one._cache._cache_file = Broken()
+    assert add_one(41) == 42
+
+
+PROGRAM = """
+import gc
+import numpy as np, pyarrow as pa
+from numba.core.dispatcher import Dispatcher
+from etl.tfrecord.codec.jit_cache import KernelCache
+from etl.tfrecord.warm import warm_kernels
+
+warm_kernels()
+entries = [d for d in gc.get_objects() if isinstance(d, Dispatcher)
+           and d.py_func.__module__.startswith("etl.")
+           and isinstance(d._cache, KernelCache)]  # the others are called by kernels alone
+assert len(entries) > 10
+before = {d: len(d.signatures) for d in entries}
+assert all(before.values()), [d.py_func.__name__ for d, n in before.items() if not n]
+
+from etl.tfrecord.codec.decode import FeatureSurvey, build_decoder
+from etl.tfrecord.codec.encode import build_encoder
+from etl.tfrecord.files.framing import RecordBlock, index_records
+from etl.tfrecord.codec.crc32c import crc32c
+batch = pa.record_batch({
+    "i": pa.array([1, None, 3], pa.int32()), "f": [0.5, 1.5, None], "s": ["a", None, "b" * 500],
+    "l": [[1, 2], None, []], "q": pa.array([[[1.5]], None, []]), "t": [["x"], [], None],
+})
+for record_type, columns in (("Example", ["i", "f", "s", "l", "t"]), ("ByteArray", ["s"]),
+                             ("SequenceExample", batch.schema.names)):
+    part = batch.select(columns)
+    if record_type == "ByteArray":
+        part = part.slice(0, 1)
+    encoder = build_encoder(part.schema, record_type)
+    data = np.concatenate(list(encoder.encode_chunks(part, 2)))
+    crc32c(data, 7)
+    block = RecordBlock(data, index_records(data), 0, 0)
+    survey = FeatureSurvey(record_type)
+    survey.update(block)
+    decoder = build_decoder(survey.features(), record_type)
+    decoder.decode_block(block)
+    decoder.decode_sound(RecordBlock(data, np.array([[0, 3]]), 0, 0))
+after = {d.py_func.__name__: (before[d], len(d.signatures)) for d in entries
+         if len(d.signatures) != before[d]}
+assert not after, after
+"""
+
+
+def test_nothing_is_left_to_compile() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True,
+        cwd=Path(etl.__file__).parents[1],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+ROOT = Path(kernels.__file__).parents[3]
+# What else says where the cache is, or whether there is one.
+PLACES = ("NUMBA_CACHE_DIR", "HOME", "XDG_CACHE_HOME", jit_cache.SWITCH)
+JIT_CACHE_PROGRAM = "from outer import run\nprint(run(40), sum(run.stats.cache_hits.values()))"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with a module of one small kernel."""
+    folder = tmp_path / "project"
+    folder.mkdir(mode=0o755)
+    (folder / "inner.py").write_text(
+        "from etl.tfrecord.codec.kernels import inlined\n@inlined\ndef step(x):\n    return x + 1\n"
+    )
+    (folder / "outer.py").write_text(
+        "from inner import step\nfrom etl.tfrecord.codec.kernels import kernel\n"
+        "@kernel\ndef run(x):\n    return step(x)\n"
+    )
+    return folder
+
+
+def start(project: Path, program: str = JIT_CACHE_PROGRAM, **environment: str) -> subprocess.Popen:
+    paths = os.pathsep.join([str(project), str(ROOT)])
+    inherited = {k: v for k, v in os.environ.items() if k not in PLACES}
+    return subprocess.Popen(
+        [sys.executable, "-B", "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, env={**inherited, "PYTHONPATH": paths, "HOME": "/nonexistent", **environment},
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen) -> list[str]:
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return output.split()
+
+
+def run(project: Path, program: str = JIT_CACHE_PROGRAM, **environment: str) -> list[str]:
+    return finish(start(project, program, **environment))
+
+
+def entries(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("outer.run-*.sluice.nbc"))
+
+
+def test_next_to_the_sources_and_used_again(project: Path) -> None:
+    assert run(project) == ["41", "0"]
+    (entry,) = entries(project)
+    assert entry.parent == project / "__pycache__"
+    assert not stat.S_IMODE(entry.stat().st_mode) & 0o022
+    assert run(project) == ["41", "1"]
+
+
+def test_a_cache_that_came_with_the_sources_is_read_though_it_cannot_be_written(
+    tmp_path: Path,
+) -> None:
+    own, source = tmp_path / "own", tmp_path / "package" / "module.py"
+    shipped = source.parent / "__pycache__"
+    for folder in (own, shipped):
+        folder.mkdir(mode=0o755, parents=True)
+    assert jit_cache.find_shipped(source) is None
+    jit_cache.CacheFiles(shipped, "run", "stamp").save("key", "code")
+    assert jit_cache.find_shipped(source) == shipped
+    files = jit_cache.CacheFiles(own, "run", "stamp", shipped)
+    assert files.load("key") == "code"
+    assert files.load("another CPU's") is None
+    shipped.chmod(0o777)
+    assert jit_cache.find_shipped(source) is None
+    assert files.load("key") is None
+
+
+def test_switched_off_reads_and_writes_nothing(project: Path) -> None:
+    assert run(project, SLUICE_NO_JIT_CACHE="1") == ["41", "0"]
+    assert not entries(project)
+    run(project)
+    assert run(project, SLUICE_NO_JIT_CACHE="1") == ["41", "0"]
+
+
+def test_a_change_of_inlined_code_compiles_and_removes_the_old_entry(project: Path) -> None:
+    run(project)
+    (old,) = entries(project)
+    (project / "inner.py").write_text((project / "inner.py").read_text().replace("+ 1", "+ 2"))
+    assert run(project) == ["42", "0"]
+    assert entries(project) != [old]
+    assert len(entries(project)) == 1
+
+
+@pytest.mark.parametrize("damage", ["truncate", "empty", "flip", "pickle"])
+def test_damaged_entries_mean_compiling(project: Path, damage: str) -> None:
+    run(project)
+    (entry,) = entries(project)
+    content = bytearray(entry.read_bytes())
+    if damage == "flip":
+        content[len(content) // 2] ^= 1
+    pieces = {"truncate": content[:-7], "empty": b"", "flip": content, "pickle": b"cos\nsystem\n"}
+    entry.write_bytes(pieces[damage])
+    assert run(project) == ["41", "0"]
+    assert run(project) == ["41", "1"]
+
+
+def test_processes_may_fill_an_empty_cache_at_once(project: Path) -> None:
+    started = [start(project) for _ in range(5)]
+    assert [finish(process)[0] for process in started] == ["41"] * 5
+    assert run(project) == ["41", "1"]
+    assert not list(project.rglob("*.tmp"))
+
+
+WHERE = (
+    "from pathlib import Path\nimport outer\n"
+    "from etl.tfrecord.codec.jit_cache import find_directory\n"
+    "print(outer.run(40), find_directory(Path(outer.__file__)))"
+)
+
+
+@pytest.fixture
+def places(project: Path, tmp_path: Path) -> dict[str, str]:
+    for name in ("home", "tmp"):
+        (tmp_path / name).mkdir()
+    return {"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "tmp")}
+
+
+def test_the_next_place_is_taken_where_one_cannot_be_used(project: Path, places, tmp_path) -> None:
+    (project / "__pycache__").touch()  # a file: no directory can be made there
+    _, where = run(project, WHERE, **places)
+    assert Path(where).is_relative_to(tmp_path / "home" / ".cache" / "sluice")
+    assert entries(tmp_path / "home")
+    shutil.rmtree(tmp_path / "home" / ".cache")
+    (tmp_path / "home" / ".cache").touch()
+    _, where = run(project, WHERE, **places)
+    assert Path(where).parent == tmp_path / "tmp"
+    assert stat.S_IMODE(Path(where).stat().st_mode) == 0o700
+    assert entries(tmp_path / "tmp")
+    shutil.rmtree(where)
+    Path(where).touch()
+    assert run(project, WHERE, **places) == ["41", "None"]
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="nothing is read-only to root")
+def test_read_only_sources_and_home(project: Path, places, tmp_path: Path) -> None:
+    for folder in (project, tmp_path / "home"):
+        folder.chmod(0o555)
+    _, where = run(project, WHERE, **places)
+    assert Path(where).parent == tmp_path / "tmp"
+
+
+def test_a_temporary_directory_that_others_could_write_is_not_used(tmp_path: Path) -> None:
+    for mode in (0o777, 0o1777, 0o770):
+        folder = tmp_path / f"cache-{mode:o}"
+        folder.mkdir()
+        folder.chmod(mode)
+        assert not jit_cache._is_usable(folder)
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path)
+    assert not jit_cache._is_usable(link)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs to give a file away")
+def test_what_another_user_owns_is_not_loaded(project: Path) -> None:
+    run(project)
+    (entry,) = entries(project)
+    os.chown(entry, 65534, 65534)
+    assert run(project) == ["41", "0"]
+    (entry,) = entries(project)
+    os.chown(entry, 0, 0)
+    entry.chmod(0o666)
+    assert run(project) == ["41", "0"]
+    os.chown(project / "__pycache__", 65534, 65534)
+    assert not jit_cache._is_usable(project / "__pycache__")
+
+
+def test_a_full_disk_means_going_on_without(project: Path) -> None:
+    program = (
+        "import resource, signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "import outer\nresource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
+        "print(outer.run(40), outer.run._cache._enabled)"
+    )
+    assert run(project, program) == ["41", "False"]
+    assert not entries(project)
+    assert not list(project.rglob("*.tmp"))
+
+
+def test_digest_follows_compiled_sources_of_the_whole_package(tmp_path: Path) -> None:
+    def digest() -> str:
+        jit_cache.digest_kernels.cache_clear()
+        return jit_cache.digest_kernels(tmp_path / "top" / "a")
+
+    for folder in ("a", "b"):
+        (tmp_path / "top" / folder).mkdir(parents=True)
+        (tmp_path / "top" / folder / "__init__.py").touch()
+    (tmp_path / "top" / "__init__.py").touch()
+    (tmp_path / "top" / "b" / "inner.py").write_text(
+        "from etl.tfrecord.codec.kernels import inlined\n"
+    )
+    before = digest()
+    (tmp_path / "top" / "b" / "plain.py").write_text("x = 2\n")
+    (tmp_path / "beside.py").write_text("from etl.tfrecord.codec.kernels import inlined\n")
+    assert digest() == before
+    (tmp_path / "top" / "b" / "inner.py").write_text(
+        "import etl.tfrecord.codec.kernels  # changed\n"
+    )
+    assert digest() != before
+
+
+def test_sources_in_a_zip_file_are_covered(project: Path, tmp_path: Path) -> None:
+    archive = shutil.make_archive(str(tmp_path / "code"), "zip", project)
+    home = tmp_path / "home"
+    home.mkdir()
+    assert run(Path(archive), HOME=str(home)) == ["41", "0"]
+    assert run(Path(archive), HOME=str(home)) == ["41", "1"]
+    (project / "inner.py").write_text((project / "inner.py").read_text().replace("+ 1", "+ 2"))
+    shutil.make_archive(str(tmp_path / "code"), "zip", project)
+    assert run(Path(archive), HOME=str(home)) == ["42", "0"]

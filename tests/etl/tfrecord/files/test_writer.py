@@ -1,0 +1,316 @@
+"""Shard files: atomic, deterministic, and what their ShardInfo says of them."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import tensorflow as tf
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from conf.errors import ConfigError, InputDataError
+from etl.tfrecord.codec.crc32c import crc32c
+from etl.tfrecord.codec.encode import build_encoder
+from etl.tfrecord.commit.output_manifest import ShardLimits
+from etl.tfrecord.files import writer
+from etl.tfrecord.files.data_files import check_indexable, format_index, index_path, read_index
+from etl.tfrecord.files.framing import index_records, read_records
+from etl.tfrecord.files.writer import (
+    RollingPlan,
+    RollingWriter,
+    ShardOptions,
+    ShardWriter,
+    find_record_starts,
+)
+
+BATCH = pa.record_batch({"a": list(range(5000)), "s": [f"v{k}" for k in range(5000)]})
+
+
+@pytest.mark.parametrize("compression", [None, "GZIP", "ZLIB"])
+def test_tensorflow_reads_what_was_written(tmp_path: Path, compression) -> None:
+    path = tmp_path / "shard"
+    with ShardWriter(path, BATCH.schema, ShardOptions(compression=compression)) as writer:
+        writer.write(BATCH.slice(0, 3000))
+        writer.write(BATCH.slice(3000))
+    dataset = tf.data.TFRecordDataset(str(path), compression_type=compression or "").batch(5000)
+    parsed = tf.io.parse_example(
+        next(iter(dataset)),
+        {"a": tf.io.FixedLenFeature([], tf.int64), "s": tf.io.FixedLenFeature([], tf.string)},
+    )
+    assert parsed["a"].numpy().tolist() == list(range(5000))
+    assert parsed["s"].numpy()[4999] == b"v4999"
+    data = path.read_bytes()
+    assert writer.info.rows == 5000
+    assert writer.info.bytes == len(data)
+    assert writer.info.crc32c == f"{crc32c(data):08x}"
+    assert writer.info.path == "shard"
+    assert [p.name for p in tmp_path.iterdir()] == ["shard"]
+
+
+@pytest.mark.parametrize("compression", [None, "GZIP", "ZLIB"])
+def test_equal_batches_give_equal_bytes_at_any_time(tmp_path: Path, compression, monkeypatch):
+    files = []
+    for name, now in (("one", 1e9), ("two", 2e9)):
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        options = ShardOptions(compression=compression)
+        with ShardWriter(tmp_path / name, BATCH.schema, options) as writer:
+            writer.write(BATCH)
+        files.append((tmp_path / name).read_bytes())
+    assert files[0] == files[1]
+
+
+def test_gzip_header_has_neither_time_nor_name(tmp_path: Path) -> None:
+    path = tmp_path / "shard.gz"
+    with ShardWriter(path, BATCH.schema, ShardOptions(compression="GZIP")) as writer:
+        writer.write(BATCH)
+    head = path.read_bytes()[:10]
+    assert head[3] == 0  # no flags: no name, no comment
+    assert head[4:8] == bytes(4)  # no time
+    assert zlib.decompress(path.read_bytes(), 31)
+
+
+def test_an_exception_leaves_the_earlier_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "shard"
+    path.write_bytes(b"earlier")
+    schema = pa.schema([("x", pa.float64())])
+    with pytest.raises(InputDataError), ShardWriter(path, schema) as writer:  # noqa: PT012
+        writer.write(pa.record_batch({"x": [1.0] * 5000}))
+        writer.write(pa.record_batch({"x": [1e300]}))
+    assert path.read_bytes() == b"earlier"
+    assert [p.name for p in tmp_path.iterdir()] == ["shard"]
+    with pytest.raises(RuntimeError, match="not finished"):
+        _ = writer.info
+
+
+def test_nothing_is_visible_before_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "shard"
+    with ShardWriter(path, BATCH.schema) as writer:
+        writer.write(BATCH)
+        assert not path.exists()
+        assert all(p.name.startswith(".") for p in tmp_path.iterdir())
+    assert path.exists()
+
+
+def test_bad_schema_touches_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        ShardWriter(tmp_path / "shard", pa.schema([("t", pa.timestamp("s"))]))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_batch_gives_an_empty_file(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "shard", BATCH.schema) as writer:
+        pass
+    assert (writer.info.rows, writer.info.bytes, writer.info.crc32c) == (0, 0, "00000000")
+
+
+def test_chunk_size_does_not_change_the_bytes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    batch = pa.record_batch({"l": [rng.integers(0, 9, k % 20).tolist() for k in range(1000)]})
+    infos = set()
+    for chunk_rows in (1, 7, 1000, 4096):
+        options = ShardOptions(chunk_rows=chunk_rows)
+        with ShardWriter(tmp_path / "shard", batch.schema, options) as writer:
+            writer.write(batch)
+        infos.add(writer.info)
+    assert len(infos) == 1
+
+
+@pytest.mark.parametrize(
+    "options", [{"compression": "gzip"}, {"compression_level": 0}, {"chunk_rows": 0}]
+)
+def test_bad_options_are_refused(options) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        ShardOptions(**options)
+
+
+def test_a_full_disk_at_close_leaves_no_temporary_file(tmp_path: Path) -> None:
+    class FullAtClose:
+        """A file whose buffered bytes do not fit any more."""
+
+        def __init__(self, file) -> None:
+            self._file = file
+
+        def __getattr__(self, name):
+            return getattr(self._file, name)
+
+        def close(self) -> None:
+            self._file.close()
+            raise OSError(28, "No space left on device")
+
+    writer = ShardWriter(tmp_path / "shard", BATCH.schema)
+    with pytest.raises(OSError, match="No space"), writer:  # noqa: PT012
+        target = writer._file._target
+        target._file = FullAtClose(target._file)
+        writer.write(BATCH)
+        raise OSError(28, "No space left on device")
+    assert list(tmp_path.iterdir()) == []
+
+
+def write(root: Path, batches: list[pa.RecordBatch], limits: ShardLimits, **options) -> list:
+    index = options.pop("index", False)
+    accumulator = options.pop("build_accumulator", None)
+    plan = RollingPlan(root, ShardOptions(**options), limits, index, accumulator)
+    numbers = itertools.count()
+    encoder = build_encoder(batches[0].schema)
+    writer = RollingWriter(plan, encoder, lambda: f"d=1/part-c{next(numbers):03d}")
+    for batch in batches:
+        writer.write(batch)
+    writer.finish_file()
+    return writer.shards
+
+
+def payloads(root: Path, shards: list) -> list[list[bytes]]:
+    return [list(read_records(root / shard.info.path)) for shard in shards]
+
+
+def batch_of(lengths: list[int], seed: int = 0) -> pa.RecordBatch:
+    rng = np.random.default_rng(seed)
+    return pa.record_batch({"b": pa.array([rng.bytes(n) for n in lengths], pa.binary())})
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    lengths=st.lists(st.lists(st.integers(0, 300), max_size=30), min_size=1, max_size=4),
+    rows=st.none() | st.integers(1, 20),
+    bytes_=st.none() | st.integers(1, 3000),
+    chunk_rows=st.integers(1, 8),
+    compression=st.sampled_from([None, "GZIP", "ZLIB"]),
+)
+def test_limits_hold_and_nothing_is_lost(
+    tmp_path_factory, lengths, rows, bytes_, chunk_rows, compression
+):
+    root = tmp_path_factory.mktemp("roll")
+    batches = [batch_of(item, seed) for seed, item in enumerate(lengths)]
+    limits = ShardLimits(rows, bytes_)
+    shards = write(root, batches, limits, chunk_rows=chunk_rows, compression=compression)
+    found = payloads(root, shards)
+    expected = [p for b in batches for p in _encode(b)]
+    assert list(itertools.chain.from_iterable(found)) == expected
+    assert all(found), "no file is empty"
+    for shard, records in zip(shards, found, strict=True):
+        assert (root / shard.info.path).stat().st_size == shard.info.bytes
+        assert shard.info.rows == len(records)
+        if rows is not None:
+            assert len(records) <= rows
+        if bytes_ is not None:
+            assert shard.info.bytes <= bytes_ or len(records) == 1
+    for (shard, records), following in zip(
+        zip(shards, found, strict=True), found[1:], strict=False
+    ):
+        is_full = rows is not None and len(records) == rows
+        longer = _stored([*records, following[0]], compression)
+        assert is_full or longer > bytes_, f"{shard} was closed early"
+
+
+def _encode(batch: pa.RecordBatch) -> list[bytes]:
+    if not batch.num_rows:
+        return []
+    from etl.tfrecord.files.framing import index_records
+
+    data = build_encoder(batch.schema).encode(batch)
+    return [data[s : s + n].tobytes() for s, n in index_records(data)]
+
+
+def _stored(records: list[bytes], compression: str | None) -> int:
+    """Size of a file with these records; its framing is 16 bytes each."""
+    if compression is None:
+        return sum(len(r) + 16 for r in records)
+    framed = b"".join(
+        len(r).to_bytes(8, "little") + b"crc1" + r + b"crc2" for r in records
+    )  # checksums compress like any four bytes, or nearly
+    wbits = {"GZIP": 31, "ZLIB": 15}[compression]
+    compress = zlib.compressobj(6, zlib.DEFLATED, wbits)
+    return len(compress.compress(framed)) + len(compress.flush()) + 8 * len(records) + 16
+
+
+def test_no_rows_no_file(tmp_path: Path) -> None:
+    assert write(tmp_path, [batch_of([])], ShardLimits(rows=1)) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_last_file_is_not_followed_by_an_empty_one(tmp_path: Path) -> None:
+    shards = write(tmp_path, [batch_of([5] * 4), batch_of([5] * 2)], ShardLimits(rows=3))
+    assert [shard.info.rows for shard in shards] == [3, 3]
+
+
+def test_a_compressed_file_is_filled_up(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    batch = pa.record_batch({"b": [rng.bytes(50) + b"a" * 200 for _ in range(20000)]})
+    shards = write(tmp_path, [batch], ShardLimits(bytes=500_000), compression="GZIP")
+    assert len(shards) > 2
+    assert all(495_000 < shard.info.bytes <= 500_000 for shard in shards[:-1])
+
+
+def test_split_offsets_and_index_point_at_records(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(writer, "SPLIT_POINT_BYTES", 1000)
+    batches = [batch_of([90] * 50, seed) for seed in range(3)]
+    shards = write(tmp_path, batches, ShardLimits(rows=100), chunk_rows=7, index=True)
+    assert [shard.info.rows for shard in shards] == [100, 50]
+    for shard in shards:
+        data = (tmp_path / shard.info.path).read_bytes()
+        places = list(read_index(tmp_path / index_path(shard.info.path)))
+        starts = [start for start, _ in places]
+        assert starts[0] == 0
+        assert [s + n for s, n in places] == [*starts[1:], len(data)]
+        for start, size in places:
+            assert int.from_bytes(data[start : start + 8], "little") + 16 == size
+        assert set(shard.split_offsets) <= set(starts)
+        gaps = np.diff([0, *shard.split_offsets, len(data)])
+        assert (gaps[:-1] >= 1000).all()
+        assert gaps.max() < 1000 + 2 * max(size for _, size in places)
+
+
+def test_each_file_has_statistics_of_its_own(tmp_path: Path) -> None:
+    class Total:
+        def __init__(self, schema: pa.Schema) -> None:
+            self.values: list[int] = []
+
+        def update(self, batch: pa.RecordBatch) -> None:
+            self.values += batch["a"].to_pylist()
+
+        def to_dict(self) -> dict:
+            return {"values": self.values}
+
+    batches = [pa.record_batch({"a": list(range(k, k + 5))}) for k in (0, 5)]
+    shards = write(tmp_path, batches, ShardLimits(rows=3), chunk_rows=2, build_accumulator=Total)
+    assert [shard.statistics["values"] for shard in shards] == [
+        [0, 1, 2],
+        [3, 4, 5],
+        [6, 7, 8],
+        [9],
+    ]
+
+
+@pytest.mark.parametrize("limits", [{"rows": 0}, {"bytes": -1}])
+def test_bad_limits_are_refused(limits) -> None:
+    with pytest.raises(ConfigError, match=next(iter(limits))):
+        ShardLimits(**limits)
+
+
+def test_starts_agree_with_the_verifying_scan() -> None:
+    batch = pa.record_batch({"b": [b"x" * n for n in (0, 1, 500, 70_000, 3)]})
+    framed = build_encoder(batch.schema).encode(batch)
+    starts = find_record_starts(framed)
+    assert starts[:-1].tolist() == (index_records(framed)[:, 0] - 12).tolist()
+    assert starts[-1] == framed.size
+    assert find_record_starts(np.empty(0, np.uint8)).tolist() == [0]
+
+
+def test_lines_are_offset_and_size(tmp_path: Path) -> None:
+    text = format_index(np.array([0, 20, 50]), 100)
+    assert text == "100 20\n120 30\n"
+    (tmp_path / "x.idx").write_text(text)
+    assert list(read_index(tmp_path / "x.idx")) == [(100, 20), (120, 30)]
+    assert index_path("d=1/part-0") == "_index/d=1/part-0.idx"
+
+
+def test_compressed_files_have_no_index() -> None:
+    check_indexable(None)
+    with pytest.raises(ConfigError, match="uncompressed"):
+        check_indexable("GZIP")

@@ -1,0 +1,346 @@
+"""The store itself: what is stored is what was written."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from conf.errors import ConfigError, InputDataError
+from etl.tfrecord.commit.committer import ObjectCommitter
+from etl.tfrecord.commit.local_commit import JobPlan, TaskResult
+from etl.tfrecord.commit.object_view import Intent
+from etl.tfrecord.commit.output_manifest import COMMIT_FILE
+from etl.tfrecord.files.framing import read_record_blocks, read_records
+from etl.tfrecord.files.input_files import InputListing, list_input_files, plan_splits
+from etl.tfrecord.files.locations import _KEPT_BYTES, FileOpener, StoredPath
+from etl.tfrecord.files.object_store import Storage, StoredObject
+from etl.tfrecord.options import WriteOptions, parse_read_options, parse_write_options
+from etl.tfrecord.spark.write_plan import plan_write
+from etl.tfrecord.spark.write_task import WriteTask
+from tests.etl.tfrecord.objects.conftest import FakeStore
+
+
+@pytest.fixture
+def root(any_root: Storage) -> Storage:
+    """What holds of the store of the tests holds of real servers."""
+    return any_root
+
+
+@pytest.mark.parametrize("name", ["a.tfrecord", "a.tfrecord.gz", "b.bz2", "d=1/c%20ü.lz4"])
+def test_bytes_are_stored_as_they_are(root: Storage, name: str) -> None:
+    data = os.urandom(100_000)
+    root.put(name, data)
+    assert root.read(name) == data
+    found = root.find(name)
+    assert found is not None
+    assert found.bytes == len(data)
+    assert root.list_objects() == {name: found}
+    assert abs(found.mtime_ns / 1e9 - time.time()) < 60
+    with root.open_input(name) as file:
+        file.seek(50_000)
+        assert file.read(10) == data[50_000:50_010]
+
+
+def test_what_is_not_there(root: Storage) -> None:
+    assert root.list_objects() == {}
+    assert root.read("x") is None
+    assert root.find("x") is None
+    root.delete("x")
+    root.delete_tree()
+    with pytest.raises(FileNotFoundError):
+        root.open_input("x")
+
+
+def test_an_object_is_there_when_its_upload_is_closed(root: Storage) -> None:
+    root.put("x", b"old")
+    upload = root.open_output("x")
+    upload.write(b"new")
+    assert root.read("x") == b"old"
+    upload.close()
+    assert root.read("x") == b"new"
+
+
+def test_copies_deletes_and_levels(root: Storage) -> None:
+    root.child("d").put("x", b"1")
+    root.copy_all({"d/x": "e/y"})
+    assert sorted(root.list_objects()) == ["d/x", "e/y"]
+    assert root.list_objects(is_recursive=False) == {}
+    root.delete_all(["d/x", "none"])
+    assert sorted(root.list_objects()) == ["e/y"]
+    assert isinstance(root.list_objects()["e/y"], StoredObject)
+
+
+def test_it_travels_to_executors(root: Storage) -> None:
+    copy = pickle.loads(pickle.dumps(root.child("d=1")))
+    assert copy == Storage(root.scheme, f"{root.root}/d=1")
+    assert copy.uri == f"{root.scheme}://{root.root}/d=1"
+    assert copy.parent == root
+    assert Storage("s3", "bucket").parent is None
+
+
+def test_what_changes_between_the_requests_of_a_read(
+    monkeypatch: pytest.MonkeyPatch, store: FakeStore
+) -> None:
+    """S3's client asks for the size, then for so many bytes."""
+    place, reads = Storage("fake", "bucket/data"), []
+    place.put("x", b"short")
+
+    def cut(_: Storage, key: str) -> bytes:
+        reads.append(key)
+        if len(reads) == 1:
+            place.put("x", b"a longer text")
+            return b"a lon"
+        return b"a longer text"
+
+    monkeypatch.setattr(Storage, "_read_once", cut)
+    assert place.read("x") == b"a longer text"
+
+    def refuse(_: Storage, key: str) -> bytes:
+        raise OSError("Failed to flush response stream")
+
+    monkeypatch.setattr(Storage, "_read_once", refuse)
+    with pytest.raises(OSError, match="flush"):
+        place.read("x")
+    place.delete("x")
+    assert place.read("x") is None
+
+
+def requests(store: FakeStore, kind: str) -> int:
+    return sum(name.startswith(f"{kind} ") for name in store.log)
+
+
+def test_it_answers_as_a_path_does(tmp_path: Path, any_root: Storage) -> None:
+    for place in (tmp_path, StoredPath(any_root)):
+        file = place / "folder/a.txt"
+        if isinstance(place, Path):
+            file.parent.mkdir()
+            file.write_text("text: ä", encoding="utf-8")
+        else:
+            any_root.put("folder/a.txt", "text: ä".encode())
+        assert file.is_file()
+        assert not place.is_file()
+        assert not (place / "folder").is_file()
+        assert file.read_text(encoding="utf-8") == "text: ä"
+        assert file.read_text("ascii", "replace").startswith("text: ")
+        assert file.read_bytes() == "text: ä".encode()
+        assert file.name == "a.txt"
+        assert str(file) == f"{place}/folder/a.txt"
+        assert file.absolute() == file
+        assert (place / "folder/../b").resolve() == (place / "b").resolve()
+        assert file.is_relative_to(place)
+        assert place.is_relative_to(place)
+        assert not (place / "../x").resolve().is_relative_to(place)
+        assert not (place / "ab").is_relative_to(place / "a")
+        with pytest.raises(FileNotFoundError):
+            (place / "none").read_text()
+        with pytest.raises(UnicodeDecodeError):
+            file.read_text("ascii")
+
+
+def test_small_files_are_fetched_once_while_they_stay_what_they_were(
+    store: FakeStore, root: Storage
+) -> None:
+    root.put("x", b"old")
+    file = StoredPath(root) / "x"
+    assert [file.read_bytes() for _ in range(3)] == [b"old"] * 3
+    assert requests(store, "get") == 1
+    root.put("x", b"newer")
+    assert file.read_bytes() == b"newer"
+    root.delete("x")
+    with pytest.raises(FileNotFoundError, match="no such object"):
+        file.read_bytes()
+
+
+def test_large_files_are_not_kept(store: FakeStore, root: Storage) -> None:
+    data = bytes(_KEPT_BYTES + 1)
+    root.put("x", data)
+    assert [(StoredPath(root) / "x").read_bytes() == data for _ in range(2)] == [True] * 2
+    assert requests(store, "get") == 2
+
+
+def test_one_listing_tells_all_sizes(store: FakeStore, root: Storage) -> None:
+    for name, size in (("a", 1), ("b/c", 2), ("b/d/e", 3)):
+        root.put(name, bytes(size))
+    assert StoredPath(root).list_bytes() == {"a": 1, "b/c": 2, "b/d/e": 3}
+    assert requests(store, "list") == 1
+
+
+@pytest.mark.parametrize("call", ["is_file", "read_bytes", "read_text", "list_bytes"])
+def test_a_store_that_refuses_ends_in_a_message(store: FakeStore, root: Storage, call: str) -> None:
+    def refuse(name: str) -> None:
+        raise OSError("ACCESS_DENIED")
+
+    store.hook = refuse
+    with pytest.raises(ConfigError, match="cannot be reached") as refused:
+        getattr(StoredPath(root) / "x", call)()
+    assert "ACCESS_DENIED" in str(refused.value)
+    assert StoredPath(root).has_bucket()  # the store does not tell
+
+
+OBJECT_INPUT_MARK = pytest.mark.usefixtures("owner")
+
+BATCH = pa.record_batch(
+    {"payload": pa.array([b"a" * 100, b"b", b"c" * 50]), "d": pa.array(["x", "y", "x"])}
+)
+
+
+@pytest.fixture
+def object_input_root(any_root: Storage) -> Storage:
+    """Reads are the same from the store of the tests and from real servers."""
+    return any_root
+
+
+def write(root: Storage, batch: pa.RecordBatch = BATCH, **options: str) -> JobPlan:
+    """What a driver and one task do."""
+    given = {"path": root.uri, "recordType": "ByteArray", **options}
+    parsed = parse_write_options(given, overwrite=options.get("saveMode") == "overwrite")
+    plan = plan_write(batch.schema, parsed, {"d": "string"})
+    committer = ObjectCommitter(root)
+    committer.begin(plan.job)
+    with committer.hold_attempt(plan.job.job_id, "attempt-0") as place:
+        sink = WriteTask(place, f"part-00000-{plan.job.job_id}", plan.options, plan.source)
+        shards = sink.write_all(iter([batch]))
+    committer.publish(plan.job, [TaskResult(0, "attempt-0", shards)])
+    return plan.job
+
+
+def listing(path: str, **options: str) -> InputListing:
+    return list_input_files(parse_read_options({"path": path, **options}))
+
+
+def payloads(found: InputListing) -> list[bytes]:
+    opener = FileOpener()
+    blocks = [b for f in found.files for b in read_record_blocks(f.path, opener=opener)]
+    return sorted(
+        b.data[start : start + length].tobytes() for b in blocks for start, length in b.index
+    )
+
+
+@OBJECT_INPUT_MARK
+@pytest.mark.parametrize("compression", ["none", "gzip", "zlib"])
+def test_what_was_written_is_read(object_input_root: Storage, compression: str) -> None:
+    one = BATCH.drop_columns(["d"])
+    write(object_input_root, one, compression=compression)
+    write(object_input_root, one, compression=compression)
+    found = listing(object_input_root.uri)
+    assert len(found.files) == 2
+    assert found.committed is not None
+    assert payloads(found) == sorted([*one.column(0).to_pylist()] * 2)
+    assert payloads(listing(found.files[0].path)) == sorted(one.column(0).to_pylist())
+
+
+@OBJECT_INPUT_MARK
+def test_partitions_side_files_and_single_partitions(object_input_root: Storage) -> None:
+    write(object_input_root, partitionBy="d", index="true", maxRecordsPerFile="1")
+    found = listing(object_input_root.uri)
+    assert found.partition_columns == (("d", "string"),)
+    assert sorted(file.partition for file in found.files) == [("x",), ("x",), ("y",)]
+    index = [key for key in object_input_root.list_objects() if key.startswith("_index/d=")]
+    assert len(index) == 3
+    below = listing(f"{object_input_root.uri}/d=x")
+    assert len(below.files) == 2
+    assert below.committed is not None
+    assert below.partition_columns == ()
+    based = listing(f"{object_input_root.uri}/d=x", basePath=object_input_root.uri)
+    assert {file.partition for file in based.files} == {("x",)}
+    with pytest.raises(ConfigError, match="basePath"):
+        listing(f"{object_input_root.uri}/d=x", basePath=f"{object_input_root.uri}/d=y")
+
+
+@OBJECT_INPUT_MARK
+def test_the_manifest_decides(object_input_root: Storage, caplog: pytest.LogCaptureFixture) -> None:
+    write(object_input_root, BATCH.drop_columns(["d"]))
+    object_input_root.put("part-r-00000.tfrecord", b"no TFRecord at all")
+    with caplog.at_level(logging.WARNING):
+        found = listing(object_input_root.uri)
+    assert len(found.files) == 1
+    assert "part-r-00000" in caplog.text
+    [file] = found.files
+    key = file.path[len(object_input_root.uri) + 1 :]
+    object_input_root.put(key, b"cut")
+    with pytest.raises(InputDataError, match="another size"):
+        listing(object_input_root.uri)
+    object_input_root.delete(key)
+    with pytest.raises(InputDataError, match="not there"):
+        listing(object_input_root.uri)
+
+
+@OBJECT_INPUT_MARK
+def test_without_a_manifest_all_that_is_shown_counts(object_input_root: Storage) -> None:
+    write(object_input_root, BATCH.drop_columns(["d"]))
+    object_input_root.delete(COMMIT_FILE)
+    [name] = [key for key in object_input_root.list_objects() if key.startswith("part-")]
+    object_input_root.copy_all({name: "any.name", "_SUCCESS": "_hidden/x"})
+    object_input_root.copy_all({name: "sub/x"})
+    assert [f.path.rpartition("/")[2] for f in listing(object_input_root.uri).files] == [
+        "any.name",
+        name,
+    ]
+    assert len(listing(object_input_root.uri, recursiveFileLookup="true").files) == 3
+    object_input_root.put("_publishing-j", Intent("j", None, "digest", new=("any.name",)).dumps())
+    assert len(listing(object_input_root.uri).files) == 1  # the other one is not decided yet
+    with pytest.raises(ConfigError, match="no such"):
+        listing(f"{object_input_root.uri}-none")
+
+
+@OBJECT_INPUT_MARK
+def test_objects_are_split_at_known_places_only(object_input_root: Storage) -> None:
+    rows = pa.record_batch({"payload": [bytes([65 + k]) * 1_000_000 for k in range(20)]})
+    write(object_input_root, rows, index="true")
+    object_input_root.delete(COMMIT_FILE)
+
+    def split() -> list[tuple[int, int | None]]:
+        options = parse_read_options({"path": object_input_root.uri})
+        files = list_input_files(options).files
+        planned = plan_splits(
+            files, compression="auto", split_bytes=5 << 20, min_partitions=9, opener=options.opener
+        )
+        return [(s.start, s.stop) for part in planned for s in part]
+
+    with_index = split()
+    assert len(with_index) > 3
+    opener = parse_read_options({"path": object_input_root.uri}).opener
+    [file] = listing(object_input_root.uri).files
+    read = [
+        bytes(b.data[s : s + 1])
+        for start, stop in with_index
+        for b in read_record_blocks(
+            file.path, compression=None, start=start, stop=stop, opener=opener
+        )
+        for s, _ in b.index
+    ]
+    assert read == [bytes([65 + k]) for k in range(20)]
+    for key in list(object_input_root.list_objects()):
+        if key.startswith("_index/"):
+            object_input_root.put(key, b"0 17 damaged")
+    assert split() == [(0, None)]
+
+
+@OBJECT_INPUT_MARK
+def test_a_failed_task_leaves_nothing(object_input_root: Storage) -> None:
+    plan = plan_write(BATCH.schema, WriteOptions(object_input_root.uri, record_type="ByteArray",
+                                                 partition_by=("d",), storage=object_input_root),
+                      {"d": "string"})  # fmt: skip
+    committer = ObjectCommitter(object_input_root)
+    committer.begin(plan.job)
+    with (  # noqa: PT012
+        pytest.raises(ZeroDivisionError),
+        committer.hold_attempt(plan.job.job_id, "attempt-0") as place,
+    ):
+        sink = WriteTask(place, "part-0", plan.options, plan.source)
+        sink.write_all(BATCH if k == 0 else 1 / 0 for k in range(2))
+    assert not [key for key in object_input_root.list_objects() if "attempt-0" in key]
+    committer.discard(plan.job.job_id)
+    assert object_input_root.list_objects() == {}
+
+
+@OBJECT_INPUT_MARK
+def test_local_files_are_read_as_before(tmp_path, frame) -> None:
+    (tmp_path / "x").write_bytes(frame([b"1", b"2"]))
+    assert list(read_records(tmp_path / "x")) == [b"1", b"2"]

@@ -1,0 +1,273 @@
+"""Lowering in plain Python, row by row: an independent reference."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import strategies as st
+
+from etl.tfrecord.types.column_nodes import VECTOR_METADATA, VECTOR_STORAGE
+from etl.tfrecord.types.policies import ColumnPolicy, TypeOptions
+
+EPOCH = datetime.datetime(1970, 1, 1)
+MICROSECOND = datetime.timedelta(microseconds=1)
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+def lower_row(row: dict[str, Any], schema: pa.Schema, options: TypeOptions) -> dict[str, Any]:
+    """Features of a row; None where one is absent."""
+    features: dict[str, Any] = {}
+    for field in schema:
+        features.update(lower_column(field.name, row[field.name], field, options))
+    return features
+
+
+def lower_column(name: str, value: Any, field: pa.Field, options: TypeOptions) -> dict:
+    policy, join = options.policy(name), f"{name}{options.struct_separator}"
+    if (field.metadata or {}).get(b"sluice.type") == b"vector":
+        return lower_vector(name, join, value, policy)
+    if pa.types.is_struct(field.type):
+        features = {}
+        for child in field.type:
+            inner = None if value is None else value[child.name]
+            features.update(lower_column(join + child.name, inner, child, options))
+        return features
+    if pa.types.is_map(field.type):
+        return lower_map(join, value, field.type, policy, options)
+    return {name: lower_leaf(value, field.type, policy)}
+
+
+def lower_map(
+    join: str, value: Any, kind: pa.MapType, policy: ColumnPolicy, options: TypeOptions
+) -> dict:
+    if policy.maps == "keys":
+        entries = dict(value or [])
+        features = {}
+        for key in policy.map_keys:
+            inner = entries.get(key)
+            features.update(lower_column(join + key, inner, kind.item_field, options))
+        return features
+    if value is not None and policy.null_elements == "drop":
+        value = [(k, v) for k, v in value if v is not None]
+    keys = None if value is None else [k for k, _ in value]
+    values = None if value is None else [v for _, v in value]
+    return {
+        f"{join}keys": lower_leaf(keys, pa.list_(kind.key_type), policy),
+        f"{join}values": lower_leaf(values, pa.list_(kind.item_type), policy),
+    }
+
+
+def lower_vector(name: str, join: str, value: Any, policy: ColumnPolicy) -> dict:
+    indices = values = size = None
+    if value is not None:
+        values, size = value["values"], value["size"]
+        if value["type"] == 1:
+            size = len(values)
+            indices = [k for k, v in enumerate(values) if v != 0]
+            values = [v for v in values if v != 0]
+        else:
+            indices = value["indices"]
+    if policy.vectors == "sparse":
+        doubles = pa.list_(pa.float64())
+        return {
+            f"{join}indices": lower_leaf(indices, pa.list_(pa.int32()), policy),
+            f"{join}values": lower_leaf(values, doubles, policy),
+            f"{join}size": lower_leaf(size, pa.int32(), policy),
+        }
+    dense = None
+    if value is not None:
+        dense = [0.0] * size
+        for index, number in zip(indices, values, strict=True):
+            dense[index] = number
+    return {name: lower_leaf(dense, pa.list_(pa.float64()), policy)}
+
+
+def is_list(kind: pa.DataType) -> bool:
+    return hasattr(kind, "value_field") and not pa.types.is_dictionary(kind)
+
+
+def default_of(kind: pa.DataType, policy: ColumnPolicy) -> Any:
+    lowered = lower_scalar(None, kind, policy)
+    return lowered if policy.default is None else type(lowered)(policy.default)
+
+
+def lower_leaf(value: Any, kind: pa.DataType, policy: ColumnPolicy) -> Any:
+    if value is None:
+        if policy.nulls != "default":
+            return None
+        if pa.types.is_fixed_size_list(kind) and policy.null_elements != "drop":
+            return [default_of(kind.value_type, policy)] * kind.list_size
+        return [] if is_list(kind) else default_of(kind, policy)
+    if not is_list(kind):
+        return lower_scalar(value, kind, policy)
+    elements = list(value)
+    if policy.null_elements == "drop":
+        elements = [v for v in elements if v is not None]
+    if is_list(kind.value_type):
+        return [
+            ([] if policy.null_elements == "default" else None)
+            if v is None
+            else lower_leaf(v, kind.value_type, policy)
+            for v in elements
+        ]
+    return [
+        (default_of(kind.value_type, policy) if policy.null_elements == "default" else None)
+        if v is None
+        else lower_scalar(v, kind.value_type, policy)
+        for v in elements
+    ]
+
+
+def lower_scalar(value: Any, kind: pa.DataType, policy: ColumnPolicy) -> Any:
+    """Value on the wire; the zero of its kind for None."""
+    t = pa.types
+    if t.is_dictionary(kind):
+        kind = kind.value_type
+    if t.is_boolean(kind) or t.is_integer(kind):
+        return int(value or 0)
+    if t.is_floating(kind) or t.is_decimal(kind):
+        return narrow(float(value or 0), policy.float64)
+    if t.is_date(kind):
+        if policy.dates == "iso":
+            return "" if value is None else value.isoformat()
+        return 0 if value is None else (value - EPOCH.date()).days
+    if t.is_timestamp(kind):
+        return lower_timestamp(value, kind, policy)
+    if t.is_string(kind) or t.is_large_string(kind):
+        return value or ""
+    return value or b""
+
+
+def narrow(value: float, mode: str) -> float:
+    with np.errstate(over="ignore"):
+        narrowed = float(np.float32(value))
+    if mode == "clip" and np.isinf(narrowed) and not np.isinf(value):
+        return float(np.copysign(FLOAT32_MAX, value))
+    return narrowed
+
+
+def lower_timestamp(value: Any, kind: pa.TimestampType, policy: ColumnPolicy) -> Any:
+    if policy.timestamps == "iso":
+        if value is None:
+            return ""
+        text = value.replace(tzinfo=None).isoformat(timespec="microseconds")
+        return text + ("" if kind.tz is None else "Z")
+    if value is None:
+        return 0
+    ticks = (value.replace(tzinfo=None) - EPOCH) // MICROSECOND
+    return ticks // {"s": 10**6, "ms": 10**3, "us": 1}[policy.timestamps]
+
+
+FLOATS = st.floats(width=32, allow_nan=False)
+DOUBLES = st.floats(-1e6, 1e6).map(lambda v: v if v == 0 or abs(v) > 1e-30 else 0.5)
+DATES = st.dates(datetime.date(1, 1, 1), datetime.date(9999, 12, 31))
+TIMES = st.datetimes(datetime.datetime(1, 1, 1), datetime.datetime(9999, 12, 31))
+UTC = datetime.UTC
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+
+SCALARS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
+    "bool": (pa.bool_(), st.booleans()),
+    "int8": (pa.int8(), st.integers(-128, 127)),
+    "int32": (pa.int32(), st.integers(-(2**31), 2**31 - 1)),
+    "int64": (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
+    "uint64": (pa.uint64(), st.integers(0, 2**63 - 1)),
+    "float": (pa.float32(), FLOATS),
+    "double": (pa.float64(), DOUBLES),
+    "string": (pa.string(), TEXTS),
+    "large": (pa.large_string(), TEXTS),
+    "binary": (pa.binary(), st.binary(max_size=5)),
+    "date": (pa.date32(), DATES),
+    "utc": (pa.timestamp("us", "UTC"), TIMES.map(lambda v: v.replace(tzinfo=UTC))),
+    "ntz": (pa.timestamp("us"), TIMES),
+}
+
+
+@st.composite
+def vectors(draw: st.DrawFn) -> dict[str, Any]:
+    values = draw(st.lists(FLOATS, max_size=4))
+    if draw(st.booleans()):
+        return {"type": 1, "size": None, "indices": None, "values": values}
+    indices = sorted(draw(st.permutations(range(6)))[: len(values)])
+    return {"type": 0, "size": 6, "indices": indices, "values": values}
+
+
+@st.composite
+def fields(
+    draw: st.DrawFn, name: str, depth: int = 0, plain: bool = False
+) -> tuple[pa.Field, st.SearchStrategy[Any]]:
+    """A field of any type, and its values, None among them; see `batches` for `plain`."""
+    kinds = ["scalar", "scalar", "list", "large_list", "fixed", "map"]
+    kinds += [] if plain else ["dictionary", "vector"]
+    kind = draw(st.sampled_from([*kinds, "struct"] if depth < 2 else kinds))
+    scalar, values = SCALARS[draw(st.sampled_from(sorted(SCALARS)))]
+    if kind == "scalar":
+        return pa.field(name, scalar), st.none() | values
+    maybe = values if plain else st.none() | values
+    if kind == "list":
+        return pa.field(name, pa.list_(scalar)), st.none() | st.lists(maybe, max_size=3)
+    if kind == "large_list":
+        return pa.field(name, pa.large_list(scalar)), st.none() | st.lists(maybe, max_size=3)
+    if kind == "fixed":
+        lists = st.lists(maybe, min_size=2, max_size=2)
+        return pa.field(name, pa.list_(scalar, 2)), st.none() | lists
+    if kind == "dictionary":
+        return pa.field(name, pa.dictionary(pa.int32(), pa.string())), st.none() | TEXTS
+    if kind == "map":
+        maps = st.dictionaries(st.sampled_from("abc"), maybe, max_size=3)
+        entries = maps.map(lambda v: list(v.items()))
+        return pa.field(name, pa.map_(pa.string(), scalar)), st.none() | entries
+    if kind == "vector":
+        return pa.field(name, VECTOR_STORAGE, metadata=VECTOR_METADATA), st.none() | vectors()
+    children = [draw(fields(f"f{k}", depth + 1, plain)) for k in range(draw(st.integers(1, 3)))]
+    rows = st.fixed_dictionaries({field.name: inner for field, inner in children})
+    return pa.field(name, pa.struct([field for field, _ in children])), st.none() | rows
+
+
+@st.composite
+def batches(draw: st.DrawFn, plain: bool = False) -> pa.RecordBatch:
+    """A batch of one to four columns, often a slice of a longer one.
+
+    Args:
+        draw: Hypothesis's own.
+        plain: Whether to leave out what cannot come back as it was: null elements, dictionaries,
+            vectors.
+    """
+    columns = [draw(fields(f"c{k}", plain=plain)) for k in range(draw(st.integers(1, 4)))]
+    rows = draw(st.integers(0, 8))
+    schema = pa.schema([field for field, _ in columns])
+    arrays = [
+        pa.array(draw(st.lists(values, min_size=rows, max_size=rows)), field.type)
+        for field, values in columns
+    ]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    start = draw(st.integers(0, rows))
+    return batch.slice(start, draw(st.integers(0, rows - start)))
+
+
+def to_wire(column: pa.Array) -> pa.Array:
+    """What the decoder makes of a lowered column: int64, float32, binary, lists of these."""
+    return pa.array([_plain(value) for value in column.to_pylist()], wire_type(column.type))
+
+
+def wire_type(kind: pa.DataType) -> pa.DataType:
+    t = pa.types
+    if t.is_dictionary(kind):
+        return wire_type(kind.value_type)
+    if hasattr(kind, "value_field"):
+        return pa.list_(wire_type(kind.value_type))
+    if t.is_integer(kind) or t.is_boolean(kind):
+        return pa.int64()
+    return pa.float32() if t.is_floating(kind) or t.is_decimal(kind) else pa.binary()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, float):
+        return float(np.float32(value))
+    return int(value) if isinstance(value, bool) else value

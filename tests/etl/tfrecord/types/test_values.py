@@ -1,0 +1,195 @@
+"""Value rules put together, and which types hold the same values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conf.errors import ConfigError
+from etl.tfrecord.codec.encode import build_encoder
+from etl.tfrecord.types.value_rules import NarrowDoubles
+from etl.tfrecord.types.values import (
+    CastValues,
+    ConvertLists,
+    DecodeDictionary,
+    KeepValues,
+    as_numbers,
+    chain_rules,
+    fill_nulls,
+    flatten_lists,
+    holds_same,
+    nest_lists,
+    nest_schema,
+    parse_feature_lists,
+    split_lists,
+)
+
+
+def test_chains_leave_out_what_does_nothing() -> None:
+    keep, cast = KeepValues(pa.int64()), CastValues(pa.large_string())
+    assert chain_rules(keep, cast) is cast
+    assert chain_rules(cast, keep) is cast
+
+
+def test_a_chain_reports_the_refusal_of_either_rule() -> None:
+    rule = chain_rules(DecodeDictionary(pa.float64()), NarrowDoubles("exact"))
+    values = pa.array([0.5, 0.1, None]).dictionary_encode()
+    assert rule.target == pa.float32()
+    assert rule.convert(values)[1].index == 1  # type: ignore[union-attr]
+    assert rule.convert(values.slice(2))[0].to_pylist() == [None]
+
+
+def test_numbers_are_zero_where_null() -> None:
+    assert as_numbers(pa.array([True, None])).tolist() == [True, False]
+    assert as_numbers(pa.array([1.5, None, 2.0]).slice(1)).tolist() == [0.0, 2.0]
+
+
+TIMES = pa.timestamp("us", "UTC"), pa.timestamp("us", "Etc/UTC")
+
+
+@pytest.mark.parametrize(
+    ("given", "planned", "same"),
+    [
+        (*TIMES, True),
+        (pa.timestamp("us"), TIMES[0], False),
+        (pa.timestamp("ms", "UTC"), TIMES[0], False),
+        (pa.large_string(), pa.string(), True),
+        (pa.binary(), pa.string(), False),
+        (pa.list_(TIMES[0]), pa.large_list(TIMES[1]), True),
+        (pa.list_(pa.int64()), pa.list_(pa.int32()), False),
+        (pa.struct({"a": TIMES[0]}), pa.struct({"a": TIMES[1]}), True),
+        (pa.struct({"a": TIMES[0]}), pa.struct({"b": TIMES[0]}), False),
+        (pa.struct({"a": TIMES[0]}), pa.struct({"a": TIMES[0], "b": pa.int8()}), False),
+        (pa.map_(pa.string(), TIMES[0]), pa.map_(pa.string(), TIMES[1]), True),
+        (pa.map_(pa.string(), pa.int64()), pa.map_(pa.string(), pa.int32()), False),
+        (pa.decimal128(10, 2), pa.decimal128(10, 3), False),
+        (pa.list_(pa.int64(), 2), pa.list_(pa.int64(), 3), False),
+    ],
+)
+def test_same_values_apart_from_zones_nullability_and_width(
+    given: pa.DataType, planned: pa.DataType, same: bool
+) -> None:
+    assert holds_same(given, planned) is same
+    assert holds_same(planned, given) is same
+
+
+LISTS = st.lists(st.none() | st.lists(st.none() | st.integers(0, 9), min_size=2, max_size=2))
+TYPES = [pa.list_(pa.int64()), pa.large_list(pa.int64()), pa.list_(pa.int64(), 2)]
+
+
+@given(LISTS, st.sampled_from(TYPES), st.data())
+def test_split_and_build_are_inverse(values: list, kind: pa.DataType, data: Any) -> None:
+    start = data.draw(st.integers(0, len(values)))
+    column = pa.array(values, kind).slice(start)
+    flat, rows = split_lists(column)
+    assert flat.to_pylist() == [v for row in values[start:] if row is not None for v in row]
+    built = rows.build(flat, kind)
+    built.validate(full=True)
+    assert built.equals(column)
+
+
+def test_what_lies_below_a_null_is_not_seen() -> None:
+    hidden = pa.array([1e300, 0.5, 0.25])
+    column = pa.ListArray.from_arrays(
+        pa.array([0, 1, 2, 3], pa.int32()), hidden, mask=pa.array([True, False, False])
+    )
+    rule = ConvertLists(column.type, NarrowDoubles("exact"))
+    assert rule.convert(column)[0].to_pylist() == [None, [0.5], [0.25]]
+    fixed = pa.FixedSizeListArray.from_arrays(hidden, 1, mask=pa.array([True, False, False]))
+    rule = ConvertLists(fixed.type, NarrowDoubles("exact"))
+    assert rule.convert(fixed)[0].to_pylist() == [None, [0.5], [0.25]]
+
+
+def test_a_refusal_names_the_row() -> None:
+    column = pa.array([[0.5], [], None, [0.5, 0.25], [0.1]])
+    rule = ConvertLists(column.type, NarrowDoubles("exact"))
+    assert rule.convert(column)[1].index == 4  # type: ignore[union-attr]
+    nested = pa.array([[[0.5]], None, [[], [0.5, 0.1]]])
+    outer = ConvertLists(nested.type, ConvertLists(nested.type.value_type, NarrowDoubles("exact")))
+    assert outer.convert(nested)[1].index == 2  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_null_elements(kind: pa.DataType) -> None:
+    column = pa.array([[9, 9], [1, None], None, [None, None], [2, 3]], kind).slice(1)
+    dropped = ConvertLists(kind, KeepValues(pa.int64()), "drop")
+    assert dropped.convert(column)[0].to_pylist() == [[1], None, [], [2, 3]]
+    filled = ConvertLists(kind, KeepValues(pa.int64()), "default", 7)
+    assert filled.convert(column)[0].to_pylist() == [[1, 7], None, [7, 7], [2, 3]]
+    assert filled.convert(column)[0].type == filled.target == kind
+
+
+def test_fixed_sizes_stay_where_no_element_is_left_out() -> None:
+    fixed = pa.list_(pa.string_view(), 2)
+    assert ConvertLists(fixed, CastValues(pa.large_string())).target == pa.list_(
+        pa.large_string(), 2
+    )
+    assert ConvertLists(fixed, CastValues(pa.large_string()), "drop").target == pa.list_(
+        pa.large_string()
+    )
+
+
+def test_lists_of_no_length_at_all() -> None:
+    column = pa.array([[], None], pa.list_(pa.float64(), 0))
+    rule = ConvertLists(column.type, NarrowDoubles("cast"))
+    assert rule.convert(column)[0].to_pylist() == [[], None]
+
+
+def test_filling_null_rows() -> None:
+    assert fill_nulls(pa.array([1, None]), 5).to_pylist() == [1, 5]
+    assert fill_nulls(pa.array([[1], None]), None).to_pylist() == [[1], []]
+    pairs = pa.array([[9, 9], None, [1, None]], pa.list_(pa.int64(), 2)).slice(1)
+    assert fill_nulls(pairs, 5).to_pylist() == [[5, 5], [1, None]]
+
+
+lists = st.lists(st.one_of(st.none(), st.lists(st.integers(-5, 5), max_size=4)), max_size=12)
+
+
+@given(lists, st.integers(0, 3))
+def test_nesting_is_undone_by_flattening_also_in_slices(rows, first):
+    batch = pa.record_batch({"h": pa.array(rows, pa.list_(pa.int64())), "x": [1] * len(rows)})
+    batch = batch.slice(min(first, len(rows)))
+    nested = nest_lists(batch, ("h",))
+    wanted = [None if row is None else [[v] for v in row] for row in batch.column("h").to_pylist()]
+    assert nested.column("h").to_pylist() == wanted
+    assert nested.schema == nest_schema(batch.schema, ("h",))
+    assert flatten_lists(nested, ("h",)).to_pylist() == batch.to_pylist()
+
+
+def test_tensorflow_reads_context_and_ragged_feature_lists():
+    tf = pytest.importorskip("tensorflow")
+    schema = pa.schema(
+        [("user", pa.int64()), ("h", pa.list_(pa.int64())), ("t", pa.list_(pa.float32()))]
+    )
+    batch = pa.RecordBatch.from_pylist(
+        [{"user": 1, "h": [3, 4], "t": [0.5]}, {"user": 2, "h": [], "t": []}], schema
+    )
+    nested = nest_lists(batch, ("h",))
+    encoder = build_encoder(nested.schema, "SequenceExample")
+    framed = b"".join(bytes(chunk) for chunk in encoder.encode_chunks(nested, 10))
+    size = int.from_bytes(framed[:8], "little")
+    parsed = tf.train.SequenceExample.FromString(framed[12 : 12 + size])
+    assert parsed.context.feature["user"].int64_list.value == [1]
+    assert parsed.context.feature["t"].float_list.value == [0.5]
+    steps = parsed.feature_lists.feature_list["h"].feature
+    assert [list(step.int64_list.value) for step in steps] == [[3], [4]]
+    context, sequences = tf.io.parse_single_sequence_example(
+        framed[12 : 12 + size],
+        {"user": tf.io.FixedLenFeature([], tf.int64)},
+        {"h": tf.io.FixedLenSequenceFeature([], tf.int64)},
+    )
+    assert (int(context["user"]), sequences["h"].numpy().tolist()) == (1, [3, 4])
+
+
+def test_only_list_columns_are_taken():
+    schema = pa.schema([("user", pa.int64()), ("history", pa.list_(pa.int64()))])
+    for name in ("user", "histroy"):
+        with pytest.raises(ConfigError, match="history"):
+            nest_schema(schema, (name,))
+    for text in ("history", "[1]", "{}"):
+        with pytest.raises(ConfigError, match="featureLists"):
+            parse_feature_lists(text)

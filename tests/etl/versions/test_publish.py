@@ -1,0 +1,185 @@
+"""Publishing: whole or not at all, one at a time, leftovers swept, disks that fill up."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import typer
+
+from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
+from conf.paths import DatasetPaths, read_manifest, resolve_version
+from etl.versions.publish import (
+    hold_lock,
+    make_current,
+    new_version_id,
+    roll_back,
+    stage_version,
+    sweep_leftovers,
+)
+from etl.versions.retention import list_versions
+from jobs.cli import run_app
+from tests.etl.built_versions import publish
+
+
+def test_published_version_is_current_and_staging_is_gone(tmp_path):
+    paths = DatasetPaths(tmp_path, "d")
+    assert publish(paths, "v1") == resolve_version(paths.base)
+    assert publish(paths, "v2") == resolve_version(paths.base)
+    assert sorted(os.listdir(paths.versions)) == ["v1", "v2"]
+
+
+def test_failed_build_removes_its_staging_and_moves_nothing(tmp_path):
+    paths = DatasetPaths(tmp_path, "d")
+    first = publish(paths, "v1")
+
+    def build() -> None:
+        with stage_version(paths, "v2") as staging:
+            (staging / "x").write_bytes(b"1")
+            raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        build()
+    assert os.listdir(paths.versions) == ["v1"]
+    assert resolve_version(paths.base) == first
+
+
+@pytest.mark.parametrize("step", ["write_text_atomic", "sync_directory"])
+def test_failure_inside_publish_keeps_the_last_version_current(tmp_path, monkeypatch, step):
+    paths = DatasetPaths(tmp_path, "d")
+    first = publish(paths, "v1")
+
+    def fail(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(f"etl.versions.publish.{step}", fail)
+    with pytest.raises(OSError, match="No space"):
+        publish(paths, "v2")
+    assert resolve_version(paths.base) == first
+
+
+def test_lock_is_exclusive_and_dies_with_its_process(tmp_path):
+    paths = DatasetPaths(tmp_path, "d")
+    code = (
+        "import sys, time; from pathlib import Path; from conf.paths import DatasetPaths;"
+        "from etl.versions.publish import hold_lock\n"
+        f"with hold_lock(DatasetPaths(Path({str(tmp_path)!r}), 'd')):\n"
+        "    print('held', flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(UpstreamNotReadyError), hold_lock(paths):
+        pass
+    holder.kill()
+    holder.wait()
+    with hold_lock(paths):
+        pass
+
+
+def test_sweep_takes_leftovers_only(tmp_path):
+    paths = DatasetPaths(tmp_path, "d")
+    publish(paths, "v1")
+    dead = paths.staging("v0")
+    (dead / "train").mkdir(parents=True)
+    assert sweep_leftovers(paths) == [dead.name]
+    assert os.listdir(paths.versions) == ["v1"]
+
+
+def test_version_ids_sort_by_time():
+    ids = [new_version_id("abcdef0123", datetime(2026, 1, 1, 0, 0, s, tzinfo=UTC)) for s in (1, 2)]
+    assert ids == sorted(ids)
+    assert ids[0].endswith("abcdef01")
+
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def listing(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def test_the_disk_fills_up_at_every_moment_of_a_publication(small_disk, capsys):
+    paths = DatasetPaths(small_disk, "d")
+    first = publish(paths, "v1")
+    before = listing(paths.base)
+    app = typer.Typer(add_completion=False)
+    app.command()(lambda: publish(paths, "v2") and None)
+    filler = small_disk / "filler"
+    messages, pages = [], 0
+    while True:
+        free = os.statvfs(small_disk)
+        filler.write_bytes(b"\0" * max(0, free.f_bavail * free.f_frsize - pages * PAGE_BYTES))
+        code = run_app(app, [])
+        filler.unlink()
+        if code == 0:
+            break
+        assert code == 1
+        messages.append(capsys.readouterr().err)
+        # Nothing is left of it, no claim that would hold up the next publisher either.
+        assert listing(paths.base) == before
+        assert resolve_version(paths.base) == first
+        assert os.listdir(paths.versions) == ["v1"]
+        read_manifest(first)
+        pages += 1
+    assert len(messages) >= 3
+    for message in messages:
+        assert "No space left on device" in message
+        assert "what was published before is untouched" in message
+    assert resolve_version(paths.base).name == "v2"
+
+
+@pytest.mark.parametrize("step", ["sync", "pointer"])
+def test_a_version_whose_pointer_cannot_be_written_is_not_published(tmp_path, monkeypatch, step):
+    import etl.versions.publish
+
+    paths = DatasetPaths(tmp_path, "d")
+    publish(paths, "v1")
+    name = {"sync": "sync_directory", "pointer": "write_text_atomic"}[step]
+    whole = getattr(etl.publish, name)
+
+    def fail(path: Path, *arguments: str) -> None:
+        if path in (paths.versions, paths.current):
+            raise OSError(28, "No space left on device")
+        whole(path, *arguments)
+
+    monkeypatch.setattr(etl.publish, name, fail)
+    with pytest.raises(OSError, match="No space"):
+        publish(paths, "v2")
+    assert os.listdir(paths.versions) == ["v1"]
+    assert resolve_version(paths.base).name == "v1"
+
+
+def test_previous_is_what_was_current_before_whatever_lies_between(tmp_path):
+    paths = DatasetPaths(tmp_path, "d")
+    for name in ("v1", "v2"):
+        publish(paths, name)
+    make_current(paths, "v1")
+    publish(paths, "v3")  # its parent is v1, for v2 had been rolled back
+    assert roll_back(paths) == "v1"
+    assert resolve_version(paths.base).name == "v1"
+    with pytest.raises(ConfigError, match="before the current one"):
+        roll_back(paths)
+
+
+def test_a_damaged_or_unknown_version_is_refused_and_the_current_one_stays(tmp_path):
+    paths = DatasetPaths(tmp_path, "d")
+    first, second = publish(paths, "v1"), publish(paths, "v2")
+    (first / "train" / "part-0").write_bytes(b"x")
+    with pytest.raises(InputDataError, match="not as long as"):
+        roll_back(paths, "v1")
+    with pytest.raises(ConfigError, match="did you mean 'v2'"):
+        roll_back(paths, "v22")
+    assert resolve_version(paths.base) == second
+    assert [v.damage is None for v in list_versions(paths)] == [False, True]
+
+
+def test_a_damaged_current_version_is_left_by_rolling_back(tmp_path):
+    paths = DatasetPaths(tmp_path, "d")
+    publish(paths, "v1")
+    (publish(paths, "v2") / "manifest.json").write_text("{")
+    assert roll_back(paths) == "v1"

@@ -1,0 +1,295 @@
+"""Runs: the same twice is built once, a changed input anew, a day rebuilt beside the others."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+from collections import Counter
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from conf.dates import DateRange
+from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
+from conf.etl.build import BuildConfig
+from conf.manifest import InputFile, InputTable, Manifest
+from conf.paths import DatasetPaths, published_versions, read_manifest, resolve_version
+from etl.build import build_dataset
+from etl.records.parquet_copy import parquet_path
+from etl.sources.snapshot import RunInputs
+from etl.tfrecord.codec.decode import read_file
+from etl.tfrecord.types.features import WireFeature
+from etl.versions.publish import hold_lock, make_current, read_current
+from etl.versions.retention import collect_garbage
+from etl.versions.run_fingerprint import RunRequest, fingerprint_run
+from tests.etl.logs import build_config, write_logs
+
+DAY_S = 24 * 3600
+FEATURES = [
+    {"name": "user", "column": "user", "role": "user"},
+    {"name": "history", "column": "history", "role": "user", "max_len": 3,
+     "encoding": {"kind": "vocabulary", "name": "item"}},
+    {"name": "item", "column": "item", "role": "item"},
+    {"name": "ts", "column": "ts", "role": "id", "encoding": {"kind": "identity"}},
+]  # fmt: skip
+
+
+def write_days(folder: Path, days: range, extra: tuple[str, ...] = ()) -> Path:
+    """Three users, four events each per day."""
+    rows = [
+        f"{user}::{10 + (user * step + day) % 5}::5::{day * DAY_S + 100 * step + user}"
+        for day in days
+        for user in (1, 2, 3)
+        for step in range(4)
+    ]
+    return write_logs(folder, [*rows, *extra])
+
+
+def dated_config(logs: Path, root: Path, **output: Any):
+    config = build_config(logs, root, features=FEATURES, joins=[], label=None, split={
+        "strategy": "temporal", "validation": False, "test_from_ts": 2 * DAY_S,
+    })  # fmt: skip
+    settings = {**config.output.model_dump(), "shards": 1, **output}
+    return config.model_validate({**config.model_dump(), "output": settings})
+
+
+def days(first: int, last: int | None = None) -> RunRequest:
+    return RunRequest(DateRange(date(1970, 1, 1 + first), date(1970, 1, 1 + (last or first))))
+
+
+def read_times(version: Path, manifest: Manifest, split: str) -> list[int]:
+    feature = [WireFeature("ts", "int64")]
+    shards = manifest.split(split).shards
+    times = [read_file(version / s.path, feature)["ts"].to_pylist() for s in shards]
+    return sorted(itertools.chain(*times))
+
+
+def change(logs: Path, line: str) -> None:
+    """Appends a line, as a later arrival would."""
+    with (logs / "ratings.dat").open("a") as handle:
+        handle.write(line + "\n")
+
+
+def test_same_run_builds_nothing_a_changed_input_builds_anew_and_going_back_takes_the_old(
+    spark, tmp_path, caplog
+):
+    logs, root = write_days(tmp_path / "logs", range(3)), tmp_path / "datasets"
+    config = dated_config(logs, root)
+    first = build_dataset(spark, config)
+    settings = config.spark.model_copy(update={"shuffle_partitions": 3})
+    other_session = config.model_copy(update={"spark": settings})
+    with caplog.at_level(logging.INFO, "sluice.build"):
+        again = build_dataset(spark, other_session)
+    assert (again.version, again.is_new) == (first.version, False)
+    assert "nothing was built" in caplog.text
+    change(logs, f"1::10::5::{2 * DAY_S + 999}")
+    second = build_dataset(spark, config)
+    assert second.is_new
+    assert second.manifest.parent == first.manifest.dataset_version
+    assert second.manifest.counts.kept["test"] == first.manifest.counts.kept["test"] + 1
+    # Another config, and this one again: that version is there already, and readers get it again.
+    seeded = config.model_copy(update={"output": config.output.model_copy(update={"seed": 9})})
+    assert build_dataset(spark, seeded).is_new
+    back = build_dataset(spark, config)
+    assert (back.version, back.is_new) == (second.version, False)
+    assert resolve_version(root / "small") == second.version
+    assert len(published_versions(root / "small")) == 3
+
+
+def test_a_day_built_again_keeps_the_ids_that_later_days_gave(spark, tmp_path):
+    """Each day brings an item of its own; day 0 comes again before day 2."""
+    logs = tmp_path / "logs"
+    for day in range(3):
+        write_days(logs, range(day, day + 1), tuple(
+            f"{user}::{20 + day}::5::{day * DAY_S + 900 + 10 * user + n}"
+            for user in (1, 2, 3) for n in range(4)
+        ))  # fmt: skip
+        (logs / "ratings.dat").rename(logs / f"ratings-1970-01-0{1 + day}.dat")
+    data = dated_config(logs, tmp_path / "datasets").model_dump()
+    data["sources"]["ratings"] |= {"path": "ratings-{date}.dat", "days": {}}
+    data["split"] = {"strategy": "hash", "key": "ts", "test_fraction": 0.3, "validation": False}
+    item = next(feature for feature in data["features"] if feature["name"] == "item")
+    item["encoding"] = {"kind": "vocabulary", "incremental": True}
+    config = BuildConfig.model_validate(data)
+
+    def build(day: int) -> tuple[dict[int, int], bool]:
+        result = build_dataset(spark, config, request=days(day))
+        table = pq.read_table(result.version / "encoders" / "item.parquet").to_pydict()
+        return dict(zip(table["token"], table["id"], strict=True)), result.is_new
+
+    first, second = build(0)[0], build(1)[0]
+    assert 20 in first
+    assert 21 in second.keys() - first.keys()
+    # The version of day 0 knows no id of item 21: made current as it is, day 2 would give it away.
+    assert build(0) == (second, True)
+    assert build(0) == (second, False)
+    third = build(2)[0]
+    assert third.items() > second.items()
+    assert third[22] not in second.values()
+
+
+def test_a_file_of_the_same_size_and_time_is_noticed(spark, tmp_path):
+    logs, root = write_days(tmp_path / "logs", range(3)), tmp_path / "datasets"
+    config = dated_config(logs, root)
+    first = build_dataset(spark, config)
+    log = logs / "ratings.dat"
+    stat, text = log.stat(), log.read_text()
+    log.write_text(text.replace("1::11::", "1::14::", 1))
+    os.utime(log, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert (log.stat().st_size, log.stat().st_mtime_ns) == (stat.st_size, stat.st_mtime_ns)
+    assert build_dataset(spark, config).is_new
+    assert build_dataset(spark, config).version != first.version
+
+
+def test_dates_make_samples_of_these_days_with_histories_from_before(spark, tmp_path):
+    config = dated_config(write_days(tmp_path / "logs", range(4)), tmp_path / "datasets")
+    result = build_dataset(spark, config, request=days(1, 2))
+    times = read_times(result.version, result.manifest, "train")
+    assert {t // DAY_S for t in times} == {1}
+    assert {t // DAY_S for t in read_times(result.version, result.manifest, "test")} == {2}
+    counts = result.manifest.counts
+    assert counts.dropped == {"outside_dates": 24}
+    assert sum(counts.kept[s] for s in ("train", "test")) + 24 == counts.joined
+    lengths = result.manifest.statistics["train"]["history"]["length"]
+    assert lengths["min"] == 3  # the day before served
+    assert result.manifest.run.days.keys() == {"1970-01-02", "1970-01-03"}
+    # Another range is another version.
+    other = build_dataset(spark, config, request=days(1, 3))
+    assert other.manifest.run.fingerprint != result.manifest.run.fingerprint
+
+
+def test_dynamic_overwrite_rebuilds_the_given_day_and_shares_the_others(spark, tmp_path):
+    logs, root = write_days(tmp_path / "logs", range(4)), tmp_path / "datasets"
+    config = dated_config(logs, root, partition_by=["date"], partition_overwrite="dynamic")
+    base = build_dataset(spark, config, request=days(0, 3))
+    assert {s.path.split("/")[1] for s in base.manifest.split("train").shards} == {
+        "date=1970-01-01", "date=1970-01-02",
+    }  # fmt: skip
+    change(logs, f"2::10::5::{DAY_S + 999}")
+    result = build_dataset(spark, config, request=days(1))
+    before = Counter(read_times(base.version, base.manifest, "train"))
+    after = Counter(read_times(result.version, result.manifest, "train"))
+    assert after - before == Counter([DAY_S + 999])
+    assert not before - after
+    assert result.manifest.split("test").rows == base.manifest.split("test").rows
+    kept, rebuilt = (f"train/date=1970-01-0{day}/part-00000-of-00001.tfrecord" for day in (1, 2))
+    assert (base.version / kept).stat().st_ino == (result.version / kept).stat().st_ino
+    assert (base.version / rebuilt).stat().st_ino != (result.version / rebuilt).stat().st_ino
+    assert result.manifest.run.reused_rows == {"train": 12, "validation": 0, "test": 24}
+    assert result.manifest.encoders_fingerprint == base.manifest.encoders_fingerprint
+    assert result.manifest.statistics["train"]["ts"]["rows"] == 25
+    # Once more changes nothing; either version lives without the other.
+    assert not build_dataset(spark, config, request=days(1)).is_new
+    collect_garbage(DatasetPaths(root, "small"), keep=1, older_than_days=None)
+    assert published_versions(root / "small") == [result.manifest.dataset_version]
+    assert len(read_times(result.version, read_manifest(result.version), "train")) == 25
+    # Shards of two configs do not mix.
+    features = (config.features[0], *config.features[2:])
+    changed = config.model_copy(update={"history": None, "features": features})
+    with pytest.raises(ConfigError, match="history"):
+        build_dataset(spark, changed, request=days(1))
+    with pytest.raises(ConfigError, match="--date"):
+        build_dataset(spark, config)
+
+
+def test_sized_sequence_examples_compressed_and_exported_hold_the_same_rows(spark, tmp_path):
+    tf = pytest.importorskip("tensorflow")
+    config = dated_config(
+        write_days(tmp_path / "logs", range(3)), tmp_path / "datasets", shard_bytes=200,
+        compression="zlib", record_type="SequenceExample", parquet=True, order="time",
+    )  # fmt: skip
+    result = build_dataset(spark, config)
+    shards = result.manifest.split("train").shards
+    assert len(shards) > 1
+    tables = [pq.read_table(result.version / parquet_path(shard.path)) for shard in shards]
+    rows = [row for table in tables for row in table.to_pylist()]
+    paths = [str(result.version / shard.path) for shard in shards]
+    context, sequences, _ = tf.io.parse_sequence_example(
+        list(tf.data.TFRecordDataset(paths, "ZLIB").as_numpy_iterator()),
+        {"ts": tf.io.FixedLenFeature([], tf.int64)},
+        {"history": tf.io.RaggedFeature(tf.int64)},
+    )
+    assert context["ts"].numpy().tolist() == [row["ts"] for row in rows]
+    assert context["ts"].numpy().tolist() == sorted(context["ts"].numpy().tolist())
+    steps = [[step for (step,) in row] for row in sequences["history"].to_list()]
+    assert [row["history"] for row in rows] == steps
+    assert sum(shard.rows for shard in shards) == len(rows)
+    exported = {item.path for item in read_manifest(result.version).exports}
+    every = [shard.path for split in result.manifest.splits for shard in split.shards]
+    assert exported == {parquet_path(path) for path in every}
+
+
+def test_a_build_that_was_overtaken_publishes_nothing(spark, tmp_path, monkeypatch):
+    """As on a file system whose locks do not reach the other machine."""
+    logs, root = write_days(tmp_path / "logs", range(3)), tmp_path / "datasets"
+    config, paths = dated_config(logs, root), DatasetPaths(tmp_path / "datasets", "small")
+    first = build_dataset(spark, config).manifest.dataset_version
+
+    def overtake() -> dict[str, int]:
+        make_current(paths, "another")
+        return {}
+
+    with pytest.raises(UpstreamNotReadyError, match="since this build began"):
+        build_dataset(spark, config, overtake, RunRequest(force=True))
+    assert published_versions(paths.base) == [first]
+    assert read_current(paths) == "another"
+    assert [entry.name for entry in paths.versions.iterdir()] == [first]
+
+
+def test_an_input_that_changes_while_it_is_read_publishes_nothing(spark, tmp_path):
+    logs, root = write_days(tmp_path / "logs", range(3)), tmp_path / "datasets"
+    config = dated_config(logs, root)
+
+    def arrive_late() -> dict[str, int]:
+        change(logs, f"1::10::5::{2 * DAY_S + 999}")  # after the last row was written
+        return {}
+
+    with pytest.raises(InputDataError, match="changed while it was read") as refused:
+        build_dataset(spark, config, arrive_late)
+    assert (refused.value.exit_code, "ratings.dat was written" in str(refused.value)) == (3, True)
+    assert published_versions(root / config.name) == []
+    assert not list((root / config.name / "versions").iterdir())
+
+
+def test_what_does_not_change_the_content_does_not_change_the_fingerprint(tmp_path):
+    config = dated_config(tmp_path, tmp_path / "a")
+    inputs = RunInputs((InputFile("ratings", "/r", 10, 5),))
+    same = config.model_copy(update={"output": config.output.model_copy(update={"root": "b"})})
+    made = fingerprint_run(config, inputs, None)
+    assert fingerprint_run(same, inputs, None) == made
+    touched = RunInputs((replace(inputs.files[0], modified_ms=6),))
+    tables = [RunInputs(inputs.files, (InputTable("x", "t", state),)) for state in ("1", "2", None)]
+    seeded = config.model_copy(update={"output": config.output.model_copy(update={"seed": 9})})
+    one_day = DateRange(date(2026, 1, 1), date(2026, 1, 1))
+    others = [
+        fingerprint_run(config, touched, None),
+        fingerprint_run(seeded, inputs, None),
+        fingerprint_run(config, inputs, one_day),
+        *(fingerprint_run(config, watched, None) for watched in tables),
+    ]
+    assert len({made, *others}) == 7
+
+
+def test_manifests_without_run_are_read(built):
+    data = json.loads(built[0].manifest.dumps())
+    for key in ("run", "parent", "exports"):
+        del data[key]
+    old = Manifest.loads(json.dumps(data))
+    assert (old.run, old.parent, old.exports) == (None, None, ())
+    assert Manifest.loads(built[0].manifest.dumps()) == built[0].manifest
+
+
+def test_two_builds_at_once(spark, tmp_path):
+    config = dated_config(write_days(tmp_path / "logs", range(1)), tmp_path / "datasets")
+    with (
+        hold_lock(DatasetPaths(tmp_path / "datasets", "small")),
+        pytest.raises(UpstreamNotReadyError) as refused,
+    ):
+        build_dataset(spark, config)
+    assert refused.value.exit_code == 4

@@ -1,0 +1,139 @@
+"""Settings of the session: ours, but for what its user has said."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from pyspark import SparkConf
+
+from conf.errors import ConfigError
+from jobs.support import spark_session
+from jobs.support.spark_session import java_options, set_fast_plans, set_java_locale
+
+ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+
+
+def test_plans_are_fast_unless_the_user_says_else(spark):
+    session = spark.newSession()
+    session.conf.set(BYTES, "1000000")
+    session.conf.unset("spark.sql.codegen.hugeMethodLimit")
+    set_fast_plans(session, SparkConf(loadDefaults=False).set(BYTES, "1000000"))
+    assert session.conf.get(BYTES) == "1000000"
+    assert session.conf.get("spark.sql.codegen.hugeMethodLimit") == "8000"
+
+
+def test_lists_are_handed_over_in_batches_of_rows_alone(spark):
+    session = spark.newSession()
+    session.conf.set(ROWS, "5000")
+    frame = session.range(10_000, numPartitions=1).selectExpr("sequence(id, id + 49) as x")
+
+    def sizes(given: SparkConf) -> list[int]:
+        set_fast_plans(session, given)
+        batches = frame.mapInArrow(
+            lambda rows: (row.select([0]).slice(0, 1) for row in rows), frame.schema
+        )
+        return [batches.count()]
+
+    session.conf.set(BYTES, "100000")
+    assert sizes(SparkConf(loadDefaults=False).set(BYTES, "100000"))[0] > 10
+    assert sizes(SparkConf(loadDefaults=False)) == [2]
+
+
+@pytest.mark.skipif(shutil.which("java") is None, reason="no Java on the path")
+@pytest.mark.parametrize("given", ["", "-XX:+UseSerialGC", "-Dx=1 -XX:+UseG1GC"])
+def test_java_starts_whatever_collector_the_environment_names(given, monkeypatch):
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", given)
+    asked = ["java", *java_options(), "-XX:+PrintFlagsFinal", "-version"]
+    done = subprocess.run(asked, capture_output=True, text=True, env=dict(os.environ))
+    assert done.returncode == 0, done.stderr
+    flags = {line.split()[1]: line.split()[3] for line in done.stdout.splitlines() if "Use" in line}
+    wanted = given.rpartition("+")[2] or "UseParallelGC"
+    assert flags[wanted] == "true"
+
+
+@pytest.mark.skipif(shutil.which("java") is None, reason="no Java on the path")
+@pytest.mark.parametrize("given", ["C", "POSIX", "C.UTF-8"])
+def test_java_reads_file_names_as_python_does(given, monkeypatch):
+    monkeypatch.setenv("LC_ALL", given)
+    set_java_locale()
+    asked = ["java", "-XshowSettings:properties", "-version"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=True)
+    assert "sun.jnu.encoding = UTF-8" in done.stderr
+
+
+def fake_runtime(folder: Path, version: str = "21.0.8") -> Path:
+    launcher = folder / "bin" / "java"
+    launcher.parent.mkdir(parents=True)
+    launcher.write_text(
+        "#!/bin/sh\n"
+        f'[ "$1" = -version ] && {{ echo \'openjdk version "{version}"\' >&2; exit 0; }}\n'
+        'for a do printf "[%s]" "$a"; done\n'
+    )
+    launcher.chmod(0o755)
+    return folder
+
+
+def test_wrapper_drops_the_one_option_and_keeps_the_rest(tmp_path):
+    home = spark_session.build_java_home(fake_runtime(tmp_path / "jre"), tmp_path / "cache dir")
+    arguments = ["-Xmx1g", spark_session.DROPPED_OPTION, "-cp", "a b:c", "Main", "", "$HOME"]
+    run = subprocess.run(
+        [home / "bin" / "java", *arguments], capture_output=True, text=True, check=True
+    )
+    assert run.stdout == "[-Xmx1g][-cp][a b:c][Main][][$HOME]"
+
+
+def test_wrapper_is_renewed_when_the_runtime_moves(tmp_path):
+    first = fake_runtime(tmp_path / "one")
+    second = fake_runtime(tmp_path / "two")
+    home = spark_session.build_java_home(first, tmp_path / "cache")
+    spark_session.build_java_home(second, tmp_path / "cache")
+    assert str(second) in (home / "bin" / "java").read_text()
+
+
+def test_java_home_wins(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAVA_HOME", str(fake_runtime(tmp_path)))
+    assert spark_session.ensure_java() is None
+
+
+def test_java_home_without_java_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="JAVA_HOME"):
+        spark_session.ensure_java()
+
+
+@pytest.mark.parametrize("version", ["1.8.0_402", "11.0.2"])
+def test_too_old_a_java_is_no_java(tmp_path, monkeypatch, version):
+    old = fake_runtime(tmp_path, version)
+    monkeypatch.setenv("JAVA_HOME", str(old))
+    with pytest.raises(ConfigError, match="JAVA_HOME"):
+        spark_session.ensure_java()
+    monkeypatch.delenv("JAVA_HOME")
+    monkeypatch.setenv("PATH", str(old / "bin"))
+    monkeypatch.setattr(spark_session.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="none was found"):
+        spark_session.ensure_java()
+
+
+def test_no_java_at_all_says_how_to_get_one(tmp_path, monkeypatch):
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(spark_session.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError) as refused:
+        spark_session.ensure_java()
+    assert "sluice[jre]" in str(refused.value)
+
+
+def test_a_stub_that_does_not_start_is_not_java(tmp_path, monkeypatch):
+    stub = tmp_path / "java"
+    stub.write_text("#!/bin/sh\nexit 1\n")
+    stub.chmod(0o755)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(spark_session.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="none was found"):
+        spark_session.ensure_java()

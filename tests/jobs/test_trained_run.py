@@ -1,0 +1,278 @@
+"""The commands after training: evaluate, predict, export, report."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+
+from conf.errors import ConfigError, ExitCode, UpstreamNotReadyError
+from conf.paths import read_manifest
+from conf.run import REPORT_FILE, read_json, resolve_run
+from jobs.cli import run_app
+from jobs.evaluate import app, evaluate
+from jobs.export import app as export_app
+from jobs.predict import app as predict_app
+from jobs.report import app as report_app
+from jobs.report import write_report
+from jobs.support.trained_run import override_section
+from tests.jobs.reporting.fixtures import FakeConfig, write_dataset, write_run
+from tests.jobs.runs import write_tiny_run
+from tests.training.tiny_dataset import TinyConfig
+from training.input.batches import build_eval_dataset
+
+
+@pytest.fixture(scope="module")
+def series(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("evaluate")
+    return write_tiny_run(root, {"name": "dssm"}, TinyConfig(validation=False))
+
+
+def test_metrics_stand_beside_the_baselines_in_file_card_and_table(
+    series: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_app(app, ["--run", str(series)]) == ExitCode.OK
+    run = resolve_run(str(series))
+    metrics = read_json(run / "metrics.json")
+    card = read_json(run / "run_card.json")
+    names = [protocol["name"] for protocol in metrics["protocols"]]
+    assert names == ["full_unseen", "full_all", "sampled_9"]
+    assert card["metrics"]["systems"] == metrics["protocols"][0]["systems"]
+    assert card["timing"]["evaluate_seconds"] > 0
+    assert card["status"] == "trained"
+    shown = capsys.readouterr().out
+    for text in ("full_unseen (headline)", "popularity", "random", "ndcg@10", "AUC"):
+        assert text in shown
+
+
+def test_overrides_reach_the_evaluation_and_json_is_json(
+    series: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        "--run",
+        str(series),
+        "--set",
+        "evaluation.ks=[3]",
+        "--set",
+        "evaluation.mask_seen=false",
+        "--log-format",
+        "json",
+    ]
+    assert run_app(app, arguments) == ExitCode.OK
+    metrics = json.loads(capsys.readouterr().out)
+    assert metrics["headline"] == "full_all"
+    assert set(metrics["protocols"][0]["systems"]["model"]) == {
+        "hit_rate@3",
+        "recall@3",
+        "ndcg@3",
+        "mrr",
+    }
+
+
+def test_another_split_leaves_the_test_metrics_alone(series: Path) -> None:
+    evaluate(series)
+    run = resolve_run(str(series))
+    before = (run / "metrics.json").read_bytes()
+    assert evaluate(series, split="train", checkpoint="last")["split"] == "train"
+    assert (run / "metrics.json").read_bytes() == before
+    assert read_json(run / "metrics-train.json")["checkpoint"] == "last"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--split", "validation"], ExitCode.INPUT_REFUSED, "is empty"),
+        (["--split", "catalog"], ExitCode.INPUT_REFUSED, "'catalog' holds one record per item"),
+        (["--split", "users"], ExitCode.INPUT_REFUSED, "'users' holds one record per user"),
+        (["--split", "nope"], ExitCode.INPUT_REFUSED, "no such split"),
+        (["--set", "evaluation.kz=[1]"], ExitCode.CONFIG, "did you mean 'ks'"),
+        (["--set", "model.name=mf"], ExitCode.CONFIG, "evaluation.ks"),
+        (["--set", "evaluation.ks=[0]"], ExitCode.CONFIG, "1 or more"),
+        (["--checkpoint", "worst"], ExitCode.CONFIG, "worst"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused(
+    series: Path,
+    arguments: list[str],
+    code: ExitCode,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_app(app, ["--run", str(series), *arguments]) == code
+    assert said in capsys.readouterr().err
+
+
+def test_a_run_that_is_not_there_is_not_ready(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_app(app, ["--run", str(tmp_path)]) == ExitCode.NOT_READY
+    assert "no finished training run" in capsys.readouterr().err
+
+
+def test_overrides_keep_what_the_run_was_trained_with() -> None:
+    from conf.training.train import EvaluationConfig
+
+    trained = EvaluationConfig(ks=(7,), mask_seen=False)
+    found = override_section("evaluation", trained, ["evaluation.batch_size=5"])
+    assert found == EvaluationConfig(ks=(7,), mask_seen=False, batch_size=5)
+    with pytest.raises(ConfigError):
+        override_section("evaluation", trained, ["predict.k=5"])
+
+
+@pytest.fixture(scope="module")
+def predict_series(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_run(tmp_path_factory.mktemp("predict"), {"name": "dssm"})
+
+
+def test_every_user_gets_a_list(predict_series: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(predict_app, ["--run", str(predict_series), "--k", "4"]) == ExitCode.OK
+    assert "first lists" in capsys.readouterr().out
+    run = resolve_run(str(predict_series))
+    with gzip.open(run / "recommendations.json.gz", "rt") as lines:
+        rows = [json.loads(line) for line in lines]
+    assert len({row["user"] for row in rows}) == len(rows) == 60
+    assert {len(row["items"]) for row in rows} == {4}
+    card = read_json(run / "run_card.json")
+    assert card["recommendations"] == {
+        "users": 60,
+        "users_outside_vocabulary": 0,
+        "k": 4,
+        "mask_seen": True,
+        "checkpoint": "best",
+    }
+
+
+def test_the_run_s_own_length_is_the_default(
+    predict_series: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        run_app(predict_app, ["--run", str(predict_series), "--log-format", "json"]) == ExitCode.OK
+    )
+    file = Path(json.loads(capsys.readouterr().out)["recommendations"])
+    with gzip.open(file, "rt") as lines:
+        assert len(json.loads(next(lines))["items"]) == 20
+    assert (
+        run_app(predict_app, ["--run", str(predict_series), "--set", "predict.k=0"])
+        == ExitCode.CONFIG
+    )
+
+
+def _raw_batch(run: Path, split: str, card: dict) -> dict[str, tf.Tensor]:
+    """The raw tokens that a split's records were encoded from, as a client would send them."""
+    version = Path(read_json(run / "run_card.json")["dataset"]["path"])
+    manifest = read_manifest(version)
+    tower = card["towers"]["user_tower" if split == "users" else "item_tower"]
+    inputs = {i["name"]: i for i in tower["signatures"]["serving_default"]["inputs"]}
+    [encoded] = build_eval_dataset(version, manifest, split, 1000, tuple(inputs))
+    raw = {}
+    for name, values in encoded.items():
+        encoding = manifest.schema[name].encoding
+        table = pq.read_table(version / "encoders" / f"{encoding}.parquet")
+        tokens = [inputs[name]["pad_token"], None, *table["token"].to_pylist()]
+        rows = values.numpy().tolist()
+        raw[name] = tf.constant(
+            [[tokens[i] for i in row] if isinstance(row, list) else tokens[row] for row in rows],
+            tf.int64 if inputs[name]["dtype"] == "int64" else tf.string,
+        )
+    return raw
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"name": "dssm", "user_hidden_units": [8]},
+        {"name": "mf", "embedding_dim": 8},
+    ],
+)
+def test_towers_fed_with_raw_tokens_give_the_exported_vectors(
+    model: dict, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    series = write_tiny_run(tmp_path, model)
+    assert run_app(export_app, ["--run", str(series)]) == ExitCode.OK
+    assert "40 items, 60 users" in capsys.readouterr().out
+    run = resolve_run(str(series))
+    card = read_json(run / "export" / "export.json")
+    assert card["model"] == model["name"]
+    assert read_json(run / "run_card.json")["timing"]["export_seconds"] > 0
+    for tower, name, split in (
+        ("user_tower", "users", "users"),
+        ("item_tower", "items", "catalog"),
+    ):
+        table = pq.read_table(run / "export" / "embeddings" / f"{name}.parquet")
+        served = tf.saved_model.load(str(run / "export" / tower / "1"))
+        raw = _raw_batch(run, split, card)
+        found = served.signatures["serving_default"](**raw)["embedding"].numpy()
+        vectors = dict(zip(table["key"].to_pylist(), table["vector"].to_pylist(), strict=True))
+        keys = raw["user_id" if split == "users" else "movie_id"].numpy().tolist()
+        np.testing.assert_allclose(found, [vectors[key] for key in keys], atol=1e-6)
+
+
+def test_json_names_the_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    series = write_tiny_run(tmp_path, {"name": "mf"})
+    assert run_app(export_app, ["--run", str(series), "--log-format", "json"]) == ExitCode.OK
+    target = Path(json.loads(capsys.readouterr().out)["export"])
+    assert (target / "user_tower" / "1" / "saved_model.pb").is_file()
+
+
+@pytest.fixture(scope="module")
+def report_series(tmp_path_factory):
+    root = tmp_path_factory.mktemp("series")
+    config = FakeConfig(users=30, items=12, title=None)
+    return write_run(root / "runs", write_dataset(root / "datasets", config), config).parent.parent
+
+
+def test_a_series_stands_for_its_last_finished_run(report_series, capsys):
+    assert run_app(report_app, ["--run", str(report_series)]) == 0
+    report = Path(capsys.readouterr().out.strip())
+    assert report.name == REPORT_FILE
+    assert report.parent.parent == report_series / "runs"
+    assert report.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_writing_again_gives_the_same_bytes_and_leaves_nothing_behind(report_series):
+    report = write_report(report_series)
+    first = report.read_bytes()
+    before = sorted(entry.name for entry in report.parent.iterdir())
+    assert write_report(report.parent).read_bytes() == first
+    assert sorted(entry.name for entry in report.parent.iterdir()) == before
+
+
+def test_a_failure_keeps_the_earlier_report(report_series, tmp_path, monkeypatch):
+    run = shutil.copytree(write_report(report_series).parent, tmp_path / "run")
+    first = (run / REPORT_FILE).read_bytes()
+
+    def fail(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space"):
+        write_report(run)
+    assert (run / REPORT_FILE).read_bytes() == first
+    assert [entry.name for entry in run.glob(".*")] == []
+
+
+def test_no_run_is_not_ready(tmp_path, capsys):
+    with pytest.raises(UpstreamNotReadyError):
+        write_report(tmp_path)
+    assert run_app(report_app, ["--run", str(tmp_path)]) == 4
+    assert "sluice train" in capsys.readouterr().err
+
+
+def test_needs_neither_side(report_series):
+    code = (
+        "import sys; from jobs.report import write_report; from pathlib import Path;"
+        f"import jobs.inspect_dataset; write_report(Path({str(report_series)!r}));"
+        "print([m for m in ('tensorflow', 'keras', 'pyspark') if m in sys.modules])"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr

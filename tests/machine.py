@@ -1,0 +1,68 @@
+"""What tests need of the machine: disks that are easily filled, and how work grows with input."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@contextmanager
+def mount_small_disk(directory: Path, size_bytes: int) -> Iterator[Path]:
+    """Mounts a file system of its own; skips the test where that is not allowed.
+
+    At the end it goes out of sight at once, whoever has a file there open still: what a failed
+    run has left to the garbage collector is not what the test is about.
+    """
+    disk = directory / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(disk)]
+    if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("a file system of a few megabytes cannot be mounted here (needs root)")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def fill(disk: Path, leave_bytes: int) -> Path:
+    """Fills a disk but for some bytes and returns the file that does so."""
+    free = os.statvfs(disk)
+    filler = disk / "filler"
+    filler.write_bytes(b"\0" * max(0, free.f_bavail * free.f_frsize - leave_bytes))
+    return filler
+
+
+def growth(prepare: Callable[[int], Callable[[], Any]], few: int, many: int) -> float:
+    """Returns how many times the CPU time of this thread grows from `few` to `many`.
+
+    The least of three runs counts, and no garbage is collected in between: what other tests have
+    left behind is not this function's work.
+
+    Args:
+        prepare: Makes the work of a given size; its own time does not count.
+        few: A size.
+        many: A larger one.
+    """
+    seconds = [min(_seconds(prepare(size)) for _ in range(3)) for size in (few, many)]
+    return seconds[1] / seconds[0]
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    gc.collect()
+    gc.disable()
+    try:
+        start = time.thread_time()
+        work()
+        return time.thread_time() - start
+    finally:
+        gc.enable()

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from conf.errors import InputDataError, UpstreamNotReadyError
+from conf.manifest import Manifest
+from conf.run import update_run_card
+from conf.training.train import CheckpointConfig, TrainConfig
+from tests.training.checkpoint.conftest import MODEL, stand
+from training.checkpoint.checkpoint_files import (
+    CheckpointLayout,
+    CheckpointMetadata,
+    EpochSums,
+    Position,
+    ResumeState,
+    link_checkpoint,
+    list_checkpoints,
+    prune_checkpoints,
+    publish_checkpoint,
+    read_checkpoint,
+    remove_checkpoint,
+    remove_leftovers,
+    write_checkpoint,
+)
+from training.checkpoint.restore import manifest_sha256, restore_model
+
+SEAL = CheckpointMetadata(
+    ResumeState(Position(2, 5), EpochSums(1 / 3, 0.1, 2.5), 42),
+    CheckpointLayout({"b": "model/b", "a": "model/a"}, ("model/w",)),
+)
+
+
+def write(directory: Path) -> Path:
+    write_checkpoint(directory, {"x": tf.constant([1.5, 2.5]), "n": tf.constant(3)}, SEAL)
+    return directory
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    directory = write(tmp_path / "deep" / "c")
+    seal = read_checkpoint(directory)
+    assert seal == SEAL
+    assert list(seal.layout.tables) == ["b", "a"]  # the order is kept
+    reader = tf.train.load_checkpoint(str(directory / "state"))
+    np.testing.assert_array_equal(reader.get_tensor("x"), [1.5, 2.5])
+    assert reader.get_tensor("n") == 3
+
+
+def test_the_seal_names_every_file_with_its_size(tmp_path: Path) -> None:
+    directory = write(tmp_path / "c")
+    content = json.loads((directory / "checkpoint.json").read_text())
+    others = {p.name: p.stat().st_size for p in directory.iterdir() if p.suffix != ".json"}
+    assert {name: file["bytes"] for name, file in content["files"].items()} == others
+
+
+def test_a_seal_that_was_edited_is_refused(tmp_path: Path) -> None:
+    directory = write(tmp_path / "c")
+    file = directory / "checkpoint.json"
+    content = json.loads(file.read_text())
+    content["standing"]["position"]["batch"] = 6
+    file.write_text(json.dumps(content))
+    with pytest.raises(InputDataError, match="not what was written"):
+        read_checkpoint(directory)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format_version": 2, "fingerprint": ""}'])
+def test_a_seal_that_says_too_little_is_refused(tmp_path: Path, text: str) -> None:
+    directory = write(tmp_path / "c")
+    (directory / "checkpoint.json").write_text(text)
+    with pytest.raises(InputDataError, match=r"checkpoint\.json"):
+        read_checkpoint(directory)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_second_checkpoint_of_the_same_files(tmp_path: Path, monkeypatch, links: bool) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no links here")
+
+    directory = write(tmp_path / "c")
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    link_checkpoint(directory, tmp_path / "d")
+    assert read_checkpoint(tmp_path / "d") == SEAL
+    shared = (directory / "state.index").samefile(tmp_path / "d" / "state.index")
+    assert shared is links
+
+
+def put(shelf: Path, epoch: int, batch: int) -> Path:
+    written = shelf.parent / ".writing"
+    written.mkdir(parents=True)
+    (written / "file").write_text(f"{epoch} {batch}")
+    return publish_checkpoint(written, shelf, Position(epoch, batch))
+
+
+def test_entries_are_in_the_order_of_their_positions(tmp_path: Path) -> None:
+    shelf = tmp_path / "last"
+    assert list_checkpoints(shelf) == []
+    wanted = [Position(0, 9), Position(0, 10), Position(1, 0), Position(123456, 10**10)]
+    for position in reversed(wanted):
+        put(shelf, position.epoch, position.batch)
+    (shelf / ".00002-000000000.removed").mkdir()
+    (shelf / "notes").mkdir()
+    (shelf / "00009-000000000").write_text("a file")
+    assert [entry.position for entry in list_checkpoints(shelf)] == wanted
+
+
+def test_a_position_that_comes_again_is_the_newer_one(tmp_path: Path) -> None:
+    shelf = tmp_path / "last"
+    paths = [put(shelf, 1, 2) for _ in range(11)]
+    assert [entry.path for entry in list_checkpoints(shelf)] == paths
+    prune_checkpoints(shelf, 3)
+    assert [entry.path for entry in list_checkpoints(shelf)] == paths[-1:]
+
+
+def test_prune_keeps_the_newest_that_can_be_read(tmp_path: Path) -> None:
+    shelf = tmp_path / "last"
+    paths = [put(shelf, 0, batch) for batch in range(5)]
+    prune_checkpoints(shelf, 2, unreadable=[paths[4], paths[2]])
+    assert [entry.path for entry in list_checkpoints(shelf)] == [paths[1], paths[3]]
+
+
+def test_removal_and_sweep_leave_nothing(tmp_path: Path) -> None:
+    shelf = tmp_path / "last"
+    path = put(shelf, 0, 0)
+    remove_checkpoint(path)
+    (tmp_path / ".writing").mkdir()
+    remove_leftovers(tmp_path)
+    assert [p.name for p in tmp_path.rglob("*")] == ["last"]
+
+
+@pytest.fixture
+def run(tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest) -> Path:
+    config = TrainConfig(dataset=str(tiny_version), name="n", model=MODEL)
+    update_run_card(
+        tmp_path,
+        config=config.resolved(),
+        dataset={
+            "path": str(tiny_version),
+            "manifest_sha256": manifest_sha256(tiny_manifest),
+        },
+    )
+    return tmp_path
+
+
+def test_restores_best_or_last(
+    begin, run: Path, tiny_manifest: Manifest, tiny_version: Path
+) -> None:
+    training = begin()
+    for which in ("best", "last"):
+        with pytest.raises(UpstreamNotReadyError, match=f"no {which} checkpoint"):
+            restore_model(run, which)
+    training.save(stand(1), best=True)
+    best = training.model.trainable_variables[0].numpy()
+    training.step()
+    training.save(stand(2))
+    restored, config, manifest, version = restore_model(run, "best")
+    np.testing.assert_array_equal(restored.trainable_variables[0].numpy(), best)
+    assert config.model == MODEL
+    assert manifest == tiny_manifest
+    assert version == tiny_version
+    last, *_ = restore_model(run, "last")
+    for a, b in zip(last.trainable_variables, training.model.trainable_variables, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+def test_a_damaged_best_checkpoint_is_refused_or_the_one_before_taken(begin, run: Path) -> None:
+    training = begin(config=CheckpointConfig(keep_best=2))
+    training.save(stand(1), best=True)
+    first = training.model.trainable_variables[0].numpy()
+    training.step()
+    training.save(stand(2), best=True)
+    older, newer = list_checkpoints(run / "checkpoints" / "best")
+    (newer.path / "state.index").unlink()
+    restored, *_ = restore_model(run)
+    np.testing.assert_array_equal(restored.trainable_variables[0].numpy(), first)
+    (older.path / "checkpoint.json").write_bytes(b"")
+    with pytest.raises(InputDataError, match="damaged"):
+        restore_model(run)
+
+
+def test_another_dataset_version_is_refused(run: Path) -> None:
+    update_run_card(run, dataset={"manifest_sha256": "0" * 64})
+    with pytest.raises(InputDataError, match="not the one"):
+        restore_model(run)
+
+
+def test_an_incomplete_card_is_refused(run: Path) -> None:
+    update_run_card(run, config=None)
+    with pytest.raises(InputDataError, match="run_card"):
+        restore_model(run)

@@ -1,0 +1,234 @@
+"""Two real processes on the loopback device train as one would."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conf.run import read_json, resolve_run
+from conf.training.train import TrainConfig
+from tests.training.killed_run import Silent
+from tests.training.processes import find_addresses, start_forked
+from tests.training.tiny_dataset import write_tiny_dataset
+from tests.training.worker_run import Worker, fit_and_keep, run_worker
+from training.checkpoint.checkpoint_files import list_checkpoints
+from training.monitoring.run_logs import read_steps
+
+pytestmark = pytest.mark.slow
+
+WORKERS = 2
+TIMEOUT_S = 300
+KILLED_STEP, STOPPED_STEP = 13, 18  # of two epochs of twelve steps
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int | None
+    errors: str
+    weights: list[np.ndarray]
+
+
+def build_config(version: Path, root: Path, changes: dict[str, Any]) -> TrainConfig:
+    settings = {
+        "dataset": str(version),
+        "name": "t",
+        "root": str(root),
+        "model": {
+            "name": "dssm",
+            "embedding_dim": 4,
+            "user_hidden_units": [8],
+            "objective": {"kind": "sampled_softmax", "uniform_negatives": 4},
+        },
+        "input": {"batch_size": 64, "shuffle_buffer": 300},
+        "optimizer": {"learning_rate": 0.01, "clip_norm": 0.5},
+        "fit": {
+            "epochs": 2,
+            "early_stopping": None,
+            "steps_per_loop": 1,
+            "checkpoint": {"every_steps": 5},
+        },
+    }
+    return TrainConfig.model_validate(merge(settings, changes))
+
+
+def merge(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    inner = {
+        key: merge(settings[key], value)
+        for key, value in changes.items()
+        if isinstance(value, dict) and key in settings and "kind" not in value
+    }
+    return {**settings, **changes, **inner}
+
+
+def run(
+    version: Path,
+    where: Path,
+    resume: bool = False,
+    stop: tuple[int, str] = (0, "SIGTERM"),
+    changes: dict[str, Any] | None = None,
+) -> list[Ended]:
+    """Runs both workers to their end; each has a root of its own.
+
+    Args:
+        resume: Whether they go on with the run.
+        stop: Step and signal that the second worker sends itself; step 0: it does not.
+    """
+    addresses = find_addresses(WORKERS)
+    devices = {"devices": {"strategy": "multi_worker", "worker_timeout_s": 30}}
+    where.mkdir(exist_ok=True)
+    processes = []
+    for index in range(WORKERS):
+        config = where / f"{index}.json"
+        own = build_config(version, where / str(index), {**(changes or {}), **devices})
+        config.write_text(own.model_dump_json())
+        task = {"type": "worker", "index": index}
+        worker = Worker(
+            config,
+            json.dumps({"cluster": {"worker": addresses}, "task": task}),
+            where / f"{index}.err",
+            resume,
+            where / f"{index}.npz",
+            stop if index == WORKERS - 1 else (0, "SIGTERM"),
+        )
+        processes.append(start_forked(run_worker, worker))
+    try:
+        for process in processes:
+            process.join(TIMEOUT_S)
+    finally:
+        for process in processes:
+            process.kill()
+    codes = [process.exitcode for process in processes]
+    return [
+        Ended(code, (where / f"{index}.err").read_text(), read_weights(where / f"{index}.npz"))
+        for index, code in enumerate(codes)
+    ]
+
+
+def run_alone(
+    version: Path, where: Path, changes: dict[str, Any] | None = None
+) -> list[np.ndarray]:
+    """Trains in this process, without a strategy; returns the weights."""
+    where.mkdir()
+    config = build_config(version, where / "0", changes or {})
+    fit_and_keep(config, Silent(), where / "0.npz")
+    return read_weights(where / "0.npz")
+
+
+def read_weights(file: Path) -> list[np.ndarray]:
+    if not file.exists():
+        return []
+    with np.load(file) as arrays:
+        return [arrays[name] for name in arrays.files]
+
+
+def losses(where: Path) -> list[float]:
+    return [record.loss for record in read_steps(find_run(where))]
+
+
+def find_run(where: Path) -> Path:
+    return next((where / "0" / "t" / "runs").iterdir())
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def two(tiny_version: Path, runs: Path) -> list[Ended]:
+    ended = run(tiny_version, runs / "two")
+    assert [worker.code for worker in ended] == [0, 0], ended
+    return ended
+
+
+@pytest.fixture(scope="module")
+def one(tiny_version: Path, runs: Path) -> list[np.ndarray]:
+    return run_alone(tiny_version, runs / "one")
+
+
+def test_two_workers_train_what_one_process_does(
+    runs: Path, one: list[np.ndarray], two: list[Ended]
+) -> None:
+    assert len(losses(runs / "two")) == 24
+    np.testing.assert_allclose(losses(runs / "two"), losses(runs / "one"), rtol=1e-5)
+    for mine, theirs in zip(one, two[0].weights, strict=True):
+        np.testing.assert_allclose(theirs, mine, rtol=1e-4, atol=1e-6)
+
+
+def test_the_workers_hold_the_same_weights(two: list[Ended]) -> None:
+    assert two[0].weights
+    for chief, other in zip(two[0].weights, two[1].weights, strict=True):
+        np.testing.assert_array_equal(chief, other)
+
+
+def test_the_chief_alone_writes(runs: Path, two: list[Ended]) -> None:
+    assert not (runs / "two" / "1").exists()
+    found = resolve_run(str(runs / "two" / "0" / "t"))
+    card = read_json(found / "run_card.json")
+    assert card["status"] == "trained"
+    devices = card["devices"]
+    assert (devices["strategy"], devices["workers"], devices["replicas"]) == ("multi_worker", 2, 2)
+    assert (devices["batch_size"], devices["rows_per_replica"]) == (64, 32)
+
+
+def test_a_run_that_a_worker_ends_goes_on(tiny_version: Path, runs: Path, two: list[Ended]) -> None:
+    where = runs / "ended"
+    killed = run(tiny_version, where, stop=(KILLED_STEP, "SIGKILL"))
+    expect_end(killed, [1, -9], "another of its processes ended")
+    saved = list_checkpoints(find_run(where) / "checkpoints" / "last")
+    assert saved
+    stopped = run(tiny_version, where, resume=True, stop=(STOPPED_STEP, "SIGTERM"))
+    expect_end(stopped, [143, 143], "its state is saved")
+    assert list_checkpoints(find_run(where) / "checkpoints" / "last")[-1].path != saved[-1].path
+    resumed = run(tiny_version, where, resume=True)
+    assert [worker.code for worker in resumed] == [0, 0], resumed
+    assert not (where / "1").exists()
+    np.testing.assert_allclose(losses(where), losses(runs / "two"), rtol=1e-5)
+    for whole, *parts in zip(two[0].weights, *(worker.weights for worker in resumed), strict=True):
+        np.testing.assert_array_equal(parts[0], parts[1])
+        np.testing.assert_allclose(parts[0], whole, rtol=1e-4, atol=1e-6)
+
+
+def expect_end(ended: list[Ended], codes: list[int], message: str) -> None:
+    assert [worker.code for worker in ended] == codes, ended
+    assert message in ended[0].errors
+    assert "--resume" in ended[0].errors
+
+
+def test_all_that_a_step_can_be_asked_for_trains_on_two_workers_as_in_one_process(
+    tiny_version: Path, runs: Path, one: list[np.ndarray], tmp_path: Path
+) -> None:
+    """float16, a batch in parts, mixed datasets and a warm start at once.
+
+    A loss per row: a softmax over the items of a part would depend on how parts are cut.
+    """
+    other = write_tiny_dataset(tmp_path, "other")
+    changes: dict[str, Any] = {
+        "model": {"objective": {"kind": "binary"}},
+        # Far from overflowing: whether a part's sums do depends on how many rows it has.
+        "compute": {
+            "mixed_precision": True,
+            "half_dtype": "float16",
+            "initial_loss_scale": 64.0,
+        },
+        "optimizer": {"accumulate_steps": 2, "epsilon": 1e-3},
+        "input": {"mix": [{"dataset": str(other), "weight": 0.25}]},
+        "fit": {
+            "epochs": 1,
+            "warm_start": {"path": str(find_run(runs / "one")), "moments": "transfer"},
+        },
+    }
+    alone = run_alone(tiny_version, tmp_path / "alone", changes)
+    ended = run(tiny_version, tmp_path / "two", changes=changes)
+    assert [worker.code for worker in ended] == [0, 0], ended
+    assert len(losses(tmp_path / "two")) == 16  # of twelve steps of one dataset alone
+    # Products are of float16: about three figures.
+    np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "alone"), rtol=2e-3)
+    for mine, theirs, other_worker in zip(alone, ended[0].weights, ended[1].weights, strict=True):
+        np.testing.assert_array_equal(theirs, other_worker)
+        np.testing.assert_allclose(theirs, mine, atol=2e-3)

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from conf.errors import ConfigError, InternalError
+from conf.training.input import InputConfig
+from conf.training.train import DevicesConfig, TrainConfig
+from training.distribution.strategy import (
+    build_strategy,
+    describe_devices,
+    plan_devices,
+    seed_everything,
+)
+from training.distribution.workers import Workers, lost_worker_errors
+
+no_gpu = pytest.mark.skipif(
+    bool(tf.config.list_physical_devices("GPU")), reason="this machine has a GPU"
+)
+
+
+@no_gpu
+def test_one_and_two_cpu_replicas() -> None:
+    one, two = (build_strategy(DevicesConfig(cpu_replicas=n)) for n in (1, 2))
+    assert one.num_replicas_in_sync == 1
+    assert two.num_replicas_in_sync == 2
+    described = describe_devices(one, 64), describe_devices(two, 64)
+    assert [(d.strategy, d.replicas, len(set(d.devices))) for d in described] == [
+        ("none", 1, 1),
+        ("mirrored", 2, 2),
+    ]
+    assert "64 rows, 32 per replica" in described[1].render()
+    assert described[1].to_json()["rows_per_replica"] == 32
+
+
+@no_gpu
+def test_a_kind_of_strategy_can_be_chosen() -> None:
+    none = build_strategy(DevicesConfig(strategy="none"))
+    assert describe_devices(none, 8).strategy == "none"
+    mirrored = build_strategy(DevicesConfig(strategy="mirrored", cpu_replicas=2))
+    assert describe_devices(mirrored, 8).strategy == "mirrored"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"strategy": "parameter_server", "cpu_replicas": 2}, "one CPU device per process"),
+        ({"strategy": "multi_worker", "cpu_replicas": 2}, "one CPU device per process"),
+        ({"strategy": "none", "cpu_replicas": 2}, "one CPU device per process"),
+    ],
+)
+def test_devices_that_cannot_be_are_refused(settings: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DevicesConfig(**settings)
+
+
+def test_lists_of_several_lengths_are_for_one_process() -> None:
+    with pytest.raises(ValueError, match="leave bucket_boundaries out"):
+        TrainConfig(
+            dataset="d",
+            name="t",
+            devices=DevicesConfig(strategy="multi_worker"),
+            input=InputConfig(bucket_boundaries=(10, 20)),
+        )
+
+
+@pytest.mark.parametrize(
+    ("compute", "message"),
+    [
+        ({"xla": True}, "set compute.xla=false"),
+        ({"mixed_precision": True}, "set compute.half_dtype=bfloat16"),
+        ({"mixed_precision": True, "half_dtype": "float16"}, "set compute.half_dtype=bfloat16"),
+    ],
+)
+def test_what_parameter_servers_cannot_compute_is_refused(compute: dict, message: str) -> None:
+    settings = {"dataset": "d", "name": "t", "devices": {"strategy": "parameter_server"}}
+    with pytest.raises(ValueError, match=message):
+        TrainConfig.model_validate({**settings, "compute": compute})
+    half = {"mixed_precision": True, "half_dtype": "bfloat16"}
+    assert TrainConfig.model_validate({**settings, "compute": half})
+
+
+def test_several_workers_need_to_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    with pytest.raises(ConfigError, match="TF_CONFIG is not set"):
+        build_strategy(DevicesConfig(strategy="multi_worker"))
+
+
+@no_gpu
+def test_a_plan_waits_for_no_other_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = {"worker": ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"]}
+    task = {"type": "worker", "index": 1}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
+    strategy, devices = plan_devices(DevicesConfig(strategy="multi_worker"), 12)
+    assert strategy.num_replicas_in_sync == 1
+    assert (devices.workers, devices.replicas) == (3, 3)
+    with pytest.raises(ConfigError, match="multiple of the number of replicas"):
+        plan_devices(DevicesConfig(strategy="multi_worker"), 13)
+
+
+def test_a_plan_waits_for_no_parameter_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = {"chief": ["a:1"], "worker": ["b:1", "c:1", "d:1"], "ps": ["e:1", "f:1"]}
+    task = {"type": "chief", "index": 0}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
+    strategy, devices = plan_devices(DevicesConfig(strategy="parameter_server"), 13)
+    assert strategy.num_replicas_in_sync == 1
+    assert (devices.workers, devices.parameter_servers, devices.replicas) == (3, 2, 1)
+    assert devices.to_json()["rows_per_replica"] == 13
+    assert "3 worker(s) and 2 parameter server(s)" in devices.render()
+
+
+@no_gpu
+def test_more_replicas_than_tensorflow_started_with_are_refused() -> None:
+    tf.config.list_logical_devices("CPU")  # starts the runtime
+    with pytest.raises(ConfigError, match="at most 2"):
+        build_strategy(DevicesConfig(cpu_replicas=3))
+
+
+def test_seeding_repeats_every_generator() -> None:
+    def draw() -> list[float]:
+        seed_everything(-7)
+        return [random.random(), np.random.rand(), float(tf.random.uniform([]))]
+
+    assert draw() == draw()
+
+
+LOST = tf.errors.UnavailableError(None, None, "Graph\nCollective ops is aborted by: task 1\nmore")
+
+
+@pytest.fixture
+def alone() -> Workers:
+    return Workers(tf.distribute.get_strategy())
+
+
+def test_one_process_agrees_with_itself(alone: Workers) -> None:
+    assert alone.is_chief
+    assert alone.count == 1
+    assert alone.any(True)
+    assert not alone.any(False)
+    decision = object()  # nothing has to travel, so it may be anything
+    assert alone.share(lambda: decision) is decision
+
+
+def test_a_lost_worker_says_what_to_do(alone: Workers) -> None:
+    with pytest.raises(tf.errors.UnavailableError), lost_worker_errors(alone):
+        raise LOST
+    alone.count = 2
+    message = r"aborted by: task 1\n.*--resume"
+    with pytest.raises(InternalError, match=message), lost_worker_errors(alone):
+        raise LOST
+
+
+def test_errors_of_training_pass(alone: Workers) -> None:
+    alone.count = 2
+    with pytest.raises(InternalError, match=r"^full$"), lost_worker_errors(alone):
+        raise InternalError("full")

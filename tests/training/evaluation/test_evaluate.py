@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from conf.errors import InputDataError
+from conf.manifest import Manifest
+from conf.paths import read_manifest
+from conf.training.train import TrainConfig
+from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
+from tests.training.toy_models import TinyTowers
+from training.checkpoint.restore import TrainedModel
+from training.evaluation.evaluate import evaluate_full, evaluate_split
+from training.input.batches import build_eval_dataset
+
+KS = (1, 5, 10)
+
+
+def _trained(version: Path, manifest: Manifest, **evaluation: Any) -> TrainedModel:
+    config = TrainConfig.model_validate(
+        {"dataset": "d", "name": "n", "evaluation": {"ks": KS, **evaluation}}
+    )
+    return TrainedModel(TinyTowers(manifest), config, manifest, version)
+
+
+def _rows(version: Path, manifest: Manifest, split: str) -> list[dict[str, Any]]:
+    """Every record of a split, one at a time."""
+    batches = build_eval_dataset(version, manifest, split, 1, ragged=("seen",))
+    return [{name: value[0].numpy() for name, value in batch.items()} for batch in batches]
+
+
+def _brute_ranks(version: Path, manifest: Manifest, split: str, mask_seen: bool) -> list[float]:
+    """Rank of each target, from float64 scores of single rows."""
+    model = TinyTowers(manifest)
+    tables = {name: table.numpy().astype(np.float64) for name, table in model.tables.items()}
+
+    def pool(name: str, value: Any) -> np.ndarray:
+        ids = [i for i in np.atleast_1d(value) if i != 0]
+        rows = tables[model.table_of[name]][ids]
+        return rows.mean(0) if len(ids) else np.zeros(6)
+
+    catalog = {
+        int(row["movie_id"]): sum(pool(n, row[n]) for n in model.item_inputs)
+        for row in _rows_of(version, manifest, "catalog", model.item_inputs)
+    }
+    ranks = []
+    for row in _rows(version, manifest, split):
+        user = sum(pool(name, row[name]) for name in model.user_inputs)
+        target = int(row["movie_id"])
+        if target not in catalog:
+            ranks.append(np.inf)
+            continue
+        masked = set(row["seen"].tolist()) - {target} if mask_seen else set()
+        scores = {item: float(user @ vector) for item, vector in catalog.items()}
+        ranks.append(
+            1.0
+            + sum(
+                s >= scores[target]
+                for item, s in scores.items()
+                if item != target and item not in masked
+            )
+        )
+    return ranks
+
+
+def _rows_of(version: Path, manifest: Manifest, split: str, names: tuple[str, ...]) -> Any:
+    for batch in build_eval_dataset(version, manifest, split, 1, names):
+        yield {name: value[0].numpy() for name, value in batch.items()}
+
+
+@pytest.mark.parametrize("mask_seen", [True, False])
+def test_full_ranking_equals_brute_force(
+    tiny_version: Path, tiny_manifest: Manifest, mask_seen: bool
+) -> None:
+    ranks = np.array(_brute_ranks(tiny_version, tiny_manifest, "test", mask_seen))
+    for batch_size in (7, 1024):
+        found = evaluate_full(
+            TinyTowers(tiny_manifest),
+            tiny_version,
+            tiny_manifest,
+            "test",
+            KS,
+            mask_seen,
+            batch_size,
+        )
+        assert found["mrr"] == pytest.approx(np.mean(1 / ranks), abs=1e-12)
+        for k in KS:
+            assert found[f"hit_rate@{k}"] == found[f"recall@{k}"] == np.mean(ranks <= k)
+            gains = np.where(ranks <= k, 1 / np.log2(1 + ranks), 0.0)
+            assert found[f"ndcg@{k}"] == pytest.approx(gains.mean(), abs=1e-12)
+
+
+def test_the_report_has_every_protocol_and_system(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    trained = _trained(tiny_version, tiny_manifest, sampled_negatives=15)
+    report = evaluate_split(trained, "test")
+    json.dumps(report, allow_nan=False)
+    by_name = {protocol["name"]: protocol for protocol in report["protocols"]}
+    assert list(by_name) == ["full_unseen", "full_all", "sampled_15"]
+    assert report["headline"] == "full_unseen"
+    assert report["rows"] == report["users"] == 60
+    assert by_name["sampled_15"]["candidates"] == 16
+    assert by_name["full_all"]["candidates"] == len(range(2, _items(tiny_manifest)))
+    for name, mask_seen in (("full_unseen", True), ("full_all", False)):
+        direct = evaluate_full(
+            trained.model, tiny_version, tiny_manifest, "test", KS, mask_seen, 64
+        )
+        assert by_name[name]["systems"]["model"] == direct
+        assert set(by_name[name]["systems"]) == {"model", "popularity", "random"}
+    for systems in (protocol["systems"] for protocol in report["protocols"]):
+        assert systems["random"]["hit_rate@10"] < 1.0
+    # Fewer candidates can only make a rank better.
+    model = {name: by_name[name]["systems"]["model"]["mrr"] for name in by_name}
+    assert model["full_all"] <= model["full_unseen"] <= model["sampled_15"]
+
+
+def _items(manifest: Manifest) -> int:
+    size = manifest.schema["movie_id"].vocabulary_size
+    assert size is not None
+    return size
+
+
+def test_the_report_does_not_depend_on_the_batch_size(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    small = evaluate_split(_trained(tiny_version, tiny_manifest, batch_size=7), "test")
+    large = evaluate_split(_trained(tiny_version, tiny_manifest, batch_size=500), "test")
+    for one, other in zip(small["protocols"], large["protocols"], strict=True):
+        for system in one["systems"]:
+            assert one["systems"][system] == pytest.approx(other["systems"][system], abs=1e-12)
+    assert small["beyond_accuracy"] == pytest.approx(large["beyond_accuracy"])
+
+
+def test_popularity_and_lists_are_those_of_the_training_counts(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    """Ids fall with frequency, so the rank by popularity is the id's place, seen items apart."""
+    report = evaluate_split(_trained(tiny_version, tiny_manifest), "test")
+    rows = _rows(tiny_version, tiny_manifest, "test")
+    ids = np.array([int(row["movie_id"]) for row in rows])
+    ranks = np.where(ids >= 2, ids - 1.0, np.inf)
+    systems = report["protocols"][1]["systems"]
+    assert systems["popularity"]["mrr"] == pytest.approx(np.mean(1 / ranks))
+    assert report["oov_targets"] == np.sum(ids < 2)
+    assert 0.25 < report["beyond_accuracy"]["coverage@10"] <= 1.0
+
+
+def test_labels_are_scored_with_the_rows_own_item(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    report = evaluate_split(_trained(tiny_version, tiny_manifest), "test")
+    labels = np.array([row["label"] for row in _rows(tiny_version, tiny_manifest, "test")])
+    assert report["labels"]["rows"] == 60
+    assert report["labels"]["log_loss"] is None
+    rate = tiny_manifest.label_rate["train"]
+    expected = -np.mean(labels * np.log(rate) + (1 - labels) * np.log(1 - rate))
+    assert report["labels"]["constant"]["log_loss"] == pytest.approx(expected)
+    assert 0.0 <= report["labels"]["auc"] <= 1.0
+
+
+def test_log_loss_needs_a_binary_objective(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    trained = _trained(tiny_version, tiny_manifest)
+    config = TrainConfig.model_validate(
+        {
+            "dataset": "d",
+            "name": "n",
+            "model": {"name": "mf", "temperature": 2.0, "objective": {"kind": "binary"}},
+        }
+    )
+    report = evaluate_split(replace(trained, config=config), "test")
+    assert report["labels"]["log_loss"] > 0
+
+
+class _ConstantTowers(TinyTowers):
+    def embed_users(self, features: dict[str, tf.Tensor]) -> tf.Tensor:
+        return tf.zeros_like(super().embed_users(features))
+
+
+def test_a_constant_model_does_not_look_good(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    found = evaluate_full(
+        _ConstantTowers(tiny_manifest), tiny_version, tiny_manifest, "test", KS, False, 64
+    )
+    assert found["hit_rate@10"] == 0.0
+
+
+class _NanTowers(TinyTowers):
+    def embed_users(self, features: dict[str, tf.Tensor]) -> tf.Tensor:
+        return super().embed_users(features) * float("nan")
+
+
+def test_a_model_without_finite_vectors_is_refused(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    with pytest.raises(InputDataError, match="not finite"):
+        evaluate_full(_NanTowers(tiny_manifest), tiny_version, tiny_manifest, "test", KS, True, 64)
+
+
+def test_given_candidates_replace_the_drawn_ones(tmp_path: Path) -> None:
+    version = write_tiny_dataset(tmp_path, config=TinyConfig(candidates=9))
+    manifest = read_manifest(version)
+    report = evaluate_split(_trained(version, manifest), "test")
+    assert [p["name"] for p in report["protocols"]] == ["full_unseen", "full_all", "sampled_given"]
+    assert report["protocols"][2]["candidates"] == 10
+
+
+def test_without_seen_items_only_the_unmasked_protocol_is_reported(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    manifest = replace(tiny_manifest, keys=replace(tiny_manifest.keys, seen=None))
+    report = evaluate_split(_trained(tiny_version, manifest, sampled_negatives=None), "test")
+    assert [protocol["name"] for protocol in report["protocols"]] == ["full_all"]
+    assert report["headline"] == "full_all"
+
+
+def test_rows_without_a_user_id_count_one_each(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    model = _trained(tiny_version, tiny_manifest, sampled_negatives=None)
+    nobody = replace(tiny_manifest, keys=replace(tiny_manifest.keys, user=None))
+    report = evaluate_split(replace(model, manifest=nobody), "test")
+    assert report["users"] == report["rows"]
+
+
+def test_an_empty_split_is_refused(tmp_path: Path) -> None:
+    version = write_tiny_dataset(tmp_path, config=TinyConfig(validation=False))
+    manifest = read_manifest(version)
+    with pytest.raises(InputDataError, match="is empty") as caught:
+        evaluate_split(_trained(version, manifest), "validation")
+    assert "test" in str(caught.value.allowed)
+    with pytest.raises(InputDataError, match="no such split"):
+        evaluate_split(_trained(version, manifest), "tset")
+
+
+@pytest.mark.parametrize("split", ["catalog", "users"])
+def test_splits_without_events_are_refused_by_name(
+    split: str, tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    with pytest.raises(InputDataError, match=f"'{split}' holds one record per") as caught:
+        evaluate_split(_trained(tiny_version, tiny_manifest), split)
+    assert "test" in str(caught.value.allowed)
+
+
+def test_the_train_split_is_ranked_unmasked_as_it_carries_no_seen_items(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    report = evaluate_split(_trained(tiny_version, tiny_manifest), "train")
+    assert report["headline"] == "full_all"
+    assert "full_unseen" not in [protocol["name"] for protocol in report["protocols"]]
+
+
+@pytest.mark.parametrize("keep", [1, 0])
+def test_rows_without_a_label_are_ranked_but_not_scored(
+    keep: int, tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    """Every second row of each shard keeps its label, or none does."""
+    version = Path(shutil.copytree(tiny_version, tmp_path / "v"))
+    labels: list[float] = []
+    for shard in tiny_manifest.split("test").shards:
+        path = str(version / shard.path)
+        records = [tf.train.Example.FromString(r.numpy()) for r in tf.data.TFRecordDataset(path)]
+        with tf.io.TFRecordWriter(path) as writer:
+            for row, example in enumerate(records):
+                if row % 2 < keep:
+                    labels.extend(example.features.feature["label"].float_list.value)
+                else:
+                    del example.features.feature["label"]
+                writer.write(example.SerializeToString())
+    report = evaluate_split(_trained(version, tiny_manifest), "test")
+    whole = evaluate_split(_trained(tiny_version, tiny_manifest), "test")
+    assert report["protocols"] == whole["protocols"]
+    if keep:
+        assert report["labels"]["rows"] == len(labels) == 30
+    else:
+        assert report["labels"] is None

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conf.errors import InputDataError
+from conf.manifest import Manifest
+from tests.training.toy_models import TinyTowers
+from training.evaluation.item_index import (
+    ItemIndex,
+    build_item_index,
+    order_by_id,
+    rank_top_k,
+    read_cells,
+)
+from training.evaluation.metrics import MISSING, Pairs, rank_all
+from training.evaluation.protocols import RankingBatch
+from training.evaluation.scorers import (
+    ListStatistics,
+    PopularityScorer,
+    RandomScorer,
+    popularity_percentiles,
+)
+
+
+def _index(vectors: np.ndarray) -> ItemIndex:
+    return order_by_id(np.arange(2, 2 + len(vectors)), vectors.astype(np.float32))
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.integers(0, 2**31),
+    st.integers(1, 5),
+    st.integers(1, 17),
+    st.integers(1, 20),
+    st.integers(1, 40),
+)
+def test_top_k_equals_a_full_sort_whatever_the_block(
+    seed: int, rows: int, items: int, k: int, block: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    # Small integers: exact products, and many ties.
+    users = rng.integers(-2, 3, (rows, 3)).astype(np.float32)
+    index = _index(rng.integers(-2, 3, (items, 3)))
+    cells = np.unique(rng.integers(0, rows * items, rng.integers(0, rows * items + 1)))
+    found = rank_top_k(users, index, k, Pairs(cells // items, cells % items), block)
+    scores = users.astype(np.float64) @ index.vectors.T.astype(np.float64)
+    scores.ravel()[cells] = -np.inf
+    for row in range(rows):
+        order = sorted(range(items), key=lambda c: (-scores[row, c], c))
+        expected = [2 + c for c in order if scores[row, c] > -np.inf][:k]
+        assert found.ids[row].tolist() == expected + [0] * (k - len(expected))
+        np.testing.assert_array_equal(
+            found.scores[row, : len(expected)], [scores[row, i - 2] for i in expected]
+        )
+
+
+def test_columns_of_ids_that_the_catalogue_lacks_are_missing() -> None:
+    index = order_by_id(np.array([7, 3, 5]), np.eye(3, dtype=np.float32))
+    assert index.columns_of(np.array([3, 5, 7, 0, 1, 4, 99])).tolist() == [
+        0,
+        1,
+        2,
+        MISSING,
+        MISSING,
+        MISSING,
+        MISSING,
+    ]
+    np.testing.assert_array_equal(index.vectors[index.columns_of(np.array([7]))[0]], [1, 0, 0])
+
+
+def test_a_repeated_item_and_a_nan_vector_are_refused() -> None:
+    with pytest.raises(InputDataError, match="twice"):
+        order_by_id(np.array([3, 3]), np.zeros((2, 1), np.float32))
+    with pytest.raises(InputDataError, match="not finite"):
+        order_by_id(np.array([3, 4]), np.array([[0.0], [np.nan]], np.float32))
+
+
+def test_cells_drop_what_the_catalogue_lacks() -> None:
+    index = order_by_id(np.array([2, 3]), np.eye(2, dtype=np.float32))
+    cells = read_cells(tf.ragged.constant([[3, 1], [], [2, 9, 2]], dtype=tf.int64), index)
+    assert (cells.rows.tolist(), cells.columns.tolist()) == ([0, 2, 2], [1, 0, 0])
+
+
+def test_the_index_holds_every_catalogue_item_whatever_the_batch(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    model = TinyTowers(tiny_manifest)
+    whole = build_item_index(model, tiny_version, tiny_manifest, 1000)
+    parts = build_item_index(model, tiny_version, tiny_manifest, 3)
+    size = tiny_manifest.schema["movie_id"].vocabulary_size
+    assert whole.ids.tolist() == list(range(2, size))
+    np.testing.assert_array_equal(whole.vectors, parts.vectors)
+
+
+COUNTS = st.lists(st.integers(0, 5), min_size=1, max_size=30)
+
+
+@given(COUNTS)
+def test_popularity_ranks_by_count_then_by_id_without_a_tie(counts: list[int]) -> None:
+    scores = PopularityScorer(np.array(counts)).scores({}, len(counts))
+    ranks = rank_all(scores, np.arange(len(counts)))
+    order = sorted(range(len(counts)), key=lambda c: (-counts[c], c))
+    assert [order.index(c) + 1 for c in range(len(counts))] == ranks.tolist()
+
+
+def test_random_scores_depend_on_the_row_and_the_seed_only() -> None:
+    whole = RandomScorer(11, 4).scores({}, 9)
+    scorer = RandomScorer(11, 4)
+    parts = np.concatenate([scorer.scores({}, rows) for rows in (2, 3, 4)])
+    np.testing.assert_array_equal(whole, parts)
+    assert not np.array_equal(whole, RandomScorer(11, 5).scores({}, 9))
+
+
+def test_random_hits_as_often_as_chance() -> None:
+    ranks = rank_all(RandomScorer(100, 0).scores({}, 5000), np.arange(5000) % 100)
+    assert np.mean(ranks <= 10) == pytest.approx(0.1, abs=0.02)
+
+
+@given(COUNTS)
+def test_percentiles_rise_with_popularity_and_average_one_half(counts: list[int]) -> None:
+    array = np.array(counts)
+    found = popularity_percentiles(array)
+    expected = [(np.sum(array < c) + 0.5 * np.sum(array == c)) / len(array) for c in array]
+    np.testing.assert_allclose(found, expected)
+    assert found.mean() == pytest.approx(0.5)
+
+
+BEYOND_ACCURACY_COUNTS = np.array([9, 5, 5, 1])
+# By falling count: the first beats three, the next two beat one and tie, the last beats none.
+PERCENTILES = np.array([3.5, 2.0, 2.0, 0.5]) / 4
+
+
+def _batch(rows: int, seen: list[tuple[int, int]]) -> RankingBatch:
+    cells = np.array(sorted(seen), np.int64).reshape(-1, 2)
+    return RankingBatch({}, np.zeros(rows, np.int64), Pairs(cells[:, 0], cells[:, 1]), None)
+
+
+def test_lists_of_the_same_item_cover_little() -> None:
+    lists = ListStatistics(BEYOND_ACCURACY_COUNTS, 1, mask_seen=False)
+    scores = np.tile(np.array([3, 2, 1, 0], np.float32), (5, 1))
+    lists.update(scores, _batch(5, [(0, 0)]))
+    assert lists.result() == {
+        "coverage@1": 0.25,
+        "popularity_percentile@1": pytest.approx(PERCENTILES[0]),
+    }
+
+
+def test_seen_items_are_not_shown_and_batches_add_up() -> None:
+    lists = ListStatistics(BEYOND_ACCURACY_COUNTS, 2, mask_seen=True)
+    for _ in range(2):
+        scores = np.tile(np.array([3, 2, 1, 0], np.float32), (2, 1))
+        lists.update(scores, _batch(2, [(0, 0), (0, 1), (0, 2), (1, 0)]))
+    # User 0 is shown the last item alone, user 1 the second and the third.
+    expected = (PERCENTILES[3] + PERCENTILES[1] + PERCENTILES[2]) / 3
+    assert lists.result() == {
+        "coverage@2": 0.75,
+        "popularity_percentile@2": pytest.approx(expected),
+    }

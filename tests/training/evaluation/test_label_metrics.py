@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conf.manifest import Manifest
+from tests.training.toy_models import TinyTowers
+from training.evaluation.label_metrics import Calibration, GroupedAUC, LabelScores, StreamedAUC
+from training.input.batches import build_eval_dataset
+
+ROWS = st.lists(st.tuples(st.booleans(), st.floats(-12, 12)), min_size=1, max_size=60)
+
+
+@given(ROWS, st.integers(1, 12), st.integers(1, 4))
+def test_equals_a_walk_over_the_bins(rows: list[tuple[bool, float]], bins: int, parts: int) -> None:
+    y = np.array([label for label, _ in rows], dtype=bool)
+    z = np.array([logit for _, logit in rows])
+    streamed = Calibration(bins)
+    for part in np.array_split(np.arange(len(rows)), parts):
+        streamed.update(y[part], z[part])
+    p = 1 / (1 + np.exp(-z))
+    loss = -np.mean(np.where(y, np.log(p), np.log1p(-p)))
+    assert streamed.log_loss == pytest.approx(loss, rel=1e-6, abs=1e-9)
+    found = streamed.result()
+    members = [np.clip(np.floor(p * bins), 0, bins - 1) == b for b in range(bins)]
+    error = sum(abs(p[m].mean() - y[m].mean()) * m.mean() for m in members if m.any())
+    assert found["expected_error"] == pytest.approx(error, abs=1e-9)
+    assert [b["rows"] for b in found["bins"]] == [int(m.sum()) for m in members if m.any()]
+    if y.any():
+        assert found["ratio"] == pytest.approx(p.mean() / y.mean(), rel=1e-9)
+    else:
+        assert found["ratio"] is None
+
+
+def test_perfect_predictions_have_no_error() -> None:
+    streamed = Calibration()
+    streamed.update(np.array([True, False]), np.array([800.0, -800.0]))
+    assert streamed.result()["expected_error"] == 0.0
+    assert streamed.log_loss == 0.0
+
+
+def test_no_row_has_no_value() -> None:
+    streamed = Calibration()
+    streamed.update(np.zeros(0, dtype=bool), np.zeros(0))
+    assert streamed.result() is None
+    assert streamed.log_loss is None
+
+
+FLOATS = st.floats(width=32, allow_nan=False)
+SCORE_HISTOGRAM_ROWS = st.lists(st.tuples(st.booleans(), FLOATS | st.integers(-2, 2)), max_size=60)
+
+
+def pairwise(labels: np.ndarray, scores: np.ndarray) -> float | None:
+    positive, negative = scores[labels][:, None], scores[~labels][None, :]
+    if not positive.size or not negative.size:
+        return None
+    return float(np.mean((positive > negative) + 0.5 * (positive == negative)))
+
+
+def stream(labels: np.ndarray, scores: np.ndarray, exact_rows: int, parts: int = 3):
+    streamed = StreamedAUC(exact_rows)
+    for part in np.array_split(np.arange(len(labels)), parts):
+        streamed.update(labels[part], scores[part])
+    return streamed.result()
+
+
+@given(SCORE_HISTOGRAM_ROWS, st.integers(0, 100))
+def test_the_value_of_all_pairs_lies_within_the_error(
+    rows: list[tuple[bool, float]], exact_rows: int
+) -> None:
+    labels = np.array([label for label, _ in rows], dtype=bool)
+    scores = np.array([score for _, score in rows], dtype=np.float32)
+    expected, found = pairwise(labels, scores), stream(labels, scores, exact_rows)
+    if expected is None:
+        assert found is None
+        return
+    assert abs(found.value - expected) <= found.error + 1e-12
+    if len(rows) <= exact_rows:
+        assert found.error == 0.0
+
+
+@pytest.mark.parametrize("shift", [-100.0, 0.0, 1e6])
+def test_many_rows_are_close_wherever_the_scores_lie(shift: float) -> None:
+    rng = np.random.default_rng(1)
+    labels = rng.random(4000) < 0.2
+    scores = ((rng.normal(size=4000) + labels) * 50 + shift).astype(np.float32)
+    found = stream(labels, scores, exact_rows=10)
+    expected = pairwise(labels, scores.astype(np.float64))
+    assert abs(found.value - expected) <= found.error
+    if shift <= 0:
+        assert found.error < 1e-3
+
+
+def test_scores_of_few_values_are_exact_in_the_histogram_too() -> None:
+    labels = np.array([True, False, True, False])
+    scores = np.array([-0.0, 0.0, 2.0, -1.5], dtype=np.float32)
+    assert stream(labels, scores, 0).value == pairwise(labels, scores)
+
+
+def test_nan_has_no_order() -> None:
+    with pytest.raises(ValueError, match="NaN"):
+        StreamedAUC().update(np.array([True]), np.array([np.nan], dtype=np.float32))
+
+
+GROUPED_AUC_ROWS = st.lists(
+    st.tuples(st.integers(-3, 6), st.booleans(), st.integers(-3, 3)), max_size=60
+)
+
+
+def reference(rows: list[tuple[int, bool, int]]) -> dict[str, float | int | None]:
+    """User by user, pair by pair."""
+    total = count = users = 0.0
+    for user in {u for u, _, _ in rows}:
+        good = [s for u, label, s in rows if u == user and label]
+        bad = [s for u, label, s in rows if u == user and not label]
+        if good and bad:
+            wins = sum((g > b) + 0.5 * (g == b) for g in good for b in bad)
+            size = len(good) + len(bad)
+            total += wins / (len(good) * len(bad)) * size
+            count, users = count + size, users + 1
+    return {"value": total / count if count else None, "users": users, "rows": count}
+
+
+@given(GROUPED_AUC_ROWS, st.integers(0, 70), st.integers(1, 5))
+def test_equals_the_pairs_of_each_user_in_memory_and_on_disk(
+    rows: list[tuple[int, bool, int]], kept_rows: int, parts: int
+) -> None:
+    grouped = GroupedAUC(kept_rows)
+    array = np.array(rows, dtype=np.int64).reshape(-1, 3)
+    for part in np.array_split(array, parts):
+        grouped.update(part[:, 0], part[:, 1] == 1, part[:, 2].astype(np.float32))
+    expected = reference(rows)
+    for _ in range(2):  # asking does not change the answer
+        found = grouped.result()
+        assert found["users"] == expected["users"]
+        assert found["rows"] == expected["rows"]
+        if expected["value"] is None:
+            assert found["value"] is None
+        else:
+            assert found["value"] == pytest.approx(expected["value"], abs=1e-12)
+
+
+def test_many_users_are_spread_over_the_files() -> None:
+    grouped = GroupedAUC(kept_rows=100)
+    users = np.repeat(np.arange(2, 502), 4)
+    labels = np.tile([True, False, True, False], 500)
+    for part in np.array_split(np.random.default_rng(0).permutation(len(users)), 9):
+        grouped.update(users[part], labels[part], labels[part].astype(np.float32))
+    assert grouped.result() == {"value": 1.0, "users": 500, "rows": 2000}
+    sizes = [file.seek(0, 2) for file in grouped._files]
+    assert min(sizes) > 0
+    assert max(sizes) < 3 * sum(sizes) / len(sizes)
+
+
+def test_scores_are_dot_products_of_each_row_in_float64(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    model = TinyTowers(tiny_manifest)
+    collected = LabelScores(model, "label", "user_id", temperature=2.0)
+    labels, dots, users_of = [], [], []
+    for batch in build_eval_dataset(tiny_version, tiny_manifest, "test", 13, collected.inputs):
+        collected.update(batch)
+        labels.append(batch["label"].numpy())
+        users_of.append(batch["user_id"].numpy())
+        users = model.embed_users(batch).numpy().astype(np.float64)
+        dots.append((users * model.embed_items(batch).numpy()).sum(axis=1))
+    y, z = np.concatenate(labels), np.concatenate(dots)
+    found = collected.result(train_rate=0.25)
+    pairs = z[y == 1][:, None] - z[y == 0][None, :]
+    assert found["auc"] == pytest.approx(np.mean(pairs > 0), abs=1e-6)
+    p = 1 / (1 + np.exp(-z / 2.0))
+    expected = -np.mean(y * np.log(p) + (1 - y) * np.log(1 - p))
+    assert found["log_loss"] == pytest.approx(expected, rel=1e-5)
+    constant = -np.mean(y * np.log(0.25) + (1 - y) * np.log(0.75))
+    assert found["constant"] == {"auc": 0.5, "rate": 0.25, "log_loss": pytest.approx(constant)}
+    assert found["rows"] == len(y)
+    assert found["auc_error"] == 0.0
+    assert found["calibration"]["ratio"] == pytest.approx(p.mean() / y.mean(), rel=1e-5)
+    ids = np.concatenate(users_of)
+    by_user = {u: (y[ids == u], z[ids == u]) for u in set(ids)}
+    expected = [
+        (np.mean(zs[ys == 1][:, None] > zs[ys == 0][None, :]), len(ys))
+        for ys, zs in by_user.values()
+        if 0 < ys.sum() < len(ys)
+    ]
+    values, sizes = np.array(expected).reshape(-1, 2).T
+    assert found["gauc"]["users"] == len(sizes)
+    if len(sizes):
+        assert found["gauc"]["value"] == pytest.approx(np.average(values, weights=sizes))
+
+
+def test_rows_of_unknown_users_are_in_no_group(tiny_manifest: Manifest) -> None:
+    collected = LabelScores(TinyTowers(tiny_manifest), "label", "user_id")
+    ids = np.array([0, 1, 5, 5])
+    collected._add(ids, np.array([True, False, True, False]), np.array([1, 2, 4, 3], np.float32))
+    assert collected.result(None)["gauc"] == {"value": 1.0, "users": 1, "rows": 2}
+
+
+def test_one_class_has_no_auc_and_no_rate_means_that_of_the_rows(
+    tiny_manifest: Manifest,
+) -> None:
+    collected = LabelScores(TinyTowers(tiny_manifest), "label")
+    one = tf.ones([3], tf.int64)
+    lists = tf.ones([3, 2], tf.int64)
+    collected.update(
+        {
+            "label": tf.ones([3]),
+            "user_id": one,
+            "gender": one,
+            "history": lists,
+            "movie_id": one,
+            "genres": lists,
+        }
+    )
+    found = collected.result(train_rate=None)
+    assert found["auc"] is None
+    assert found["log_loss"] is None
+    assert found["calibration"] is None
+    assert found["gauc"] is None
+    assert found["constant"] == {"auc": 0.5, "rate": 1.0, "log_loss": 0.0}

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conf.errors import UpstreamNotReadyError
+from training.export import atomic_output
+from training.export.atomic_output import exchange, staged_directory, staged_file
+
+
+def _write(target: Path, text: str) -> None:
+    with staged_directory(target) as staging:
+        (staging / "sub").mkdir()
+        (staging / "sub" / "file").write_text(text)
+
+
+def _fail_half_way(target: Path) -> None:
+    with staged_directory(target) as staging:
+        (staging / "half").write_text("x")
+        raise OSError("disk")
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_directory_is_created_and_replaced(
+    tmp_path: Path, atomic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not atomic:
+        monkeypatch.setattr(atomic_output, "exchange", lambda first, second: False)
+    target = tmp_path / "export"
+    _write(target, "one")
+    _write(target, "two")
+    assert (target / "sub" / "file").read_text() == "two"
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".export.lock", "export"]
+
+
+def test_a_failure_leaves_the_old_content(tmp_path: Path) -> None:
+    target = tmp_path / "export"
+    _write(target, "one")
+    with pytest.raises(OSError, match="disk"):
+        _fail_half_way(target)
+    assert [p.name for p in target.iterdir()] == ["sub"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".export.lock", "export"]
+
+
+def test_a_killed_writer_is_swept_and_leaves_the_old_content(tmp_path: Path) -> None:
+    target = tmp_path / "export"
+    _write(target, "one")
+    code = (
+        "import os, sys\nfrom pathlib import Path\n"
+        "from training.export.atomic_output import staged_directory\n"
+        "with staged_directory(Path(sys.argv[1])) as staging:\n"
+        "    (staging / 'half').write_text('x'); os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(target)], check=False)
+    assert done.returncode == -9
+    assert (target / "sub" / "file").read_text() == "one"
+    _write(target, "two")
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".export.lock", "export"]
+
+
+def test_a_kill_between_two_renames_is_repaired(tmp_path: Path) -> None:
+    target = tmp_path / "export"
+    _write(target, "one")
+    target.rename(tmp_path / ".export.replaced")
+    with pytest.raises(OSError, match="disk"):
+        _fail_half_way(target)
+    assert (target / "sub" / "file").read_text() == "one"
+
+
+def test_two_writers_do_not_meet(tmp_path: Path) -> None:
+    target = tmp_path / "export"
+    with staged_directory(target), pytest.raises(UpstreamNotReadyError, match="another process"):
+        _write(target, "other")
+
+
+def test_names_are_swapped_in_one_step(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    if not exchange(tmp_path / "a", tmp_path / "b"):
+        pytest.skip("this file system cannot swap names")
+    assert os.listdir(tmp_path / "a") == ["b"]
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with staged_file(target) as staging:
+        staging.write_text("one")
+        assert not target.exists()
+    with pytest.raises(OSError, match="directory"), staged_file(target) as staging:
+        (staging / "not" / "there").write_text("half")
+    assert target.read_text() == "one"
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]

@@ -1,0 +1,190 @@
+"""What follows training on keys: validation, evaluation, prediction, export, warm starts."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+
+from conf.errors import ConfigError
+from conf.run import read_json
+from conf.schema import FIRST_TOKEN_ID
+from conf.training.train import FitConfig
+from tests.training.dynamic_runs import DSSM, MF, build_config, build_trainer
+from tests.training.killed_run import Silent
+from tests.training.tiny_dataset import TinyConfig, hash_key, write_tiny_dataset
+from training.checkpoint.restore import TrainedModel, load_run
+from training.evaluation.evaluate import evaluate_split
+from training.evaluation.item_index import build_item_index
+from training.export.predict import write_recommendations
+from training.export.saved_model import write_export
+from training.export.serving_encoders import INT_PAD_TOKENS
+from training.fit import fit_run
+from training.input.vocabularies import read_key_vocabulary
+from training.objectives.item_catalog import read_catalog_counts
+
+UNKNOWN = 999_999
+
+
+@pytest.fixture(scope="module")
+def version(tmp_path_factory) -> Path:
+    return write_tiny_dataset(tmp_path_factory.mktemp("keyed"), config=TinyConfig(keyed=True))
+
+
+def configure(version: Path, root: Path, model=DSSM, **fit):
+    fit = FitConfig(**{"epochs": 3, "steps_per_loop": 4, **fit})
+    optimizer = {"learning_rate": 0.05}
+    config = build_config({**model, "embedding_dim": 8}, fit=fit, optimizer=optimizer)
+    return config.model_copy(update={"dataset": str(version), "root": str(root)})
+
+
+@pytest.fixture(scope="module")
+def run(version: Path, tmp_path_factory) -> Path:
+    """A run with validation after each epoch."""
+    return fit_run(configure(version, tmp_path_factory.mktemp("runs")), Silent())
+
+
+@pytest.fixture(scope="module")
+def trained(run: Path) -> TrainedModel:
+    return load_run(run)
+
+
+def test_the_card_says_how_far_tables_have_grown(run: Path) -> None:
+    card = read_json(run / "run_card.json")
+    assert card["status"] == "trained"
+    assert card["model"]["tables"]["user_id"] == [62, 8]
+    assert card["model"]["parameters"] > 62 * 8
+
+
+def test_evaluates_and_beats_chance(trained: TrainedModel) -> None:
+    metrics = evaluate_split(trained, "test")
+    assert metrics["users"] == 60
+    systems = metrics["protocols"][0]["systems"]
+    assert systems["model"]["ndcg@10"] > 1.3 * systems["random"]["ndcg@10"]
+    assert systems["popularity"]["ndcg@10"] > 0
+
+
+def test_items_without_a_vocabulary_are_counted_from_the_train_split(trained) -> None:
+    manifest = trained.manifest
+    ids = np.sort(np.array([hash_key(100 + item) for item in range(40)]))
+    counts = read_catalog_counts(trained.version_dir, manifest, ids)
+    assert counts.sum() == manifest.split("train").rows
+    assert counts.min() > 0
+
+
+def test_predicts_lists_of_keys(trained: TrainedModel, run: Path) -> None:
+    file, counts = write_recommendations(trained, run, k=5, mask_seen=True)
+    assert counts.users == 60
+    with gzip.open(file, "rt") as lines:
+        first = json.loads(next(lines))
+    items = {hash_key(100 + item) for item in range(40)}
+    assert first["user"] in {hash_key(1000 + user) for user in range(60)}
+    assert len(first["items"]) == 5
+    assert set(first["items"]) <= items
+
+
+def test_exports_towers_that_look_up_keys_in_their_graph(trained: TrainedModel, run: Path) -> None:
+    export = write_export(trained, run)
+    manifest = trained.manifest
+    index = build_item_index(trained.model, trained.version_dir, manifest, 16)
+    tower = tf.saved_model.load(str(export / "item_tower" / "1"))
+    keys = index.ids[:6]
+    catalog = {hash_key(100 + item): 100 + item for item in range(40)}
+    tokens = [catalog[int(key)] for key in keys]
+    names = [f"genre_{token % 4}" for token in tokens]
+    listed = [[name, "genre_all" if (token - 100) % 3 == 0 else "<sluice:pad>"]
+              for name, token in zip(names, tokens, strict=True)]  # fmt: skip
+    served = tower.signatures["serving_default"](
+        movie_id=tf.constant(tokens, tf.int64), genres=tf.constant(listed)
+    )["embedding"]
+    np.testing.assert_allclose(served.numpy(), index.vectors[:6], atol=1e-6)
+    encoded = tower.signatures["encoded"]
+    batch = {"genres": tf.zeros([2, 4], tf.int64)}
+    known = encoded(movie_id=tf.constant([UNKNOWN, int(keys[0])], tf.int64), **batch)["embedding"]
+    here = trained.model.embed_items(
+        {"movie_id": tf.constant([UNKNOWN, int(keys[0])], tf.int64), **batch}
+    )
+    np.testing.assert_allclose(known.numpy(), here.numpy(), atol=1e-6)
+    users = tf.saved_model.load(str(export / "user_tower" / "1"))
+    history = tf.constant([[101, 105, INT_PAD_TOKENS[0]], [UNKNOWN, 7, 8]], tf.int64)
+    served = users.signatures["serving_default"](
+        user_id=tf.constant([1000, UNKNOWN], tf.int64),
+        gender=tf.constant(["F", "M"]),
+        history=history,
+    )["embedding"].numpy()
+    rows = trained.model.embed_users(
+        {
+            "user_id": tf.constant([hash_key(1000), UNKNOWN], tf.int64),
+            "gender": tf.constant(_genders(trained), tf.int64),
+            "history": tf.constant(
+                [[hash_key(101), hash_key(105), 0], [UNKNOWN, UNKNOWN, UNKNOWN]], tf.int64
+            ),
+        }
+    ).numpy()
+    np.testing.assert_allclose(served, rows, atol=1e-6)
+    listed_items = pq.read_table(export / "embeddings" / "items.parquet").to_pandas()
+    by_key = dict(zip(listed_items["key"], listed_items["vector"], strict=True))
+    assert set(by_key) == {int(key) for key in index.ids}
+    np.testing.assert_array_equal(by_key[int(index.ids[3])], index.vectors[3])
+    suffixes = {path.suffix for path in export.rglob("*") if path.is_file()}
+    assert not suffixes & {".pkl", ".pickle", ".npy"}
+
+
+def _genders(trained: TrainedModel) -> list[int]:
+    vocabulary = read_key_vocabulary(trained.version_dir, trained.manifest, "gender")
+    tokens = vocabulary.tokens.to_pylist()
+    return [tokens.index(token) + FIRST_TOKEN_ID for token in ("F", "M")]
+
+
+@pytest.mark.parametrize("moments", ["reset", "transfer"])
+def test_a_warm_start_matches_rows_by_key(
+    moments: str, run: Path, trained: TrainedModel, tmp_path: Path
+) -> None:
+    other = write_tiny_dataset(tmp_path, config=TinyConfig(keyed=True, users=70, seed=9))
+    warm = {"path": str(run), "moments": moments}
+    config = configure(other, tmp_path, epochs=1, warm_start=warm)
+    trainer = build_trainer(config, other)
+    report = trainer.warm_start()
+    for name in ("user_id", "items"):
+        old, new = trained.model.tables[name], trainer.model.tables[name]
+        keys = tf.constant(old.keys.read_keys())
+        np.testing.assert_array_equal(new.lookup(keys).numpy(), old.lookup(keys).numpy())
+        assert report.rows[name]["transferred"] == old.vocabulary_size
+    assert not report.fresh
+    trainer.fit(_made(tmp_path / "run"), None)
+    assert trainer.model.tables["user_id"].vocabulary_size == 72
+
+
+def test_a_warm_start_between_kinds_of_tables_is_refused(
+    version: Path, tiny_version: Path, run: Path, tmp_path: Path
+) -> None:
+    warm = {"path": str(run), "moments": "reset"}
+    config = configure(tiny_version, tmp_path, warm_start=warm)
+    model = config.model.model_copy(update={"embeddings": {}})
+    trainer = build_trainer(config.model_copy(update={"model": model}), tiny_version)
+    with pytest.raises(ConfigError, match="user_id: it is dynamic in one of the two"):
+        trainer.warm_start()
+
+
+def test_mf_is_evaluated_and_exported(version: Path, tmp_path: Path) -> None:
+    run = fit_run(configure(version, tmp_path, MF, early_stopping=None), Silent())
+    trained = load_run(run, "last")
+    metrics = evaluate_split(trained, "test")
+    assert metrics["labels"]["auc"] is not None
+    export = write_export(trained, run)
+    tower = tf.saved_model.load(str(export / "item_tower" / "1"))
+    served = tower.signatures["serving_default"](movie_id=tf.constant([100, UNKNOWN], tf.int64))[
+        "embedding"
+    ].numpy()
+    assert served[0].any()
+    assert not served[1].any()
+
+
+def _made(path: Path) -> Path:
+    path.mkdir()
+    return path

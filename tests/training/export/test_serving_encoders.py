@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn, VocabularySpec
+from conf.errors import InputDataError
+from conf.manifest import Manifest
+from conf.operations import Cross, Statistic, Weights
+from conf.schema import FeatureSchema, FeatureSpec
+from training.export.serving_encoders import (
+    FLOAT_PAD_TOKEN,
+    ServingEncoders,
+    build_inputs,
+    build_serving_encoders,
+    name_inputs,
+    null_token,
+    pad_token,
+)
+from training.input.vocabularies import Vocabulary, read_plan
+
+
+def inputs(operation, *columns, vocabulary=None, spec=None):
+    spec = spec or FeatureSpec("f", "int64", "user")
+    column = ColumnEncoding("f", columns[0].name, columns[0].dtype, "k:f", operation, columns)
+    plan = EncoderPlan(FeatureSchema((spec,)), (column,), ())
+    return build_inputs(plan, spec, "f", vocabulary)
+
+
+def test_further_columns_have_names_of_their_own():
+    found = inputs(Cross(9), RawColumn("a", "int64"), RawColumn("b", "string"))
+    assert [(raw.name, raw.column, raw.dtype) for raw in found] == [
+        ("f", "a", "int64"),
+        ("f_b", "b", "string"),
+    ]
+    assert all(raw.feature == "f" and raw.null_token is not None for raw in found)
+
+
+def test_what_exists_at_etl_time_alone_is_no_input():
+    vocabulary = Vocabulary("v", "int64", pa.array([1]))
+    columns = (RawColumn("a", "int64"), RawColumn("fold", "int64", is_served=False))
+    (found,) = inputs(Statistic("v", "t"), *columns, vocabulary=vocabulary)
+    assert found.column == "a"
+
+
+def test_floats_pad_with_the_least_number_and_are_null_as_nan():
+    spec = FeatureSpec("f", "float32", "user", (None,), 5)
+    columns = (RawColumn("w", "float32", True), RawColumn("i", "int64", True))
+    weights, ids = inputs(Weights(), *columns, spec=spec)
+    assert weights.pad_token == FLOAT_PAD_TOKEN
+    assert weights.null_token is None
+    assert ids.max_len == 5
+    marked = weights.read(tf.constant([[1.0, math.nan, FLOAT_PAD_TOKEN]], tf.float32))
+    assert marked.is_pad.numpy().tolist() == [[False, False, True]]
+    assert math.isnan(marked.numbers.numpy()[0, 1])
+
+
+def test_the_null_token_is_never_a_token():
+    assert null_token(Vocabulary("v", "string", pa.array(["<sluice:null>"]))) == "<sluice:null:2>"
+    assert null_token(Vocabulary("v", "int64", pa.array([-(2**61)]))) == -(2**60)
+
+
+MAX_LEN = 3
+INTS = st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 5)
+TEXTS = st.text(max_size=4) | st.sampled_from(["", "a", "é", "\x00", "<sluice:pad>"])
+
+
+def _encoders(tokens: list, dtype: str) -> ServingEncoders:
+    vocabulary = Vocabulary(
+        "v", dtype, pa.array(tokens, pa.int64() if dtype == "int64" else pa.string())
+    )
+    features = (
+        FeatureSpec("one", "int64", "user", encoding="v", vocabulary_size=vocabulary.size),
+        FeatureSpec("many", "int64", "user", (None,), MAX_LEN, "v", vocabulary.size),
+    )
+    columns = tuple(ColumnEncoding(f.name, f.name, dtype, "v") for f in features)
+    plan = EncoderPlan(
+        FeatureSchema(features),
+        columns,
+        (VocabularySpec("v", dtype, "v.parquet", vocabulary.size, ""),),
+    )
+    return ServingEncoders(plan, ("one", "many"), {"v": vocabulary})
+
+
+def _check(tokens: list, dtype: str, scalars: list, lists: list[list]) -> None:
+    encoders = _encoders(tokens, dtype)
+    padding = encoders.inputs[1].pad_token
+    assert padding not in tokens
+    ids = {token: 2 + i for i, token in enumerate(tokens)}
+    width = max((len(row) for row in lists), default=0)
+    padded = [row + [padding] * (width - len(row)) for row in lists]
+    kind = tf.int64 if dtype == "int64" else tf.string
+    found = encoders.encode(
+        {
+            "one": tf.constant(scalars, kind, shape=[len(scalars)]),
+            "many": tf.constant(padded, kind, shape=[len(lists), width]),
+        }
+    )
+    assert found["one"].numpy().tolist() == [ids.get(token, 1) for token in scalars]
+    for row, encoded in zip(lists, found["many"].numpy().tolist(), strict=True):
+        expected = [0 if token == padding else ids.get(token, 1) for token in row][:MAX_LEN]
+        assert encoded == expected + [0] * (MAX_LEN - len(expected))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(INTS, unique=True, max_size=8),
+    st.lists(INTS, max_size=6),
+    st.lists(st.lists(INTS, max_size=5), max_size=4),
+)
+def test_integers_encode_as_a_dictionary_would(
+    tokens: list[int], scalars: list[int], lists: list[list[int]]
+) -> None:
+    if {-(2**62), -(2**63)} <= set(tokens):
+        return
+    _check(tokens, "int64", scalars + tokens, [*lists, tokens[:5]])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(TEXTS, unique=True, max_size=8),
+    st.lists(TEXTS, max_size=6),
+    st.lists(st.lists(TEXTS, max_size=5), max_size=4),
+)
+def test_strings_encode_as_a_dictionary_would(
+    tokens: list[str], scalars: list[str], lists: list[list[str]]
+) -> None:
+    _check(tokens, "string", scalars + tokens, [*lists, tokens[:5]])
+
+
+def test_the_pad_token_is_never_a_token() -> None:
+    least, marker = -(2**63), "<sluice:pad>"
+    assert pad_token(Vocabulary("v", "int64", pa.array([1, 2]))) == least
+    assert pad_token(Vocabulary("v", "string", pa.array(["x"]))) == marker
+    assert pad_token(Vocabulary("v", "int64", pa.array([least, 2]))) not in (least, 2)
+    assert pad_token(Vocabulary("v", "string", pa.array([marker, "x"]))) not in (marker, "x")
+    with pytest.raises(InputDataError, match="stand for padding"):
+        pad_token(Vocabulary("v", "int64", pa.array([-(2**62), -(2**63)])))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "dtype", "values"),
+    [([5, 6], "int64", [-1, 0, -2]), (["a"], "string", ["", "<pad>", " ", "null"])],
+)
+def test_values_that_sources_hold_are_oov_in_lists_and_never_padding(
+    tokens: list, dtype: str, values: list
+) -> None:
+    encoders = _encoders(tokens, dtype)
+    kind = tf.int64 if dtype == "int64" else tf.string
+    raw = {"one": tf.constant(values, kind), "many": tf.constant([[v] for v in values], kind)}
+    found = encoders.encode(raw)
+    assert (
+        found["many"].numpy()[:, 0].tolist() == found["one"].numpy().tolist() == [1] * len(values)
+    )
+
+
+def test_plain_values_pass_and_are_cast() -> None:
+    feature = FeatureSpec("price", "float32", "item")
+    plan = EncoderPlan(FeatureSchema((feature,)), (ColumnEncoding("price", "cost", "int64"),), ())
+    encoders = ServingEncoders(plan, ("price",), {})
+    found = encoders.encode({"price": tf.constant([3, 4], tf.int64)})["price"]
+    assert found.dtype == tf.float32
+    assert found.numpy().tolist() == [3.0, 4.0]
+    assert encoders.inputs[0].column == "cost"
+
+
+def test_a_version_s_own_vocabularies_are_used(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    plan = read_plan(tiny_version, tiny_manifest)
+    encoders = build_serving_encoders(tiny_version, plan, ("movie_id", "history", "genres"))
+    assert set(encoders.tables) == {"movie_id", "genres"}
+    found = encoders.encode(
+        {
+            "movie_id": tf.constant([100, 7], tf.int64),
+            "history": tf.constant([[100, -(2**63)]] * 2, tf.int64),
+            "genres": tf.constant([["genre_0"], ["<sluice:pad>"]]),
+        }
+    )
+    assert found["movie_id"].numpy()[0] == found["history"].numpy()[0, 0] >= 2
+    assert found["movie_id"].numpy()[1] == 1
+    assert not found["history"].numpy()[:, 1:].any()
+    assert not found["genres"].numpy()[1].any()
+
+
+def test_a_feature_that_the_plan_does_not_make_is_refused(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    with pytest.raises(InputDataError, match="does not make"):
+        build_serving_encoders(tiny_version, read_plan(tiny_version, tiny_manifest), ("age",))
+
+
+def test_input_names_are_distinct_and_fit_a_signature() -> None:
+    features = ("user_id", "user.id", "user-id", "Größe", "1st", "self", "")
+    names = name_inputs(features)
+    assert names["user_id"] == "user_id"
+    assert len(set(names.values())) == len(features)
+    assert all(name.isascii() and name.isidentifier() for name in names.values())

@@ -1,0 +1,333 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import tensorflow as tf
+
+from conf.errors import InputDataError
+from conf.manifest import Manifest
+from conf.operations import Weights
+from conf.paths import read_manifest
+from conf.schema import FeatureSchema, FeatureSpec
+from conf.training.input import InputConfig
+from tests.training.tiny_dataset import TinyConfig, one_feature, write_tiny_dataset
+from training.input import batches as sparse_module
+from training.input.batches import (
+    BatchLayout,
+    build_eval_dataset,
+    build_sparse,
+    build_train_dataset,
+    find_sparse_pairs,
+)
+from training.input.damage import input_errors
+from training.input.decoded_rows import DecodedRows
+from training.input.feature_columns import FeatureColumn, plan_columns, select_features
+
+CONFIG = InputConfig(batch_size=32, shuffle_buffer=400, interleave_shards=2)
+
+
+def read_rows(dataset: tf.data.Dataset, names: tuple[str, ...]) -> list[tuple]:
+    rows = []
+    for batch in dataset:
+        columns = [batch[name].numpy().tolist() for name in names]
+        rows += [tuple(map(repr, row)) for row in zip(*columns, strict=True)]
+    return rows
+
+
+def train_rows(
+    version: Path,
+    manifest: Manifest,
+    config: InputConfig = CONFIG,
+    *,
+    epoch: int = 0,
+    seed: int = 1,
+) -> list[tuple]:
+    dataset = build_train_dataset(version, manifest, config, epoch=epoch, seed=seed)
+    return read_rows(dataset, ("user_id", "movie_id", "history"))
+
+
+def test_same_seed_and_epoch_replay_the_same_rows(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    first = train_rows(tiny_version, tiny_manifest)
+    assert train_rows(tiny_version, tiny_manifest) == first
+    assert train_rows(tiny_version, tiny_manifest, epoch=1) != first
+    assert train_rows(tiny_version, tiny_manifest, seed=2) != first
+
+
+def test_an_epoch_is_the_split_less_the_tail(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    stored = Counter(
+        read_rows(
+            build_eval_dataset(tiny_version, tiny_manifest, "train", 64),
+            ("user_id", "movie_id", "history"),
+        )
+    )
+    rows = train_rows(tiny_version, tiny_manifest)
+    total = sum(stored.values())
+    assert total == tiny_manifest.split("train").rows
+    assert len(rows) == total - total % CONFIG.batch_size
+    assert not Counter(rows) - stored  # each row at most as often as it is stored
+
+
+def test_records_are_shuffled_not_batches(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    stored = read_rows(
+        build_eval_dataset(tiny_version, tiny_manifest, "train", 64),
+        ("user_id", "movie_id", "history"),
+    )
+    size = CONFIG.batch_size
+    blocks = {frozenset(stored[i : i + size]) for i in range(0, len(stored), size)}
+    rows = train_rows(tiny_version, tiny_manifest)
+    batches = [frozenset(rows[i : i + size]) for i in range(0, len(rows), size)]
+    assert all(max(len(batch & block) for block in blocks) < size // 2 for batch in batches)
+
+
+def test_shapes_and_types(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    dataset = build_train_dataset(tiny_version, tiny_manifest, CONFIG, epoch=0, seed=0)
+    spec = dataset.element_spec
+    assert set(spec) == set(tiny_manifest.schema.names) - {"seen"}
+    assert spec["user_id"] == tf.TensorSpec([32], tf.int64)
+    assert spec["history"] == tf.TensorSpec([32, 8], tf.int64)
+    assert spec["label"] == tf.TensorSpec([32], tf.float32)
+
+
+def test_evaluation_keeps_order_and_tail_and_raggedness(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    dataset = build_eval_dataset(
+        tiny_version, tiny_manifest, "test", 25, ["user_id", "seen", "genres"], ragged=["genres"]
+    )
+    batches = list(dataset)
+    assert [int(batch["user_id"].shape[0]) for batch in batches] == [25, 25, 10]
+    assert isinstance(batches[0]["seen"], tf.RaggedTensor)
+    assert isinstance(batches[0]["genres"], tf.RaggedTensor)
+    again = list(build_eval_dataset(tiny_version, tiny_manifest, "test", 60, ["user_id"]))
+    together = np.concatenate([batch["user_id"].numpy() for batch in batches])
+    np.testing.assert_array_equal(together, again[0]["user_id"].numpy())
+
+
+def test_padded_and_ragged_hold_the_same_values(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    padded = next(iter(build_eval_dataset(tiny_version, tiny_manifest, "train", 50, ["history"])))
+    ragged = next(
+        iter(
+            build_eval_dataset(
+                tiny_version, tiny_manifest, "train", 50, ["history"], ragged=["history"]
+            )
+        )
+    )
+    lists = ragged["history"].to_list()
+    assert {len(values) for values in lists} >= {0, 8}  # from no history to a full one
+    expected = [values + [0] * (8 - len(values)) for values in lists]
+    assert padded["history"].numpy().tolist() == expected
+
+
+def test_gzip_reads_the_same(tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest) -> None:
+    version = write_tiny_dataset(tmp_path, config=TinyConfig(compression="gzip"))
+    names = ("user_id", "movie_id")
+    plain = read_rows(build_eval_dataset(tiny_version, tiny_manifest, "test", 16), names)
+    packed = read_rows(build_eval_dataset(version, read_manifest(version), "test", 16), names)
+    assert packed == plain
+
+
+def test_one_sided_splits_hold_their_side(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    catalog, users = (
+        next(iter(build_eval_dataset(tiny_version, tiny_manifest, split, 100)))
+        for split in ("catalog", "users")
+    )
+    assert set(catalog) == {"movie_id", "genres"}
+    assert catalog["movie_id"].numpy().tolist() == sorted(
+        catalog["movie_id"].numpy(), key=lambda i: (i % 2, i)
+    )
+    assert set(users) == {"user_id", "gender", "history", "seen"}
+    assert users["user_id"].shape == (60,)
+
+
+def test_an_empty_split_gives_no_batch(tmp_path: Path) -> None:
+    version = write_tiny_dataset(tmp_path, config=TinyConfig(validation=False))
+    dataset = build_eval_dataset(version, read_manifest(version), "validation", 8)
+    assert list(dataset) == []
+    assert dataset.element_spec["user_id"].dtype == tf.int64
+
+
+def test_unknown_feature_and_split_are_refused(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    with pytest.raises(InputDataError, match="movie_id"):
+        build_eval_dataset(tiny_version, tiny_manifest, "test", 8, ["movie"])
+    with pytest.raises(InputDataError, match="no such split"):
+        build_eval_dataset(tiny_version, tiny_manifest, "tset", 8)
+
+
+def test_a_batch_larger_than_the_split_is_refused(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    config = CONFIG.model_copy(update={"batch_size": 10_000})
+    with pytest.raises(InputDataError, match="780 rows"):
+        build_train_dataset(tiny_version, tiny_manifest, config, epoch=0, seed=0)
+
+
+def test_roles_can_be_left_out(tiny_manifest: Manifest) -> None:
+    names = [spec.name for spec in select_features(tiny_manifest, None, ("id", "label"))]
+    assert names == ["user_id", "gender", "history", "movie_id", "genres"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (FeatureSpec("f", "int64", "user", vocabulary_size=9), [5, 1]),
+        (FeatureSpec("f", "float32", "user", pad_value=-1.5), [5.0, -1.5]),
+        (FeatureSpec("f", "int64", "user", pad_value=7), [5, 7]),
+        (FeatureSpec("f", "int64", "user", shape=(2,), vocabulary_size=9), [[5, 6], [0, 0]]),
+        (FeatureSpec("f", "float32", "user", shape=(2,), pad_value=0.5), [[5.0, 6.0], [0.5, 0.5]]),
+        (
+            FeatureSpec("f", "int64", "user", shape=(None,), max_len=3, vocabulary_size=9),
+            [[5, 6, 0], [0, 0, 0]],
+        ),
+        (
+            FeatureSpec("f", "float32", "user", shape=(None,), max_len=3, pad_value=0.5),
+            [[5.0, 6.0, 0.5], [0.5, 0.5, 0.5]],
+        ),
+    ],
+)
+def test_an_absent_value(
+    tmp_path: Path, tiny_manifest: Manifest, spec: FeatureSpec, expected: list
+) -> None:
+    present = {"f": [5, 6] if spec.is_list else 5}
+    manifest = one_feature(tmp_path, tiny_manifest, spec, [present, {}])
+    batch = next(iter(build_eval_dataset(tmp_path, manifest, "test", 2)))
+    assert batch["f"].numpy().tolist() == expected
+
+
+def test_statistics_bound_a_list_without_max_len(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    features = tuple(
+        replace(spec, max_len=None) if spec.name == "genres" else spec
+        for spec in tiny_manifest.schema.features
+    )
+    manifest = replace(tiny_manifest, schema=FeatureSchema(features))
+    unknown = build_train_dataset(tiny_version, manifest, CONFIG, epoch=0, seed=0)
+    assert isinstance(unknown.element_spec["genres"], tf.RaggedTensorSpec)
+    manifest = replace(manifest, statistics={"train": {"genres": {"length": {"max": 2}}}})
+    known = build_train_dataset(tiny_version, manifest, CONFIG, epoch=0, seed=0)
+    assert known.element_spec["genres"] == tf.TensorSpec([32, 2], tf.int64)
+    assert int(tf.reduce_max(next(iter(known))["genres"][:, 1])) > 0
+
+
+DENSE = (
+    FeatureSpec("number", "int64", "user"),
+    FeatureSpec("padded", "float32", "user", shape=(None,), max_len=2),
+)
+LATE = (
+    FeatureSpec("ragged", "int64", "user", shape=(None,)),
+    FeatureSpec("words", "bytes", "user", shape=(None,), max_len=2, pad_value="-"),
+    FeatureSpec("key", "bytes", "user"),
+)
+
+
+def rows_of(first: int, last: int, late: bool) -> DecodedRows:
+    numbers = np.arange(first, last)
+    dense = {"number": numbers, "padded": np.stack([numbers, numbers], 1).astype(np.float32)}
+    lists = {
+        "ragged": pa.array([[n] * (n % 3) for n in numbers], pa.list_(pa.int64())),
+        "words": pa.array([[b"w"] * (n % 4) for n in numbers], pa.list_(pa.binary())),
+        "key": pa.array([b"%d" % n for n in numbers], pa.binary()),
+    }
+    return DecodedRows(last - first, dense, lists if late else {})
+
+
+def columns_of(manifest: Manifest, late: bool) -> tuple[FeatureColumn, ...]:
+    return plan_columns(manifest, (*DENSE, *LATE) if late else DENSE)
+
+
+@pytest.mark.parametrize("drop", [True, False])
+@pytest.mark.parametrize("late", [False, True])
+def test_parts_of_any_size_become_batches(late: bool, drop: bool, tiny_manifest: Manifest) -> None:
+    layout, epochs = BatchLayout(columns_of(tiny_manifest, late), 4, drop), 2 if drop else 1
+    assert layout.is_uniform != late
+
+    def read() -> Iterator[Iterator[DecodedRows]]:
+        for _ in range(epochs):  # no batch lies across two
+            yield iter([rows_of(0, 3, late), rows_of(3, 9, late), rows_of(9, 10, late)])
+
+    batches = list(layout.build_dataset(read))
+    numbers = [batch["number"].numpy().tolist() for batch in batches]
+    whole = [[0, 1, 2, 3], [4, 5, 6, 7]]
+    tail = [] if drop else [[8, 9]]
+    assert numbers == (whole + tail) * epochs
+    if late:
+        batch = batches[1]
+        assert batch["ragged"].to_list() == [[n] * (n % 3) for n in (4, 5, 6, 7)]
+        assert batch["words"].numpy().tolist()[3] == [b"w", b"w"]
+        assert batch["words"].numpy().tolist()[0] == [b"-", b"-"]
+        assert batch["key"].numpy().tolist() == [b"4", b"5", b"6", b"7"]
+
+
+def test_the_size_of_a_batch_is_known(tiny_manifest: Manifest) -> None:
+    for late in (False, True):
+        layout = BatchLayout(columns_of(tiny_manifest, late), 4, True)
+        spec = layout.build_dataset(lambda: iter([])).element_spec
+        assert spec["number"] == tf.TensorSpec([4], tf.int64)
+        assert spec["padded"] == tf.TensorSpec([4, 2], tf.float32)
+
+
+def test_an_error_comes_through_as_what_it_was(tiny_manifest: Manifest) -> None:
+    def read() -> Iterator[Iterator[DecodedRows]]:
+        raise InputDataError("a shard is broken", received="x")
+        yield
+
+    dataset = BatchLayout(columns_of(tiny_manifest, False), 4, True).build_dataset(read)
+    with (
+        pytest.raises(InputDataError, match="a shard is broken"),
+        input_errors("there", tiny_manifest, "train"),
+    ):
+        list(dataset)
+
+
+def ragged(rows: list, dtype: tf.DType) -> tf.RaggedTensor:
+    return tf.ragged.constant(rows, dtype, row_splits_dtype=tf.int64)
+
+
+def test_a_sparse_row_multiplies_as_a_dense_one() -> None:
+    ids, weights = [[5, 2], [], [7, 1]], [[0.5, 1.5], [], [1.0, 3.0]]
+    dense = np.zeros((3, 9), np.float32)
+    for row, (own, values) in enumerate(zip(ids, weights, strict=True)):
+        dense[row, own] = values
+    found = build_sparse(ragged(ids, tf.int64), ragged(weights, tf.float32), 9)
+    matrix = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
+    np.testing.assert_allclose(
+        tf.sparse.sparse_dense_matmul(found, matrix), dense @ matrix, rtol=1e-6
+    )
+
+
+def test_as_many_weights_as_ids_are_needed() -> None:
+    with pytest.raises(tf.errors.InvalidArgumentError, match="as many weights as ids"):
+        build_sparse(ragged([[1, 2], [3]], tf.int64), ragged([[1.0], [2.0, 3.0]], tf.float32), 9)
+
+
+def test_weights_belong_to_the_ids_of_their_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    def column(feature: str, operation: object, *inputs: str) -> SimpleNamespace:
+        names = tuple(SimpleNamespace(name=name) for name in inputs)
+        return SimpleNamespace(feature=feature, column=feature, operation=operation, inputs=names)
+
+    weights = Weights.__new__(Weights)
+    columns = [
+        column("ids", None, "a"),
+        column("others", None, "b"),
+        column("values", weights, "w", "a"),
+    ]
+    spec = SimpleNamespace(vocabulary_size=9)
+    names = ["ids", "others", "values"]
+
+    class Schema(dict):
+        names = ["ids", "others", "values"]  # noqa: RUF012
+
+    monkeypatch.setattr(sparse_module, "read_plan", lambda *_: SimpleNamespace(columns=columns))
+    manifest = SimpleNamespace(schema=Schema(dict.fromkeys(names, spec)))
+    assert find_sparse_pairs(None, manifest) == {"ids": "values"}  # type: ignore[arg-type]

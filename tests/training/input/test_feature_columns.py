@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from conf.errors import InputDataError
+from conf.manifest import Manifest
+from conf.schema import FeatureSpec
+from training.input.feature_columns import (
+    bound_list,
+    check_binary,
+    check_specs,
+    feature_lists,
+    fill_absent,
+    list_length,
+    plan_columns,
+    select_features,
+)
+
+OPEN = FeatureSpec("history", "int64", "user", (None,), None, "v", 9)
+BOUND = replace(OPEN, max_len=4)
+FIXED = FeatureSpec("scores", "float32", "user", (5,))
+SCALAR = FeatureSpec("age", "int64", "user")
+
+
+@pytest.mark.parametrize("longest", [None, 0, 7])
+def test_only_lists_without_a_bound_take_that_of_the_statistics(
+    tiny_manifest: Manifest, longest: int | None
+) -> None:
+    lengths = {"length": {"max": longest}}
+    statistics = {"train": {spec.name: lengths for spec in (OPEN, FIXED, SCALAR)}}
+    manifest = replace(tiny_manifest, statistics=statistics)
+    assert bound_list(manifest, OPEN).max_len == (longest or None)
+    for spec in (BOUND, FIXED, SCALAR):
+        assert bound_list(manifest, spec) == spec
+    assert bound_list(tiny_manifest, OPEN) == OPEN
+
+
+def test_the_length_of_a_list() -> None:
+    assert [list_length(spec) for spec in (OPEN, BOUND, FIXED)] == [None, 4, 5]
+
+
+def test_what_a_feature_becomes(tiny_manifest: Manifest) -> None:
+    schema = tiny_manifest.schema
+    scalar, padded, ragged = plan_columns(
+        tiny_manifest, [schema["user_id"], schema["history"], schema["seen"]]
+    )
+    assert (scalar.length, scalar.is_dense, scalar.wire.is_list) == (None, True, False)
+    assert (padded.length, padded.is_dense, padded.is_ragged) == (8, True, False)
+    assert (ragged.is_dense, ragged.is_ragged) == (False, True)
+    [left] = plan_columns(tiny_manifest, [schema["history"]], ["history"])
+    assert left.is_ragged
+    assert not left.is_dense
+
+
+def test_lists_of_sequence_records(tiny_manifest: Manifest) -> None:
+    assert feature_lists(tiny_manifest) == frozenset()
+    sequences = replace(tiny_manifest, record_type="SequenceExample")
+    assert feature_lists(sequences) == {"history", "genres", "seen"}
+    source = replace(sequences.source, config={"output": {"feature_lists": ["history"]}})
+    assert feature_lists(replace(sequences, source=source)) == {"history"}
+
+
+def test_absent_and_padding_values(tiny_manifest: Manifest) -> None:
+    specs = [
+        FeatureSpec("ids", "int64", "user", vocabulary_size=9),
+        FeatureSpec("number", "float32", "user", pad_value=-1.0),
+        FeatureSpec("strict", "float32", "user"),
+    ]
+    ids, number, strict = plan_columns(tiny_manifest, specs)
+    assert (ids.absent, ids.pad) == (1, 0)
+    assert (number.absent, number.pad) == (-1.0, -1.0)
+    assert (strict.absent, strict.pad) == (None, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "both"),
+    [
+        ({"max_len": 50}, ("max_len 8", "max_len 50")),
+        ({"vocabulary_size": 7}, ("42 ids", "7 ids")),
+        ({"dtype": "float32", "vocabulary_size": None}, ("int64 of shape", "float32 of shape")),
+        ({"shape": (8,), "max_len": None}, (r"shape \(None,\)", r"shape \(8,\)")),
+    ],
+)
+def test_a_feature_that_a_model_does_not_fit(change, both, tiny_manifest: Manifest) -> None:
+    other = replace(tiny_manifest.schema["history"], **change)
+    with pytest.raises(InputDataError, match=rf"'history'[\s\S]*{both[0]}[\s\S]*{both[1]}"):
+        check_specs(tiny_manifest, [other])
+
+
+def test_a_feature_that_is_gone(tiny_manifest: Manifest) -> None:
+    with pytest.raises(InputDataError, match=r"no such feature[\s\S]*histories"):
+        check_specs(tiny_manifest, [replace(tiny_manifest.schema["history"], name="histories")])
+    assert [spec.name for spec in select_features(tiny_manifest, ["label", "label"])] == ["label"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "given", "kind", "expected"),
+    [
+        (FeatureSpec("f", "int64", "user", vocabulary_size=9), [3, None], pa.int64(), [3, 1]),
+        (FeatureSpec("f", "bytes", "user", pad_value="x"), [None, b"a"], pa.binary(), [b"x", b"a"]),
+        (FeatureSpec("f", "float32", "user"), [0.5], pa.float32(), [0.5]),
+        (
+            FeatureSpec("f", "int64", "user", shape=(None,)),
+            [[1], None],
+            pa.list_(pa.int64()),
+            [[1], []],
+        ),
+    ],
+)
+def test_absent_values(spec, given, kind, expected, tiny_manifest: Manifest) -> None:
+    [column] = plan_columns(tiny_manifest, [spec])
+    assert fill_absent(column, pa.array(given, kind), "here").to_pylist() == expected
+
+
+@pytest.mark.parametrize(
+    ("spec", "given", "kind", "message"),
+    [
+        (FeatureSpec("f", "float32", "user"), [1.0, None], pa.float32(), "no value in here"),
+        (
+            FeatureSpec("f", "int64", "user", shape=(2,)),
+            [[1, 2], []],
+            pa.list_(pa.int64()),
+            "a list of 0 in here",
+        ),
+        (
+            FeatureSpec("f", "int64", "user", shape=(2,), vocabulary_size=9),
+            [[1, 2, 3], []],
+            pa.list_(pa.int64()),
+            "a list of 3 in here",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(spec, given, kind, message, tiny_manifest: Manifest) -> None:
+    [column] = plan_columns(tiny_manifest, [spec])
+    with pytest.raises(InputDataError, match=rf"'f'[\s\S]*{message}"):
+        fill_absent(column, pa.array(given, kind), "here")
+
+
+def test_labels_are_0_or_1() -> None:
+    check_binary("y", pa.array([0.0, 1.0]), "here")
+    for bad in (2.0, -1.0, float("nan")):
+        with pytest.raises(InputDataError, match=r"'y'[\s\S]*in here[\s\S]*0 or 1"):
+            check_binary("y", pa.array([0.0, bad]), "here")

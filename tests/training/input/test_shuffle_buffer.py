@@ -1,0 +1,336 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from conf.errors import InputDataError
+from conf.manifest import Manifest
+from conf.schema import FeatureSchema, FeatureSpec
+from conf.training.input import FilterConfig, InputConfig
+from etl.tfrecord.files.framing import CorruptRecordError, RecordBlock
+from tests.training.tiny_dataset import encode_example, write_shard
+from training.input.damage import DamagePolicy
+from training.input.epoch_plan import BufferPlan, ShardRange
+from training.input.feature_columns import plan_columns, select_features
+from training.input.filters import RowFilter, build_row_filter
+from training.input.shards import Shard
+from training.input.shuffle_buffer import (
+    LENGTH_COLUMN,
+    BufferConfig,
+    BufferFill,
+    BufferReader,
+    EpochConfig,
+    build_missing_shard_error,
+    decode_piece,
+    find_shard_damage,
+    is_usable,
+    read_epoch,
+)
+from training.input.split_source import SplitSource, build_epoch_config, list_shards
+
+
+def test_what_the_filter_looks_at_is_decoded_too(tiny_manifest: Manifest) -> None:
+    config = InputConfig.model_validate({"filter": [{"feature": "label", "value": 1}]})
+    columns = plan_columns(tiny_manifest, select_features(tiny_manifest, ["seen", "user_id"]))
+    pools = BufferConfig(columns, build_row_filter(tiny_manifest, config))
+    names = [feature.name for feature in pools.features]
+    assert sorted(names) == ["label", "seen", "user_id"]
+    assert [(column.name, names[place]) for column, place in pools.places] == [
+        ("seen", "seen"),
+        ("user_id", "user_id"),
+    ]
+    assert pools.are_dense == (False, True)
+    assert pools.build_decoder() is not pools.build_decoder()  # one per thread
+
+
+SCHEMA = FeatureSchema((FeatureSpec("f", "int64", "user"),))
+
+
+def config_of(manifest: Manifest, on_corrupt: str) -> BufferConfig:
+    return BufferConfig(plan_columns(manifest, SCHEMA.features), damage=DamagePolicy(on_corrupt))
+
+
+def block_of(payloads: list[bytes]) -> RecordBlock:
+    sizes = [len(payload) for payload in payloads]
+    index = np.stack([np.cumsum([0, *sizes])[:-1], sizes], 1).astype(np.int64)
+    return RecordBlock(np.frombuffer(b"".join(payloads), np.uint8), index, 1000, 7)
+
+
+def test_a_bad_record_is_left_out_where_the_policy_says_so(tiny_manifest: Manifest) -> None:
+    good = [encode_example({"f": value}, SCHEMA) for value in (5, 6)]
+    block = block_of([good[0], b"\xff\xff", good[1]])
+    skipping = config_of(tiny_manifest, "skip_record")
+    batch, sound = decode_piece(skipping.build_decoder(), block, "file", skipping.damage)
+    assert batch.column("f").to_pylist() == [5, 6]
+    assert sound is not None
+    assert sound.tolist() == [True, False, True]
+    assert skipping.damage.counts.totals() == {"bad_records": 1}
+    assert f"file, byte offset {1000 + len(good[0])}" == skipping.damage.counts.first_bad
+    failing = config_of(tiny_manifest, "fail")
+    with pytest.raises(CorruptRecordError):
+        decode_piece(failing.build_decoder(), block, "file", failing.damage)
+    assert decode_piece(failing.build_decoder(), block_of(good), "f", failing.damage)[1] is None
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "short", "long"])
+def test_a_damaged_shard_is_left_out_whole(
+    damage: str, tmp_path: Path, tiny_manifest: Manifest
+) -> None:
+    path = tmp_path / f"{damage}.tfrecord"
+    write_shard(path, [{"f": i} for i in range(50)], SCHEMA)
+    shard, config = Shard(str(path), 50, "0", None), config_of(tiny_manifest, "skip_shard")
+    sound = replace(shard, path=str(tmp_path / "sound.tfrecord"))
+    Path(sound.path).write_bytes(path.read_bytes())
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:-5])
+    elif damage == "flipped":
+        content = bytearray(path.read_bytes())
+        content[200] ^= 4
+        path.write_bytes(content)
+    elif damage == "gone":
+        path.unlink()
+    elif damage == "long":
+        path.write_bytes(path.read_bytes() * 2)
+    else:
+        shard = replace(shard, rows=51)
+    assert is_usable(sound, config)
+    assert not is_usable(shard, config)
+    assert not is_usable(shard, config)  # counted once
+    assert config.damage.counts.totals() == {"shards": 1}
+    reason = find_shard_damage(shard, config)
+    assert reason is not None
+    assert str(path) not in reason
+    assert config.damage.counts.describe() == [f"shard skipped: {path}: {reason}"]
+    assert is_usable(shard, config_of(tiny_manifest, "fail"))  # found when it is read
+
+
+def test_a_shard_that_cannot_be_read_is_named() -> None:
+    error = build_missing_shard_error(
+        Shard("there/a.tfrecord", 1, "0", None), FileNotFoundError("no file")
+    )
+    assert isinstance(error, InputDataError)
+    assert "there/a.tfrecord: no file" in str(error)
+    gone = FileNotFoundError(2, "No such file or directory", "there/a.tfrecord")
+    assert (
+        str(build_missing_shard_error(Shard("there/a.tfrecord", 1, "0", None), gone)).count(
+            "there/"
+        )
+        == 1
+    )
+
+
+SPECS = (
+    FeatureSpec("number", "int64", "user"),
+    FeatureSpec("padded", "int64", "user", shape=(None,), max_len=3),
+    FeatureSpec("ragged", "float32", "user", shape=(None,)),
+)
+PLAN = BufferPlan(0, 0, 4, (ShardRange(0, 0, 4, 0),))
+
+
+def batch_of(numbers: list[int]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(numbers, pa.int64()),
+            pa.array([[n] * (n % 5) for n in numbers], pa.list_(pa.int64())),
+            pa.array([[float(n)] * (n % 3) for n in numbers], pa.list_(pa.float32())),
+        ],
+        ["number", "padded", "ragged"],
+    )
+
+
+def test_rows_go_to_their_places_from_any_number_of_blocks(tiny_manifest: Manifest) -> None:
+    config = BufferConfig(plan_columns(tiny_manifest, SPECS), has_lengths=True)
+    fill = BufferFill(PLAN, np.array([2, 0, 3, 1]), config)
+    fill.place(batch_of([14, 11]), fill.places[:2], "here")
+    fill.place(batch_of([13, 17]), fill.places[2:], "here")
+    rows = fill.build()
+    assert rows.dense["number"].tolist() == [11, 17, 14, 13]
+    assert rows.dense["padded"].tolist() == [[11, 0, 0], [17, 17, 0], [14, 14, 14], [13, 13, 13]]
+    assert rows.lists["ragged"].to_pylist() == [[11.0] * 2, [17.0] * 2, [14.0] * 2, [13.0]]
+    assert rows.dense[LENGTH_COLUMN].tolist() == [1, 2, 4, 3]
+
+
+def test_rows_that_the_filter_leaves_out_leave_no_gap(tiny_manifest: Manifest) -> None:
+    columns = plan_columns(tiny_manifest, SPECS)
+    row_filter = RowFilter(columns[:1], (FilterConfig(feature="number", op=">", value=12),), None)
+    damage = DamagePolicy()
+    fill = BufferFill(
+        PLAN, np.array([2, 0, 3, 1]), BufferConfig(columns, row_filter, damage=damage)
+    )
+    fill.place(batch_of([14, 11, 13, 12]), fill.places, "here")
+    rows = fill.build()
+    assert rows.count == 2
+    assert rows.dense["number"].tolist() == [14, 13]
+    assert rows.lists["ragged"].to_pylist() == [[14.0] * 2, [13.0]]
+    assert damage.counts.filtered == 2
+
+
+def test_a_label_that_is_not_binary_is_named(tiny_manifest: Manifest) -> None:
+    config = BufferConfig(plan_columns(tiny_manifest, SPECS), binary_label="number")
+    fill = BufferFill(PLAN, np.arange(4), config)
+    with pytest.raises(InputDataError, match=r"'number'[\s\S]*7 in file f"):
+        fill.place(batch_of([0, 1, 7, 0]), fill.places, "file f")
+
+
+def test_threads_are_let_go_after_the_last_segment(tiny_manifest: Manifest) -> None:
+    config = BufferConfig(plan_columns(tiny_manifest, SPECS), threads=2)
+    fill = BufferFill(PLAN, np.arange(4), config)
+    fill.end_segment()
+    assert fill.is_over
+    assert [fill.waiting.get(timeout=1) for _ in range(2)] == [None, None]
+    empty = fill.build()  # nothing was placed: every record was bad
+    assert empty.count == 0
+    assert len(empty.lists["ragged"]) == 0
+
+
+def pool_config_of(manifest: Manifest, threads: int = 3) -> BufferConfig:
+    names = ["user_id", "history", "seen"]
+    return BufferConfig(plan_columns(manifest, select_features(manifest, names)), threads=threads)
+
+
+@pytest.fixture
+def plan() -> BufferPlan:
+    """Ten records of one shard and twenty of another."""
+    return BufferPlan(0, 0, 30, (ShardRange(2, 100, 10, 0), ShardRange(0, 50, 20, 10)))
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_rows_stand_in_their_places(
+    threads: int, plan: BufferPlan, tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    shards = list_shards(tiny_version, tiny_manifest, "train")
+    places = np.random.default_rng(1).permutation(30)
+    found = []
+    for order in (np.arange(30), places):
+        reader = BufferReader(shards, pool_config_of(tiny_manifest, threads))
+        found.append(reader.start(plan, order)())
+        reader.close()
+    plain, shuffled = found
+    for name in ("user_id", "history"):
+        np.testing.assert_array_equal(shuffled.dense[name][places], plain.dense[name])
+    assert plain.count == shuffled.count == 30
+
+
+def test_what_lies_below_is_left_out(
+    plan: BufferPlan, tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    shards, config = (
+        list_shards(tiny_version, tiny_manifest, "train"),
+        pool_config_of(tiny_manifest),
+    )
+    places = np.random.default_rng(2).permutation(30)
+    whole, part = (BufferReader(shards, config).start(plan, places, low)() for low in (0, 12))
+    assert part.count == 18
+    for name in ("user_id", "history"):
+        np.testing.assert_array_equal(part.dense[name], whole.dense[name][12:])
+
+
+def test_closing_ends_the_threads(
+    plan: BufferPlan, tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    before = set(threading.enumerate())
+    reader = BufferReader(
+        list_shards(tiny_version, tiny_manifest, "train"), pool_config_of(tiny_manifest)
+    )
+    reader.start(plan, np.arange(30))
+    reader.close()
+    own = set(threading.enumerate()) - before
+    assert not [thread for thread in own if thread.name.startswith("sluice-input")]
+
+
+def test_a_shard_that_ends_early_is_named(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    shards = list_shards(tiny_version, tiny_manifest, "train")
+    beyond = BufferPlan(0, 0, 20, (ShardRange(1, 185, 20, 0),))
+    longer = [type(shard)(shard.path, 205, shard.crc32c, None) for shard in shards]
+    reader = BufferReader(longer, pool_config_of(tiny_manifest))
+    with pytest.raises(InputDataError, match=r"part-00001.* ends early"):
+        reader.start(beyond, np.arange(20))()
+    reader.close()
+
+
+def stream_of(version: Path, manifest: Manifest, seed: int | None, **config) -> EpochConfig:
+    settings = InputConfig.model_validate({"batch_size": 10, "shuffle_buffer": 100, **config})
+    columns = plan_columns(manifest, select_features(manifest, ["user_id", "movie_id"]))
+    return build_epoch_config(SplitSource(version, manifest, "train", settings), columns, seed)
+
+
+def pairs(config: EpochConfig, epoch: int = 0, first: int = 0) -> np.ndarray:
+    parts = [
+        np.stack([rows.dense["user_id"], rows.dense["movie_id"]], 1)
+        for rows in read_epoch(config, epoch, first)
+    ]
+    return np.concatenate(parts) if parts else np.zeros((0, 2), np.int64)
+
+
+def pools(config: EpochConfig, epoch: int = 0) -> Iterator[np.ndarray]:
+    for rows in read_epoch(config, epoch):
+        yield np.stack([rows.dense["user_id"], rows.dense["movie_id"]], 1)
+
+
+def test_an_epoch_is_a_permutation(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    stored = pairs(stream_of(tiny_version, tiny_manifest, None))
+    shuffled = pairs(stream_of(tiny_version, tiny_manifest, 3))
+    assert stream_of(tiny_version, tiny_manifest, 3).rows == len(stored) == 780
+    assert not np.array_equal(stored, shuffled)
+    assert sorted(map(tuple, stored)) == sorted(map(tuple, shuffled))
+
+
+def test_each_epoch_has_its_own_order_of_shards(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    """Pools are as large as a shard, and their rows are compared as sets."""
+    config = stream_of(
+        tiny_version, tiny_manifest, 3, shuffle_buffer=195, batch_size=195, interleave_shards=1
+    )
+    epochs = [[sorted(map(tuple, pool)) for pool in pools(config, e)] for e in range(6)]
+    assert all(sorted(epoch) == sorted(epochs[0]) for epoch in epochs)
+    assert len({str(epoch) for epoch in epochs}) > 2
+
+
+def test_each_epoch_has_its_own_order_of_rows(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    """In one pool and with one shard there is no other order to change."""
+    split = tiny_manifest.split("train")
+    alone = replace(split, shards=split.shards[:1])
+    others = tuple(s for s in tiny_manifest.splits if s.name != "train")
+    config = stream_of(tiny_version, replace(tiny_manifest, splits=(alone, *others)), 3)
+    whole = replace(config, pool_rows=1000)
+    assert not np.array_equal(pairs(whole, 0), pairs(whole, 1))
+    assert sorted(map(tuple, pairs(whole, 0))) == sorted(map(tuple, pairs(whole, 1)))
+
+
+@pytest.mark.parametrize("shards", [1, 2, 4])
+def test_a_pool_is_drawn_from_as_many_shards_as_are_interleaved(
+    shards: int, tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    stored = [set(map(tuple, pool)) for pool in pools(
+        replace(stream_of(tiny_version, tiny_manifest, None), pool_rows=195, batch_size=195)
+    )]  # fmt: skip
+    config = stream_of(tiny_version, tiny_manifest, 3, shuffle_buffer=100, interleave_shards=shards)
+    first = set(map(tuple, next(iter(pools(config)))))
+    unique = [own - set().union(*(other for other in stored if other is not own)) for own in stored]
+    assert sum(bool(first & own) for own in unique) == shards
+
+
+@pytest.mark.parametrize("first", [0, 1, 99, 100, 455, 779, 780])
+@pytest.mark.parametrize("seed", [None, 3])
+def test_it_goes_on_at_any_row(
+    first: int, seed: int | None, tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    config = stream_of(tiny_version, tiny_manifest, seed)
+    np.testing.assert_array_equal(pairs(config, 1, first), pairs(config, 1)[first:])
+
+
+def test_it_goes_on_where_rows_are_left_out(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    config = stream_of(
+        tiny_version, tiny_manifest, 3, filter=[{"feature": "history", "op": ">", "value": 4}]
+    )
+    whole = pairs(config)
+    assert 0 < len(whole) < 780
+    for first in (1, 123, len(whole)):
+        np.testing.assert_array_equal(pairs(config, 0, first), whole[first:])

@@ -1,0 +1,287 @@
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conf.errors import ConfigError, InputDataError
+from conf.manifest import Manifest
+from conf.paths import read_manifest
+from conf.training.input import InputConfig
+from etl.tfrecord.files.locations import find_path
+from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
+from training.input import split_source as counting_module
+from training.input.batches import build_eval_dataset, build_held_out_dataset, build_train_dataset
+from training.input.damage import InputCounts
+from training.input.feature_columns import plan_columns
+from training.input.filters import hash_keys
+from training.input.split_source import (
+    InputOptions,
+    SplitSource,
+    build_epoch_config,
+    count_rows,
+    count_steps,
+    list_shards,
+)
+
+
+def source_of(version: Path, manifest: Manifest, workers: int = 1, **config) -> SplitSource:
+    settings = InputConfig.model_validate({"batch_size": 32, **config})
+    return SplitSource(version, manifest, "train", settings, InputOptions(worker=(0, workers)))
+
+
+def test_workers_share_a_batch_and_the_records(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    source = source_of(tiny_version, tiny_manifest, workers=2)
+    assert source.batch_size == 16
+    shares = [sum(rows for _, rows in source.ranges(worker)) for worker in (0, 1)]
+    assert sum(shares) == 780
+    assert max(shares) - min(shares) <= 195
+    with pytest.raises(ConfigError, match="a multiple of 3"):
+        _ = source_of(tiny_version, tiny_manifest, workers=3).batch_size
+
+
+def test_take_reads_the_first_records(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    ranges = source_of(tiny_version, tiny_manifest, take=200).ranges(0)
+    assert ranges == ((0, 195), (0, 5), (0, 0), (0, 0))
+
+
+def test_an_order_is_kept_where_there_is_no_seed(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    balance = {"feature": "label", "shares": {0: 0.5, 1: 0.5}}
+    source = source_of(tiny_version, tiny_manifest, class_balance=balance, bucket_boundaries=[2])
+    columns = plan_columns(tiny_manifest, tiny_manifest.schema.features)
+    ordered, shuffled = (build_epoch_config(source, columns, seed) for seed in (None, 4))
+    assert (ordered.interleave, ordered.redraw, ordered.pools.has_lengths) == (1, None, False)
+    assert shuffled.interleave == 4
+    assert shuffled.redraw is not None
+    assert shuffled.pools.has_lengths
+
+
+def test_shards_are_those_of_the_manifest(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    shards = list_shards(tiny_version, tiny_manifest, "train")
+    assert [shard.rows for shard in shards] == [195] * 4
+    assert all(Path(shard.path).exists() for shard in shards)
+    [remote, *_] = list_shards(find_path("s3://bucket/v1"), tiny_manifest, "train")
+    assert remote.path == "s3://bucket/v1/train/part-00000.tfrecord"
+
+
+def test_records_that_training_does_not_read(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    other = replace(tiny_manifest, record_type="ByteArray")
+    with pytest.raises(InputDataError, match="another record type"):
+        build_epoch_config(source_of(tiny_version, other), (), None)
+
+
+HELD_OUT = {"validation": {"hash_of": "user_id", "share": 0.25}}
+CASES = {
+    "plain": {},
+    "filter": {"filter": [{"feature": "history", "op": ">", "value": 3}]},
+    "held out": HELD_OUT,
+    "take": {"take": 300},
+    "filter of what is taken": {"take": 300, "filter": [{"feature": "label", "value": 1}]},
+    "on_corrupt": {"on_corrupt": "skip_record"},
+    "balanced": {"class_balance": {"feature": "label", "shares": {0: 0.5, 1: 0.5}}},
+    "buckets": {"bucket_boundaries": [2, 5]},
+}
+
+
+def counting_source_of(
+    version: Path, manifest: Manifest, held_out: bool = False, **config
+) -> SplitSource:
+    settings = InputConfig.model_validate({"batch_size": 16, "shuffle_buffer": 200, **config})
+    return SplitSource(version, manifest, "train", settings, is_held_out=held_out)
+
+
+@pytest.mark.parametrize("case", [*CASES, "mix"])
+def test_an_epoch_has_as_many_batches_as_are_counted(
+    case, tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    mix = {"mix": [{"dataset": str(tiny_version), "weight": 0.3}], **HELD_OUT}
+    source = counting_source_of(tiny_version, tiny_manifest, **CASES.get(case, mix))
+    for epoch in (0, 1):
+        dataset = build_train_dataset(
+            tiny_version, tiny_manifest, source.config, epoch=epoch, seed=3
+        )
+        assert sum(1 for _ in dataset) == count_steps(source)
+
+
+def test_what_is_held_out_and_what_is_not_are_all_rows(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    sides = [
+        counting_source_of(tiny_version, tiny_manifest, side, **HELD_OUT) for side in (False, True)
+    ]
+    assert sum(count_rows(side) for side in sides) == 780
+    assert 100 < count_rows(sides[1]) < 300
+
+
+def test_nothing_is_read_where_the_manifest_tells(
+    tiny_version: Path, tiny_manifest: Manifest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(counting_module, "build_epoch_config", None)
+    file = tmp_path / "counts.json"
+    assert count_steps(counting_source_of(tiny_version, tiny_manifest), file) == 780 // 16
+    assert not file.exists()
+
+
+def test_counts_are_kept_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = write_tiny_dataset(tmp_path, config=TinyConfig(users=20))
+    manifest, file = read_manifest(version), tmp_path / "counts.json"
+    source = counting_source_of(version, manifest, **HELD_OUT)
+    rows = count_rows(source)
+    assert count_rows(source, file) == rows  # known to the process, and written all the same
+    assert list(json.loads(file.read_text()).values()) == [rows]
+    monkeypatch.setattr(counting_module, "_COUNTED", {})
+    monkeypatch.setattr(counting_module, "_read_through", None)
+    moved = counting_source_of(version.rename(tmp_path / "elsewhere"), manifest, **HELD_OUT)
+    assert count_rows(moved, file) == rows
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"a": null}', "null"])
+def test_a_damaged_file_is_counted_anew(
+    content, tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    file = tmp_path / "counts.json"
+    file.write_text(content)
+    source = counting_source_of(tiny_version, tiny_manifest, **HELD_OUT)
+    assert count_rows(source, file) == count_rows(source)
+    assert count_rows(source) in json.loads(file.read_text()).values()
+
+
+def test_two_places_of_one_version_are_counted_apart(tmp_path: Path, tiny_version: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny_version, copy)
+    manifest = read_manifest(copy)
+    (copy / "train" / "part-00001.tfrecord").unlink()
+    found = [
+        count_rows(counting_source_of(place, manifest, on_corrupt="skip_shard"))
+        for place in (tiny_version, copy)
+    ]
+    assert found == [780, 585]
+
+
+def test_a_filter_that_leaves_no_batch_is_refused(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    strict = {"filter": [{"feature": "history", "op": ">", "value": 99}]}
+    with pytest.raises(InputDataError, match="0 rows that the input leaves of 780"):
+        count_steps(counting_source_of(tiny_version, tiny_manifest, **strict))
+
+
+BASE = {"batch_size": 1, "shuffle_buffer": 300}
+
+
+def column(dataset, name: str) -> np.ndarray:
+    parts = [batch[name].numpy() for batch in dataset]
+    return np.concatenate(parts) if parts else np.empty(0)
+
+
+def train(version: Path, manifest: Manifest, config: InputConfig, name: str, **more) -> np.ndarray:
+    dataset = build_train_dataset(
+        version, manifest, config, epoch=0, seed=0, features=["user_id", "movie_id", "label"],
+        options=InputOptions(**more),
+    )  # fmt: skip
+    return column(dataset, name)
+
+
+@pytest.mark.parametrize(
+    ("op", "value", "keep"),
+    [
+        ("==", 3, lambda v: v == 3),
+        ("!=", 3, lambda v: v != 3),
+        ("<", 5, lambda v: v < 5),
+        (">=", 5.5, lambda v: v >= 5.5),
+        ("in", [2, 4], lambda v: np.isin(v, [2, 4])),
+        ("not_in", [2, 4], lambda v: ~np.isin(v, [2, 4])),
+    ],
+)
+def test_rows_are_kept_by_value(
+    op, value, keep, tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    item = {"feature": "movie_id", "op": op, "value": value}
+    config = InputConfig.model_validate({**BASE, "filter": [item]})
+    stored = column(build_eval_dataset(tiny_version, tiny_manifest, "train", 99), "movie_id")
+    counts = InputCounts()
+    found = train(tiny_version, tiny_manifest, config, "movie_id", counts=counts)
+    np.testing.assert_array_equal(np.sort(found), np.sort(stored[keep(stored)]))
+    assert counts.filtered == len(stored) - len(found)
+    assert count_rows(SplitSource(tiny_version, tiny_manifest, "train", config)) == len(found)
+
+
+def test_of_a_list_the_length_is_compared(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    item = {"feature": "history", "op": "==", "value": 0}
+    config = InputConfig.model_validate({**BASE, "filter": [item]})
+    # Each user has one event without a history.
+    assert len(set(train(tiny_version, tiny_manifest, config, "user_id").tolist())) == 60
+
+
+def test_held_out_rows_are_the_others_and_keys_stay_together(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    held = {"hash_of": "user_id", "share": 0.3}
+    config = InputConfig.model_validate({**BASE, "validation": held})
+    kept = train(tiny_version, tiny_manifest, config, "user_id")
+    other = column(
+        build_held_out_dataset(tiny_version, tiny_manifest, config, 16, ["user_id"]), "user_id"
+    )
+    assert len(kept) + len(other) == 780
+    assert not set(kept.tolist()) & set(other.tolist())
+    assert 0.15 < len(other) / 780 < 0.45
+    with pytest.raises(ConfigError, match="held out"):
+        build_held_out_dataset(tiny_version, tiny_manifest, InputConfig(), 16)
+
+
+def test_hashes_are_fixed_and_even() -> None:
+    # SplitMix64's first outputs from the seeds 0 and 1 (the published reference generator).
+    assert hash_keys(np.array([0, 1])).tolist() == [0xE220A8397B1DCDAF, 0x910A2DEC89025CC1]
+    shares = hash_keys(np.arange(100_000)) / 2**64
+    assert abs((shares < 0.1).mean() - 0.1) < 0.005
+    texts = hash_keys(np.array([b"a", b"b", None], object))
+    assert len(set(texts.tolist())) == 3
+
+
+def test_steps_are_counted_once_and_kept_beside_the_run(
+    tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest, monkeypatch
+) -> None:
+    item = {"feature": "movie_id", "op": "<", "value": 9}
+    config = InputConfig.model_validate({"batch_size": 32, "filter": [item]})
+    source = SplitSource(tiny_version, tiny_manifest, "train", config)
+    steps = count_steps(source, tmp_path / "counts.json")
+    dataset = build_train_dataset(tiny_version, tiny_manifest, config, epoch=0, seed=0)
+    assert len(list(dataset)) == steps
+    monkeypatch.setattr("training.input.split_source._COUNTED", {})
+    monkeypatch.setattr("training.input.split_source.read_epoch", None)  # nothing is read again
+    assert count_steps(source, tmp_path / "counts.json") == steps
+
+
+def test_the_manifest_tells_the_steps_where_nothing_is_left_out(
+    tiny_version: Path, tiny_manifest: Manifest, monkeypatch
+) -> None:
+    monkeypatch.setattr("training.input.split_source.read_epoch", None)
+    for change, steps in (({}, 24), ({"take": 100}, 3)):
+        config = InputConfig.model_validate({"batch_size": 32, **change})
+        assert count_steps(SplitSource(tiny_version, tiny_manifest, "train", config)) == steps
+    config = InputConfig(batch_size=32)
+    options = InputOptions(worker=(0, 2))
+    assert count_steps(SplitSource(tiny_version, tiny_manifest, "train", config, options)) == 24
+
+
+def test_what_a_filter_cannot_compare_is_refused(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    for item, error in (
+        ({"feature": "movie", "value": 1}, InputDataError),
+        ({"feature": "movie_id", "value": "x"}, ConfigError),
+    ):
+        config = InputConfig.model_validate({**BASE, "filter": [item]})
+        with pytest.raises(error, match="movie"):
+            train(tiny_version, tiny_manifest, config, "user_id")
+    config = InputConfig.model_validate(
+        {**BASE, "validation": {"hash_of": "history", "share": 0.5}}
+    )
+    with pytest.raises(ConfigError, match="one value per row"):
+        train(tiny_version, tiny_manifest, config, "user_id")

@@ -1,0 +1,148 @@
+"""Batches that come to the device ahead: the same steps, and no batch asked for too much."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from conf.training.optimizer import OptimizerConfig
+from tests.training import killed_run
+from tests.training.killed_run import Recorded
+from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
+from training.loop import trainer
+from training.loop.optimizers import Optimizers
+from training.loop.step import (
+    RunSteps,
+    StepFunction,
+    StepOptions,
+    TrainStep,
+    build_prefetching_steps,
+    build_run_steps,
+    find_prefetch_device,
+)
+from training.monitoring.run_logs import read_steps
+
+CPU = "CPU:0"
+
+
+def first(batch: dict[str, tf.Tensor]) -> tf.Tensor:
+    return batch["x"]
+
+
+def test_asks_for_exactly_as_many_batches_as_steps() -> None:
+    run_steps = build_prefetching_steps(first, CPU)
+    iterator = iter(tf.data.Dataset.from_tensor_slices({"x": [1.0, 2.0, 3.0, 4.0, 5.0]}))
+    assert run_steps(iterator, tf.constant(2)).losses.numpy().tolist() == [1.0, 2.0]
+    assert run_steps(iterator, tf.constant(1)).losses.numpy().tolist() == [3.0]
+    assert run_steps(iterator, tf.constant(2)).losses.numpy().tolist() == [4.0, 5.0]
+    with pytest.raises(tf.errors.OutOfRangeError):
+        run_steps(iterator, tf.constant(1))
+
+
+def test_stops_after_the_first_loss_that_is_not_finite() -> None:
+    run_steps = build_prefetching_steps(first, CPU)
+    iterator = iter(tf.data.Dataset.from_tensor_slices({"x": [1.0, float("nan"), 3.0, 4.0]}))
+    np.testing.assert_array_equal(run_steps(iterator, tf.constant(4)).losses, [1.0, float("nan")])
+
+
+def train(run_steps: RunSteps) -> list[float]:
+    batches = iter(build_toy_batches(12))
+    return [float(loss) for n in (1, 3, 2) for loss in run_steps(batches, tf.constant(n)).losses]
+
+
+def build_toy_step() -> TrainStep:
+    model = ToyModel()
+    config = OptimizerConfig.model_validate({"learning_rate": 0.02})
+    return TrainStep(model, squared_error, Optimizers(config, model, 10, None), StepOptions(seed=1))
+
+
+def test_trains_as_the_plain_loop_does() -> None:
+    plain = train(build_run_steps(tf.distribute.get_strategy(), build_toy_step()))
+    assert train(build_prefetching_steps(build_toy_step(), CPU)) == plain
+    assert len(set(plain)) == 6
+
+
+def test_takes_lists_sparse_tensors_and_text() -> None:
+    rows = tf.data.Dataset.from_tensor_slices(
+        {
+            "lists": tf.ragged.constant([[1.0, 2.0], [], [3.0]]),
+            "sparse": tf.sparse.from_dense([[0.0, 5.0], [7.0, 0.0], [0.0, 0.0]]),
+            "text": ["a", "bc", ""],
+        }
+    )
+
+    def total(batch: dict[str, tf.Tensor]) -> tf.Tensor:
+        lengths = tf.cast(tf.strings.length(batch["text"]), tf.float32)
+        sparse = tf.sparse.reduce_sum(batch["sparse"])
+        return tf.reduce_sum(batch["lists"].flat_values) + sparse + tf.reduce_sum(lengths)
+
+    losses = build_prefetching_steps(total, CPU)(iter(rows.batch(1)), tf.constant(3)).losses
+    assert losses.numpy().tolist() == [1 + 2 + 5 + 1, 7 + 2, 3]
+
+
+def in_python(function: Callable[[float], float], x: tf.Tensor) -> tf.Tensor:
+    return tf.ensure_shape(tf.numpy_function(function, [x], tf.float32), [])
+
+
+def test_the_next_batch_is_made_while_a_step_runs() -> None:
+    slow_s, count = 0.05, 6
+
+    def run(build: Callable[[StepFunction], RunSteps], patience_s: float) -> tuple[set, float]:
+        """Whether steps have met the batch after their own, and the time that was waited."""
+        made, met = [threading.Event() for _ in range(count)], set()
+
+        def make(number: float) -> float:
+            time.sleep(slow_s)
+            made[int(number)].set()
+            return number
+
+        def take(number: float) -> float:
+            met.update(event.wait(patience_s) for event in made[int(number) + 1 :][:1])
+            time.sleep(slow_s)  # Meanwhile it arrives.
+            return number
+
+        rows = tf.data.Dataset.from_tensor_slices({"x": np.arange(count, dtype=np.float32)})
+        rows = rows.map(lambda row: {"x": in_python(make, row["x"])})
+        options = tf.data.Options()
+        options.experimental_optimization.inject_prefetch = False  # Else rows are ready anyway.
+        run_steps = build(lambda batch: in_python(take, batch["x"]))
+        result = run_steps(iter(rows.with_options(options)), tf.constant(count))
+        return met, float(result.wait_s)
+
+    strategy = tf.distribute.get_strategy()
+    met, plain_s = run(lambda step: build_run_steps(strategy, step), 0.0)
+    assert met == {False}
+    met, ahead_s = run(lambda step: build_prefetching_steps(step, CPU), 60.0)
+    assert met == {True}
+    # Only the first batch, and what a busy machine adds, is waited for.
+    assert ahead_s < plain_s
+
+
+def test_a_run_has_the_same_losses_and_rows(
+    tiny_version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, ahead = Recorded(), Recorded()
+    killed_run.train(tiny_version, tmp_path / "plain", plain)
+    monkeypatch.setattr(
+        trainer, "build_run_steps", lambda strategy, step: build_prefetching_steps(step, CPU)
+    )
+    killed_run.train(tiny_version, tmp_path / "ahead", ahead)
+    assert ahead.rows == plain.rows
+    losses = [[r.loss for r in read_steps(tmp_path / name)] for name in ("plain", "ahead")]
+    assert losses[0] == losses[1]
+    assert len(plain.rows) > len(losses[0]) > 1
+
+
+def test_only_a_single_gpu_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = tf.distribute.get_strategy()
+    assert find_prefetch_device(tf.distribute.MirroredStrategy(["/cpu:0"])) is None
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [])
+    assert find_prefetch_device(alone) is None
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: ["a device"])
+    assert find_prefetch_device(alone) == "GPU:0"

@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from conf.errors import ConfigError, InputDataError
+from conf.training.train import FitConfig
+from tests.training import dynamic_replicas, dynamic_runs
+from tests.training.dynamic_runs import DSSM, FIT, MF, build_config, build_trainer, read_state
+from tests.training.killed_run import Silent
+from tests.training.processes import start_forked
+from tests.training.tiny_dataset import TinyConfig, hash_key, write_tiny_dataset
+from training.checkpoint.checkpoint_files import Position
+from training.embedding.dynamic_table import DynamicTable
+from training.embedding.key_space import KeySpace
+from training.input.damage import InputCounts
+from training.monitoring.run_logs import read_steps
+
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def version(tmp_path_factory) -> Path:
+    return write_tiny_dataset(tmp_path_factory.mktemp("keyed"), config=TinyConfig(keyed=True))
+
+
+def steps_of(run: Path) -> list[tuple[int, float]]:
+    return [(record.step, record.loss) for record in read_steps(run)]
+
+
+@pytest.fixture(scope="module")
+def whole(version: Path, tmp_path_factory):
+    """A run that nothing interrupts, and the state at its end."""
+    run = tmp_path_factory.mktemp("whole")
+    trainer = build_trainer(build_config(DSSM), version)
+    trainer.fit(run, None)
+    return run, read_state(trainer)
+
+
+def test_learns_rows_for_the_keys_of_the_train_split(version: Path, whole) -> None:
+    _, state = whole
+    keys = state["model/tables/user_id/keys/by_row"]
+    assert sorted(keys) == sorted(hash_key(1000 + user) for user in range(60))
+    items = state["model/tables/items/keys/by_row"]
+    assert set(items) <= {hash_key(100 + item) for item in range(40)}
+    assert state["model/tables/items/rows"].shape == (2 + len(items), 4)
+    slots = [name for name in state if "moment" in name and "slots" in name]
+    shapes = {state[name].shape for name in slots}
+    assert (2 + len(items), 4) in shapes
+    assert (2 + len(keys), 4) in shapes
+
+
+# In a compiled call, right after a checkpoint, in the second epoch.
+@pytest.mark.parametrize(("epoch", "step"), [(1, 5), (1, 7), (2, 4)])
+def test_sigkill_changes_neither_losses_nor_numbering(
+    epoch: int, step: int, version: Path, whole, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    process = start_forked(dynamic_runs.train_and_die, str(version), str(run), epoch, step)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert 0 < len(steps_of(run)) < len(steps_of(whole[0]))
+    trainer = build_trainer(build_config(DSSM), version)
+    trainer.fit(run, None)
+    assert steps_of(run) == steps_of(whole[0])
+    state = read_state(trainer)
+    assert set(state) == set(whole[1])
+    for name, values in whole[1].items():
+        np.testing.assert_array_equal(state[name], values, err_msg=name)
+
+
+def test_a_checkpoint_holds_the_keys_of_its_steps_alone(version: Path, tmp_path: Path) -> None:
+    config = build_config(DSSM, fit=FIT.model_copy(update={"epochs": 1}))
+    build_trainer(config, version).fit(tmp_path, None)
+    trainer = build_trainer(config, version)
+    met: list[int] = []
+    space = trainer.model.tables["items"].keys
+    counts = {}
+    for number, batch in enumerate(trainer._runner._open(Position(0, 0), InputCounts()), start=1):
+        arrived = np.concatenate([batch["history"].numpy().ravel(), batch["movie_id"].numpy()])
+        met += [key for key in dict.fromkeys(arrived.tolist()) if key and key not in met]
+        counts[number] = len(met)
+    assert space.row_count == 2  # nothing but a run adds keys
+    for entry in sorted((tmp_path / "checkpoints" / "last").iterdir()):
+        reader = tf.train.load_checkpoint(str(entry / "state"))
+        keys = reader.get_tensor("model/tables/items/keys/by_row")
+        position = json.loads((entry / "checkpoint.json").read_text())["standing"]["position"]
+        done = position["batch"] or len(counts)
+        assert keys.tolist() == met[: counts[done]]
+
+
+def test_another_row_length_is_refused(version: Path, whole, tmp_path: Path) -> None:
+    run = shutil.copytree(whole[0], tmp_path / "run")
+    trainer = build_trainer(build_config({**DSSM, "embedding_dim": 6}), version)
+    before = read_state(trainer)
+    with pytest.raises(InputDataError, match=r"items/rows is float32 \[\d+, 4\], not .* 6\]"):
+        trainer.fit(run, None)
+    after = read_state(trainer)
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_fewer_rows_than_were_saved_are_refused(version: Path, whole, tmp_path: Path) -> None:
+    run = shutil.copytree(whole[0], tmp_path / "run")
+    tables = {**dynamic_runs.TABLES, "user_id": {"max_rows": 9}}
+    trainer = build_trainer(build_config({**DSSM, "embeddings": tables}), version)
+    with pytest.raises(InputDataError, match="60 keys, and max_rows is 9"):
+        trainer.fit(run, None)
+
+
+def test_a_damaged_checkpoint_is_refused(version: Path, whole, tmp_path: Path) -> None:
+    run = shutil.copytree(whole[0], tmp_path / "run")
+    for entry in (run / "checkpoints" / "last").iterdir():
+        data = next(entry.glob("state.data*"))
+        content = bytearray(data.read_bytes())
+        content[len(content) // 2] ^= 1
+        data.write_bytes(content)
+    with pytest.raises(InputDataError, match="damaged"):
+        build_trainer(build_config(DSSM), version).fit(run, None)
+
+
+def test_mf_trains_its_bias_by_the_same_keys(version: Path, tmp_path: Path) -> None:
+    config = build_config(MF, fit=FitConfig(epochs=3, early_stopping=None))
+    trainer = build_trainer(config, version)
+    trainer.fit(tmp_path, None)
+    losses = [entry["loss"] for entry in json.loads((tmp_path / "history.json").read_text())]
+    assert losses[-1] < losses[0]
+    bias, items = trainer.model.tables["items_bias"], trainer.model.tables["items"]
+    assert bias.keys is items.keys
+    assert bias.rows.numpy()[2:].all()
+    assert bias.vocabulary_size == items.vocabulary_size == 42
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"embeddings": {"movie": "dynamic"}}, "did you mean 'movie_id'"),
+        ({"embeddings": {"items": {"features": ["hystory"]}}}, "did you mean 'history'"),
+        ({"embeddings": {"a": {"features": ["history"]}, "history": "dynamic"}}, "two tables"),
+        ({"embeddings": {"a": {"features": ["history", "genres"]}}}, "different ways"),
+        ({"embeddings": {"user_id": "dynamic"}}, "cannot read feature 'history'"),
+        ({"objective": {"logq_correction": True}}, "logq_correction=false"),
+        (
+            {"objective": {"logq_correction": False, "uniform_negatives": 3}},
+            "uniform_negatives=null",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(changes, error, version: Path) -> None:
+    with pytest.raises(ConfigError, match=error):
+        build_trainer(build_config({**DSSM, **changes}), version)
+
+
+def test_two_replicas_train_as_one_does(version: Path, tmp_path: Path) -> None:
+    states = []
+    for replicas in (1, 2):
+        result = tmp_path / f"{replicas}.npz"
+        process = start_forked(dynamic_replicas.train, str(version), replicas, str(result))
+        process.join()
+        assert process.exitcode == 0
+        states.append(np.load(result))
+    one, two = states
+    assert set(one) == set(two)
+    for name in one:
+        if name.endswith("by_row"):
+            np.testing.assert_array_equal(two[name], one[name], err_msg=name)
+        else:
+            np.testing.assert_allclose(two[name], one[name], rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+class Told(Silent):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def message(self, text: str, **fields) -> None:
+        self.lines.append(text)
+
+
+def test_a_full_table_is_said_and_the_run_goes_on(version: Path, tmp_path: Path) -> None:
+    told = Told()
+    tables = {**dynamic_runs.TABLES, "user_id": {"max_rows": 50}}
+    trainer = build_trainer(build_config({**DSSM, "embeddings": tables}), version, told)
+    trainer.fit(tmp_path, None)
+    said = [line for line in told.lines if "table user_id is full" in line]
+    assert said
+    assert "max_rows = 50" in said[0]
+    assert trainer.model.tables["user_id"].vocabulary_size == 52
+
+
+def test_logq_counts_ids_of_a_vocabulary_whose_table_is_dynamic(
+    tiny_version: Path, tmp_path: Path
+) -> None:
+    losses = []
+    for kind in ("static", "dynamic"):
+        model = {**DSSM, "objective": {}, "embeddings": {"movie_id": kind}}
+        trainer = build_trainer(build_config(model), tiny_version)
+        table = trainer.model.tables["movie_id"]
+        if kind == "static":
+            # The same first rows in both.
+            twin = DynamicTable("movie_id", KeySpace("movie_id"), 4, seed=42, stddev=0.05)
+            keys = np.arange(table.vocabulary_size)
+            table.rows.assign(twin.draw_rows(keys) * (keys > 0)[:, np.newaxis])
+        run = tmp_path / kind
+        run.mkdir()
+        trainer.fit(run, None)
+        losses.append(steps_of(run))
+    assert losses[0] == losses[1]

@@ -1,0 +1,220 @@
+"""What is validated on: the validation split, or rows that are held out of train."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from conf.errors import ConfigError, InputDataError
+from conf.manifest import Manifest
+from conf.training.input import InputConfig
+from conf.training.models import BinaryConfig, MFConfig, SampledSoftmaxConfig
+from conf.training.train import EarlyStoppingConfig, FitConfig, TrainConfig
+from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
+from training.fit import fit_run, plan_run
+from training.input.batches import build_eval_dataset, build_held_out_dataset
+from training.loop.epoch_records import (
+    EpochRecord,
+    find_best_epoch,
+    latest_metric,
+    read_history,
+    read_resumed_history,
+    should_stop,
+    write_history,
+)
+from training.loop.epochs import TrainingData
+from training.loop.validation import build_validate, check_held_out, is_validated, selection_metric
+from training.models.registry import build_model
+from training.monitoring.progress import build_progress
+
+
+def records(values: list[float], losses: list[float] | None = None) -> list[EpochRecord]:
+    losses = losses or [1.0] * len(values)
+    return [
+        EpochRecord(i + 1, loss, 1.0, 10, 10.0, 0.1, {"ndcg@10": value})
+        for i, (value, loss) in enumerate(zip(values, losses, strict=True))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "best"),
+    [
+        ([0.1, 0.3, 0.2], 2),
+        ([0.3, 0.3, 0.1], 1),  # the first of equals
+        ([float("nan"), 0.1], 2),
+        ([0.1], 1),
+    ],
+)
+def test_best_epoch(values: list[float], best: int) -> None:
+    assert find_best_epoch(records(values), "ndcg@10") == best
+
+
+def test_without_a_metric_the_last_epoch_is_kept() -> None:
+    assert find_best_epoch(records([0.3, 0.1]), None) == 2
+
+
+def test_a_lower_loss_is_better() -> None:
+    assert find_best_epoch(records([0, 0, 0], [3.0, 1.0, 2.0]), "loss") == 2
+
+
+def test_an_unknown_metric_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"ndcg@10"):
+        find_best_epoch(records([0.1]), "ndcg@5")
+
+
+@pytest.mark.parametrize(
+    ("values", "stop"),
+    [
+        ([], False),
+        ([0.3, 0.2], False),
+        ([0.3, 0.2, 0.1], True),
+        ([0.3, 0.2, 0.4], False),
+    ],
+)
+def test_patience(values: list[float], stop: bool) -> None:
+    config = EarlyStoppingConfig(metric="ndcg@10", patience=2)
+    assert should_stop(records(values), config) is stop
+    assert not should_stop(records(values), None)
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    history = records([0.1, 0.2, 0.3])
+    assert read_history(tmp_path) == []
+    write_history(tmp_path, history)
+    assert read_history(tmp_path) == history
+
+
+@pytest.mark.parametrize(("finished", "newest"), [(3, 3), (2, 2), (1, 2)])
+def test_a_resumed_history_ends_where_the_weights_do(
+    tmp_path: Path, finished: int, newest: int
+) -> None:
+    history = records([0.1, 0.2, 0.3])
+    write_history(tmp_path, history)
+    assert read_resumed_history(tmp_path, finished, newest) == history[:finished]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "checkpoint"), [([], 2), ([1], 2), ([1, 2], 0), ([1, 3], 3), ([2, 3], 2)]
+)
+def test_a_history_that_does_not_fit_the_checkpoint_is_refused(
+    tmp_path: Path, epochs: list[int], checkpoint: int
+) -> None:
+    every = records([0.1, 0.2, 0.3])
+    write_history(tmp_path, [every[epoch - 1] for epoch in epochs])
+    with pytest.raises(InputDataError, match="does not fit its checkpoints"):
+        read_resumed_history(tmp_path, checkpoint, checkpoint)
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "history.json").write_text('[{"epoch": 1')
+    with pytest.raises(InputDataError, match=r"history\.json"):
+        read_history(tmp_path)
+
+
+def test_the_latest_metric_is_that_of_the_last_epoch() -> None:
+    history = records([0.1, 0.3, 0.2])
+    assert latest_metric(history, "ndcg@10") == ("ndcg@10", 0.2)
+    assert latest_metric(history, "loss") is None
+    assert latest_metric(history, None) is None
+    assert latest_metric([], "ndcg@10") is None
+
+
+HELD_OUT = {"hash_of": "user_id", "share": 0.3}
+
+
+def configure(dataset: Path, objective=None, root: str = "unused", **changes) -> TrainConfig:
+    return TrainConfig(
+        **{
+            "dataset": str(dataset),
+            "name": "t",
+            "root": root,
+            "model": MFConfig(embedding_dim=4, objective=objective or SampledSoftmaxConfig()),
+            "input": InputConfig(batch_size=32, validation=HELD_OUT),
+            "fit": FitConfig(epochs=2, early_stopping=EarlyStoppingConfig(metric="ndcg@10")),
+            **changes,
+        }
+    )
+
+
+def held_out_rows(version: Path, manifest: Manifest, config: TrainConfig) -> dict:
+    dataset = build_held_out_dataset(version, manifest, config.input, 10_000)
+    return next(iter(dataset))
+
+
+def test_held_out_rows_are_ranked(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    config = configure(tiny_version)
+    model = build_model(config.model, tiny_manifest, 3)
+    validate = build_validate(config, TrainingData(tiny_version, tiny_manifest))
+    assert validate is not None
+    found = validate(model)
+    rows = held_out_rows(tiny_version, tiny_manifest, config)
+    items = next(iter(build_eval_dataset(tiny_version, tiny_manifest, "catalog", 1000)))
+    scores = model.embed_users(rows).numpy() @ model.embed_items(items).numpy().T
+    column = {int(item): i for i, item in enumerate(items["movie_id"])}
+    own = np.array([column[int(item)] for item in rows["movie_id"]])
+    ranks = (scores >= scores[np.arange(len(own)), own][:, None]).sum(axis=1)
+    assert 100 < len(own) < 400
+    assert found["hit_rate@10"] == pytest.approx((ranks <= 10).mean())
+    assert found["mrr"] == pytest.approx((1 / ranks).mean())
+
+
+def test_rows_with_labels_are_scored(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    config = configure(tiny_version, BinaryConfig())
+    model = build_model(config.model, tiny_manifest, 3)
+    validate = build_validate(config, TrainingData(tiny_version, tiny_manifest))
+    assert validate is not None
+    found = validate(model)
+    rows = held_out_rows(tiny_version, tiny_manifest, config)
+    logits = tf.reduce_sum(model.embed_users(rows) * model.embed_items(rows), axis=1)
+    losses = tf.nn.sigmoid_cross_entropy_with_logits(rows["label"], logits / model.temperature)
+    auc = tf.keras.metrics.AUC(num_thresholds=5000, from_logits=True)
+    auc.update_state(rows["label"], logits)
+    assert found["loss"] == pytest.approx(float(tf.reduce_mean(losses)), rel=1e-5)
+    assert found["auc"] == pytest.approx(float(auc.result()), abs=2e-3)
+
+
+def test_the_metric_that_chooses(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    assert selection_metric(configure(tiny_version)) == "ndcg@10"
+    assert selection_metric(configure(tiny_version, BinaryConfig())) == "loss"
+    plain = InputConfig(batch_size=32)
+    assert selection_metric(configure(tiny_version, BinaryConfig(), input=plain)) == "ndcg@10"
+    assert is_validated(configure(tiny_version, input=plain), tiny_manifest)
+
+
+def test_without_rows_to_validate_on(tmp_path: Path) -> None:
+    version = write_tiny_dataset(tmp_path, config=TinyConfig(users=20, validation=False))
+    data = TrainingData(version, Manifest.loads((version / "manifest.json").read_text()))
+    config = configure(version)
+    assert build_validate(config, data) is not None
+    empty = configure(version, input=InputConfig(batch_size=32))
+    assert (build_validate(empty, data) is None) == (not data.manifest.has_split("validation"))
+
+
+def test_a_share_that_holds_out_nothing_is_refused(
+    tiny_version: Path, tiny_manifest: Manifest, tmp_path: Path
+) -> None:
+    nothing = InputConfig(batch_size=32, validation={"hash_of": "user_id", "share": 1e-9})
+    config = configure(tiny_version, input=nothing, root=str(tmp_path / "runs"))
+    with pytest.raises(InputDataError, match="holds out no rows"):
+        check_held_out(config, TrainingData(tiny_version, tiny_manifest))
+    with pytest.raises(InputDataError, match="holds out no rows"):
+        fit_run(config, build_progress("json", 3600))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_is_chosen_by_its_held_out_loss(tiny_version: Path, tmp_path: Path, capsys) -> None:
+    config = configure(tiny_version, BinaryConfig(), root=str(tmp_path))
+    assert plan_run(config)["selected_by"] == "loss"
+    assert not list(tmp_path.iterdir())  # a plan keeps no counts
+    run = fit_run(config, build_progress("text", 3600))
+    told = capsys.readouterr().err
+    assert "loss of the held-out rows chooses the epoch, not ndcg@10" in told
+    history = json.loads((run / "history.json").read_text())
+    card = json.loads((run / "run_card.json").read_text())
+    losses = [entry["validation"]["loss"] for entry in history]
+    assert card["training"]["best_epoch"] == int(np.argmin(losses)) + 1
+    assert all(np.isfinite(losses))

@@ -1,0 +1,444 @@
+"""The guard of the loop: a loss, a gradient or state that is not finite ends training."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conf.errors import InputDataError, TrainingDivergedError
+from conf.manifest import Manifest
+from conf.paths import read_manifest
+from conf.schema import FeatureSchema
+from conf.training.input import InputConfig
+from conf.training.models import BinaryConfig, DSSMConfig
+from conf.training.optimizer import OptimizerConfig
+from conf.training.train import CheckpointConfig, DevicesConfig, FitConfig, TrainConfig
+from tests.training.killed_run import CONFIG, Silent
+from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
+from training.checkpoint.checkpoint_files import Position, list_checkpoints
+from training.checkpoint.restore import restore_newest
+from training.checkpoint.training_state import collect_state, find_non_finite
+from training.distribution.strategy import build_strategy
+from training.input import shuffle_buffer
+from training.input.batches import build_eval_dataset
+from training.loop import trainer as learner_module
+from training.loop.diverged_batch import (
+    DivergedStep,
+    build_divergence_error,
+    describe_feature,
+    flatten_batch,
+    write_diverged_batch,
+)
+from training.loop.epochs import (
+    StepInputs,
+    StepRunner,
+    TrainingData,
+    count_steps_of_call,
+    find_unknown_id,
+)
+from training.loop.step import build_run_steps
+from training.loop.trainer import Trainer
+
+FEATURES = ["user_id", "history", "label"]
+
+
+@pytest.mark.parametrize("bad", [-1, 62, 10**12])  # 60 users, padding, OOV
+def test_the_first_id_beyond_the_vocabulary_is_named(bad: int, tiny_manifest: Manifest) -> None:
+    assert tiny_manifest.schema["user_id"].vocabulary_size == 62
+    good = {
+        "user_id": tf.constant([0, 61], tf.int64),
+        "history": tf.ragged.constant([[2, 3], []], dtype=tf.int64),
+        "label": tf.constant([99.0, -5.0]),
+    }
+    assert find_unknown_id([good, good], tiny_manifest, FEATURES) is None
+    stray = {**good, "user_id": tf.constant([5, bad], tf.int64)}
+    error = find_unknown_id([good, stray], tiny_manifest, FEATURES)
+    assert error is not None
+    assert "'user_id'" in error.what
+    assert str(error.received).startswith(str(bad))
+    assert error.allowed == "0 to 61"
+
+
+def test_lists_are_looked_at_too(tiny_manifest: Manifest) -> None:
+    for lists in (tf.ragged.constant([[2], [-7]], dtype=tf.int64), tf.constant([[2, 0], [-7, 0]])):
+        error = find_unknown_id([{"history": lists}], tiny_manifest, FEATURES)
+        assert error is not None
+        assert "'history'" in error.what
+
+
+counts = st.integers(1, 40)
+
+
+def ends(start: int, epoch: int, steps: int, loop: int, every: int | None) -> list[int]:
+    """Batches at which calls end that begin at a batch."""
+    found, batch = [], start
+    while batch < steps:
+        chunk = count_steps_of_call(Position(epoch, batch), steps, loop, every)
+        assert 1 <= chunk <= loop
+        batch += chunk
+        found.append(batch)
+    assert batch == steps
+    return found
+
+
+@given(counts, counts, st.none() | counts, st.integers(0, 5))
+def test_calls_end_at_the_same_batches_wherever_a_run_is_resumed(
+    steps: int, loop: int, every: int | None, epoch: int
+) -> None:
+    whole = ends(0, epoch, steps, loop, every)
+    for index, start in enumerate(whole):
+        assert ends(start, epoch, steps, loop, every) == whole[index + 1 :]
+    if every is not None:
+        due = [batch for batch in range(1, steps + 1) if (epoch * steps + batch) % every == 0]
+        assert set(due) <= set(whole)
+
+
+def test_the_rest_of_an_epoch_is_its_tail(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    config = TrainConfig(dataset="d", name="n", input=InputConfig(batch_size=64))
+    data = TrainingData(tiny_version, tiny_manifest)
+    assert data.steps_per_epoch(config.input) == 12
+
+    def add_ids(batch: dict[str, tf.Tensor]) -> tf.Tensor:
+        return tf.cast(tf.reduce_sum(batch["movie_id"] * tf.range(64, dtype=tf.int64)), tf.float32)
+
+    strategy = tf.distribute.get_strategy()
+    runner = StepRunner(
+        config, data, strategy, StepInputs(("movie_id",)), build_run_steps(strategy, add_ids)
+    )
+    (whole,) = runner.run(Position(1, 0))
+    assert len(whole.losses) == 12
+    (tail,) = runner.run(Position(1, 5))
+    np.testing.assert_array_equal(tail.losses, whole.losses[5:])
+    again = runner.read_batch(Position(1, 7))
+    assert float(add_ids(again)) == whole.losses[7]
+    assert list(runner.run(Position(1, 12))) == []
+
+
+def build_runner(version: Path, manifest: Manifest, inputs=("movie_id",), **changes) -> StepRunner:
+    settings = {"batch_size": 64, **changes.pop("input", {})}
+    config = TrainConfig(
+        dataset="d", name="n", input=InputConfig.model_validate(settings), **changes
+    )
+
+    def count(batch: dict[str, tf.Tensor]) -> tf.Tensor:
+        return tf.cast(tf.shape(batch["movie_id"])[0], tf.float32)
+
+    strategy = tf.distribute.get_strategy()
+    data = TrainingData(version, manifest)
+    return StepRunner(
+        config, data, strategy, StepInputs(tuple(inputs)), build_run_steps(strategy, count)
+    )
+
+
+FILTER = {"filter": [{"feature": "history", "op": ">", "value": 3}]}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        FILTER,
+        {"validation": {"hash_of": "user_id", "share": 0.3}},
+        {"take": 300},
+        {"on_corrupt": "skip_record"},
+        {"mix": [{"dataset": "", "weight": 0.4}]},
+    ],
+)
+def test_an_epoch_has_the_steps_that_its_input_gives(
+    settings: dict, tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    if "mix" in settings:
+        settings = {"mix": [{"dataset": str(tiny_version), "weight": 0.4}]}
+    runner = build_runner(tiny_version, tiny_manifest, input=settings)
+    batches = [loss for chunk in runner.run(Position(0, 0)) for loss in chunk.losses]
+    assert batches == [64.0] * runner.steps_per_epoch
+    whole = {"on_corrupt": 12, "mix": int(12 / 0.6)}
+    assert runner.steps_per_epoch == whole.get(next(iter(settings)), runner.steps_per_epoch)
+    if not set(settings) & set(whole):
+        assert 1 <= runner.steps_per_epoch < 12
+
+
+def test_an_id_that_no_row_of_a_table_stands_for_is_named(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    specs = [
+        replace(spec, vocabulary_size=30) if spec.name == "user_id" else spec
+        for spec in tiny_manifest.schema.features
+    ]
+    manifest = replace(tiny_manifest, schema=FeatureSchema(tuple(specs)))
+    strategy = tf.distribute.get_strategy()
+
+    def look_up(batch: dict[str, tf.Tensor]) -> tf.Tensor:
+        with tf.device("CPU:0"):  # GPUs read zeros beyond a table.
+            return tf.reduce_sum(tf.gather(tf.zeros([30]), batch["user_id"]))
+
+    runner = StepRunner(
+        TrainConfig.model_validate(
+            {"dataset": "d", "name": "n", "input": {"batch_size": 64, "shuffle_buffer": 1000}}
+        ),
+        TrainingData(tiny_version, manifest),
+        strategy,
+        StepInputs(("gender", "user_id")),
+        build_run_steps(strategy, look_up),
+    )
+    with pytest.raises(InputDataError, match="'user_id' holds an id") as caught:
+        list(runner.run(Position(0, 0)))
+    assert caught.value.allowed == "0 to 29"
+
+
+def test_what_an_epoch_left_out_is_the_same_wherever_it_is_resumed(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    totals = []
+    for start in (0, 2, None):
+        runner = build_runner(tiny_version, tiny_manifest, input={**FILTER, "shuffle_buffer": 100})
+        if start is not None:
+            list(runner.run(Position(1, start)))
+        totals.append(runner.count_left_out(1).totals())
+    short = sum(
+        int(length <= 3)
+        for batch in build_eval_dataset(tiny_version, tiny_manifest, "train", 1000, ["history"])
+        for length in np.count_nonzero(batch["history"], axis=1)
+    )
+    assert totals == [{"filtered_rows": short}] * 3
+
+
+def test_shards_that_are_gone_since_they_were_counted_are_told(tmp_path: Path) -> None:
+    version = write_tiny_dataset(tmp_path, config=TinyConfig(users=30))
+    runner = build_runner(
+        version, read_manifest(version), input={"batch_size": 32, "on_corrupt": "skip_shard"}
+    )
+    (version / "train" / "part-00001.tfrecord").unlink()
+    shuffle_buffer._DAMAGE_OF_SHARD.clear()  # as in the process that resumes
+    with pytest.raises(InputDataError, match=r"fewer rows than were counted[\s\S]*12 batches"):
+        list(runner.run(Position(0, 0)))
+
+
+def test_a_binary_objective_reads_labels_of_0_and_1_alone(tmp_path: Path) -> None:
+    version = write_tiny_dataset(tmp_path, config=TinyConfig(users=30))
+    manifest = read_manifest(version)
+    other = replace(manifest, keys=replace(manifest.keys, label="gender"))
+    inputs = ("movie_id", "gender")
+    assert list(build_runner(version, other, inputs).run(Position(0, 0)))
+    binary = DSSMConfig(objective=BinaryConfig())
+    with pytest.raises(InputDataError, match="'gender' holds a value that a binary objective"):
+        list(build_runner(version, other, inputs, model=binary).run(Position(0, 0)))
+
+
+CULPRIT = Position(1, 4)  # step 17 of the run
+
+
+def objective_that_trips(*, in_gradient: bool):
+    """An objective that is not finite in one step of the run."""
+    build = learner_module.build_objective
+
+    class Tripping:
+        def __init__(self, objective) -> None:
+            self._objective = objective
+            self.inputs = objective.inputs
+
+        def __call__(self, model, batch, seed) -> tf.Tensor:
+            losses = self._objective(model, batch, seed)
+            hit = seed[1] == 8 * CULPRIT.step(12)  # the counter of random numbers
+            if not in_gradient:
+                return tf.where(hit, tf.constant(np.inf), losses)
+            # The root of zero has a value and no derivative.
+            mean = tf.reduce_mean(losses)
+            return losses + tf.sqrt(mean * tf.where(hit, 0.0, 1e-12)) * 1e-9
+
+    return lambda *arguments: Tripping(build(*arguments))
+
+
+def build_trainer(
+    data: TrainingData, monkeypatch, *, in_gradient: bool = False, replicas: int = 1, **fit
+) -> Trainer:
+    checkpoint = CheckpointConfig(every_steps=1)
+    settings = {"epochs": 2, "early_stopping": None, "checkpoint": checkpoint, **fit}
+    config = CONFIG.model_copy(update={"fit": FitConfig(**settings)})
+    strategy = build_strategy(DevicesConfig(cpu_replicas=replicas))
+    trip = objective_that_trips(in_gradient=in_gradient)
+    monkeypatch.setattr(learner_module, "build_objective", trip)
+    return Trainer(config, data, strategy, Silent())
+
+
+@pytest.fixture
+def data(tiny_version: Path, tiny_manifest: Manifest) -> TrainingData:
+    return TrainingData(tiny_version, tiny_manifest)
+
+
+@pytest.mark.parametrize(
+    ("fit", "in_gradient", "replicas"),
+    [
+        ({"steps_per_loop": 5}, False, 1),
+        ({"steps_per_loop": 12, "checkpoint": CheckpointConfig()}, False, 2),
+        ({"steps_per_loop": 5, "check_gradients": True}, True, 1),
+        ({"steps_per_loop": 5, "check_gradients": True}, True, 2),
+    ],
+)
+def test_training_ends_at_the_batch_that_is_at_fault(
+    fit, in_gradient: bool, replicas: int, data: TrainingData, monkeypatch, tmp_path: Path
+) -> None:
+    trainer = build_trainer(data, monkeypatch, in_gradient=in_gradient, replicas=replicas, **fit)
+    with pytest.raises(TrainingDivergedError, match="epoch 2, at step 5") as caught:
+        trainer.fit(tmp_path, None)
+    assert caught.value.exit_code == 5
+    summary = json.loads((tmp_path / "diverged" / "diverged.json").read_text())
+    assert (summary["epoch"], summary["batch"], summary["step"]) == (2, 4, 17)
+    check_written_batch(trainer, tmp_path, CULPRIT)
+    check_last_checkpoint(trainer, tmp_path, fit)
+
+
+def check_last_checkpoint(trainer: Trainer, run: Path, fit) -> None:
+    """The last one is of before that step, and its numbers are finite."""
+    newest = list_checkpoints(run / "checkpoints" / "last")[-1].position
+    assert newest == (Position(1, 0) if "checkpoint" in fit else CULPRIT)
+    state = collect_state(model=trainer.model, optimizers=trainer._optimizers)
+    restore_newest(run / "checkpoints" / "last", state, print)
+    assert int(trainer._optimizers.step.numpy()) == newest.step(12)
+    assert find_non_finite(state.variables.items()) is None
+
+
+def test_unchecked_gradients_show_one_step_later(data, monkeypatch, tmp_path: Path) -> None:
+    trainer = build_trainer(
+        data, monkeypatch, in_gradient=True, steps_per_loop=5, checkpoint=CheckpointConfig()
+    )
+    with pytest.raises(TrainingDivergedError, match="epoch 2, at step 6"):
+        trainer.fit(tmp_path, None)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+def test_weights_that_burst_in_the_last_step_are_not_saved(
+    data: TrainingData, monkeypatch, tmp_path: Path
+) -> None:
+    """No loss shows it any more; without the check they would be the newest checkpoint."""
+    wild = OptimizerConfig(learning_rate=1e300)
+    config = CONFIG.model_copy(
+        update={"optimizer": wild, "fit": FitConfig(epochs=1, steps_per_loop=1)}
+    )
+    trainer = Trainer(config, data, tf.distribute.get_strategy(), Silent())
+    trainer.steps_per_epoch = trainer._runner.steps_per_epoch = 1
+    with pytest.raises(TrainingDivergedError, match=r"epoch 1, at step 1\n.*not finite"):
+        trainer.fit(tmp_path, None)
+    assert list_checkpoints(tmp_path / "checkpoints" / "last") == []
+    check_written_batch(trainer, tmp_path, Position(0, 0))
+
+
+def check_written_batch(trainer: Trainer, run: Path, position: Position) -> None:
+    batch = trainer._runner.read_batch(position)
+    with np.load(run / "diverged" / "batch.npz", allow_pickle=False) as arrays:
+        assert set(arrays) == set(batch)
+        for name, value in batch.items():
+            np.testing.assert_array_equal(arrays[name], value)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("every_steps", [4, 12])
+def test_state_that_bursts_where_no_loss_shows_it_leaves_the_batch(
+    asynchronous: bool, every_steps: int, data: TrainingData, monkeypatch, tmp_path: Path
+) -> None:
+    """Found when it is saved, inside of an epoch and at its end."""
+    checkpoint = CheckpointConfig(every_steps=every_steps, asynchronous=asynchronous)
+    fit = FitConfig(epochs=1, steps_per_loop=4, early_stopping=None, checkpoint=checkpoint)
+    config = CONFIG.model_copy(update={"fit": fit})
+    trainer = Trainer(config, data, tf.distribute.get_strategy(), Silent())
+    run = trainer._runner.run
+
+    def bursting(position: Position):
+        for number, chunk in enumerate(run(position), start=1):
+            if number == every_steps // 4:
+                slot = trainer._optimizers.sparse.slots["second_moment"][0]
+                slot.assign(tf.fill(slot.shape, np.inf))
+            yield chunk
+
+    monkeypatch.setattr(trainer._runner, "run", bursting)
+    message = rf"epoch 1, at step {every_steps}\n.*second_moment.* is not finite"
+    with pytest.raises(TrainingDivergedError, match=message):
+        trainer.fit(tmp_path, None)
+    assert list_checkpoints(tmp_path / "checkpoints" / "last") == []
+    check_written_batch(trainer, tmp_path, Position(0, every_steps - 1))
+
+
+def test_a_disk_that_is_full_does_not_hide_the_divergence(
+    data: TrainingData, monkeypatch, tmp_path: Path
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    trainer = build_trainer(data, monkeypatch, steps_per_loop=5)
+    monkeypatch.setattr("training.loop.epochs.write_divergence", full)
+    with pytest.raises(TrainingDivergedError, match="epoch 2, at step 5"):
+        trainer.fit(tmp_path, None)
+
+
+BATCH = {
+    "price": tf.constant([1.0, np.nan, 3.0]),
+    "age": tf.constant([20.0, 30.0, 9e8]),
+    "ids": tf.ragged.constant([[1, 2], [], [3]], dtype=tf.int64),
+    "tags": tf.SparseTensor([[0, 1], [2, 5]], [np.inf, 2.0], [3, 9]),
+    "name": tf.constant([b"a\0", b"", b"bcd\0"]),
+    "file": tf.constant([[1, 2], [3, 4], [5, 6]], tf.int64),
+}
+
+
+def test_the_batch_and_what_is_odd_about_it(tmp_path: Path, tiny_manifest: Manifest) -> None:
+    where = write_diverged_batch(
+        tmp_path, DivergedStep(Position(1, 4), 17, float("nan")), BATCH, tiny_manifest
+    )
+    assert where == tmp_path / "diverged"
+    summary = json.loads((where / "diverged.json").read_text())
+    assert (summary["epoch"], summary["batch"], summary["step"]) == (2, 4, 17)
+    assert summary["loss"] == "nan"
+    assert summary["non_finite"] == ["price", "tags"]
+    assert summary["extreme"] == ["age"]
+    assert summary["features"]["price"]["first_rows"] == [1]
+    assert (summary["features"]["price"]["min"], summary["features"]["price"]["max"]) == (1, 3)
+    assert summary["features"]["ids"]["max"] == 3
+    with np.load(where / "batch.npz", allow_pickle=False) as arrays:
+        np.testing.assert_array_equal(arrays["price"], [1, np.nan, 3])
+        np.testing.assert_array_equal(arrays["file"], [[1, 2], [3, 4], [5, 6]])
+        np.testing.assert_array_equal(arrays["ids.row_splits"], [0, 2, 2, 3])
+        np.testing.assert_array_equal(arrays["tags.indices"], [[0, 1], [2, 5]])
+        text, offsets = arrays["name.bytes"].tobytes(), arrays["name.offsets"]
+    names = [text[a:b] for a, b in itertools.pairwise(offsets)]
+    assert names == [b"a\0", b"", b"bcd\0"]
+
+
+def test_a_second_divergence_replaces_the_first(tmp_path: Path, tiny_manifest: Manifest) -> None:
+    for step in (3, 5):
+        divergence = DivergedStep(Position(0, step - 1), step, float("inf"))
+        where = write_diverged_batch(tmp_path, divergence, {"x": tf.ones([2])}, tiny_manifest)
+    assert json.loads((where / "diverged.json").read_text())["step"] == 5
+
+
+def test_extreme_is_measured_by_what_training_saw(tmp_path: Path, tiny_manifest: Manifest) -> None:
+    values = np.array([5.0, 1000.0], np.float32)
+    assert describe_feature(values, {})["extreme"] == 0
+    assert describe_feature(values, {"mean": 4.0, "std": 2.0})["extreme"] == 1
+    assert describe_feature(values, {"mean": 4.0, "std": 0.0})["extreme"] == 0
+    seen = replace(tiny_manifest, statistics={"train": {"x": {"mean": 4.0, "std": 2.0}}})
+    divergence = DivergedStep(Position(0, 0), 1, float("nan"))
+    where = write_diverged_batch(tmp_path, divergence, {"x": tf.constant(values)}, seen)
+    assert json.loads((where / "diverged.json").read_text())["extreme"] == ["x"]
+
+
+@pytest.mark.parametrize("values", [np.zeros((0, 3), np.float32), np.array([b"x"], object)])
+def test_what_has_no_range(values: np.ndarray) -> None:
+    assert describe_feature(values, {})["min"] is None
+
+
+def test_arrays_need_no_pickle() -> None:
+    assert all(array.dtype != object for array in flatten_batch(BATCH).values())
+
+
+def test_the_error_counts_from_one() -> None:
+    error = build_divergence_error("loss nan", Position(1, 4))
+    assert "epoch 2, at step 5" in error.what
+    assert error.exit_code == 5

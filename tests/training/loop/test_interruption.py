@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conf.errors import TrainingCancelledError, TrainingInterruptedError
+from conf.run import read_json, resolve_run
+from conf.training.train import TrainConfig
+from tests.training.killed_run import CONFIG, Silent
+from training import fit as fit_module
+from training.checkpoint.checkpoint_files import Position, list_checkpoints
+from training.checkpoint.restore import restore_model
+from training.fit import fit_run
+from training.loop.interruption import StopNowError, StopRequest, stop_on_signals
+from training.monitoring.run_logs import read_steps
+
+KINDS = {
+    signal.SIGTERM: (TrainingInterruptedError, 143),
+    signal.SIGINT: (TrainingCancelledError, 130),
+}
+
+
+@pytest.mark.parametrize("number", KINDS)
+def test_the_first_signal_is_a_request_and_the_second_is_as_before(number: int) -> None:
+    calls: list[int] = []
+    before = signal.signal(number, lambda received, frame: calls.append(received))
+    try:
+        with stop_on_signals() as stop:
+            assert not stop.requested
+            os.kill(os.getpid(), number)
+            assert stop.requested
+            assert calls == []
+            os.kill(os.getpid(), number)
+            assert calls == [number]
+        error = stop.build_error("after step 3 of epoch 1")
+        assert (type(error), error.exit_code) == KINDS[number]
+        assert "--resume" in str(error)
+    finally:
+        signal.signal(number, before)
+
+
+def test_handlers_are_put_back() -> None:
+    before = [signal.getsignal(number) for number in KINDS]
+    with stop_on_signals():
+        assert [signal.getsignal(number) for number in KINDS] != before
+    assert [signal.getsignal(number) for number in KINDS] == before
+
+
+def test_work_that_changes_nothing_ends_at_once() -> None:
+    stop = StopRequest()
+    with stop.immediate():
+        pass
+    reached = []
+    with pytest.raises(StopNowError), stop.immediate():
+        reached.append(stop.request(signal.SIGTERM))
+    with pytest.raises(StopNowError), stop.immediate():
+        reached.append("too far")
+    assert reached == []
+    stop.request(signal.SIGTERM)  # elsewhere it is taken note of
+
+
+def test_outside_the_main_thread_signals_are_left_alone() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    seen = []
+
+    def work() -> None:
+        with stop_on_signals() as stop:
+            seen.append((signal.getsignal(signal.SIGTERM), stop.requested))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [(before, False)]
+
+
+class Signalling(Silent):
+    """Sends a signal after a step."""
+
+    def __init__(self, number: int, after: int) -> None:
+        self._number, self._after = number, after
+
+    def step(self, status) -> None:
+        if (status.epoch - 1) * status.steps + status.step >= self._after:
+            self._after = 10**9
+            os.kill(os.getpid(), self._number)
+
+
+def configure(version: Path, root: Path) -> TrainConfig:
+    return CONFIG.model_copy(update={"dataset": str(version), "root": str(root)})
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_version: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fit_run(configure(tiny_version, tmp_path_factory.mktemp("whole")), Silent())
+
+
+def weights(run: Path) -> list[np.ndarray]:
+    return [variable.numpy() for variable in restore_model(run, "last")[0].trainable_variables]
+
+
+@pytest.mark.parametrize(
+    ("number", "after", "saved"),
+    [(signal.SIGTERM, 7, Position(0, 9)), (signal.SIGINT, 24, Position(1, 12))],
+)
+def test_a_signal_saves_and_ends_the_run(
+    number: int, after: int, saved: Position, whole: Path, tiny_version: Path, tmp_path: Path
+) -> None:
+    config = configure(tiny_version, tmp_path)
+    kind, code = KINDS[signal.Signals(number)]
+    with pytest.raises(kind) as caught:
+        fit_run(config, Signalling(number, after))
+    assert caught.value.exit_code == code
+    (run,) = (tmp_path / "t" / "runs").iterdir()
+    assert list_checkpoints(run / "checkpoints" / "last")[-1].position == saved
+    card = read_json(run / "run_card.json")
+    assert card["status"] == "interrupted"
+    spent = card["timing"]["train_seconds"]
+    assert spent > 0
+    assert not (tmp_path / "t" / "CURRENT").exists()
+    assert fit_run(config, Silent(), resume=True) == run
+    card = read_json(run / "run_card.json")
+    assert (card["status"], card["error"]) == ("trained", None)
+    assert card["timing"]["train_seconds"] > spent
+    assert resolve_run(str(tmp_path / "t")) == run
+    found, expected = read_steps(run), read_steps(whole)
+    assert [(line.step, line.loss) for line in found] == [
+        (line.step, line.loss) for line in expected
+    ]
+    assert all(np.array_equal(a, b) for a, b in zip(weights(run), weights(whole), strict=True))
+
+
+def test_a_signal_ends_validation_at_once(
+    tiny_version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached = []
+
+    def validate(model) -> dict[str, float]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        reached.append("too far")
+        return {}
+
+    monkeypatch.setattr(fit_module, "build_validate", lambda config, data: validate)
+    with pytest.raises(TrainingInterruptedError):
+        fit_run(configure(tiny_version, tmp_path), Silent())
+    (run,) = (tmp_path / "t" / "runs").iterdir()
+    assert reached == []
+    assert list_checkpoints(run / "checkpoints" / "last")[-1].position == Position(0, 12)
+    assert not (run / "history.json").exists()

@@ -1,0 +1,267 @@
+"""Runs that are killed at any step and resumed: the same losses, every example once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from conf.errors import InputDataError, InternalError
+from conf.manifest import Manifest
+from conf.training.train import CheckpointConfig, FitConfig, TrainConfig
+from tests.machine import fill, mount_small_disk
+from tests.training import killed_run
+from tests.training.killed_run import CONFIG, KEYS, Recorded, Silent, row_keys, train
+from tests.training.processes import start_forked
+from training.checkpoint.checkpoint_files import list_checkpoints
+from training.input.batches import build_eval_dataset
+from training.loop import trainer as learner_module
+from training.loop.epochs import TrainingData
+from training.loop.trainer import Trainer
+from training.monitoring.run_logs import read_steps
+
+STEPS = 12  # per epoch
+EPOCHS = 2
+EVERY_STEP = range(1, STEPS * EPOCHS + 1)
+SOME_STEPS = (1, 12, 17)
+
+
+class KilledError(Exception):
+    """Stands for the process being killed between two calls."""
+
+
+class KilledAt(Silent):
+    """Kills training after a given number of steps; None: never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.after: int | None = None
+
+    def step(self, status) -> None:
+        done = (status.epoch - 1) * status.steps + status.step
+        if self.after is not None and done >= self.after:
+            raise KilledError
+
+
+class Twins:
+    """Two compiled trainers of one config, so that no kill point has to compile its own."""
+
+    def __init__(self, config: TrainConfig, data: TrainingData, recorded: Recorded) -> None:
+        self.progress = KilledAt()
+        build = learner_module.build_run_steps
+        learner_module.build_run_steps = recorded.wrap(build)
+        try:
+            self.killed = Trainer(config, data, tf.distribute.get_strategy(), self.progress)
+            self.resumed = Trainer(config, data, tf.distribute.get_strategy(), self.progress)
+        finally:
+            learner_module.build_run_steps = build
+        self.recorded = recorded
+        self.first = [variable.numpy() for variable in self.killed.model.trainable_variables]
+
+    def restart(self, trainer: Trainer) -> None:
+        """Back to the first values, as in a new process; the optimizers' among them."""
+        variables = [*trainer._optimizers.sparse.variables, *trainer._optimizers.dense.variables]
+        for variable in variables:
+            if "learning_rate" not in variable.name:
+                variable.assign(tf.zeros(variable.shape, variable.dtype))
+        for variable, value in zip(trainer.model.trainable_variables, self.first, strict=True):
+            variable.assign(value)
+
+    def run(self, trainer: Trainer, run: Path, kill_after: int | None = None) -> list[np.ndarray]:
+        run.mkdir(exist_ok=True)
+        self.restart(trainer)
+        self.progress.after = kill_after
+        trainer.fit(run, None)
+        return [variable.numpy() for variable in trainer.model.trainable_variables]
+
+
+def steps_of(run: Path) -> list[tuple[int, int, float]]:
+    return [(record.step, record.epoch, record.loss) for record in read_steps(run)]
+
+
+def epoch_losses(run: Path) -> list[float]:
+    return [entry["loss"] for entry in json.loads((run / "history.json").read_text())]
+
+
+def with_fit(**changes) -> TrainConfig:
+    fit = {"epochs": EPOCHS, "early_stopping": None, **changes}
+    return CONFIG.model_copy(update={"fit": FitConfig(**fit)})
+
+
+@pytest.fixture(scope="module")
+def data(tiny_version: Path, tiny_manifest: Manifest) -> TrainingData:
+    return TrainingData(tiny_version, tiny_manifest)
+
+
+@pytest.fixture(scope="module")
+def train_rows(tiny_version: Path, tiny_manifest: Manifest) -> Counter:
+    batch = next(iter(build_eval_dataset(tiny_version, tiny_manifest, "train", 1000, KEYS)))
+    return Counter(row_keys(batch))
+
+
+SAVES = {
+    "calls of several steps": (EVERY_STEP, 5, CheckpointConfig(every_steps=7)),
+    "each step": (SOME_STEPS, 1, CheckpointConfig(every_steps=1, asynchronous=False)),
+    "calls cut by saves": (SOME_STEPS, 4, CheckpointConfig(every_steps=3, keep_last=1)),
+    "epochs alone": (SOME_STEPS, 5, CheckpointConfig()),
+}
+
+
+@pytest.fixture(autouse=True)
+def without_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a killed process has written is in the system's memory; syncing is for power cuts."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.mark.parametrize("save", SAVES)
+def test_any_kill_point_changes_nothing(
+    save: str, data: TrainingData, train_rows: Counter, tmp_path: Path
+) -> None:
+    kill_points, steps_per_loop, checkpoint = SAVES[save]
+    twins = Twins(with_fit(steps_per_loop=steps_per_loop, checkpoint=checkpoint), data, Recorded())
+    whole_run = tmp_path / "whole"  # that nothing interrupts
+    whole_weights = twins.run(twins.killed, whole_run)
+    lines = steps_of(whole_run)
+    assert lines[-1][0] == STEPS * EPOCHS
+    for kill_after in kill_points:
+        run = tmp_path / str(kill_after)
+        twins.recorded.rows.clear()
+        with pytest.raises(KilledError):
+            twins.run(twins.killed, run, kill_after)
+        before = dict(twins.recorded.rows)
+        weights = twins.run(twins.resumed, run)
+        assert steps_of(run) == lines, f"killed after step {kill_after}"
+        assert epoch_losses(run) == epoch_losses(whole_run)
+        assert all(np.array_equal(a, b) for a, b in zip(weights, whole_weights, strict=True))
+        # Steps that were done again read the rows that they had read before.
+        assert all(twins.recorded.rows[step] == rows for step, rows in before.items())
+        check_rows(twins.recorded.rows, train_rows)
+        shutil.rmtree(run)
+
+
+def check_rows(rows: dict[int, list], train_rows: Counter) -> None:
+    """Every step once, and no row in an epoch more often than the split has it."""
+    assert sorted(rows) == list(range(STEPS * EPOCHS))
+    for epoch in range(EPOCHS):
+        seen = Counter(
+            key for step in range(epoch * STEPS, (epoch + 1) * STEPS) for key in rows[step]
+        )
+        assert seen.total() == STEPS * CONFIG.input.batch_size
+        assert not seen - train_rows
+
+
+def test_killed_twice_and_in_validation(data: TrainingData, tmp_path: Path) -> None:
+    config = with_fit(steps_per_loop=4, checkpoint=CheckpointConfig(every_steps=4))
+    twins = Twins(config, data, Recorded())
+    whole_weights = twins.run(twins.killed, tmp_path / "whole")
+    run = tmp_path / "part"
+    with pytest.raises(KilledError):
+        twins.run(twins.killed, run, 4)
+    with pytest.raises(KilledError):
+        twins.run(twins.killed, run, 20)
+
+    def die(model) -> dict[str, float]:
+        raise KilledError
+
+    twins.progress.after = None
+    twins.restart(twins.resumed)
+    with pytest.raises(KilledError):
+        twins.resumed.fit(run, die)
+    assert list_checkpoints(run / "checkpoints" / "last")[-1].position.batch == STEPS
+    weights = twins.run(twins.killed, run)
+    assert all(np.array_equal(a, b) for a, b in zip(weights, whole_weights, strict=True))
+    assert steps_of(run) == steps_of(tmp_path / "whole")
+
+
+def test_checkpoints_by_the_clock(data: TrainingData, tmp_path: Path) -> None:
+    config = with_fit(
+        epochs=1,
+        steps_per_loop=5,
+        checkpoint=CheckpointConfig(every_minutes=1e-9, keep_last=9),
+    )
+    Trainer(config, data, tf.distribute.get_strategy(), Silent()).fit(tmp_path, None)
+    found = [entry.position for entry in list_checkpoints(tmp_path / "checkpoints" / "last")]
+    assert [(p.epoch, p.batch) for p in found] == [(0, 5), (0, 10), (0, 12), (1, 0)]
+
+
+def test_another_seed_is_refused(data: TrainingData, tmp_path: Path) -> None:
+    config = with_fit(epochs=1)
+    Trainer(config, data, tf.distribute.get_strategy(), Silent()).fit(tmp_path, None)
+    other = config.model_copy(update={"seed": 8})
+    trainer = Trainer(other, data, tf.distribute.get_strategy(), Silent())
+    with pytest.raises(InputDataError, match="another seed"):
+        trainer.fit(tmp_path, None)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    with mount_small_disk(tmp_path, 8 << 20) as disk:
+        yield disk
+
+
+def test_a_full_disk_ends_the_run_and_resuming_changes_nothing(
+    data: TrainingData, small_disk: Path, tmp_path: Path
+) -> None:
+    config = with_fit(steps_per_loop=1, checkpoint=CheckpointConfig(every_steps=2))
+    twins = Twins(config, data, Recorded())
+    whole_weights = twins.run(twins.killed, tmp_path / "whole")
+
+    class Filling(Silent):
+        def step(self, status) -> None:
+            if (status.epoch, status.step) == (2, 3):
+                fill(small_disk, 20_000)
+
+    twins.killed._progress, twins.resumed._progress = Filling(), Silent()
+    run = small_disk / "run"
+    with pytest.raises(InternalError, match="cannot write"):
+        twins.run(twins.killed, run)
+    (small_disk / "filler").unlink()
+    weights = twins.run(twins.resumed, run)
+    assert all(np.array_equal(a, b) for a, b in zip(weights, whole_weights, strict=True))
+    assert steps_of(run) == steps_of(tmp_path / "whole")
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_version: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Recorded]:
+    """A run that nothing interrupts, and the rows of its steps."""
+    run, rows = tmp_path_factory.mktemp("whole"), Recorded()
+    train(tiny_version, run, rows)
+    return run, rows
+
+
+@pytest.mark.parametrize("kill", ["17", "writing"])
+def test_sigkill(
+    kill: str, tiny_version: Path, whole: tuple[Path, Recorded], train_rows, tmp_path: Path
+) -> None:
+    """A process of its own is killed inside a compiled call, or while a checkpoint is written."""
+    run = tmp_path / "run"
+    run.mkdir()
+    log = tmp_path / "rows.jsonl"
+    process = start_forked(killed_run.main, str(tiny_version), str(run), str(log), kill)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    whole_run, rows = whole
+    again = Recorded()
+    train(tiny_version, run, again)
+    assert min(again.rows) > 0  # it was resumed
+    assert steps_of(run) == steps_of(whole_run)
+    before = dict(json.loads(line) for line in log.read_text().splitlines())
+    merged = {int(step): [tuple(key) for key in keys] for step, keys in before.items()}
+    assert all(merged[step] == again.rows[step] for step in set(merged) & set(again.rows))
+    merged |= again.rows
+    assert merged == rows.rows
+    check_rows(merged, train_rows)
+
+
+def test_the_config_of_these_tests_draws_all_there_is_to_draw() -> None:
+    assert CONFIG.model.dropout
+    assert CONFIG.model.objective.uniform_negatives
+    assert CONFIG.optimizer.schedule.kind == "cosine"

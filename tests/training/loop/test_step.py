@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from conf.errors import ConfigError
+from conf.training.optimizer import OptimizerConfig
+from conf.training.train import DevicesConfig, TrainConfig
+from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
+from training.distribution.strategy import build_strategy
+from training.input.batches import Batch
+from training.loop.gradients import LossScale
+from training.loop.optimizers import Optimizers
+from training.loop.step import (
+    GradientGuard,
+    StepOptions,
+    TrainStep,
+    build_loss_scale,
+    build_run_steps,
+    build_step_options,
+    plan_shared_rows,
+    split_batch,
+)
+from training.networks.layers import compute_dtype
+
+
+class Sum:
+    """A step that adds up what it is given."""
+
+    def __init__(self) -> None:
+        self.total = tf.Variable(0.0)
+
+    def __call__(self, batch: dict[str, tf.Tensor]) -> tf.Tensor:
+        self.total.assign_add(batch["x"])
+        return batch["x"]
+
+
+def test_runs_exactly_the_asked_steps() -> None:
+    step = Sum()
+    run_steps = build_run_steps(tf.distribute.get_strategy(), step)  # type: ignore[arg-type]
+    iterator = iter(tf.data.Dataset.from_tensor_slices({"x": [1.0, 2.0, 3.0, 4.0, 5.0]}))
+    assert run_steps(iterator, tf.constant(2)).losses.numpy().tolist() == [1.0, 2.0]
+    assert run_steps(iterator, tf.constant(3)).losses.numpy().tolist() == [3.0, 4.0, 5.0]
+    assert float(step.total) == 15.0
+    with pytest.raises(tf.errors.OutOfRangeError):
+        run_steps(iterator, tf.constant(1))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_stops_after_the_first_loss_that_is_not_finite(bad: float) -> None:
+    step = Sum()
+    run_steps = build_run_steps(tf.distribute.get_strategy(), step)  # type: ignore[arg-type]
+    iterator = iter(tf.data.Dataset.from_tensor_slices({"x": [1.0, bad, 3.0, 4.0]}))
+    losses = run_steps(iterator, tf.constant(4)).losses.numpy()
+    np.testing.assert_array_equal(losses, [1.0, bad])
+    assert float(next(iterator)["x"]) == 3.0
+
+
+def test_measures_the_wait_for_slow_input() -> None:
+    def slow(x: tf.Tensor) -> tf.Tensor:
+        return tf.numpy_function(lambda value: time.sleep(0.05) or value, [x], tf.float32)
+
+    dataset = tf.data.Dataset.from_tensor_slices({"x": [1.0, 2.0, 3.0]})
+    dataset = dataset.map(lambda row: {"x": tf.ensure_shape(slow(row["x"]), [])})
+    run_steps = build_run_steps(tf.distribute.get_strategy(), Sum())  # type: ignore[arg-type]
+    waited = float(run_steps(iter(dataset), tf.constant(3)).wait_s)
+    assert 0.15 <= waited < 5
+
+
+def train(
+    steps: int = 4,
+    *,
+    rows: int = 12,
+    optimizer: dict[str, object] | None = None,
+    options: StepOptions | None = None,
+    loss_scale: LossScale | None = None,
+    objective: Callable[..., tf.Tensor] = squared_error,
+) -> tuple[ToyModel, Optimizers, list[float]]:
+    """Trains a small model; returns it, its optimizers and the losses."""
+    model = ToyModel()
+    config = OptimizerConfig.model_validate({"learning_rate": 0.02, **(optimizer or {})})
+    optimizers = Optimizers(config, model, 10, loss_scale)
+    step = TrainStep(model, objective, optimizers, options or StepOptions(seed=1))
+    run_steps = build_run_steps(tf.distribute.get_strategy(), step)
+    batches = iter(build_toy_batches(rows))
+    return (
+        model,
+        optimizers,
+        [float(run_steps(batches, tf.constant(1)).losses[0]) for _ in range(steps)],
+    )
+
+
+def weights(model: ToyModel) -> list[np.ndarray]:
+    return [variable.numpy() for variable in model.trainable_variables]
+
+
+@pytest.mark.parametrize("parts", [2, 3, 6])
+@pytest.mark.parametrize("kind", ["adam", "adagrad"])
+def test_parts_of_a_batch_train_as_the_whole(parts: int, kind: str) -> None:
+    config = {"epsilon": 1e-4, "sparse": {"kind": kind}, "clip_norm": 0.5}
+    options = StepOptions(seed=1, embedding_l2=0.01)
+    whole, _, losses = train(optimizer=config, options=options)
+    cut, optimizers, found = train(optimizer={**config, "accumulate_steps": parts}, options=options)
+    np.testing.assert_allclose(found, losses, rtol=1e-5)
+    for a, b in zip(weights(whole), weights(cut), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    assert int(optimizers.step) == 4  # a step is an update, in however many parts
+
+
+def kinds_of_values(rows: list[int]) -> Batch:
+    """Dense, ragged and sparse columns that all tell which rows they hold."""
+    sparse = tf.sparse.from_dense([[row + 1, 0, row + 1] for row in rows])
+    ragged = tf.ragged.constant([[row] * (row % 3) for row in rows], dtype=tf.int64)
+    return {"dense": tf.constant(rows), "ragged": ragged, "sparse": sparse}
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_parts_hold_the_same_rows_on_any_number_of_replicas(replicas: int) -> None:
+    found: list[list[int]] = [[], [], []]
+    for rows in np.split(np.arange(24), replicas):
+        for part, cut in enumerate(split_batch(kinds_of_values(rows.tolist()), 3)):
+            own = cut["dense"].numpy().tolist()
+            found[part] += own
+            expected = kinds_of_values(own)
+            assert cut["ragged"].to_list() == expected["ragged"].to_list()
+            np.testing.assert_array_equal(
+                tf.sparse.to_dense(cut["sparse"]), tf.sparse.to_dense(expected["sparse"])
+            )
+    assert found == [list(range(part, 24, 3)) for part in range(3)]
+
+
+def test_each_part_has_a_seed_of_its_own() -> None:
+    seeds: list[list[int]] = []
+
+    def objective(model: ToyModel, batch: Batch, seed: tf.Tensor) -> tf.Tensor:
+        tf.py_function(lambda s: seeds.append(s.numpy().tolist()), [seed], [])
+        return squared_error(model, batch, seed)
+
+    train(2, optimizer={"accumulate_steps": 3}, objective=objective)
+    assert len({tuple(seed) for seed in seeds}) == 6
+
+
+def test_xla_changes_nothing_but_speed() -> None:
+    plain, _, losses = train(optimizer={"epsilon": 1e-4})
+    compiled, _, found = train(optimizer={"epsilon": 1e-4}, options=StepOptions(seed=1, xla=True))
+    np.testing.assert_allclose(found, losses, rtol=1e-5)
+    for a, b in zip(weights(plain), weights(compiled), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
+def test_mixed_precision_keeps_weights_and_losses_in_float32(dtype: tf.DType) -> None:
+    kinds: set[tf.DType] = set()
+
+    def objective(model: ToyModel, batch: Batch, seed: tf.Tensor) -> tf.Tensor:
+        kinds.add(compute_dtype())
+        losses = squared_error(model, batch, seed)
+        assert losses.dtype == tf.float32
+        return losses
+
+    scale = LossScale(1024.0, 1000) if dtype == tf.float16 else None
+    options = StepOptions(seed=1, dtype=dtype)
+    plain, _, losses = train(optimizer={"epsilon": 1e-4})
+    mixed, optimizers, found = train(
+        optimizer={"epsilon": 1e-4}, options=options, loss_scale=scale, objective=objective
+    )
+    assert kinds == {dtype}
+    assert compute_dtype() == tf.float32
+    assert {v.dtype for v in mixed.trainable_variables} == {tf.float32}
+    assert found != losses  # half precision was in play
+    np.testing.assert_allclose(found, losses, rtol=0.02)
+    assert int(optimizers.step) == 4
+    for a, b in zip(weights(plain), weights(mixed), strict=True):
+        np.testing.assert_allclose(a, b, atol=0.02)
+
+
+def test_a_scaled_step_that_overflows_changes_nothing_but_the_scale() -> None:
+    def overflow(model: ToyModel, batch: Batch, seed: tf.Tensor) -> tf.Tensor:
+        return squared_error(model, batch, seed) * 1e36
+
+    scale = LossScale(2.0**20, 1000)
+    model, optimizers, _ = train(3, loss_scale=scale, objective=overflow)
+    assert (float(scale.scale), int(scale.finite_steps)) == (2.0**17, 0)
+    assert int(optimizers.step) == 0
+    for a, b in zip(weights(model), weights(ToyModel()), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def configure(**changes: object) -> TrainConfig:
+    return TrainConfig.model_validate({"dataset": "d", "name": "n", **changes})
+
+
+def test_the_config_says_how_a_step_is_computed() -> None:
+    strategy = tf.distribute.get_strategy()
+    assert build_step_options(configure(), strategy).dtype == tf.float32
+    mixed = configure(compute={"mixed_precision": True, "xla": True})
+    options = build_step_options(mixed, strategy)
+    assert options.xla
+    has_gpu = bool(tf.config.list_physical_devices("GPU"))
+    assert options.dtype == (tf.float16 if has_gpu else tf.bfloat16)
+    assert (build_loss_scale(mixed.compute) is not None) == has_gpu
+    half = configure(compute={"mixed_precision": True, "half_dtype": "float16"})
+    assert build_loss_scale(half.compute) is not None
+    assert build_loss_scale(configure(compute={"half_dtype": "float16"}).compute) is None
+
+
+def test_what_devices_or_batches_do_not_allow_is_refused() -> None:
+    uneven = configure(input={"batch_size": 10}, optimizer={"accumulate_steps": 4})
+    with pytest.raises(ConfigError, match="multiple of 4"):
+        build_step_options(uneven, tf.distribute.get_strategy())
+    two = build_strategy(DevicesConfig(cpu_replicas=2))
+    with pytest.raises(ConfigError, match=r"compute\.xla"):
+        build_step_options(configure(compute={"xla": True}), two)
+    with pytest.raises(ConfigError, match=r"input\.bucket_boundaries"):
+        build_step_options(configure(input={"bucket_boundaries": [5]}), two)
+
+
+def test_rows_are_shared_where_one_device_computes_the_batch_at_once() -> None:
+    model, default = ToyModel(), tf.distribute.get_strategy()
+    shared = plan_shared_rows(model, configure(), default)
+    if tf.config.list_physical_devices("GPU"):
+        assert shared is None
+        return
+    assert {name for lookup in shared or () for name in lookup.features} == {"user", "item", "list"}
+    for changes in ({"compute": {"xla": True}}, {"optimizer": {"accumulate_steps": 2}}):
+        assert plan_shared_rows(model, configure(**changes), default) is None
+    two = build_strategy(DevicesConfig(cpu_replicas=2))
+    assert plan_shared_rows(model, configure(), two) is None
+
+
+class Kept:
+    """Optimizers that keep what they are given."""
+
+    def __init__(self) -> None:
+        self.step = tf.Variable(3)
+        self.variables_in_step_order = [self.step]
+        self.given: list[Any] = []
+
+    def apply(self, gradients: list[Any], known: Any = None) -> None:
+        self.given.append(gradients)
+
+
+def rows(value: float) -> tf.IndexedSlices:
+    return tf.IndexedSlices(tf.constant([[1.0], [value]]), tf.constant([0, 4]))
+
+
+@pytest.mark.parametrize(
+    ("gradients", "finite"),
+    [
+        ([tf.constant([1.0, -1e38]), rows(2.0), None], True),
+        ([None], True),
+        ([], True),
+        ([tf.constant([1.0, np.nan]), rows(2.0)], False),
+        ([tf.constant([1.0]), rows(np.inf)], False),
+    ],
+)
+def test_the_loss_is_nan_where_a_gradient_is_not_finite(gradients: list, finite: bool) -> None:
+    kept = Kept()
+    guard = GradientGuard(kept)  # type: ignore[arg-type]
+    assert guard.step is kept.step
+    assert guard.variables_in_step_order is kept.variables_in_step_order
+
+    def step(batch: dict[str, tf.Tensor]) -> tf.Tensor:
+        guard.apply(gradients)
+        return batch["x"]
+
+    loss = float(guard.watch(step)({"x": tf.constant(0.5)}))
+    assert loss == 0.5 if finite else np.isnan(loss)
+    assert kept.given == [gradients]
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_each_replica_answers_for_its_own_gradients(bad: int) -> None:
+    guard = GradientGuard(Kept())  # type: ignore[arg-type]
+    strategy = build_strategy(DevicesConfig(cpu_replicas=2))
+
+    def step(batch: dict[str, tf.Tensor]) -> tf.Tensor:
+        context = tf.distribute.get_replica_context()
+        is_bad = tf.equal(context.replica_id_in_sync_group, bad)
+        guard.apply([tf.where(is_bad, np.nan, 1.0)])
+        context.merge_call(lambda strategy: None)  # the other replica is traced up to here
+        return tf.constant(0.5)
+
+    shares = tf.function(lambda: strategy.run(guard.watch(step), args=({},)))()
+    losses = [float(share) for share in strategy.experimental_local_results(shares)]
+    assert np.isnan(losses[bad])
+    assert losses[1 - bad] == 0.5

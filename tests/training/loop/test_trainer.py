@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from conf.errors import ConfigError, ExitCode, InputDataError, TrainingDivergedError
+from conf.manifest import Manifest
+from conf.paths import read_manifest
+from conf.training.input import InputConfig
+from conf.training.models import DSSMConfig, MFConfig, SampledSoftmaxConfig
+from conf.training.optimizer import OptimizerConfig
+from conf.training.train import DevicesConfig, EarlyStoppingConfig, FitConfig, TrainConfig
+from training.checkpoint.checkpoint_files import Position, list_checkpoints
+from training.checkpoint.restore import restore_newest
+from training.checkpoint.training_state import collect_state
+from training.distribution.strategy import build_strategy
+from training.input.batches import build_eval_dataset
+from training.loop.epochs import TrainingData
+from training.loop.trainer import CompiledTraining, Trainer, TrainingResult, compile_training
+from training.models.registry import build_model
+from training.models.retrieval import RetrievalModel
+from training.monitoring.progress import LineProgress
+from training.objectives.item_catalog import read_item_counts
+
+
+def build(version: Path, manifest: Manifest, **changes: object) -> CompiledTraining:
+    settings = {"dataset": "d", "name": "n", "input": {"batch_size": 64}, **changes}
+    config = TrainConfig.model_validate(settings)
+    return compile_training(
+        config, TrainingData(version, manifest), tf.distribute.get_strategy(), 9
+    )
+
+
+def test_a_step_reads_what_model_and_objective_name(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    learner = build(tiny_version, tiny_manifest, model={"name": "dssm", "embedding_dim": 4})
+    features = learner.inputs.features
+    assert len(features) == len(set(features))
+    assert {*learner.model.user_inputs, *learner.model.item_inputs} <= set(features)
+    looked_up = {name for lookup in learner.inputs.lookups or () for name in lookup.features}
+    assert looked_up <= set(features)
+    assert {"history", "movie_id"} <= looked_up
+
+
+def test_scaled_gradients_are_not_checked(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    half = {"mixed_precision": True, "half_dtype": "float16"}
+    with pytest.raises(ConfigError, match="check_gradients"):
+        build(tiny_version, tiny_manifest, compute=half, fit={"check_gradients": True})
+
+
+DSSM = DSSMConfig(
+    embedding_dim=8,
+    user_hidden_units=(16,),
+    history_pooling="position_weighted",
+    embedding_l2=1e-4,
+)
+# All that draws: dropout, uniform negatives; and a schedule that depends on the step.
+RANDOM_DSSM = DSSM.model_copy(
+    update={
+        "dropout": 0.2,
+        "objective": SampledSoftmaxConfig(uniform_negatives=8),
+    }
+)
+
+
+class KilledError(Exception):
+    """Stands for the process being killed in the middle of an epoch."""
+
+
+class Messages(LineProgress):
+    """Keeps what is told."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def message(self, text: str, **fields: object) -> None:
+        self.texts.append(text)
+
+    def step(self, status: object) -> None:
+        pass
+
+    def epoch(self, record: object, best: bool) -> None:
+        pass
+
+
+def configure(model=DSSM, *, epochs: int = 2, **changes) -> TrainConfig:
+    return TrainConfig(
+        **{
+            "dataset": "tiny",
+            "name": "t",
+            "model": model,
+            "input": InputConfig(batch_size=64, shuffle_buffer=1000),
+            "optimizer": OptimizerConfig(learning_rate=0.01, schedule="cosine"),
+            "fit": FitConfig(epochs=epochs, steps_per_loop=5),
+            **changes,
+        }
+    )
+
+
+@pytest.fixture
+def fit(tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest) -> Callable:
+    """Trains and returns the trainer, its result and its run directory."""
+
+    def run_fit(
+        config: TrainConfig, name: str = "run", replicas: int = 1, validate=None, progress=None
+    ) -> tuple[Trainer, TrainingResult, Path]:
+        strategy = build_strategy(DevicesConfig(cpu_replicas=replicas))
+        trainer = Trainer(
+            config, TrainingData(tiny_version, tiny_manifest), strategy, progress or Messages()
+        )
+        run = tmp_path / name
+        run.mkdir(exist_ok=True)
+        return trainer, trainer.fit(run, validate), run
+
+    return run_fit
+
+
+def weights(trainer: Trainer) -> list[np.ndarray]:
+    return [variable.numpy() for variable in trainer.model.trainable_variables]
+
+
+def losses(run: Path) -> list[float]:
+    return [entry["loss"] for entry in json.loads((run / "history.json").read_text())]
+
+
+def hit_rate_at_10(scores: np.ndarray, targets: np.ndarray) -> float:
+    own = scores[np.arange(len(targets)), targets][:, None]
+    return float(((scores > own).sum(axis=1) < 10).mean())
+
+
+@pytest.mark.parametrize("model", [DSSM, MFConfig(embedding_dim=8)])
+def test_learns_what_popularity_cannot(
+    model, fit, tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    trainer, _, _ = fit(configure(model, epochs=8))
+    test = next(iter(build_eval_dataset(tiny_version, tiny_manifest, "test", 100)))
+    items = next(iter(build_eval_dataset(tiny_version, tiny_manifest, "catalog", 100)))
+    vectors = trainer.model.embed_items(items).numpy()
+    scores = np.full((60, 42), -np.inf)
+    scores[:, items["movie_id"].numpy()] = trainer.model.embed_users(test).numpy() @ vectors.T
+    popularity = np.tile(read_item_counts(tiny_version, tiny_manifest), (60, 1))
+    targets = test["movie_id"].numpy()
+    # Nine of ten events stay in the user's group of ten items: 0.9 is as good as it gets.
+    assert hit_rate_at_10(scores, targets) > 0.65
+    assert hit_rate_at_10(popularity, targets) < 0.5
+
+
+def test_a_seed_fixes_the_result(fit) -> None:
+    first, _, _ = fit(configure(RANDOM_DSSM), "a")
+    again, _, _ = fit(configure(RANDOM_DSSM), "b")
+    other, _, _ = fit(configure(RANDOM_DSSM, seed=1), "c")
+    assert all(np.array_equal(a, b) for a, b in zip(weights(first), weights(again), strict=True))
+    assert not np.allclose(weights(first)[0], weights(other)[0], atol=1e-3)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+def test_two_replicas_train_as_one(fit, clip_norm) -> None:
+    """Plain gradient steps would hide nothing: Adam blows up any difference in the gradient."""
+    model = DSSM.model_copy(update={"objective": SampledSoftmaxConfig(uniform_negatives=8)})
+    optimizer = OptimizerConfig(learning_rate=0.01, clip_norm=clip_norm, epsilon=1e-4)
+    config = configure(model, epochs=1, optimizer=optimizer)
+    one, _, run_one = fit(config, "one")
+    two, _, run_two = fit(config, "two", replicas=2)
+    np.testing.assert_allclose(losses(run_one), losses(run_two), rtol=1e-5)
+    for a, b in zip(weights(one), weights(two), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-4)
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(fit) -> None:
+    config = configure(RANDOM_DSSM, epochs=3)
+    whole, whole_result, whole_run = fit(config, "whole")
+
+    def kill_in_second_epoch(model: RetrievalModel) -> dict[str, float]:
+        if (whole_run.parent / "part" / "history.json").exists():
+            raise KilledError
+        return {"ndcg@10": 0.0}
+
+    with pytest.raises(KilledError):
+        fit(config, "part", validate=kill_in_second_epoch)
+    messages = Messages()
+    part, part_result, part_run = fit(config, "part", progress=messages)
+    assert "resuming after epoch 1" in messages.texts
+    assert (part_result.steps, part_result.epochs) == (whole_result.steps, whole_result.epochs)
+    assert losses(part_run) == losses(whole_run)
+    assert all(np.array_equal(a, b) for a, b in zip(weights(part), weights(whole), strict=True))
+
+
+def test_the_number_of_steps_per_loop_changes_nothing(fit) -> None:
+    many, _, _ = fit(configure(RANDOM_DSSM, epochs=1, fit=FitConfig(epochs=1)), "many")
+    one, _, _ = fit(
+        configure(RANDOM_DSSM, epochs=1, fit=FitConfig(epochs=1, steps_per_loop=1)), "one"
+    )
+    assert all(np.array_equal(a, b) for a, b in zip(weights(many), weights(one), strict=True))
+
+
+def test_the_best_epoch_is_kept_and_training_stops(fit, tiny_manifest: Manifest) -> None:
+    values = iter([0.1, 0.5, 0.4, 0.3, 0.9])
+    seen: list[np.ndarray] = []
+
+    def validate(model: RetrievalModel) -> dict[str, float]:
+        seen.append(model.table_variables[0].numpy())
+        return {"ndcg@10": next(values)}
+
+    stopping = EarlyStoppingConfig(metric="ndcg@10", patience=2)
+    config = configure(fit=FitConfig(epochs=9, early_stopping=stopping))
+    _, result, run = fit(config, validate=validate)
+    assert (result.best_epoch, result.epochs, result.stopped_early) == (2, 4, True)
+    history = json.loads((run / "history.json").read_text())
+    assert [entry["validation"]["ndcg@10"] for entry in history] == [0.1, 0.5, 0.4, 0.3]
+    for which, epoch in (("best", 2), ("last", 4)):
+        model = build_model(config.model, tiny_manifest, 77)
+        restore_newest(run / "checkpoints" / which, collect_state(model=model), print)
+        np.testing.assert_array_equal(model.table_variables[0].numpy(), seen[epoch - 1])
+
+
+def test_without_validation_it_says_so_and_keeps_the_last_epoch(fit) -> None:
+    messages = Messages()
+    _, result, run = fit(configure(), progress=messages)
+    assert any("no validation split" in text for text in messages.texts)
+    assert (result.best_epoch, result.stopped_early) == (2, False)
+    (best,) = list_checkpoints(run / "checkpoints" / "best")
+    assert best.position == Position(2, 0)
+
+
+def test_history_and_tensorboard(fit) -> None:
+    _, result, run = fit(configure(), validate=lambda model: {"ndcg@10": 0.25})
+    entry = json.loads((run / "history.json").read_text())[0]
+    assert entry["examples"] == 768  # 780 rows less the tail
+    assert entry["examples_per_s"] == pytest.approx(768 / entry["seconds"])
+    assert 0 <= entry["input_wait_share"] <= 1
+    events = list((run / "logs").glob("events.*"))
+    tags = {
+        value.tag
+        for event in tf.compat.v1.train.summary_iterator(str(events[0]))
+        for value in event.summary.value
+    }
+    assert {"train/loss", "validation/ndcg@10"} <= tags
+    assert result.steps == 24
+
+
+def test_divergence_keeps_the_last_good_checkpoint(fit, tiny_manifest: Manifest) -> None:
+    config = configure(MFConfig(embedding_dim=8), epochs=3)
+    good, _, run = fit(config.model_copy(update={"fit": FitConfig(epochs=1, steps_per_loop=5)}))
+    before = weights(good)
+    wild = configure(
+        MFConfig(embedding_dim=8), epochs=3, optimizer=OptimizerConfig(learning_rate=1e30)
+    )
+    with pytest.raises(TrainingDivergedError, match="epoch 2") as caught:
+        fit(wild)
+    assert caught.value.exit_code == ExitCode.DIVERGED
+    model = build_model(config.model, tiny_manifest, 77)
+    restore_newest(run / "checkpoints" / "last", collect_state(model=model), print)
+    for a, variable in zip(before, model.trainable_variables, strict=True):
+        np.testing.assert_array_equal(a, variable.numpy())
+
+
+def test_a_damaged_shard_stops_training_and_is_named(tmp_path: Path, tiny_version: Path) -> None:
+    version = tmp_path / "damaged"
+    shutil.copytree(tiny_version, version)
+    shard = version / "train" / "part-00001.tfrecord"
+    content = bytearray(shard.read_bytes())
+    content[-10] ^= 1
+    shard.write_bytes(content)
+    data = TrainingData(version, read_manifest(version))
+    trainer = Trainer(configure(), data, tf.distribute.get_strategy(), Messages())
+    with pytest.raises(InputDataError, match="part-00001"):
+        trainer.fit(tmp_path, None)
+
+
+def test_configs_that_do_not_fit_are_refused_before_anything_is_written(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    data = TrainingData(tiny_version, tiny_manifest)
+    uneven = configure(input=InputConfig(batch_size=63))
+    with pytest.raises(ConfigError, match="62 or 64"):
+        Trainer(uneven, data, build_strategy(DevicesConfig(cpu_replicas=2)), Messages())
+    metric = configure(fit=FitConfig(early_stopping=EarlyStoppingConfig(metric="ndcg@7")))
+    with pytest.raises(ConfigError, match=r"evaluation\.ks"):
+        Trainer(metric, data, tf.distribute.get_strategy(), Messages())
+
+
+def test_a_train_split_smaller_than_a_batch_is_refused_at_once(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    data = TrainingData(tiny_version, tiny_manifest)
+    config = configure(input=InputConfig(batch_size=781))
+    with pytest.raises(InputDataError, match="smaller than one batch"):
+        Trainer(config, data, tf.distribute.get_strategy(), Messages())
+
+
+@pytest.mark.parametrize("lost", ["history.json", "checkpoints/last"])
+def test_a_run_that_lost_a_part_is_not_resumed(fit, lost: str) -> None:
+    config = configure(MFConfig(embedding_dim=4))
+    _, _, run = fit(config)
+    path = run / lost
+    path.unlink() if path.is_file() else shutil.rmtree(path)
+    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    with pytest.raises(InputDataError, match="does not fit its checkpoints"):
+        fit(config)
+    assert {file: file.read_bytes() for file in before} == before

@@ -1,0 +1,345 @@
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from conf.encoders import IDENTITY
+from conf.errors import ConfigError, InputDataError, SluiceError, UpstreamNotReadyError
+from conf.paths import read_manifest
+from conf.run import read_json
+from conf.training.models import DSSMConfig, MFConfig, ModelConfig
+from conf.training.optimizer import OptimizerConfig
+from conf.training.train import FitConfig, TrainConfig, WarmStartConfig
+from tests.training.killed_run import CONFIG, Silent
+from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
+from training.checkpoint.checkpoint_files import CheckpointLayout, list_checkpoints
+from training.checkpoint.restore import restore_model
+from training.checkpoint.training_state import TrainingState
+from training.embedding.dynamic_table import DynamicTable
+from training.embedding.key_space import KeySpace
+from training.fit import fit_run, plan_run
+from training.input.vocabularies import EncodedVersion, match_rows, read_encoded_version
+from training.loop.epochs import TrainingData
+from training.loop.trainer import Trainer
+from training.loop.warm_start import MatchedKeys, SlotMap, map_slots, match_dynamic_table, set_keys
+
+LAYOUT = CheckpointLayout({"a": "model/a", "b": "model/b"}, ("model/v", "model/w"))
+SHAPES = {
+    "model/a": [5, 2],
+    "model/b": [7, 2],
+    "model/v": [3],
+    "model/w": [2, 2],
+    "optimizers/sparse/accumulators/0": [5, 1],
+    "optimizers/sparse/accumulators/1": [7, 1],
+    "optimizers/dense/_momentums/0": [3],
+    "optimizers/dense/_momentums/1": [2, 2],
+    "optimizers/sparse/iterations": [],
+    "optimizers/dense/_learning_rate": [],
+}
+
+
+def state(**more: list[int]) -> TrainingState:
+    return TrainingState(
+        {
+            name: tf.Variable(
+                tf.zeros(shape, tf.int64 if name.endswith("iterations") else tf.float32)
+            )
+            for name, shape in {**SHAPES, **more}.items()
+        },
+        {},
+    )
+
+
+def test_slots_follow_their_weights_and_counters_come_along() -> None:
+    old = CheckpointLayout({"x": "model/x", "b": "model/b", "a": "model/a"}, ("model/w", "model/v"))
+    shapes = {
+        **SHAPES,
+        "optimizers/sparse/accumulators/2": [4, 1],
+    }
+    fresh: dict[str, str] = {}
+    found = {slot.name: slot for slot in map_slots((state(), LAYOUT), (shapes, old), fresh)}
+    sparse, dense = "optimizers/sparse/accumulators", "optimizers/dense/_momentums"
+    assert found == {
+        f"{sparse}/0": SlotMap(f"{sparse}/0", f"{sparse}/2", "a"),
+        f"{sparse}/1": SlotMap(f"{sparse}/1", f"{sparse}/1", "b"),
+        f"{dense}/0": SlotMap(f"{dense}/0", f"{dense}/1", None),
+        f"{dense}/1": SlotMap(f"{dense}/1", f"{dense}/0", None),
+        "optimizers/sparse/iterations": SlotMap(
+            "optimizers/sparse/iterations", "optimizers/sparse/iterations", None
+        ),
+    }
+    assert fresh == {}  # the rate is of the new config
+
+
+def test_slots_of_another_optimizer_are_named() -> None:
+    shapes = {name: shape for name, shape in SHAPES.items() if "accumulators" not in name}
+    fresh: dict[str, str] = {}
+    map_slots((state(), LAYOUT), (shapes, LAYOUT), fresh)
+    assert set(fresh) == {f"optimizers/sparse/accumulators/{slot}" for slot in (0, 1)}
+    fresh.clear()
+    more = state(**{"optimizers/odd": [4]})
+    map_slots((more, LAYOUT), (SHAPES, LAYOUT), fresh)
+    assert set(fresh) == {"optimizers/odd"}
+
+
+def test_weights_that_are_new_have_no_earlier_slot() -> None:
+    old = CheckpointLayout({"a": "model/a"}, ("model/v", "model/w"))
+    fresh: dict[str, str] = {}
+    found = {slot.name for slot in map_slots((state(), LAYOUT), (SHAPES, old), fresh)}
+    assert "optimizers/sparse/accumulators/0" in found
+    assert "optimizers/sparse/accumulators/1" not in found
+    assert fresh == {}
+
+
+EARLIER = np.array([-1, 40, 7])
+
+
+@pytest.fixture(scope="module")
+def version(tmp_path_factory) -> EncodedVersion:
+    path = write_tiny_dataset(tmp_path_factory.mktemp("keyed"), config=TinyConfig(keyed=True))
+    return read_encoded_version(Path(path), read_manifest(path))
+
+
+def build(**keys: Any) -> tuple[Any, DynamicTable]:
+    table = DynamicTable("items", KeySpace("items", **keys), 3, seed=1)
+    bias = DynamicTable("bias", table.keys, 1, seed=1, stddev=None)
+    tables = {"items": table, "bias": bias}
+    model = SimpleNamespace(embedded_features={"movie_id": table}, tables=tables)
+    return model, table
+
+
+def test_all_keys_come_over_in_their_order(version: EncodedVersion) -> None:
+    model, table = build()
+    for of_same_keys in (table, model.tables["bias"]):
+        found = match_dynamic_table(model, of_same_keys, EARLIER, (version, version))
+        assert isinstance(found, MatchedKeys)
+        assert found.keys.tolist() == EARLIER.tolist()
+        assert found.rows.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_tokens_that_are_gone_stay_behind(tiny_version: Path, tmp_path: Path) -> None:
+    old = read_encoded_version(tiny_version, read_manifest(tiny_version))
+    small = write_tiny_dataset(tmp_path, config=TinyConfig(items=8))
+    new = read_encoded_version(small, read_manifest(small))
+    model, table = build()
+    earlier = np.arange(1, 42)  # null, and all items
+    found = match_dynamic_table(model, table, earlier, (new, old))
+    assert sorted(found.keys) == list(range(1, 10))
+    assert len(found.rows) == 2 + 9
+    assert found.rows[2] == 2  # that of null
+
+
+def test_what_does_not_fit_is_said(version: EncodedVersion) -> None:
+    model, table = build(max_rows=2)
+    said = match_dynamic_table(model, table, EARLIER, (version, version))
+    assert said == "3 keys there, and max_rows is 2"
+    columns = [replace(column, operation=None, encoder=IDENTITY) for column in version.plan.columns]
+    other = replace(version, plan=replace(version.plan, columns=tuple(columns)))
+    said = match_dynamic_table(model, table, EARLIER, (version, other))
+    assert said == "its keys are made in another way: those of feature 'movie_id'"
+
+
+def test_rows_of_keys_start_as_if_training_had_met_them() -> None:
+    model, table = build(capacity=1)
+    slot = table.rows.fill_like(0.5, "slot")
+    set_keys(model, table.keys, EARLIER)
+    np.testing.assert_array_equal(table.rows.numpy()[2:], table.draw_rows(EARLIER))
+    assert not table.rows.numpy()[:2].any()
+    assert model.tables["bias"].rows.numpy().shape == (5, 1)
+    np.testing.assert_array_equal(slot.numpy(), np.full((5, 3), 0.5))
+
+
+MODELS = {
+    "dssm": DSSMConfig(embedding_dim=4, user_hidden_units=(8,)),
+    "mf": MFConfig(embedding_dim=4),
+}
+STEADY = OptimizerConfig(learning_rate=0.01)
+
+
+def configure(
+    version: Path, root: Path, model: ModelConfig, warm: dict[str, Any] | None = None, **changes
+) -> TrainConfig:
+    fit = FitConfig(epochs=1, early_stopping=None, warm_start=warm)
+    updates = {"dataset": str(version), "root": str(root), "model": model, "fit": fit}
+    return CONFIG.model_copy(update={**updates, "optimizer": STEADY, **changes})
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest) -> ModelConfig:
+    return MODELS[request.param]
+
+
+@pytest.fixture(scope="module")
+def old_run(model, tiny_version: Path, tmp_path_factory) -> Path:
+    return fit_run(configure(tiny_version, tmp_path_factory.mktemp("old"), model), Silent())
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory) -> Path:
+    """More users and items, of other frequencies: nearly every token has another id."""
+    config = TinyConfig(users=70, items=55, seed=5)
+    return write_tiny_dataset(tmp_path_factory.mktemp("grown"), config=config)
+
+
+def warm_start_build(config: TrainConfig) -> Trainer:
+    version = Path(config.dataset)
+    data = TrainingData(version, read_manifest(version))
+    return Trainer(config, data, tf.distribute.get_strategy(), Silent())
+
+
+def all_values(trainer: Trainer) -> list[np.ndarray]:
+    optimizers = trainer._optimizers
+    variables = [*trainer.model.trainable_variables, *optimizers.sparse.variables]
+    if optimizers.dense is not None:
+        variables += optimizers.dense.variables
+    return [np.asarray(variable.numpy()) for variable in variables]
+
+
+@pytest.mark.parametrize("moments", ["reset", "transfer"])
+def test_rows_and_moments_follow_their_tokens(
+    model, moments: str, old_run: Path, grown: Path, tmp_path: Path
+) -> None:
+    warm = {"path": str(old_run), "moments": moments}
+    trainer = warm_start_build(configure(grown, tmp_path, model, warm, seed=9))
+    fresh = warm_start_build(configure(grown, tmp_path, model, seed=9))
+    before = warm_start_build(configure(read_dataset(old_run), tmp_path, model))
+    last = list_checkpoints(old_run / "checkpoints" / "last")[-1].path
+    reader = tf.train.load_checkpoint(str(last / "state"))
+    report = trainer.warm_start()
+    assert report is not None
+    old_version = before._data
+    versions = [
+        read_encoded_version(data.version_dir, data.manifest)
+        for data in (trainer._data, old_version)
+    ]
+    old_model = restore_model(old_run, "last")[0]
+    order = sorted(trainer.model.tables)
+    for name, table in trainer.model.tables.items():
+        rows = match_rows(trainer.model.id_spaces[name], *versions)
+        assert rows is not None
+        known = rows >= 0
+        assert report.rows[name] == {"rows": len(rows), "transferred": known.sum()}
+        old_rows = old_model.tables[name].rows.numpy()
+        np.testing.assert_array_equal(table.rows.numpy()[known], old_rows[rows[known]])
+        np.testing.assert_array_equal(
+            table.rows.numpy()[~known], fresh.model.tables[name].rows.numpy()[~known]
+        )
+        slot = order.index(name)
+        moment = trainer._optimizers.sparse.slots["first_moment"][slot].numpy()
+        old_moment = reader.get_tensor(f"optimizers/sparse/slots/first_moment/{slot}")
+        expected = np.zeros_like(moment)
+        if moments == "transfer":
+            expected[known] = old_moment[rows[known]]
+            assert np.abs(expected).max() > 0
+        np.testing.assert_array_equal(moment, expected)
+    assert 0 < report.rows["user_id"]["transferred"] < report.rows["user_id"]["rows"]
+    for a, b in zip(trainer.model.dense_variables, old_model.dense_variables, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+    steps = reader.get_tensor("optimizers/sparse/iterations")
+    assert int(trainer._optimizers.step.numpy()) == (steps if moments == "transfer" else 0)
+    if trainer._optimizers.dense is not None:
+        found = int(trainer._optimizers.dense.iterations.numpy())
+        assert found == (steps if moments == "transfer" else 0)
+    assert report.fresh == {}
+
+
+def read_dataset(run: Path) -> Path:
+    return Path(read_json(run / "run_card.json")["dataset"]["path"])
+
+
+def test_a_run_starts_warm_and_says_so(model, old_run: Path, grown: Path, tmp_path: Path) -> None:
+    # The series stands for its last finished run, and a plain string for the path.
+    warm = FitConfig.model_validate({"warm_start": str(old_run.parent.parent)}).warm_start
+    assert warm == WarmStartConfig(path=str(old_run.parent.parent))
+    config = configure(grown, tmp_path, model, warm)
+    plan = plan_run(config)
+    assert plan["warm_start"]["rows"]["movie_id"]["transferred"] > 30
+    run = fit_run(config, Silent())
+    report = read_json(run / "warm_start.json")
+    assert report["source"].startswith(str(old_run / "checkpoints" / "best"))
+    assert report["rows"] == plan["warm_start"]["rows"]
+    assert read_json(run / "run_card.json")["status"] == "trained"
+
+
+def test_a_checkpoint_by_its_own_path(old_run: Path, grown: Path, model, tmp_path: Path) -> None:
+    path = list_checkpoints(old_run / "checkpoints" / "last")[-1].path
+    report = warm_start_build(configure(grown, tmp_path, model, {"path": str(path)})).warm_start()
+    assert report is not None
+    assert report.source == str(path)
+    assert "movie_id" in report.render()
+
+
+def refuse(config: TrainConfig, kind: type[SluiceError], match: str) -> None:
+    """Refused before there is a run directory, and before anything is set."""
+    trainer = warm_start_build(config)
+    before = all_values(trainer)
+    with pytest.raises(kind, match=match):
+        trainer.warm_start()
+    for a, b in zip(all_values(trainer), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(kind, match=match):
+        fit_run(config, Silent())
+    assert not (Path(config.root) / "t").exists()
+
+
+@pytest.fixture(scope="module")
+def dssm_run(tiny_version: Path, tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("dssm")
+    return fit_run(configure(tiny_version, root, MODELS["dssm"]), Silent())
+
+
+def test_other_shapes_are_refused_or_begin_fresh(dssm_run: Path, grown: Path, tmp_path) -> None:
+    wider = DSSMConfig(embedding_dim=4, user_hidden_units=(16,))
+    warm = {"path": str(dssm_run), "moments": "transfer"}
+    refuse(
+        configure(grown, tmp_path, wider, warm), ConfigError, r"\[12, 8\] there, \[12, 16\] here"
+    )
+    longer = DSSMConfig(embedding_dim=6)
+    refuse(configure(grown, tmp_path, longer, warm), ConfigError, r"\[42, 4\] there, \[57, 6\]")
+    trainer = warm_start_build(configure(grown, tmp_path, wider, {**warm, "mismatched": "fresh"}))
+    report = trainer.warm_start()
+    assert report is not None
+    assert set(report.rows) == set(trainer.model.tables)
+    assert any("[12, 8]" in why for why in report.fresh.values())
+    assert report.dense  # the weights behind it, of the same shape, and those of the items
+
+
+def test_moments_and_a_schedule_are_refused(dssm_run: Path, grown: Path, tmp_path: Path) -> None:
+    warm = {"path": str(dssm_run), "moments": "transfer"}
+    cosine = OptimizerConfig(schedule="cosine")
+    config = configure(grown, tmp_path, MODELS["dssm"], warm, optimizer=cosine)
+    refuse(config, ConfigError, "schedule")
+
+
+def test_what_is_not_there_or_damaged_is_refused(
+    dssm_run: Path, grown: Path, tmp_path: Path
+) -> None:
+    def start_from(path: Path) -> TrainConfig:
+        return configure(grown, tmp_path / "root", MODELS["dssm"], {"path": str(path)})
+
+    refuse(start_from(tmp_path / "nowhere"), UpstreamNotReadyError, "finished training run")
+    copy = tmp_path / "copy"
+    shutil.copytree(dssm_run, copy)
+    (newest,) = list_checkpoints(copy / "checkpoints" / "best")
+    (newest.path / "state.index").write_bytes(b"")
+    refuse(start_from(copy), InputDataError, "damaged")
+    shutil.rmtree(copy / "checkpoints")
+    refuse(start_from(copy), UpstreamNotReadyError, "no checkpoint yet")
+
+
+def test_a_version_that_is_gone_leaves_rows_without_tokens(
+    grown: Path, tiny_version: Path, tmp_path: Path
+) -> None:
+    version = tmp_path / "version"
+    shutil.copytree(tiny_version, version)
+    run = fit_run(configure(version, tmp_path / "first", MODELS["mf"]), Silent())
+    shutil.rmtree(version)
+    config = configure(grown, tmp_path / "second", MODELS["mf"], {"path": str(run)})
+    refuse(config, InputDataError, "no row has a token")

@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from training.networks.layers import (
+    MLP,
+    PositionWeights,
+    compute_dtype,
+    computing_in,
+    matmul_rows,
+    normalize_rows,
+    pool_mean,
+)
+
+
+def test_the_type_holds_inside_the_block_alone() -> None:
+    def fail() -> None:
+        with computing_in(tf.bfloat16):
+            raise KeyError
+
+    with computing_in(tf.float16):
+        assert compute_dtype() == tf.float16
+    with pytest.raises(KeyError):
+        fail()
+    assert compute_dtype() == tf.float32
+
+
+def test_products_are_computed_in_half_and_returned_in_float32() -> None:
+    left, right = tf.constant([[1.0, 1e-3]]), tf.constant([[1.0, 1.0], [2.0, 0.0]])
+    np.testing.assert_allclose(matmul_rows(left, right), [[1.001, 2.0]])
+    with computing_in(tf.bfloat16):
+        product = matmul_rows(left, right)
+    assert product.dtype == tf.float32
+    np.testing.assert_array_equal(product, [[1.0, 2.0]])  # bfloat16 has 8 bits
+
+
+def test_hidden_layers_follow_and_gradients_are_float32() -> None:
+    mlp = MLP("m", 3, [4], 2, seed=1)
+    inputs = tf.random.stateless_normal([5, 3], [1, 2])
+    with computing_in(tf.bfloat16), tf.GradientTape() as tape:
+        half = mlp(inputs, tf.constant([1, 2]))
+        loss = tf.reduce_sum(half)
+    assert half.dtype == tf.float32
+    assert {g.dtype for g in tape.gradient(loss, mlp.trainable_variables)} == {tf.float32}
+    full = mlp(inputs)
+    np.testing.assert_allclose(half, full, atol=0.05)
+    assert not np.array_equal(half, full)
+
+
+def test_a_tower_goes_on_from_a_checkpoint_bit_for_bit(tmp_path) -> None:
+    mlp, other = MLP("m", 3, [4], 2, seed=1), MLP("m", 3, [4], 2, seed=2)
+    path = tf.train.Checkpoint(mlp=mlp).save(str(tmp_path / "c"))
+    tf.train.Checkpoint(mlp=other).restore(path).assert_consumed()
+    inputs = tf.random.stateless_normal([5, 3], [1, 2])
+    np.testing.assert_array_equal(other(inputs), mlp(inputs))
+
+
+def forward(mlp: MLP, inputs: np.ndarray) -> np.ndarray:
+    hidden = inputs.astype(np.float64)
+    for index, layer in enumerate(mlp.layers):
+        hidden = hidden @ layer.kernel.numpy().astype(np.float64) + layer.bias.numpy()
+        if index < len(mlp.layers) - 1:
+            hidden = np.maximum(hidden, 0)
+    return hidden
+
+
+@pytest.mark.parametrize("units", [(), (7,), (9, 4)])
+def test_equals_the_reference(units: tuple[int, ...]) -> None:
+    mlp = MLP("tower", 5, units, 3, seed=1)
+    for layer in mlp.layers:
+        layer.bias.assign(tf.random.stateless_normal(layer.bias.shape, [1, 2]))
+    inputs = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
+    np.testing.assert_allclose(mlp(tf.constant(inputs)), forward(mlp, inputs), atol=1e-5)
+
+
+def test_first_weights_depend_on_seed_and_name() -> None:
+    kernel = MLP("a", 5, (), 3, seed=1).layers[0].kernel.numpy()
+    np.testing.assert_array_equal(kernel, MLP("a", 5, (), 3, seed=1).layers[0].kernel.numpy())
+    assert not np.array_equal(kernel, MLP("b", 5, (), 3, seed=1).layers[0].kernel.numpy())
+    assert np.abs(kernel).max() <= np.sqrt(6 / 8)
+
+
+def test_dropout_drops_in_training_alone_and_keeps_the_mean() -> None:
+    mlp = MLP("a", 4, (4096,), 1, seed=1, dropout=0.3)
+    mlp.layers[0].kernel.assign(tf.zeros([4, 4096]))
+    mlp.layers[0].bias.assign(tf.ones([4096]))
+    mlp.layers[1].kernel.assign(tf.fill([4096, 1], 1 / 4096))
+    inputs = tf.zeros([1, 4])
+    assert float(mlp(inputs)[0, 0]) == pytest.approx(1.0)
+    dropped = float(mlp(inputs, tf.constant([1, 8]))[0, 0])
+    assert dropped != pytest.approx(1.0, abs=1e-6)
+    assert dropped == pytest.approx(1.0, abs=0.05)
+
+
+def test_the_same_seed_drops_the_same_units() -> None:
+    mlp = MLP("a", 4, (32,), 2, seed=1, dropout=0.5)
+    inputs = tf.ones([3, 4])
+    first = mlp(inputs, tf.constant([1, 8])).numpy()
+    np.testing.assert_array_equal(first, mlp(inputs, tf.constant([1, 8])).numpy())
+    assert not np.array_equal(first, mlp(inputs, tf.constant([1, 16])).numpy())
+
+
+def test_saves_and_loads(tmp_path) -> None:
+    mlp = MLP("a", 4, (8,), 2, seed=1)
+    path = tf.train.Checkpoint(mlp=mlp).save(str(tmp_path / "c"))
+    other = MLP("a", 4, (8,), 2, seed=9)
+    tf.train.Checkpoint(mlp=other).restore(path).assert_existing_objects_matched()
+    inputs = tf.ones([3, 4])
+    np.testing.assert_array_equal(other(inputs), mlp(inputs))
+
+
+def gradient_of(function, vectors: tf.Tensor, upstream: tf.Tensor) -> np.ndarray:
+    with tf.GradientTape() as tape:
+        tape.watch(vectors)
+        loss = tf.reduce_sum(function(vectors) * upstream)
+    return tape.gradient(loss, vectors).numpy()
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 50.0])
+def test_values_and_gradients_are_those_of_tensorflow(scale: float) -> None:
+    rng = np.random.default_rng(3)
+    vectors = tf.constant(scale * rng.normal(size=(20, 6)), tf.float32)
+    upstream = tf.constant(rng.normal(size=(20, 6)), tf.float32)
+    expected = vectors.numpy() / np.linalg.norm(vectors.numpy(), axis=1, keepdims=True)
+    np.testing.assert_allclose(normalize_rows(vectors), expected, rtol=1e-5)
+
+    def reference(values: tf.Tensor) -> tf.Tensor:
+        return tf.math.l2_normalize(values, axis=1)
+
+    np.testing.assert_allclose(
+        gradient_of(normalize_rows, vectors, upstream),
+        gradient_of(reference, vectors, upstream),
+        rtol=1e-4,
+        atol=1e-5 / scale,
+    )
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-7, 1e-4])
+def test_the_gradient_stays_small_near_zero(size: float) -> None:
+    vectors = tf.constant([[size, 0.0, 0.0]])
+    upstream = tf.constant([[1.0, 1.0, -1.0]])
+    norm = np.linalg.norm(gradient_of(normalize_rows, vectors, upstream))
+    assert 0 < norm < 200
+
+
+def test_zeros_stay_zeros() -> None:
+    assert not normalize_rows(tf.zeros([2, 3])).numpy().any()
+
+
+def reference(embeddings: np.ndarray, ids: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    out = np.zeros((len(ids), embeddings.shape[2]))
+    for row in range(len(ids)):
+        tokens = np.flatnonzero(ids[row])
+        if len(tokens):
+            share = weights[tokens].astype(np.float64) / weights[tokens].astype(np.float64).sum()
+            out[row] = (share[:, None] * embeddings[row, tokens].astype(np.float64)).sum(axis=0)
+    return out
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 2**16), rows=st.integers(1, 5), length=st.integers(1, 7))
+def test_pooling_equals_the_reference(seed: int, rows: int, length: int) -> None:
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(0, 4, size=(rows, length)) * rng.integers(0, 2, size=(rows, 1))
+    embeddings = rng.normal(size=(rows, length, 3)).astype(np.float32)
+    weights = rng.uniform(0.1, 2, size=length).astype(np.float32)
+    plain = pool_mean(tf.constant(embeddings), tf.constant(ids))
+    np.testing.assert_allclose(plain, reference(embeddings, ids, np.ones(length)), atol=1e-6)
+    weighted = pool_mean(tf.constant(embeddings), tf.constant(ids), tf.constant(weights))
+    np.testing.assert_allclose(weighted, reference(embeddings, ids, weights), atol=1e-5)
+
+
+def test_what_stands_at_padded_positions_does_not_matter() -> None:
+    ids = tf.constant([[3, 0], [0, 0]])
+    embeddings = np.ones((2, 2, 4), np.float32)
+    garbage = embeddings.copy()
+    garbage[0, 1] = garbage[1] = 1e9
+    np.testing.assert_array_equal(pool_mean(garbage, ids), pool_mean(embeddings, ids))
+
+
+def test_gradients_equal_those_that_tensorflow_derives() -> None:
+    rng = np.random.default_rng(0)
+    ids = tf.constant([[3, 1, 0], [2, 0, 0], [0, 0, 0]])
+    embeddings = tf.Variable(rng.normal(size=(3, 3, 4)).astype(np.float32))
+    weights = tf.Variable(rng.uniform(0.5, 2, size=3).astype(np.float32))
+    direction = tf.constant(rng.normal(size=(3, 4)).astype(np.float32))
+
+    def derived() -> tf.Tensor:
+        share = tf.cast(ids != 0, tf.float32) * weights
+        share = tf.math.divide_no_nan(share, tf.reduce_sum(share, 1, keepdims=True))
+        return tf.reduce_sum(share[:, :, None] * embeddings, axis=1)
+
+    gradients = []
+    for pooled in (lambda: pool_mean(embeddings, ids, weights), derived):
+        with tf.GradientTape() as tape:
+            value = tf.reduce_sum(pooled() * direction)
+        gradients.append(tape.gradient(value, [embeddings, weights]))
+    for ours, theirs in zip(*gradients, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+    assert not gradients[0][0].numpy()[ids == 0].any()
+
+
+def test_positions_start_alike_and_learn() -> None:
+    positions = PositionWeights("h", 5)
+    assert positions(3).numpy().tolist() == [1, 1, 1]
+    embeddings = tf.constant([[[1.0], [0.0], [0.0]]])
+    with tf.GradientTape() as tape:
+        pooled = pool_mean(embeddings, tf.constant([[4, 4, 4]]), positions(3))
+    gradient = tape.gradient(pooled, positions.logits)
+    gradient = tf.convert_to_tensor(gradient).numpy()
+    assert gradient[0] > 0 > gradient[1]
+    assert not gradient[3:].any()
+
+
+def test_positions_go_on_from_a_checkpoint(tmp_path) -> None:
+    positions, other = PositionWeights("h", 3), PositionWeights("h", 3)
+    positions.logits.assign([0.5, -1.0, 2.0])
+    path = tf.train.Checkpoint(positions=positions).save(str(tmp_path / "c"))
+    tf.train.Checkpoint(positions=other).restore(path).assert_consumed()
+    np.testing.assert_array_equal(other(3), positions(3))

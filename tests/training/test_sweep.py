@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from conf.errors import ConfigError, TrainingInterruptedError
+from conf.load import override_config
+from conf.run import read_json, resolve_run
+from conf.training.sweep import SweepConfig
+from conf.training.train import TrainConfig
+from tests.training.killed_run import Silent
+from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
+from training import sweep
+from training.loop.epoch_records import read_history
+from training.sweep import find_metric, list_grid, read_values, run_sweep, suggest_values
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_dataset(tmp_path_factory.mktemp("datasets"))
+
+
+@pytest.fixture
+def config(dataset: Path, tmp_path: Path) -> TrainConfig:
+    return TrainConfig.model_validate(
+        {
+            "dataset": str(dataset),
+            "name": "s",
+            "root": str(tmp_path / "runs"),
+            "model": {"name": "mf", "embedding_dim": 4},
+            "input": {"batch_size": 128},
+            "fit": {"epochs": 2},
+            "evaluation": {"ks": [5, 10]},
+        }
+    )
+
+
+class FixedTrial:
+    """Takes the first choice, and the low end; keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.params: dict[str, object] = {}
+
+    def suggest_categorical(self, key: str, choices: list[str]) -> str:
+        self.params[key] = choices[0]
+        return choices[0]
+
+    def suggest_int(self, key: str, low: int, high: int, *, step: int, log: bool) -> int:
+        assert isinstance(low, int)
+        self.params[key] = low
+        return low
+
+    def suggest_float(self, key: str, low: float, high: float, *, step: object, log: bool) -> float:
+        self.params[key] = low
+        return low
+
+
+SWEEP = SweepConfig.model_validate(
+    {
+        "trials": 5,
+        "space": {
+            "a": [[64, 32], None],
+            "b": {"low": 1, "high": 9, "integer": True},
+            "c": {"low": 0.1, "high": 0.2},
+        },
+    }
+)
+
+
+def test_values_of_any_kind_come_back_as_they_were_written() -> None:
+    trial = FixedTrial()
+    values = suggest_values(trial, SWEEP)
+    assert values == {"a": [64, 32], "b": 1, "c": 0.1}
+    assert read_values(trial.params, SWEEP) == values
+
+
+def test_a_grid_lists_every_point_once() -> None:
+    grid = SweepConfig.model_validate(
+        {"sampler": "grid", "space": {"a": [1, "x"], "b": [True, None, [2]]}}
+    )
+    points = [read_values(point, grid) for point in list_grid(grid)]
+    assert len(points) == 6
+    assert points[0] == {"a": 1, "b": True}
+    assert points[-1] == {"a": "x", "b": [2]}
+
+
+pytest.importorskip("optuna", reason="needs optuna: pip install 'sluice[sweep]'")
+
+GRID = {
+    "sampler": "grid",
+    "space": {"optimizer.learning_rate": [0.001, 0.05], "model.embedding_dim": [2, 4]},
+}
+RANDOM = {
+    "trials": 3,
+    "space": {
+        "optimizer.learning_rate": {"low": 1e-3, "high": 0.1, "log": True},
+        "model.embedding_dim": {"low": 2, "high": 8, "step": 2, "integer": True},
+    },
+}
+
+
+def sweep_config(data: dict, **changes: object) -> SweepConfig:
+    return SweepConfig.model_validate({**data, **changes})
+
+
+def test_a_grid_runs_every_point_and_keeps_the_best(config: TrainConfig) -> None:
+    result = run_sweep(config, sweep_config(GRID), Silent())
+    points = {tuple(trial.values.values()) for trial in result.trials}
+    assert points == {(0.001, 2), (0.001, 4), (0.05, 2), (0.05, 4)}
+    assert [trial.state for trial in result.trials] == ["complete"] * 4
+    for trial in result.trials:
+        run = Path(trial.detail)
+        card = read_json(run / "run_card.json")
+        assert run.is_relative_to(result.directory / "trials")
+        assert card["status"] == "trained"
+        assert (
+            card["config"]["optimizer"]["learning_rate"] == trial.values["optimizer.learning_rate"]
+        )
+        best = read_history(run)[card["training"]["best_epoch"] - 1]
+        assert trial.value == best.validation["ndcg@10"]
+    assert result.best.value == max(trial.value for trial in result.trials)
+    again = TrainConfig.model_validate(yaml.safe_load(result.best_config.read_text()))
+    assert again.name == config.name
+    assert again.root == config.root
+    assert again.model.embedding_dim == result.best.values["model.embedding_dim"]
+    table = json.loads((result.directory / "trials.json").read_text())
+    assert table["best"] == result.best.number
+    assert not (Path(config.root) / "s" / "CURRENT").exists()
+
+
+def test_an_interrupted_sweep_resumes_to_the_trials_of_one_that_was_not(
+    config: TrainConfig, tmp_path: Path, monkeypatch
+) -> None:
+    sampler = "tpe"  # Its first ten trials are drawn at random.
+    wanted = sweep_config(RANDOM, sampler=sampler)
+    elsewhere = config.model_copy(update={"root": str(tmp_path / "whole")})
+    whole = run_sweep(elsewhere, wanted, Silent())
+    fit, runs = sweep.fit_run, []
+
+    def interrupted(*arguments: object, **options: object) -> Path:
+        runs.append(options["resume"])
+        if len(runs) == 2:
+            raise TrainingInterruptedError("SIGTERM")
+        return fit(*arguments, **options)
+
+    monkeypatch.setattr(sweep, "fit_run", interrupted)
+    with pytest.raises(TrainingInterruptedError):
+        run_sweep(config, wanted, Silent())
+    result = run_sweep(config, wanted, Silent(), resume=True)
+    assert len(runs) == 4  # the interrupted trial twice
+    assert [t.values for t in result.trials] == [t.values for t in whole.trials]
+    assert [t.value for t in result.trials] == [t.value for t in whole.trials]
+    assert len({json.dumps(t.values) for t in result.trials}) == 3
+    more = run_sweep(config, sweep_config(RANDOM, sampler=sampler, trials=4), Silent(), resume=True)
+    assert len(runs) == 5
+    assert more.directory == result.directory
+    assert more.trials[:3] == result.trials
+    run_sweep(config, sweep_config(RANDOM, sampler=sampler, trials=4), Silent(), resume=True)
+    assert len(runs) == 5  # nothing is left
+
+
+def test_a_trial_killed_in_the_middle_goes_on_in_its_run(config: TrainConfig, monkeypatch) -> None:
+    class Killed(Silent):
+        def epoch(self, record: object, best: bool) -> None:
+            raise KeyboardInterrupt
+
+    wanted = sweep_config(RANDOM, trials=1)
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(config, wanted, Killed())
+    result = run_sweep(config, wanted, Silent(), resume=True)
+    (trial,) = result.trials
+    assert trial.state == "complete"
+    assert len(list((result.directory / "trials" / "0000" / "runs").iterdir())) == 1
+    assert len(read_history(resolve_run(trial.detail))) == 2
+
+
+def test_a_trial_that_cannot_be_trained_fails_alone(config: TrainConfig) -> None:
+    space = {"optimizer.learning_rate": [1e38, 0.01]}
+    result = run_sweep(config, sweep_config({"sampler": "grid", "space": space}), Silent())
+    assert [trial.state for trial in result.trials] == ["fail", "complete"]
+    assert "diverged" in result.trials[0].detail
+    assert result.best.number == 1
+
+
+def test_a_batch_that_the_split_does_not_fill_fails_its_trial_alone(config: TrainConfig) -> None:
+    space = {"input.batch_size": [100_000, 128]}
+    result = run_sweep(config, sweep_config({"sampler": "grid", "space": space}), Silent())
+    assert [trial.state for trial in result.trials] == ["fail", "complete"]
+    assert "smaller than one batch" in result.trials[0].detail
+
+
+def test_a_trial_that_does_not_measure_the_metric_fails_alone(config: TrainConfig) -> None:
+    config = override_config(config, {"model.objective.kind": "binary"}, "of the test")
+    held_out = {"hash_of": "user_id", "share": 0.3}
+    space = {"input.validation": [held_out, None]}
+    result = run_sweep(config, sweep_config({"sampler": "grid", "space": space}), Silent())
+    assert [trial.state for trial in result.trials] == ["fail", "complete"]
+
+
+def test_trials_are_compared_by_the_rows_that_are_held_out(tmp_path: Path) -> None:
+    version = write_tiny_dataset(tmp_path / "datasets", config=TinyConfig(validation=False))
+    base = {
+        "dataset": str(version),
+        "name": "s",
+        "root": str(tmp_path / "runs"),
+        "input": {"batch_size": 128, "validation": {"hash_of": "user_id", "share": 0.3}},
+        "fit": {"epochs": 1},
+    }
+    wanted = sweep_config({"sampler": "grid", "space": {"optimizer.learning_rate": [0.01]}})
+    for kind, metric in (("sampled_softmax", "ndcg@10"), ("binary", "loss")):
+        model = {"name": "mf", "embedding_dim": 2, "objective": {"kind": kind}}
+        config = TrainConfig.model_validate({**base, "name": kind, "model": model})
+        result = run_sweep(config, wanted, Silent())
+        (record,) = read_history(result.best.run)
+        assert result.metric == metric
+        assert result.best.value == record.validation[metric]
+    with pytest.raises(ConfigError, match="not evaluated"):
+        find_metric(config, wanted.model_copy(update={"metric": "ndcg@10"}))
+
+
+def test_trials_far_behind_are_pruned(config: TrainConfig, monkeypatch) -> None:
+    # Good ones first: five trials are needed before a median counts.
+    rates = [0.05, 0.051, 0.052, 0.053, 0.054, 1e-9]
+    wanted = sweep_config(
+        {"sampler": "grid", "space": {"optimizer.learning_rate": rates}, "prune_after_epochs": 1}
+    )
+    result = run_sweep(config, wanted, Silent())
+    assert [trial.state for trial in result.trials] == ["complete"] * 5 + ["pruned"]
+    assert "pruned after epoch 1" in result.trials[-1].detail
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        ({"optimizer.learning_rat": [1]}, "learning_rate"),
+        ({"model.embedding_dim": [4, "many"]}, "embedding_dim"),
+        ({"fit.epochs": {"low": 0, "high": 3, "integer": True}}, "fit.epochs"),
+    ],
+)
+def test_what_the_config_does_not_take_is_refused_at_once(
+    space: dict, message: str, config: TrainConfig
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run_sweep(config, sweep_config({"trials": 2, "space": space}), Silent())
+    assert not Path(config.root).exists()
+
+
+def test_a_metric_that_is_not_measured_is_refused(config: TrainConfig) -> None:
+    with pytest.raises(ConfigError, match="not evaluated"):
+        run_sweep(config, sweep_config(RANDOM, metric="ndcg@7"), Silent())

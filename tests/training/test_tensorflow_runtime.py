@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from conf.errors import ConfigError, InternalError
+from training.tensorflow_runtime import (
+    close_iterators,
+    describe_error,
+    disk_errors,
+    memory_errors,
+    peak_device_memory_bytes,
+)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        tf.errors.ResourceExhaustedError(None, None, "No space left on device\nmore"),
+    ],
+)
+def test_a_failed_write_says_what_and_how_to_go_on(error: Exception) -> None:
+    with pytest.raises(InternalError) as caught, disk_errors("cannot write it", "free space"):
+        raise error
+    assert caught.value.what == "cannot write it"
+    assert caught.value.fix == "free space"
+    assert "No space left" in str(caught.value.received)
+    assert "more" not in str(caught.value.received)
+
+
+def test_what_tensorflow_writes_around_a_message_is_left_out() -> None:
+    text = "{{function_node __wrapped__SaveV2_CPU:0}} a/state; No space left on device [Op:SaveV2]"
+    error = tf.errors.ResourceExhaustedError(None, None, text)
+    assert describe_error(error) == "a/state; No space left on device"
+
+
+def test_other_errors_pass() -> None:
+    with pytest.raises(ConfigError), disk_errors("cannot write it", "free space"):
+        raise ConfigError("wrong")
+
+
+def test_an_error_without_a_message_is_named_by_its_type() -> None:
+    assert describe_error(AssertionError()) == "AssertionError"
+
+
+def test_devices_are_named_and_asked_by_names_that_tensorflow_knows() -> None:
+    found = peak_device_memory_bytes("CPU")
+    assert set(found) == {
+        f"cpu {number}" for number, _ in enumerate(tf.config.list_logical_devices("CPU"))
+    }
+    # TensorFlow counts the memory of CPUs only once something has asked it to, such as a profile.
+    assert all(held >= 0 for held in found.values())
+
+
+def test_the_peak_is_told_and_not_what_is_held_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get(name: str) -> dict[str, int]:
+        return {"current": 5, "peak": 7 if name == "CPU:0" else 9}
+
+    monkeypatch.setattr(tf.config.experimental, "get_memory_info", get)
+    assert peak_device_memory_bytes("CPU")["cpu 0"] == 7
+
+
+def test_without_a_gpu_there_is_nothing_to_tell() -> None:
+    if tf.config.list_physical_devices("GPU"):
+        pytest.skip("there is a GPU")
+    assert peak_device_memory_bytes() == {}
+
+
+@pytest.mark.gpu
+def test_what_a_gpu_has_held_is_counted() -> None:
+    if not tf.config.list_physical_devices("GPU"):
+        pytest.skip("there is no GPU")
+    tensor = tf.zeros([1 << 20]) + 1.0
+    assert peak_device_memory_bytes()["gpu 0"] >= tensor.shape.num_elements() * 4
+
+
+def test_too_little_memory_is_told_with_what_takes_less() -> None:
+    with pytest.raises(InternalError, match="too little memory") as caught, memory_errors():
+        tf.zeros([1 << 46])  # 256 TiB: more than a process can address.
+    assert "OOM when allocating tensor" in caught.value.render()
+    assert "input.batch_size" in caught.value.render()
+
+
+def test_a_full_disk_is_no_lack_of_memory() -> None:
+    full = tf.errors.ResourceExhaustedError(None, None, "a/b; No space left on device")
+    with pytest.raises(tf.errors.ResourceExhaustedError), memory_errors():
+        raise full
+
+
+ENDS_WITHIN_S = 120
+
+
+@pytest.mark.parametrize("kind", ["shards", "keys"])
+def test_a_script_may_end_with_a_half_read_iterator(kind: str, tiny_version: Path) -> None:
+    script = [sys.executable, "-m", "tests.training.open_iterator", kind, str(tiny_version)]
+    ended = subprocess.run(
+        script, capture_output=True, text=True, timeout=ENDS_WITHIN_S, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr[-2000:]
+
+
+def test_iterators_let_go_of_what_they_read() -> None:
+    iterator = iter(tf.data.Dataset.range(3))
+    assert int(next(iterator)) == 0
+    close_iterators()
+    assert not vars(iterator)

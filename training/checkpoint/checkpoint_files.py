@@ -1,0 +1,306 @@
+"""Checkpoint files: tensors, and the metadata to resume: input position, sums, checksums.
+
+<directory>/state.index, state.data-…    tensors by name, for `tf.train.load_checkpoint`
+            checkpoint.json              resume state; size and SHA-256 of each file
+
+A checkpoint is written beside its siblings and moved among them by one rename: whatever is
+listed was complete when it came there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from conf.errors import InputDataError
+from conf.paths import sync_directory, write_text_atomic
+from conf.schema import fingerprint
+
+
+@dataclass(frozen=True, order=True)
+class Position:
+    """The batch that training reads next.
+
+    Attributes:
+        epoch: Zero-based epoch; so many epochs are finished.
+        batch: Zero-based batch of that epoch; so many of its batches are trained. The number of
+            steps per epoch stands for an epoch that is trained and not yet validated.
+    """
+
+    epoch: int
+    batch: int
+
+    def step(self, steps_per_epoch: int) -> int:
+        """Returns the number of steps before this position, over all epochs."""
+        return self.epoch * steps_per_epoch + self.batch
+
+
+@dataclass(frozen=True)
+class EpochSums:
+    """Sums over the steps of an epoch that are done.
+
+    Attributes:
+        loss: Sum of the steps' losses.
+        wait_s: Seconds that the steps waited for their batches.
+        seconds: Wall time of the steps.
+    """
+
+    loss: float = 0.0
+    wait_s: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class ResumeState:
+    """All that a run needs, beside its variables, to go on to the bit.
+
+    Every draw of training is a function of the run's seed and of a counter: the epoch for the
+    order of records, the optimizers' step, which is one of the variables, for dropout and
+    negatives. Seed and counters are the whole state of random numbers.
+
+    Attributes:
+        position: The next batch.
+        sums: Sums of the epoch that the position is in.
+        seed: The run's seed.
+    """
+
+    position: Position
+    sums: EpochSums
+    seed: int
+
+
+STATE_PREFIX = "state"
+METADATA_FILE = "checkpoint.json"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class CheckpointLayout:
+    """Which tensor is which, for a run that starts from this one with another vocabulary.
+
+    Attributes:
+        tables: Name of each embedding table's tensor by the table's name, in the order in which
+            the optimizer lists its slots.
+        dense: Names of the dense weights' tensors, in the optimizer's order.
+        keys: Name of the tensor with the keys of each dynamic table's rows, by the table's name;
+            the first key has row 2.
+    """
+
+    tables: Mapping[str, str]
+    dense: tuple[str, ...]
+    keys: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CheckpointMetadata:
+    """What `checkpoint.json` says.
+
+    Attributes:
+        standing: Where the run stood.
+        layout: Which tensor is which.
+    """
+
+    standing: ResumeState
+    layout: CheckpointLayout
+
+
+def write_checkpoint(
+    directory: Path, tensors: Mapping[str, tf.Tensor], seal: CheckpointMetadata
+) -> None:
+    """Writes a checkpoint into a directory that it makes, through to the disk.
+
+    Raises:
+        OSError: The disk is full, or there is no permission.
+        tf.errors.OpError: The same, met by TensorFlow.
+    """
+    directory.mkdir(parents=True)
+    names = list(tensors)
+    with tf.device("CPU:0"):
+        tf.raw_ops.SaveV2(
+            prefix=str(directory / STATE_PREFIX),
+            tensor_names=names,
+            shape_and_slices=[""] * len(names),
+            tensors=[tensors[name] for name in names],
+        )
+    files = {}
+    for file in sorted(directory.iterdir()):
+        with file.open("rb") as handle:
+            os.fsync(handle.fileno())
+        files[file.name] = _describe_file(file)
+    content = {
+        "format_version": FORMAT_VERSION,
+        "files": files,
+        "standing": asdict(seal.standing),
+        "layout": {
+            "tables": list(seal.layout.tables.items()),
+            "dense": list(seal.layout.dense),
+            "keys": dict(seal.layout.keys),
+        },
+    }
+    content["fingerprint"] = fingerprint(content)
+    write_text_atomic(directory / METADATA_FILE, json.dumps(content, indent=1))
+
+
+def read_checkpoint(directory: Path) -> CheckpointMetadata:
+    """Reads what a checkpoint says of itself, and checks every byte of its files.
+
+    Raises:
+        InputDataError: A file is missing, cut short or changed.
+    """
+    try:
+        content = json.loads((directory / METADATA_FILE).read_text(encoding="utf-8"))
+        expected = content.pop("fingerprint")
+        seal = _parse_metadata(content)
+        files = dict(content["files"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise build_damaged_error(directory / METADATA_FILE, repr(error)) from error
+    if fingerprint(content) != expected:
+        raise build_damaged_error(directory / METADATA_FILE, "it is not what was written")
+    for name, wanted in files.items():
+        try:
+            found = _describe_file(directory / Path(name).name)
+        except OSError as error:
+            raise build_damaged_error(directory / name, error.strerror or repr(error)) from error
+        if found != wanted:
+            raise build_damaged_error(
+                directory / name,
+                f"{found['bytes']} bytes, SHA-256 {found['sha256'][:12]}",
+                f"{wanted['bytes']} bytes, SHA-256 {wanted['sha256'][:12]}",
+            )
+    return seal
+
+
+def build_damaged_error(file: Path, received: str, allowed: str | None = None) -> InputDataError:
+    """Returns the error that names a damaged file of a checkpoint."""
+    return InputDataError(
+        "a checkpoint is damaged",
+        received=f"{file}: {received}",
+        allowed=allowed,
+        fix="restore the file, use another checkpoint, or train again without --resume",
+    )
+
+
+def _describe_file(file: Path) -> dict[str, Any]:
+    with file.open("rb") as handle:
+        digest = hashlib.file_digest(handle, "sha256").hexdigest()
+        return {"bytes": handle.tell(), "sha256": digest}
+
+
+def _parse_metadata(content: Mapping[str, Any]) -> CheckpointMetadata:
+    if content["format_version"] != FORMAT_VERSION:
+        raise ValueError(f"format version {content['format_version']}, not {FORMAT_VERSION}")
+    layout = content["layout"]
+    return CheckpointMetadata(
+        parse_resume_state(content["standing"]),
+        CheckpointLayout(
+            dict(layout["tables"]), tuple(layout["dense"]), dict(layout.get("keys", {}))
+        ),
+    )
+
+
+def parse_resume_state(content: Mapping[str, Any]) -> ResumeState:
+    """Returns the standing that `dataclasses.asdict` made a mapping of."""
+    parts = {
+        "position": Position(**content["position"]),
+        "sums": EpochSums(**content["sums"]),
+    }
+    return ResumeState(**{**content, **parts})
+
+
+def link_checkpoint(source: Path, target: Path) -> None:
+    """Makes a second checkpoint of the same files, which take no more space where links work."""
+    target.mkdir(parents=True)
+    for file in source.iterdir():
+        try:
+            os.link(file, target / file.name)
+        except OSError:  # A file system without hard links.
+            (target / file.name).write_bytes(file.read_bytes())
+            with (target / file.name).open("rb") as handle:
+                os.fsync(handle.fileno())
+    sync_directory(target)
+
+
+ENTRY_PATTERN = re.compile(r"([0-9]{5,})-([0-9]{9,})(?:\.([0-9]+))?")
+LEFTOVER_PREFIX = "."
+
+
+@dataclass(frozen=True, order=True)
+class CheckpointEntry:
+    """One checkpoint.
+
+    Attributes:
+        position: Where the run stood.
+        attempt: 0, or how often the position had been saved before, which a run does that went
+            on from an older checkpoint.
+        path: Its folder.
+    """
+
+    position: Position
+    attempt: int
+    path: Path
+
+
+def list_checkpoints(shelf: Path) -> list[CheckpointEntry]:
+    """Returns the checkpoints of a directory, oldest first; one that does not exist has none."""
+    if not shelf.is_dir():
+        return []
+    found = []
+    for path in shelf.iterdir():
+        match = ENTRY_PATTERN.fullmatch(path.name)
+        if match and path.is_dir():
+            epoch, batch, attempt = match.groups(default="0")
+            found.append(CheckpointEntry(Position(int(epoch), int(batch)), int(attempt), path))
+    return sorted(found)
+
+
+def publish_checkpoint(written: Path, shelf: Path, position: Position) -> Path:
+    """Moves a written checkpoint onto a shelf and returns its path.
+
+    One of the same position stays until `prune`: there is no moment without either.
+    """
+    shelf.mkdir(parents=True, exist_ok=True)
+    attempts = [entry.attempt for entry in list_checkpoints(shelf) if entry.position == position]
+    suffix = f".{max(attempts) + 1}" if attempts else ""
+    target = shelf / f"{position.epoch:05d}-{position.batch:09d}{suffix}"
+    written.rename(target)
+    sync_directory(shelf)
+    return target
+
+
+def prune_checkpoints(shelf: Path, keep: int, unreadable: Collection[Path] = ()) -> None:
+    """Removes all but the newest checkpoints.
+
+    Args:
+        shelf: The directory.
+        keep: How many to keep.
+        unreadable: Checkpoints to remove in any case.
+    """
+    entries = list_checkpoints(shelf)
+    newest = {entry.position: entry for entry in entries if entry.path not in unreadable}
+    kept = {newest[position].path for position in sorted(newest)[-keep:]}
+    for entry in entries:
+        if entry.path not in kept:
+            remove_checkpoint(entry.path)
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Removes a checkpoint; killed in between, it leaves nothing that looks like one."""
+    hidden = path.with_name(f"{LEFTOVER_PREFIX}{path.name}.removed")
+    shutil.rmtree(hidden, ignore_errors=True)
+    path.rename(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Removes what a killed run left half written or half removed."""
+    for path in directory.glob(f"{LEFTOVER_PREFIX}*"):
+        shutil.rmtree(path, ignore_errors=True)

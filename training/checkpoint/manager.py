@@ -1,0 +1,236 @@
+"""Checkpoint manager: saves and restores one run's state, writing while training goes on."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from conf.errors import ConfigError
+from conf.run import CHECKPOINTS_DIR
+from conf.training.train import CheckpointConfig
+from training.checkpoint.checkpoint_files import (
+    CheckpointLayout,
+    CheckpointMetadata,
+    Position,
+    ResumeState,
+    link_checkpoint,
+    list_checkpoints,
+    parse_resume_state,
+    prune_checkpoints,
+    publish_checkpoint,
+    remove_leftovers,
+    write_checkpoint,
+)
+from training.checkpoint.restore import restore_newest
+from training.checkpoint.training_state import (
+    MODEL,
+    OPTIMIZERS,
+    TrainingState,
+    collect_state,
+    copy_state,
+    find_non_finite,
+)
+from training.distribution.workers import Workers
+from training.loop.diverged_batch import build_divergence_error
+from training.loop.optimizers import Optimizers
+from training.models.retrieval import RetrievalModel
+from training.tensorflow_runtime import disk_errors
+
+
+class BackgroundWriter:
+    """Runs writes one after the other; what one raises is raised by the next call.
+
+    Args:
+        asynchronous: Whether writes run in a thread while the caller goes on.
+    """
+
+    def __init__(self, asynchronous: bool) -> None:
+        self._executor = (
+            ThreadPoolExecutor(1, thread_name_prefix="checkpoint") if asynchronous else None
+        )
+        self._pending: Future[None] | None = None
+
+    def submit(self, write: Callable[[], None]) -> None:
+        """Starts a write, after the one before has ended.
+
+        Raises:
+            Exception: What the one before raised, or this one where it runs in the caller.
+        """
+        self.wait()
+        if self._executor is None:
+            write()
+        else:
+            self._pending = self._executor.submit(write)
+
+    def check(self) -> None:
+        """Raises what a write that has ended raised; does not wait."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Waits for the write under way, and raises what it raised."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def close(self) -> None:
+        """Waits for the write under way and ends the thread; raises nothing."""
+        self._pending = None
+        if self._executor is not None:
+            self._executor.shutdown(wait=True)
+
+
+LAST_DIR = "last"
+BEST_DIR = "best"
+WRITING_DIR = ".writing"
+
+_log = logging.getLogger("sluice.training.checkpoint")
+
+
+class CheckpointManager:
+    """The checkpoints of one run, which one process alone writes and reads.
+
+    Args:
+        run: Directory of the run.
+        model: The model.
+        optimizers: Its optimizers, with the moments that a resumed run goes on from.
+        config: How many to keep, and whether to write while training goes on.
+        workers: The processes of the run; the chief writes, and sends the others what it restores.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        model: RetrievalModel,
+        optimizers: Optimizers,
+        config: CheckpointConfig | None = None,
+        workers: Workers | None = None,
+    ) -> None:
+        self._config = config or CheckpointConfig()
+        self._workers = workers or Workers(tf.distribute.get_strategy())
+        self._directory = run / CHECKPOINTS_DIR
+        self._last, self._best = self._directory / LAST_DIR, self._directory / BEST_DIR
+        self.state = collect_state(**{MODEL: model, OPTIMIZERS: optimizers})
+        if self._workers.are_processes and self.state.saveables:
+            raise ConfigError(
+                "tables that grow are trained in one process",
+                received=", ".join(self.state.saveables),
+                fix="set devices.strategy=mirrored",
+            )
+        self.layout = describe_layout(self.state, model)
+        self._writer = BackgroundWriter(self._config.asynchronous)
+        self._unreadable: list[Path] = []
+        self._saved: Position | None = None
+
+    @property
+    def newest_epoch(self) -> int:
+        """Finished epochs of the newest checkpoint to resume from, readable or not; 0: none."""
+        entries = list_checkpoints(self._last)
+        return entries[-1].position.epoch if entries else 0
+
+    @property
+    def saved(self) -> Position | None:
+        """The position that was saved or restored last."""
+        return self._saved
+
+    def restore_last(self, tell: Callable[[str], None] = _log.warning) -> ResumeState | None:
+        """Restores the newest readable checkpoint and returns where the run stood, if any.
+
+        Args:
+            tell: Receives a message for each damaged checkpoint that is passed over.
+
+        Raises:
+            InputDataError: No checkpoint fits the model and can be read.
+        """
+        found = self._workers.share(lambda: self._restore_last(tell))
+        if found is None:
+            return None
+        self._workers.share_variables(self.state.variables.values())
+        standing = parse_resume_state(found)
+        self._saved = standing.position
+        return standing
+
+    def _restore_last(self, tell: Callable[[str], None]) -> dict[str, Any] | None:
+        remove_leftovers(self._directory)
+        seal, self._unreadable = restore_newest(self._last, self.state, tell)
+        return None if seal is None else asdict(seal.standing)
+
+    def save(self, standing: ResumeState, *, best: bool = False) -> None:
+        """Copies the state and writes it, after the write before has ended.
+
+        Args:
+            standing: Where the run stands.
+            best: Whether it is the best epoch so far.
+
+        Raises:
+            InternalError: This write or the one before failed.
+            TrainingDivergedError: A saved number is not finite; nothing was written.
+        """
+        if not self._workers.is_chief:
+            self._saved = standing.position
+            return
+        self._writer.wait()  # Two copies of the state are never held at once.
+        tensors = copy_state(self.state)
+        self._saved = standing.position
+        self._writer.submit(
+            lambda: self._write(tensors, CheckpointMetadata(standing, self.layout), best)
+        )
+
+    def check(self) -> None:
+        """Raises what a write in the background raised, if it has ended."""
+        self._writer.check()
+
+    def wait(self) -> None:
+        """Waits until all that was saved is on the disk, and raises what the write raised."""
+        self._writer.wait()
+
+    def close(self) -> None:
+        """Lets the write under way end; raises nothing."""
+        self._writer.close()
+
+    def _write(
+        self, tensors: Mapping[str, tf.Tensor], seal: CheckpointMetadata, best: bool
+    ) -> None:
+        position = seal.standing.position
+        name = find_non_finite(tensors.items())
+        if name is not None:
+            raise build_divergence_error(f"{name} is not finite", position)
+        writing = self._directory / WRITING_DIR
+        with disk_errors(
+            "cannot write a checkpoint; the one before is untouched",
+            "free some space (or check the permissions), then go on with --resume",
+        ):
+            try:
+                self._directory.mkdir(parents=True, exist_ok=True)
+                remove_leftovers(self._directory)
+                write_checkpoint(writing, tensors, seal)
+                if best:
+                    linked = writing.with_suffix(".best")
+                    link_checkpoint(writing, linked)
+                    publish_checkpoint(linked, self._best, position)
+                    prune_checkpoints(self._best, self._config.keep_best)
+                # The last one comes last: it is what says that an epoch is done.
+                publish_checkpoint(writing, self._last, position)
+                prune_checkpoints(self._last, self._config.keep_last, self._unreadable)
+            except BaseException:
+                shutil.rmtree(writing, ignore_errors=True)  # A full disk needs the room.
+                raise
+        self._unreadable = []
+
+
+def describe_layout(state: TrainingState, model: RetrievalModel) -> CheckpointLayout:
+    """Returns which tensor holds which of a model's weights."""
+    tables = {name: model.tables[name].rows for name in sorted(model.tables)}
+    keys = {name: state.name_of_keys(rows) for name, rows in tables.items()}
+    return CheckpointLayout(
+        {name: state.name_of(rows) for name, rows in tables.items()},
+        tuple(state.name_of(variable) for variable in model.dense_variables),
+        {name: found for name, found in keys.items() if found is not None},
+    )

@@ -1,0 +1,216 @@
+"""Training state as named tensors: what a checkpoint holds.
+
+Names are paths in the graph of trackable objects, such as `model/user_tower/mlp/kernel`: a
+variable that several objects hold is saved once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from conf.errors import InputDataError
+from training.embedding.key_index import FIRST_ROW
+from training.embedding.key_space import SAVED_KEYS, GrowingRows
+from training.embedding.static_table import RowShards, TableRows, list_variables
+from training.tensorflow_runtime import describe_error
+
+MODEL = "model"
+OPTIMIZERS = "optimizers"
+NAMED_PROBLEMS = 5
+# Where Keras' optimizers hold every variable once more; slots are named by their own lists.
+LISTS_OF_ALL = {"_variables", "_trainable_variables"}
+
+
+@runtime_checkable
+class Saveable(Protocol):
+    """State that grows, which no variable of a fixed shape can hold: the keys of a dynamic table.
+
+    An object with these methods that a model or its optimizers hold as an attribute is saved and
+    restored by them; variables below it are not looked at.
+    """
+
+    def state_tensors(self) -> Mapping[str, tf.Tensor]:
+        """Returns the state by name, as tensors that later updates do not change."""
+        ...
+
+    def restore_tensors(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """Takes the state over from the tensors of an earlier `state_tensors`."""
+        ...
+
+    def find_problems(self, found: Mapping[str, tuple[str, list[int]]]) -> list[str]:
+        """Returns why `restore_tensors` could not take tensors over; none: it can.
+
+        Args:
+            found: Type and shape of each tensor, by name.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """What is saved, by name.
+
+    Attributes:
+        variables: Variables; one that is split counts as one, and one that grows is as long as
+            its table has rows.
+        saveables: Objects that bring their own tensors.
+    """
+
+    variables: dict[str, TableRows]
+    saveables: dict[str, Saveable]
+
+    def name_of(self, variable: TableRows) -> str:
+        """Returns the name that a variable is saved under.
+
+        Raises:
+            KeyError: It is not part of the state.
+        """
+        for name, other in self.variables.items():
+            if other is variable:
+                return name
+        raise KeyError(variable.name)
+
+    def name_of_keys(self, rows: TableRows) -> str | None:
+        """Returns the name that the keys of a matrix that grows are saved under, else None."""
+        if not isinstance(rows, GrowingRows):
+            return None
+        found = next(name for name, other in self.saveables.items() if other is rows.keys)
+        return f"{found}/{SAVED_KEYS}"
+
+
+def collect_state(**roots: Any) -> TrainingState:
+    """Finds every variable and every `Saveable` that the given objects hold.
+
+    Args:
+        roots: Trackable objects by the first part of the names. What several of them hold is
+            named after the first: the model comes before its optimizers.
+    """
+    state = TrainingState({}, {})
+    seen: set[int] = set()
+    for root in roots.items():
+        _collect(root, state, seen)
+    return state
+
+
+def _collect(root: tuple[str, Any], state: TrainingState, seen: set[int]) -> None:
+    """Breadth first, so that the shortest path names what is held twice."""
+    queue = deque([root])
+    while queue:
+        name, node = queue.popleft()
+        # Keras wraps its variables; the model may hold the inner one.
+        node = node.value if isinstance(node, keras.Variable) else node
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, (tf.Variable, RowShards, GrowingRows)):
+            state.variables[name] = node
+            seen.update(id(variable) for variable in list_variables(node))
+        elif isinstance(node, Saveable):
+            state.saveables[name] = node
+        else:
+            children = tf.train.TrackableView(node).children(node)
+            ordered = sorted(children, key=lambda key: (key in LISTS_OF_ALL, key))
+            queue.extend((f"{name}/{key}", children[key]) for key in ordered)
+
+
+def copy_state(state: TrainingState) -> dict[str, tf.Tensor]:
+    """Returns the state as tensors in host memory that later steps do not change."""
+    tensors: dict[str, tf.Tensor] = {}
+    with tf.device("CPU:0"):
+        for name, variable in state.variables.items():
+            tensors[name] = tf.identity(variable.read_value())
+        for name, saveable in state.saveables.items():
+            for key, tensor in saveable.state_tensors().items():
+                tensors[f"{name}/{key}"] = tf.identity(tensor)
+    return tensors
+
+
+def find_non_finite(tensors: Iterable[tuple[str, tf.Tensor]]) -> str | None:
+    """Returns the name of the first tensor that holds a NaN or an infinity, or None."""
+    for name, tensor in tensors:
+        if tensor.dtype.is_floating and not bool(tf.reduce_all(tf.math.is_finite(tensor))):
+            return name
+    return None
+
+
+def restore_state(state: TrainingState, prefix: Path) -> None:
+    """Sets the state to what a checkpoint holds; what is more in it is left alone.
+
+    Args:
+        state: What to set. Nothing is, unless all of it can be.
+        prefix: The checkpoint's path without suffix.
+
+    Raises:
+        InputDataError: The files cannot be read, or a variable is missing or of another shape.
+    """
+    try:
+        reader = tf.train.load_checkpoint(str(prefix))
+        problems = _describe_problems(state, reader)
+    except Exception as error:  # Damaged bytes end in whatever the code that trips raises.
+        raise _build_refusal(prefix, describe_error(error)) from error
+    if problems:
+        more = len(problems) - NAMED_PROBLEMS
+        shown = "; ".join(problems[:NAMED_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
+        raise _build_refusal(prefix, shown)
+    try:
+        for name, variable in state.variables.items():
+            variable.assign(reader.get_tensor(name))
+        found = reader.get_variable_to_shape_map()
+        for name, saveable in state.saveables.items():
+            start = f"{name}/"
+            keys = [key for key in found if key.startswith(start)]
+            saveable.restore_tensors(
+                {key.removeprefix(start): reader.get_tensor(key) for key in keys}
+            )
+    except (tf.errors.OpError, ValueError) as error:
+        raise _build_refusal(prefix, describe_error(error)) from error
+
+
+def _describe_problems(state: TrainingState, reader: Any) -> list[str]:
+    shapes = reader.get_variable_to_shape_map()
+    dtypes = reader.get_variable_to_dtype_map()
+    problems = []
+    for name, variable in state.variables.items():
+        if name not in shapes:
+            problems.append(f"{name} is not in it")
+            continue
+        found = (list(shapes[name]), dtypes[name].name)
+        wanted = (_saved_shape(state, variable, shapes), variable.dtype.name)
+        if found != wanted:
+            problems.append(f"{name} is {found[1]} {found[0]}, not {wanted[1]} {wanted[0]}")
+    for name, saveable in state.saveables.items():
+        start = f"{name}/"
+        own = {
+            key.removeprefix(start): (dtypes[key].name, list(shapes[key]))
+            for key in shapes
+            if key.startswith(start)
+        }
+        problems += [f"{name}: {problem}" for problem in saveable.find_problems(own)]
+    return problems
+
+
+def _saved_shape(
+    state: TrainingState, variable: TableRows, shapes: Mapping[str, list[int]]
+) -> list[int | None]:
+    """The shape that a variable must have been saved with: one that grows, a row for each key."""
+    keys = state.name_of_keys(variable)
+    shape: list[int | None] = variable.shape.as_list()
+    if keys is None:
+        return shape
+    return [FIRST_ROW + shapes[keys][0] if keys in shapes else None, *shape[1:]]
+
+
+def _build_refusal(prefix: Path, received: str) -> InputDataError:
+    return InputDataError(
+        "cannot restore a checkpoint: it is damaged or belongs to another model",
+        received=f"{prefix.parent}: {received}",
+        fix="train again without --resume, or restore the files",
+    )

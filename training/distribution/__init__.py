@@ -1,0 +1,1 @@
+"""Devices and processes: replicas, several workers, parameter servers."""

@@ -1,0 +1,261 @@
+"""Static embedding tables: one row per id, whole or spread over parameter servers."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from conf.schema import FIRST_TOKEN_ID, PAD_ID
+from training.distribution.parameter_server import ParameterServers
+from training.embedding.distinct_rows import FoundRows, current_rows, spread_rows
+from training.embedding.key_space import GrowingRows
+
+MIN_SHARD_BYTES = 256 << 10
+"""A table is split where each server gets so much of it, as TensorFlow's partitioner does."""
+
+
+class RowShards(tf.Module):
+    """A matrix `[rows, dim]` in several variables: row `i` is in variable `i % shards`.
+
+    Ids are numbered by falling frequency: of contiguous shards the first would get nearly all
+    the work. What a checkpoint holds is the whole matrix, whatever the number of shards.
+
+    Args:
+        shards: The variables; the first ones have one row more where rows do not divide evenly.
+    """
+
+    def __init__(self, shards: list[tf.Variable]) -> None:
+        super().__init__(name="row_shards")
+        self.shards = shards
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """Shape of the matrix."""
+        rows = sum(int(shard.shape[0]) for shard in self.shards)
+        return tf.TensorShape([rows, self.shards[0].shape[1]])
+
+    @property
+    def dtype(self) -> tf.DType:
+        """Type of a number."""
+        return self.shards[0].dtype
+
+    def lookup(self, ids: tf.Tensor) -> tf.Tensor:
+        """Returns rows, `ids.shape + [dim]`; each is read once, however often its id occurs.
+
+        Args:
+            ids: int32 or int64, any shape.
+        """
+        unique, position = tf.unique(tf.reshape(ids, [-1]))
+        rows = tf.compat.v1.nn.embedding_lookup(self.shards, unique, partition_strategy="mod")
+        return tf.gather(rows, tf.reshape(position, tf.shape(ids)))
+
+    def scatter_update(self, slices: tf.IndexedSlices) -> None:
+        """Sets rows."""
+        count = len(self.shards)
+        for number, shard in enumerate(self.shards):
+            own = tf.where(slices.indices % count == number)[:, 0]
+            ids = tf.gather(slices.indices, own) // count
+            shard.scatter_update(tf.IndexedSlices(tf.gather(slices.values, own), ids))
+
+    def read_value(self) -> tf.Tensor:
+        """Returns the matrix."""
+        count, rows = len(self.shards), self.shape[0]
+        ids = [tf.range(number, rows, count) for number in range(count)]
+        return tf.dynamic_stitch(ids, [shard.read_value() for shard in self.shards])
+
+    def numpy(self) -> np.ndarray:
+        """Returns the matrix."""
+        return np.asarray(self.read_value())
+
+    def assign(self, values: tf.Tensor | np.ndarray) -> None:
+        """Sets the matrix."""
+        for number, shard in enumerate(self.shards):
+            shard.assign(values[number :: len(self.shards)])
+
+    def fill_like(self, value: float, name: str) -> RowShards:
+        """Returns another matrix of this shape, each shard beside the one of this matrix."""
+        extended = tf.distribute.get_strategy().extended
+        shards = []
+        for shard in self.shards:
+            with extended.colocate_vars_with(shard):
+                fill = functools.partial(tf.fill, shard.shape, value)
+                shards.append(tf.Variable(fill, trainable=False, name=name))
+        return RowShards(shards)
+
+
+TableRows: TypeAlias = tf.Variable | RowShards | GrowingRows
+
+
+def build_table_rows(rows: int, dim: int, name: str) -> TableRows:
+    """Returns a matrix of zeros; call it under the strategy's scope.
+
+    Args:
+        rows: Its rows.
+        dim: Length of a row.
+        name: Name of the variable.
+    """
+    strategy = tf.distribute.get_strategy()
+    if not isinstance(strategy, ParameterServers):
+        return tf.Variable(tf.zeros([rows, dim]), name=name)
+    return build_row_shards(rows, dim, name, count_shards(rows, dim, strategy))
+
+
+def build_row_shards(rows: int, dim: int, name: str, count: int) -> RowShards:
+    """Returns a matrix of zeros in as many variables; none is on this machine as a whole."""
+    sizes = [len(range(number, rows, count)) for number in range(count)]
+    return RowShards(
+        [
+            tf.Variable(functools.partial(tf.zeros, [size, dim]), name=f"{name}/part_{number}")
+            for number, size in enumerate(sizes)
+        ]
+    )
+
+
+def count_shards(rows: int, dim: int, strategy: ParameterServers) -> int:
+    """Returns how many servers a matrix is split over: all, unless it is small."""
+    enough = rows * dim * tf.float32.size // MIN_SHARD_BYTES
+    return max(1, min(enough, len(strategy.cluster.servers), rows))
+
+
+def fill_like(rows: TableRows, value: float, name: str) -> TableRows:
+    """Returns a matrix that is not trained, of the shape and in the place of another one."""
+    if isinstance(rows, RowShards | GrowingRows):
+        return rows.fill_like(value, name)
+    return tf.Variable(tf.fill(rows.shape, value), trainable=False, name=name)
+
+
+def list_variables(rows: TableRows) -> list[tf.Variable]:
+    """Returns the variables that a matrix lies in."""
+    if isinstance(rows, GrowingRows):
+        return [rows.variable]
+    return rows.shards if isinstance(rows, RowShards) else [rows]
+
+
+PIECE_ROWS = 1 << 20
+"""Rows that are drawn at once; a multiple of four."""
+_PHILOX = 1
+
+
+class EmbeddingTable(tf.Module):
+    """A trainable matrix `[vocabulary_size, dim]` whose padding row reads as zeros.
+
+    Rows start at draws that depend on the seed, the table's name and the row alone, so they are
+    the same on every replica and whatever order tables are built in. The rows of padding and of
+    OOV start at zeros: where training meets no OOV, a random row would speak for every unknown id.
+
+    Args:
+        name: Name of the table; features that name the same table share it.
+        vocabulary_size: Number of ids, padding and OOV included.
+        dim: Length of a row.
+        seed: Seed of the first values.
+        stddev: Standard deviation of the first values; None starts at zeros.
+    """
+
+    def __init__(
+        self, name: str, vocabulary_size: int, dim: int, *, seed: int, stddev: float | None = 0.05
+    ) -> None:
+        super().__init__(name="embedding_table")
+        self._vocabulary_size = vocabulary_size
+        self.dim = dim
+        self.rows: TableRows = build_table_rows(vocabulary_size, dim, f"{name}/rows")
+        if stddev is not None:
+            _draw_first_rows(self.rows, [seed, zlib.crc32(name.encode())], stddev)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of ids, padding and OOV included."""
+        return self._vocabulary_size
+
+    @property
+    def variable(self) -> tf.Variable | RowShards:
+        """What rows are read from."""
+        return self.rows
+
+    def lookup(self, ids: tf.Tensor) -> tf.Tensor:
+        """Returns the rows of ids, zeros (and no gradient) where the id is padding.
+
+        Args:
+            ids: int32 or int64, any shape, each in `[0, vocabulary_size)`.
+
+        Returns:
+            float32 `ids.shape + [dim]`.
+        """
+        mask = tf.cast(tf.not_equal(ids, PAD_ID), tf.float32)
+        return self.gather(ids) * mask[..., tf.newaxis]
+
+    def gather(self, ids: tf.Tensor) -> tf.Tensor:
+        """As `lookup`, without the mask: for callers that weight padding by zero themselves."""
+        found = self.find_rows(ids)
+        if found is not None and found.segments is None:
+            return spread_rows(found.rows, found.positions)
+        shared = current_rows()
+        if shared is not None:
+            shared.note_others(self.variable)
+        return self._read(self.variable, ids)
+
+    def find_rows(self, ids: tf.Tensor) -> FoundRows | None:
+        """Returns the rows of a feature of the batch where the step has them; else None."""
+        shared = current_rows()
+        return None if shared is None else shared.find(self.variable, ids, self._read)
+
+    def _read(self, variable: tf.Variable | RowShards, ids: tf.Tensor) -> tf.Tensor:
+        return read_rows(variable, ids)
+
+
+def read_rows(table: TableRows, ids: tf.Tensor) -> tf.Tensor:
+    """Returns rows of a table without reading the rest of it.
+
+    `tf.nn.embedding_lookup` and `tf.gather` copy a variable that is mirrored on several devices
+    as a whole, each time. In a replica, and in its update, the handle is that of its own copy; a
+    gradient tape follows it where it watches the variable, as the training step's does.
+
+    Args:
+        table: Variable `[vocabulary_size, dim]`, or its shards.
+        ids: int32 or int64, any shape.
+
+    Returns:
+        `ids.shape + [dim]`; its gradient names rows.
+    """
+    if isinstance(table, RowShards):
+        return table.lookup(ids)
+    if not isinstance(table, tf.distribute.DistributedValues):
+        return tf.nn.embedding_lookup(table, ids)
+    try:
+        handle = table.handle
+    except ValueError:  # Outside of replicas all copies are alike.
+        return tf.gather(tf.distribute.get_strategy().experimental_local_results(table)[0], ids)
+    return tf.raw_ops.ResourceGather(resource=handle, indices=ids, dtype=table.dtype)
+
+
+def _draw_first_rows(rows: TableRows, seed: list[int], stddev: float) -> None:
+    """Fills a table piece by piece, so that a large one is in memory once and not three times.
+
+    The draws are those of `tf.random.stateless_normal` for the whole table: its generator counts
+    four numbers at a time, so a piece that starts at a multiple of four starts its counter there.
+    """
+    vocabulary_size, dim = rows.shape
+    copies: Sequence[TableRows] = [rows]
+    if not isinstance(rows, RowShards):
+        copies = tf.distribute.get_strategy().experimental_local_results(rows)
+    with tf.device("CPU:0"):
+        state = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
+    for start in range(0, vocabulary_size, PIECE_ROWS):
+        stop = min(start + PIECE_ROWS, vocabulary_size)
+        with tf.device("CPU:0"):
+            draws = tf.raw_ops.StatelessRandomNormalV2(
+                shape=[stop - start, dim],
+                key=state.key,
+                counter=state.counter + tf.constant([start * dim // 4, 0], tf.uint64),
+                alg=_PHILOX,
+            )
+            is_token = tf.cast(tf.range(start, stop) >= FIRST_TOKEN_ID, tf.float32)
+            draws *= stddev * is_token[:, tf.newaxis]
+        # By scatter: assigning to a slice of a variable first copies all of it.
+        piece = tf.IndexedSlices(draws, tf.range(start, stop))
+        for copy in copies:
+            copy.scatter_update(piece)

@@ -1,0 +1,1 @@
+"""Ranking and classification metrics of a trained model."""

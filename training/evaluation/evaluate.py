@@ -1,0 +1,260 @@
+"""Evaluation of a trained model on a split, beside popularity and chance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from conf.manifest import Manifest
+from conf.paths import ReadablePath
+from conf.schema import OOV_ID, PAD_ID
+from conf.training.input import InputConfig
+from training.checkpoint.restore import TrainedModel
+from training.evaluation.item_index import build_item_index
+from training.evaluation.label_metrics import LabelScores, find_user_ids
+from training.evaluation.metrics import Pairs, RankingMeans
+from training.evaluation.protocols import (
+    FULL_ALL,
+    FULL_UNSEEN,
+    SAMPLED_GIVEN,
+    BatchReader,
+    RankingBatch,
+    UniformNegatives,
+    count_missing,
+    headline_protocol,
+    rank_by_protocol,
+    require_rows,
+    warn_unmasked,
+)
+from training.evaluation.scorers import (
+    ListStatistics,
+    ModelScorer,
+    PopularityScorer,
+    RandomScorer,
+    Scorer,
+)
+from training.objectives.item_catalog import read_catalog_counts
+
+if TYPE_CHECKING:
+    from training.models.retrieval import RetrievalModel
+
+LIST_LENGTH = 10
+
+
+def evaluate_full(
+    model: RetrievalModel,
+    version_dir: ReadablePath,
+    manifest: Manifest,
+    split: str,
+    ks: Sequence[int],
+    mask_seen: bool,
+    batch_size: int,
+    held_out: InputConfig | None = None,
+) -> dict[str, float]:
+    """Ranks each row's target among the whole catalogue; what validation calls every epoch.
+
+    Ties count against the target; targets outside the catalogue count as misses.
+
+    Args:
+        model: The model as it stands.
+        version_dir: Directory of the dataset version.
+        manifest: Its manifest.
+        split: Split to rank.
+        ks: Cut-offs.
+        mask_seen: Whether items that the user had met before are left out.
+        batch_size: Rows ranked at a time, at most.
+        held_out: Ranks the rows of train alone that `validation` of this config keeps apart.
+
+    Returns:
+        `hit_rate@k`, `recall@k`, `ndcg@k` for each k, and `mrr`.
+
+    Raises:
+        InputDataError: The split is empty, a record is damaged, or a vector is not finite.
+    """
+    protocol = headline_protocol(manifest, mask_seen, split)
+    index = build_item_index(model, version_dir, manifest, batch_size)
+    scorer = ModelScorer(model, index)
+    reader = BatchReader(version_dir, manifest, index, tuple(model.user_inputs), batch_size)
+    means = RankingMeans(ks)
+    for batch in reader.read(split, seen=protocol == FULL_UNSEEN, held_out=held_out):
+        scores = scorer.scores(batch.features, batch.rows)
+        means.update(rank_by_protocol(scores, batch, None)[protocol])
+    return means.result()
+
+
+def evaluate_split(trained: TrainedModel, split: str) -> dict[str, Any]:
+    """Evaluates a split under every protocol, with the baselines; the content of `metrics.json`.
+
+    Args:
+        trained: The model, with the config of its run (`evaluation` decides the protocols).
+        split: Split to rank.
+
+    Raises:
+        InputDataError: The split is empty or holds no events, a record is damaged, or a vector is
+            not finite.
+    """
+    require_rows(trained.manifest, split)
+    warn_unmasked(trained.manifest, trained.config.evaluation.mask_seen, split)
+    evaluation = _Evaluation(trained, split)
+    for batch in evaluation.read():
+        evaluation.update(batch)
+    return {
+        "dataset": trained.manifest.dataset_name,
+        "dataset_version": trained.manifest.dataset_version,
+        "split": split,
+        **evaluation.result(),
+    }
+
+
+class _Evaluation:
+    """One pass over a split: every system, every protocol."""
+
+    def __init__(self, trained: TrainedModel, split: str) -> None:
+        self.trained, self.split = trained, split
+        model, manifest = trained.model, trained.manifest
+        config = trained.config.evaluation
+        self.index = build_item_index(model, trained.version_dir, manifest, config.batch_size)
+        counts = read_catalog_counts(trained.version_dir, manifest, self.index.ids)
+        self.systems: tuple[Scorer, ...] = (
+            ModelScorer(model, self.index),
+            PopularityScorer(counts),
+            RandomScorer(len(self.index), trained.config.seed),
+        )
+        self.headline = headline_protocol(manifest, config.mask_seen, split)
+        self.lists = ListStatistics(counts, LIST_LENGTH, self.headline == FULL_UNSEEN)
+        self.labels = self._build_labels()
+        self.given = manifest.keys.candidates is not None
+        self.sampled = _sampled_name(self.given, config.sampled_negatives)
+        self.means: dict[str, dict[str, RankingMeans]] = {}
+        self.pool = _CandidatePool()
+        self.users = _UserCount(manifest)
+        self.oov_targets = 0
+
+    def _build_labels(self) -> LabelScores | None:
+        manifest, config = self.trained.manifest, self.trained.config.model
+        if not manifest.keys.label:
+            return None
+        return LabelScores(
+            self.trained.model,
+            manifest.keys.label,
+            find_user_ids(manifest),
+            config.temperature if config.objective.kind == "binary" else None,
+        )
+
+    def read(self) -> Iterator[RankingBatch]:
+        trained, config = self.trained, self.trained.config.evaluation
+        inputs = (
+            *trained.model.user_inputs,
+            *((self.labels and self.labels.inputs) or ()),
+            *((self.users.name,) if self.users.name else ()),
+        )
+        negatives = None
+        if self.sampled is not None and not self.given and config.sampled_negatives is not None:
+            negatives = UniformNegatives(
+                len(self.index), config.sampled_negatives, trained.config.seed
+            )
+        reader = BatchReader(
+            trained.version_dir, trained.manifest, self.index, inputs, config.batch_size
+        )
+        return reader.read(
+            self.split,
+            seen=True,
+            negatives=negatives,
+            given=self.given,
+            optional=(self.labels.label,) if self.labels else (),
+        )
+
+    def update(self, batch: RankingBatch) -> None:
+        self.oov_targets += count_missing(batch)
+        self.users.update(batch)
+        self.pool.update(batch.candidates, batch.rows)
+        if self.labels is not None:
+            self.labels.update(batch.features)
+        for system in self.systems:
+            scores = system.scores(batch.features, batch.rows)
+            for protocol, ranks in rank_by_protocol(scores, batch, self.sampled).items():
+                by_system = self.means.setdefault(protocol, {})
+                ks = self.trained.config.evaluation.ks
+                by_system.setdefault(system.name, RankingMeans(ks)).update(ranks)
+            if system.name == ModelScorer.name:
+                self.lists.update(scores, batch)
+
+    def result(self) -> dict[str, Any]:
+        means = next(iter(self.means.values()))[ModelScorer.name]
+        return {
+            "rows": means.rows,
+            "users": self.users.result(),
+            "oov_targets": self.oov_targets,
+            "ties": "counted against the target",
+            "headline": self.headline,
+            "protocols": [self._protocol(name) for name in self.means],
+            "labels": self._labels(),
+            "beyond_accuracy": self.lists.result(),
+        }
+
+    def _protocol(self, name: str) -> dict[str, Any]:
+        full = name in (FULL_ALL, FULL_UNSEEN)
+        return {
+            "name": name,
+            "mask_seen": name != FULL_ALL,
+            "candidates": len(self.index) if full else self.pool.largest + 1,
+            "systems": {system: means.result() for system, means in self.means[name].items()},
+        }
+
+    def _labels(self) -> dict[str, Any] | None:
+        if self.labels is None:
+            return None
+        return self.labels.result(self.trained.manifest.label_rate.get("train"))
+
+
+class _CandidatePool:
+    """Largest number of sampled candidates in any row."""
+
+    def __init__(self) -> None:
+        self.largest = 0
+
+    def update(self, candidates: Pairs | None, rows: int) -> None:
+        if candidates is not None and len(candidates):
+            per_row = np.bincount(candidates.rows, minlength=rows)
+            self.largest = max(self.largest, int(per_row.max()))
+
+
+class _UserCount:
+    """Distinct users; those that cannot be told apart count one each.
+
+    Those are users outside the vocabulary, and all rows of a dataset without users.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.name = manifest.keys.user
+        spec = manifest.schema[self.name] if self.name else None
+        self._size = spec.vocabulary_size if spec else None
+        # Keys of 64 bits have no vocabulary to count in.
+        self._has_keys = spec is not None and self._size is None and spec.dtype == "int64"
+        self._seen = np.zeros(self._size or 0, dtype=bool)
+        self._keys: set[int] = set()
+        self._other = 0
+
+    def update(self, batch: RankingBatch) -> None:
+        if self.name is None or (self._size is None and not self._has_keys):
+            self._other += batch.rows
+            return
+        ids = np.asarray(batch.features[self.name])
+        if self._size is None:
+            known = (ids != PAD_ID) & (ids != OOV_ID)
+            self._keys.update(ids[known].tolist())
+        else:
+            known = (ids > OOV_ID) & (ids < self._size)
+            self._seen[ids[known]] = True
+        self._other += int(np.count_nonzero(~known))
+
+    def result(self) -> int:
+        return int(self._seen.sum()) + len(self._keys) + self._other
+
+
+def _sampled_name(given: bool, count: int | None) -> str | None:
+    if given:
+        return SAMPLED_GIVEN
+    return None if count is None else f"sampled_{count}"

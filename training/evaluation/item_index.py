@@ -1,0 +1,229 @@
+"""Item index: exact top-k over the item matrix, and the vectors of all users to search it with.
+
+Seen items are masked, ties are broken by id, memory is flat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from conf.errors import InputDataError
+from conf.manifest import Manifest
+from conf.paths import ReadablePath
+from conf.schema import PAD_ID
+from training.checkpoint.restore import TrainedModel
+from training.evaluation.metrics import MISSING, IntArray, Pairs
+from training.input.batches import build_eval_dataset, read_batches
+
+if TYPE_CHECKING:
+    from training.models.retrieval import RetrievalModel
+
+
+CATALOG_SPLIT = "catalog"
+USERS_SPLIT = "users"
+BLOCK_CELLS = 1 << 24
+"""Cells of a float32 score block: 64 MiB."""
+
+
+@dataclass(frozen=True)
+class ItemIndex:
+    """The vectors of all catalogue items.
+
+    Attributes:
+        ids: `[items]` int64, ascending.
+        vectors: `[items, dim]` float32, one row per id.
+    """
+
+    ids: IntArray
+    vectors: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def columns_of(self, ids: IntArray) -> IntArray:
+        """Returns each id's row in `vectors`, MISSING where the catalogue does not have it."""
+        position = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
+        return np.where(self.ids[position] == ids, position, MISSING)
+
+
+@dataclass(frozen=True)
+class TopK:
+    """Ranked lists, best first.
+
+    Attributes:
+        ids: `[rows, k]` int64; 0 (pad) where a row has fewer candidates than k.
+        scores: `[rows, k]` float32; -inf at padded positions.
+    """
+
+    ids: IntArray
+    scores: NDArray[np.float32]
+
+
+def build_item_index(
+    model: RetrievalModel, version_dir: ReadablePath, manifest: Manifest, batch_size: int
+) -> ItemIndex:
+    """Embeds the `catalog` split once.
+
+    Args:
+        model: Trained model.
+        version_dir: Directory of the dataset version.
+        manifest: Its manifest.
+        batch_size: Items embedded at a time.
+
+    Raises:
+        InputDataError: The catalogue is empty or lists an item twice, or a vector is not finite.
+    """
+    key = manifest.require_key("item")
+    names = tuple(dict.fromkeys((key, *model.item_inputs)))
+    ids, vectors = [], []
+    dataset = build_eval_dataset(version_dir, manifest, CATALOG_SPLIT, batch_size, names)
+    for batch in read_batches(dataset, version_dir, manifest, CATALOG_SPLIT):
+        ids.append(np.asarray(batch[key], dtype=np.int64))
+        vectors.append(np.asarray(model.embed_items(batch), dtype=np.float32))
+    if not ids:
+        raise InputDataError(
+            f"dataset {manifest.dataset_name!r} has no items to rank",
+            received=f"split {CATALOG_SPLIT!r} with 0 records",
+            fix="build the dataset again; the train split must name at least one item",
+        )
+    return order_by_id(np.concatenate(ids), np.concatenate(vectors))
+
+
+def order_by_id(ids: IntArray, vectors: NDArray[np.float32]) -> ItemIndex:
+    """Builds an index from ids in any order.
+
+    Raises:
+        InputDataError: An id occurs twice, or a vector holds NaN or infinity.
+    """
+    order = np.argsort(ids, kind="stable")
+    ids, vectors = ids[order], np.ascontiguousarray(vectors[order])
+    repeated = ids[1:][ids[1:] == ids[:-1]]
+    if len(repeated):
+        raise InputDataError("the catalogue lists an item twice", received=f"id {repeated[0]}")
+    check_finite("item", ids, vectors)
+    return ItemIndex(ids, vectors)
+
+
+def check_finite(side: str, ids: IntArray, vectors: NDArray[np.float32]) -> None:
+    """Refuses vectors that have no order.
+
+    Raises:
+        InputDataError: A vector holds NaN or infinity.
+    """
+    bad = ~np.isfinite(vectors).all(axis=1)
+    if bad.any():
+        raise InputDataError(
+            f"the model's {side} vectors are not finite",
+            received=f"{int(bad.sum())} of {len(ids)} vectors, first of {side} id {ids[bad][0]}",
+            fix="the run has diverged: train again with a lower learning rate",
+        )
+
+
+def read_cells(ragged: Any, index: ItemIndex) -> Pairs:
+    """Turns ragged item ids `[rows, None]` into cells of the score matrix.
+
+    Repeated cells stay; ids outside the catalogue are dropped.
+    """
+    columns = index.columns_of(np.asarray(ragged.flat_values, dtype=np.int64))
+    known = columns != MISSING
+    rows = np.asarray(ragged.value_rowids(), dtype=np.int64)
+    return Pairs(rows[known], columns[known])
+
+
+def rank_top_k(
+    user_vectors: NDArray[np.float32],
+    index: ItemIndex,
+    k: int,
+    seen: Pairs | None = None,
+    block_cells: int = BLOCK_CELLS,
+) -> TopK:
+    """Finds the k items of the highest dot product for each user.
+
+    The catalogue is scored block by block and merged, so that memory does not grow with it.
+    Equal scores keep the order of ids: `tf.math.top_k` puts the lower position first, and
+    blocks are merged in that order.
+
+    Args:
+        user_vectors: `[rows, dim]` float32.
+        index: Items.
+        k: Length of a list; shorter ones are padded.
+        seen: Cells left out.
+        block_cells: Cells scored at a time.
+    """
+    rows = len(user_vectors)
+    width = max(1, block_cells // max(rows, 1))
+    best_scores = np.full((rows, k), -np.inf, dtype=np.float32)
+    best_ids = np.full((rows, k), PAD_ID, dtype=np.int64)
+    for start in range(0, len(index), width):
+        stop = min(start + width, len(index))
+        scores = user_vectors @ index.vectors[start:stop].T
+        _mask_block(scores, seen, start, stop)
+        values, columns = take_top(scores, k)
+        # What was best so far comes first, so that ties keep the lower id.
+        merged_scores = np.concatenate((best_scores, values), axis=1)
+        merged_ids = np.concatenate((best_ids, index.ids[start + columns]), axis=1)
+        best_scores, order = take_top(merged_scores, k)
+        best_ids = np.take_along_axis(merged_ids, order, axis=1)
+    return TopK(np.where(np.isneginf(best_scores), PAD_ID, best_ids), best_scores)
+
+
+def take_top(scores: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], IntArray]:
+    """Returns the k highest scores of each row and their columns; ties by column."""
+    # The scores are on the host, and only the CPU's kernel promises the order of ties.
+    with tf.device("/CPU:0"):
+        found = tf.math.top_k(scores, k=min(k, scores.shape[1]), sorted=True)
+    return found.values.numpy(), found.indices.numpy().astype(np.int64)
+
+
+def _mask_block(scores: NDArray[np.float32], seen: Pairs | None, start: int, stop: int) -> None:
+    if seen is None:
+        return
+    inside = (seen.columns >= start) & (seen.columns < stop)
+    scores[seen.rows[inside], seen.columns[inside] - start] = -np.inf
+
+
+@dataclass(frozen=True)
+class UserBatch:
+    """A batch of users.
+
+    Attributes:
+        ids: `[rows]` int64 user ids.
+        vectors: `[rows, dim]` float32.
+        seen: Ragged `[rows, None]` ids of the items met so far, or None where not asked for.
+    """
+
+    ids: IntArray
+    vectors: NDArray[np.float32]
+    seen: Any
+
+
+def read_user_vectors(trained: TrainedModel, *, seen: bool) -> Iterator[UserBatch]:
+    """Yields the users of the `users` split in the order of its shards.
+
+    Args:
+        trained: The model and its data set.
+        seen: Whether to read the seen items, which the data set must carry.
+
+    Raises:
+        InputDataError: There is no `users` split, a record is damaged, or a vector is not finite.
+    """
+    model, manifest, version_dir = trained.model, trained.manifest, trained.version_dir
+    user = manifest.require_key("user")
+    ragged = (manifest.keys.seen,) if seen and manifest.keys.seen else ()
+    names = tuple(dict.fromkeys((user, *model.user_inputs, *ragged)))
+    dataset = build_eval_dataset(
+        version_dir, manifest, USERS_SPLIT, trained.config.evaluation.batch_size, names, ragged
+    )
+    for batch in read_batches(dataset, version_dir, manifest, USERS_SPLIT):
+        ids = np.asarray(batch[user], dtype=np.int64)
+        vectors = np.asarray(
+            model.embed_users({name: batch[name] for name in model.user_inputs}), np.float32
+        )
+        check_finite("user", ids, vectors)
+        yield UserBatch(ids, vectors, batch[ragged[0]] if ragged else None)

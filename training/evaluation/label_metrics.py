@@ -1,0 +1,384 @@
+"""Label metrics: AUC, grouped AUC (GAUC), log loss and calibration of rows' scores.
+
+All are sums that do not grow with the rows: AUC is exact while rows are few, then from a
+histogram, with its error; GAUC is the mean of the users' own AUCs, weighted by their rows,
+from rows in any order.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from conf.manifest import Manifest
+from conf.schema import OOV_ID
+from training.evaluation.metrics import auc, constant_log_loss, log_loss
+
+if TYPE_CHECKING:
+    from training.models.retrieval import RetrievalModel
+
+
+CALIBRATION_BINS = 20
+
+
+@dataclass
+class Calibration:
+    """How far predicted probabilities are those of the labels.
+
+    Attributes:
+        bins: Bins of equal width that [0, 1] is cut into.
+        rows: Rows seen so far.
+    """
+
+    bins: int = CALIBRATION_BINS
+    rows: int = 0
+    _log_loss: float = 0.0
+    _counts: NDArray[np.int64] = field(init=False)
+    _sums: NDArray[np.float64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Starts with empty bins."""
+        self._counts = np.zeros(self.bins, dtype=np.int64)
+        self._sums = np.zeros((2, self.bins))
+
+    def update(self, labels: NDArray[np.bool_], logits: NDArray[np.floating]) -> None:
+        """Adds rows.
+
+        Args:
+            labels: `[rows]`, whether each is a positive.
+            logits: `[rows]`, log-odds that were predicted.
+        """
+        if not len(labels):
+            return
+        self._log_loss += log_loss(labels, logits) * len(labels)
+        predicted = np.exp(-np.logaddexp(0.0, -logits.astype(np.float64)))
+        bins = np.minimum((predicted * self.bins).astype(np.intp), self.bins - 1)
+        self._counts += np.bincount(bins, minlength=self.bins)
+        for row, values in enumerate((predicted, labels.astype(np.float64))):
+            self._sums[row] += np.bincount(bins, weights=values, minlength=self.bins)
+        self.rows += len(labels)
+
+    @property
+    def log_loss(self) -> float | None:
+        """Mean negative log-likelihood in nats; None without a row."""
+        return self._log_loss / self.rows if self.rows else None
+
+    def result(self) -> dict[str, Any] | None:
+        """Returns what was predicted beside what was found; None without a row.
+
+        `ratio` is the mean prediction over the rate of positives (He et al. 2014, section 2), None
+        without a positive. `expected_error` is the distance between both in a bin, weighted by
+        the bin's rows (Guo et al. 2017, equation 3, with the positive's probability). `bins` has
+        rows, mean prediction and rate of each bin that is not empty.
+        """
+        if not self.rows:
+            return None
+        predicted, positives = self._sums
+        filled = np.flatnonzero(self._counts)
+        return {
+            "ratio": float(predicted.sum() / positives.sum()) if positives.any() else None,
+            "expected_error": float(np.abs(predicted - positives).sum() / self.rows),
+            "bins": [
+                {
+                    "rows": int(self._counts[bin_]),
+                    "predicted": float(predicted[bin_] / self._counts[bin_]),
+                    "rate": float(positives[bin_] / self._counts[bin_]),
+                }
+                for bin_ in filled
+            ],
+        }
+
+
+EXACT_ROWS = 1 << 20
+BIN_BITS = 20
+_SIGN = np.uint32(1 << 31)
+
+
+@dataclass(frozen=True)
+class AUCEstimate:
+    """An AUC and how far it can be from that of all rows.
+
+    Attributes:
+        value: In [0, 1].
+        error: The exact value lies within `value - error` and `value + error`; 0 where `value` is
+            exact.
+    """
+
+    value: float
+    error: float
+
+
+class StreamedAUC:
+    """Area under the ROC curve in memory that does not grow with the rows.
+
+    Up to `exact_rows` rows are kept and the value is exact. Beyond that scores are counted in
+    2^20 bins of float32: sign, exponent and the first 11 bits of the mantissa, so that bins keep
+    the order of scores whatever their range and are 1 / 2048 of a score wide. A pair of a positive
+    and a negative in the same bin counts a half, which is what bounds the error: half of the
+    share of such pairs.
+
+    Args:
+        exact_rows: Rows up to which the value is exact: 5 bytes each; the bins take 16 MiB.
+    """
+
+    def __init__(self, exact_rows: int = EXACT_ROWS) -> None:
+        self._exact_rows = exact_rows
+        self._kept: list[tuple[NDArray[np.bool_], NDArray[np.float32]]] = []
+        self._rows = 0
+        self._bins: NDArray[np.int64] | None = None
+
+    def update(self, labels: NDArray[np.bool_], scores: NDArray[np.float32]) -> None:
+        """Adds rows.
+
+        Args:
+            labels: `[rows]`, whether each is a positive.
+            scores: `[rows]`, any range, no NaN.
+
+        Raises:
+            ValueError: A score is NaN.
+        """
+        if np.isnan(scores).any():
+            raise ValueError("scores hold NaN; AUC needs an order")
+        self._rows += len(labels)
+        if self._bins is None:
+            self._kept.append((labels, scores))
+            if self._rows > self._exact_rows:
+                self._bins = np.zeros((2, 1 << BIN_BITS), dtype=np.int64)
+                for kept in self._kept:
+                    _count(self._bins, *kept)
+                self._kept = []
+        else:
+            _count(self._bins, labels, scores)
+
+    def result(self) -> AUCEstimate | None:
+        """Returns the AUC; None where only one class occurs and it is not defined."""
+        if self._bins is not None:
+            return _integrate(self._bins)
+        if not self._kept:
+            return None
+        labels, scores = (np.concatenate(part) for part in zip(*self._kept, strict=True))
+        value = auc(labels, scores)
+        return None if value is None else AUCEstimate(value, 0.0)
+
+
+def _count(bins: NDArray[np.int64], labels: NDArray[np.bool_], scores: NDArray[np.float32]) -> None:
+    bits = (scores.astype(np.float32) + np.float32(0.0)).view(np.uint32)  # -0.0 becomes 0.0
+    # Of IEEE 754 numbers, positive ones are in the order of their bits, negative ones reversed.
+    keys = np.where(bits & _SIGN, ~bits, bits | _SIGN) >> np.uint32(32 - BIN_BITS)
+    np.add.at(bins, (labels.astype(np.intp), keys.astype(np.intp)), 1)
+
+
+def _integrate(bins: NDArray[np.int64]) -> AUCEstimate | None:
+    negatives, positives = bins.astype(np.float64)
+    pairs = float(positives.sum()) * float(negatives.sum())
+    if not pairs:
+        return None
+    below = np.cumsum(negatives) - negatives
+    same_bin = float(positives @ negatives)
+    return AUCEstimate((float(positives @ below) + same_bin / 2) / pairs, same_bin / 2 / pairs)
+
+
+KEPT_ROWS = 1 << 20
+PARTITIONS = 64
+_ROW = np.dtype([("user", "<i8"), ("score", "<f4"), ("positive", "?")])
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+GroupArray = NDArray[np.int64]
+
+
+class GroupedAUC:
+    """AUC per user, weighted by the user's rows (Zhou et al. 2018, DIN, section 6.2).
+
+    It tells how well the rows of one user are ordered, and is blind to differences between users.
+    Users with rows of one class alone have no AUC and are left out.
+
+    Exact, whatever order rows come in. Up to `kept_rows` rows are in memory; beyond that they go to
+    temporary files, 13 bytes a row, partitioned by user, and one partition is read at a time. So
+    memory is bounded by `kept_rows`, a 64th of the rows, or the rows of one user, whichever is
+    the largest.
+
+    Args:
+        kept_rows: Rows in memory before they are written.
+    """
+
+    def __init__(self, kept_rows: int = KEPT_ROWS) -> None:
+        self._kept_rows = kept_rows
+        self._kept: list[NDArray[np.void]] = []
+        self._rows = 0
+        self._files: list[IO[bytes]] = []
+
+    def update(
+        self, users: GroupArray, labels: NDArray[np.bool_], scores: NDArray[np.float32]
+    ) -> None:
+        """Adds rows, each `[rows]`; no score is NaN."""
+        if not len(users):
+            return
+        rows = np.empty(len(users), dtype=_ROW)
+        rows["user"], rows["score"], rows["positive"] = users, scores, labels
+        self._kept.append(rows)
+        self._rows += len(rows)
+        if self._rows > self._kept_rows:
+            self._spill()
+
+    def result(self) -> dict[str, float | int | None]:
+        """Returns `value` (None where no user has both classes), and its users and rows."""
+        total, users, rows = 0.0, 0, 0
+        for part in self._partitions():
+            values, sizes = auc_by_group(part["user"], part["positive"], part["score"])
+            total += float(values @ sizes)
+            users += len(sizes)
+            rows += int(sizes.sum())
+        return {"value": total / rows if rows else None, "users": users, "rows": rows}
+
+    def _spill(self) -> None:
+        if not self._files:
+            # Without a name: nothing is left behind, however the process ends.
+            self._files = [tempfile.TemporaryFile() for _ in range(PARTITIONS)]  # noqa: SIM115
+        rows = np.concatenate(self._kept)
+        shift = np.uint64(64 - PARTITIONS.bit_length() + 1)
+        # Bytes are sorted by radix.
+        parts = (rows["user"].astype(np.uint64) * _GOLDEN >> shift).astype(np.uint8)
+        order = np.argsort(parts, kind="stable")
+        ends = np.cumsum(np.bincount(parts, minlength=PARTITIONS))
+        for file, piece in zip(self._files, np.split(rows[order], ends[:-1]), strict=True):
+            file.write(piece.tobytes())
+        self._kept, self._rows = [], 0
+
+    def _partitions(self) -> Iterator[NDArray[np.void]]:
+        if not self._files:
+            if self._kept:
+                yield np.concatenate(self._kept)
+            return
+        if self._kept:
+            self._spill()
+        for file in self._files:
+            file.seek(0)
+            rows = np.frombuffer(file.read(), dtype=_ROW)
+            if len(rows):
+                yield rows
+
+
+def auc_by_group(
+    groups: GroupArray, labels: NDArray[np.bool_], scores: NDArray[np.float32]
+) -> tuple[NDArray[np.float64], GroupArray]:
+    """AUC of each group that has both classes, ties a half.
+
+    Args:
+        groups: `[rows]`, which group each row is of.
+        labels: `[rows]`, whether each is a positive.
+        scores: `[rows]`, no NaN.
+
+    Returns:
+        AUC and number of rows of the groups that have one, both `[groups]`.
+    """
+    order = np.lexsort((scores, groups))
+    groups, labels, scores = groups[order], labels[order], scores[order]
+    new_group = np.concatenate(([True], groups[1:] != groups[:-1]))
+    starts = np.flatnonzero(new_group)
+    ties = np.flatnonzero(new_group | np.concatenate(([True], scores[1:] != scores[:-1])))
+    sizes = np.diff(np.append(starts, len(groups)))
+    tie_sizes = np.diff(np.append(ties, len(groups)))
+    # Rows of equal scores share the mean of the ranks that they take up in the whole sorted list;
+    # the rank inside a group is that without the rows before the group.
+    ranks = np.repeat(ties + (tie_sizes + 1) / 2.0, tie_sizes) - np.repeat(starts, sizes)
+    positives = np.add.reduceat(labels.astype(np.int64), starts)
+    rank_sums = np.add.reduceat(np.where(labels, ranks, 0.0), starts)
+    both = (positives > 0) & (positives < sizes)
+    p, n = positives[both], sizes[both]
+    return (rank_sums[both] - p * (p + 1) / 2.0) / p / (n - p), n
+
+
+@dataclass
+class LabelScores:
+    """Takes one score and one label per row, in memory that does not grow with the rows.
+
+    Attributes:
+        model: Trained model.
+        label: Name of the label feature.
+        user: Name of the feature that rows are grouped by for GAUC; None: no GAUC.
+        temperature: What scores are divided by to give logits; None where the objective does not
+            calibrate them, which leaves log loss and calibration undefined.
+    """
+
+    model: RetrievalModel
+    label: str
+    user: str | None = None
+    temperature: float | None = None
+    _rows: int = 0
+    _positives: int = 0
+    _auc: StreamedAUC = field(default_factory=StreamedAUC)
+    _gauc: GroupedAUC = field(default_factory=GroupedAUC)
+    _calibration: Calibration = field(default_factory=Calibration)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Features that are read."""
+        users = () if self.user is None else (self.user,)
+        return (self.label, *self.model.user_inputs, *self.model.item_inputs, *users)
+
+    def update(self, features: dict[str, Any]) -> None:
+        """Adds a batch: the dot product of each row's user with its own target item.
+
+        Args:
+            features: Features by name. The label is `[rows]`, or ragged `[rows, None]` where
+                records may lack it; rows without one are left out.
+        """
+        users = self.model.embed_users({n: features[n] for n in self.model.user_inputs})
+        items = self.model.embed_items({n: features[n] for n in self.model.item_inputs})
+        dots = np.einsum("rd,rd->r", np.asarray(users), np.asarray(items))
+        ids = None if self.user is None else np.asarray(features[self.user])
+        label = features[self.label]
+        if isinstance(label, tf.RaggedTensor):
+            rows = label.value_rowids().numpy()
+            dots, label = dots[rows], label.flat_values
+            ids = None if ids is None else ids[rows]
+        self._add(ids, np.asarray(label) > 0.5, dots.astype(np.float32))
+
+    def _add(
+        self, ids: NDArray[np.int64] | None, labels: NDArray[np.bool_], scores: NDArray[np.float32]
+    ) -> None:
+        self._rows += len(labels)
+        self._positives += int(labels.sum())
+        self._auc.update(labels, scores)
+        if ids is not None:
+            known = ids > OOV_ID  # Users outside the vocabulary share an id and are many.
+            self._gauc.update(ids[known], labels[known], scores[known])
+        if self.temperature is not None:
+            self._calibration.update(labels, scores / self.temperature)
+
+    def result(self, train_rate: float | None) -> dict[str, Any] | None:
+        """Returns the metrics beside those of a constant prediction; None without a label.
+
+        Args:
+            train_rate: Share of positive labels in the train split, which the constant predicts;
+                None: that of the rows themselves.
+        """
+        if not self._rows:
+            return None
+        found = self._positives / self._rows
+        rate = found if train_rate is None else train_rate
+        auc = self._auc.result()
+        return {
+            "rows": self._rows,
+            "auc": None if auc is None else auc.value,
+            "auc_error": None if auc is None else auc.error,
+            "gauc": None if self.user is None else self._gauc.result(),
+            "log_loss": self._calibration.log_loss,
+            "calibration": self._calibration.result(),
+            "constant": {"auc": 0.5, "log_loss": constant_log_loss(found, rate), "rate": rate},
+        }
+
+
+def find_user_ids(manifest: Manifest) -> str | None:
+    """Returns the feature that tells users apart by an id of a vocabulary, or None."""
+    user = manifest.keys.user
+    if user is None:
+        return None
+    spec = manifest.schema[user]
+    return user if spec.vocabulary_size is not None and spec.shape == () else None

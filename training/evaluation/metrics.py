@@ -1,0 +1,311 @@
+"""Ranking and classification metrics (hit rate, recall@k, NDCG, MRR, AUC, log loss), and ranks.
+
+A rank is the 1-based position of a relevant item among its candidates; `inf` marks a relevant
+item that was not ranked at all (a miss), `nan` pads rows with fewer relevant items than
+others. Ranks are counted from scores without sorting. Ties count against the target: its rank
+is the number of candidates, itself included, that do not score strictly below it. A scorer
+that gives every item the same score so ranks its target last, and a NaN score can never look
+good. All sums are float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+MISSING = -1
+"""Column of an item that is not in the catalogue."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Row and column of cells in a score matrix, each at most once, in row order.
+
+    Attributes:
+        rows: `[pairs]`.
+        columns: `[pairs]`.
+    """
+
+    rows: IntArray
+    columns: IntArray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def build_pairs(rows: IntArray, columns: IntArray, targets: IntArray, items: int) -> Pairs:
+    """Drops repeated cells, items outside the catalogue, and each row's own target.
+
+    Args:
+        rows: `[pairs]`, row of each cell.
+        columns: `[pairs]`, catalogue column, or MISSING.
+        targets: `[rows]`, column of each row's target, or MISSING.
+        items: Number of columns.
+    """
+    keep = (columns != MISSING) & (columns != targets[rows])
+    # A mask is many times faster than sorting the cells, and no larger than the scores.
+    marked = np.zeros(len(targets) * items, dtype=bool)
+    marked[rows[keep] * np.int64(items) + columns[keep]] = True
+    codes = np.flatnonzero(marked)
+    return Pairs(*np.divmod(codes, items))
+
+
+def read_target_scores(scores: NDArray[np.float32], targets: IntArray) -> NDArray[np.float32]:
+    """Returns the score of each row's target, `[rows]`; NaN where the target is MISSING."""
+    found = scores[np.arange(len(targets)), np.maximum(targets, 0)]
+    return np.where(targets == MISSING, np.float32(np.nan), found)
+
+
+def rank_all(scores: NDArray[np.float32], targets: IntArray) -> NDArray[np.float64]:
+    """Ranks each target among all items.
+
+    Args:
+        scores: `[rows, items]`.
+        targets: `[rows]`, column of each row's target, or MISSING.
+
+    Returns:
+        `[rows]`, from 1; `inf` where the target is MISSING.
+    """
+    below = scores < read_target_scores(scores, targets)[:, None]
+    # One call per row: numpy counts a contiguous bool row in SIMD, but not along an axis.
+    counts = np.fromiter(map(np.count_nonzero, below), dtype=np.float64, count=len(below))
+    return np.where(targets == MISSING, np.inf, scores.shape[1] - counts)
+
+
+def count_not_below(
+    scores: NDArray[np.float32], targets: IntArray, pairs: Pairs
+) -> NDArray[np.float64]:
+    """Counts, per row, the given cells that do not score strictly below the row's target.
+
+    Args:
+        scores: `[rows, items]`.
+        targets: `[rows]`, column of each row's target, or MISSING.
+        pairs: Cells to count, targets excluded.
+
+    Returns:
+        `[rows]`.
+    """
+    threshold = read_target_scores(scores, targets)[pairs.rows]
+    above = ~(scores[pairs.rows, pairs.columns] < threshold)
+    return np.bincount(pairs.rows[above], minlength=len(targets)).astype(np.float64)
+
+
+def rank_without(
+    full_ranks: NDArray[np.float64],
+    scores: NDArray[np.float32],
+    targets: IntArray,
+    masked: Pairs,
+) -> NDArray[np.float64]:
+    """Ranks each target among all items but the masked ones, from its rank among all.
+
+    Args:
+        full_ranks: `[rows]`, what `rank_all` returned for the same scores.
+        scores: `[rows, items]`.
+        targets: `[rows]`, column of each row's target, or MISSING.
+        masked: Cells left out, targets excluded.
+
+    Returns:
+        `[rows]`, from 1; `inf` where the target is MISSING.
+    """
+    return full_ranks - count_not_below(scores, targets, masked)
+
+
+def rank_among(
+    scores: NDArray[np.float32], targets: IntArray, candidates: Pairs
+) -> NDArray[np.float64]:
+    """Ranks each target among its row's candidates alone.
+
+    Args:
+        scores: `[rows, items]`.
+        targets: `[rows]`, column of each row's target, or MISSING.
+        candidates: Cells to rank against, targets excluded.
+
+    Returns:
+        `[rows]`, from 1; `inf` where the target is MISSING.
+    """
+    ranks = 1.0 + count_not_below(scores, targets, candidates)
+    return np.where(targets == MISSING, np.inf, ranks)
+
+
+FloatArray = NDArray[np.float64]
+
+
+def hit_rate(ranks: FloatArray, k: int) -> FloatArray:
+    """Whether any relevant item stands in the first k (He et al. 2017, NCF, section 4.1).
+
+    Args:
+        ranks: `[rows]` or `[rows, relevant]`, ranks from 1; `inf` miss, `nan` padding.
+        k: Cut-off, 1 or more.
+
+    Returns:
+        `[rows]`, 0 or 1; the mean over rows is HR@k.
+    """
+    return np.any(_relevant(ranks) <= k, axis=1).astype(np.float64)
+
+
+def recall(ranks: FloatArray, k: int) -> FloatArray:
+    """Share of the relevant items that stand in the first k.
+
+    The denominator is the number of relevant items, not its minimum with k (Manning et al. 2008,
+    Introduction to Information Retrieval, section 8.3).
+
+    Args:
+        ranks: `[rows]` or `[rows, relevant]`, ranks from 1; `inf` miss, `nan` padding.
+        k: Cut-off, 1 or more.
+
+    Returns:
+        `[rows]` in [0, 1]; 0 for a row without any relevant item.
+    """
+    found = _relevant(ranks)
+    relevant = np.sum(~np.isnan(found), axis=1)
+    return np.sum(found <= k, axis=1) / np.maximum(relevant, 1)
+
+
+def ndcg(ranks: FloatArray, k: int) -> FloatArray:
+    """Discounted cumulative gain at k over that of the ideal order, gains 0 or 1.
+
+    DCG@k sums 1 / log2(1 + rank) over the relevant items in the first k; the ideal order has
+    min(k, relevant) of them on top (Järvelin & Kekäläinen 2002, section 2.2, base 2, with the
+    discount that also applies to the first ranks, as is usual since Burges et al. 2005).
+
+    Args:
+        ranks: `[rows]` or `[rows, relevant]`, ranks from 1; `inf` miss, `nan` padding.
+        k: Cut-off, 1 or more.
+
+    Returns:
+        `[rows]` in [0, 1]; 0 for a row without any relevant item.
+    """
+    found = _relevant(ranks)
+    gains = np.where(found <= k, 1.0 / np.log2(1.0 + found), 0.0)
+    relevant = np.sum(~np.isnan(found), axis=1)
+    ideal = np.concatenate(([0.0], np.cumsum(1.0 / np.log2(np.arange(2.0, k + 2.0)))))
+    best = ideal[np.minimum(relevant, k)]
+    return np.sum(gains, axis=1) / np.where(best > 0, best, 1.0)
+
+
+def reciprocal_rank(ranks: FloatArray) -> FloatArray:
+    """One over the rank of the first relevant item (Voorhees 1999, TREC-8 question answering).
+
+    Args:
+        ranks: `[rows]` or `[rows, relevant]`, ranks from 1; `inf` miss, `nan` padding.
+
+    Returns:
+        `[rows]` in [0, 1]; the mean over rows is MRR, over the whole list without a cut-off.
+    """
+    first = np.fmin.reduce(_relevant(ranks), axis=1)
+    return np.where(np.isnan(first), 0.0, 1.0 / first)
+
+
+@dataclass
+class RankingMeans:
+    """Running means of the ranking metrics, in memory that does not grow with the rows.
+
+    Attributes:
+        ks: Cut-offs of `hit_rate@k`, `recall@k` and `ndcg@k`.
+        rows: Rows seen so far.
+    """
+
+    ks: Sequence[int]
+    rows: int = 0
+    _sums: dict[str, float] = field(default_factory=dict)
+
+    def update(self, ranks: FloatArray) -> None:
+        """Adds the ranks of a batch, `[rows]` or `[rows, relevant]`."""
+        values = {"mrr": reciprocal_rank(ranks)}
+        for k in self.ks:
+            values[f"hit_rate@{k}"] = hit_rate(ranks, k)
+            values[f"recall@{k}"] = recall(ranks, k)
+            values[f"ndcg@{k}"] = ndcg(ranks, k)
+        for name, per_row in values.items():
+            self._sums[name] = self._sums.get(name, 0.0) + float(per_row.sum())
+        self.rows += len(ranks)
+
+    def result(self) -> dict[str, float]:
+        """Returns the mean of each metric.
+
+        Raises:
+            ValueError: There was not a single row.
+        """
+        if self.rows == 0:
+            raise ValueError("no row was ranked, so there is no mean")
+        return {name: total / self.rows for name, total in sorted(self._sums.items())}
+
+
+def auc(labels: NDArray[np.generic], scores: NDArray[np.floating]) -> float | None:
+    """Area under the ROC curve: the chance that a positive outscores a negative, ties a half.
+
+    Exact, from mid-ranks (Hanley & McNeil 1982; the Mann-Whitney U statistic over the pairs).
+
+    Args:
+        labels: `[rows]`, 0 or 1.
+        scores: `[rows]`, any real scale, no NaN.
+
+    Returns:
+        A value in [0, 1], or None where only one class occurs and it is not defined.
+
+    Raises:
+        ValueError: Shapes differ, a label is neither 0 nor 1, or a score is NaN.
+    """
+    positive = _binary(labels, scores)
+    positives = int(positive.sum())
+    negatives = len(positive) - positives
+    if positives == 0 or negatives == 0:
+        return None
+    if np.isnan(scores).any():
+        raise ValueError("scores hold NaN; AUC needs an order")
+    _, group, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    # Equal scores share the mean of the ranks that they take up together.
+    mid_ranks = np.cumsum(counts) - (counts - 1) / 2.0
+    rank_sum = float(mid_ranks[group[positive]].sum())
+    return (rank_sum - positives * (positives + 1) / 2.0) / positives / negatives
+
+
+def log_loss(labels: NDArray[np.generic], logits: NDArray[np.floating]) -> float:
+    """Mean negative log-likelihood of the labels under sigmoid(logits), in nats.
+
+    softplus(z) - y z, which neither overflows nor needs clipping (Bishop 2006, eq. 4.90).
+
+    Args:
+        labels: `[rows]`, 0 or 1.
+        logits: `[rows]`, calibrated log-odds.
+
+    Raises:
+        ValueError: No rows, shapes differ, or a label is neither 0 nor 1.
+    """
+    positive = _binary(labels, logits)
+    if not len(positive):
+        raise ValueError("no row has a label, so there is no mean")
+    z = logits.astype(np.float64)
+    return float(np.mean(np.logaddexp(0.0, z) - np.where(positive, z, 0.0)))
+
+
+def constant_log_loss(label_rate: float, rate: float) -> float | None:
+    """Log loss of always predicting one probability, or None where it is infinite.
+
+    Args:
+        label_rate: Share of positive labels, in [0, 1].
+        rate: The probability, in [0, 1].
+    """
+    if (rate == 0.0 and label_rate > 0.0) or (rate == 1.0 and label_rate < 1.0):
+        return None
+    positive_part = label_rate * np.log(rate) if label_rate > 0.0 else 0.0
+    negative_part = (1.0 - label_rate) * np.log1p(-rate) if label_rate < 1.0 else 0.0
+    return float(-(positive_part + negative_part))
+
+
+def _relevant(ranks: FloatArray) -> FloatArray:
+    array = np.asarray(ranks, dtype=np.float64)
+    return array[:, None] if array.ndim == 1 else array
+
+
+def _binary(labels: NDArray[np.generic], scores: NDArray[np.floating]) -> NDArray[np.bool_]:
+    if labels.shape != scores.shape or labels.ndim != 1:
+        raise ValueError(f"labels {labels.shape} and scores {scores.shape} must both be [rows]")
+    positive = labels == 1
+    if not np.all(positive | (labels == 0)):
+        raise ValueError("labels must be 0 or 1")
+    return positive

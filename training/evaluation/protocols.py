@@ -1,0 +1,304 @@
+"""Ranking protocols: against which items a row's target is ranked.
+
+    full_unseen    the whole catalogue but what the user had met before the event
+    full_all       the whole catalogue
+    sampled_given  candidates that come with the data set
+    sampled_<n>    n unseen items, drawn uniformly
+
+Sampled ranks look far better than full ones on the same model and must not be compared with
+them (Krichene & Rendle 2020).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from conf.errors import InputDataError
+from conf.manifest import Manifest
+from conf.paths import ReadablePath
+from conf.training.input import InputConfig
+from training.evaluation.item_index import BLOCK_CELLS, ItemIndex, read_cells
+from training.evaluation.metrics import (
+    MISSING,
+    IntArray,
+    Pairs,
+    build_pairs,
+    rank_all,
+    rank_among,
+    rank_without,
+)
+from training.input.batches import (
+    ROLE_OF_SPLIT,
+    build_eval_dataset,
+    build_held_out_dataset,
+    read_batches,
+)
+
+
+@dataclass
+class UniformNegatives:
+    """Draws candidates without replacement, row after row of a split.
+
+    The draws depend on the seed and on a row's position in the split, not on the batch size.
+
+    Attributes:
+        items: Number of catalogue columns.
+        count: Candidates per row; fewer where a user has met nearly everything.
+        seed: Seed of the draws.
+    """
+
+    items: int
+    count: int
+    seed: int
+    _rng: np.random.Generator = field(init=False)
+    _rows_done: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        """Starts at the first row of a split."""
+        self._rng = np.random.default_rng(self.seed)
+
+    def draw(self, seen: Pairs | None, targets: IntArray) -> Pairs:
+        """Draws the candidates of the next rows.
+
+        Args:
+            seen: Cells that must not be drawn, or None.
+            targets: `[rows]`, column of each row's target (never drawn), or MISSING.
+
+        Returns:
+            At most `count` cells per row, in row order.
+        """
+        rows = len(targets)
+        banned = self._banned(seen, targets)
+        # Twice as many as needed; rejecting banned and repeated ones keeps the draw uniform.
+        draws = self._rng.integers(0, self.items, size=(rows, 2 * self.count))
+        codes = (np.arange(rows)[:, None] * np.int64(self.items) + draws).ravel()
+        codes = codes[self._is_first(codes, banned, rows)]
+        row_of = codes // self.items
+        found = np.bincount(row_of, minlength=rows)
+        position = np.arange(len(codes)) - np.repeat(np.cumsum(found) - found, found)
+        short = found < self.count
+        codes = codes[(position < self.count) & ~short[row_of]]
+        if short.any():
+            banned = np.sort(banned)
+        parts = [codes, *(self._draw_row(int(row), banned) for row in np.flatnonzero(short))]
+        self._rows_done += rows
+        merged = np.sort(np.concatenate(parts))
+        return Pairs(*np.divmod(merged, self.items))
+
+    def _is_first(self, codes: IntArray, banned: IntArray, rows: int) -> NDArray[np.bool_]:
+        """Marks the first draw of each cell that is not banned, without sorting."""
+        order = np.arange(len(codes), dtype=np.int32)
+        # Only cells written here are read; of repeated ones the last assignment stays, hence
+        # the reverse order.
+        first = np.empty(rows * self.items, dtype=np.int32)
+        first[codes[::-1]] = order[::-1]
+        first[banned] = -1
+        return first[codes] == order
+
+    def _banned(self, seen: Pairs | None, targets: IntArray) -> IntArray:
+        hit = np.flatnonzero(targets >= 0)
+        codes = hit * np.int64(self.items) + targets[hit]
+        if seen is not None:
+            codes = np.concatenate((codes, seen.rows * np.int64(self.items) + seen.columns))
+        return codes
+
+    def _draw_row(self, row: int, banned: IntArray) -> IntArray:
+        """Draws one row from its explicit complement, where rejection ran short."""
+        start = row * np.int64(self.items)
+        low, high = np.searchsorted(banned, (start, start + self.items))
+        allowed = np.setdiff1d(np.arange(start, start + self.items), banned[low:high])
+        generator = np.random.default_rng((self.seed, self._rows_done + row))
+        size = min(self.count, len(allowed))
+        return generator.choice(allowed, size=size, replace=False)
+
+
+FULL_UNSEEN = "full_unseen"
+FULL_ALL = "full_all"
+SAMPLED_GIVEN = "sampled_given"
+TRAIN_SPLIT = "train"
+
+_log = logging.getLogger("sluice.training.evaluate")
+
+
+@dataclass(frozen=True)
+class RankingBatch:
+    """A batch of rows to rank.
+
+    Attributes:
+        features: The batch as it was read.
+        targets: `[rows]`, catalogue column of the target, or MISSING.
+        seen: Cells of items that the user had met, target and repeats excluded; None where the
+            data set does not carry them.
+        candidates: Cells of the sampled protocol; None where it is off.
+    """
+
+    features: dict[str, Any]
+    targets: IntArray
+    seen: Pairs | None
+    candidates: Pairs | None
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(self.targets)
+
+
+def carries_seen(manifest: Manifest, split: str) -> bool:
+    """Whether the records of a split hold the items that their user had met before."""
+    return manifest.keys.seen is not None and split != TRAIN_SPLIT
+
+
+def headline_protocol(manifest: Manifest, mask_seen: bool, split: str) -> str:
+    """Returns the full protocol that a config asks for, as far as the split carries it."""
+    return FULL_UNSEEN if mask_seen and carries_seen(manifest, split) else FULL_ALL
+
+
+def warn_unmasked(manifest: Manifest, mask_seen: bool, split: str) -> None:
+    """Says once that seen items should be masked but cannot be."""
+    if mask_seen and not carries_seen(manifest, split):
+        _log.warning(
+            "split %r of dataset %r carries no seen items, so none can be masked: ranking %s",
+            split,
+            manifest.dataset_name,
+            FULL_ALL,
+        )
+
+
+def require_rows(manifest: Manifest, split: str) -> None:
+    """Refuses a split that has nothing to evaluate.
+
+    Raises:
+        InputDataError: The split does not exist, has no record, or holds no events.
+    """
+    filled = [s.name for s in manifest.splits if s.rows and s.name not in ROLE_OF_SPLIT]
+    allowed = f"a split with records: {', '.join(filled) or '(none)'}"
+    if split in ROLE_OF_SPLIT:
+        raise InputDataError(
+            f"split {split!r} holds one record per {ROLE_OF_SPLIT[split]}, not events: there is "
+            "no target to rank",
+            received=split,
+            allowed=allowed,
+            fix="choose a split of events by --split",
+        )
+    if manifest.split(split).rows == 0:
+        raise InputDataError(
+            f"split {split!r} of dataset {manifest.dataset_name!r} version "
+            f"{manifest.dataset_version} is empty: there is nothing to evaluate",
+            received="0 records",
+            allowed=allowed,
+            fix="choose another split, or change `split` in the build config and build again",
+        )
+
+
+@dataclass(frozen=True)
+class BatchReader:
+    """Reads a split as ranking batches.
+
+    Attributes:
+        version_dir: Directory of the dataset version.
+        manifest: Its manifest.
+        index: Catalogue.
+        inputs: Features that are needed besides the keys.
+        batch_size: Rows, at most; fewer where the catalogue is large, so that memory stays flat.
+    """
+
+    version_dir: ReadablePath
+    manifest: Manifest
+    index: ItemIndex
+    inputs: tuple[str, ...]
+    batch_size: int
+
+    def read(
+        self,
+        split: str,
+        *,
+        seen: bool,
+        negatives: UniformNegatives | None = None,
+        given: bool = False,
+        optional: Sequence[str] = (),
+        held_out: InputConfig | None = None,
+    ) -> Iterator[RankingBatch]:
+        """Yields the batches of a split, each row once, in the order of the shards.
+
+        Args:
+            split: Name of the split.
+            seen: Whether to read the seen items, where the split carries them.
+            negatives: Draws the candidates of the sampled protocol.
+            given: Whether to read the data set's own candidates.
+            optional: Scalars that records may lack, read as ragged.
+            held_out: Reads the rows of train alone that `validation` of this config keeps apart.
+
+        Raises:
+            InputDataError: The split is empty, or a record is damaged.
+        """
+        require_rows(self.manifest, split)
+        keys = self.manifest.keys
+        seen = seen and carries_seen(self.manifest, split)
+        ragged = [*optional, *([keys.seen] if seen and keys.seen else [])]
+        ragged += [keys.candidates] if given and keys.candidates else []
+        names = tuple(dict.fromkeys((self.manifest.require_key("item"), *self.inputs, *ragged)))
+        rows = max(1, min(self.batch_size, BLOCK_CELLS // len(self.index)))
+        where = (self.version_dir, self.manifest)
+        if held_out is None:
+            dataset = build_eval_dataset(*where, split, rows, names, tuple(ragged))
+        else:
+            dataset = build_held_out_dataset(*where, held_out, rows, names, tuple(ragged))
+        for features in read_batches(dataset, self.version_dir, self.manifest, split):
+            yield self._batch(features, seen, negatives, given)
+
+    def _batch(
+        self,
+        features: dict[str, tf.Tensor],
+        seen: bool,
+        negatives: UniformNegatives | None,
+        given: bool,
+    ) -> RankingBatch:
+        keys = self.manifest.keys
+        ids = np.asarray(features[self.manifest.require_key("item")], dtype=np.int64)
+        targets = self.index.columns_of(ids)
+        met = self._cells(features, keys.seen, targets) if seen and keys.seen else None
+        candidates = None
+        if given and keys.candidates:
+            candidates = self._cells(features, keys.candidates, targets)
+        elif negatives is not None:
+            candidates = negatives.draw(met, targets)
+        return RankingBatch(features, targets, met, candidates)
+
+    def _cells(self, features: dict[str, tf.Tensor], name: str, targets: IntArray) -> Pairs:
+        cells = read_cells(features[name], self.index)
+        return build_pairs(cells.rows, cells.columns, targets, len(self.index))
+
+
+def rank_by_protocol(
+    scores: NDArray[np.float32], batch: RankingBatch, sampled: str | None
+) -> dict[str, NDArray[np.float64]]:
+    """Ranks the targets of a batch under every protocol that the batch allows.
+
+    Args:
+        scores: `[rows, items]`.
+        batch: The rows.
+        sampled: Name of the sampled protocol, or None.
+
+    Returns:
+        `[rows]` ranks by protocol name, `inf` for a target outside the catalogue.
+    """
+    full = rank_all(scores, batch.targets)
+    ranks = {}
+    if batch.seen is not None:
+        ranks[FULL_UNSEEN] = rank_without(full, scores, batch.targets, batch.seen)
+    ranks[FULL_ALL] = full
+    if sampled is not None and batch.candidates is not None:
+        ranks[sampled] = rank_among(scores, batch.targets, batch.candidates)
+    return ranks
+
+
+def count_missing(batch: RankingBatch) -> int:
+    """Returns how many targets of a batch are not in the catalogue."""
+    return int(np.count_nonzero(batch.targets == MISSING))

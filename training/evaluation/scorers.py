@@ -1,0 +1,165 @@
+"""Scorers that are compared: the model, popularity, chance; what their lists look like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from training.evaluation.item_index import ItemIndex, check_finite, take_top
+from training.evaluation.metrics import IntArray
+from training.evaluation.protocols import RankingBatch
+
+if TYPE_CHECKING:
+    from training.models.retrieval import RetrievalModel
+
+
+class Scorer(Protocol):
+    """A system that can be evaluated.
+
+    Attributes:
+        name: Name of the system in the metrics.
+    """
+
+    name: str
+
+    def scores(self, features: Mapping[str, tf.Tensor], rows: int) -> NDArray[np.float32]:
+        """Scores the whole catalogue for a batch of users.
+
+        Batches come in the order of the split, each once.
+
+        Args:
+            features: The batch.
+            rows: Its number of rows.
+
+        Returns:
+            `[rows, items]` float32, higher is better; may be read-only.
+        """
+        ...
+
+
+class ModelScorer:
+    """Dot products of a trained model's user vectors with the item index.
+
+    Args:
+        model: Trained model.
+        index: Its item vectors.
+    """
+
+    name = "model"
+
+    def __init__(self, model: RetrievalModel, index: ItemIndex) -> None:
+        self._model = model
+        self._transposed = index.vectors.T
+
+    def scores(self, features: Mapping[str, tf.Tensor], rows: int) -> NDArray[np.float32]:
+        """Scores the whole catalogue, `[rows, items]`.
+
+        Raises:
+            InputDataError: A user vector holds NaN or infinity.
+        """
+        inputs = {name: features[name] for name in self._model.user_inputs}
+        vectors = np.asarray(self._model.embed_users(inputs), dtype=np.float32)
+        check_finite("user", np.arange(rows), vectors)
+        return vectors @ self._transposed
+
+
+class PopularityScorer:
+    """The same list for everyone: items by falling number of training events, ties by id.
+
+    Args:
+        counts: `[items]`, training events of each catalogue item, ids ascending.
+    """
+
+    name = "popularity"
+
+    def __init__(self, counts: IntArray) -> None:
+        order = np.argsort(-counts, kind="stable")
+        # Scores are places, not counts, so that no two items tie.
+        places = np.empty(len(counts), dtype=np.float32)
+        places[order] = np.arange(len(counts), 0, -1, dtype=np.float32)
+        self._places = places
+
+    def scores(self, features: Mapping[str, tf.Tensor], rows: int) -> NDArray[np.float32]:
+        """Scores the whole catalogue, `[rows, items]`, read-only."""
+        return np.broadcast_to(self._places, (rows, len(self._places)))
+
+
+class RandomScorer:
+    """A uniform random order per row; depends on the seed and the row's place in the split.
+
+    Args:
+        items: Number of catalogue items.
+        seed: Seed of the scores.
+    """
+
+    name = "random"
+
+    def __init__(self, items: int, seed: int) -> None:
+        self._items = items
+        self._rng = np.random.default_rng(seed)
+
+    def scores(self, features: Mapping[str, tf.Tensor], rows: int) -> NDArray[np.float32]:
+        """Scores the whole catalogue, `[rows, items]`."""
+        return self._rng.random((rows, self._items), dtype=np.float32)
+
+
+def popularity_percentiles(counts: IntArray) -> NDArray[np.float64]:
+    """Returns each item's percentile by training events, in (0, 1); equal counts share theirs.
+
+    Args:
+        counts: `[items]`.
+
+    Returns:
+        `[items]`: the share of items with fewer events, plus half of those with as many.
+    """
+    ordered = np.sort(counts)
+    fewer = np.searchsorted(ordered, counts, side="left")
+    not_more = np.searchsorted(ordered, counts, side="right")
+    return (fewer + not_more) / (2.0 * len(counts))
+
+
+class ListStatistics:
+    """Coverage and popularity of the first k items of every list.
+
+    Coverage is the share of the catalogue that occurs in any list (Ge et al. 2010, section 3.1);
+    the popularity percentile is the mean over all recommended items, 0.5 for random lists.
+
+    Args:
+        counts: `[items]`, training events of each catalogue item.
+        k: Length of the lists.
+        mask_seen: Whether items that the user had met are left out.
+    """
+
+    def __init__(self, counts: IntArray, k: int, mask_seen: bool) -> None:
+        self._percentiles = popularity_percentiles(counts)
+        self._shown = np.zeros(len(counts), dtype=bool)
+        self._k = k
+        self._mask_seen = mask_seen
+        self._total = 0.0
+        self._items = 0
+
+    def update(self, scores: NDArray[np.float32], batch: RankingBatch) -> None:
+        """Adds the lists of a batch.
+
+        Args:
+            scores: `[rows, items]`; changed in place where seen items are masked.
+            batch: The rows.
+        """
+        if self._mask_seen and batch.seen is not None:
+            scores[batch.seen.rows, batch.seen.columns] = -np.inf
+        values, columns = take_top(scores, self._k)
+        chosen = columns[~np.isneginf(values)]
+        self._shown[chosen] = True
+        self._total += float(self._percentiles[chosen].sum())
+        self._items += len(chosen)
+
+    def result(self) -> dict[str, float]:
+        """Returns `coverage@k` and `popularity_percentile@k`."""
+        return {
+            f"coverage@{self._k}": float(self._shown.mean()),
+            f"popularity_percentile@{self._k}": self._total / max(self._items, 1),
+        }

@@ -1,0 +1,1 @@
+"""SavedModels, embedding files and ranked lists of a trained model."""

@@ -1,0 +1,381 @@
+"""Serving encoders: raw values to features as part of a TensorFlow graph, and its raw inputs.
+
+The same `EncoderPlan` that the ETL executes on Arrow batches is executed here on tensors, so a
+served model sees what it was trained on:
+
+    token in the vocabulary      its id
+    any other token              1 (OOV), or one of its buckets
+    null token                   what the ETL makes of null
+    padding of a list            0, at the positions that hold the input's pad token
+    list longer than `max_len`   its first `max_len` values; a shorter one is padded with 0
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import tensorflow as tf
+
+from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
+from conf.errors import InputDataError
+from conf.operations import Weights
+from conf.paths import ReadablePath
+from conf.schema import OOV_ID, PAD_ID, FeatureSpec
+from training.export.encoder_operations import (
+    RawValues,
+    Resources,
+    apply_operation,
+    hash_text,
+    scale_weights,
+)
+from training.input.vocabularies import Vocabulary, read_statistics, read_vocabulary
+
+TENSOR_DTYPES = {
+    "int64": tf.int64,
+    "float32": tf.float32,
+    "float64": tf.float64,
+    "string": tf.string,
+    "bytes": tf.string,
+}
+# Values that no source produces: the ETL encodes -1 or "" as OOV where they are no tokens, and a
+# pad token is read as nothing at all. All integers survive JSON readers that know doubles only.
+INT_PAD_TOKENS = (-(2**63), -(2**62))
+STRING_PAD_TOKENS = ("<sluice:pad>", "<sluice:pad:2>")
+FLOAT_PAD_TOKEN = -(2.0**127) * (2.0 - 2.0**-23)
+"""The least float32: what pads lists of floats."""
+# What stands for a missing value; of floats it is NaN.
+INT_NULL_TOKENS = (-(2**61), -(2**60))
+STRING_NULL_TOKENS = ("<sluice:null>", "<sluice:null:2>")
+
+
+@dataclass(frozen=True)
+class RawInput:
+    """One input of the raw signature.
+
+    Attributes:
+        name: Name of the input: the feature's, where TensorFlow allows it in a signature.
+        feature: Name of the feature.
+        column: Raw column that the feature was made from.
+        dtype: `int64`, `float32`, `float64` or `string`.
+        is_list: Whether it is `[batch, length]` rather than `[batch]`.
+        length: The fixed length of a list, None where any length will do.
+        max_len: Values that are read of a longer list, None for all.
+        pad_token: What fills a list that is shorter than others in the batch.
+        null_token: What stands for a missing value; of floats, NaN does as well.
+    """
+
+    name: str
+    feature: str
+    column: str
+    dtype: str
+    is_list: bool
+    length: int | None
+    max_len: int | None
+    pad_token: int | float | str | None
+    null_token: int | str | None = None
+
+    @property
+    def tensor_spec(self) -> tf.TensorSpec:
+        """Shape and type of the input."""
+        shape = [None, self.length] if self.is_list else [None]
+        return tf.TensorSpec(shape, TENSOR_DTYPES[self.dtype], name=self.name)
+
+    def read(self, values: tf.Tensor) -> RawValues:
+        """Marks what is missing and what pads."""
+        nothing = tf.zeros_like(values, tf.bool)
+        is_null = nothing if self.null_token is None else tf.equal(values, self.null_token)
+        is_pad = None
+        if self.is_list:
+            is_pad = nothing if self.pad_token is None else tf.equal(values, self.pad_token)
+        return RawValues(values, is_null, is_pad, self.max_len if self.is_list else None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the input as a JSON object."""
+        return asdict(self)
+
+
+def build_inputs(
+    plan: EncoderPlan, spec: FeatureSpec, name: str, vocabulary: Vocabulary | None
+) -> tuple[RawInput, ...]:
+    """Builds the inputs of a feature.
+
+    Args:
+        plan: The plan of the dataset version.
+        spec: The feature.
+        name: Name of its first input; further ones have their column's name behind it.
+        vocabulary: The vocabulary that its tokens are looked up in, or None.
+
+    Returns:
+        One input per column that is there when a model is served.
+    """
+    column = plan.column(spec.name)
+    if column.operation is None:
+        return (_plain_input(column, spec, name, vocabulary),)
+    served = [raw for raw in column.inputs if raw.is_served]
+    names = [name, *(f"{name}_{raw.name}" for raw in served[1:])]
+    return tuple(
+        # Tokens stand in the first column; weights beside them have none.
+        _operand(raw, spec, own, None if place else vocabulary)
+        for place, (raw, own) in enumerate(zip(served, names, strict=True))
+    )
+
+
+def _plain_input(
+    column: ColumnEncoding, spec: FeatureSpec, name: str, vocabulary: Vocabulary | None
+) -> RawInput:
+    padding: int | float | str | None = None
+    if spec.is_list:
+        padding = spec.pad_value if vocabulary is None else pad_token(vocabulary)
+    return RawInput(
+        name=name,
+        feature=spec.name,
+        column=column.column,
+        dtype=_dtype(column.raw_dtype),
+        is_list=spec.is_list,
+        length=spec.shape[0] if spec.is_list else None,
+        max_len=spec.max_len if spec.is_ragged else None,
+        pad_token=padding,
+        null_token=null_token(vocabulary) if vocabulary and vocabulary.oov_buckets else None,
+    )
+
+
+def _operand(
+    raw: RawColumn, spec: FeatureSpec, name: str, vocabulary: Vocabulary | None
+) -> RawInput:
+    dtype = _dtype(raw.dtype)
+    padding: int | float | str = FLOAT_PAD_TOKEN
+    missing: int | str | None = None
+    if vocabulary is not None:
+        padding, missing = pad_token(vocabulary), null_token(vocabulary)
+    elif dtype == "int64":
+        padding, missing = INT_PAD_TOKENS[0], INT_NULL_TOKENS[0]
+    elif dtype == "string":
+        padding, missing = STRING_PAD_TOKENS[0], STRING_NULL_TOKENS[0]
+    keeps_shape = raw.is_list and spec.is_list and not spec.is_ragged
+    return RawInput(
+        name=name,
+        feature=spec.name,
+        column=raw.name,
+        dtype=dtype,
+        is_list=raw.is_list,
+        length=spec.shape[0] if keeps_shape and vocabulary is None else None,
+        max_len=spec.max_len if raw.is_list else None,
+        pad_token=padding if raw.is_list else None,
+        null_token=missing,
+    )
+
+
+def _dtype(raw_dtype: str) -> str:
+    return "string" if raw_dtype == "bytes" else raw_dtype
+
+
+def name_inputs(features: Iterable[str]) -> dict[str, str]:
+    """Returns an input name for each feature that TensorFlow takes in a signature.
+
+    Letters, digits and underscores stay; names stay distinct.
+    """
+    names: dict[str, str] = {}
+    for feature in features:
+        name = re.sub(r"[^A-Za-z0-9_]", "_", feature)
+        if not name[:1].isalpha() or name == "self":
+            name = f"input_{name}"
+        while name in names.values():
+            name += "_"
+        names[feature] = name
+    return names
+
+
+def pad_token(vocabulary: Vocabulary) -> int | str:
+    """Returns the first pad token that is not itself a token.
+
+    The least int64 for integers, `<sluice:pad>` for strings; each has a stand-in.
+
+    Raises:
+        InputDataError: All of them are tokens.
+    """
+    return _unused(vocabulary, "padding", INT_PAD_TOKENS, STRING_PAD_TOKENS)
+
+
+def null_token(vocabulary: Vocabulary) -> int | str:
+    """Returns the first null token that is not itself a token.
+
+    Raises:
+        InputDataError: All of them are tokens.
+    """
+    return _unused(vocabulary, "null", INT_NULL_TOKENS, STRING_NULL_TOKENS)
+
+
+def _unused(
+    vocabulary: Vocabulary, what: str, integers: Iterable[int], strings: Iterable[str]
+) -> int | str:
+    is_integer = pa.types.is_integer(vocabulary.tokens.type)
+    candidates: tuple[int | str, ...] = tuple(integers if is_integer else strings)
+    for candidate in candidates:
+        if not _holds(vocabulary.tokens, candidate):
+            return candidate
+    raise InputDataError(
+        f"vocabulary {vocabulary.name!r} holds every token that could stand for {what}",
+        received=", ".join(repr(candidate) for candidate in candidates),
+        fix="clean these tokens out of the source column and build again",
+    )
+
+
+def _holds(tokens: pa.Array, value: int | str) -> bool:
+    return bool(pc.any(pc.equal(tokens, pa.scalar(value, tokens.type))).as_py())
+
+
+@dataclass(frozen=True)
+class _Feature:
+    """One feature: what it is, how it is made, and from which inputs."""
+
+    spec: FeatureSpec
+    column: ColumnEncoding
+    inputs: tuple[RawInput, ...]
+
+
+class ServingEncoders(tf.Module):
+    """Encodes raw features inside a graph; one lookup table per vocabulary.
+
+    Args:
+        plan: The plan of the dataset version.
+        features: Features to encode.
+        vocabularies: Every vocabulary that they need, by name.
+        statistics: Every table of statistics that they need, float32 `[vocabulary_size]`.
+    """
+
+    def __init__(
+        self,
+        plan: EncoderPlan,
+        features: Iterable[str],
+        vocabularies: Mapping[str, Vocabulary],
+        statistics: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        super().__init__(name="serving_encoders")
+        specs = [plan.schema[name] for name in features]
+        columns = {spec.name: plan.column(spec.name) for spec in specs}
+        needed = sorted({column.vocabulary for column in columns.values() if column.vocabulary})
+        self.tables = {name: build_lookup(vocabularies[name]) for name in needed}
+        names = name_inputs(spec.name for spec in specs)
+        self._features = tuple(
+            _Feature(
+                spec,
+                columns[spec.name],
+                build_inputs(
+                    plan,
+                    spec,
+                    names[spec.name],
+                    vocabularies.get(columns[spec.name].vocabulary or ""),
+                ),
+            )
+            for spec in specs
+        )
+        self.inputs = tuple(raw for feature in self._features for raw in feature.inputs)
+        self._resources = Resources(
+            {name: self._token_encoder(name, vocabularies[name]) for name in needed},
+            {name: tf.constant(values) for name, values in (statistics or {}).items()},
+        )
+
+    def encode(self, raw: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Encodes a batch.
+
+        Args:
+            raw: By input name, `[batch]` or `[batch, length]` in the raw type.
+
+        Returns:
+            By feature name, `[batch]` or `[batch, length]`: int64 ids, or plain values.
+        """
+        return {
+            feature.spec.name: self._encode_one(
+                feature, [own.read(raw[own.name]) for own in feature.inputs]
+            )
+            for feature in self._features
+        }
+
+    def _encode_one(self, feature: _Feature, inputs: list[RawValues]) -> tf.Tensor:
+        spec, operation = feature.spec, feature.column.operation
+        if operation is not None:
+            encoded = fit_length(apply_operation(operation, inputs, self._resources), spec)
+            if isinstance(operation, Weights) and operation.scaled:
+                encoded = scale_weights(encoded)
+            return tf.cast(encoded, TENSOR_DTYPES[spec.dtype])
+        if feature.column.vocabulary is None:
+            return fit_length(tf.cast(inputs[0].values, TENSOR_DTYPES[spec.dtype]), spec)
+        return fit_length(self._resources.ids[feature.column.vocabulary](inputs[0]), spec)
+
+    def _token_encoder(self, name: str, vocabulary: Vocabulary) -> Any:
+        def encode(raw: RawValues) -> tf.Tensor:
+            ids = self.tables[name].lookup(raw.values)
+            if vocabulary.oov_buckets is not None:
+                hashed = hash_text(raw.text, vocabulary.oov_buckets)
+                ids = tf.where(tf.equal(ids, OOV_ID), hashed, ids)
+            return raw.finish(ids, OOV_ID)
+
+        return encode
+
+
+def fit_length(values: tf.Tensor, spec: FeatureSpec) -> tf.Tensor:
+    """Cuts or pads lists to the feature's `max_len`, the shape that the model was trained on.
+
+    Args:
+        values: `[batch]`, or `[batch, length]` for a list.
+        spec: The feature; anything but a ragged list with a `max_len` passes as it is.
+    """
+    if not spec.is_ragged or spec.max_len is None:
+        return values
+    values = values[:, : spec.max_len]
+    missing = spec.max_len - tf.shape(values)[1]
+    padding = spec.pad_value if spec.vocabulary_size is None else PAD_ID
+    fill = tf.cast(padding or 0, values.dtype)
+    padded = tf.pad(values, [[0, 0], [0, missing]], constant_values=fill)
+    return tf.ensure_shape(padded, [None, spec.max_len])
+
+
+def build_serving_encoders(
+    version_dir: ReadablePath, plan: EncoderPlan, features: Iterable[str]
+) -> ServingEncoders:
+    """Reads what the named features need and builds their encoders.
+
+    Raises:
+        InputDataError: The plan does not make a feature, or what was fitted is damaged.
+    """
+    features = tuple(features)
+    try:
+        columns = [plan.column(name) for name in features]
+        names = {column.vocabulary for column in columns} - {None}
+        specs = [plan.vocabulary(name) for name in sorted(filter(None, names))]
+    except KeyError as error:
+        raise InputDataError(
+            "the encoder plan does not make a feature that the model reads",
+            received=str(error),
+            allowed=", ".join(column.feature for column in plan.columns),
+            fix="train on this dataset version, or export with the version of the training run",
+        ) from error
+    vocabularies = {spec.name: read_vocabulary(version_dir, spec) for spec in specs}
+    wanted = {getattr(column.operation, "table", None) for column in columns}
+    statistics = {
+        spec.name: read_statistics(version_dir, spec) for spec in plan.tables if spec.name in wanted
+    }
+    return ServingEncoders(plan, features, vocabularies, statistics)
+
+
+def build_lookup(vocabulary: Vocabulary) -> tf.lookup.StaticHashTable:
+    """Builds the table from tokens to ids; everything else, and what is retired, is OOV."""
+    tokens, first = vocabulary.tokens, vocabulary.first_id
+    ids = np.arange(first, first + len(tokens), dtype=np.int64)
+    if vocabulary.retired is not None:
+        ids[vocabulary.retired] = OOV_ID
+    if not len(tokens):
+        # TensorFlow refuses an empty table; any key will do that maps to OOV as well.
+        tokens = pa.array([pad_token(vocabulary)], tokens.type)
+        ids = np.array([OOV_ID], np.int64)
+    keys: Any = tokens.to_numpy(zero_copy_only=False)
+    initializer = tf.lookup.KeyValueTensorInitializer(
+        tf.constant(keys, dtype=TENSOR_DTYPES[vocabulary.token_dtype]), tf.constant(ids)
+    )
+    return tf.lookup.StaticHashTable(initializer, default_value=OOV_ID)

@@ -1,0 +1,92 @@
+"""Decoded rows in memory: slices, copies, runs of whole batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from etl.tfrecord.codec.rows import allocate
+
+
+@dataclass(frozen=True)
+class DecodedRows:
+    """Some rows, column by column.
+
+    Attributes:
+        count: How many rows.
+        dense: Numbers, `[rows]` or `[rows, length]`.
+        lists: Lists of any length, and byte strings, `[rows]`.
+    """
+
+    count: int
+    dense: dict[str, np.ndarray]
+    lists: dict[str, pa.Array]
+
+    def slice(self, first: int, last: int) -> DecodedRows:
+        """Rows `[first, last)`, without a copy."""
+        return DecodedRows(
+            last - first,
+            {name: values[first:last] for name, values in self.dense.items()},
+            {name: values.slice(first, last - first) for name, values in self.lists.items()},
+        )
+
+    def take(self, rows: np.ndarray) -> DecodedRows:
+        """The rows of these numbers, copied."""
+        indices = pa.array(rows) if self.lists else None
+        dense = allocate(
+            {name: ((len(rows), *v.shape[1:]), v.dtype) for name, v in self.dense.items()}
+        )
+        for name, out in dense.items():
+            np.take(self.dense[name], rows, axis=0, out=out, mode="clip")
+        return DecodedRows(
+            len(rows),
+            dense,
+            {name: values.take(indices) for name, values in self.lists.items()},
+        )
+
+
+def concat_rows(parts: Sequence[DecodedRows]) -> DecodedRows:
+    """Rows one after another, copied."""
+    if len(parts) == 1:
+        return parts[0]
+    return DecodedRows(
+        sum(part.count for part in parts),
+        {name: np.concatenate([part.dense[name] for part in parts]) for name in parts[0].dense},
+        {name: pa.concat_arrays([part.lists[name] for part in parts]) for name in parts[0].lists},
+    )
+
+
+def regroup(
+    parts: Iterator[DecodedRows], batch_size: int, most: int, drop_remainder: bool
+) -> Iterator[DecodedRows]:
+    """Cuts rows into runs of whole batches, copying where a batch lies across two parts.
+
+    Args:
+        parts: Rows, in parts of any size.
+        batch_size: Rows per batch.
+        most: Rows per run at most; a multiple of `batch_size`.
+        drop_remainder: Whether to drop rows at the end that fill no batch.
+
+    Yields:
+        Runs of a multiple of `batch_size` rows, but the last where nothing is dropped.
+    """
+    rest: DecodedRows | None = None
+    for part in parts:
+        first = 0
+        if rest is not None and rest.count:
+            first = min(batch_size - rest.count, part.count)
+            rest = concat_rows([rest, part.slice(0, first)])
+            if rest.count == batch_size:
+                yield rest
+                rest = None
+            else:
+                continue
+        whole = part.count - (part.count - first) % batch_size
+        for start in range(first, whole, most):
+            yield part.slice(start, min(start + most, whole))
+        rest = part.slice(whole, part.count)
+    if rest is not None and rest.count and not drop_remainder:
+        yield rest

@@ -1,0 +1,248 @@
+"""Feature columns: how a feature of the schema lies in the records and in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from conf.errors import InputDataError, did_you_mean
+from conf.manifest import Manifest
+from conf.schema import OOV_ID, PAD_ID, FeatureSpec
+from etl.tfrecord.codec.rows import list_lengths
+from etl.tfrecord.types.features import WireFeature
+
+
+def bound_list(manifest: Manifest, spec: FeatureSpec) -> FeatureSpec:
+    """Bounds a list without `max_len` by the longest in train, where the statistics tell it.
+
+    Any other feature is returned as it is.
+    """
+    if not spec.is_ragged or spec.max_len is not None:
+        return spec
+    lengths = manifest.statistics.get("train", {}).get(spec.name, {}).get("length", {})
+    longest = lengths.get("max")
+    return replace(spec, max_len=int(longest)) if longest else spec
+
+
+def list_length(spec: FeatureSpec) -> int | None:
+    """Returns the length of a padded list, or None where it has no bound."""
+    return spec.max_len if spec.is_ragged else spec.shape[0]
+
+
+SEQUENCE_RECORDS = "SequenceExample"
+PAD_OF_DTYPE: dict[str, int | float | str] = {"int64": 0, "float32": 0.0, "bytes": ""}
+
+
+@dataclass(frozen=True)
+class FeatureColumn:
+    """One feature as it is read.
+
+    Attributes:
+        spec: Its spec.
+        is_ragged: Whether it stays a list of any length (scalars among them may be absent).
+        is_sequence: Whether it stands in the feature lists of a SequenceExample.
+    """
+
+    spec: FeatureSpec
+    is_ragged: bool
+    is_sequence: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of the feature."""
+        return self.spec.name
+
+    @property
+    def wire(self) -> WireFeature:
+        """What a decoder is asked for."""
+        is_list = self.spec.is_list or self.is_ragged
+        return WireFeature(self.name, self.spec.dtype, is_list, self.is_sequence)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether rows have one size and are numbers: they can be placed one by one."""
+        return not self.is_ragged and self.spec.dtype != "bytes"
+
+    @property
+    def is_fixed_list(self) -> bool:
+        """Whether a row must hold a list of the length that the schema says."""
+        return self.spec.is_list and not self.spec.is_ragged and not self.is_ragged
+
+    @property
+    def numpy_dtype(self) -> np.dtype:
+        """Type of its numbers."""
+        return np.dtype(self.spec.dtype)
+
+    @property
+    def length(self) -> int | None:
+        """Values per row of a dense list, None for a scalar."""
+        if not self.spec.is_list:
+            return None
+        return self.spec.max_len if self.spec.is_ragged else self.spec.shape[0]
+
+    @property
+    def absent(self) -> int | float | str | None:
+        """What a scalar is where the record lacks it; None refuses the record."""
+        return OOV_ID if self.spec.vocabulary_size is not None else self.spec.pad_value
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether a list of fixed length may be absent: it is all padding then."""
+        return self.spec.pad_value is not None or self.spec.vocabulary_size is not None
+
+    @property
+    def pad(self) -> int | float | str:
+        """What fills a list."""
+        if self.spec.vocabulary_size is not None:
+            return PAD_ID
+        given = self.spec.pad_value
+        return PAD_OF_DTYPE[self.spec.dtype] if given is None else given
+
+
+def plan_columns(
+    manifest: Manifest, specs: Sequence[FeatureSpec], ragged: Sequence[str] = ()
+) -> tuple[FeatureColumn, ...]:
+    """Plans how features are read.
+
+    Args:
+        manifest: The version's manifest, which says which features are feature lists.
+        specs: The features.
+        ragged: Names of those to leave ragged although their length is bounded.
+    """
+    lists = feature_lists(manifest)
+    return tuple(
+        FeatureColumn(
+            spec,
+            spec.name in ragged or (spec.is_ragged and spec.max_len is None),
+            spec.name in lists,
+        )
+        for spec in specs
+    )
+
+
+def feature_lists(manifest: Manifest) -> frozenset[str]:
+    """Names of the features that stand in the feature lists of a SequenceExample.
+
+    The build's `output.feature_lists` names them; where it does not, all lists are.
+    """
+    if manifest.record_type != SEQUENCE_RECORDS:
+        return frozenset()
+    named = manifest.source.config.get("output", {}).get("feature_lists")
+    if named is None:
+        return frozenset(spec.name for spec in manifest.schema.features if spec.is_list)
+    return frozenset(named)
+
+
+def select_features(
+    manifest: Manifest, names: Sequence[str] | None, exclude_roles: Sequence[str] = ()
+) -> tuple[FeatureSpec, ...]:
+    """Returns the specs of the named features, or of all but some roles.
+
+    Raises:
+        InputDataError: A name is not in the schema.
+    """
+    schema = manifest.schema
+    if names is None:
+        return tuple(spec for spec in schema.features if spec.role not in exclude_roles)
+    for name in names:
+        if name not in schema:
+            raise InputDataError(
+                f"dataset {manifest.dataset_name!r} has no such feature",
+                received=name,
+                allowed=", ".join(schema.names),
+                fix=did_you_mean(name, schema.names),
+            )
+    return tuple(schema[name] for name in dict.fromkeys(names))
+
+
+def check_specs(manifest: Manifest, expected: Sequence[FeatureSpec]) -> None:
+    """Refuses a dataset whose features are not those that a model was built for.
+
+    Args:
+        manifest: The dataset.
+        expected: Specs of the features that the model reads.
+
+    Raises:
+        InputDataError: A feature is missing, or has another type, shape or vocabulary; names it
+            and both.
+    """
+    select_features(manifest, [spec.name for spec in expected])
+    for spec in expected:
+        found = manifest.schema[spec.name]
+        if _outline(found) != _outline(spec):
+            raise InputDataError(
+                f"feature {spec.name!r} of dataset {manifest.dataset_name!r} is not what the "
+                "model was built for",
+                received=_describe(found),
+                allowed=_describe(spec),
+                fix="train on this dataset from the start, or take the version the model knows",
+            )
+
+
+def _outline(spec: FeatureSpec) -> tuple[object, ...]:
+    return spec.dtype, spec.shape, spec.max_len, spec.vocabulary_size
+
+
+def _describe(spec: FeatureSpec) -> str:
+    bound = f", max_len {spec.max_len}" if spec.is_ragged else ""
+    size = "" if spec.vocabulary_size is None else f", {spec.vocabulary_size} ids"
+    return f"{spec.dtype} of shape {spec.shape}{bound}{size}"
+
+
+def fill_absent(column: FeatureColumn, array: pa.Array, where: str) -> pa.Array:
+    """Puts the schema's values where records lack a feature, and checks fixed lengths.
+
+    Raises:
+        InputDataError: A feature is absent that has no pad value, or a list has another length
+            than the schema says; names the feature and the record.
+    """
+    spec = column.spec
+    if column.is_ragged:
+        return array.fill_null([]) if array.null_count else array
+    if not spec.is_list:
+        if not array.null_count:
+            return array
+        absent = column.absent
+        if absent is None:
+            raise _unfit(column, where, "no value", "one value")
+        value = absent.encode() if isinstance(absent, str) else absent
+        return array.fill_null(pa.scalar(value, array.type))
+    if not spec.is_ragged:
+        lengths = list_lengths(array)
+        bad = lengths != spec.shape[0]
+        if column.may_be_empty:
+            bad &= lengths != 0
+        if bad.any():
+            found = int(lengths[int(bad.argmax())])
+            raise _unfit(column, where, f"a list of {found}", f"a list of {spec.shape[0]}")
+    return array
+
+
+def check_binary(name: str, array: pa.Array, where: str) -> None:
+    """Refuses labels other than 0 and 1.
+
+    Raises:
+        InputDataError: There is one; names the feature and the value.
+    """
+    values = array.to_numpy(zero_copy_only=False)
+    bad = (values != 0) & (values != 1)
+    if bad.any():
+        raise InputDataError(
+            f"label {name!r} holds a value that a binary objective cannot learn",
+            received=f"{values[int(bad.argmax())]} in {where}",
+            allowed="0 or 1",
+            fix="map the label in the build config, leave such rows out by input.filter, or "
+            "choose another objective",
+        )
+
+
+def _unfit(column: FeatureColumn, where: str, found: str, wanted: str) -> InputDataError:
+    return InputDataError(
+        f"a record does not hold feature {column.name!r} as the schema says",
+        received=f"{found} in {where}",
+        allowed=f"{wanted} of {column.spec.dtype}",
+        fix="give the feature a pad_value if it may be absent, or build the dataset again",
+    )

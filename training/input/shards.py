@@ -1,0 +1,332 @@
+"""Shards of a split: listed by the manifest, read in pieces of whole records, kept when decoded.
+
+Decoded shards are kept for the epochs that follow: in memory, or as Arrow files on disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from conf.errors import InputDataError
+from conf.manifest import Manifest, ShardInfo
+from conf.paths import ReadablePath
+from etl.tfrecord.codec.crc32c import crc32c
+from etl.tfrecord.files.framing import HEADER_BYTES, BadRange, RecordBlock, read_record_blocks
+from etl.tfrecord.files.locations import Compression, FileOpener
+from training.input.damage import DamagePolicy
+
+WIRE_COMPRESSIONS: dict[str | None, Compression | None] = {
+    None: None,
+    "gzip": "GZIP",
+    "zlib": "ZLIB",
+}
+RECORD_TYPES = ("Example", "SequenceExample")
+
+
+def check_format(manifest: Manifest) -> None:
+    """Refuses records that training does not read.
+
+    Raises:
+        InputDataError: Records of another kind, or an unknown compression.
+    """
+    if manifest.record_type not in RECORD_TYPES:
+        raise InputDataError(
+            "training reads another record type",
+            received=manifest.record_type,
+            allowed=", ".join(RECORD_TYPES),
+        )
+    if manifest.compression not in WIRE_COMPRESSIONS:
+        raise InputDataError(
+            "the manifest names an unknown compression",
+            received=manifest.compression,
+            allowed=", ".join(str(key) for key in WIRE_COMPRESSIONS),
+        )
+
+
+def filled_shards(manifest: Manifest, split: str) -> tuple[ShardInfo, ...]:
+    """Returns a split's shards that hold records, in the manifest's order.
+
+    Raises:
+        InputDataError: There is no such split, or training does not read its records.
+    """
+    check_format(manifest)
+    return tuple(shard for shard in manifest.split(split).shards if shard.rows)
+
+
+def shard_paths(version_dir: ReadablePath, manifest: Manifest, split: str) -> list[str]:
+    """Returns the paths of a split's shards that hold records, in the manifest's order.
+
+    Raises:
+        InputDataError: As for `filled_shards`.
+    """
+    return [f"{version_dir}/{shard.path}" for shard in filled_shards(manifest, split)]
+
+
+BLOCK_BYTES = 2 << 20
+"""Bytes that are read and decoded at a time: they stay in a core's cache between the two."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A shard to read.
+
+    Attributes:
+        path: Path or URI.
+        rows: Records that the manifest counts.
+        crc32c: Checksum that the manifest has, which names its content.
+        compression: As the wire calls it.
+    """
+
+    path: str
+    rows: int
+    crc32c: str
+    compression: Compression | None
+
+
+class ShardReader:
+    """Reads records in order; one thread at a time.
+
+    Args:
+        shard: The shard.
+        first: Number of the record to begin with: what precedes it is passed over by the lengths
+            of the records, and neither verified nor decoded.
+        damage: What becomes of damage, and who is told.
+
+    Attributes:
+        position: Number of the record after the last that was returned.
+    """
+
+    def __init__(self, shard: Shard, first: int, damage: DamagePolicy) -> None:
+        self.position = first
+        self._shard, self._damage = shard, damage
+        self._base = 0  # records before the one that the blocks are counted from
+        self._seen = 0  # records of the whole shard, bad ones included
+        self._rest: RecordBlock | None = None
+        self._blocks = self._open(first)
+
+    def read(self, stop: int) -> RecordBlock | None:
+        """Returns the next records before record `stop`, or None where there are no more."""
+        block = self._rest
+        if block is None:
+            block = next(self._blocks, None)
+            if block is None:
+                return None
+            block = replace(block, first_record=block.first_record + self._base)
+        self._rest = None
+        count = stop - block.first_record
+        if count <= 0:
+            self._rest = block
+            return None
+        if count < len(block.index):
+            self._rest = RecordBlock(block.data, block.index[count:], block.offset, stop)
+            block = replace(block, index=block.index[:count])
+        self.position = block.first_record + len(block.index)
+        return block
+
+    def _open(self, first: int) -> Iterator[RecordBlock]:
+        shard, hook = self._shard, self._damage.hook(self._shard.path)
+        if hook is not None:
+            return self._drop(self._salvage(hook), first)
+        if first == 0:
+            return self._read(None)
+        if shard.compression is not None:
+            return self._drop(self._read(None), first)
+        for block in self._read(None, verify=False):
+            behind = block.first_record + len(block.index)
+            if first < behind:
+                record = block.index[first - block.first_record, 0]
+                self._base = first
+                return self._read(None, start=block.offset + int(record) - HEADER_BYTES)
+        return iter(())
+
+    def _read(
+        self, hook: Callable[[BadRange], None] | None, verify: bool = True, start: int = 0
+    ) -> Iterator[RecordBlock]:
+        return read_record_blocks(
+            self._shard.path,
+            compression=self._shard.compression,
+            block_bytes=BLOCK_BYTES,
+            verify=verify,
+            start=start,
+            on_corrupt=hook,
+            opener=FileOpener(),
+        )
+
+    def _salvage(self, hook: Callable[[BadRange], None]) -> Iterator[RecordBlock]:
+        """Reads what is there of the shard, and counts what is not."""
+
+        def count(bad: BadRange) -> None:
+            self._seen += not bad.continues
+            hook(bad)
+
+        for block in self._read(count):
+            self._seen += len(block.index)
+            yield block
+        # One bad range may have been several records, and a file may end between two.
+        if self._seen < self._shard.rows:
+            self._damage.counts.add_lost(self._shard.path, self._shard.rows - self._seen)
+
+    @staticmethod
+    def _drop(blocks: Iterator[RecordBlock], first: int) -> Iterator[RecordBlock]:
+        for block in blocks:
+            skip = max(0, first - block.first_record)
+            if skip < len(block.index):
+                number = block.first_record + skip
+                yield RecordBlock(block.data, block.index[skip:], block.offset, number)
+
+
+_LOGGER = logging.getLogger(__name__)
+_NUMBERS = b"sluice.first_records"
+# Behind the Arrow file lies the CRC32C of it: Arrow checks none of its data.
+_CHECKSUM_BYTES = 4
+
+DecodedRuns = list[tuple[int, pa.RecordBatch]]
+"""Decoded records of a shard: number of the first of each run, and the run."""
+
+# One scope at a time: what another run of this process has kept is of no use to the next.
+_MEMORY: dict[str, dict[str, DecodedRuns]] = {}
+
+
+@dataclass(frozen=True)
+class ShardCache:
+    """Keeps decoded shards.
+
+    A shard that lacks records is not kept: it may be mended, and each epoch counts what it lacks.
+
+    Attributes:
+        scope: All that decides what a shard decodes to, besides its content.
+        directory: Where Arrow files are kept; None keeps the shards in memory.
+    """
+
+    scope: str
+    directory: Path | None = None
+
+    def load(self, shard: Shard, decode: Callable[[], DecodedRuns]) -> DecodedRuns:
+        """Returns the records of a shard, decoding them where they have not been kept.
+
+        Args:
+            shard: The shard; one thread at a time.
+            decode: Decodes all of it.
+        """
+        name = hashlib.sha256(f"{self.scope}\0{shard.path}\0{shard.crc32c}".encode()).hexdigest()
+        if self.directory is not None:
+            return self._load_file(self.directory / f"{name}.arrow", shard, decode)
+        kept = _MEMORY.get(self.scope)
+        if kept is None:
+            _MEMORY.clear()
+            kept = _MEMORY.setdefault(self.scope, {})
+        runs = kept.get(name) or decode()
+        if _is_whole(runs, shard):
+            kept[name] = runs
+        return runs
+
+    def _load_file(
+        self, path: Path, shard: Shard, decode: Callable[[], DecodedRuns]
+    ) -> DecodedRuns:
+        if path.exists():
+            try:
+                return _read_runs(path)
+            except (OSError, pa.ArrowInvalid, KeyError, ValueError):
+                _LOGGER.warning("%s is damaged and is made again", path)
+        runs = decode()
+        try:
+            if _is_whole(runs, shard):
+                _write_runs(path, runs)
+        except OSError as error:
+            _LOGGER.warning("%s is not kept: %s", path, error)
+        return runs
+
+
+class CachedReader:
+    """Reads a kept shard in order, as `ShardReader` does.
+
+    Attributes:
+        position: Number of the record after the last that was returned.
+    """
+
+    def __init__(self, runs: DecodedRuns, first: int) -> None:
+        self.position = first
+        self._runs = runs
+
+    def read(self, stop: int) -> tuple[int, pa.RecordBatch] | None:
+        """Returns the number of the next record before `stop` and the records from it on."""
+        for number, batch in self._runs:
+            behind = number + batch.num_rows
+            start = max(number, self.position)
+            if behind > start and start < stop:
+                self.position = min(stop, behind)
+                return start, batch.slice(start - number, self.position - start)
+        return None
+
+
+def split_runs(number: int, batch: pa.RecordBatch, sound: np.ndarray | None) -> Iterator[
+    tuple[int, pa.RecordBatch]
+]:  # fmt: skip
+    """Splits decoded records at those that were left out.
+
+    Args:
+        number: Number of the first record.
+        batch: Columns of the sound ones.
+        sound: Which records are sound, bool `[records]`; None for all.
+    """
+    if sound is None or sound.all():
+        yield number, batch
+        return
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], sound.view(np.int8), [0]))))
+    done = 0
+    for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+        yield number + first, batch.slice(done, last - first)
+        done += last - first
+
+
+def _is_whole(runs: DecodedRuns, shard: Shard) -> bool:
+    return sum(batch.num_rows for _, batch in runs) == shard.rows
+
+
+def _read_runs(path: Path) -> DecodedRuns:
+    """Runs of a file, which stay in the system's memory of files.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
+    content = pa.memory_map(str(path)).read_buffer()
+    if len(content) < _CHECKSUM_BYTES:
+        raise ValueError("the file is cut off")
+    arrow = content.slice(0, len(content) - _CHECKSUM_BYTES)
+    if _checksum(arrow) != content.slice(len(arrow)).to_pybytes():
+        raise ValueError("the file has another checksum")
+    reader = pa.ipc.open_file(pa.BufferReader(arrow))
+    numbers = json.loads(reader.schema.metadata[_NUMBERS])
+    return [(number, reader.get_batch(i)) for i, number in enumerate(numbers)]
+
+
+def _write_runs(path: Path, runs: DecodedRuns) -> None:
+    if not runs:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    numbers = json.dumps([number for number, _ in runs]).encode()
+    schema = runs[0][1].schema.with_metadata({_NUMBERS: numbers})
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+            for _, batch in runs:
+                writer.write_batch(batch.replace_schema_metadata(schema.metadata))
+        checksum = _checksum(pa.memory_map(str(temporary)).read_buffer())
+        with temporary.open("ab") as file:
+            file.write(checksum)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _checksum(content: pa.Buffer) -> bytes:
+    return crc32c(memoryview(content)).to_bytes(_CHECKSUM_BYTES, "little")

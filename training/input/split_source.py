@@ -1,0 +1,275 @@
+"""A split to read: which records, rows and steps an epoch has, and how they are read.
+
+The manifest's counts tell rows and steps without reading anything, unless rows are left out:
+by a filter, a held-out share, or because they are damaged. Then the split is counted once,
+reading only what the filter looks at; the number is kept per process, and beside the run
+where a file is given.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from conf.errors import ConfigError, InputDataError, TooFewRowsError
+from conf.manifest import Manifest
+from conf.paths import ReadablePath, write_text_atomic
+from conf.schema import canonical_json, fingerprint
+from conf.training.input import InputConfig
+from training.input.damage import DamagePolicy, InputCounts, warn_unlisted
+from training.input.decoded_rows import DecodedRows
+from training.input.epoch_plan import limit_rows, shard_for
+from training.input.feature_columns import FeatureColumn
+from training.input.filters import build_row_filter
+from training.input.row_sampling import balance_classes
+from training.input.shards import WIRE_COMPRESSIONS, Shard, ShardCache, check_format, filled_shards
+from training.input.shuffle_buffer import BufferConfig, EpochConfig, read_epoch
+
+MAX_THREADS = 8
+
+
+@dataclass(frozen=True)
+class InputOptions:
+    """What a run asks of the input beside its config.
+
+    Attributes:
+        binary_label: Feature whose values must be 0 or 1; None checks none.
+        worker: Number of this worker and of all of them: each reads its own files and makes its
+            part of the global batch.
+        epochs: Epochs that the dataset runs through, each in another order.
+        counts: Is told what was left out.
+    """
+
+    binary_label: str | None = None
+    worker: tuple[int, int] = (0, 1)
+    epochs: int = 1
+    counts: InputCounts = field(default_factory=InputCounts)
+
+
+@dataclass(frozen=True)
+class SplitSource:
+    """A split to read.
+
+    Attributes:
+        version_dir: Directory of the dataset version.
+        manifest: Its manifest.
+        split: Name of the split.
+        config: How it is read.
+        options: What the run asks for beside.
+        is_held_out: Whether the rows that `config.validation` keeps apart are the ones to read.
+    """
+
+    version_dir: ReadablePath
+    manifest: Manifest
+    split: str
+    config: InputConfig
+    options: InputOptions = field(default_factory=InputOptions)
+    is_held_out: bool = False
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a batch that this worker makes.
+
+        Raises:
+            ConfigError: The workers cannot share a batch evenly.
+        """
+        workers = self.options.worker[1]
+        if self.config.batch_size % workers:
+            raise ConfigError(
+                "input.batch_size must be a multiple of the number of workers",
+                received=f"{self.config.batch_size} rows on {workers} workers",
+                allowed=f"a multiple of {workers}",
+            )
+        return self.config.batch_size // workers
+
+    def ranges(self, worker: int) -> tuple[tuple[int, int], ...]:
+        """First record and number of records that a worker reads of each filled shard."""
+        shards = filled_shards(self.manifest, self.split)
+        rows = limit_rows([shard.rows for shard in shards], self.config.take)
+        return shard_for(rows, worker, self.options.worker[1])
+
+
+def build_epoch_config(
+    source: SplitSource, columns: Sequence[FeatureColumn], seed: int | None
+) -> EpochConfig:
+    """Builds what a stream of rows is made of.
+
+    Args:
+        source: The split to read.
+        columns: Features to deliver.
+        seed: The run's seed; None keeps the order of the records.
+
+    Raises:
+        InputDataError: No such split or feature, or records that training does not read.
+        ConfigError: The config does not fit the features.
+    """
+    config, manifest, options = source.config, source.manifest, source.options
+    check_format(manifest)
+    warn_unlisted(str(source.version_dir), manifest)
+    row_filter = build_row_filter(manifest, config, source.is_held_out)
+    balance = config.class_balance if seed is not None else None
+    pools = BufferConfig(
+        columns=tuple(columns),
+        row_filter=row_filter,
+        record_type=manifest.record_type,
+        decoder=config.decoder,
+        threads=config.parallel_parses or min(MAX_THREADS, _cores()),
+        damage=DamagePolicy(config.on_corrupt, options.counts),
+        binary_label=options.binary_label,
+        has_lengths=seed is not None and config.bucket_boundaries is not None,
+        slots=manifest.slots,
+    )
+    redraw = None
+    if balance is not None:
+        name, shares = balance.feature, balance.shares
+
+        def redraw(rows: DecodedRows, seed: Sequence[int]) -> DecodedRows:
+            return balance_classes(rows, name, shares, seed)
+
+    return EpochConfig(
+        shards=list_shards(source.version_dir, manifest, source.split),
+        ranges=source.ranges(options.worker[0]),
+        pools=_with_cache(pools, config),
+        pool_rows=config.shuffle_buffer,
+        interleave=config.interleave_shards if seed is not None else 1,
+        batch_size=source.batch_size,
+        seed=seed,
+        is_exact=config.is_exact and row_filter is None,
+        redraw=redraw,
+    )
+
+
+def list_shards(version_dir: ReadablePath, manifest: Manifest, split: str) -> tuple[Shard, ...]:
+    """The filled shards of a split, as readers take them."""
+    compression = WIRE_COMPRESSIONS[manifest.compression]
+    return tuple(
+        Shard(f"{version_dir}/{shard.path}", shard.rows, shard.crc32c, compression)
+        for shard in filled_shards(manifest, split)
+    )
+
+
+def _with_cache(pools: BufferConfig, config: InputConfig) -> BufferConfig:
+    if config.cache is None:
+        return pools
+    wires = [[f.name, f.kind, f.is_list, f.is_sequence] for f in pools.features]
+    scope = canonical_json([wires, pools.decoder, pools.record_type, config.on_corrupt])
+    directory = None if config.cache_dir is None else Path(config.cache_dir)
+    return replace(pools, cache=ShardCache(scope, directory))
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+_COUNTED: dict[str, int] = {}
+
+
+def count_rows(source: SplitSource, file: Path | None = None) -> int:
+    """Returns how many rows a source gives to all its workers.
+
+    Args:
+        source: The split, as it is read.
+        file: Where counts are kept from process to process; made if it is not there.
+
+    Raises:
+        InputDataError: A shard is damaged or missing where that is not to be passed over.
+    """
+    return sum(_count_workers(source, file))
+
+
+def count_steps(source: SplitSource, file: Path | None = None) -> int:
+    """Returns the steps of an epoch: whole batches, of which each worker makes its part.
+
+    Args:
+        source: The train split, as it is read.
+        file: As for `count_rows`.
+
+    Raises:
+        InputDataError: There is no whole batch, or as for `count_rows`.
+    """
+    steps = min(rows // source.batch_size for rows in _count_workers(source, file))
+    if source.config.mix:
+        steps = int(steps / (1 - sum(part.weight for part in source.config.mix)))
+    if not steps:
+        raise build_size_error(source, count_rows(source, file))
+    return steps
+
+
+def build_size_error(source: SplitSource, rows: int) -> InputDataError:
+    """Returns the error of a split that does not fill one batch.
+
+    Args:
+        source: The split, as it is read.
+        rows: Rows that it gives.
+    """
+    listed = source.manifest.split(source.split).rows
+    if rows:
+        fix = f"set input.batch_size to {rows} or less, or add data"
+    elif listed:
+        fix = "let input.filter, input.validation and input.on_corrupt leave rows"
+    else:
+        fix = "build the dataset with rows in this split, or train on another version"
+    kind = TooFewRowsError if listed else InputDataError
+    return kind(
+        f"the {source.split} split is {'smaller than one batch' if rows else 'empty'}",
+        received=f"{rows} rows" + ("" if rows == listed else f" that the input leaves of {listed}"),
+        allowed=f"at least input.batch_size = {source.config.batch_size} rows",
+        fix=fix,
+    )
+
+
+def _count_workers(source: SplitSource, file: Path | None) -> Sequence[int]:
+    workers = source.options.worker[1]
+    if source.config.is_exact:
+        return [sum(rows for _, rows in source.ranges(worker)) for worker in range(workers)]
+    return [_count_kept(source, worker, file) for worker in range(workers)]
+
+
+def _count_kept(source: SplitSource, worker: int, file: Path | None) -> int:
+    config = source.config
+    # Not the place: a run that goes on elsewhere keeps its number of steps.
+    key = fingerprint(
+        {
+            "shards": [[s.path, s.crc32c] for s in source.manifest.split(source.split).shards],
+            "version": f"{source.manifest.dataset_name}/{source.manifest.dataset_version}",
+            "filter": [item.model_dump(mode="json") for item in config.filter],
+            "validation": config.validation and config.validation.model_dump(mode="json"),
+            "held_out": source.is_held_out,
+            "take": config.take,
+            "on_corrupt": config.on_corrupt,
+            "worker": [worker, source.options.worker[1]],
+        }
+    )
+    kept, own = _read_counts(file), f"{source.version_dir}\0{key}"
+    if key in kept:
+        _COUNTED[own] = kept[key]
+    elif own not in _COUNTED:
+        _COUNTED[own] = _read_through(source, worker)
+    if file is not None and key not in kept:
+        write_text_atomic(file, json.dumps({**kept, key: _COUNTED[own]}, indent=1) + "\n")
+    return _COUNTED[own]
+
+
+def _read_through(source: SplitSource, worker: int) -> int:
+    workers = source.options.worker[1]
+    options = InputOptions(worker=(worker, workers), counts=InputCounts())
+    plain = source.config.model_copy(update={"cache": None, "cache_dir": None, "mix": ()})
+    counted = SplitSource(
+        source.version_dir, source.manifest, source.split, plain, options, source.is_held_out
+    )
+    return sum(rows.count for rows in read_epoch(build_epoch_config(counted, (), None), 0))
+
+
+def _read_counts(file: Path | None) -> dict[str, int]:
+    if file is None or not file.exists():
+        return {}
+    try:
+        counts = dict(json.loads(file.read_text(encoding="utf-8")))
+        return {str(key): int(rows) for key, rows in counts.items()}
+    except (ValueError, TypeError):  # damaged: count again
+        return {}

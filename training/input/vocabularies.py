@@ -1,0 +1,347 @@
+"""Vocabularies of a dataset version: raw tokens by id, and equal tokens in two versions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from conf.encoders import (
+    ENCODERS_DIR,
+    ENCODERS_FILE,
+    ColumnEncoding,
+    EncoderPlan,
+    TableSpec,
+    TokenDType,
+    VocabularySpec,
+)
+from conf.errors import InputDataError
+from conf.manifest import Manifest
+from conf.paths import ReadablePath
+from conf.schema import FIRST_TOKEN_ID, OOV_ID, PAD_ID, FeatureSpec
+from etl.tfrecord.codec.crc32c import crc32c
+
+TOKEN_TYPES: dict[str, pa.DataType] = {"int64": pa.int64(), "string": pa.string()}
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Raw tokens in the order of their ids, the first of which is 2, or past the OOV buckets.
+
+    Attributes:
+        name: Name in the encoder plan.
+        token_dtype: Type of the tokens.
+        tokens: `[size - first_id]` int64 or string.
+        oov_buckets: Buckets of unknown tokens, or None.
+        retired: Tokens that keep their ids but are no longer known, bool `[size - first_id]`, or
+            None: no token is.
+    """
+
+    name: str
+    token_dtype: TokenDType
+    tokens: pa.Array
+    oov_buckets: int | None = None
+    retired: np.ndarray | None = None
+
+    @property
+    def first_id(self) -> int:
+        """The id of the first token."""
+        return FIRST_TOKEN_ID + (self.oov_buckets or 0)
+
+    @property
+    def size(self) -> int:
+        """Number of ids, pad, OOV and its buckets included."""
+        return len(self.tokens) + self.first_id
+
+    def take(self, ids: np.ndarray) -> pa.Array:
+        """Returns the tokens of ids, null for pad, OOV and ids beyond the vocabulary."""
+        known = (ids >= self.first_id) & (ids < self.size)
+        return self.tokens.take(pa.array(ids - self.first_id, pa.int64(), mask=~known))
+
+
+def read_plan(version_dir: ReadablePath, manifest: Manifest) -> EncoderPlan:
+    """Reads the encoder plan of a version.
+
+    Raises:
+        InputDataError: It is missing, damaged, or not the one that the manifest names.
+    """
+    file = version_dir / ENCODERS_DIR / ENCODERS_FILE
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise InputDataError(
+            f"cannot read {file}", received=str(error), fix="build the dataset again"
+        ) from error
+    try:
+        plan = EncoderPlan.from_json(data)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputDataError(
+            f"{file} is not complete", received=repr(error), fix="build the dataset again"
+        ) from error
+    if plan.fingerprint != manifest.encoders_fingerprint:
+        raise InputDataError(
+            f"{file} is not the one that the manifest was published with",
+            received=plan.fingerprint,
+            allowed=manifest.encoders_fingerprint,
+            fix="restore the file, or build the dataset again",
+        )
+    return plan
+
+
+def read_vocabulary(version_dir: ReadablePath, spec: VocabularySpec) -> Vocabulary:
+    """Reads one vocabulary and checks it against its description.
+
+    Raises:
+        InputDataError: The file is missing or outside its directory, its checksum, types or size
+            differ, or its ids do not rise from the first one without gaps.
+    """
+    retired_columns = ["is_retired"] if spec.incremental else []
+    file, table = _read_checked(version_dir, spec, ["token", "id", *retired_columns])
+    tokens = table["token"].combine_chunks()
+    if tokens.type != TOKEN_TYPES[spec.token_dtype] or tokens.null_count:
+        raise _damaged(file, "token type", tokens.type, spec.token_dtype)
+    retired = table["is_retired"].to_numpy() if spec.incremental else None
+    return Vocabulary(spec.name, spec.token_dtype, tokens, spec.oov_buckets, retired)
+
+
+def read_statistics(version_dir: ReadablePath, spec: TableSpec) -> np.ndarray:
+    """Reads the statistic of each id of a vocabulary over the whole train split.
+
+    Returns:
+        float32 `[vocabulary_size]`.
+
+    Raises:
+        InputDataError: The file is missing or outside its directory, or is not the one that the
+            plan was written for.
+    """
+    file, table = _read_parquet(version_dir, spec, ["all"])
+    if len(table) != spec.rows or table["all"].type != pa.float32():
+        raise _damaged(file, "statistic", f"{len(table)} rows", f"{spec.rows} rows of float32")
+    return table["all"].to_numpy()
+
+
+def read_token_counts(version_dir: ReadablePath, spec: VocabularySpec) -> np.ndarray:
+    """Reads how often each token of a vocabulary occurs in the train split.
+
+    Returns:
+        int64 `[size]`, indexed by id; 0 for padding and OOV, which the file does not count.
+
+    Raises:
+        InputDataError: As in `read_vocabulary`, or a count is missing or below 0.
+    """
+    file, table = _read_checked(version_dir, spec, ["id", "count"])
+    column = table["count"].combine_chunks()
+    if column.type != pa.int64() or column.null_count:
+        raise _damaged(file, "count type", column.type, "int64")
+    counts = np.zeros(spec.size, np.int64)
+    counts[spec.first_token_id :] = column.to_numpy(zero_copy_only=False)
+    if counts.min(initial=0) < 0:
+        raise _damaged(file, "count", counts.min(), "0 or more")
+    return counts
+
+
+def _read_checked(
+    version_dir: ReadablePath, spec: VocabularySpec, columns: list[str]
+) -> tuple[ReadablePath, pa.Table]:
+    """Reads columns of a vocabulary's file, its path, checksum and ids checked."""
+    file, table = _read_parquet(version_dir, spec, columns)
+    first, ids = spec.first_token_id, table["id"].to_numpy()
+    if not np.array_equal(ids, np.arange(first, spec.size)):
+        raise _damaged(file, "ids", f"{len(ids)} ids", f"{first} to {spec.size - 1}, ascending")
+    return file, table
+
+
+def _read_parquet(
+    version_dir: ReadablePath, spec: VocabularySpec | TableSpec, columns: list[str]
+) -> tuple[ReadablePath, pa.Table]:
+    """Reads columns of a file that a plan names, its path and checksum checked."""
+    directory = (version_dir / ENCODERS_DIR).resolve()
+    file = (directory / spec.file).resolve()
+    if not file.is_relative_to(directory):
+        raise InputDataError(
+            f"vocabulary {spec.name!r} lies outside its dataset version", received=spec.file
+        )
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise InputDataError(f"cannot read {file}", received=error.strerror) from error
+    found = f"{crc32c(content):08x}"
+    if found != spec.file_crc32c:
+        raise _damaged(file, "checksum", found, spec.file_crc32c)
+    try:
+        table = pq.read_table(pa.BufferReader(content), columns=columns)
+        table = table.select(columns)
+    except (KeyError, pa.ArrowException) as error:
+        raise _damaged(file, "content", repr(error), f"columns {', '.join(columns)}") from error
+    return file, table
+
+
+def read_key_vocabulary(
+    version_dir: ReadablePath, manifest: Manifest, feature: str
+) -> Vocabulary | None:
+    """Reads the vocabulary of a key feature, or returns None where its ids are the tokens.
+
+    Raises:
+        InputDataError: The plan does not make the feature, or the vocabulary is damaged.
+    """
+    plan = read_plan(version_dir, manifest)
+    try:
+        name = plan.column(feature).vocabulary
+        spec = None if name is None else plan.vocabulary(name)
+    except KeyError as error:
+        raise InputDataError(
+            f"the encoder plan does not say how feature {feature!r} was made",
+            received=str(error),
+            fix="build the dataset again",
+        ) from error
+    return None if spec is None else read_vocabulary(version_dir, spec)
+
+
+def _damaged(file: ReadablePath, part: str, received: Any, allowed: Any) -> InputDataError:
+    return InputDataError(
+        f"vocabulary {file}: the {part} does not fit its description",
+        received=received,
+        allowed=allowed,
+        fix="restore the file, roll back to an earlier version, or build again",
+    )
+
+
+NO_ROW = -1
+
+
+@dataclass(frozen=True)
+class EncodedVersion:
+    """A dataset version and the encoders that gave its ids.
+
+    Attributes:
+        version_dir: Its directory.
+        manifest: Its manifest.
+        plan: Its encoders.
+    """
+
+    version_dir: ReadablePath
+    manifest: Manifest
+    plan: EncoderPlan
+
+
+def read_encoded_version(version_dir: ReadablePath, manifest: Manifest) -> EncodedVersion:
+    """Reads the encoders of a version.
+
+    Raises:
+        InputDataError: They are missing or damaged.
+    """
+    return EncodedVersion(version_dir, manifest, read_plan(version_dir, manifest))
+
+
+def match_rows(table: str, new: EncodedVersion, old: EncodedVersion) -> np.ndarray | None:
+    """Finds the row that each id of a table had in an earlier dataset version.
+
+    Ids of a vocabulary are matched by token; padding and OOV keep their rows, OOV buckets where
+    there are equally many. Ids that are computed, as by hashing, keep their rows where both
+    versions compute them alike.
+
+    Args:
+        table: Name of the features' table.
+        new: The version to train on.
+        old: The version that the earlier table was trained on.
+
+    Returns:
+        int64 `[vocabulary_size]`: rows of the earlier table, -1 where there is none. None where
+        the ids of the two versions have nothing to do with each other.
+
+    Raises:
+        InputDataError: A vocabulary is damaged.
+    """
+    found, before = _find_encoding(table, new), _find_encoding(table, old)
+    if found is None or before is None:
+        return None
+    (spec, column), (old_spec, old_column) = found, before
+    vocabulary = _read_tokens(new, spec, column)
+    old_vocabulary = _read_tokens(old, old_spec, old_column)
+    if vocabulary is not None and old_vocabulary is not None:
+        return match_tokens(vocabulary, old_vocabulary)
+    size = spec.vocabulary_size
+    computed = vocabulary is None and old_vocabulary is None
+    alike = column.operation == old_column.operation and size == old_spec.vocabulary_size
+    return np.arange(size) if computed and alike and size is not None else None
+
+
+def match_keys(
+    feature: str, keys: np.ndarray, new: EncodedVersion, old: EncodedVersion
+) -> np.ndarray | None:
+    """Finds the key that each key of an earlier dynamic table has in a new dataset version.
+
+    Keys that are computed, as by hashing, are the same; ids of a vocabulary are matched by token.
+
+    Args:
+        feature: A feature of the table.
+        keys: int64 `[n]`, keys of the earlier table.
+        new: The version to train on.
+        old: The version that the earlier table was trained on.
+
+    Returns:
+        int64 `[n]`, -1 where the new vocabulary does not have the token. None where the keys of
+        the two versions have nothing to do with each other.
+
+    Raises:
+        InputDataError: A vocabulary is damaged.
+    """
+    try:
+        column, old_column = new.plan.column(feature), old.plan.column(feature)
+    except KeyError:
+        return None
+    vocabulary = _read_tokens(new, new.manifest.schema[feature], column)
+    old_vocabulary = _read_tokens(old, old.manifest.schema[feature], old_column)
+    if vocabulary is None and old_vocabulary is None:
+        return keys if column.operation == old_column.operation else None
+    if vocabulary is None or old_vocabulary is None:
+        return None
+    rows = match_tokens(vocabulary, old_vocabulary)
+    new_ids = np.full(old_vocabulary.size, NO_ROW, np.int64)
+    new_ids[rows[rows != NO_ROW]] = np.flatnonzero(rows != NO_ROW)
+    known = (keys > PAD_ID) & (keys < old_vocabulary.size)
+    return np.where(known, new_ids[np.where(known, keys, PAD_ID)], NO_ROW)
+
+
+def match_tokens(new: Vocabulary, old: Vocabulary) -> np.ndarray:
+    """Returns the earlier id of each id, int64 `[new.size]`, -1 where the token is new."""
+    rows = np.full(new.size, NO_ROW, np.int64)
+    rows[[PAD_ID, OOV_ID]] = PAD_ID, OOV_ID
+    if new.oov_buckets == old.oov_buckets:
+        rows[: new.first_id] = np.arange(new.first_id)
+    tokens, old_tokens = new.tokens, old.tokens
+    if tokens.type != old_tokens.type:  # The raw column's declared type has changed.
+        tokens, old_tokens = tokens.cast(pa.string()), old_tokens.cast(pa.string())
+    positions = pc.index_in(tokens, value_set=old_tokens).fill_null(NO_ROW).to_numpy()
+    rows[new.first_id :] = np.where(positions < 0, NO_ROW, positions + old.first_id)
+    return rows
+
+
+def _find_encoding(
+    table: str, version: EncodedVersion
+) -> tuple[FeatureSpec, ColumnEncoding] | None:
+    """Returns the first feature that a table is of, and how its ids were made."""
+    for spec in version.manifest.schema.features:
+        if spec.table == table and spec.vocabulary_size is not None:
+            try:
+                return spec, version.plan.column(spec.name)
+            except KeyError:
+                continue
+    return None
+
+
+def _read_tokens(
+    version: EncodedVersion, spec: FeatureSpec, column: ColumnEncoding
+) -> Vocabulary | None:
+    """Reads the vocabulary whose ids a feature's values are, or returns None."""
+    if column.vocabulary is None:
+        return None
+    vocabulary = version.plan.vocabulary(column.vocabulary)
+    if vocabulary.size != spec.vocabulary_size:
+        return None
+    return read_vocabulary(version.version_dir, vocabulary)

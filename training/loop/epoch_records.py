@@ -1,0 +1,143 @@
+"""Records of epochs in `history.json`: which epoch is the best, and when to stop early."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from conf.errors import ConfigError, InputDataError, did_you_mean
+from conf.paths import write_text_atomic
+from conf.run import HISTORY_FILE
+from conf.training.train import EarlyStoppingConfig
+
+LOSS_METRIC = "loss"
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One epoch.
+
+    Attributes:
+        epoch: One-based.
+        loss: Mean training loss over the epoch's rows.
+        seconds: Wall time of the training steps, validation apart.
+        examples: Rows trained on.
+        examples_per_s: Rows per second of training.
+        input_wait_share: Share of the time that steps waited for their batch, in [0, 1].
+        validation: Validation metrics by name; empty where nothing is validated on.
+        left_out: What the input left out of the epoch, by kind: `bad_records`, `shards`,
+            `filtered_rows`; empty where it left nothing out.
+    """
+
+    epoch: int
+    loss: float
+    seconds: float
+    examples: int
+    examples_per_s: float
+    input_wait_share: float
+    validation: Mapping[str, float]
+    left_out: Mapping[str, int] = field(default_factory=dict)
+
+    def metric(self, name: str) -> float:
+        """Returns a metric so that higher is better (the loss with its sign turned).
+
+        The loss is that of the held-out rows where they give one, else that of training.
+
+        Raises:
+            ConfigError: The epoch has no such metric.
+        """
+        if name == LOSS_METRIC:
+            return -self.validation.get(LOSS_METRIC, self.loss)
+        if name not in self.validation:
+            names = sorted({LOSS_METRIC, *self.validation})
+            raise ConfigError(
+                "fit.early_stopping.metric is not among the validation metrics",
+                received=name,
+                allowed=", ".join(names),
+                fix=did_you_mean(name, names) + "; cut-offs are set by evaluation.ks",
+            )
+        return self.validation[name]
+
+
+def find_best_epoch(history: Sequence[EpochRecord], metric: str | None) -> int:
+    """Returns the one-based epoch to keep: the first with the best metric, or the last.
+
+    Args:
+        history: At least one epoch, in order.
+        metric: Metric to choose by, or None: nothing is held out, the last epoch is kept.
+    """
+    if metric is None:
+        return history[-1].epoch
+    best = max(history, key=lambda record: (_comparable(record.metric(metric)), -record.epoch))
+    return best.epoch
+
+
+def latest_metric(history: Sequence[EpochRecord], metric: str | None) -> tuple[str, float] | None:
+    """Returns the name and the last value of a validation metric; None where there is none yet."""
+    if not history or metric is None or metric not in history[-1].validation:
+        return None
+    return metric, history[-1].validation[metric]
+
+
+def should_stop(history: Sequence[EpochRecord], config: EarlyStoppingConfig | None) -> bool:
+    """Whether the metric has not improved for `patience` epochs."""
+    if config is None or not history:
+        return False
+    return history[-1].epoch - find_best_epoch(history, config.metric) >= config.patience
+
+
+def write_history(run: Path, history: Sequence[EpochRecord]) -> None:
+    """Writes `history.json` atomically."""
+    entries = [asdict(record) for record in history]
+    write_text_atomic(run / HISTORY_FILE, json.dumps(entries, indent=1) + "\n")
+
+
+def read_history(run: Path) -> list[EpochRecord]:
+    """Reads `history.json`; a run that has not ended an epoch has an empty one.
+
+    Raises:
+        InputDataError: The file is damaged.
+    """
+    file = run / HISTORY_FILE
+    if not file.exists():
+        return []
+    try:
+        entries: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+        return [EpochRecord(**entry) for entry in entries]
+    except (ValueError, TypeError) as error:
+        raise InputDataError(f"{file} is damaged", received=repr(error)) from error
+
+
+def read_resumed_history(run: Path, finished: int, newest: int) -> list[EpochRecord]:
+    """Reads the entries of the epochs that a resumed run goes on from.
+
+    An epoch's entry is written before its checkpoint, so one entry more than there are
+    checkpoints is what a kill in between leaves.
+
+    Args:
+        run: Directory of the run.
+        finished: Epochs that the restored checkpoint has behind it.
+        newest: Epoch of the newest checkpoint, which is later where damaged ones were passed over.
+
+    Raises:
+        InputDataError: The file is damaged, or does not belong to the checkpoints.
+    """
+    records = read_history(run)
+    epochs = [record.epoch for record in records]
+    if epochs != list(range(1, len(epochs) + 1)) or not finished <= len(epochs) <= newest + 1:
+        raise InputDataError(
+            "the history of this run does not fit its checkpoints",
+            received=f"{run / HISTORY_FILE} with {len(epochs)} epochs, "
+            f"a checkpoint of epoch {newest}",
+            allowed=f"epochs 1 to {newest}, or one more",
+            fix="restore the missing files, or train again without --resume",
+        )
+    return records[:finished]
+
+
+def _comparable(value: float) -> float:
+    return -math.inf if math.isnan(value) else value

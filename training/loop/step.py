@@ -1,0 +1,392 @@
+"""Training step: loss, gradients, update; many steps per compiled call, on all replicas.
+
+On one GPU the batches come to the device ahead of the steps. Where it is asked for, a guard
+finds the step whose gradients are not finite, one step before its loss would show it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from conf.errors import ConfigError
+from conf.training.train import ComputeConfig, TrainConfig
+from training.embedding.distinct_rows import BatchRows, Lookups, plan_lookups, sharing_rows
+from training.embedding.key_mapping import ARRIVALS, KeyedFeatures, admit_arrivals
+from training.embedding.key_space import reading_rows
+from training.input.batches import Batch
+from training.loop.gradients import Gradient, LossScale, add_parts
+from training.loop.optimizers import KnownRows, Optimizers
+from training.models.retrieval import RetrievalModel
+from training.networks.layers import computing_in
+from training.objectives.objective import Objective
+
+StepFunction = Callable[[Batch], tf.Tensor]
+
+
+class StepsResult(NamedTuple):
+    """What some steps gave.
+
+    Attributes:
+        losses: Loss of each step that ran, float32 `[steps]`; all but the last are finite.
+        wait_s: Seconds that they waited for their batches, float64 scalar. An upper bound: waiting
+            overlaps with the end of the step before.
+    """
+
+    losses: tf.Tensor
+    wait_s: tf.Tensor
+
+
+RunSteps = Callable[[Any, tf.Tensor], StepsResult]
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """How a step is computed.
+
+    Attributes:
+        seed: The run's seed; with the step it fixes dropout and drawn negatives.
+        embedding_l2: Weight of the squared norms of the batch's rows, or None.
+        dtype: What products of matrices are computed in.
+        xla: Whether XLA compiles loss and gradients.
+    """
+
+    seed: int
+    embedding_l2: float | None = None
+    dtype: tf.DType = tf.float32
+    xla: bool = False
+
+
+class TrainStep:
+    """One step on one replica: loss, gradients, update.
+
+    Args:
+        model: The model.
+        objective: Loss per row.
+        optimizers: Update rules; they say in how many parts a batch is computed.
+        options: How it is computed.
+        lookups: What `add_distinct_ids` added to the batches; None: nothing.
+        keyed: Features whose keys `map_keys` has replaced by rows.
+    """
+
+    def __init__(
+        self,
+        model: RetrievalModel,
+        objective: Objective,
+        optimizers: Optimizers,
+        options: StepOptions,
+        lookups: Sequence[Lookups] | None = None,
+        keyed: Sequence[KeyedFeatures] = (),
+    ) -> None:
+        self._model = model
+        self._objective = objective
+        self._optimizers = optimizers
+        self._options = options
+        self._lookups = lookups
+        self._keyed = tuple(keyed)
+        self._differentiate = self._compute_part
+        if options.xla:
+            self._differentiate = tf.function(self._compute_part, jit_compile=True)
+
+    def __call__(self, batch: Batch) -> tf.Tensor:
+        """Updates the model; returns this replica's share of the batch's mean loss, scalar."""
+        context = tf.distribute.get_replica_context()
+        parts = self._optimizers.accumulate_steps
+        if self._keyed:
+            admit_arrivals(batch[ARRIVALS], self._keyed)
+            batch = {name: value for name, value in batch.items() if name != ARRIVALS}
+        step = tf.cast(self._optimizers.step.read_value(), tf.int32)
+        seed = tf.stack([self._options.seed % 2**31, step * 8])
+        # Shares of the global mean: summed over replicas and parts they are the batch's.
+        share = 1.0 / (parts * context.num_replicas_in_sync)
+        scale = self._optimizers.loss_scale
+        factor = tf.ones([]) if scale is None else scale.scale.read_value()
+        shared = None if self._lookups is None else BatchRows(batch, self._lookups)
+        losses: list[tf.Tensor] = []
+        gradients: list[list[Gradient]] = []
+        for part, rows in enumerate(split_batch(batch, parts)):
+            # One after the other: all at once they would need the memory of the whole batch.
+            with tf.control_dependencies(losses), sharing_rows(shared), reading_rows():
+                part_seed = tf.random.experimental.stateless_fold_in(seed, part) if part else seed
+                loss, found = self._differentiate(rows, part_seed, share, factor)
+            losses.append(loss)
+            gradients.append(found)
+        known = None if shared is None else [shared.rows_of(t) for t in self._model.table_variables]
+        self._optimizers.apply(gradients[0] if parts == 1 else add_parts(gradients), known)
+        return tf.add_n(losses)
+
+    def _compute_part(
+        self, batch: Batch, seed: tf.Tensor, share: float, factor: tf.Tensor
+    ) -> tuple[tf.Tensor, list[Gradient]]:
+        """Returns the mean loss of rows times their share, and its gradients times a factor."""
+        variables = self._optimizers.variables_in_step_order
+        with (
+            computing_in(self._options.dtype),
+            tf.GradientTape(watch_accessed_variables=False) as tape,
+        ):
+            tape.watch(variables)
+            losses = self._objective(self._model, batch, seed)
+            rows = tf.cast(tf.size(losses), tf.float32)
+            loss = tf.reduce_sum(losses) * (share / rows)
+            target = loss
+            if self._options.embedding_l2 is not None:
+                norms = tf.reduce_sum(self._model.sum_squared_rows(batch))
+                target += self._options.embedding_l2 * norms * (share / rows)
+            target *= factor
+        return loss, tape.gradient(target, variables)
+
+
+def build_step_options(config: TrainConfig, strategy: tf.distribute.Strategy) -> StepOptions:
+    """Returns how a config's steps are computed on a strategy's devices.
+
+    Raises:
+        ConfigError: XLA or batches of several lengths on several replicas, or a batch that does
+            not fall into equal parts.
+    """
+    replicas = strategy.num_replicas_in_sync
+    if config.compute.xla and replicas > 1:
+        raise ConfigError(
+            "compute.xla works on one device: XLA compiles no collectives between replicas here",
+            received=f"{replicas} replicas",
+            fix="set compute.xla=false, or train on one device",
+        )
+    if config.input.bucket_boundaries and replicas > 1:
+        raise ConfigError(
+            "input.bucket_boundaries works on one device: collectives between replicas need lists "
+            "of one length in all batches",
+            received=f"{replicas} replicas",
+            fix="leave input.bucket_boundaries out, or train on one device",
+        )
+    parts = config.optimizer.accumulate_steps or 1
+    if config.input.batch_size % (parts * replicas):
+        raise ConfigError(
+            "input.batch_size must be a multiple of optimizer.accumulate_steps times replicas",
+            received=f"{config.input.batch_size} rows in {parts} parts on {replicas} replicas",
+            allowed=f"a multiple of {parts * replicas}",
+        )
+    return StepOptions(
+        config.seed,
+        config.model.embedding_l2,
+        _compute_dtype(config.compute),
+        config.compute.xla,
+    )
+
+
+def plan_shared_rows(
+    model: RetrievalModel, config: TrainConfig, strategy: tf.distribute.Strategy
+) -> tuple[Lookups, ...] | None:
+    """Returns which rows a step gathers once for all; None where each lookup gathers its own.
+
+    One CPU device gains by it. The number of distinct rows changes from step to step, which
+    collectives between replicas, parts of a batch and XLA do not take.
+    """
+    is_alone = strategy is tf.distribute.get_strategy() and strategy.num_replicas_in_sync == 1
+    in_parts = (config.optimizer.accumulate_steps or 1) > 1
+    has_gpu = bool(tf.config.list_physical_devices("GPU"))
+    if not is_alone or in_parts or has_gpu or config.compute.xla:
+        return None
+    return plan_lookups(model.lookups)
+
+
+def build_loss_scale(config: ComputeConfig) -> LossScale | None:
+    """Returns the loss scale where steps compute in float16; call it under the strategy's scope."""
+    if _compute_dtype(config) != tf.float16:
+        return None
+    return LossScale(config.initial_loss_scale, config.loss_scale_growth_steps)
+
+
+def _compute_dtype(config: ComputeConfig) -> tf.DType:
+    if not config.mixed_precision:
+        return tf.float32
+    by_device = "float16" if tf.config.list_physical_devices("GPU") else "bfloat16"
+    return tf.as_dtype(config.half_dtype or by_device)
+
+
+def split_batch(batch: Batch, parts: int) -> Iterator[Batch]:
+    """Cuts a batch into parts of as many rows: every `parts`-th row, from another one on.
+
+    A replica has consecutive rows of the global batch, as many as a multiple of `parts`: so the
+    rows of a part, over all replicas, are the same for any number of them.
+
+    Args:
+        batch: Features of `[parts * n, …]` each.
+        parts: How many.
+    """
+    for part in range(parts):
+        yield batch if parts == 1 else {n: _pick_rows(v, part, parts) for n, v in batch.items()}
+
+
+def _pick_rows(
+    value: tf.Tensor | tf.RaggedTensor | tf.SparseTensor, part: int, parts: int
+) -> tf.Tensor | tf.RaggedTensor | tf.SparseTensor:
+    if not isinstance(value, tf.SparseTensor):
+        return value[part::parts]
+    rows = value.indices[:, 0]
+    kept = tf.sparse.retain(value, tf.equal(rows % parts, part))
+    indices = tf.concat([kept.indices[:, :1] // parts, kept.indices[:, 1:]], axis=1)
+    shape = tf.concat([value.dense_shape[:1] // parts, value.dense_shape[1:]], axis=0)
+    return tf.SparseTensor(indices, kept.values, shape)
+
+
+def build_run_steps(strategy: tf.distribute.Strategy, train_step: StepFunction) -> RunSteps:
+    """Returns the function that runs several steps in one compiled call.
+
+    Args:
+        strategy: Runs each step on all replicas.
+        train_step: One replica's step.
+
+    Returns:
+        Function of a dataset's iterator and an int32 number of steps. It stops after the first
+        step whose loss is not finite.
+    """
+
+    # The loop below needs AutoGraph; a step has no Python control flow on tensors.
+    step = tf.autograph.experimental.do_not_convert(train_step)
+
+    def run_steps(iterator: Any, steps: tf.Tensor) -> StepsResult:
+        losses = tf.TensorArray(tf.float32, size=steps, element_shape=[])
+        wait_s = tf.constant(0.0, tf.float64)
+        done, loss = tf.constant(0), tf.constant(0.0)
+        while tf.logical_and(done < steps, tf.math.is_finite(loss)):
+            tf.autograph.experimental.set_loop_options(parallel_iterations=1)
+            with tf.control_dependencies([loss]):
+                asked = tf.timestamp()
+            with tf.control_dependencies([asked]):
+                batch = next(iterator)
+            with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
+                wait_s += tf.timestamp() - asked
+            shares = strategy.run(step, args=(batch,))
+            loss = strategy.reduce(tf.distribute.ReduceOp.SUM, shares, axis=None)
+            losses = losses.write(done, loss)
+            done += 1
+        return StepsResult(losses.stack()[:done], wait_s)
+
+    return tf.function(run_steps, reduce_retracing=True)
+
+
+def find_prefetch_device(strategy: tf.distribute.Strategy) -> str | None:
+    """Returns the device that batches are fetched to ahead of their steps, None without need.
+
+    A strategy of several devices fetches to each of them by itself; a CPU has the batches already.
+
+    Args:
+        strategy: Devices to train on.
+    """
+    is_alone = strategy is tf.distribute.get_strategy()
+    return "GPU:0" if is_alone and tf.config.list_logical_devices("GPU") else None
+
+
+def build_prefetching_steps(train_step: StepFunction, device: str) -> RunSteps:
+    """Returns what `build_run_steps` does, with the next batch under way during each step.
+
+    TensorFlow's own `prefetch_to_device` takes no ragged or sparse tensors.
+
+    Args:
+        train_step: The step.
+        device: Where it is computed.
+
+    Returns:
+        Function of a dataset's iterator and an int32 number of steps, 1 or more. It asks for that
+        many batches, fewer where it stops at a loss that is not finite: then for one more than
+        it has trained on.
+    """
+    step = tf.autograph.experimental.do_not_convert(train_step)
+    fetch = tf.autograph.experimental.do_not_convert(_fetch_batch)
+
+    def run_steps(iterator: Any, steps: tf.Tensor) -> StepsResult:
+        losses = tf.TensorArray(tf.float32, size=steps, element_shape=[])
+        done, loss = tf.constant(0), tf.constant(0.0)
+        finished = tf.timestamp()
+        with tf.control_dependencies([finished]):
+            batch = fetch(iterator, device)
+        with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
+            wait_s = tf.timestamp() - finished
+        while tf.logical_and(done < steps, tf.math.is_finite(loss)):
+            tf.autograph.experimental.set_loop_options(parallel_iterations=1)
+            # Nothing of the step depends on what is fetched here: both go on side by side.
+            following = batch
+            if done + 1 < steps:
+                following = fetch(iterator, device)
+            with tf.control_dependencies(tf.nest.flatten(following, expand_composites=True)):
+                arrived = tf.timestamp()
+            loss = tf.ensure_shape(step(batch), [])
+            with tf.control_dependencies([loss]):
+                finished = tf.timestamp()
+            wait_s += tf.maximum(arrived - finished, 0.0)
+            losses = losses.write(done, loss)
+            batch = following
+            done += 1
+        return StepsResult(losses.stack()[:done], wait_s)
+
+    return tf.function(run_steps, reduce_retracing=True)
+
+
+def _fetch_batch(iterator: Any, device: str) -> Batch:
+    """Returns the next batch; text stays where it is, as no GPU holds it."""
+    batch = next(iterator)
+    with tf.device(device):
+        return tf.nest.map_structure(
+            lambda part: part if part.dtype == tf.string else tf.identity(part),
+            batch,
+            expand_composites=True,
+        )
+
+
+class GradientGuard:
+    """Looks at the gradients on their way to the optimizers.
+
+    Args:
+        optimizers: What updates the model.
+    """
+
+    def __init__(self, optimizers: Optimizers) -> None:
+        self._optimizers = optimizers
+        self._seen = threading.local()  # The replicas of a step are traced in a thread each.
+
+    @property
+    def variables_in_step_order(self) -> list[tf.Variable]:
+        """As of the optimizers."""
+        return self._optimizers.variables_in_step_order
+
+    @property
+    def step(self) -> tf.Variable:
+        """As of the optimizers."""
+        return self._optimizers.step
+
+    @property
+    def accumulate_steps(self) -> int:
+        """As of the optimizers."""
+        return self._optimizers.accumulate_steps
+
+    @property
+    def loss_scale(self) -> LossScale | None:
+        """As of the optimizers."""
+        return self._optimizers.loss_scale
+
+    def apply(self, gradients: Sequence[Gradient], known: KnownRows | None = None) -> None:
+        """Updates all variables once; arguments as of the optimizers."""
+        self._seen.finite = tf.reduce_all(
+            [
+                tf.reduce_all(tf.math.is_finite(_gradient_values(g)))
+                for g in gradients
+                if g is not None
+            ]
+        )
+        self._optimizers.apply(gradients, known)
+
+    def watch(self, train_step: StepFunction) -> StepFunction:
+        """Returns the step with a loss of NaN where this replica's gradients are not finite."""
+
+        def guarded_step(batch: Batch) -> tf.Tensor:
+            loss = train_step(batch)
+            return tf.where(self._seen.finite, loss, tf.constant(float("nan"), loss.dtype))
+
+        return guarded_step
+
+
+def _gradient_values(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient

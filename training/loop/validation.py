@@ -1,0 +1,123 @@
+"""Validation after each epoch, and the metric that chooses the best one.
+
+The validation split is ranked. Rows of train that `input.validation` holds out stand in its
+place: ranked too where the objective is a softmax over items, so that each row is a positive;
+scored against their labels where it is binary, as rows of label 0 have no target to rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from conf.errors import ConfigError, TooFewRowsError
+from conf.manifest import Manifest
+from conf.training.train import TrainConfig
+from training.evaluation.label_metrics import LabelScores
+from training.input.batches import build_held_out_dataset, read_batches
+from training.input.split_source import InputOptions
+from training.loop.epoch_records import LOSS_METRIC
+from training.loop.epochs import TrainingData
+from training.models.retrieval import RetrievalModel
+
+Validate = Callable[[RetrievalModel], dict[str, float]]
+
+
+def is_validated(config: TrainConfig, manifest: Manifest) -> bool:
+    """Whether there are rows to validate on."""
+    return config.input.validation is not None or manifest.has_split("validation")
+
+
+def is_scored_by_label(config: TrainConfig) -> bool:
+    """Whether validation compares scores with labels, rather than ranking targets."""
+    return config.input.validation is not None and config.model.objective.kind == "binary"
+
+
+def build_validate(config: TrainConfig, data: TrainingData) -> Validate | None:
+    """Returns the function of a model to its validation metrics; None: nothing to validate on.
+
+    The metrics are those of `evaluate_full`; or, of held-out rows with labels, `loss` (log loss)
+    and, where both classes occur, `auc`.
+    """
+    if not is_validated(config, data.manifest):
+        return None
+    label = data.manifest.keys.label
+    if is_scored_by_label(config) and label is not None:
+        return _build_scoring(config, data, label)
+    return _build_ranking(config, data)
+
+
+def check_held_out(config: TrainConfig, data: TrainingData) -> None:
+    """Refuses an `input.validation` that holds out nothing.
+
+    Raises:
+        TooFewRowsError: No key hashes into the share.
+        InputDataError: A shard is damaged.
+    """
+    if config.input.validation is not None and not data.held_out_rows(config.input):
+        held_out = config.input.validation
+        raise TooFewRowsError(
+            "input.validation holds out no rows",
+            received=f"share {held_out.share} of the values of {held_out.hash_of!r}",
+            allowed="a share that at least one value falls into",
+            fix="raise input.validation.share, or hash a feature with more values",
+        )
+
+
+def _build_ranking(config: TrainConfig, data: TrainingData) -> Validate:
+    from training.evaluation.evaluate import evaluate_full
+    from training.evaluation.protocols import TRAIN_SPLIT, warn_unmasked
+
+    evaluation = config.evaluation
+    held_out = None if config.input.validation is None else config.input
+    split = "validation" if held_out is None else TRAIN_SPLIT
+    warn_unmasked(data.manifest, evaluation.mask_seen, split)
+
+    def validate(model: RetrievalModel) -> dict[str, float]:
+        return evaluate_full(
+            model, data.version_dir, data.manifest, split,
+            evaluation.ks, evaluation.mask_seen, evaluation.batch_size, held_out,
+        )  # fmt: skip
+
+    return validate
+
+
+def _build_scoring(config: TrainConfig, data: TrainingData, label: str) -> Validate:
+    def validate(model: RetrievalModel) -> dict[str, float]:
+        scores = LabelScores(model, label, temperature=model.temperature)
+        where = (data.version_dir, data.manifest)
+        dataset = build_held_out_dataset(
+            *where, config.input, config.evaluation.batch_size, scores.inputs,
+            options=InputOptions(binary_label=label),
+        )  # fmt: skip
+        for batch in read_batches(dataset, *where, "train"):
+            scores.update(batch)
+        found = scores.result(None) or {}
+        metrics = {LOSS_METRIC: found.get("log_loss"), "auc": found.get("auc")}
+        return {name: value for name, value in metrics.items() if value is not None}
+
+    return validate
+
+
+def selection_metric(config: TrainConfig) -> str | None:
+    """Returns the metric that chooses the epoch, or None: the last one is kept.
+
+    Held-out rows of a binary objective are not ranked: the held-out loss stands in for a metric
+    of ranking.
+
+    Raises:
+        ConfigError: The metric's cut-off is not evaluated.
+    """
+    stopping = config.fit.early_stopping
+    if stopping is None:
+        return None
+    if is_scored_by_label(config):
+        return LOSS_METRIC
+    cut_off = stopping.metric.partition("@")[2]
+    if cut_off and int(cut_off) not in config.evaluation.ks:
+        raise ConfigError(
+            "fit.early_stopping.metric has a cut-off that is not evaluated",
+            received=stopping.metric,
+            allowed=f"cut-offs of evaluation.ks: {config.evaluation.ks}",
+            fix=f"add {cut_off} to evaluation.ks, or choose another metric",
+        )
+    return stopping.metric

@@ -1,0 +1,174 @@
+"""Embedding tables that a model's config asks for, static or dynamic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from conf.errors import ConfigError, did_you_mean
+from conf.manifest import Manifest
+from conf.schema import FeatureSpec
+from conf.training.models import DynamicTableConfig, ModelConfig
+from training.embedding.dynamic_table import DynamicTable
+from training.embedding.key_space import KeySpace
+from training.embedding.static_table import EmbeddingTable
+from training.models.retrieval import table_size
+
+
+@dataclass(frozen=True)
+class _Dynamic:
+    """A table that grows.
+
+    Attributes:
+        name: Its name.
+        config: Its config.
+        features: Names of the features that read it.
+    """
+
+    name: str
+    config: DynamicTableConfig
+    features: tuple[str, ...]
+
+
+class TableBuilder:
+    """Builds the tables of the features that a model reads; static ones where nothing is said.
+
+    Args:
+        config: The model's config.
+        manifest: The dataset version.
+        specs: The features.
+        seed: Seed of the first values.
+
+    Raises:
+        ConfigError: `model.embeddings` names tables or features that there are not, or keys that
+            have nothing to do with each other.
+    """
+
+    def __init__(
+        self, config: ModelConfig, manifest: Manifest, specs: Sequence[FeatureSpec], seed: int
+    ) -> None:
+        self._config, self._manifest, self._seed = config, manifest, seed
+        by_name = {spec.name: spec for spec in specs}
+        self._of_feature: dict[str, _Dynamic] = {}
+        for name, table in config.embeddings.items():
+            features = _find_features(name, table, by_name)
+            if isinstance(table, DynamicTableConfig):
+                self._add(_Dynamic(name, table, features), by_name)
+        self._refuse_taken_names(by_name)
+
+    def resolve(self, spec: FeatureSpec) -> FeatureSpec:
+        """Returns a feature's spec with the table that it reads."""
+        found = self._of_feature.get(spec.name)
+        if found is None or spec.table == found.name:
+            return spec
+        return replace(spec, shared_embedding=found.name)
+
+    def is_embedded(self, spec: FeatureSpec) -> bool:
+        """Whether a feature's values are ids, that is, rows of a table."""
+        return spec.vocabulary_size is not None or spec.name in self._of_feature
+
+    def build(self, spec: FeatureSpec) -> EmbeddingTable:
+        """Builds the table of a feature.
+
+        Raises:
+            ConfigError: The feature has neither a vocabulary nor a dynamic table.
+        """
+        dim, stddev = self._config.embedding_dim, self._config.embedding_stddev
+        found = self._of_feature.get(spec.name)
+        if found is None:
+            size = table_size(self._manifest, spec)
+            return EmbeddingTable(spec.table, size, dim, seed=self._seed, stddev=stddev)
+        keys = KeySpace(found.name, max_rows=found.config.max_rows, capacity=found.config.capacity)
+        return DynamicTable(found.name, keys, dim, seed=self._seed, stddev=stddev)
+
+    def build_all(self, specs: Iterable[FeatureSpec]) -> dict[str, EmbeddingTable]:
+        """Builds the tables of features by name, one for those that share it.
+
+        Raises:
+            ConfigError: As for `build`.
+        """
+        return {name: self.build(spec) for name, spec in {s.table: s for s in specs}.items()}
+
+    def build_beside(self, name: str, table: EmbeddingTable, dim: int) -> EmbeddingTable:
+        """Builds a table of zeros with a row for each row of another one."""
+        if isinstance(table, DynamicTable):
+            return DynamicTable(name, table.keys, dim, seed=self._seed, stddev=None)
+        return EmbeddingTable(name, table.vocabulary_size, dim, seed=self._seed, stddev=None)
+
+    def _add(self, table: _Dynamic, specs: Mapping[str, FeatureSpec]) -> None:
+        key = f"model.embeddings.{table.name}"
+        for feature in table.features:
+            spec = specs[feature]
+            if spec.dtype != "int64":
+                raise ConfigError(
+                    f"{key}: a dynamic table takes keys, whole numbers of 64 bits",
+                    received=f"{feature}: {spec.dtype}",
+                    allowed=", ".join(s.name for s in specs.values() if s.dtype == "int64"),
+                    fix="encode the feature as `{kind: hash_key}` in the build",
+                )
+            if feature in self._of_feature:
+                raise ConfigError(
+                    "model.embeddings gives a feature two tables",
+                    received=f"{feature}: {self._of_feature[feature].name} and {table.name}",
+                    fix="name it in one of them",
+                )
+            self._of_feature[feature] = table
+        origins = {_describe_keys(specs[feature]) for feature in table.features}
+        if len(origins) > 1:
+            raise ConfigError(
+                f"{key}: the features' keys are made in different ways, so that equal keys would "
+                "stand for different things",
+                received=", ".join(sorted(origins)),
+                allowed="features of one vocabulary, all of hash_key, or all as they are",
+                fix="give each its own table",
+            )
+
+    def _refuse_taken_names(self, specs: Mapping[str, FeatureSpec]) -> None:
+        """Refuses tables that other features read too, by a name that they have in common."""
+        for table in {found.name: found for found in self._of_feature.values()}.values():
+            others = [
+                spec.name
+                for spec in specs.values()
+                if spec.table == table.name
+                and spec.name not in self._of_feature
+                and spec.vocabulary_size is not None
+            ]
+            if others:
+                raise ConfigError(
+                    f"model.embeddings.{table.name} is the table of other features by its name, "
+                    "and `features` leaves them out",
+                    received=f"features: {', '.join(table.features)}; without it "
+                    f"{', '.join(others)} would read static rows of the same table",
+                    allowed="a name that no other feature's table has, or all of its features",
+                    fix=f"call the table something else, or add {', '.join(others)} to `features`",
+                )
+
+
+def _find_features(name: str, table: object, specs: Mapping[str, FeatureSpec]) -> tuple[str, ...]:
+    """Returns the features of an entry of `model.embeddings`."""
+    named = table.features if isinstance(table, DynamicTableConfig) else None
+    for feature in named or ():
+        if feature not in specs:
+            raise ConfigError(
+                f"model.embeddings.{name}.features names a feature that the model does not read",
+                received=feature,
+                allowed=", ".join(specs),
+                fix=did_you_mean(feature, specs),
+            )
+    found = named or tuple(spec.name for spec in specs.values() if spec.table == name)
+    if not found:
+        tables = list(dict.fromkeys(s.table for s in specs.values() if s.dtype == "int64"))
+        raise ConfigError(
+            "model.embeddings names a table that the model does not have",
+            received=name,
+            allowed=f"{', '.join(tables)}; or any name, with `features`",
+            fix=did_you_mean(name, tables),
+        )
+    return found
+
+
+def _describe_keys(spec: FeatureSpec) -> str:
+    """What says whether equal keys of two features are the same thing."""
+    if spec.vocabulary_size is not None:
+        return f"vocabulary {spec.encoding}"
+    return spec.encoding.partition(":")[0]

@@ -1,0 +1,1 @@
+"""Progress, metrics and profiles of a run."""

@@ -1,0 +1,1 @@
+"""Losses, the sampling of negatives, and its corrections."""

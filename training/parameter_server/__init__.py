@@ -1,1 +1,0 @@
-"""Training with parameter servers: a chief, workers, and the processes that hold the variables."""

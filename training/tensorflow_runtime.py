@@ -1,0 +1,109 @@
+"""TensorFlow's runtime: full disks and memory as errors of ours, iterators open at exit."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import gc
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import tensorflow as tf
+
+from conf.errors import InternalError
+
+# What TensorFlow writes around the words of an error: the node before, the operation after.
+_NODE = re.compile(r"^\{\{[^}]*\}\}\s*|\s*\[Op:\w+\]")
+
+
+@contextmanager
+def disk_errors(what: str, fix: str) -> Iterator[None]:
+    """Turns a write that failed inside the block into an error that names what was written.
+
+    TensorFlow raises its own errors, not `OSError`, where a disk is full or a path is not
+    writable.
+
+    Args:
+        what: What could not be written, one sentence.
+        fix: What to do about it.
+
+    Raises:
+        InternalError: The disk is full, or there is no permission.
+    """
+    try:
+        yield
+    except (tf.errors.OpError, OSError) as error:
+        raise InternalError(what, received=describe_error(error), fix=fix) from error
+
+
+def describe_error(error: Exception) -> str:
+    """Returns the first line of an error's message, or its type where it has none."""
+    lines = str(error).splitlines()
+    return (lines and _NODE.sub("", lines[0])) or type(error).__name__
+
+
+# TensorFlow raises one error for memory and for disks.
+_FULL_DISK = "No space left on device"
+
+
+def peak_device_memory_bytes(kind: str = "GPU") -> dict[str, int]:
+    """Returns the most memory that TensorFlow has held on each device of this process, in bytes.
+
+    Args:
+        kind: Kind of device. The memory of GPUs is always counted, that of CPUs (else 0) once
+            something such as a profile has asked TensorFlow for it.
+
+    Returns:
+        Bytes by device, such as `gpu 0`; empty where there is none.
+    """
+    names = [
+        device.name.removeprefix("/device:") for device in tf.config.list_logical_devices(kind)
+    ]
+    return {
+        name.lower().replace(":", " "): int(tf.config.experimental.get_memory_info(name)["peak"])
+        for name in names
+    }
+
+
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Turns a lack of memory inside the block into an error that says what takes less.
+
+    Raises:
+        InternalError: A device, or the machine, has too little memory.
+    """
+    try:
+        yield
+    except (tf.errors.ResourceExhaustedError, MemoryError) as error:
+        if _FULL_DISK in str(error):
+            raise
+        raise InternalError(
+            "there is too little memory for this model and its batches",
+            received=describe_error(error),
+            fix="lower input.batch_size, or raise optimizer.accumulate_steps (a batch in parts); "
+            "for tables, lower model.embedding_dim or the capacity of dynamic ones, or use "
+            "devices.strategy=parameter_server; with more memory, --resume goes on",
+        ) from error
+
+
+@functools.cache
+def close_iterators_at_exit() -> None:
+    """Has iterators that are still open let go of before the interpreter finalizes.
+
+    To be called where a dataset that calls Python is built. Threads of TensorFlow read such a
+    dataset ahead. A finalizing interpreter stops each thread that wants to run Python, and an
+    iterator that is let go of after that waits for its stopped thread for ever.
+    """
+    atexit.register(close_iterators)
+
+
+def close_iterators() -> None:
+    """Lets all iterators of this process go of what they read; none can be used any more."""
+    is_iterator: dict[type, bool] = {}
+    for thing in gc.get_objects():
+        kind = type(thing)
+        if kind not in is_iterator:
+            is_iterator[kind] = issubclass(kind, tf.data.Iterator)
+        if is_iterator[kind]:
+            vars(thing).clear()
