@@ -42,24 +42,19 @@ class StrictFinite(Strict):
     model_config = ConfigDict(allow_inf_nan=False)
 
 
-def default_tag(tag: str, default: str) -> BeforeValidator:
-    """Lets a union's keys be given without its tag: they are those of the default member."""
+def default_tag(tag: str, default: str, *, alone: bool = False) -> BeforeValidator:
+    """Lets a union's keys be given without its tag: they are those of the default member.
+
+    Args:
+        tag: Key that tells the members apart.
+        default: Its value where it is left out.
+        alone: Whether a member may also be given by its tag alone, as in `learning_rate: cosine`.
+    """
 
     def add_tag(value: Any) -> Any:
+        if alone and isinstance(value, str):
+            return {tag: value}
         named = not isinstance(value, Mapping) or tag in value
         return value if named else {tag: default, **value}
 
     return BeforeValidator(add_tag)
-
-
-def kind_alone(default: str) -> BeforeValidator:
-    """Lets a union's member be given by its `kind` alone; keys without one are the default's."""
-
-    def add_kind(value: Any) -> Any:
-        if isinstance(value, str):
-            return {"kind": value}
-        if isinstance(value, Mapping) and "kind" not in value:
-            return {"kind": default, **value}
-        return value
-
-    return BeforeValidator(add_kind)

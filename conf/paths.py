@@ -149,11 +149,17 @@ def resolve_entry(directory: ReadablePathT, kind: EntryKind) -> ReadablePathT:
 VERSIONS_DIR = "versions"
 STAGING_PREFIX = ".staging-"
 _SHARD_PARENTS = 3
-ToleratesShard = Callable[[str, int | None, int], bool]
-"""Whether a reader does without a shard: its split, its size (None: missing), the size listed."""
 VERSION = EntryKind(
     "published dataset version", VERSIONS_DIR, MANIFEST_FILE, "build one by `sluice build`"
 )
+
+
+class ToleratesShard(Protocol):
+    """Whether a reader may skip a shard that is missing or of another size."""
+
+    def __call__(self, split: str, found_bytes: int | None, listed_bytes: int, /) -> bool:
+        """Answers for a shard of `split`; `found_bytes` is None where it is missing."""
+        ...
 
 
 def local_path(uri: str | os.PathLike[str]) -> Path:
@@ -282,31 +288,31 @@ def published_versions(base: Path) -> list[str]:
     return complete_entries(base, VERSION)
 
 
-def read_manifest(version: Path, passes_over: ToleratesShard | None = None) -> Manifest:
+def read_manifest(version: Path, tolerates: ToleratesShard | None = None) -> Manifest:
     """Reads a version's manifest and checks that each shard is there in its full size.
 
     Args:
         version: The version.
-        passes_over: As for `load_manifest`.
+        tolerates: As for `load_manifest`.
 
     Raises:
         InputDataError: The manifest is damaged, or a shard is missing or has another size.
     """
-    return load_manifest(version, partial(_find_bytes, version), passes_over)
+    return load_manifest(version, partial(_find_bytes, version), tolerates)
 
 
 def load_manifest(
     version: ReadablePath,
     find_bytes: Callable[[str], int | None],
-    passes_over: ToleratesShard | None = None,
+    tolerates: ToleratesShard | None = None,
 ) -> Manifest:
     """Reads the manifest of a version, wherever it lies, and checks the files that it lists.
 
     Args:
         version: The version.
         find_bytes: Size of a file of the version; None where it is missing.
-        passes_over: Says of a shard that is missing or of another size whether the caller finds
-            that out by itself and goes on; None refuses them all.
+        tolerates: Whether the caller may skip a shard that is missing or of another size; None
+            refuses them all.
 
     Raises:
         InputDataError: The manifest is damaged, or a file is missing or has another size.
@@ -320,7 +326,7 @@ def load_manifest(
     root = version.resolve()
     for split in manifest.splits:
         for shard in split.shards:
-            may_differ = passes_over and partial(passes_over, split.name)
+            may_differ = None if tolerates is None else partial(tolerates, split.name)
             _check_file(root, (shard.path, shard.bytes), find_bytes, may_differ)
     for item in manifest.other_files:
         _check_file(root, (item.path, item.bytes), find_bytes)

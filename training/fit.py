@@ -140,7 +140,7 @@ def plan_run(config: TrainConfig) -> dict[str, Any]:
         SluiceError: The config, the dataset or the devices do not fit.
     """
     version_dir = resolve_version(config.dataset)
-    data = TrainingData(version_dir, read_manifest(version_dir, config.input.passes_over))
+    data = TrainingData(version_dir, read_manifest(version_dir, config.input.tolerates))
     strategy, devices = plan_devices(config.devices, config.input.batch_size)
     trainer = Trainer(config, data, strategy, _NoProgress())
     splits = {split.name: split.rows for split in data.manifest.splits}
@@ -178,8 +178,8 @@ def _share_start(
 
     version_dir, expected_sha256, unfinished = workers.share(find)
     place = find_path(str(version_dir))
-    passes_over = config.input.passes_over
-    manifest = read_run_manifest(place, str(expected_sha256), passes_over=passes_over)
+    tolerates = config.input.tolerates
+    manifest = read_run_manifest(place, str(expected_sha256), tolerates=tolerates)
     run = None if unfinished is None else Path(unfinished)
     # The others may not see the run; what they count is the same.
     counts_file = run / INPUT_COUNTS_FILE if run is not None and workers.is_chief else None
@@ -201,7 +201,7 @@ def _find_start(config: TrainConfig, progress: TrainingProgress, resume: bool) -
         )
         return _start_anew(config)
     manifest = read_run_manifest(
-        version_dir, expected_sha256, read_model_specs(unfinished), config.input.passes_over
+        version_dir, expected_sha256, read_model_specs(unfinished), config.input.tolerates
     )
     data = TrainingData(version_dir, manifest, unfinished / INPUT_COUNTS_FILE)
     return _Start(data, unfinished)
@@ -209,7 +209,7 @@ def _find_start(config: TrainConfig, progress: TrainingProgress, resume: bool) -
 
 def _start_anew(config: TrainConfig) -> _Start:
     version_dir = resolve_version(config.dataset)
-    manifest = read_manifest(version_dir, config.input.passes_over)
+    manifest = read_manifest(version_dir, config.input.tolerates)
     return _Start(TrainingData(version_dir, manifest), None)
 
 

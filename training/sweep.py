@@ -349,7 +349,7 @@ def find_metric(config: TrainConfig, sweep: SweepConfig) -> str:
     metric = sweep.metric or default
     if metric == LOSS_METRIC:
         return metric
-    manifest = read_manifest(resolve_version(config.dataset), config.input.passes_over)
+    manifest = read_manifest(resolve_version(config.dataset), config.input.tolerates)
     if not is_validated(config, manifest):
         raise ConfigError(
             "trials are compared by a validation metric, and the dataset has no validation split",

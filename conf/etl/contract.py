@@ -10,7 +10,6 @@ from pydantic import Field, model_validator
 from conf.config_base import Name, Strict
 
 ContractRate = Annotated[float, Field(ge=0, le=1)]
-NUMERIC_TYPES = ("int64", "float32", "float64", "timestamp")
 
 
 class ContractRule(Strict):

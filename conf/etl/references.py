@@ -7,11 +7,11 @@ the data contract; each function raises ValueError, which pydantic turns into a 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from conf.errors import did_you_mean
 from conf.etl.contract import (
-    NUMERIC_TYPES,
     ContractValueRule,
     DomainRule,
     DriftRule,
@@ -23,12 +23,80 @@ from conf.etl.contract import (
     UniqueRule,
     VolumeRule,
 )
-from conf.etl.events import EventConditionConfig, JoinConfig, RollingConfig
-from conf.etl.sources import is_list_type
+from conf.etl.events import EventConditionConfig, JoinConfig
+from conf.etl.sources import NUMBER_TYPES, SCALAR_TYPES, is_list_type
 
 if TYPE_CHECKING:
     from conf.etl.build import BuildConfig
-    from conf.etl.labels import ConversionConfig
+    from conf.etl.labels import ConversionConfig, LabelConfig
+
+_KEY_TYPES = ("int64", "string")
+_TIME_TYPES = ("int64", "timestamp")
+_CONTRACT_SPLITS = ("train", "validation", "test", "catalog", "users")
+_EVALUATION_FEATURES = ("seen", "candidates")
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """The columns that a part of the config may name.
+
+    Attributes:
+        origin: Where they come from, as messages name it.
+        types: Type by name.
+        nullable: Names of those that may be null.
+    """
+
+    origin: str
+    types: Mapping[str, str]
+    nullable: Collection[str] = ()
+
+    def require(
+        self, where: str, name: str | None, allowed: Collection[str] = (), *, nullable: bool = True
+    ) -> str:
+        """Returns the type of a column.
+
+        Args:
+            where: Key of the config that names the column, for the message.
+            name: The column.
+            allowed: The types that it may have; empty for any.
+            nullable: Whether it may be null.
+
+        Raises:
+            ValueError: There is no such column, or it has another type or nulls.
+        """
+        kind = self.types.get(name or "")
+        if kind is None:
+            fix = did_you_mean(name or "", self.types) if self.types else "there are none"
+            raise ValueError(f"{where}: {name!r} is not declared in {self.origin}; {fix}")
+        if allowed and kind not in allowed:
+            raise ValueError(
+                f"{where}: {name!r} is {kind} in {self.origin}; it must be {' or '.join(allowed)}"
+            )
+        if not nullable and name in self.nullable:
+            raise ValueError(f"{where}: {name!r} of {self.origin} must not be nullable")
+        return kind
+
+
+def _source_columns(config: BuildConfig, source: str, *, declared: bool = False) -> _Columns:
+    """The columns of a source; their types are as read unless those `declared` are wanted."""
+    outputs = config.sources[source].outputs
+    types = {column.name: column.type if declared else column.read_type for column in outputs}
+    return _Columns(repr(source), types, {column.name for column in outputs if column.nullable})
+
+
+def _log_columns(config: BuildConfig) -> _Columns:
+    return _source_columns(config, config.events.source)
+
+
+def _event_columns(config: BuildConfig, joins: Collection[JoinConfig]) -> _Columns:
+    """The columns of the log and of the dictionaries of some joins."""
+    log = _log_columns(config)
+    types, nullable = dict(log.types), set(log.nullable)
+    for join in joins:
+        types.update(join.added_columns(config.sources[join.source]))
+        dictionary = _source_columns(config, join.source)
+        nullable.update(dictionary.types if join.unmatched == "keep" else dictionary.nullable)
+    return _Columns("the log and its dictionaries", types, nullable)
 
 
 def check_references(config: BuildConfig) -> None:
@@ -45,7 +113,10 @@ def check_references(config: BuildConfig) -> None:
         if source:
             _check_events(config, source)
     _check_joins(config)
-    check_examples(config)
+    _check_histories(config)
+    _check_made_columns(config)
+    _check_times(config)
+    _check_examples(config)
     for role, column in (("user", config.events.user), ("item", config.events.item)):
         roles = {feature.role for feature in config.features if feature.column == column}
         if column is not None and role not in roles:
@@ -73,77 +144,68 @@ def _joined_sources(config: BuildConfig) -> tuple[str, ...]:
 
 
 def _check_events(config: BuildConfig, source: str) -> None:
-    """User, item and time, where declared, stand in every event: a null could be placed nowhere."""
-    events, declared = config.events, config.sources[source]
-    if events.time is None and not declared.has_order:
+    """User, item and time are of every event: one with a null could not be ordered or counted."""
+    events = config.events
+    if events.time is None and not config.sources[source].has_order:
         raise ValueError(
             f"events.time: rows of {source!r} have no order of their own (format "
-            f"{declared.format}); name the column of their time"
+            f"{config.sources[source].format}); name the column of their time"
         )
-    wanted = {"user": events.user, "item": events.item, "time": events.time}
-    for part, name in wanted.items():
-        column = declared.column(name) if name is not None else None
-        if name is None or (part == "time" and source != events.source and column is None):
+    columns = _source_columns(config, source, declared=True)
+    for part, name in {"user": events.user, "item": events.item, "time": events.time}.items():
+        given_without_time = source != events.source and name not in columns.types
+        if name is None or (part == "time" and given_without_time):
             continue  # A given test event without a time comes after the whole log.
-        if column is None:
+        where, allowed = f"events.{part}", _TIME_TYPES if part == "time" else _KEY_TYPES
+        kind = columns.require(where, name, allowed, nullable=False)
+        if kind == "timestamp" and events.time_unit != "ms":
             raise ValueError(
-                f"events.{part}: source {source!r} has no column {name!r}; it has "
-                f"{', '.join(declared.column_types)}"
-            )
-        if column.nullable:
-            raise ValueError(f"events.{part}: column {name!r} of {source!r} must not be nullable")
-        allowed = ("int64", "timestamp") if part == "time" else ("int64", "string")
-        if column.type not in allowed:
-            raise ValueError(
-                f"events.{part}: column {name!r} of {source!r} is {column.type}; it must be "
-                f"{' or '.join(allowed)}"
-            )
-        if column.type == "timestamp" and events.time_unit != "ms":
-            raise ValueError(
-                f"events.time: timestamps such as {name!r} are read as milliseconds; set "
+                f"{where}: timestamps such as {name!r} are read as milliseconds; set "
                 "`events.time_unit: ms`"
             )
-        expected = config.sources[events.source].column_types.get(name)
-        if column.read_type != expected:
-            raise ValueError(
-                f"events.{part}: {name!r} is {column.type} in {source!r}, "
-                f"{expected} in {events.source!r}"
-            )
+        _source_columns(config, source).require(where, name, (_log_columns(config).types[name],))
 
 
 def _check_joins(config: BuildConfig) -> None:
     """Join columns exist with the key's type; no two sources bring a column of one name."""
-    known = dict(config.sources[config.events.source].column_types)
-    for join in config.joins:
-        dictionary = config.sources[join.source]
-        if dictionary.key is None:
-            raise ValueError(f"dictionaries need a `key`: {join.source}")
-        key_type = dictionary.column_types[dictionary.key]
-        if known.get(join.column) != key_type:
-            raise ValueError(
-                f"join with {join.source!r}: column {join.column!r} is "
-                f"{known.get(join.column, 'not declared')}, "
-                f"the key {dictionary.key!r} is {key_type}"
-            )
-        added = join.added_columns(dictionary)
-        clashing = sorted({n.lower() for n in added} & {n.lower() for n in known})
+    for number, join in enumerate(config.joins):
+        where = f"join with {join.source!r}"
+        known = _event_columns(config, config.joins[:number])
+        _check_key(config, where, known, join.column, join.source)
+        added = join.added_columns(config.sources[join.source])
+        clashing = sorted({n.lower() for n in added} & {n.lower() for n in known.types})
         if clashing:
             raise ValueError(
                 f"dictionary {join.source!r} has columns that the event already has: "
                 f"{', '.join(clashing)}; rename them in sources.{join.source}.columns"
             )
-        check_as_of(config, join)
-        known.update(added)
-    check_histories(config, known)
-    made = [*made_history_columns(config)]
-    made += [config.history.name] if config.history else []
-    made += ["seen"] if config.seen else []
-    made += [name for name in (config.label_name, config.weight_name) if name]
-    made += [config.negatives.probability] if config.negatives else []
-    made += [config.down_sampling.name] if config.down_sampling else []
-    made += ["candidates"] if config.split.candidates else []
-    clashing = sorted({n.lower() for n in made} & {n.lower() for n in known})
-    if clashing or len(made) != len({n.lower() for n in made}):
+        if join.as_of is not None:
+            dictionary = _source_columns(config, join.source, declared=True)
+            for name in join.as_of.columns:
+                nullable = name == join.as_of.valid_to
+                dictionary.require(f"{where}: as_of", name, _TIME_TYPES, nullable=nullable)
+
+
+def _check_key(
+    config: BuildConfig, where: str, columns: _Columns, name: str, dictionary: str
+) -> None:
+    """Checks that a column has the type of the key that it is looked up by."""
+    key = config.sources[dictionary].key
+    if key is None:
+        raise ValueError(f"{where}: dictionaries need a `key`: {dictionary}")
+    kind, wanted = columns.require(where, name), config.sources[dictionary].column_types[key]
+    if kind != wanted:
+        raise ValueError(
+            f"{where}: column {name!r} is {kind}; in {dictionary!r} the key {key!r} is {wanted}"
+        )
+
+
+def _check_made_columns(config: BuildConfig) -> None:
+    """No column that the build makes has the name of another."""
+    made = [*_made_columns(config)]
+    names = {name.lower() for name in made}
+    clashing = sorted(names & {name.lower() for name in config.event_column_types})
+    if clashing or len(made) != len(names):
         raise ValueError(
             f"columns that the build makes are there already: {', '.join(clashing or made)}; "
             "rename the sources' columns, or set the `name` of history, histories, sessions, "
@@ -151,181 +213,117 @@ def _check_joins(config: BuildConfig) -> None:
         )
 
 
-_TIME_TYPES = ("int64", "timestamp")
-_NUMBER_TYPES = ("int64", "float32", "float64", "timestamp")
-
-
-def made_history_columns(config: BuildConfig) -> tuple[str, ...]:
-    """Returns the columns that histories, sessions and rolling features make, repeats kept."""
-    sessions = config.sessions
-    return (
-        *(name for history in config.histories for name in history.made),
-        *((sessions.id_column, sessions.position_column) if sessions else ()),
-        *(rolling.name for rolling in config.rolling),
+def _made_columns(config: BuildConfig) -> Iterator[str]:
+    """The columns that the build adds to the events, repeats kept."""
+    for history in config.histories:
+        yield from history.made
+    if config.sessions:
+        yield from (config.sessions.id_column, config.sessions.position_column)
+    yield from (rolling.name for rolling in config.rolling)
+    named = (config.history, config.down_sampling)
+    yield from (part.name for part in named if part is not None)
+    yield from (name for name in (config.label_name, config.weight_name) if name)
+    if config.negatives:
+        yield config.negatives.probability
+    asked = (config.seen, config.split.candidates is not None)
+    yield from (
+        name for name, is_asked in zip(_EVALUATION_FEATURES, asked, strict=True) if is_asked
     )
 
 
-def check_histories(config: BuildConfig, known: Mapping[str, str]) -> None:
-    """Checks histories, sessions and rolling features against the columns of the events.
-
-    Args:
-        config: The build's config.
-        known: Type of each column of the log and its dictionaries.
-
-    Raises:
-        ValueError: A column is missing or of a type that cannot play its part, or event times
-            are needed and not there.
-    """
-    if (config.histories or config.sessions) and not (config.events.user and config.events.item):
+def _check_histories(config: BuildConfig) -> None:
+    """Histories, sessions and rolling features name columns of the events that suit them."""
+    columns = _event_columns(config, config.joins)
+    if (config.histories or config.sessions) and not config.events.has_behaviour:
         raise ValueError("histories and sessions need events.user and events.item")
     for history in config.histories:
         where = f"histories.{history.name}"
-        _check_where(where, history.where, known)
+        _check_condition(where, history.where, columns)
         for column in history.columns:
-            _check_carried(config, where, column, known)
+            _check_carried(f"{where}.columns", column, columns)
         if history.within_session and config.sessions is None:
             raise ValueError(f"{where}.within_session: the config declares no `sessions`")
     for rolling in config.rolling:
-        _check_rolling(rolling, known)
-    _check_event_times(config)
+        where = f"rolling.{rolling.name}"
+        for key in rolling.keys:
+            kind = columns.require(f"{where}.keys", key)
+            if kind not in _KEY_TYPES:
+                raise ValueError(f"{where}.keys: {key!r} is {kind}; keys are int64 or string")
+        _check_condition(where, rolling.where, columns)
+        if rolling.rate is not None:
+            _check_condition(f"{where}.rate", rolling.rate.out_of, columns)
 
 
-def check_as_of(config: BuildConfig, join: JoinConfig) -> None:
-    """Checks the time columns of a dictionary that is joined as of the event's time.
-
-    Raises:
-        ValueError: A column is missing, no time, or may be null where it must not.
-    """
-    if join.as_of is None:
-        return
-    dictionary = config.sources[join.source]
-    for name in join.as_of.columns:
-        column = dictionary.column(name)
-        if column is None or column.type not in _TIME_TYPES:
-            raise ValueError(
-                f"join with {join.source!r}: `as_of` needs an int64 column {name!r}; it is "
-                f"{column.type if column else 'not declared'}"
-            )
-        if column.nullable and name != join.as_of.valid_to:
-            raise ValueError(
-                f"join with {join.source!r}: column {name!r} must not be nullable: an entry "
-                "without a time could be placed nowhere"
-            )
-
-
-def _check_where(
-    where: str, condition: EventConditionConfig | None, known: Mapping[str, str]
-) -> None:
+def _check_condition(where: str, condition: EventConditionConfig | None, columns: _Columns) -> None:
     if condition is None:
         return
-    kind = _event_column_type(f"{where}.where.column", condition.column, known)
-    if condition.at_least is not None and kind not in _NUMBER_TYPES:
+    kind = columns.require(f"{where}.where.column", condition.column)
+    if condition.at_least is not None and kind not in NUMBER_TYPES:
         raise ValueError(
             f"{where}.where: `at_least` needs a number; {condition.column!r} is {kind}"
         )
-    if condition.one_of is None:
-        return
-    python_type = {"int64": int, "string": str}.get(kind)
-    wrong = [v for v in condition.one_of if python_type is None or not isinstance(v, python_type)]
-    if wrong:
-        raise ValueError(
-            f"{where}.where.one_of: {wrong[0]!r} is no value of {condition.column!r}, which is "
-            f"{kind}; `one_of` takes values of int64 and string columns"
-        )
+    python_type = {"int64": int, "string": str}.get(kind, ())
+    for value in condition.one_of or ():
+        if not isinstance(value, python_type):
+            raise ValueError(
+                f"{where}.where.one_of: {value!r} is no value of {condition.column!r}, which is "
+                f"{kind}; `one_of` takes values of int64 and string columns"
+            )
 
 
-def _check_carried(config: BuildConfig, where: str, column: str, known: Mapping[str, str]) -> None:
-    kind = _event_column_type(f"{where}.columns", column, known)
+def _check_carried(where: str, column: str, columns: _Columns) -> None:
+    kind = columns.require(where, column)
     if is_list_type(kind):
+        raise ValueError(f"{where}: {column!r} is {kind}; a list of lists cannot be carried")
+    if kind.startswith("float") and column in columns.nullable:
         raise ValueError(
-            f"{where}.columns: {column!r} is {kind}; a list of lists cannot be carried"
-        )
-    if kind.startswith("float") and column in _nullable_columns(config):
-        raise ValueError(
-            f"{where}.columns: {column!r} is {kind} and may be null, which a list of numbers "
+            f"{where}: {column!r} is {kind} and may be null, which a list of numbers "
             "cannot hold; make the column not nullable, and its join not `unmatched: keep`"
         )
 
 
-def _nullable_columns(config: BuildConfig) -> set[str]:
-    sources = [(config.events.source, False)]
-    sources += [(join.source, join.unmatched == "keep") for join in config.joins]
-    return {
-        column.name
-        for name, unmatched in sources
-        for column in config.sources[name].columns
-        if column.nullable or unmatched
-    }
-
-
-def _check_rolling(rolling: RollingConfig, known: Mapping[str, str]) -> None:
-    where = f"rolling.{rolling.name}"
-    for key in rolling.keys:
-        kind = _event_column_type(f"{where}.keys", key, known)
-        if kind not in ("int64", "string"):
-            raise ValueError(f"{where}.keys: {key!r} is {kind}; keys are int64 or string")
-    _check_where(where, rolling.where, known)
-    if rolling.rate:
-        _check_where(f"{where}.rate", rolling.rate.out_of, known)
-
-
-def _event_column_type(where: str, column: str, known: Mapping[str, str]) -> str:
-    if column not in known:
-        raise ValueError(
-            f"{where}: neither the log nor a dictionary has a column {column!r}; "
-            f"{did_you_mean(column, known)}"
-        )
-    return known[column]
-
-
-def _check_event_times(config: BuildConfig) -> None:
-    """What is measured in time needs the time of every event, given test events included."""
-    for part in _timed_parts(config):
-        if config.events.time is None:
+def _check_times(config: BuildConfig) -> None:
+    """What is measured in time needs event times; histories need them of given events too."""
+    time, test = config.events.time, config.split.test_source
+    for part in (*_behaviour_in_time(config), *_examples_in_time(config)):
+        if time is None:
             raise ValueError(f"{part} needs event times: declare events.time")
-        test = config.split.test_source
-        if test is not None and config.sources[test].column(config.events.time) is None:
+    for part in _behaviour_in_time(config):
+        if test is not None and time not in config.sources[test].column_types:
             raise ValueError(
                 f"{part} needs event times: source {test!r} of the given test events has no "
-                f"column {config.events.time!r}"
+                f"column {time!r}"
             )
 
 
-def _timed_parts(config: BuildConfig) -> Iterator[str]:
+def _behaviour_in_time(config: BuildConfig) -> Iterator[str]:
     yield from (f"histories.{history.name}" for history in config.histories if history.needs_time)
     yield from ("sessions",) if config.sessions else ()
     yield from (f"rolling.{rolling.name}" for rolling in config.rolling)
     yield from (f"joins.{join.source}.as_of" for join in config.joins if join.as_of)
 
 
-_LABEL_TYPES = ("int64", "float32", "float64")
+def _examples_in_time(config: BuildConfig) -> Iterator[str]:
+    if config.label is not None and config.label.conversion is not None:
+        yield "label.conversion"
+    if config.split.strategy in ("temporal", "sliding"):
+        yield f"split.strategy {config.split.strategy}"
+    if config.weights is not None and config.weights.half_life_days is not None:
+        yield "weights.half_life_days"
 
 
-def check_examples(config: BuildConfig) -> None:
-    """Checks what makes samples of events.
-
-    Raises:
-        ValueError: A part asks for users, items, times, labels or columns that there are not.
-    """
+def _check_examples(config: BuildConfig) -> None:
+    """What makes examples of events names users, items, labels and columns that are there."""
     _check_brought_history(config)
-    _check_label(config)
-    _check_candidates(config)
+    if config.label is not None:
+        _check_label(config, config.label)
     _check_split(config)
     _check_negatives(config)
     _check_weights(config)
 
 
-def _log_types(config: BuildConfig) -> dict[str, str]:
-    return config.sources[config.events.source].column_types
-
-
-def _describe(config: BuildConfig, column: str | None) -> str:
-    source = config.events.source
-    return f"{column!r} is {_log_types(config).get(column or '', 'not declared')} in {source!r}"
-
-
 def _check_brought_history(config: BuildConfig) -> None:
-    events = config.events
+    events, log = config.events, _log_columns(config)
     for part, asked in (("history", config.history is not None), ("seen", config.seen)):
         if asked and not events.has_behaviour:
             raise ValueError(
@@ -336,92 +334,47 @@ def _check_brought_history(config: BuildConfig) -> None:
         return
     if config.history is not None:
         raise ValueError("events.history and `history` are two histories; set `history: null`")
-    wanted = f"list<{_log_types(config)[events.item or '']}>"
-    if _log_types(config).get(events.history) != wanted:
-        raise ValueError(
-            f"events.history: {_describe(config, events.history)}; it must be {wanted}"
-        )
+    log.require("events.history", events.history, (f"list<{log.types[events.item or '']}>",))
 
 
-def _check_label(config: BuildConfig) -> None:
-    label = config.label
-    if label is None:
-        return
+def _check_label(config: BuildConfig, label: LabelConfig) -> None:
     if label.conversion is not None:
         _check_conversion(config, label.conversion)
         return
-    kind = _log_types(config).get(label.column or "")
-    if label.values:
-        text = all(isinstance(value, str) for value in label.values)
-        number = not any(isinstance(value, str) for value in label.values)
-        if not (text if kind == "string" else number and kind in _LABEL_TYPES):
-            raise ValueError(
-                f"label.column: {_describe(config, label.column)}; the values of equals or one_of "
-                f"must be of its type, received {', '.join(map(repr, label.values))}"
-            )
-    elif kind not in _LABEL_TYPES:
+    allowed = SCALAR_TYPES if label.values else NUMBER_TYPES
+    kind = _log_columns(config).require("label.column", label.column, allowed)
+    if any(isinstance(value, str) != (kind == "string") for value in label.values):
         raise ValueError(
-            f"label.column: {_describe(config, label.column)}; "
-            f"it must be {' or '.join(_LABEL_TYPES)}"
+            f"label.column: {label.column!r} is {kind}; the values of equals or one_of must be of "
+            f"its type, received {', '.join(map(repr, label.values))}"
         )
 
 
 def _check_conversion(config: BuildConfig, conversion: ConversionConfig) -> None:
-    if config.events.time is None:
-        raise ValueError("label.conversion needs events.time: the window starts at the event")
-    types = config.sources[conversion.source].column_types
-    if types.get(conversion.time) != _log_types(config)[config.events.time]:
-        raise ValueError(
-            f"label.conversion.time: {conversion.time!r} is "
-            f"{types.get(conversion.time, 'not declared')} in {conversion.source!r}; it must be of "
-            f"the type of events.time, {_log_types(config)[config.events.time]}"
-        )
+    log, conversions = _log_columns(config), _source_columns(config, conversion.source)
+    time_type = log.types[config.events.time or ""]
+    conversions.require("label.conversion.time", conversion.time, (time_type,))
     for column, other in conversion.keys.items():
-        kind = _log_types(config).get(column)
-        if kind is None or is_list_type(kind) or types.get(other) != kind:
-            raise ValueError(
-                f"label.conversion.keys: {_describe(config, column)}, {other!r} is "
-                f"{types.get(other, 'not declared')} in {conversion.source!r}; both must be there, "
-                "of one type, not lists"
-            )
-
-
-def _check_candidates(config: BuildConfig) -> None:
-    if config.split.candidates is None:
-        return
-    if config.events.item is None:
-        raise ValueError("split.candidates are items: they need events.item")
-    declared = config.sources[config.split.test_source or ""].column_types
-    wanted = f"list<{_log_types(config)[config.events.item]}>"
-    if declared.get(config.split.candidates) != wanted:
-        raise ValueError(
-            f"split.candidates: {config.split.candidates!r} is "
-            f"{declared.get(config.split.candidates, 'not declared')} in "
-            f"{config.split.test_source!r}; it must be {wanted}"
-        )
+        kind = log.require("label.conversion.keys", column, SCALAR_TYPES)
+        conversions.require("label.conversion.keys", other, (kind,))
 
 
 def _check_split(config: BuildConfig) -> None:
-    split, events = config.split, config.events
+    split, events, log = config.split, config.events, _log_columns(config)
+    if split.candidates is not None:
+        if events.item is None:
+            raise ValueError("split.candidates are items: they need events.item")
+        given = _source_columns(config, split.test_source or "")
+        given.require("split.candidates", split.candidates, (f"list<{log.types[events.item]}>",))
     if split.strategy == "leave_one_out" and events.user is None:
         raise ValueError(
             "split.strategy leave_one_out needs events.user; without users use hash, temporal, "
             "sliding or given"
         )
-    if split.strategy in ("temporal", "sliding") and events.time is None:
-        raise ValueError(
-            f"split.strategy {split.strategy} needs events.time; without times use hash or given"
-        )
     if split.validation_users is not None and events.user is None:
         raise ValueError("split.validation_users needs events.user")
-    if split.key is None:
-        return
-    column = config.sources[events.source].column(split.key)
-    if column is None or column.nullable or column.is_list:
-        raise ValueError(
-            f"split.key: {_describe(config, split.key)}; it must be a column of the log, neither "
-            "nullable nor a list"
-        )
+    if split.key is not None:
+        log.require("split.key", split.key, SCALAR_TYPES, nullable=False)
 
 
 def _check_negatives(config: BuildConfig) -> None:
@@ -435,35 +388,26 @@ def _check_negatives(config: BuildConfig) -> None:
         raise ValueError(f"negatives.strategy {negatives.strategy} draws items: needs events.item")
     if negatives.not_seen is not None and events.user is None:
         raise ValueError("negatives.not_seen needs events.user")
-    if negatives.category is None:
-        return
-    of_item = {
-        column.name: column.type
-        for join in config.joins
-        if join.column == events.item
-        for column in config.sources[join.source].columns
-    }
-    if is_list_type(of_item.get(negatives.category, "list<")):
-        raise ValueError(
-            f"negatives.category: {negatives.category!r} is "
-            f"{of_item.get(negatives.category, 'not there')}; it must be a scalar column of a "
-            f"dictionary joined on {events.item!r}: {', '.join(of_item) or 'there is none'}"
-        )
+    if negatives.category is not None:
+        of_item = {
+            column.name: column.type
+            for join in config.joins
+            if join.column == events.item
+            for column in config.sources[join.source].columns
+        }
+        columns = _Columns(f"the dictionaries joined on {events.item!r}", of_item)
+        columns.require("negatives.category", negatives.category, (*SCALAR_TYPES, "timestamp"))
 
 
 def _check_exposures(config: BuildConfig, within: str | None) -> None:
     if config.label is None or config.label.graded:
         raise ValueError("negatives.strategy exposure needs a label of 0 and 1")
     if config.down_sampling is not None:
-        raise ValueError(
-            "negatives.strategy exposure samples the log's negatives: no down_sampling"
-        )
+        raise ValueError("negatives.strategy exposure samples the log: no down_sampling")
     group = within or config.events.user
-    if group is None or is_list_type(_log_types(config).get(group, "list<")):
-        raise ValueError(
-            f"negatives.within: {_describe(config, group)}; it must be a column of the log that "
-            "tells what was shown together, not a list"
-        )
+    if group is None:
+        raise ValueError("negatives.within: name the column that tells what was shown together")
+    _log_columns(config).require("negatives.within", group, SCALAR_TYPES)
 
 
 def _check_weights(config: BuildConfig) -> None:
@@ -475,17 +419,8 @@ def _check_weights(config: BuildConfig) -> None:
     by_class = weights.positive is not None or weights.negative is not None
     if by_class and config.label_name is None:
         raise ValueError("weights.positive and weights.negative need a label")
-    if weights.half_life_days is not None and config.events.time is None:
-        raise ValueError("weights.half_life_days needs events.time")
-    if weights.column is not None and _log_types(config).get(weights.column) not in _LABEL_TYPES:
-        raise ValueError(
-            f"weights.column: {_describe(config, weights.column)}; it must be "
-            f"{' or '.join(_LABEL_TYPES)}"
-        )
-
-
-CONTRACT_SPLITS = ("train", "validation", "test", "catalog", "users")
-_MADE_FEATURES = ("seen", "candidates")
+    if weights.column is not None:
+        _log_columns(config).require("weights.column", weights.column, NUMBER_TYPES)
 
 
 def check_contract_references(config: BuildConfig) -> None:
@@ -494,7 +429,7 @@ def check_contract_references(config: BuildConfig) -> None:
     Raises:
         ValueError: One is not declared, or cannot play the part it is given.
     """
-    features = {feature.name for feature in config.features} | set(_MADE_FEATURES)
+    features = {feature.name for feature in config.features} | set(_EVALUATION_FEATURES)
     features |= {config.label.name} if config.label else set()
     for name in config.contract.slices:
         _require("contract.slices", "feature", name, features)
@@ -504,9 +439,14 @@ def check_contract_references(config: BuildConfig) -> None:
         _check_rule(config, f"contract.rules[{index}] ({rule.kind})", rule, features)
 
 
+def _require(where: str, what: str, name: str, known: Collection[str]) -> None:
+    if name not in known:
+        raise ValueError(f"{where}: no such {what}: {name!r}; {did_you_mean(name, known)}")
+
+
 def _check_rule(config: BuildConfig, where: str, rule: RuleConfig, features: set[str]) -> None:
     if isinstance(rule, ContractValueRule | DriftRule | VolumeRule) and rule.split is not None:
-        _require(where, "split", rule.split, CONTRACT_SPLITS)
+        _require(where, "split", rule.split, _CONTRACT_SPLITS)
     if isinstance(rule, ContractValueRule | DriftRule) and rule.feature is not None:
         _require(where, "feature", rule.feature, features)
         _check_rule_feature(config, where, rule)
@@ -515,21 +455,21 @@ def _check_rule(config: BuildConfig, where: str, rule: RuleConfig, features: set
     if source is None:
         return
     _require(where, "source", source, config.sources)
-    declared = config.sources[source].column_types
-    columns = rule.columns if isinstance(rule, UniqueRule) else [getattr(rule, "column", None)]
-    for column in columns:
+    columns = _source_columns(config, source)
+    if isinstance(rule, ReferencesRule):
+        _require(where, "dictionary", rule.dictionary, config.sources)
+        _check_key(config, where, columns, rule.column, rule.dictionary)
+    named = rule.columns if isinstance(rule, UniqueRule) else [getattr(rule, "column", None)]
+    for column in named:
         if column is not None:
-            _require(where, f"column of source {source!r}", column, declared)
-            _check_rule_column(config, where, rule, column, declared[column])
+            _check_rule_column(where, rule, column, columns.require(where, column))
 
 
-def _check_rule_column(
-    config: BuildConfig, where: str, rule: RuleConfig, column: str, kind: str
-) -> None:
+def _check_rule_column(where: str, rule: RuleConfig, column: str, kind: str) -> None:
     element = kind.removeprefix("list<").removesuffix(">")
     if isinstance(rule, TypeRule) and rule.type != kind:
         raise ValueError(f"{where}: column {column!r} is declared as {kind}, not {rule.type}")
-    if isinstance(rule, RangeRule | FreshnessRule) and element not in NUMERIC_TYPES:
+    if isinstance(rule, RangeRule | FreshnessRule) and element not in NUMBER_TYPES:
         raise ValueError(f"{where}: column {column!r} is {kind}, not a number")
     if isinstance(rule, DomainRule) and element != "string":
         others = [value for value in rule.one_of if isinstance(value, str)]
@@ -537,32 +477,15 @@ def _check_rule_column(
             raise ValueError(f"{where}: column {column!r} is {kind}; one_of holds {others[0]!r}")
     if isinstance(rule, UniqueRule | ReferencesRule | FreshnessRule) and kind != element:
         raise ValueError(f"{where}: column {column!r} is a list")
-    if isinstance(rule, ReferencesRule):
-        _require(where, "dictionary", rule.dictionary, config.sources)
-        dictionary = config.sources[rule.dictionary]
-        key = None if dictionary.key is None else dictionary.column_types[dictionary.key]
-        if key != kind:
-            raise ValueError(
-                f"{where}: column {column!r} is {kind}, the key of {rule.dictionary!r} is "
-                f"{key or 'not declared'}"
-            )
 
 
 def _check_rule_feature(
     config: BuildConfig, where: str, rule: ContractValueRule | DriftRule
 ) -> None:
-    declared = next((f for f in config.features if f.name == rule.feature), None)
-    is_id = declared is not None and declared.encoding.kind == "vocabulary"
-    wants_numbers = isinstance(rule, RangeRule) or (
-        isinstance(rule, DriftRule) and rule.metric == "ks"
-    )
-    if is_id and wants_numbers:
+    ids = {f.name for f in config.features if f.encoding.kind == "vocabulary"}
+    by_order = isinstance(rule, RangeRule) or (isinstance(rule, DriftRule) and rule.metric == "ks")
+    if rule.feature in ids and by_order:
         raise ValueError(
             f"{where}: feature {rule.feature!r} holds ids of a vocabulary, which have no order; "
             "use domain, null_rate, or drift by psi or js"
         )
-
-
-def _require(where: str, what: str, name: str, known: Collection[str]) -> None:
-    if name not in known:
-        raise ValueError(f"{where}: no such {what}: {name!r}; {did_you_mean(name, known)}")

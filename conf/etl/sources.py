@@ -32,8 +32,11 @@ SPARK_TYPES = {
     "list<string>": "array<string>",
 }
 EPOCH_UNITS = {"epoch_s": "s", "epoch_ms": "ms", "epoch_us": "us"}
+NUMBER_TYPES = ("int64", "float32", "float64")
+"""Types of columns of single numbers, as they are read: a timestamp is an int64."""
+SCALAR_TYPES = (*NUMBER_TYPES, "string")
 _FLOAT_TYPES = ("float32", "float64", "list<float32>")
-_NUMBER_TYPES = ("int64", "list<int64>", *_FLOAT_TYPES)
+_BOUNDED_TYPES = ("int64", "list<int64>", *_FLOAT_TYPES)
 
 
 def is_list_type(column_type: str) -> bool:
@@ -111,7 +114,7 @@ class ColumnConfig(Strict):
     def _options_fit_the_type(self) -> ColumnConfig:
         where = f"column {self.name!r} of type {self.type}"
         if self.minimum is not None or self.maximum is not None:
-            self._require(_NUMBER_TYPES, f"{where} cannot have bounds")
+            self._require(_BOUNDED_TYPES, f"{where} cannot have bounds")
         if self.one_of is not None and self.is_list:
             raise ValueError(f"list column {self.name!r} cannot have `one_of`")
         if self.timestamp_format is not None or self.not_after is not None:

@@ -89,7 +89,7 @@ class InputConfig(StrictFinite):
         """Whether the manifest's counts alone tell how many rows an epoch has."""
         return not self.filter and self.validation is None and self.on_corrupt == "fail"
 
-    def passes_over(self, split: str, found_bytes: int | None, listed_bytes: int) -> bool:
+    def tolerates(self, split: str, found_bytes: int | None, listed_bytes: int) -> bool:
         """Whether training goes on with a shard that is missing or of another size.
 
         `skip_shard` leaves it out. `skip_record` trains on what is there of one that was cut.

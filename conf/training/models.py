@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from conf.config_base import StrictFinite, default_tag, kind_alone
+from conf.config_base import StrictFinite, default_tag
 
 MOST_ROWS = 1 << 40
 """More than any machine has memory for, and far from where 64 bits end."""
@@ -44,7 +44,7 @@ class DynamicTableConfig(StrictFinite):
 TableConfig = Annotated[
     StaticTableConfig | DynamicTableConfig,
     Field(discriminator="kind"),
-    kind_alone("dynamic"),
+    default_tag("kind", "dynamic", alone=True),
 ]
 EmbeddingsConfig = dict[Annotated[str, Field(min_length=1)], TableConfig]
 """Tables by name: a feature's, that of what features share, or a new one that names `features`."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from conf.config_base import StrictFinite, default_tag, kind_alone
+from conf.config_base import StrictFinite, default_tag
 
 
 class ConstantSchedule(StrictFinite):
@@ -63,7 +63,7 @@ ScheduleConfig = Annotated[
     | ExponentialSchedule
     | InverseSqrtSchedule,
     Field(discriminator="kind"),
-    kind_alone("constant"),
+    default_tag("kind", "constant", alone=True),
 ]
 
 

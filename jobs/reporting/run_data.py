@@ -198,7 +198,7 @@ def read_run(run: Path) -> RunData:
     manifest: Manifest | None = None
     catalogue: ItemCatalogue | None = None
     if version is not None:
-        manifest = _attempt("dataset", gaps, lambda: read_manifest(version, _passes_over(card)))
+        manifest = _attempt("dataset", gaps, lambda: read_manifest(version, _shard_policy(card)))
     if version is not None and manifest is not None:
         catalogue = _attempt("catalogue", gaps, lambda: read_catalogue(version, manifest))
     lists = _attempt("lists", gaps, lambda: _read_lists(run / RECOMMENDATIONS_FILE))
@@ -210,10 +210,10 @@ def read_run(run: Path) -> RunData:
     )  # fmt: skip
 
 
-def _passes_over(card: Mapping[str, Any]) -> ToleratesShard:
+def _shard_policy(card: Mapping[str, Any]) -> ToleratesShard:
     """Damage that the run itself trained on in spite of is no reason to show no dataset."""
     policy = as_mapping(as_mapping(card.get("config")).get("input")).get("on_corrupt", "fail")
-    return InputConfig.model_construct(on_corrupt=policy).passes_over
+    return InputConfig.model_construct(on_corrupt=policy).tolerates
 
 
 def _attempt(part: str, gaps: dict[str, str], read: Callable[[], T]) -> T | None:

@@ -89,7 +89,7 @@ def restore_model(
         raise _incomplete(run_dir, error) from error
     version_dir, expected = read_dataset_reference(run_dir)
     manifest = read_run_manifest(
-        version_dir, expected, read_model_specs(run_dir), config.input.passes_over
+        version_dir, expected, read_model_specs(run_dir), config.input.tolerates
     )
     shelf = run_dir / CHECKPOINTS_DIR / which
     if not list_checkpoints(shelf):
@@ -135,7 +135,7 @@ def read_run_manifest(
     version_dir: ReadablePath,
     expected_sha256: str,
     specs: Sequence[FeatureSpec] = (),
-    passes_over: ToleratesShard | None = None,
+    tolerates: ToleratesShard | None = None,
 ) -> Manifest:
     """Reads the manifest of the dataset version that a run was trained on.
 
@@ -143,13 +143,13 @@ def read_run_manifest(
         version_dir: Directory of the version.
         expected_sha256: Fingerprint of the manifest that the run read.
         specs: Features that its model was built for.
-        passes_over: As for `conf.paths.load_manifest`.
+        tolerates: As for `conf.paths.load_manifest`.
 
     Raises:
         InputDataError: It is gone, or is not the one that the run read; names the feature that
             the model does not fit, if there is one.
     """
-    manifest = read_manifest(version_dir, passes_over)
+    manifest = read_manifest(version_dir, tolerates)
     found = manifest_sha256(manifest)
     if found != expected_sha256:
         check_specs(manifest, specs)

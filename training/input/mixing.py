@@ -40,7 +40,7 @@ def find_mixed(
     specs = select_features(manifest, names)
     for part in config.mix:
         version_dir = resolve_version(part.dataset)
-        other = read_manifest(version_dir, config.passes_over)
+        other = read_manifest(version_dir, config.tolerates)
         check_specs(other, specs)
         found.append((version_dir, other))
     return found

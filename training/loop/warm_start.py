@@ -278,7 +278,7 @@ def take_over(config: TrainConfig, target: WarmTarget) -> WarmStartReport:
     if warm is None:
         raise ValueError("fit.warm_start is not set")
     _check_moments(config, warm)
-    source = _open_source(warm.path, config.input.passes_over)
+    source = _open_source(warm.path, config.input.tolerates)
     state = collect_state(**{MODEL: target.model, OPTIMIZERS: target.optimizers})
     layout = describe_layout(state, target.model)
     fresh: dict[str, str] = {}
@@ -330,7 +330,7 @@ def _check_moments(config: TrainConfig, warm: WarmStartConfig) -> None:
         )
 
 
-def _open_source(path: str, passes_over: ToleratesShard) -> _EarlierRun:
+def _open_source(path: str, tolerates: ToleratesShard) -> _EarlierRun:
     """Opens the checkpoint that a path stands for: itself, or a run's best or last one."""
     directory = local_path(path)
     if not (directory / METADATA_FILE).is_file():
@@ -347,7 +347,7 @@ def _open_source(path: str, passes_over: ToleratesShard) -> _EarlierRun:
     layout = read_checkpoint(directory).layout
     version_dir, expected = read_dataset_reference(directory.resolve().parents[2])
     try:
-        manifest = read_run_manifest(version_dir, expected, passes_over=passes_over)
+        manifest = read_run_manifest(version_dir, expected, tolerates=tolerates)
         version = read_encoded_version(version_dir, manifest)
     except InputDataError as error:
         raise InputDataError(

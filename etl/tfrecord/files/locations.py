@@ -483,19 +483,19 @@ def resolve_version(path: str | os.PathLike[str]) -> Path | StoredPath:
         ) from None
 
 
-def read_manifest(version: ReadablePath, passes_over: ToleratesShard | None = None) -> Manifest:
+def read_manifest(version: ReadablePath, tolerates: ToleratesShard | None = None) -> Manifest:
     """Reads a version's manifest and checks that each file is there in its full size.
 
     In an object store one listing tells the sizes.
 
     Args:
         version: The version.
-        passes_over: As for `conf.paths.load_manifest`.
+        tolerates: As for `conf.paths.load_manifest`.
 
     Raises:
         ConfigError: The store cannot be reached or refuses.
         InputDataError: The manifest is damaged, or a file is missing or has another size.
     """
     if isinstance(version, StoredPath):
-        return load_manifest(version, version.list_bytes().get, passes_over)
-    return read_local_manifest(Path(str(version)), passes_over)
+        return load_manifest(version, version.list_bytes().get, tolerates)
+    return read_local_manifest(Path(str(version)), tolerates)

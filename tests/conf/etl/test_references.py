@@ -30,8 +30,8 @@ def data(tmp_path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("events.time", "tss", "has no column 'tss'"),
-        ("events.user", "usr", "has no column 'usr'"),
+        ("events.time", "tss", "'tss' is not declared in 'ratings'; did you mean 'ts'"),
+        ("events.user", "usr", "'usr' is not declared in 'ratings'; did you mean 'user'"),
         ("events.source", "nope", "not declared under `sources`"),
         ("sources.ratings.columns.3.type", "timestamp", "events.time_unit: ms"),
         ("sources.ratings.columns.3.nullable", True, "must not be nullable"),
@@ -88,7 +88,7 @@ def test_candidates_must_be_lists_of_items(data):
     data["sources"]["test"]["columns"][2]["type"] = "list<int64>"
     BuildConfig.model_validate(data)
     data["sources"]["test"]["columns"][0]["name"] = "usr"
-    with pytest.raises(ValidationError, match="'test' has no column 'user'"):
+    with pytest.raises(ValidationError, match="'user' is not declared in 'test'"):
         BuildConfig.model_validate(data)
 
 
@@ -131,13 +131,16 @@ RATE = {"name": "r", "keys": ["item"]}
                 "histories": [{"name": "h", "columns": ["until"]}],
                 "joins": [{**AS_OF, "as_of": {"valid_from": "since", "valid_to": "until"}}],
             },
-            "has a column 'until'",
+            "'until' is not declared in the log and its dictionaries",
         ),
         ({"rolling": [{**RATE, "keys": ["price"]}]}, "keys are int64 or string"),
         ({"rolling": [{**RATE, "rate": {"a": 1, "b": 1}}]}, "needs `where`"),
         ({"rolling": [{**RATE, "rate": {"a": 0, "b": 1}, "where": WHERE}]}, "greater than 0"),
         ({"rolling": [{**RATE, "window_days": 1, "delay_s": 86400}]}, "leaves nothing"),
-        ({"joins": [{**AS_OF, "as_of": {"valid_from": "sinc"}}]}, "'sinc'; it is not declared"),
+        (
+            {"joins": [{**AS_OF, "as_of": {"valid_from": "sinc"}}]},
+            "'sinc' is not declared in 'state'; did you mean 'since'",
+        ),
         ({"joins": [{**AS_OF, "as_of": {"valid_from": "until"}}]}, "must not be nullable"),
         ({"joins": [{**AS_OF, "strategy": "salted"}]}, "takes no"),
         ({"joins": [{"source": "state", "column": "item", "salts": 3}]}, "goes with"),
@@ -178,7 +181,10 @@ ORDERS = {"source": "orders", "keys": {"user": "buyer"}, "time": "at", "within_h
         ({"label": {"column": "action", "one_of": [1]}}, "received 1"),
         ({"label": {"column": "dwell", "equals": "long"}}, "received 'long'"),
         ({"label": {"conversion": {**ORDERS, "keys": {"user": "by"}}}}, "'by' is not declared"),
-        ({"label": {"conversion": {**ORDERS, "keys": {"action": "buyer"}}}}, "of one type"),
+        (
+            {"label": {"conversion": {**ORDERS, "keys": {"action": "buyer"}}}},
+            "'buyer' is int64 in 'orders'; it must be string",
+        ),
         ({"label": {"conversion": {**ORDERS, "time": "when"}}}, "'when' is not declared"),
         ({"label": {"conversion": {**ORDERS, "source": "sales"}}}, "under `sources`: sales"),
         ({"split": {"strategy": "hash", "key": "usr"}}, "split.key: 'usr' is not declared"),
@@ -194,7 +200,7 @@ ORDERS = {"source": "orders", "keys": {"user": "buyer"}, "time": "at", "within_h
         ),
         (
             {"negatives": {"strategy": "uniform", "per_positive": 1, "category": "action"}},
-            "'action' is not there; it must be a scalar column",
+            "'action' is not declared in the dictionaries joined on 'item'",
         ),
         ({"negatives": {"strategy": "exposure", "per_positive": 1}}, "needs a label of 0 and 1"),
         ({"down_sampling": {"rate": 0.5}}, "needs a label of 0 and 1"),
@@ -217,11 +223,14 @@ def test_sample_references_each_contradiction_is_named(changes, message):
         ({"history": {}}, "`history` needs events.user and events.item"),
         ({"seen": True}, "`seen` needs events.user and events.item"),
         ({"split": {}}, "leave_one_out needs events.user; without users use hash"),
-        ({"split": {"strategy": "temporal"}}, "needs events.time"),
-        ({"split": {"strategy": "hash", "key": "site"}}, "neither nullable nor a list"),
+        ({"split": {"strategy": "temporal"}}, "split.strategy temporal needs event times"),
+        (
+            {"split": {"strategy": "hash", "key": "site"}},
+            "split.key: 'site' of 'log' must not be nullable",
+        ),
         ({"negatives": {"strategy": "uniform", "per_positive": 1}}, "needs events.item"),
         ({"negatives": {"strategy": "exposure", "per_positive": 1}}, "what was shown together"),
-        ({"weights": {"half_life_days": 1}}, "needs events.time"),
+        ({"weights": {"half_life_days": 1}}, "weights.half_life_days needs event times"),
     ],
 )
 def test_rows_without_users_refuse_what_needs_them(tmp_path, changes, message):

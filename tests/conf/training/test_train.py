@@ -198,7 +198,7 @@ def test_several_processes_are_refused_with_what_works(strategy: str) -> None:
 )
 def test_which_shards_training_does_without(policy, found_bytes, split, expected) -> None:
     config = InputConfig(on_corrupt=policy)
-    assert config.passes_over(split, found_bytes, 10) is expected
+    assert config.tolerates(split, found_bytes, 10) is expected
 
 
 def test_two_numbers_are_a_range() -> None:
