@@ -11,11 +11,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start processes by the hundred: each would compile every source anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo test checks lint format types java unit lock clean
+.PHONY: help install demo test test-all checks lint format types java unit lock clean
 
 help:
 	@echo "make demo    environment, sample logs, ETL, training, evaluation, export, report"
 	@echo "make test    lint, types, tests: everything that CI runs"
+	@echo "make test-all  the same with the long tests: before a release"
 	@echo "make format  rewrite the sources in the house style"
 	@echo "make lock    resolve the dependencies anew into requirements*.lock"
 	@echo "make clean   remove the environment and what the demo made"
@@ -57,6 +58,11 @@ java: $(READY)
 
 unit: $(READY)
 	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile \
+	  --no-loadscope-reorder -m "not exhaustive"
+
+# Also what docs/testing.md lists: long fuzzes, every kill point, peers, whole matrices.
+test-all: checks
+	SLUICE_TEST_ALL=1 $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile \
 	  --no-loadscope-reorder
 
 format: $(READY)

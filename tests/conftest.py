@@ -67,6 +67,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         driver_memory="2g",
         shuffle_partitions=4,
         conf={
+            "spark.sql.codegen.wholeStage": "false",
             "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
             **({"spark.jars": avro} if avro else {}),
         },

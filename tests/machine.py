@@ -13,7 +13,14 @@ from typing import Any
 
 import pytest
 
+# Set by `make test-all`.
+IS_EXHAUSTIVE = bool(os.environ.get("SLUICE_TEST_ALL"))
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def examples(exhaustive: int) -> int:
+    """How many examples a property is tried with: all in `make test-all`, a sixth elsewhere."""
+    return exhaustive if IS_EXHAUSTIVE else max(1, exhaustive // 6)
 
 
 @contextmanager

@@ -37,6 +37,7 @@ def test_the_defaults_are_sound() -> None:
     check_arguments(parser, parser.parse_args([]))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_prints_all_figures_goals_and_limits(tmp_path: Path, monkeypatch, capsys) -> None:
     file = tmp_path / "figures.json"
@@ -63,6 +64,7 @@ def test_prints_all_figures_goals_and_limits(tmp_path: Path, monkeypatch, capsys
     assert "memory: copy" in printed
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["ctr", "history2"])
 def test_all_pipelines_deliver_the_same_rows(name: str, tmp_path: Path) -> None:
     found = write_shards(name, 96, 2, tmp_path)

@@ -43,6 +43,7 @@ def test_the_bars_name_measurements(name):
     assert goals[title("write_connector", "cached")] == (1.4 if shape.has_lists else 2.0)
 
 
+@pytest.mark.exhaustive
 def test_tasks_do_what_they_are_called(spark, tmp_path):
     job = SparkJob("write_native", "narrow", 50, "range", "", str(tmp_path / "out"))
     frame = open_source(spark, job, job.rows)
@@ -54,6 +55,7 @@ def test_tasks_do_what_they_are_called(spark, tmp_path):
     assert spark.read.parquet(str(tmp_path)).count() == 50
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_driver_reports_its_runs_and_a_missing_peer_is_skipped(tmp_path):
     skipped: list[str] = []
@@ -95,6 +97,7 @@ def test_a_command_line_that_makes_no_sense_ends_with_a_message(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_the_whole_run_prints_figures_bars_and_what_is_missing(tmp_path):
     # In a process of its own: TensorFlow's threads can be limited only before its first use.
     options = ["--sections", "codec", "--shapes", "narrow", "--rows", "20", "--repeats", "1"]

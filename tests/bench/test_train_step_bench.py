@@ -29,6 +29,7 @@ def test_a_table_that_does_not_fit_is_skipped_with_its_size() -> None:
     assert "96000.0 GB" in report.skipped[0]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_prints_all_figures(tmp_path, monkeypatch, capsys) -> None:
     file = tmp_path / "figures.json"

@@ -139,6 +139,7 @@ def message_of(record_type: str, block: RecordBlock, record: int = 0):
     return message.FromString(block.data[start : start + length].tobytes())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("record_type", RECORD_TYPES)
 def test_ten_thousand_columns_in_linear_time(record_type: str) -> None:
     def build(width: int) -> pa.RecordBatch:
@@ -227,8 +228,6 @@ def test_no_columns(record_type: str) -> None:
     assert survey.records == 3
 
 
-TFX_BSL_MARK = pytest.mark.slow
-
 TFX_BSL_FEATURES = [
     WireFeature("i", "int64"),
     WireFeature("f", "float32"),
@@ -271,7 +270,7 @@ def payloads(data: np.ndarray) -> list[bytes]:
     return [data[s : s + n].tobytes() for s, n in index_records(data).tolist()]
 
 
-@TFX_BSL_MARK
+@pytest.mark.slow
 def test_tfx_bsl_decodes_what_we_encode(tfx: TfxBsl, batch: pa.RecordBatch, tmp_path: Path):
     records = pa.array(payloads(build_encoder(batch.schema).encode(batch)), pa.binary())
     write_batch(str(tmp_path / "records.arrow"), pa.record_batch([records], ["record"]))
@@ -283,7 +282,7 @@ def test_tfx_bsl_decodes_what_we_encode(tfx: TfxBsl, batch: pa.RecordBatch, tmp_
     assert decoded.to_pylist() == as_lists(ROWS)
 
 
-@TFX_BSL_MARK
+@pytest.mark.slow
 def test_we_decode_what_tfx_bsl_encodes(tfx: TfxBsl, batch: pa.RecordBatch, tmp_path: Path):
     write_batch(str(tmp_path / "rows.arrow"), batch)
     tfx.run("encode", tmp_path / "rows.arrow", tmp_path / "records.arrow")

@@ -26,8 +26,6 @@ from tests.bench.tfrecord.peers import CONNECTOR_JAR_VARIABLE
 from tests.contract.connector_session import ConnectorSession, ConnectorUnavailableError
 from tests.etl.logs import build_config, write_logs
 
-CONNECTOR_MARK = pytest.mark.slow
-
 GZIP = "org.apache.hadoop.io.compress.GzipCodec"
 HAS_SEQUENCES = "SequenceExample" in RECORD_TYPES
 INT64 = (-(2**63), 2**63 - 1)
@@ -90,7 +88,8 @@ def frame(spark):
     return spark.createDataFrame(ROWS, SCHEMA).repartition(2)
 
 
-@CONNECTOR_MARK
+@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", [None, GZIP])
 def test_connector_reads_our_examples_as_the_same_frame(connector, spark, frame, tmp_path, codec):
     options = {} if codec is None else {"codec": codec}
@@ -100,7 +99,7 @@ def test_connector_reads_our_examples_as_the_same_frame(connector, spark, frame,
     assert collect(theirs) == collect(frame)
 
 
-@CONNECTOR_MARK
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", [None, GZIP])
 def test_we_read_the_connectors_examples_as_the_same_frame(
     connector, spark, frame, tmp_path, codec
@@ -111,7 +110,7 @@ def test_we_read_the_connectors_examples_as_the_same_frame(
     assert collect(ours) == collect(frame)
 
 
-@CONNECTOR_MARK
+@pytest.mark.slow
 def test_both_infer_the_same_types(connector, spark, frame, tmp_path):
     write_ours(frame, tmp_path / "ours")
     # The shards alone: our manifest knows the columns as they were.
@@ -123,7 +122,7 @@ def test_both_infer_the_same_types(connector, spark, frame, tmp_path):
     assert {f.name: f.dataType for f in ours.schema} == {f.name: f.dataType for f in theirs.schema}
 
 
-@CONNECTOR_MARK
+@pytest.mark.slow
 def test_byte_arrays_go_both_ways(connector, spark, tmp_path):
     rows = [(b"",), (b"\x00",), (bytes(range(256)),), (b"z" * 100_000,)]
     frame = spark.createDataFrame(rows, "byteArray binary").repartition(2)
@@ -137,7 +136,7 @@ def test_byte_arrays_go_both_ways(connector, spark, tmp_path):
     assert collect(ours.load(str(tmp_path / "theirs"))) == collect(frame)
 
 
-@CONNECTOR_MARK
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_SEQUENCES, reason="this version has no record type SequenceExample")
 @pytest.mark.parametrize("codec", [None, GZIP])
 def test_sequence_examples_go_both_ways(connector, spark, tmp_path, codec):
@@ -162,7 +161,7 @@ def test_sequence_examples_go_both_ways(connector, spark, tmp_path, codec):
     assert collect(reader.schema(frame.schema).load(str(tmp_path / "theirs"))) == collect(frame)
 
 
-@CONNECTOR_MARK
+@pytest.mark.slow
 def test_empty_files_of_the_connector_are_read_as_no_rows(connector, spark, tmp_path):
     frame = spark.createDataFrame([(1,), (2,)], "id long").where("id < 0")
     write_theirs(connector, frame, tmp_path / "theirs")
@@ -173,7 +172,8 @@ def test_empty_files_of_the_connector_are_read_as_no_rows(connector, spark, tmp_
     assert ours.count() == 0
 
 
-@CONNECTOR_MARK
+@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", [None, "gzip"])
 def test_build_by_either_writer_gives_equal_rows(
     connector, built, tmp_path, compression
@@ -203,7 +203,7 @@ def test_build_by_either_writer_gives_equal_rows(
     assert not (version / "records").exists()
 
 
-@CONNECTOR_MARK
+@pytest.mark.slow
 def test_times_are_refused_by_us_before_a_job_starts_where_the_connector_fails_in_it(
     connector, spark, tmp_path
 ):
@@ -214,8 +214,6 @@ def test_times_are_refused_by_us_before_a_job_starts_where_the_connector_fails_i
         write_ours(frame, tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
 
-
-CONNECTOR_DECODERS_MARK = pytest.mark.slow
 
 Kind = Literal["int64", "float32", "bytes"]
 KINDS = {"int64": pa.int64(), "float32": pa.float32(), "bytes": pa.string()}
@@ -282,7 +280,7 @@ def plain(column: pa.Array, name: str) -> list:
     return [[] if value is None and name not in KINDS else value for value in values]
 
 
-@CONNECTOR_DECODERS_MARK
+@pytest.mark.slow
 @pytest.mark.parametrize("record_type", ["Example", "SequenceExample"])
 def test_the_decoders_agree_on_the_connectors_records(
     record_type: str, connector_decoders_connector: ConnectorSession, tmp_path: Path

@@ -24,8 +24,9 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from etl.tfrecord.codec.decode import build_decoder
 from tests.contract import decoder_fuzz
+from tests.machine import examples
 
-RECORDS = int(os.environ.get("SLUICE_FUZZ_RECORDS", "200000"))
+RECORDS = int(os.environ.get("SLUICE_FUZZ_RECORDS", examples(200_000)))
 ROOT = Path(__file__).parents[2]
 MEMBERS = {"int64": "int64_list", "float32": "float_list", "bytes": "bytes_list"}
 

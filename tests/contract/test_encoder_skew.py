@@ -35,6 +35,7 @@ from conf.schema import FeatureSchema, FeatureSpec
 from etl.encoders.pipeline import read_pipeline
 from etl.encoders.target import build_statistic_table, write_statistic_table
 from etl.encoders.vocabulary import write_vocabulary
+from tests.machine import examples
 from training.export.serving_encoders import build_serving_encoders
 
 MAX_LEN = 4
@@ -92,7 +93,7 @@ rows = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(rows)
 def test_both_executions_give_the_same_ids(encoders, values):
     pipeline, serving = encoders
@@ -327,7 +328,7 @@ def padded(column: pa.Array, spec: FeatureSpec) -> np.ndarray:
     return np.array(rows)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(batches())
 def test_both_executions_agree(both, batch):
     pipeline, inputs, graph = both

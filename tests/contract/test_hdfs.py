@@ -93,8 +93,6 @@ def run_cluster(folder: Path) -> Iterator[HdfsCluster]:
             process.kill()
 
 
-HDFS_MARK = pytest.mark.slow
-
 SETTINGS = (
     "model.name=dssm", "model.embedding_dim=8", "input.batch_size=64", "input.shuffle_buffer=100",
     "fit.epochs=1", "evaluation.sampled_negatives=10", "name=t",
@@ -127,7 +125,7 @@ def train(cluster: HdfsCluster, path: str, root: Path) -> list[float]:
     return [entry["loss"] for entry in json.loads((run / "history.json").read_text())]
 
 
-@HDFS_MARK
+@pytest.mark.slow
 def test_training_from_hdfs_gives_the_losses_of_training_from_disk(
     cluster: HdfsCluster, dataset: tuple[Path, str], tmp_path: Path
 ) -> None:
@@ -135,7 +133,7 @@ def test_training_from_hdfs_gives_the_losses_of_training_from_disk(
     assert train(cluster, there, tmp_path / "a") == train(cluster, str(local), tmp_path / "b")
 
 
-@HDFS_MARK
+@pytest.mark.slow
 def test_what_is_not_there_and_who_does_not_answer(cluster: HdfsCluster, tmp_path: Path) -> None:
     done = cluster.run(*command(f"{cluster.uri}/nothing", tmp_path, "--dry-run"), code=4)
     assert "no published dataset" in done.stderr
@@ -144,7 +142,7 @@ def test_what_is_not_there_and_who_does_not_answer(cluster: HdfsCluster, tmp_pat
     assert "hadoop classpath" in done.stderr
 
 
-@HDFS_MARK
+@pytest.mark.slow
 def test_a_missing_shard_is_named(
     cluster: HdfsCluster, dataset: tuple[Path, str], tmp_path: Path
 ) -> None:
@@ -155,7 +153,7 @@ def test_a_missing_shard_is_named(
     assert "train/part-" in done.stderr
 
 
-@HDFS_MARK
+@pytest.mark.slow
 def test_signals_stay_with_the_process(cluster: HdfsCluster) -> None:
     """Java, which reads HDFS in the same process, would take SIGTERM and end it unsaved."""
     code = (
@@ -171,7 +169,7 @@ def test_signals_stay_with_the_process(cluster: HdfsCluster) -> None:
     assert done.stdout.split("\n")[-4:-1] == ["0", "saved", "goes on"]
 
 
-@HDFS_MARK
+@pytest.mark.slow
 def test_spark_reads_tfrecords_and_refuses_to_write_them(
     cluster: HdfsCluster, tmp_path: Path
 ) -> None:

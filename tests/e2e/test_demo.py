@@ -23,8 +23,6 @@ from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import evaluate_split
 from training.models.registry import build_model
 
-DEMO_MARK = pytest.mark.slow
-
 RATINGS = 20_000
 
 
@@ -49,7 +47,7 @@ def run(demo) -> Path:
     return resolve_run(str(demo / "runs" / "demo"))
 
 
-@DEMO_MARK
+@pytest.mark.slow
 def test_counts_are_those_of_the_generator(demo):
     sample = json.loads((demo / "demo-logs" / "SAMPLE.json").read_text())["ratings"]
     counts = read_manifest(resolve_version(demo / "datasets" / "demo")).counts
@@ -62,7 +60,7 @@ def test_counts_are_those_of_the_generator(demo):
     }
 
 
-@DEMO_MARK
+@pytest.mark.slow
 def test_trained_model_beats_popularity_and_an_untrained_one_does_not(demo, run):
     metrics = read_json(run / "metrics.json")
     protocol = next(p for p in metrics["protocols"] if p["name"] == metrics["headline"])
@@ -81,7 +79,7 @@ def test_trained_model_beats_popularity_and_an_untrained_one_does_not(demo, run)
     assert found["hit_rate@10"] < popularity
 
 
-@DEMO_MARK
+@pytest.mark.slow
 def test_ranked_lists_leave_out_what_the_user_has_seen(demo, run):
     seen: dict[int, set[int]] = {}
     lines = (demo / "demo-logs" / "ratings.dat").read_text(encoding="latin-1").splitlines()
@@ -100,7 +98,7 @@ def test_ranked_lists_leave_out_what_the_user_has_seen(demo, run):
         assert entry["scores"] == sorted(entry["scores"], reverse=True)
 
 
-@DEMO_MARK
+@pytest.mark.slow
 def test_saved_towers_rank_like_the_lists(run):
     """Raw tokens into the exported towers give the scores of the ranked lists."""
     items = pq.read_table(run / "export" / "embeddings" / "items.parquet").to_pydict()
@@ -113,7 +111,7 @@ def test_saved_towers_rank_like_the_lists(run):
     np.testing.assert_allclose(scores, first["scores"], atol=1e-5)
 
 
-@DEMO_MARK
+@pytest.mark.slow
 def test_report_needs_nothing_from_outside(run):
     page = (run / "report.html").read_text(encoding="utf-8")
     for outside in ("<script", 'src="http', 'href="http', "@import"):
@@ -121,7 +119,8 @@ def test_report_needs_nothing_from_outside(run):
     assert "popularity" in page.lower()
 
 
-@DEMO_MARK
+@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_second_training_with_the_same_seed_gives_the_same_metrics(demo, run):
     done = sluice(
         "train",
@@ -143,7 +142,7 @@ def test_second_training_with_the_same_seed_gives_the_same_metrics(demo, run):
     assert validation(again) == validation(run)
 
 
-@DEMO_MARK
+@pytest.mark.slow
 def test_damaged_shard_stops_training_and_spares_the_last_run(demo, run, capsys):
     version = resolve_version(demo / "datasets" / "demo")
     shard = version / read_manifest(version).split("train").shards[0].path
@@ -167,10 +166,7 @@ def test_damaged_shard_stops_training_and_spares_the_last_run(demo, run, capsys)
     assert main(verify) == 0
 
 
-MOVIELENS_MARK = pytest.mark.slow
-
-
-@MOVIELENS_MARK
+@pytest.mark.slow
 def test_every_rating_is_joined_and_popularity_is_the_published_one(spark, data_dir, tmp_path):
     config = load_config(
         BuildConfig,

@@ -33,6 +33,7 @@ def sluice(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.exhaustive
 def test_full_disk_during_a_build_keeps_the_last_version(spark, small_disk, tmp_path):
     root = small_disk / "datasets"
     rows = [f"{u}::{10 + (u * t) % 5}::{1 + t % 5}::{t}" for u in (1, 2, 3) for t in range(1, 400)]

@@ -65,6 +65,7 @@ def runs(spark, tmp_path_factory) -> dict[str, tuple[Path, Path]]:
     return found
 
 
+@pytest.mark.exhaustive
 def test_the_layouts_differ_and_the_packed_one_is_smaller(runs):
     manifests = {layout: read_manifest(version) for layout, (version, _) in runs.items()}
     assert {layout: manifest.layout for layout, manifest in manifests.items()} == {

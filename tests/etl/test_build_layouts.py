@@ -102,6 +102,7 @@ def test_shards_convert_to_columns_by_name(built, packed, tmp_path):
         convert_files([shard, other], "tfrecord", target, "parquet", ConvertOptions())
 
 
+@pytest.mark.exhaustive
 def test_the_skew_check_reads_either_layout(spark, built, packed):
     recomputed = Recomputed(packed.version, packed.manifest, "train")
     for version in (packed.version, built[0].version):

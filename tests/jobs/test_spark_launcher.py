@@ -66,6 +66,7 @@ def test_more_workers_than_slots_are_refused() -> None:
     assert "--workers 3, slots for tasks: 2" in ended.stderr
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_two_workers_as_tasks_of_a_barrier_job(tmp_path: Path) -> None:
     from tests.training.tiny_dataset import write_tiny_dataset

@@ -48,6 +48,7 @@ def test_the_best_config_trains_again(arguments: list[str], tmp_path: Path, caps
     assert (tmp_path / "runs" / "s" / "CURRENT").exists()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_killed_sweep_goes_on_in_the_run_of_its_trial(
     arguments: list[str], tmp_path: Path

@@ -28,6 +28,7 @@ from etl.encoders.hashing import hash_to_buckets
 from etl.encoders.numbers import BucketizeEncoder, NormalizeEncoder
 from etl.encoders.text import NgramEncoder
 from etl.encoders.token_lookup import build_lookup
+from tests.machine import examples
 
 INF = math.inf
 
@@ -72,7 +73,7 @@ PARTS = {
 MOMENTS = st.datetimes(datetime.datetime(2, 1, 1), datetime.datetime(9998, 12, 31))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(MOMENTS, st.integers(-1440, 1440))
 @example(datetime.datetime(2000, 2, 29), 0)
 @example(datetime.datetime(1900, 3, 1), -1)

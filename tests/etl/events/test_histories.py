@@ -13,6 +13,7 @@ from etl.events.event_log import kept, prepare_events
 from etl.events.histories import add_histories, add_latest_histories, add_sessions, current_sessions
 from tests.etl.events.history_reference import Event, history_of, number_sessions
 from tests.etl.logs import behaviour_config, memory_source
+from tests.machine import IS_EXHAUSTIVE
 
 CLICKS = {"column": "action", "one_of": ["click"]}
 HISTORIES: list[dict[str, Any]] = [
@@ -71,7 +72,11 @@ def rounded(made: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=3 if IS_EXHAUSTIVE else 2,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(events=EVENTS)
 def test_every_history_is_what_plain_loops_find(spark, events):
     frame = prepared(spark, CONFIG, events)

@@ -29,6 +29,7 @@ from etl.events.joins import (
     select_latest,
 )
 from tests.etl.logs import behaviour_config, columns, memory_source, rows_frame
+from tests.machine import IS_EXHAUSTIVE
 
 
 def test_versions_of_a_key_are_told_apart_and_repeats_are_refused(spark):
@@ -61,7 +62,11 @@ def events_frame(spark: Any, keys: list[int | None]) -> Any:
     )
 
 
-@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=3 if IS_EXHAUSTIVE else 2,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(keys=st.lists(KEYS, min_size=1, max_size=60), known=st.sets(st.integers(0, 20)))
 def test_every_strategy_gives_the_rows_of_a_plain_search(spark, keys, known):
     table = {key: f"item {key}" for key in known}
@@ -177,7 +182,11 @@ def brute_force(
     return newest[4], None
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=3 if IS_EXHAUSTIVE else 2,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(
     entries=ENTRIES,
     keyed=EVENTS,

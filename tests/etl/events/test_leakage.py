@@ -15,6 +15,7 @@ from tests.etl.events.history_reference import Event
 from tests.etl.events.test_histories import HISTORIES
 from tests.etl.events.test_windowed_features import ROLLING
 from tests.etl.logs import behaviour_config, columns, memory_source
+from tests.machine import IS_EXHAUSTIVE
 
 NOW = 20 * 3600
 TARGET = Event(1, 1, "click", 0.5, NOW)
@@ -102,7 +103,11 @@ CASES = st.lists(
 )
 
 
-@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=3 if IS_EXHAUSTIVE else 2,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(cases=CASES)
 def test_changing_the_future_changes_no_feature_of_the_past(spark, cases):
     """Both worlds of every case go through one build, as users and items of their own."""

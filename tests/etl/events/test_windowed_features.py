@@ -12,6 +12,7 @@ from etl.events.windowed_features import add_latest_windowed_features, add_windo
 from tests.etl.events.history_reference import Event, rolling_of
 from tests.etl.events.test_histories import CLICKS, EVENTS
 from tests.etl.logs import behaviour_config, memory_source
+from tests.machine import IS_EXHAUSTIVE
 
 VIEWS = {"column": "action", "one_of": ["view"]}
 ROLLING: list[dict[str, Any]] = [
@@ -31,7 +32,11 @@ ROLLING: list[dict[str, Any]] = [
 CONFIG = behaviour_config(rolling=ROLLING)
 
 
-@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=3 if IS_EXHAUSTIVE else 2,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(events=EVENTS)
 def test_every_feature_is_what_plain_loops_count(spark, events):
     source = memory_source(spark, CONFIG, "log", [event.row() for event in events])

@@ -58,6 +58,7 @@ def find_executors(driver: Driver) -> list[int]:
     return found
 
 
+@pytest.mark.exhaustive
 def test_killed_executors_and_speculation_never_duplicate_a_row(spark, cluster, tmp_path):
     config = make_config(tmp_path / "logs", tmp_path / "quiet")
     wanted = checksums(build_dataset(spark, config).version)

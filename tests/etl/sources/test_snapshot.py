@@ -228,6 +228,7 @@ def test_a_dictionary_that_changes_while_it_is_read_publishes_nothing(spark, tmp
     assert published_versions(tmp_path / "datasets" / "small") == []
 
 
+@pytest.mark.exhaustive
 def test_a_table_is_watched_and_one_that_was_dropped_leaves_the_version(spark, tmp_path):
     config = configure(tmp_path, format="table", table="sluice_users")
     frame = spark.createDataFrame([(1, "F"), (2, "M"), (3, None)], "id bigint, gender string")

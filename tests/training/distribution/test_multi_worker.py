@@ -176,6 +176,7 @@ def test_the_chief_alone_writes(runs: Path, two: list[Ended]) -> None:
     assert (devices["batch_size"], devices["rows_per_replica"]) == (64, 32)
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_a_worker_ends_goes_on(tiny_version: Path, runs: Path, two: list[Ended]) -> None:
     where = runs / "ended"
     killed = run(tiny_version, where, stop=(KILLED_STEP, "SIGKILL"))
@@ -200,6 +201,7 @@ def expect_end(ended: list[Ended], codes: list[int], message: str) -> None:
     assert "--resume" in ended[0].errors
 
 
+@pytest.mark.exhaustive
 def test_all_that_a_step_can_be_asked_for_trains_on_two_workers_as_in_one_process(
     tiny_version: Path, runs: Path, one: list[np.ndarray], tmp_path: Path
 ) -> None:

@@ -188,6 +188,7 @@ def test_workers_train_what_one_process_does(tiny_version: Path, runs: Path) -> 
     assert (devices["parameter_servers"], devices["rows_per_replica"]) == (SERVERS, 32)
 
 
+@pytest.mark.exhaustive
 def test_a_run_goes_on_whatever_dies(tiny_version: Path, runs: Path) -> None:
     where = runs / "killed"
     ended = run(tiny_version, where, kills={9: "worker1", 40: "chief0"})

@@ -37,7 +37,7 @@ def on_one(tmp_path_factory) -> dict[str, list[list[float]]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
 def test_replicas_train_as_one_does(replicas: int, on_one, tmp_path: Path) -> None:
     found = train(replicas, tmp_path)
     for name in CASES:

@@ -277,9 +277,16 @@ def data(tiny_version: Path, tiny_manifest: Manifest) -> TrainingData:
     ("fit", "in_gradient", "replicas"),
     [
         ({"steps_per_loop": 5}, False, 1),
-        ({"steps_per_loop": 12, "checkpoint": CheckpointConfig()}, False, 2),
+        pytest.param(
+            {"steps_per_loop": 12, "checkpoint": CheckpointConfig()},
+            False,
+            2,
+            marks=pytest.mark.exhaustive,
+        ),
         ({"steps_per_loop": 5, "check_gradients": True}, True, 1),
-        ({"steps_per_loop": 5, "check_gradients": True}, True, 2),
+        pytest.param(
+            {"steps_per_loop": 5, "check_gradients": True}, True, 2, marks=pytest.mark.exhaustive
+        ),
     ],
 )
 def test_training_ends_at_the_batch_that_is_at_fault(

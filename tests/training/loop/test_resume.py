@@ -121,7 +121,13 @@ def without_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
-@pytest.mark.parametrize("save", SAVES)
+@pytest.mark.parametrize(
+    "save",
+    [
+        pytest.param(name, marks=() if name == "calls cut by saves" else pytest.mark.exhaustive)
+        for name in SAVES
+    ],
+)
 def test_any_kill_point_changes_nothing(
     save: str, data: TrainingData, train_rows: Counter, tmp_path: Path
 ) -> None:
@@ -237,7 +243,7 @@ def whole(tiny_version: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
     return run, rows
 
 
-@pytest.mark.parametrize("kill", ["17", "writing"])
+@pytest.mark.parametrize("kill", [pytest.param("17", marks=pytest.mark.exhaustive), "writing"])
 def test_sigkill(
     kill: str, tiny_version: Path, whole: tuple[Path, Recorded], train_rows, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ from etl.tfrecord.codec.infer import infer_features
 from etl.tfrecord.files.framing import CorruptRecordError, RecordBlock, index_records
 from etl.tfrecord.files.writer import ShardWriter
 from etl.tfrecord.types.features import WireFeature
+from tests.machine import examples
 
 WANTED = [
     WireFeature("i", "int64"), WireFeature("f", "float32"), WireFeature("b", "bytes"),
@@ -131,7 +132,7 @@ def odd_examples(draw) -> bytes:
 
 
 @given(st.lists(odd_examples(), min_size=1, max_size=4))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_agrees_with_protobuf_on_odd_encodings(payloads: list[bytes]) -> None:
     expected = [as_protobuf_sees(payload) for payload in payloads]
     if None in expected:
@@ -143,7 +144,7 @@ def test_agrees_with_protobuf_on_odd_encodings(payloads: list[bytes]) -> None:
 
 @given(st.binary(max_size=60))
 @example(field(1, b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_arbitrary_bytes_never_decode_to_what_protobuf_refuses(payload: bytes) -> None:
     try:
         rows = rows_of(decode_payloads([payload]))
@@ -154,7 +155,7 @@ def test_arbitrary_bytes_never_decode_to_what_protobuf_refuses(payload: bytes) -
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_damaged_examples_are_read_within_bounds(data) -> None:
     """Mutated and cut payloads: an error or a valid batch, never memory past the end."""
     payload = bytearray(data.draw(odd_examples()))

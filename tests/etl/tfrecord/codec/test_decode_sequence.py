@@ -21,6 +21,7 @@ from etl.tfrecord.codec.encode import encode
 from etl.tfrecord.codec.infer import FeatureCollector, infer_features
 from etl.tfrecord.files.framing import CorruptRecordError, RecordBlock, index_records
 from etl.tfrecord.types.features import WireFeature
+from tests.machine import examples
 
 WANTED = [
     WireFeature("il", "int64", is_sequence=True), WireFeature("i", "int64"),
@@ -135,7 +136,7 @@ def odd_sequences(draw) -> bytes:
 
 
 @given(st.lists(odd_sequences(), min_size=1, max_size=4))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_odd_records_are_understood_as_by_protobuf(payloads: list[bytes]) -> None:
     expected = [as_protobuf_sees(payload) for payload in payloads]
     if None in expected:
@@ -147,7 +148,7 @@ def test_odd_records_are_understood_as_by_protobuf(payloads: list[bytes]) -> Non
 
 
 @given(odd_sequences(), st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_damaged_records_are_refused_or_understood_as_by_protobuf(payload: bytes, data) -> None:
     damaged = bytearray(payload)
     for _ in range(data.draw(st.integers(0, 2)) if damaged else 0):

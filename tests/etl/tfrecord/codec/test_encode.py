@@ -17,6 +17,7 @@ from etl.tfrecord.codec.encode import build_encoder, encode
 from etl.tfrecord.codec.encode_columns import find_refused_double, plan_columns, read_byte_offsets
 from etl.tfrecord.files.framing import index_records
 from etl.tfrecord.types.features import WireFeature
+from tests.machine import examples
 
 FLOATS32 = st.floats(width=32, allow_nan=True, allow_infinity=True)
 SCALARS = {
@@ -74,7 +75,9 @@ def payloads(data: np.ndarray) -> list[bytes]:
 
 @given(batches())
 @settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(300),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_equals_protobuf_for_any_batch(expected_examples, parsed_examples, batch) -> None:
     assert parsed_examples(payloads(encode(batch))) == expected_examples(batch)
@@ -284,7 +287,7 @@ def shapes(value: float) -> list[pa.Array]:
 
 
 @given(VALUES)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_kernel_and_rule_agree(value: float) -> None:
     assert find_refused_double(np.array([value])).tolist() == [is_refused(value)]
     for column in shapes(value):
@@ -417,7 +420,7 @@ def encode_sequence_batches(draw) -> pa.RecordBatch:
 
 
 @given(encode_sequence_batches(), st.integers(1, 4))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_encode_sequence_equals_protobuf_for_any_batch(
     batch: pa.RecordBatch, chunk_rows: int
 ) -> None:

@@ -13,6 +13,7 @@ from numba import njit
 
 from etl.tfrecord.codec import varint, varint_lanes
 from etl.tfrecord.codec.varint import FAILED, select_groups
+from tests.machine import examples
 
 _HOST = (
     llvm.get_process_triple(), dict(llvm.get_host_cpu_features()), llvm.get_host_cpu_name()
@@ -70,7 +71,7 @@ def read(address: int, end: int) -> tuple:
 
 
 @given(st.integers(0, 2**64 - 1) | st.integers(0, 63).map(lambda bits: 1 << bits))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_store_and_read_match_protobuf(value: int) -> None:
     expected = _VarintBytes(value)
     out = np.zeros(24, np.uint8)
@@ -150,13 +151,13 @@ def run(
 
 
 @given(st.lists(_VALUES, max_size=80), st.sampled_from(_SPARES))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_reading_matches_protobuf(values: list[int], spare: int) -> None:
     assert run(b"".join(map(_VarintBytes, values)), spare) == (len(values), values)
 
 
 @given(st.lists(_VALUES | st.integers(0, 2**21), max_size=80))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_lanes_and_words_read_and_write_what_protobuf_does(values: list[int]) -> None:
     expected = b"".join(map(_VarintBytes, values))
     array = np.array([7, *values, 7], np.uint64)

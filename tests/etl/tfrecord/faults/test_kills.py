@@ -23,7 +23,7 @@ from tests.etl.tfrecord.faults.conftest import (
 
 ROWS = 60_000
 # Until the publication and past it; more of them, at random, by the variable.
-MOMENTS_S = [0.0, 1.0, 1.6] + [
+MOMENTS_S = [0.0, *(pytest.param(s, marks=pytest.mark.exhaustive) for s in (1.0, 1.6))] + [
     random.uniform(0, 2.5) for _ in range(int(os.environ.get("SLUICE_FAULT_MOMENTS", "0")))
 ]
 JOB = {"rows": ROWS, "sleep_ms": 25}  # some 0.8 s per task
@@ -48,6 +48,7 @@ def test_a_killed_worker_is_replaced(local_driver: Driver, tmp_path: Path) -> No
     kill_workers(local_driver, tmp_path / "out", 1)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [3])
 def test_workers_killed_again_and_again(local_driver: Driver, tmp_path: Path, times: int) -> None:
@@ -115,6 +116,7 @@ def test_driver_killed_at_some_moment(
     check_output(out, rows)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_killed_executor_is_replaced(start_driver, tmp_path: Path) -> None:
     cluster = start_driver("local-cluster[2,1,1024]").wait_ready()

@@ -70,6 +70,7 @@ def test_a_job_meets_one_that_was_faster(spark, tmp_path: Path, mode: str, wins:
         check_output(out, 10)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_two_drivers_append_at_once(start_driver, local_driver: Driver, tmp_path: Path) -> None:
     other = start_driver("local[2]").wait_ready()

@@ -26,6 +26,7 @@ from etl.tfrecord.types.policies import ColumnPolicy, TypeOptions
 from etl.tfrecord.types.to_example import plan_to_example, read_description
 from etl.tfrecord.types.value_rules import UnfitError
 from tests.etl.tfrecord.types.reference import batches, to_wire
+from tests.machine import examples
 
 WRITTEN = st.builds(
     ColumnPolicy, dates=st.sampled_from(["days", "iso"]), timestamps=st.sampled_from(["us", "iso"]),
@@ -63,7 +64,7 @@ def expected(value: Any, kind: pa.DataType, maps: str) -> Any:
     return float(np.float32(value)) if isinstance(value, float) else value
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(batches(plain=True), WRITTEN)
 def test_undoes_lowering(batch: pa.RecordBatch, policy: ColumnPolicy) -> None:
     options = TypeOptions(policy)

@@ -18,6 +18,7 @@ from etl.tfrecord.types.column_nodes import ColumnLeaf, FlattenStruct, MapKeys
 from etl.tfrecord.types.policies import ColumnPolicy, TypeOptions
 from etl.tfrecord.types.to_example import ToExamplePlanner, plan_to_example, read_description
 from tests.etl.tfrecord.types.reference import batches, lower_row
+from tests.machine import examples
 
 POLICIES = st.builds(
     ColumnPolicy,
@@ -47,7 +48,7 @@ def normal(value: Any) -> Any:
     return int(value) if isinstance(value, bool) else value
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(batches(), POLICIES)
 def test_equals_the_reference(batch: pa.RecordBatch, policy: ColumnPolicy) -> None:
     options = TypeOptions(policy)
