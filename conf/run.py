@@ -17,13 +17,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from conf.errors import InputDataError, UpstreamNotReadyError
+from conf.locks import hold_file_lock
 from conf.paths import (
     CURRENT_FILE,
     EntryKind,
@@ -124,9 +124,7 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
 def update_run_card(run: Path, **parts: Any) -> None:
     """Sets top-level parts of a run's card; dictionaries are merged one level deep."""
     file = run / RUN_CARD_FILE
-    with (run / RUN_CARD_LOCK).open("a") as lock:
-        # Several jobs may add their part to one run at the same time.
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with hold_file_lock(run / RUN_CARD_LOCK):  # several jobs may add their part at the same time
         card = read_json(file) if file.exists() else {}
         for key, value in parts.items():
             old = card.get(key)

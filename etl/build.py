@@ -42,13 +42,8 @@ from etl.records.stage import RecordInputs, RecordStage, WrittenRecords
 from etl.sources.bad_rows import SourceCounts, check_bad_rows, check_columns, count_rows
 from etl.sources.snapshot import RunInputs, check_inputs_unchanged, find_unwatched, read_inputs
 from etl.sources.source import Source
-from etl.versions.publish import (
-    hold_lock,
-    new_version_id,
-    publish_version,
-    stage_version,
-    sweep_leftovers,
-)
+from etl.versions.locks import hold_lock, sweep_leftovers
+from etl.versions.publish import new_version_id, publish_version, stage_version
 from etl.versions.run_fingerprint import (
     RunRequest,
     describe_run,

@@ -5,7 +5,6 @@ A new directory per run, or the newest unfinished one of the same config.
 
 from __future__ import annotations
 
-import fcntl
 import importlib.metadata
 import logging
 import platform
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.errors import InternalError, SluiceError, TrainingInterruptedError, UpstreamNotReadyError
+from conf.locks import hold_file_lock
 from conf.manifest import Manifest
 from conf.paths import ReadablePath, local_path, write_text_atomic
 from conf.run import RUN_CARD_FILE, RunPaths, read_json, update_run_card
@@ -122,15 +122,12 @@ def locked(run: Path) -> Iterator[None]:
     Raises:
         UpstreamNotReadyError: Another process is training in this directory.
     """
-    with (run / LOCK_FILE).open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UpstreamNotReadyError(
-                "another process is training in this run's directory",
-                received=str(run),
-                fix="wait for it, or start a new run without --resume",
-            ) from error
+    refusal = UpstreamNotReadyError(
+        "another process is training in this run's directory",
+        received=str(run),
+        fix="wait for it, or start a new run without --resume",
+    )
+    with hold_file_lock(run / LOCK_FILE, refusal):
         yield
 
 

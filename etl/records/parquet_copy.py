@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conf.manifest import FileInfo
+from conf.paths import atomic_file
 from conf.schema import PackedSlot
 from etl.tfrecord.codec.crc32c import crc32c
 from etl.tfrecord.types.features import RecordType, WireFeature
@@ -91,9 +92,6 @@ def write_parquet(export: ParquetExport, shard: str) -> FileInfo:
         CorruptRecordError: The shard is damaged.
         OSError: The file cannot be written.
     """
-    import os
-    import uuid
-
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -102,18 +100,12 @@ def write_parquet(export: ParquetExport, shard: str) -> FileInfo:
 
     root = Path(export.version)
     target = root / parquet_path(shard)
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
     features, record_type, slots = export.features, export.record_type, export.slots
-    try:
-        # Feature lists of one value per step are lists again, as in the other record type.
-        lists = [feature.name for feature in features if feature.is_sequence]
-        empty = pa.RecordBatch.from_pylist([], schema=build_decoder(features, record_type).schema)
-        with pq.ParquetWriter(temporary, flatten_lists(empty, lists).schema) as writer:
-            for batch in read_batches(root / shard, features, record_type=record_type, slots=slots):
-                writer.write_batch(flatten_lists(batch, lists))
-        with temporary.open("rb+") as handle:
-            os.fsync(handle.fileno())
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    # Feature lists of one value per step are lists again, as in the other record type.
+    lists = [feature.name for feature in features if feature.is_sequence]
+    empty = pa.RecordBatch.from_pylist([], schema=build_decoder(features, record_type).schema)
+    schema = flatten_lists(empty, lists).schema
+    with atomic_file(target) as unfinished, pq.ParquetWriter(unfinished, schema) as writer:
+        for batch in read_batches(root / shard, features, record_type=record_type, slots=slots):
+            writer.write_batch(flatten_lists(batch, lists))
     return describe_file(root, target)

@@ -1,14 +1,19 @@
-"""A claim on a short critical section that holds where `flock` does not reach other machines.
+"""Who may stage, sweep and publish versions of a dataset, and what a dead build has left.
 
-The primitive is a file that is created exclusively (`O_CREAT | O_EXCL`), which NFS from version
-3 on, SMB, Lustre and their like keep atomic between machines.
+Two protocols: `hold_lock` for a whole build, by a lock of the file system; `hold_claim` for the
+moment of a publication, which holds where such locks do not reach other machines. The claim is
+a file that is created exclusively (`O_CREAT | O_EXCL`), which NFS from version 3 on, SMB, Lustre
+and their like keep atomic between machines.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import logging
 import os
+import shutil
 import time
 import uuid
 from collections.abc import Iterator
@@ -16,7 +21,93 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from conf.errors import UpstreamNotReadyError
+from conf.locks import hold_file_lock
+from conf.paths import STAGING_PREFIX, UNFINISHED_SUFFIX, DatasetPaths
 from etl.tfrecord.commit.job import Owner, describe_process, is_dead
+
+logger = logging.getLogger("sluice.build")
+
+LOCK_FILE = ".lock"
+OWNER_FILE = ".owner"
+TRASH_PREFIX = ".trash-"
+FOREIGN_STALE_S = 24 * 3600.0
+"""Age from which the leftovers of a process that cannot be asked are taken for a dead one's."""
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+@contextlib.contextmanager
+def hold_lock(paths: DatasetPaths) -> Iterator[None]:
+    """Holds the dataset's lock, so that only one build at a time stages and sweeps.
+
+    Where the file system has no locks, or they do not reach other machines, `publish_version`
+    refuses the later of two builds.
+
+    Raises:
+        UpstreamNotReadyError: Another build holds it.
+    """
+    paths.base.mkdir(parents=True, exist_ok=True)
+    refusal = UpstreamNotReadyError(
+        f"another build of dataset {paths.name!r} is running",
+        received=paths.base,
+        fix="wait for it to end, or build under another name or root",
+    )
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(hold_file_lock(paths.base / LOCK_FILE, refusal))
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            logger.warning("this file system has no locks: two builds meet at the publication only")
+        yield
+
+
+def sweep_leftovers(paths: DatasetPaths) -> list[str]:
+    """Removes what dead builds left; call it under the lock only.
+
+    What belongs to a process of another machine, which the lock may not reach, stays for
+    `FOREIGN_STALE_S`.
+
+    Returns:
+        Names of the removed directories.
+    """
+    if not paths.versions.is_dir():
+        return []
+    dead = sorted(
+        entry
+        for entry in paths.versions.iterdir()
+        if entry.name.startswith(TRASH_PREFIX)
+        or (entry.name.startswith(STAGING_PREFIX) and _is_dead(entry))
+    )
+    for entry in dead:
+        remove_directory(entry)
+    for unfinished in paths.base.glob(f".*{UNFINISHED_SUFFIX}"):
+        unfinished.unlink()
+    return [entry.name for entry in dead]
+
+
+def remove_directory(entry: Path) -> None:
+    """Removes a version, or the staging directory of one, by a rename first.
+
+    A half-removed version never looks like one, and a task that still writes to a dead build's
+    directory finds it gone, and cannot add to what is being removed.
+    """
+    trash = entry
+    if not entry.name.startswith(TRASH_PREFIX):
+        trash = entry.with_name(f"{TRASH_PREFIX}{entry.name}")
+        entry.rename(trash)
+    shutil.rmtree(trash)
+
+
+def _is_dead(staging: Path) -> bool:
+    try:
+        owner = json.loads((staging / OWNER_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return True  # it died before it wrote whose it is
+    if owner is None or is_surely_dead(owner) or owner == describe_self():
+        return True
+    newest = max(entry.stat().st_mtime for entry in (staging, *staging.rglob("*")))
+    return time.time() - newest > FOREIGN_STALE_S
+
 
 STALE_S = 600.0
 """Age from which the claim of a machine that cannot be asked is taken for a dead one's."""

@@ -6,106 +6,37 @@ next one. Rolling back moves the pointer to an earlier version.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
-import logging
 import shutil
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError, did_you_mean
 from conf.manifest import MANIFEST_FILE, Manifest
 from conf.paths import (
-    STAGING_PREFIX,
     DatasetPaths,
     published_versions,
     read_manifest,
     sync_directory,
     write_text_atomic,
 )
-from etl.versions.locks import describe_self, hold_claim, is_surely_dead
+from etl.versions.locks import (
+    OWNER_FILE,
+    TRASH_PREFIX,
+    describe_self,
+    hold_claim,
+    remove_directory,
+)
 
-logger = logging.getLogger("sluice.build")
-
-LOCK_FILE = ".lock"
 CLAIM_FILE = ".publishing"
-OWNER_FILE = ".owner"
-TRASH_PREFIX = ".trash-"
-FOREIGN_STALE_S = 24 * 3600.0
-"""Age from which the leftovers of a process that cannot be asked are taken for a dead one's."""
-_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
-
-
-@contextmanager
-def hold_lock(paths: DatasetPaths) -> Iterator[None]:
-    """Holds the dataset's lock, so that only one build at a time stages and sweeps.
-
-    The kernel frees it when the process ends, however it ends. Where the file system has no
-    locks, or they do not reach other machines, `publish_version` refuses the later of two builds.
-
-    Raises:
-        UpstreamNotReadyError: Another build holds it.
-    """
-    paths.base.mkdir(parents=True, exist_ok=True)
-    with (paths.base / LOCK_FILE).open("a") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UpstreamNotReadyError(
-                f"another build of dataset {paths.name!r} is running",
-                received=paths.base,
-                fix="wait for it to end, or build under another name or root",
-            ) from error
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            logger.warning("this file system has no locks: two builds meet at the publication only")
-        yield
 
 
 def new_version_id(digest: str, now: datetime | None = None) -> str:
     """Returns `<UTC time>-<digest>`: sorts by time, shows what made it."""
     moment = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%S%fZ")
     return f"{moment}-{digest[:8]}"
-
-
-def sweep_leftovers(paths: DatasetPaths) -> list[str]:
-    """Removes what dead builds left; call it under the lock only.
-
-    What belongs to a process of another machine, which the lock may not reach, stays for
-    `FOREIGN_STALE_S`.
-
-    Returns:
-        Names of the removed directories.
-    """
-    if not paths.versions.is_dir():
-        return []
-    dead = sorted(
-        entry
-        for entry in paths.versions.iterdir()
-        if entry.name.startswith(TRASH_PREFIX)
-        or (entry.name.startswith(STAGING_PREFIX) and _is_dead(entry))
-    )
-    for entry in dead:
-        shutil.rmtree(entry)
-    for temporary in paths.base.glob(".*.tmp"):
-        temporary.unlink()
-    return [entry.name for entry in dead]
-
-
-def _is_dead(staging: Path) -> bool:
-    try:
-        owner = json.loads((staging / OWNER_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return True  # it died before it wrote whose it is
-    if owner is None or is_surely_dead(owner) or owner == describe_self():
-        return True
-    newest = max(entry.stat().st_mtime for entry in (staging, *staging.rglob("*")))
-    return time.time() - newest > FOREIGN_STALE_S
 
 
 @contextmanager
@@ -117,7 +48,8 @@ def stage_version(paths: DatasetPaths, version_id: str) -> Iterator[Path]:
         (staging / OWNER_FILE).write_text(json.dumps(describe_self()), encoding="utf-8")
         yield staging
     except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
+        with suppress(OSError):
+            remove_directory(staging)
         raise
 
 

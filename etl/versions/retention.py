@@ -10,7 +10,8 @@ from typing import Any
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.manifest import Manifest
 from conf.paths import DatasetPaths, published_versions, read_manifest
-from etl.versions.publish import hold_lock, read_current, remove_version, sweep_leftovers
+from etl.versions.locks import hold_lock, sweep_leftovers
+from etl.versions.publish import read_current, remove_version
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ import logging
 import os
 import re
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from conf.errors import ConfigError, InternalError
 from conf.etl.output import SparkConfig
+from conf.paths import atomic_file
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -88,11 +88,9 @@ def build_java_home(runtime: Path, cache: Path) -> Path:
     if launcher.is_file() and launcher.read_text(encoding="utf-8") == text:
         return home
     launcher.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=launcher.parent)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-    Path(temporary).chmod(stat.S_IRWXU | stat.S_IRGRP | stat.S_IXGRP | stat.S_IROTH | stat.S_IXOTH)
-    Path(temporary).replace(launcher)
+    with atomic_file(launcher, durable=False) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.chmod(0o755)
     return home
 
 

@@ -14,6 +14,7 @@ from conf.manifest import Manifest
 from conf.paths import (
     DatasetPaths,
     EntryKind,
+    atomic_file,
     check_entry_name,
     complete_entries,
     list_unlisted_files,
@@ -159,6 +160,17 @@ def test_failed_atomic_write_keeps_the_old_text(tmp_path, monkeypatch):
         write_text_atomic(file, "new")
     assert file.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with atomic_file(target) as unfinished:
+        unfinished.write_text("one")
+        assert not target.exists()
+    with pytest.raises(OSError, match="directory"), atomic_file(target) as unfinished:
+        (unfinished / "not" / "there").write_text("half")
+    assert target.read_text() == "one"
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
 KIND = EntryKind("thing", "things", "done.json", "make one")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from conf.errors import UpstreamNotReadyError
+from conf.locks import hold_file_lock
 from conf.paths import sync_directory
 
 _AT_FDCWD = -100
@@ -32,7 +32,13 @@ def staged_directory(target: Path) -> Iterator[Path]:
         UpstreamNotReadyError: Another process is writing the same target.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _exclusive(target):
+    lock = target.with_name(f".{target.name}.lock")
+    refusal = UpstreamNotReadyError(
+        f"{target} is being written by another process right now",
+        received=f"a lock on {lock}",
+        fix="wait for it to end, then run again",
+    )
+    with hold_file_lock(lock, refusal):
         staging = target.with_name(f".{target.name}.staging")
         _recover(target)
         _remove(staging)
@@ -43,20 +49,6 @@ def staged_directory(target: Path) -> Iterator[Path]:
             _put_in_place(staging, target)
         finally:
             _remove(staging)
-
-
-@contextmanager
-def staged_file(target: Path) -> Iterator[Path]:
-    """Yields a path to write; it takes the target's place when the block ends well."""
-    staging = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        yield staging
-        with staging.open("rb") as handle:
-            os.fsync(handle.fileno())
-        staging.replace(target)
-        sync_directory(target.parent)
-    finally:
-        staging.unlink(missing_ok=True)
 
 
 def exchange(first: Path, second: Path) -> bool:
@@ -106,19 +98,3 @@ def _sync_tree(root: Path) -> None:
             with (Path(directory) / name).open("rb") as handle:
                 os.fsync(handle.fileno())
         sync_directory(Path(directory))
-
-
-@contextmanager
-def _exclusive(target: Path) -> Iterator[None]:
-    lock = target.with_name(f".{target.name}.lock")
-    with lock.open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UpstreamNotReadyError(
-                f"{target} is being written by another process right now",
-                received=f"a lock on {lock}",
-                fix="wait for it to end, then run again",
-            ) from error
-        # The lock file stays: removing it would let two writers lock two different files.
-        yield

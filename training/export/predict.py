@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from conf.errors import ConfigError, InputDataError
+from conf.paths import atomic_file
 from conf.run import RECOMMENDATIONS_FILE
 from conf.schema import PAD_ID
 from training.checkpoint.restore import TrainedModel
@@ -28,7 +29,6 @@ from training.evaluation.item_index import (
     read_cells,
     read_user_vectors,
 )
-from training.export.atomic_output import staged_file
 from training.input.vocabularies import Vocabulary, read_key_vocabulary
 
 
@@ -80,8 +80,8 @@ def write_recommendations(
     target = run_dir / RECOMMENDATIONS_FILE
     users = unknown = 0
     with (
-        staged_file(target) as staging,
-        staging.open("wb") as raw,
+        atomic_file(target) as unfinished,
+        unfinished.open("wb") as raw,
         # No name and no time in the header: the same lists give the same bytes.
         gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=6, mtime=0) as out,
     ):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ import pyarrow as pa
 
 from conf.errors import InputDataError
 from conf.manifest import Manifest, ShardInfo
-from conf.paths import ReadablePath
+from conf.paths import ReadablePath, atomic_file
 from etl.tfrecord.codec.crc32c import crc32c
 from etl.tfrecord.files.framing import HEADER_BYTES, BadRange, RecordBlock, read_record_blocks
 from etl.tfrecord.files.locations import Compression, FileOpener
@@ -315,17 +314,13 @@ def _write_runs(path: Path, runs: DecodedRuns) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     numbers = json.dumps([number for number, _ in runs]).encode()
     schema = runs[0][1].schema.with_metadata({_NUMBERS: numbers})
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+    with atomic_file(path, durable=False) as unfinished:
+        with pa.OSFile(str(unfinished), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
             for _, batch in runs:
                 writer.write_batch(batch.replace_schema_metadata(schema.metadata))
-        checksum = _checksum(pa.memory_map(str(temporary)).read_buffer())
-        with temporary.open("ab") as file:
+        checksum = _checksum(pa.memory_map(str(unfinished)).read_buffer())
+        with unfinished.open("ab") as file:
             file.write(checksum)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _checksum(content: pa.Buffer) -> bytes:

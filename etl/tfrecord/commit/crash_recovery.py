@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from conf.paths import sync_directory
+from conf.paths import remove_unfinished, sync_directory, write_text_atomic
 from etl.tfrecord.commit.job import SUCCESS_FILE
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE
 from etl.tfrecord.files.data_files import list_folders, make_folders
@@ -66,8 +66,7 @@ def replace_files(directory: Path, job_id: str, plan: ReplacementPlan) -> Iterat
     aside = directory / f"{PUBLISHING_PREFIX}{job_id}"
     try:
         aside.mkdir()
-        write_atomically(aside / _PLAN_FILE, json.dumps(asdict(plan)))
-        sync_directory(aside)
+        write_text_atomic(aside / _PLAN_FILE, json.dumps(asdict(plan)))
         sync_directory(directory)
         make_folders(aside, plan.old)
         for name in plan.old:
@@ -138,7 +137,7 @@ def _take_back(directory: Path, aside: Path) -> None:
     if all((aside / name).exists() for name in plan.old):
         for name in plan.new:
             (directory / name).unlink(missing_ok=True)
-    _unfinished(directory / COMMIT_FILE).unlink(missing_ok=True)
+    remove_unfinished(directory / COMMIT_FILE)
     make_folders(directory, plan.old)
     for name in reversed(plan.old):  # `_SUCCESS` last
         if (aside / name).exists():
@@ -149,21 +148,3 @@ def _take_back(directory: Path, aside: Path) -> None:
             sync_directory(directory / name)
     sync_directory(directory)
     shutil.rmtree(aside)
-
-
-def _unfinished(path: Path) -> Path:
-    return path.with_name(f".{path.name}.tmp")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a text file that appears whole or not at all."""
-    temporary = _unfinished(path)
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from conf.errors import ConfigError, InternalError
+from conf.paths import write_text_atomic
 from etl.tfrecord.commit.crash_recovery import (
     ReplacementPlan,
     lock_directory,
     recover_interrupted,
     replace_files,
-    write_atomically,
 )
 from etl.tfrecord.commit.job import (
     SUCCESS_FILE,
@@ -350,7 +350,7 @@ def _publish_locked(
     with replace_files(root, plan.job_id, change):
         for name, attempt in moves.items():
             (temporary / attempt).replace(root / name)
-        write_atomically(root / COMMIT_FILE, text)
+        write_text_atomic(root / COMMIT_FILE, text)
 
 
 def _plan_removal(root: Path, plan: JobPlan, replaced: set[str] | None) -> list[str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import uuid
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ import pyarrow as pa
 
 from conf.errors import ConfigError
 from conf.manifest import ShardInfo
-from conf.paths import sync_directory
+from conf.paths import AtomicFile
 from etl.tfrecord.codec.crc32c import crc32c
 from etl.tfrecord.codec.encode import CHUNK_ROWS, build_encoder
 from etl.tfrecord.codec.kernels import kernel, load_i64
@@ -92,9 +91,8 @@ class LocalTarget:
             OSError: The files cannot be created.
         """
         self.name, self.has_index = path.name, index is not None
-        self._path = path
-        self._temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-        self._file = self._temporary.open("xb", buffering=1 << 18)
+        self._output = AtomicFile(path)
+        self._file = self._output.unfinished.open("xb", buffering=1 << 18)
         self._index: TextIO | None = None
         if index is not None:
             self._index = index.open("x", encoding="ascii")
@@ -115,12 +113,11 @@ class LocalTarget:
             OSError: The file cannot be written; nothing is left of it.
         """
         try:
-            for file in (self._file, self._index):
-                if file is not None:
-                    file.flush()
-                    os.fsync(file.fileno())
-            self._temporary.replace(self._path)
-            sync_directory(self._path.parent)
+            self._file.flush()
+            if self._index is not None:
+                self._index.flush()
+                os.fsync(self._index.fileno())
+            self._output.publish()
         finally:
             self.discard()
 
@@ -131,7 +128,7 @@ class LocalTarget:
                 self._index.close()
             self._file.close()  # flushes, and so fails on a full disk
         finally:
-            self._temporary.unlink(missing_ok=True)
+            self._output.discard()
 
 
 class StoredTarget:

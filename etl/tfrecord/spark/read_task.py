@@ -9,8 +9,6 @@ import functools
 import hashlib
 import json
 import logging
-import os
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any, BinaryIO, Self
 import pyarrow as pa
 
 from conf.errors import InputDataError
+from conf.paths import AtomicFile, write_text_atomic
 from etl.tfrecord.codec.decode import build_decoder
 from etl.tfrecord.codec.infer import FeatureCollector
 from etl.tfrecord.files.framing import (
@@ -76,8 +75,8 @@ class DamageLog:
         self._file, self._directory = file, directory
         key = hashlib.sha256(f"{file}\0{start}".encode()).hexdigest()[:16]
         self._stem = f"{Path(file).name}.{key}"
+        self._output: AtomicFile | None = None
         self._saved: BinaryIO | None = None
-        self._temporary = f".{self._stem}.{uuid.uuid4().hex}"
         self.ranges: list[QuarantinedRange] = []
 
     def __enter__(self) -> Self:
@@ -108,9 +107,9 @@ class DamageLog:
             if self.ranges and (kind is None or is_left_early):
                 _LOGGER.warning("%s", self.describe())
         finally:
-            if self._saved is not None:
+            if self._saved is not None and self._output is not None:
                 self._saved.close()
-                Path(self._saved.name).unlink(missing_ok=True)
+                self._output.discard()
 
     def describe(self) -> str:
         """Counts for a log line."""
@@ -127,7 +126,8 @@ class DamageLog:
             return None
         if self._saved is None:
             Path(self._directory).mkdir(parents=True, exist_ok=True)
-            self._saved = (Path(self._directory) / (self._temporary + _BYTES)).open("xb")
+            self._output = AtomicFile(Path(self._directory) / (self._stem + _BYTES))
+            self._saved = self._output.unfinished.open("xb")
         position = self._saved.tell()
         self._saved.write(data)
         return position
@@ -137,20 +137,13 @@ class DamageLog:
         lines, saved = directory / (self._stem + _LINES), directory / (self._stem + _BYTES)
         if is_partial and (lines.exists() or self._saved is None):
             return
-        if self._saved is None:
+        if self._saved is None or self._output is None:
             lines.unlink(missing_ok=True)
             saved.unlink(missing_ok=True)
             return
         self._saved.flush()
-        os.fsync(self._saved.fileno())
-        Path(self._saved.name).replace(saved)
-        temporary = directory / (self._temporary + _LINES)
-        text = "".join(json.dumps(asdict(bad)) + "\n" for bad in self.ranges)
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(lines)
+        self._output.publish()
+        write_text_atomic(lines, "".join(json.dumps(asdict(bad)) + "\n" for bad in self.ranges))
 
 
 def read_quarantine(directory: str | Path) -> list[QuarantinedRange]:

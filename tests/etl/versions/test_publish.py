@@ -13,14 +13,8 @@ import typer
 
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.paths import DatasetPaths, read_manifest, resolve_version
-from etl.versions.publish import (
-    hold_lock,
-    make_current,
-    new_version_id,
-    roll_back,
-    stage_version,
-    sweep_leftovers,
-)
+from etl.versions.locks import hold_lock, sweep_leftovers
+from etl.versions.publish import make_current, new_version_id, roll_back, stage_version
 from etl.versions.retention import list_versions
 from jobs.cli import run_app
 from tests.etl.built_versions import publish
@@ -66,7 +60,7 @@ def test_lock_is_exclusive_and_dies_with_its_process(tmp_path):
     paths = DatasetPaths(tmp_path, "d")
     code = (
         "import sys, time; from pathlib import Path; from conf.paths import DatasetPaths;"
-        "from etl.versions.publish import hold_lock\n"
+        "from etl.versions.locks import hold_lock\n"
         f"with hold_lock(DatasetPaths(Path({str(tmp_path)!r}), 'd')):\n"
         "    print('held', flush=True); time.sleep(60)"
     )
@@ -140,14 +134,14 @@ def test_a_version_whose_pointer_cannot_be_written_is_not_published(tmp_path, mo
     paths = DatasetPaths(tmp_path, "d")
     publish(paths, "v1")
     name = {"sync": "sync_directory", "pointer": "write_text_atomic"}[step]
-    whole = getattr(etl.publish, name)
+    whole = getattr(etl.versions.publish, name)
 
     def fail(path: Path, *arguments: str) -> None:
         if path in (paths.versions, paths.current):
             raise OSError(28, "No space left on device")
         whole(path, *arguments)
 
-    monkeypatch.setattr(etl.publish, name, fail)
+    monkeypatch.setattr(etl.versions.publish, name, fail)
     with pytest.raises(OSError, match="No space"):
         publish(paths, "v2")
     assert os.listdir(paths.versions) == ["v1"]

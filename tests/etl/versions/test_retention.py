@@ -14,7 +14,8 @@ from conf.manifest import RowCounts, ShardInfo, SourceSnapshot, SplitInfo
 from conf.paths import DatasetPaths, published_versions
 from conf.schema import FeatureSchema, FeatureSpec
 from etl.versions.diff import diff_manifests, flatten
-from etl.versions.publish import hold_lock, make_current
+from etl.versions.locks import hold_lock
+from etl.versions.publish import make_current
 from etl.versions.retention import VersionInfo, collect_garbage, list_versions, select_garbage
 from tests.datasets import build_manifest
 from tests.etl.built_versions import publish

@@ -25,7 +25,8 @@ from etl.records.parquet_copy import parquet_path
 from etl.sources.snapshot import RunInputs
 from etl.tfrecord.codec.decode import read_file
 from etl.tfrecord.types.features import WireFeature
-from etl.versions.publish import hold_lock, make_current, read_current
+from etl.versions.locks import hold_lock
+from etl.versions.publish import make_current, read_current
 from etl.versions.retention import collect_garbage
 from etl.versions.run_fingerprint import RunRequest, fingerprint_run
 from tests.etl.logs import build_config, write_logs

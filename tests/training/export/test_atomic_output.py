@@ -9,7 +9,7 @@ import pytest
 
 from conf.errors import UpstreamNotReadyError
 from training.export import atomic_output
-from training.export.atomic_output import exchange, staged_directory, staged_file
+from training.export.atomic_output import exchange, staged_directory
 
 
 def _write(target: Path, text: str) -> None:
@@ -84,14 +84,3 @@ def test_names_are_swapped_in_one_step(tmp_path: Path) -> None:
     if not exchange(tmp_path / "a", tmp_path / "b"):
         pytest.skip("this file system cannot swap names")
     assert os.listdir(tmp_path / "a") == ["b"]
-
-
-def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    target = tmp_path / "out"
-    with staged_file(target) as staging:
-        staging.write_text("one")
-        assert not target.exists()
-    with pytest.raises(OSError, match="directory"), staged_file(target) as staging:
-        (staging / "not" / "there").write_text("half")
-    assert target.read_text() == "one"
-    assert [p.name for p in tmp_path.iterdir()] == ["out"]

@@ -131,7 +131,7 @@ def test_an_error_while_publishing_takes_everything_back(tmp_path, monkeypatch) 
     def fail(path: Path, text: str) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(local_commit, "write_atomically", fail)
+    monkeypatch.setattr(local_commit, "write_text_atomic", fail)
     with pytest.raises(OSError, match="No space"):
         write_partitioned(tmp_path, "b", [2, 3], plan("b", by="p"))
     discard_temporary(tmp_path, "b")
@@ -255,7 +255,7 @@ def test_a_job_that_fails_to_publish_does_not_stop_another(tmp_path, monkeypatch
         begin_job(tmp_path, plan(job))
     results = {job: write_task(tmp_path, job) for job in ("x", "y")}
     with monkeypatch.context() as patch:
-        patch.setattr(local_commit, "write_atomically", lambda path, text: 1 / 0)
+        patch.setattr(local_commit, "write_text_atomic", lambda path, text: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             publish(tmp_path, plan("x"), [results["x"]])
     publish(tmp_path, plan("y"), [results["y"]])
