@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from etl.quality.label_statistics import LabelFocus
 from etl.quality.statistics import StatisticsAccumulator
 from etl.tfrecord.codec.crc32c import crc32c
 from etl.tfrecord.codec.decode import ExampleDecoder
+from etl.tfrecord.files.data_files import ShardRange, find_stem, make_folders
 from etl.tfrecord.files.framing import read_record_blocks
 from etl.tfrecord.files.locations import Compression
 from etl.tfrecord.types.features import Kind, WireFeature
@@ -157,6 +158,34 @@ def find_parts(directory: Path) -> dict[int, Path]:
             )
         found[partition] = path
     return found
+
+
+def move_shards(
+    entries: Sequence[Mapping[str, Any]],
+    directory: Path,
+    target: Path,
+    ranges: Sequence[ShardRange],
+) -> list[dict[str, Any]]:
+    """Moves the connector's files to their places in the version.
+
+    Args:
+        entries: What `write_with_connector` returned.
+        directory: Where it wrote.
+        target: Directory of the version.
+        ranges: Where the shards go below it.
+
+    Returns:
+        The entries, their paths relative to the target.
+    """
+    moved = []
+    for entry in entries:
+        # From the extension on: a name may hold other dots.
+        suffix = ".tfrecord" + entry["path"].rpartition(".tfrecord")[2]
+        path = find_stem(ranges, entry["partition"]) + suffix
+        make_folders(target, [path])
+        (directory / entry["path"]).rename(target / path)
+        moved.append({**entry, "path": path})
+    return moved
 
 
 def wire_features(schema: pa.Schema) -> tuple[WireFeature, ...]:

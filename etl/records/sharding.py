@@ -23,6 +23,7 @@ from etl.events.identity import POSITION_COLUMN, identity_columns
 from etl.events.splits import EVENT_SPLITS, SPLIT_COLUMN, TRAIN, record_splits
 from etl.plan import FeaturePlan
 from etl.records.samples import raw_columns
+from etl.tfrecord.files.data_files import ShardRange
 from etl.tfrecord.files.partitions import partition_path
 from etl.tfrecord.spark.writer import assign_buckets
 
@@ -51,10 +52,10 @@ class PartitionShards:
     count: int
     shard_of_bucket: tuple[int, ...] = ()
 
-    def path(self, partition: int, suffix: str) -> str:
-        """Path of a shard in the version."""
-        name = f"part-{partition - self.start:05d}-of-{self.count:05d}{suffix}"
-        return str(PurePosixPath(self.split, self.folder, name))
+    @property
+    def files(self) -> ShardRange:
+        """Where the shards lie in the version."""
+        return ShardRange(str(PurePosixPath(self.split, self.folder)), self.start, self.count)
 
 
 @dataclass(frozen=True)
@@ -81,10 +82,6 @@ class ShardPlan:
     def total(self) -> int:
         """Number of shards."""
         return sum(cell.count for cell in self.cells)
-
-    def of_split(self, split: str) -> tuple[PartitionShards, ...]:
-        """The cells of a split."""
-        return tuple(cell for cell in self.cells if cell.split == split)
 
 
 def declared_count(config: BuildConfig, split: str) -> int:

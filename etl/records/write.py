@@ -10,7 +10,7 @@ import json
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +21,10 @@ from conf.manifest import ShardInfo
 from conf.schema import FeatureSchema, PackedSlot, dump_slots, plan_slots
 from etl.events.splits import ALL_SPLITS, SPLIT_COLUMN, record_splits
 from etl.quality.label_statistics import LabelFocus
-from etl.records.jvm_connector import ConnectorWrite, write_with_connector
-from etl.records.sharding import HASH_COLUMN, PartitionShards, ShardPlan
-from etl.tfrecord.commit.output_manifest import read_output_manifest
+from etl.records.jvm_connector import ConnectorWrite, move_shards, write_with_connector
+from etl.records.sharding import HASH_COLUMN, ShardPlan
+from etl.tfrecord.commit.output_manifest import COMMIT_FILE, read_output_manifest
+from etl.tfrecord.files.data_files import ShardRange, dump_ranges
 from etl.tfrecord.files.locations import Compression
 
 if TYPE_CHECKING:
@@ -86,27 +87,29 @@ def write_splits(
     Returns:
         The shards that hold records, by split, in the order of their Spark partitions.
     """
-    target = staging / "records"
     config = records_format.config
     write = _write_by_connector if config.output.writer == "connector" else write_natively
-    entries = sorted(write(records, records_format, target), key=lambda s: int(s["partition"]))
-    written = {}
-    for split in record_splits(config):
-        (staging / split).mkdir()
-        written[split] = [
-            shard
-            for cell in plan.of_split(split)
-            for shard in _move_shards(staging, target, cell, entries)
-        ]
-    # An attempt that Spark gave up on may still be leaving files here.
-    shutil.rmtree(target, ignore_errors=True)
+    entries = write(records, records_format, staging, [cell.files for cell in plan.cells])
+    written: dict[str, list[VersionShard]] = {split: [] for split in record_splits(config)}
+    for split in written:
+        (staging / split).mkdir(exist_ok=True)
+    for entry in sorted(entries, key=lambda entry: int(entry["partition"])):
+        info = ShardInfo(entry["path"], entry["rows"], entry["bytes"], entry["crc32c"])
+        split = info.path.partition("/")[0]
+        written[split].append(VersionShard(info, entry["statistics"]))
     return written
 
 
 def write_natively(
-    records: DataFrame, records_format: RecordFormat, target: Path
+    records: DataFrame, records_format: RecordFormat, target: Path, ranges: Sequence[ShardRange]
 ) -> list[dict[str, Any]]:
     """Writes one shard per partition that holds records.
+
+    Args:
+        records: Raw columns, partitioned by shard.
+        records_format: How records become shards.
+        target: Directory that nobody reads yet.
+        ranges: Where the shards go below it.
 
     Returns:
         One entry per shard: `path` (relative to the target), `rows`, `bytes`, `crc32c`,
@@ -120,6 +123,7 @@ def write_natively(
         .option("recordType", output.record_type)
         .option("compression", output.compression or "none")
         .option("deterministicNames", "true")
+        .option("shardPaths", dump_ranges(ranges))
         .option("encoders", str(records_format.encoders))
         .option("statistics", "true")
     )
@@ -130,8 +134,10 @@ def write_natively(
     for name, value in _label_options(records_format.config).items():
         writer = writer.option(name, value)
     writer.save(str(target))
+    # The commit runs in a process of Spark's: what it knows of the shards comes by this file.
     committed = read_output_manifest(target)
-    return [] if committed is None else [asdict(shard) for shard in committed.shards]
+    (target / COMMIT_FILE).unlink(missing_ok=True)
+    return [] if committed is None else [vars(shard) for shard in committed.shards]
 
 
 def _label_options(config: BuildConfig) -> dict[str, str]:
@@ -146,31 +152,17 @@ def _label_options(config: BuildConfig) -> dict[str, str]:
 
 
 def _write_by_connector(
-    records: DataFrame, records_format: RecordFormat, target: Path
+    records: DataFrame, records_format: RecordFormat, target: Path, ranges: Sequence[ShardRange]
 ) -> list[dict[str, Any]]:
-    config = records_format.config
+    config, directory = records_format.config, target / "records"
     compression = RECORD_COMPRESSIONS[config.output.compression]
     label = config.label_name
     focus = LabelFocus(label, config.contract.slices) if label else None
-    write = ConnectorWrite(str(target), str(records_format.encoders), compression, focus)
-    return write_with_connector(records, write)
-
-
-def _move_shards(
-    staging: Path, target: Path, cell: PartitionShards, entries: Sequence[Mapping[str, Any]]
-) -> list[VersionShard]:
-    (staging / cell.split / cell.folder).mkdir(parents=True, exist_ok=True)
-    moved = []
-    for entry in entries:
-        if not cell.start <= entry["partition"] < cell.start + cell.count:
-            continue
-        # From the extension on: a name may hold other dots.
-        suffix = ".tfrecord" + entry["path"].rpartition(".tfrecord")[2]
-        path = cell.path(entry["partition"], suffix)
-        (target / entry["path"]).rename(staging / path)
-        info = ShardInfo(path, entry["rows"], entry["bytes"], entry["crc32c"])
-        moved.append(VersionShard(info, entry["statistics"]))
-    return moved
+    write = ConnectorWrite(str(directory), str(records_format.encoders), compression, focus)
+    entries = move_shards(write_with_connector(records, write), directory, target, ranges)
+    # An attempt that Spark gave up on may still be leaving files here.
+    shutil.rmtree(directory, ignore_errors=True)
+    return entries
 
 
 logger = logging.getLogger("sluice.build")
@@ -203,7 +195,8 @@ def estimate_bytes_per_row(
     ordered = placed.sortWithinPartitions(HASH_COLUMN).select(*columns)
     target = staging / _SAMPLE_DIR
     try:
-        entries = write_natively(ordered, records_format, target)
+        ranges = [ShardRange("", 0, len(ALL_SPLITS))]
+        entries = write_natively(ordered, records_format, target, ranges)
     finally:
         shutil.rmtree(target, ignore_errors=True)
     sizes = {ALL_SPLITS[e["partition"]]: e["bytes"] / e["rows"] for e in entries}

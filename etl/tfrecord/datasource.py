@@ -23,6 +23,7 @@ from pyspark.sql.types import StructType
 
 from etl.tfrecord.commit.committer import build_committer
 from etl.tfrecord.commit.local_commit import TaskResult
+from etl.tfrecord.files.data_files import find_stem
 from etl.tfrecord.options import parse_read_options, parse_write_options
 from etl.tfrecord.spark.loaded_code import freeze_loaded_code, freeze_planner
 from etl.tfrecord.spark.schema import describe_columns, to_arrow_schema
@@ -67,6 +68,8 @@ class TFRecordWriter(DataSourceArrowWriter):
         name = f"part-{partition:05d}"
         attempt = f"{name}-attempt-{context.taskAttemptId()}"
         stem = name if options.deterministic_names else f"{name}-{job_id}"
+        if options.shard_ranges:
+            stem = find_stem(options.shard_ranges, partition)
         with build_committer(options).hold_attempt(job_id, attempt) as root:
             sink = WriteTask(root, stem, options, self._plan.source)
             shards = sink.write_all(iterator, f"Spark partition {partition}")

@@ -14,7 +14,7 @@ from conf.errors import ConfigError, did_you_mean
 from conf.schema import PackedSlot, parse_slots
 from etl.tfrecord.commit.job import SaveMode
 from etl.tfrecord.commit.output_manifest import ShardLimits
-from etl.tfrecord.files.data_files import check_indexable
+from etl.tfrecord.files.data_files import ShardRange, check_indexable, parse_ranges
 from etl.tfrecord.files.locations import (
     STORAGE_OPTIONS,
     Compression,
@@ -54,8 +54,8 @@ COMMON_OPTIONS = ("path", "recordType", "compression", "codec", *STORAGE_OPTIONS
 _WRITE_OPTIONS = (
     *COMMON_OPTIONS, "compressionLevel", "deterministicNames", "encoders", "featureLists", "index",
     "jobId", "maxBytesPerFile", "maxRecordsPerFile", "packedSlots", "partitionBy",
-    "partitionOverwriteMode", "saveMode", "statistics", "statisticsLabel", "statisticsSlices",
-    "writeLocality", *TYPE_OPTIONS,
+    "partitionOverwriteMode", "saveMode", "shardPaths", "statistics", "statisticsLabel",
+    "statisticsSlices", "writeLocality", *TYPE_OPTIONS,
 )  # fmt: skip
 SAVE_MODES: Mapping[str, SaveMode] = {
     "append": "append",
@@ -91,6 +91,8 @@ class WriteOptions:
         job_id: Id that the job is to have, or None for a new one.
         storage: The directory where it lies in an object store, else None.
         slots: Places of encoded columns in packed features.
+        shard_ranges: Paths of the shards by Spark partition, where the directory is published by
+            its owner; empty where the write publishes it.
     """
 
     directory: str
@@ -112,6 +114,7 @@ class WriteOptions:
     job_id: str | None = None
     storage: Storage | None = None
     slots: tuple[PackedSlot, ...] = ()
+    shard_ranges: tuple[ShardRange, ...] = ()
 
     @property
     def suffix(self) -> str:
@@ -255,6 +258,13 @@ def _check_combinations(options: WriteOptions) -> None:
             received=f"layout {options.lowering.layout}, encoders {options.encoders}",
             fix="give option layout=packed instead",
         )
+    if options.shard_ranges and (options.encoders is None or not options.deterministic_names):
+        raise ConfigError(
+            "option shardPaths is for the encoded records of a version that is being built",
+            received=f"encoders {options.encoders}, deterministicNames "
+            f"{options.deterministic_names}",
+            fix="leave it out: shards are named by their Spark partition",
+        )
     if options.index:
         check_indexable(options.compression)
     if options.replaces_partitions and options.mode == "overwrite" and not options.partition_by:
@@ -310,6 +320,7 @@ def parse_write_options(options: Mapping[str, str], overwrite: bool) -> WriteOpt
         job_id=_parse_job_id(given),
         storage=storage,
         slots=parse_slots(given["packedslots"]) if "packedslots" in given else (),
+        shard_ranges=parse_ranges(given["shardpaths"]) if "shardpaths" in given else (),
     )
     _check_combinations(resolved)
     return resolved

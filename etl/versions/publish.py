@@ -16,12 +16,14 @@ from pathlib import Path
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError, did_you_mean
 from conf.manifest import MANIFEST_FILE, Manifest
 from conf.paths import (
+    UNFINISHED_SUFFIX,
     DatasetPaths,
     published_versions,
     read_manifest,
     sync_directory,
     write_text_atomic,
 )
+from etl.tfrecord.commit.local_commit import TEMPORARY_PREFIX
 from etl.versions.locks import (
     OWNER_FILE,
     TRASH_PREFIX,
@@ -71,6 +73,7 @@ def publish_version(paths: DatasetPaths, staging: Path, manifest: Manifest) -> P
         UpstreamNotReadyError: `parent` is no longer current; nothing was published.
     """
     (staging / OWNER_FILE).unlink(missing_ok=True)
+    _remove_unfinished(staging)
     for entry in sorted(staging.rglob("*")):
         if entry.is_dir():
             sync_directory(entry)
@@ -97,6 +100,14 @@ def publish_version(paths: DatasetPaths, staging: Path, manifest: Manifest) -> P
                 version.rename(staging)
             raise
     return version
+
+
+def _remove_unfinished(staging: Path) -> None:
+    """Removes what killed and late tasks left, which no manifest lists."""
+    for temporary in staging.glob(f"{TEMPORARY_PREFIX}*"):
+        shutil.rmtree(temporary)
+    for unfinished in staging.rglob(f".*{UNFINISHED_SUFFIX}"):
+        unfinished.unlink(missing_ok=True)
 
 
 def read_current(paths: DatasetPaths) -> str | None:

@@ -1,4 +1,8 @@
-"""The commit protocol that a write uses: renames on a file system, or an object store's."""
+"""The commit protocol that a write uses.
+
+Renames on a file system, an object store's uploads, or none where the directory is staged and
+published as a whole by its owner.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,11 @@ from etl.tfrecord.commit.local_commit import (
     JobPlan,
     TaskResult,
     begin_job,
+    create_temporary,
     discard_temporary,
     hold_attempt,
     publish,
+    publish_staged,
 )
 from etl.tfrecord.commit.object_commit import (
     abort_objects,
@@ -90,6 +96,24 @@ class LocalCommitter:
 
 
 @dataclass(frozen=True)
+class StagedCommitter(LocalCommitter):
+    """A directory that nobody reads before its owner, a build, publishes it as a whole."""
+
+    def check_mode(self, mode: SaveMode) -> bool:
+        """Protects nothing: what is there is the owner's."""
+        return False
+
+    def begin(self, plan: JobPlan) -> None:
+        """Opens a job."""
+        create_temporary(self.directory, plan.job_id)
+
+    def publish(self, plan: JobPlan, results: Sequence[TaskResult]) -> bool:
+        """Moves the shards to their paths."""
+        publish_staged(self.directory, plan, results)
+        return True
+
+
+@dataclass(frozen=True)
 class ObjectCommitter:
     """A directory of an object store.
 
@@ -127,6 +151,8 @@ class ObjectCommitter:
 
 def build_committer(options: WriteOptions) -> Committer:
     """Chooses the protocol by the output directory of a write."""
+    if options.shard_ranges:
+        return StagedCommitter(options.directory)
     if options.storage is None:
         return LocalCommitter(options.directory)
     return ObjectCommitter(options.storage)

@@ -42,7 +42,12 @@ from etl.tfrecord.commit.output_manifest import (
     merge_description,
     read_output_manifest,
 )
-from etl.tfrecord.files.data_files import index_path, list_data_files, refuse_missing
+from etl.tfrecord.files.data_files import (
+    index_path,
+    list_data_files,
+    make_folders,
+    refuse_missing,
+)
 
 TEMPORARY_PREFIX = "_temporary-"
 
@@ -328,6 +333,33 @@ def publish(directory: str | Path, plan: JobPlan, results: Sequence[TaskResult])
             _publish_locked(root, plan, results, moves)
     discard_temporary(root, plan.job_id)
     return not ignored
+
+
+def publish_staged(directory: str | Path, plan: JobPlan, results: Sequence[TaskResult]) -> None:
+    """Moves the shards of a job to their paths in a directory that nobody reads yet.
+
+    It gets a manifest, but no `_SUCCESS` and no lock, and nothing is taken back: on an error, or
+    after a kill, its owner removes the whole directory. Names are not synchronised to the disk.
+
+    Args:
+        directory: Directory that its owner publishes later.
+        plan: The job; `create_temporary` was called for it.
+        results: One per Spark partition.
+
+    Raises:
+        InternalError: An attempt is missing or has another size.
+    """
+    root = Path(directory)
+    temporary = temporary_directory(root, plan.job_id)
+    results = sorted(results, key=lambda result: result.partition)
+    _check_attempts(temporary, results)
+    moves = plan_moves(results)
+    make_folders(root, moves)
+    for name, attempt in moves.items():
+        (temporary / attempt).replace(root / name)
+    shards = tuple(list_shards(plan.job_id, results))
+    write_text_atomic(root / COMMIT_FILE, replace(plan.description, shards=shards).dumps())
+    discard_temporary(root, plan.job_id)
 
 
 def _publish_locked(

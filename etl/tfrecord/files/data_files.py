@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from conf.errors import ConfigError, InputDataError
+from conf.errors import ConfigError, InputDataError, InternalError
 from etl.tfrecord.files.locations import Compression
 
 
@@ -47,6 +48,53 @@ def make_folders(root: Path, names: Iterable[str]) -> None:
     """
     for name in list_folders(names):
         (root / name).mkdir(exist_ok=True)
+
+
+@dataclass(frozen=True)
+class ShardRange:
+    """Shards of one folder, written by successive Spark partitions, one each.
+
+    Attributes:
+        folder: Relative to the output directory, "" for the directory itself.
+        start: Spark partition of the first shard.
+        count: Number of shards.
+    """
+
+    folder: str
+    start: int
+    count: int
+
+    def stem(self, partition: int) -> str:
+        """Path of the shard of a Spark partition, without its ending."""
+        name = f"part-{partition - self.start:05d}-of-{self.count:05d}"
+        return str(PurePosixPath(self.folder, name))
+
+
+def find_stem(ranges: Sequence[ShardRange], partition: int) -> str:
+    """Path of the shard of a Spark partition, without its ending.
+
+    Raises:
+        InternalError: No range holds the partition.
+    """
+    for shards in ranges:
+        if shards.start <= partition < shards.start + shards.count:
+            return shards.stem(partition)
+    raise InternalError(
+        "a Spark partition has rows, but no shard is planned for it",
+        received=f"partition {partition}",
+        allowed=f"0 to {max((s.start + s.count for s in ranges), default=0) - 1}",
+        fix="none: this is an error of the program",
+    )
+
+
+def dump_ranges(ranges: Sequence[ShardRange]) -> str:
+    """Returns ranges of shards as JSON text."""
+    return json.dumps([[shards.folder, shards.start, shards.count] for shards in ranges])
+
+
+def parse_ranges(text: str) -> tuple[ShardRange, ...]:
+    """Parses what `dump_ranges` returned."""
+    return tuple(ShardRange(*item) for item in json.loads(text))
 
 
 def is_data_file(name: str) -> bool:

@@ -67,7 +67,7 @@ def test_killed_executors_and_speculation_never_duplicate_a_row(spark, cluster, 
     cluster.wait_ready().send(config=doomed.resolved())
     versions = tmp_path / "killed" / "small" / "versions"
     # Once while events are joined, once while records are written.
-    for moment in (".staging-*", ".staging-*/records"):
+    for moment in (".staging-*", ".staging-*/_temporary-*"):
         while not list(versions.glob(moment)):
             assert not select.select([cluster.process.stdout], [], [], 0.02)[0], cluster.receive()
         time.sleep(0.3)
@@ -104,7 +104,7 @@ def find_versions(config: BuildConfig) -> Path:
     return Path(config.output.root) / config.name / "versions"
 
 
-@pytest.mark.parametrize("moment", ["", "/encoders", "/records", "/train"])
+@pytest.mark.parametrize("moment", ["", "/encoders", "/_temporary-*", "/train"])
 def test_a_driver_that_is_killed_leaves_the_last_version_and_the_next_run_sweeps(
     spark, published, tmp_path, moment
 ):

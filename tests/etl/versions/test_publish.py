@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import typer
 
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
+from conf.manifest import ShardInfo, SplitInfo
 from conf.paths import DatasetPaths, read_manifest, resolve_version
+from etl.tfrecord.commit.committer import StagedCommitter
+from etl.tfrecord.commit.local_commit import JobPlan, TaskResult
+from etl.tfrecord.commit.output_manifest import COMMIT_FILE, OutputManifest, read_output_manifest
+from etl.tfrecord.options import WriteOptions
+from etl.tfrecord.spark.write_task import WriteTask
 from etl.versions.locks import hold_lock, sweep_leftovers
-from etl.versions.publish import make_current, new_version_id, roll_back, stage_version
+from etl.versions.publish import (
+    CLAIM_FILE,
+    make_current,
+    new_version_id,
+    publish_version,
+    read_current,
+    roll_back,
+    stage_version,
+)
 from etl.versions.retention import list_versions
 from jobs.cli import run_app
+from tests.datasets import build_manifest
 from tests.etl.built_versions import publish
 
 
@@ -177,3 +196,103 @@ def test_a_damaged_current_version_is_left_by_rolling_back(tmp_path):
     publish(paths, "v1")
     (publish(paths, "v2") / "manifest.json").write_text("{")
     assert roll_back(paths) == "v1"
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: nothing is cleaned up after it."""
+
+
+def kill_after(calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets that many changes of directories happen, and no more until the patch is undone."""
+    left = [calls]
+
+    def counted(original):
+        def call(*args, **kwargs):
+            if left[0] == 0:
+                raise Killed
+            left[0] -= 1
+            return original(*args, **kwargs)
+
+        return call
+
+    for name in ("replace", "rename", "unlink", "mkdir"):
+        monkeypatch.setattr(Path, name, counted(getattr(Path, name)))
+    monkeypatch.setattr(shutil, "rmtree", counted(shutil.rmtree))
+
+
+JOB = JobPlan("j", "overwrite", False, OutputManifest("Example", None, (), {}, (), ()))
+
+
+def write_shards(staging: Path) -> tuple[ShardInfo, ...]:
+    """Writes two shards as a build's tasks and their commit do."""
+    committer = StagedCommitter(str(staging))
+    committer.begin(JOB)
+    results = []
+    for partition in range(2):
+        with committer.hold_attempt("j", f"attempt-{partition}") as attempt:
+            options = WriteOptions(str(staging), deterministic_names=True)
+            task = WriteTask(attempt, f"train/part-{partition}", options)
+            batch = pa.record_batch({"u": [partition]})
+            results.append(
+                TaskResult(partition, f"attempt-{partition}", task.write_all(iter([batch])))
+            )
+    committer.publish(JOB, results)
+    written = read_output_manifest(staging)
+    (staging / COMMIT_FILE).unlink()
+    return tuple(ShardInfo(s.path, s.rows, s.bytes, s.crc32c) for s in written.shards)
+
+
+def build_version(paths: DatasetPaths, version_id: str) -> Path:
+    with stage_version(paths, version_id) as staging:
+        splits = (SplitInfo("train", write_shards(staging)),)
+        manifest = replace(build_manifest(version_id), parent=read_current(paths), splits=splits)
+        return publish_version(paths, staging, manifest)
+
+
+def test_killed_at_any_step_of_a_build_readers_keep_a_whole_version(tmp_path, monkeypatch):
+    currents, step = [], 0
+    while currents[-1:] != ["v2"]:
+        paths = DatasetPaths(tmp_path, f"d{step}")
+        build_version(paths, "v1")
+        with monkeypatch.context() as patch:
+            kill_after(step, patch)
+            with contextlib.suppress(Killed):
+                build_version(paths, "v2")
+        current = resolve_version(paths.base)
+        read_manifest(current)
+        currents.append(current.name)
+        (paths.base / CLAIM_FILE).unlink(missing_ok=True)  # its process lives on: this test
+        sweep_leftovers(paths)
+        for name in os.listdir(paths.versions):
+            manifest = read_manifest(paths.version(name))
+            listed = {shard.path for shard in manifest.splits[0].shards}
+            assert set(listing(paths.version(name))) == {*listed, "manifest.json"}
+        build_version(paths, "v3")
+        step += 1
+    assert step > 10
+
+
+def test_what_late_tasks_left_is_not_published(tmp_path):
+    paths = DatasetPaths(tmp_path, "d")
+    with stage_version(paths, "v1") as staging:
+        splits = (SplitInfo("train", write_shards(staging)),)
+        (staging / "_temporary-j.discarded" / "attempt-9").mkdir(parents=True)
+        (staging / "train" / ".part-0.parquet.0f.tmp").write_bytes(b"half")
+        version = publish_version(paths, staging, replace(build_manifest("v1"), splits=splits))
+    assert sorted(os.listdir(version)) == ["manifest.json", "train"]
+    assert sorted(os.listdir(version / "train")) == ["part-0.tfrecord", "part-1.tfrecord"]
+
+
+def test_a_task_that_still_writes_cannot_bring_a_swept_build_back(tmp_path):
+    paths = DatasetPaths(tmp_path, "d")
+    staging = paths.staging("v0")
+    committer = StagedCommitter(str(staging))
+    committer.begin(JOB)
+    with (  # noqa: PT012
+        pytest.raises(FileNotFoundError),
+        committer.hold_attempt("j", "late") as attempt,
+    ):
+        assert sweep_leftovers(paths) == [staging.name]
+        task = WriteTask(attempt, "train/part-0", WriteOptions(str(staging)))
+        task.write_all(iter([pa.record_batch({"u": [1]})]))
+    assert os.listdir(paths.versions) == []

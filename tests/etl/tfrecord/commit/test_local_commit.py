@@ -22,6 +22,7 @@ from etl.tfrecord.commit.local_commit import (
     discard_temporary,
     hold_attempt,
     publish,
+    publish_staged,
     read_baseline,
     sweep_stale,
     temporary_directory,
@@ -150,6 +151,29 @@ def test_a_late_attempt_neither_brings_the_job_back_nor_breaks_it(tmp_path: Path
     with pytest.raises(InternalError, match="not there"), hold_attempt(tmp_path, "a", "later"):
         pass
     assert {p.name for p in tmp_path.iterdir()} == MARKS | {"part-0-a-c000.tfrecord"}
+
+
+def test_a_late_attempt_adds_nothing_to_a_staged_directory(tmp_path: Path) -> None:
+    create_temporary(tmp_path, "a")
+    result = write_task(tmp_path, "a")
+    with (  # noqa: PT012
+        pytest.raises(FileNotFoundError),
+        hold_attempt(tmp_path, "a", "late") as attempt,
+    ):
+        publish_staged(tmp_path, plan("a"), [result])
+        WriteTask(attempt, "train/part-0", WriteOptions(str(tmp_path))).write_all(iter([BATCH]))
+    assert {p.name for p in tmp_path.iterdir()} == {"part-0-a-c000.tfrecord", "_sluice_commit.json"}
+
+
+def test_a_staged_directory_gets_no_shard_where_an_attempt_is_missing(tmp_path: Path) -> None:
+    create_temporary(tmp_path, "a")
+    results = [write_task(tmp_path, "a", p) for p in (0, 1)]
+    (temporary_directory(tmp_path, "a") / results[1].attempt / "part-1-a-c000.tfrecord").unlink()
+    with pytest.raises(InternalError, match="partition 1"):
+        publish_staged(tmp_path, plan("a"), results)
+    assert visible(tmp_path) == {
+        path for path in visible(tmp_path) if path.startswith("_temporary-a")
+    }
 
 
 def test_attempts_that_lost_are_not_published(tmp_path: Path) -> None:
