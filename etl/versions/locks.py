@@ -95,7 +95,10 @@ def remove_directory(entry: Path) -> None:
     if not entry.name.startswith(TRASH_PREFIX):
         trash = entry.with_name(f"{TRASH_PREFIX}{entry.name}")
         entry.rename(trash)
-    shutil.rmtree(trash)
+    while trash.exists():
+        # A process that the dead build started may be removing its own part at the same time.
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(trash)
 
 
 def _is_dead(staging: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
+from conf.locks import hold_file_lock
 from conf.manifest import Manifest
 from conf.paths import (
     DatasetPaths,
@@ -21,6 +23,7 @@ from conf.paths import (
     local_path,
     published_versions,
     read_manifest,
+    remove_unfinished,
     resolve_entry,
     resolve_version,
     write_text_atomic,
@@ -171,6 +174,58 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
         (unfinished / "not" / "there").write_text("half")
     assert target.read_text() == "one"
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_file_that_need_not_last_is_not_synchronised(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.fsync", lambda descriptor: 1 / 0)
+    with atomic_file(tmp_path / "cache", durable=False) as unfinished:
+        unfinished.write_text("new")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["cache"]
+
+
+def test_what_killed_writers_left_is_removed(tmp_path):
+    names = ["a.json", ".a.json.0f.tmp", ".b.json.0f.tmp"]
+    for name in names:
+        (tmp_path / name).touch()
+    remove_unfinished(tmp_path / "a.json")
+    assert {entry.name for entry in tmp_path.iterdir()} == {"a.json", ".b.json.0f.tmp"}
+
+
+HOLDER = """
+import os, sys, time
+from pathlib import Path
+from conf.locks import hold_file_lock
+with hold_file_lock(Path(sys.argv[1])):
+    if os.fork() == 0:
+        time.sleep(20)
+        os._exit(0)
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_lock_is_refused_while_held_and_free_after_a_kill_though_a_child_lives(tmp_path):
+    file, refusal = tmp_path / "lock", UpstreamNotReadyError("taken")
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(file)], stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(UpstreamNotReadyError, match="taken"), hold_file_lock(file, refusal):
+        pass
+    holder.kill()
+    holder.wait()
+    with hold_file_lock(file, refusal):
+        assert file.stat().st_size == 0
+
+
+def test_a_file_system_without_locks_is_an_error_not_a_file_that_stays(tmp_path, monkeypatch):
+    def fail(descriptor: int, flags: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", fail)
+    with pytest.raises(OSError, match="not implemented"), hold_file_lock(tmp_path / "lock"):
+        pass
 
 
 KIND = EntryKind("thing", "things", "done.json", "make one")

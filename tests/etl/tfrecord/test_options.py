@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, InternalError
+from etl.tfrecord.files.data_files import ShardRange, dump_ranges, find_stem
 from etl.tfrecord.files.locations import resolve_local_path
 from etl.tfrecord.options import parse_read_options, parse_write_options
 from etl.tfrecord.types.policies import (
@@ -99,6 +100,19 @@ def test_deterministic_names_need_overwrite() -> None:
     assert parse_write_options(options, overwrite=True).deterministic_names
     with pytest.raises(ConfigError, match="append"):
         parse_write_options(options, overwrite=False)
+
+
+def test_planned_shard_paths_are_for_a_build_and_hold_every_partition() -> None:
+    ranges = (ShardRange("train/d=1", 0, 2), ShardRange("test", 2, 1))
+    options = {"path": "/x", "deterministicNames": "true", "shardPaths": dump_ranges(ranges)}
+    with pytest.raises(ConfigError, match="being built"):
+        parse_write_options(options, overwrite=True)
+    parsed = parse_write_options({**options, "encoders": "/e"}, overwrite=True).shard_ranges
+    assert [find_stem(parsed, n) for n in range(3)] == [
+        "train/d=1/part-00000-of-00002", "train/d=1/part-00001-of-00002", "test/part-00000-of-00001"
+    ]  # fmt: skip
+    with pytest.raises(InternalError, match="partition 3"):
+        find_stem(parsed, 3)
 
 
 def test_flags_are_true_or_false() -> None:

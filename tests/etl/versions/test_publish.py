@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import subprocess
@@ -94,6 +95,15 @@ def test_lock_is_exclusive_and_dies_with_its_process(tmp_path):
         pass
 
 
+def test_a_file_system_without_locks_is_warned_of_and_built_on(tmp_path, monkeypatch, caplog):
+    def fail(descriptor: int, flags: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", fail)
+    with hold_lock(DatasetPaths(tmp_path, "d")):
+        assert "has no locks" in caplog.text
+
+
 def test_sweep_takes_leftovers_only(tmp_path):
     paths = DatasetPaths(tmp_path, "d")
     publish(paths, "v1")
@@ -101,6 +111,22 @@ def test_sweep_takes_leftovers_only(tmp_path):
     (dead / "train").mkdir(parents=True)
     assert sweep_leftovers(paths) == [dead.name]
     assert os.listdir(paths.versions) == ["v1"]
+
+
+def test_sweep_goes_on_where_a_process_of_the_dead_build_removes_too(tmp_path, monkeypatch):
+    paths = DatasetPaths(tmp_path, "d")
+    (paths.staging("v0") / "train").mkdir(parents=True)
+    whole, calls = shutil.rmtree, []
+
+    def race(path: Path) -> None:
+        calls.append(path)
+        if len(calls) == 1:
+            raise FileNotFoundError(2, "No such file or directory", "part-0")
+        whole(path)
+
+    monkeypatch.setattr(shutil, "rmtree", race)
+    sweep_leftovers(paths)
+    assert os.listdir(paths.versions) == []
 
 
 def test_version_ids_sort_by_time():
