@@ -50,7 +50,7 @@ SUBCOMMANDS = {
     "predict": ("jobs.predict", "Top-k lists for every user, as .json.gz."),
     "inspect": ("jobs.inspect_dataset", "Show what a dataset, a shard or a run holds."),
     "skew": ("jobs.skew", "Serving features against those that the build recomputes."),
-    "convert": ("jobs.convert", "TFRecord, Parquet, CSV, libsvm into each other, no Spark."),
+    "convert": ("jobs.convert", "TFRecord, Parquet and CSV into each other, no Spark."),
     "report": ("jobs.report", "Write the HTML report of a run."),
     "demo": ("jobs.demo", "The whole chain on generated sample logs."),
 }

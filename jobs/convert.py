@@ -1,4 +1,4 @@
-"""`sluice convert`: TFRecord, Parquet, CSV and libsvm into each other, without Spark."""
+"""`sluice convert`: TFRecord, Parquet and CSV into each other, without Spark."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from conf.errors import ConfigError, did_you_mean
-from etl.convert.convert import convert_files
-from etl.convert.formats import (
+from etl.convert import (
     FORMATS,
     ConvertOptions,
     Format,
-    LibsvmColumns,
     TextOptions,
+    convert_files,
     detect_format,
     list_inputs,
     parse_type,
@@ -59,10 +58,6 @@ def main(
         typer.Option(help="Text that is a null in CSV, such as NA; an empty field is one anyway."),
     ] = None,
     list_separator: Annotated[str, typer.Option(help="Between values of a CSV list.")] = "|",
-    label: Annotated[str, typer.Option(help="Column of libsvm's labels.")] = "label",
-    indices: Annotated[str, typer.Option(help="Column of its indices.")] = "indices",
-    values: Annotated[str, typer.Option(help="Column of its values.")] = "values",
-    qid: Annotated[str, typer.Option(help="Column of its query ids.")] = "qid",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output.")] = False,
 ) -> None:
     """Convert files of one format to a file of another, in bounded memory."""
@@ -79,9 +74,8 @@ def main(
             record_type=_choose("record type", record_type, {name: name for name in RECORD_TYPES}),
             compression=_choose_compression(output, compression),
         ),
-        lowering=parse_type_options(_parse_policies(option or ())),
+        policies=parse_type_options(_parse_policies(option or ())),
         text=TextOptions(_parse_separator(separator), list_separator, tuple(null or ())),
-        libsvm=LibsvmColumns(label, indices, values, qid),
         types=_parse_types(types),
     )
     target = _parse_format(target_format) or detect_format(output)

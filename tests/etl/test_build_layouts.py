@@ -13,8 +13,7 @@ from conf.errors import ConfigError
 from conf.etl.output import OutputConfig
 from conf.paths import read_manifest
 from etl.build import build_dataset
-from etl.convert.convert import convert_files
-from etl.convert.formats import ConvertOptions
+from etl.convert import ConvertOptions, convert_files
 from etl.records.kept_partitions import check_reusable
 from etl.tfrecord.files.framing import read_records
 from jobs.inspect_dataset import inspect

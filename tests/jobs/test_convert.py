@@ -82,10 +82,19 @@ def test_an_existing_output_is_replaced_only_on_demand(source, tmp_path, sluice)
 
 
 def test_bad_input_ends_in_3(tmp_path, sluice):
-    (tmp_path / "a.libsvm").write_text("x\n")
-    code, _, err = sluice(tmp_path / "a.libsvm", tmp_path / "b.tfrecord")
+    (tmp_path / "a.csv").write_text("id,n\n1,2\n3\n")
+    code, _, err = sluice(tmp_path / "a.csv", tmp_path / "b.tfrecord")
     assert code == 3
-    assert "line 1" in err
+    assert "a.csv does not read as CSV" in err
+    assert "Expected 2 columns, got 1" in err
+
+
+def test_libsvm_is_no_format_of_conversions(tmp_path, sluice):
+    (tmp_path / "a.libsvm").write_text("1 1:1\n")
+    for arguments in ([], ["--from", "libsvm"]):
+        code, _, err = sluice(tmp_path / "a.libsvm", tmp_path / "b.parquet", *arguments)
+        assert code == 2
+        assert "tfrecord, parquet, csv" in err
 
 
 def test_separator_and_nulls_can_be_named(tmp_path, sluice):
@@ -97,7 +106,7 @@ def test_separator_and_nulls_can_be_named(tmp_path, sluice):
 
 
 def test_a_damaged_archive_ends_in_3(tmp_path, sluice):
-    for name in ("a.csv.gz", "a.libsvm.gz"):
+    for name in ("a.csv.gz", "a.tsv.gz"):
         (tmp_path / name).write_bytes(b"no gzip")
         code, _, err = sluice(tmp_path / name, tmp_path / "b.parquet")
         assert code == 3

@@ -1,0 +1,478 @@
+"""TFRecord, Parquet and CSV files into each other on one machine, without Spark.
+
+Rows go from the files to the output in batches, so that memory does not grow with them. A list is
+one field of CSV, its values joined by a separator of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import csv
+
+from conf.errors import ConfigError, InputDataError, did_you_mean
+from conf.paths import atomic_file, find_manifest
+from conf.schema import PackedSlot
+from etl.tfrecord.files.writer import ShardOptions
+from etl.tfrecord.row_errors import refuse_unknown
+from etl.tfrecord.table import TableWriter, infer_table_schema, read_table_batches
+from etl.tfrecord.types.policies import TypeOptions
+from etl.tfrecord.types.value_rules import is_binary
+from etl.tfrecord.types.values import is_list
+
+Format = Literal["tfrecord", "parquet", "csv"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+
+_SUFFIXES: Mapping[str, Format] = {
+    ".tfrecord": "tfrecord",
+    ".tfrecords": "tfrecord",
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".tsv": "csv",
+}
+_COMPRESSED = (".gz", ".deflate", ".zlib")
+_VALUE_TYPES: Mapping[str, pa.DataType] = {
+    "int64": pa.int64(),
+    "float32": pa.float32(),
+    "float64": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+}
+_BATCH_ROWS = 10_000
+_CSV_BLOCK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """How CSV is read and written.
+
+    Attributes:
+        separator: Between columns; None for a tab in `.tsv` files and a comma in others.
+        list_separator: Between the values of a list column.
+        nulls: Unquoted fields that are nulls, for example `NA`; an empty one always is.
+    """
+
+    separator: str | None = None
+    list_separator: str = "|"
+    nulls: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Checks the separators.
+
+        Raises:
+            ConfigError: One that a file could not be read by.
+        """
+        separator = self.separator
+        if separator is not None and (len(separator.encode()) != 1 or separator in '"\r\n'):
+            raise ConfigError(
+                "no such separator", received=repr(separator), allowed="one ASCII character"
+            )
+        if not self.list_separator:
+            raise ConfigError("the list separator is empty", allowed="one or more characters")
+
+    def choose_separator(self, path: Path) -> str:
+        """The separator that was given, or the one that goes with the file's name."""
+        return self.separator or ("\t" if ".tsv" in path.name.lower() else ",")
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """How files are converted.
+
+    Attributes:
+        shard: Record type of TFRecord files, read or written; compression of written ones.
+        policies: How columns become features.
+        text: How CSV is read and written.
+        types: Type by column name, over what a CSV or TFRecord input is inferred to hold.
+    """
+
+    shard: ShardOptions = field(default_factory=ShardOptions)
+    policies: TypeOptions = field(default_factory=TypeOptions)
+    text: TextOptions = TextOptions()
+    types: Mapping[str, pa.DataType] = field(default_factory=dict)
+
+
+class Stream(NamedTuple):
+    """Rows to come: the schema of all batches, and the batches in the order of the files."""
+
+    schema: pa.Schema
+    batches: Iterator[pa.RecordBatch]
+
+
+def detect_format(path: Path) -> Format:
+    """Tells a file's format by the ending of its name, that of a compression left aside.
+
+    Raises:
+        ConfigError: The ending is none of those known.
+    """
+    name = path.name.lower()
+    for ending in _COMPRESSED:
+        name = name.removesuffix(ending)
+    suffix = Path(name).suffix
+    if suffix in _SUFFIXES:
+        return _SUFFIXES[suffix]
+    raise ConfigError(
+        f"cannot tell the format of {path} by its name",
+        received=suffix or "no ending",
+        allowed=", ".join(_SUFFIXES),
+        fix="name it: --from or --to with " + ", ".join(FORMATS),
+    )
+
+
+def list_inputs(path: Path, wanted: Format | None) -> list[Path]:
+    """Lists the files of an input in the order of their names.
+
+    Args:
+        path: A file, or a directory with files of one format; hidden ones are left out.
+        wanted: Format of the files; None to tell by their names.
+
+    Raises:
+        ConfigError: Nothing is there, or a directory holds several formats.
+    """
+    if path.is_file():
+        return [path]
+    parts = {p: p.relative_to(path).parts for p in path.rglob("*") if p.is_file()}
+    files = sorted(p for p in parts if not any(part[0] in "._" for part in parts[p]))
+    if not files:
+        raise ConfigError(
+            "there is nothing to convert",
+            received=path if path.is_dir() else f"{path} (does not exist)",
+            allowed="a file, or a directory with files",
+        )
+    found = set() if wanted else {detect_format(file) for file in files}
+    if len(found) > 1:
+        raise ConfigError(
+            f"{path} holds files of several formats",
+            received=", ".join(sorted(found)),
+            fix="give one file, or a directory of one format",
+        )
+    return files
+
+
+def parse_type(text: str) -> pa.DataType:
+    """Parses the name of a column type, such as `int64` or `list<string>`.
+
+    Raises:
+        ConfigError: No such type.
+    """
+    match = re.fullmatch(r"list<(\w+)>", text.strip())
+    name = match[1] if match else text.strip()
+    if name not in _VALUE_TYPES:
+        raise ConfigError(
+            "unknown column type",
+            received=text,
+            allowed=f"{', '.join(_VALUE_TYPES)}, list<…> of these",
+            fix=did_you_mean(name, _VALUE_TYPES),
+        )
+    return pa.list_(_VALUE_TYPES[name]) if match else _VALUE_TYPES[name]
+
+
+def convert_files(
+    files: Sequence[Path],
+    source: Format,
+    output: Path,
+    target: Format,
+    options: ConvertOptions,
+    on_rows: Callable[[int], None] = lambda _: None,
+) -> int:
+    """Converts files to one file, which appears whole or not at all.
+
+    Args:
+        files: Input files, of one format.
+        source: Their format.
+        output: File to create or replace; its directory must exist.
+        target: Its format.
+        options: How to read and write.
+        on_rows: Told of each batch's rows.
+
+    Returns:
+        Rows written.
+
+    Raises:
+        ConfigError: The columns do not fit the target, or the output is one of the inputs.
+        InputDataError: A file is malformed, or a value has no place in the target.
+    """
+    if any(output.exists() and file.samefile(output) for file in files):
+        raise ConfigError("the output is one of the inputs", received=output)
+    stream, rows = _open_stream(files, source, options), 0
+    with _open_sink(output, target, stream.schema, options) as write:
+        for batch in stream.batches:
+            write(batch)
+            rows += batch.num_rows
+            on_rows(batch.num_rows)
+    return rows
+
+
+def _open_stream(files: Sequence[Path], source: Format, options: ConvertOptions) -> Stream:
+    if source == "tfrecord":
+        return _open_tfrecord(files, options)
+    if options.types and source == "parquet":
+        raise ConfigError(
+            "types are given for columns that have their own",
+            received=f"--types {', '.join(options.types)}",
+            allowed="--types for CSV and TFRecord inputs",
+        )
+    open_file = _open_csv if source == "csv" else _open_parquet
+    first = open_file(files[0], options)
+
+    def read() -> Iterator[pa.RecordBatch]:
+        yield from first.batches
+        for path in files[1:]:
+            other = open_file(path, options)
+            _require_schema(path, other.schema, first.schema)
+            yield from other.batches
+
+    return Stream(first.schema, read())
+
+
+def _require_schema(path: Path, found: pa.Schema, wanted: pa.Schema) -> None:
+    if not found.equals(wanted):
+        raise InputDataError(
+            f"{path} has other columns than the files before it",
+            received=", ".join(f"{field.name} {field.type}" for field in found),
+            allowed=", ".join(f"{field.name} {field.type}" for field in wanted),
+            fix="convert it alone, or give the types with --types",
+        )
+
+
+@contextmanager
+def _reading(path: Path, kind: str) -> Iterator[None]:
+    """Makes Arrow's errors of a damaged or malformed file name the file."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise InputDataError(
+            f"{path} is not UTF-8",
+            received=repr(error.object),
+            fix="convert the file to UTF-8, as in iconv -f latin1 -t utf-8",
+        ) from error
+    except (pa.ArrowInvalid, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the system's: no such file, no permission
+        raise InputDataError(
+            f"{path} does not read as {kind}",
+            received=str(error),
+            fix="correct or copy the file again, or give a column's type: --types price=string",
+        ) from error
+
+
+def _open_tfrecord(files: Sequence[Path], options: ConvertOptions) -> Stream:
+    record_type, slots = options.shard.record_type, _find_slots(files)
+    schema = None
+    if options.types:
+        found = infer_table_schema(files, record_type, slots)
+        _require_columns(options.types, found.names, files[0])
+        schema = pa.schema([(f.name, options.types.get(f.name, f.type)) for f in found])
+    return Stream(*read_table_batches(files, schema=schema, record_type=record_type, slots=slots))
+
+
+def _require_columns(types: Mapping[str, pa.DataType], names: Sequence[str], path: Path) -> None:
+    missing = [name for name in types if name not in names]
+    refuse_unknown(f"--types names columns that {path} does not have", missing, names)
+
+
+def _find_slots(files: Sequence[Path]) -> tuple[PackedSlot, ...]:
+    """Slots of the dataset version that the files are shards of; none for any other file."""
+    manifests = {file.parent: find_manifest(file) for file in files}
+    slots = {() if manifest is None else manifest.slots for manifest in manifests.values()}
+    if len(slots) > 1:
+        raise ConfigError(
+            "files of different layouts cannot be converted together",
+            received=", ".join(str(folder) for folder in manifests),
+            allowed="shards of one dataset of layout packed, or files of layout columns",
+            fix="convert the files of each dataset alone",
+        )
+    return slots.pop()
+
+
+def _open_parquet(path: Path, options: ConvertOptions) -> Stream:
+    with _reading(path, "Parquet"):
+        file = pq.ParquetFile(path)
+
+    def read() -> Iterator[pa.RecordBatch]:
+        with file, _reading(path, "Parquet"):
+            yield from file.iter_batches(batch_size=_BATCH_ROWS)
+
+    return Stream(file.schema_arrow.remove_metadata(), read())
+
+
+def _open_csv(path: Path, options: ConvertOptions) -> Stream:
+    """Opens a file with a header; types not given are inferred from its first block."""
+    types = options.types
+    with _reading(path, "CSV"):
+        reader = _start_csv(path, options, skip_empty_lines=True)
+        names = reader.schema.names
+        if len(names) == 1:  # where an empty line is a row, of a null
+            reader = _start_csv(path, options, skip_empty_lines=False)
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise InputDataError(
+            f"{path} has several columns of one name",
+            received=", ".join(map(repr, twice)),
+            fix="give them names of their own in the file's first line",
+        )
+    _require_columns(types, names, path)
+    plain = [(f.name, pa.string() if pa.types.is_null(f.type) else f.type) for f in reader.schema]
+    schema = pa.schema([(name, types.get(name, inferred)) for name, inferred in plain])
+
+    def read() -> Iterator[pa.RecordBatch]:
+        with _reading(path, "CSV"):
+            for batch in reader:
+                columns = [
+                    _split_lists(column, target, options.text.list_separator)
+                    for column, target in zip(batch.columns, schema, strict=True)
+                ]
+                yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    return Stream(schema, read())
+
+
+def _start_csv(
+    path: Path, options: ConvertOptions, *, skip_empty_lines: bool
+) -> csv.CSVStreamingReader:
+    _require_text_compression(path)
+    types = {n: pa.string() if is_list(t) else t for n, t in options.types.items()}
+    return csv.open_csv(
+        path,
+        read_options=csv.ReadOptions(use_threads=False, block_size=_CSV_BLOCK_BYTES),
+        parse_options=csv.ParseOptions(
+            delimiter=options.text.choose_separator(path),
+            newlines_in_values=True,
+            ignore_empty_lines=skip_empty_lines,
+        ),
+        convert_options=csv.ConvertOptions(
+            column_types=types,
+            null_values=["", *options.text.nulls],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        ),
+    )
+
+
+def _require_text_compression(path: Path) -> None:
+    if path.suffix.lower() in (".deflate", ".zlib"):
+        raise ConfigError(
+            "text files are not compressed that way",
+            received=path.name,
+            allowed="no compression, or .gz",
+        )
+
+
+def _split_lists(column: pa.Array, target: pa.Field, list_separator: str) -> pa.Array:
+    if not is_list(target.type):
+        return column.cast(target.type)
+    parts = pc.split_pattern(column, list_separator)
+    # An empty field is an empty list, not a list of one empty string.
+    empty = pc.equal(pc.binary_length(column), 0)
+    try:
+        return pc.if_else(empty, pa.scalar([], parts.type), parts).cast(target.type)
+    except pa.ArrowInvalid as error:
+        raise pa.ArrowInvalid(f"column {target.name!r}: {error}") from error
+
+
+@contextmanager
+def _open_sink(
+    path: Path, target: Format, schema: pa.Schema, options: ConvertOptions
+) -> Iterator[Callable[[pa.RecordBatch], None]]:
+    """Gives what appends a batch to a file, which appears when the block ends well.
+
+    Raises:
+        ConfigError: Columns that the format has no place for, all of them named.
+    """
+    if target == "tfrecord":
+        with TableWriter(path, schema, options.shard, options.policies) as records:
+            yield records.write
+        return
+    if target == "csv":
+        _require_text_compression(path)
+        _require_text_columns(schema)
+    with atomic_file(path) as unfinished:
+        if target == "parquet":
+            with pq.ParquetWriter(unfinished, schema) as table:
+                yield table.write_batch
+            return
+        join = partial(_join_lists, list_separator=options.text.list_separator)
+        flat = join(pa.RecordBatch.from_pylist([], schema)).schema
+        settings = csv.WriteOptions(
+            delimiter=options.text.choose_separator(path), quoting_style="needed"
+        )
+        compression = "gzip" if path.suffix.lower() == ".gz" else None
+        with (
+            pa.output_stream(unfinished, compression=compression) as file,
+            csv.CSVWriter(file, flat, write_options=settings) as lines,
+        ):
+            yield lambda batch: lines.write_batch(join(batch))
+
+
+def _require_text_columns(schema: pa.Schema) -> None:
+    bad = [field for field in schema if not _has_text(field.type)]
+    if bad:
+        raise ConfigError(
+            f"{len(bad)} column(s) cannot be written as CSV",
+            received=", ".join(f"{field.name} ({field.type})" for field in bad),
+            allowed="numbers, booleans, dates, timestamps, text, and lists of these",
+            fix="leave them out of the input, or convert to Parquet",
+        )
+
+
+def _has_text(data_type: pa.DataType) -> bool:
+    value_type = data_type.value_type if is_list(data_type) else data_type
+    if pa.types.is_nested(value_type):
+        return False
+    try:
+        pa.array([], value_type).cast(pa.string())
+    except pa.ArrowNotImplementedError:
+        return False
+    return True
+
+
+def _join_lists(batch: pa.RecordBatch, list_separator: str) -> pa.RecordBatch:
+    """Turns the list columns of a batch into text.
+
+    Raises:
+        InputDataError: A list that would not be read back as it was, or bytes that are not UTF-8.
+    """
+    columns = []
+    for column, target in zip(batch.columns, batch.schema, strict=True):
+        try:
+            if is_list(target.type):
+                text = _join(column.cast(pa.list_(pa.string())), target.name, list_separator)
+            else:
+                text = column.cast(pa.string()) if is_binary(target.type) else column
+        except pa.ArrowInvalid as error:
+            raise InputDataError(
+                f"column {target.name!r} cannot be written as CSV",
+                received=str(error),
+                allowed="numbers, UTF-8 text, and lists of these",
+            ) from error
+        columns.append(text)
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _join(lists: pa.Array, name: str, list_separator: str) -> pa.Array:
+    values = lists.flatten()
+    if pc.any(pc.match_substring(values, list_separator)).as_py():
+        raise InputDataError(
+            f"a value of column {name!r} holds the list separator",
+            received=repr(list_separator),
+            fix="choose another with --list-separator",
+        )
+    joined = pc.binary_join(lists, list_separator)
+    is_blank = pc.and_(pc.equal(joined, ""), pc.greater(pc.list_value_length(lists), 0))
+    if values.null_count or pc.any(is_blank).as_py():
+        what = "a null inside a list" if values.null_count else "a list of one empty text"
+        raise InputDataError(
+            f"column {name!r} holds {what}, which CSV cannot express",
+            fix="take it out of the lists, or convert to Parquet",
+        )
+    return joined

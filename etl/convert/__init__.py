@@ -1,1 +1,0 @@
-"""Files of one format to another on one machine, without Spark, in bounded memory."""

@@ -1,0 +1,329 @@
+"""Conversions: every format to every other, and what each refuses."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from conf.errors import ConfigError, InputDataError
+from etl.convert import (
+    ConvertOptions,
+    TextOptions,
+    convert_files,
+    detect_format,
+    list_inputs,
+    parse_type,
+)
+from etl.tfrecord.table import read_table, write_table
+
+
+def convert(files, output, **options):
+    """Converts by the names; returns the rows."""
+    source, target = detect_format(files[0]), detect_format(output)
+    return convert_files(files, source, output, target, ConvertOptions(**options))
+
+
+def read(path, types=None, **options):
+    """The rows of a CSV, as they come out of a conversion to Parquet."""
+    output = path.with_name("read.parquet")
+    convert([path], output, types=types or {}, text=TextOptions(**options))
+    return pq.read_table(output)
+
+
+def write(table, folder):
+    """The text of a table as CSV."""
+    if isinstance(table, pa.RecordBatch):
+        table = pa.Table.from_batches([table])
+    pq.write_table(table, folder / "write.parquet")
+    convert([folder / "write.parquet"], folder / "write.csv")
+    return (folder / "write.csv").read_text()
+
+
+@pytest.mark.parametrize("name", ["a.csv.zlib", "a.tsv.deflate"])
+def test_text_is_not_compressed_by_zlib(tmp_path, name):
+    (tmp_path / name).write_bytes(b"")
+    write_table(pa.table({"a": [1]}), tmp_path / "a.tfrecord")
+    with pytest.raises(ConfigError, match=name):
+        convert([tmp_path / "a.tfrecord"], tmp_path / name)
+    with pytest.raises(ConfigError, match=name):
+        convert([tmp_path / name], tmp_path / "b.tfrecord")
+
+
+@pytest.mark.parametrize(
+    "data", [b"no gzip", gzip.compress(b"a,b\n" * 9)[:-9]], ids=["no gzip", "cut short"]
+)
+def test_damage_names_the_file(tmp_path, data):
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(data)
+    with pytest.raises(InputDataError, match=r"a\.csv\.gz does not read as CSV"):
+        read(path)
+
+
+def test_errors_of_the_system_stay_what_they_are(tmp_path):
+    for name in ("a.csv", "a.parquet"):
+        with pytest.raises(FileNotFoundError):
+            convert([tmp_path / name], tmp_path / "b.tfrecord")
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("a.tfrecord", "tfrecord"),
+        ("part-0.tfrecord.gz", "tfrecord"),
+        ("a.tfrecords.deflate", "tfrecord"),
+        ("A.PARQUET", "parquet"),
+        ("a.tsv.gz", "csv"),
+    ],
+)
+def test_the_name_tells_the_format(name, wanted):
+    assert detect_format(Path(name)) == wanted
+
+
+@pytest.mark.parametrize("name", ["a", "a.txt", "a.gz", "tfrecord"])
+def test_a_name_that_tells_nothing_is_refused(name):
+    with pytest.raises(ConfigError, match="--from"):
+        detect_format(Path(name))
+
+
+def test_hidden_files_are_left_out_and_order_is_by_name(tmp_path):
+    for name in ("b.csv", "a.csv", "_SUCCESS", ".x.crc", "_index/a.csv", "d=1/c.csv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert [p.name for p in list_inputs(tmp_path, None)] == ["a.csv", "b.csv", "c.csv"]
+
+
+def test_mixed_and_missing_inputs_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="nothing to convert"):
+        list_inputs(tmp_path / "none", None)
+    (tmp_path / "a.csv").touch()
+    (tmp_path / "a.parquet").touch()
+    with pytest.raises(ConfigError, match="several formats"):
+        list_inputs(tmp_path, None)
+
+
+def test_types_by_name():
+    assert parse_type("list<float32>") == pa.list_(pa.float32())
+    assert parse_type(" int64 ") == pa.int64()
+    with pytest.raises(ConfigError, match="int32"):
+        parse_type("int32")
+
+
+def test_types_are_inferred_and_lists_given(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text('id,price,name,tags\n1,0.5,"a, b",x|y\n2,,c,\n3,1,"",""\n')
+    table = read(path, types={"tags": pa.list_(pa.string())})
+    assert table.schema.types == [pa.int64(), pa.float64(), pa.string(), pa.list_(pa.string())]
+    assert table.to_pylist() == [
+        {"id": 1, "price": 0.5, "name": "a, b", "tags": ["x", "y"]},
+        {"id": 2, "price": None, "name": "c", "tags": None},
+        {"id": 3, "price": 1.0, "name": "", "tags": []},
+    ]
+
+
+def test_a_tab_goes_with_tsv():
+    assert TextOptions().choose_separator(Path("a.tsv.gz")) == "\t"
+    assert TextOptions().choose_separator(Path("a.csv")) == ","
+    assert TextOptions(";").choose_separator(Path("a.csv")) == ";"
+
+
+def test_a_value_of_another_type_names_the_row_and_the_way_out(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("id\n1\nx\n")
+    with pytest.raises(InputDataError, match="'x'") as caught:
+        read(path, types={"id": pa.int64()})
+    assert "--types" in str(caught.value)
+    with pytest.raises(InputDataError, match="'x'"):
+        read(path, types={"id": pa.list_(pa.int64())})
+
+
+def test_a_type_for_a_column_that_is_not_there(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("id\n1\n")
+    with pytest.raises(ConfigError, match="idd"):
+        read(path, types={"idd": pa.int64()})
+
+
+def test_an_empty_file_is_refused(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("")
+    with pytest.raises(InputDataError, match="CSV"):
+        read(path)
+
+
+def test_lists_become_text(tmp_path):
+    batch = pa.record_batch({"n": [[1, 2], []], "s": [["a"], None], "b": [b"x", b"y"]})
+    assert write(batch, tmp_path) == '"n","s","b"\n"1|2","a","x"\n"",,"y"\n'
+
+
+def test_a_value_that_holds_the_separator_is_refused(tmp_path):
+    with pytest.raises(InputDataError, match="list separator"):
+        write(pa.record_batch({"s": [["a|b"]]}), tmp_path)
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path):
+    with pytest.raises(InputDataError, match="'b'"):
+        write(pa.record_batch({"b": [b"\xff"]}), tmp_path)
+
+
+def test_an_empty_line_is_the_null_of_an_only_column(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("flag\ntrue\n\nfalse\n")
+    assert read(path).column("flag").to_pylist() == [True, None, False]
+    path.write_text("flag,x\ntrue,1\n\nfalse,2\n")
+    assert read(path).column("flag").to_pylist() == [True, False]
+
+
+def test_words_are_no_nulls_unless_they_are_named(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text('country,x\nNA,nan\nNO,1.5\n,"NA"\n')
+    assert read(path).column("country").to_pylist() == ["NA", "NO", None]
+    path.write_text("country,x\nNA,nan\nNO,1.5\n,\n")
+    x = read(path).column("x").to_pylist()
+    assert (x[0] != x[0], x[1:]) == (True, [1.5, None])
+    assert read(path, nulls=("NA", "nan")).to_pylist()[0] == {"country": None, "x": None}
+
+
+def test_a_header_that_is_not_utf8_or_names_a_column_twice_is_refused(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes("né,b\n1,2\n".encode("latin1"))
+    with pytest.raises(InputDataError, match="UTF-8"):
+        read(path)
+    path.write_text("a,b,a\n1,2,3\n")
+    with pytest.raises(InputDataError, match="'a'"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("lists", "what"),
+    [([["a", None]], "a null"), ([[1, None]], "a null"), ([["a"], [""]], "empty")],
+)
+def test_lists_that_would_come_back_as_others_are_refused(tmp_path, lists, what):
+    with pytest.raises(InputDataError, match=f"'l' holds .*{what}"):
+        write(pa.record_batch({"l": lists}), tmp_path)
+
+
+def test_lists_of_any_layout_become_text(tmp_path):
+    large = pa.array([["a"]], pa.large_list(pa.large_string()))
+    batch = pa.record_batch({"a": large, "b": pa.array([[1, 2]], pa.list_(pa.int64(), 2))})
+    assert write(batch, tmp_path) == '"a","b"\n"a","1|2"\n'
+
+
+def test_columns_without_a_text_form_are_all_named(tmp_path):
+    types = {"s": pa.struct({"x": pa.int64()}), "m": pa.map_(pa.string(), pa.int64())}
+    nested = pa.list_(pa.list_(pa.int64()))
+    schema = pa.schema({**types, "n": nested, "ok": pa.int64()})
+    with pytest.raises(ConfigError, match=r"(?s)3 column.*s \(struct.*m \(map.*n \(list"):
+        write(schema.empty_table(), tmp_path)
+    assert not (tmp_path / "write.csv").exists()
+
+
+TABLE = pa.table(
+    {
+        "id": [1, -(2**63), 2**63 - 1],
+        "score": pa.array([0.5, None, float("inf")], pa.float32()),
+        "name": ["a", "", "ü, \n|"],
+        "tags": [["x", ""], [], ["y"]],
+    }
+)
+
+
+@pytest.fixture
+def parquet(tmp_path):
+    path = tmp_path / "in.parquet"
+    pq.write_table(TABLE, path, row_group_size=2)
+    return path
+
+
+def test_parquet_to_tfrecord_and_back(parquet, tmp_path):
+    middle, output = tmp_path / "a.tfrecord", tmp_path / "b.parquet"
+    seen = []
+    rows = convert_files([parquet], "parquet", middle, "tfrecord", ConvertOptions(), seen.append)
+    assert rows == sum(seen) == 3
+    assert convert_files([middle], "tfrecord", output, "parquet", ConvertOptions()) == 3
+    assert pq.read_table(output).equals(TABLE)
+
+
+def test_csv_with_lists_there_and_back(parquet, tmp_path):
+    middle, output = tmp_path / "a.csv", tmp_path / "b.tfrecord"
+    text = TextOptions(list_separator=";")
+    types = {"score": pa.float32(), "tags": pa.list_(pa.string())}
+    convert_files([parquet], "parquet", middle, "csv", ConvertOptions(text=text))
+    convert_files([middle], "csv", output, "tfrecord", ConvertOptions(text=text, types=types))
+    assert read_table(output, schema=TABLE.schema).equals(TABLE)
+
+
+def test_several_files_become_one(tmp_path):
+    for name, line in (("a", "1"), ("b", "2")):
+        (tmp_path / f"{name}.csv").write_text(f"id\n{line}\n")
+    files = [tmp_path / "a.csv", tmp_path / "b.csv"]
+    convert_files(files, "csv", tmp_path / "out.tfrecord", "tfrecord", ConvertOptions())
+    assert read_table(tmp_path / "out.tfrecord").column("id").to_pylist() == [1, 2]
+
+
+def test_files_with_other_columns_are_refused_and_nothing_is_left(tmp_path):
+    (tmp_path / "a.csv").write_text("id\n1\n")
+    (tmp_path / "b.csv").write_text("uid\n1\n")
+    before = set(tmp_path.iterdir())
+    with pytest.raises(InputDataError, match="other columns"):
+        convert_files([tmp_path / "a.csv", tmp_path / "b.csv"], "csv", tmp_path / "o.tfrecord",
+                      "tfrecord", ConvertOptions())  # fmt: skip
+    assert set(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("target", ["tfrecord", "parquet", "csv", "csv.gz"])
+def test_a_failure_in_the_middle_leaves_what_was_there(tmp_path, target):
+    sources = [tmp_path / "a.csv", tmp_path / "b.csv"]
+    for source, value in zip(sources, ("1", "x"), strict=True):
+        source.write_text(f"n\n{value}\n")
+    output = tmp_path / f"o.{target}"
+    output.write_text("precious")
+    with pytest.raises(InputDataError, match=r"b\.csv"):
+        convert(sources, output, types={"n": pa.int64()})
+    assert output.read_text() == "precious"
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_the_output_may_not_be_an_input(parquet):
+    with pytest.raises(ConfigError, match="one of the inputs"):
+        convert_files([parquet], "parquet", parquet, "parquet", ConvertOptions())
+
+
+def test_a_damaged_parquet_file_is_named(tmp_path):
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"PAR1 nonsense")
+    with pytest.raises(InputDataError, match=r"a\.parquet"):
+        convert_files([path], "parquet", tmp_path / "o.tfrecord", "tfrecord", ConvertOptions())
+
+
+def test_bytes_that_are_no_text_come_out_of_tfrecords_by_their_type(tmp_path):
+    table = pa.table({"b": [b"\xff\x00", b"a"], "n": [1, 2]})
+    source, output = tmp_path / "a.tfrecord", tmp_path / "a.parquet"
+    write_table(table, source)
+    with pytest.raises(InputDataError, match="'b'"):
+        convert_files([source], "tfrecord", output, "parquet", ConvertOptions())
+    options = ConvertOptions(types={"b": pa.binary()})
+    convert_files([source], "tfrecord", output, "parquet", options)
+    assert pq.read_table(output).equals(table)
+    with pytest.raises(ConfigError, match=r"(?s)does not have.*received: z"):
+        convert_files(
+            [source], "tfrecord", output, "parquet", ConvertOptions(types={"z": pa.binary()})
+        )
+
+
+def test_types_are_not_passed_over_where_files_have_their_own(parquet, tmp_path):
+    options = ConvertOptions(types={"id": pa.string()})
+    with pytest.raises(ConfigError, match="--types"):
+        convert_files([parquet], "parquet", tmp_path / "a.csv", "csv", options)
+
+
+def test_text_is_compressed_where_the_name_says_so(parquet, tmp_path):
+    output, back = tmp_path / "a.csv.gz", tmp_path / "b.parquet"
+    convert_files([parquet], "parquet", output, "csv", ConvertOptions())
+    assert output.read_bytes()[:2] == b"\x1f\x8b"
+    options = ConvertOptions(types={"score": pa.float32(), "tags": pa.list_(pa.string())})
+    convert_files([output], "csv", back, "parquet", options)
+    assert pq.read_table(back).equals(TABLE)
