@@ -6,7 +6,6 @@ A line is a session: its clicks, oldest first, a tab, and the click that came ne
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,17 +13,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.errors import ConfigError
-from etl.sample_data.archive import stage_directory
-from etl.sample_data.config import MAX_DIRT_RATE, DirtRates, SampleConfig
-from etl.sample_data.movielens import CARD_NAME, SampleChunk, draw_chunk, plan_chunks, world_of
+from etl.sample_data.archive import replace_directory
+from etl.sample_data.config import MAX_DIRT_RATE, DirtRates, SampleConfig, require_range
+from etl.sample_data.movielens import (
+    CARD_NAME,
+    SampleChunk,
+    build_world,
+    draw_chunk,
+    plan_chunks,
+    write_card,
+)
 from etl.sample_data.movies import Catalogue
 from etl.sample_data.ratings import RatingEvents
 
 CLICKS_NAME = "clicks.tsv"
-CLICKS_PER_SESSION = 8
-MIN_SESSIONS = 50
-MAX_SESSIONS = 10_000_000
+_CLICKS_PER_SESSION = 8
 _COLUMN_SHARE = 0.75  # clicks inside of a column; the others are `<video id>` alone
 _OTHER_COLUMN_SHARE = 0.2  # of these, in another column than the one of the video's genre
 _COLUMN_STREAM, _MALFORMED_STREAM = 21, 22
@@ -51,32 +54,15 @@ class ClickSampleConfig:
     dirty: float = 0.001
 
     def __post_init__(self) -> None:
-        if not MIN_SESSIONS <= self.sessions <= MAX_SESSIONS:
-            raise ConfigError(
-                "sessions is out of range",
-                received=self.sessions,
-                allowed=f"{MIN_SESSIONS} to {MAX_SESSIONS}",
-                fix="pass --sessions within these bounds",
-            )
-        if not 0.0 <= self.dirty <= MAX_DIRT_RATE:
-            raise ConfigError(
-                "the dirty rate is out of range",
-                received=self.dirty,
-                allowed=f"0 to {MAX_DIRT_RATE}",
-                fix="pass a smaller --dirty-rate",
-            )
+        require_range("sessions", self.sessions, 50, 10_000_000)
+        require_range("dirty_rate", self.dirty, 0, MAX_DIRT_RATE)
         self.events  # noqa: B018 (checks videos and seed)
 
     @property
     def events(self) -> SampleConfig:
         """The events that sessions are made of: a user is a session."""
-        return SampleConfig(
-            ratings=self.sessions * CLICKS_PER_SESSION,
-            users=self.sessions,
-            movies=self.videos,
-            seed=self.seed,
-            dirt=DirtRates(0.0, 0.0, 0.0),
-        )
+        ratings, dirt = self.sessions * _CLICKS_PER_SESSION, DirtRates(0.0, 0.0, 0.0)
+        return SampleConfig(ratings, self.sessions, self.videos, self.seed, dirt)
 
 
 def write_clicks(
@@ -97,7 +83,7 @@ def write_clicks(
         InternalError: The file system refused.
     """
     malformed = dict.fromkeys(_MALFORMED, 0)
-    with stage_directory(out_dir, CARD_NAME, overwrite=overwrite) as staging:
+    with replace_directory(out_dir, CARD_NAME, overwrite=overwrite) as staging:
         with (staging / CLICKS_NAME).open("w", encoding="ascii") as out:
             for chunk in plan_chunks(config.events):
                 lines = _format_sessions(config.events, chunk)
@@ -115,28 +101,23 @@ def write_clicks(
             "lines": {CLICKS_NAME: config.sessions + sum(malformed.values())},
             "sessions": {"valid": config.sessions, "malformed": malformed},
         }
-        (staging / CARD_NAME).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+        write_card(staging, card)
     return card
 
 
 def _format_sessions(config: SampleConfig, chunk: SampleChunk) -> list[str]:
     """The lines of a chunk, without line feeds: a session each, in the order of its users."""
     events = draw_chunk(config, chunk)[1]
-    order = np.lexsort((events.event_ts, events.user_ids))
-    clicks = _format_clicks(events, world_of(config), config.rng(_COLUMN_STREAM, chunk.index))
-    clicks = clicks.take(pa.array(order))
-    ends = np.flatnonzero(np.append(np.diff(events.user_ids) != 0, True)) + 1
-    starts = np.concatenate(([0], ends[:-1]))
+    clicks = _format_clicks(events, build_world(config), config.rng(_COLUMN_STREAM, chunk.index))
+    clicks = clicks.take(pa.array(np.lexsort((events.event_ts, events.user_ids))))
     # A session's clicks but the last are what came before; a click of each begins the next.
-    is_last = np.zeros(len(order), np.bool_)
-    is_last[ends - 1] = True
-    sizes = ends - starts - 1
-    offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int32)
-    before = pa.ListArray.from_arrays(pa.array(offsets), clicks.filter(pa.array(~is_last)))
-    lines = pc.binary_join_element_wise(
-        pc.binary_join(before, " "), clicks.filter(pa.array(is_last)), "\t"
+    is_last = np.append(np.diff(events.user_ids) != 0, True)
+    ends = np.flatnonzero(is_last) - np.arange(is_last.sum())
+    before = pa.ListArray.from_arrays(
+        pa.array(np.append(0, ends).astype(np.int32)), clicks.filter(pa.array(~is_last))
     )
-    return lines.to_pylist()
+    last = clicks.filter(pa.array(is_last))
+    return pc.binary_join_element_wise(pc.binary_join(before, " "), last, "\t").to_pylist()
 
 
 def _format_clicks(
@@ -155,15 +136,12 @@ def _format_clicks(
 
 def _mix_in_malformed(lines: list[str], config: ClickSampleConfig, chunk: SampleChunk) -> list[str]:
     """Puts sessions with a malformed first entry between the others; returns their reasons."""
-    total = round(config.dirty * config.sessions)
-    first = total * chunk.users.start // config.sessions
-    last = total * chunk.users.stop // config.sessions
+    total, kinds = round(config.dirty * config.sessions), list(_MALFORMED)
+    first, last = (total * n // config.sessions for n in (chunk.users.start, chunk.users.stop))
     rng = config.events.rng(_MALFORMED_STREAM, chunk.index)
-    kinds = list(_MALFORMED)
     reasons = [kinds[number % len(kinds)] for number in range(first, last)]
     for reason in reasons:
         place = int(rng.integers(len(lines)))
         video, column = (int(n) for n in rng.integers(1, 1000, 2))
-        entry = _MALFORMED[reason].format(video, column)
-        lines.insert(place, f"{entry} {lines[place]}")
+        lines.insert(place, f"{_MALFORMED[reason].format(video, column)} {lines[place]}")
     return reasons

@@ -10,10 +10,24 @@ import numpy as np
 
 from conf.errors import ConfigError
 
-MAX_RATINGS = 1_000_000_000
 MAX_DIRT_RATE = 0.5
 MIN_MOVIES = 20
 MIN_RATINGS_PER_USER = 3  # leave-one-out needs a test, a validation and a train event
+
+
+def require_range(name: str, value: float, low: float, high: float) -> None:
+    """Refuses a number outside of its bounds.
+
+    Raises:
+        ConfigError: Names the option of the command line.
+    """
+    if not low <= value <= high:
+        raise ConfigError(
+            f"{name} is out of range",
+            received=value,
+            allowed=f"{low} to {high}",
+            fix=f"pass --{name.replace('_', '-')} within these bounds",
+        )
 
 
 class SampleSize(NamedTuple):
@@ -26,15 +40,12 @@ class SampleSize(NamedTuple):
 
 @dataclass(frozen=True)
 class DirtRates:
-    """Extra lines mixed into the ratings, each as a share of the valid ratings.
+    """Extra lines mixed into the ratings, each as a share of the valid ratings, 0 to 0.5.
 
     Args:
         dirty: Malformed lines (field count, non-numeric id, rating outside 1-5, empty line).
         duplicate: Exact copies of valid lines.
         unknown: Well-formed lines whose user or movie is in neither dictionary.
-
-    Raises:
-        ConfigError: A rate is not within [0, 0.5].
     """
 
     dirty: float = 0.001
@@ -42,15 +53,8 @@ class DirtRates:
     unknown: float = 0.002
 
     def __post_init__(self) -> None:
-        for name in ("dirty", "duplicate", "unknown"):
-            rate = getattr(self, name)
-            if not 0.0 <= rate <= MAX_DIRT_RATE:
-                raise ConfigError(
-                    f"the {name} rate is out of range",
-                    received=rate,
-                    allowed=f"0 to {MAX_DIRT_RATE}",
-                    fix=f"pass a smaller --{name}-rate",
-                )
+        for name, rate in vars(self).items():
+            require_range(f"{name}_rate", rate, 0, MAX_DIRT_RATE)
 
 
 @dataclass(frozen=True)
@@ -77,14 +81,22 @@ class SampleConfig:
     rows_per_chunk: int = 250_000
 
     def __post_init__(self) -> None:
-        _require_range("ratings", self.ratings, 100, MAX_RATINGS)
-        _require_range("seed", self.seed, 0, 2**63 - 1)
-        _require_range("rows_per_chunk", self.rows_per_chunk, 1_000, 10_000_000)
+        require_range("ratings", self.ratings, 100, 1_000_000_000)
+        require_range("seed", self.seed, 0, 2**63 - 1)
+        require_range("rows_per_chunk", self.rows_per_chunk, 1_000, 10_000_000)
         if self.users is not None:
-            _require_range("users", self.users, 2, 100_000_000)
+            require_range("users", self.users, 2, 100_000_000)
         if self.movies is not None:
-            _require_range("movies", self.movies, MIN_MOVIES, 1_000_000)
-        _require_capacity(self.size)
+            require_range("movies", self.movies, MIN_MOVIES, 1_000_000)
+        low, high = (self.size.users * n for n in (MIN_RATINGS_PER_USER, self.most_per_user))
+        if not low <= self.ratings <= high:
+            raise ConfigError(
+                f"{self.size.users} users and {self.size.movies} movies cannot hold that many "
+                "ratings",
+                received=f"{self.ratings} ratings",
+                allowed=f"{low} to {high} ({MIN_RATINGS_PER_USER} to half the movies per user)",
+                fix="change --users or --movies, or leave both out to scale with --ratings",
+            )
 
     @property
     def size(self) -> SampleSize:
@@ -97,37 +109,15 @@ class SampleConfig:
         movies = self.movies or max(MIN_MOVIES, round(800 * math.sqrt(scale)))
         users = self.users or max(2, round(1_500 * scale**0.85))
         if self.users is None:  # given movies may be too few for that many ratings a user
-            users = max(users, -(-self.ratings // max_ratings_per_user(movies)))
+            users = max(users, -(-self.ratings // (movies // 2)))
             users = min(users, self.ratings // MIN_RATINGS_PER_USER)
         return SampleSize(self.ratings, users, movies)
+
+    @property
+    def most_per_user(self) -> int:
+        """The most ratings that one user gives: half of the movies."""
+        return self.size.movies // 2
 
     def rng(self, stream: int, chunk: int = 0) -> np.random.Generator:
         """Returns the generator of one named stream and chunk, independent of all others."""
         return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(stream, chunk)))
-
-
-def max_ratings_per_user(movies: int) -> int:
-    """Returns the most ratings one user gives: half the catalogue."""
-    return movies // 2
-
-
-def _require_range(name: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise ConfigError(
-            f"{name} is out of range",
-            received=value,
-            allowed=f"{low} to {high}",
-            fix=f"pass --{name.replace('_', '-')} within these bounds",
-        )
-
-
-def _require_capacity(size: SampleSize) -> None:
-    low = size.users * MIN_RATINGS_PER_USER
-    high = size.users * max_ratings_per_user(size.movies)
-    if not low <= size.ratings <= high:
-        raise ConfigError(
-            f"{size.users} users and {size.movies} movies cannot hold that many ratings",
-            received=f"{size.ratings} ratings",
-            allowed=f"{low} to {high} ({MIN_RATINGS_PER_USER} to half the catalogue per user)",
-            fix="change --users or --movies, or leave both out to scale with --ratings",
-        )

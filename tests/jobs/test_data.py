@@ -126,7 +126,7 @@ def test_fetch_refuses_a_file_that_is_not_the_published_one(tmp_path, capsys):
         )
     assert code == 3
     assert "c4d9eecfca2ab87c1945afe126590906" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == [".out.lock"]
 
 
 def test_fetch_without_a_network_ends_in_exit_code_4(tmp_path, capsys):
@@ -148,7 +148,7 @@ def test_fetch_without_a_network_ends_in_exit_code_4(tmp_path, capsys):
         )
     assert code == 4
     assert "cannot download" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == [".out.lock"]
 
 
 def test_fetch_names_the_nearest_data_set(capsys):

@@ -32,6 +32,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import tensorflow as tf
 
+from conf.atomic_output import staged_directory
 from conf.encoders import EncoderPlan
 from conf.paths import ReadablePath
 from conf.run import EXPORT_DIR, write_json
@@ -39,7 +40,6 @@ from conf.schema import FeatureSpec
 from training.checkpoint.restore import TrainedModel
 from training.embedding.key_space import KeySpace, translating
 from training.evaluation.item_index import ItemIndex, build_item_index, read_user_vectors
-from training.export.atomic_output import staged_directory
 from training.export.serving_encoders import (
     TENSOR_DTYPES,
     ServingEncoders,

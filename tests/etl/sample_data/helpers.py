@@ -30,8 +30,10 @@ def make_zip(files: dict[str, bytes] | None = None) -> bytes:
 def make_archive(content: bytes, **changes) -> Archive:
     settings = {
         "name": "ml-x",
-        "md5": hashlib.md5(content).hexdigest(),
-        "sha256": hashlib.sha256(content).hexdigest(),
+        "checksums": {
+            "md5": hashlib.md5(content).hexdigest(),
+            "sha256": hashlib.sha256(content).hexdigest(),
+        },
         "required": ("users.dat",),
     }
     return Archive(**{**settings, **changes})

@@ -12,7 +12,6 @@ from etl.sample_data.movies import GENRES, build_catalogue, build_titles, format
 from etl.sample_data.ratings import (
     FIRST_TS,
     LAST_TS,
-    build_effects,
     draw_activity,
     draw_events,
     draw_users,
@@ -88,7 +87,7 @@ def test_activity_has_the_floor_and_the_long_tail_of_movielens():
 
 def test_user_lines_keep_to_the_domains_of_movielens():
     config = SampleConfig()
-    users = draw_users(config, build_effects(config), range(10, 1_000), chunk=0)
+    users = draw_users(config, range(10, 1_000), chunk=0)
     rows = [line.split("::") for line in format_users(users, config, 0).decode().splitlines()]
     assert [int(row[0]) for row in rows] == list(range(11, 1_001))
     assert {row[1] for row in rows} == {"F", "M"}
@@ -100,7 +99,7 @@ def test_user_lines_keep_to_the_domains_of_movielens():
 @pytest.mark.parametrize("attribute", ["gender", "age", "occupation"])
 def test_tastes_depend_on_attributes(attribute):
     config = SampleConfig(ratings=200_000)
-    users = draw_users(config, build_effects(config), range(2_000), chunk=0)
+    users = draw_users(config, range(2_000), chunk=0)
     groups = getattr(users, attribute)
     taste = users.tastes[0]
     shuffled = np.random.default_rng(0).permutation(groups)
@@ -113,7 +112,7 @@ def test_tastes_depend_on_attributes(attribute):
 
 
 def draw(config: SampleConfig):
-    users = draw_users(config, build_effects(config), range(config.size.users), 0)
+    users = draw_users(config, range(config.size.users), 0)
     activity = draw_activity(config)
     events = draw_events(build_catalogue(config), users, activity, config.rng(99))
     return events, activity
@@ -164,7 +163,7 @@ def test_ratings_use_all_stars_and_lean_to_four(events):
 
 def test_ratings_rise_with_affinity():
     config = SampleConfig(ratings=30_000)
-    users = draw_users(config, build_effects(config), range(config.size.users), 0)
+    users = draw_users(config, range(config.size.users), 0)
     catalogue = build_catalogue(config)
     drawn = draw_events(catalogue, users, draw_activity(config), config.rng(99))
     index = np.empty(catalogue.movie_ids.max() + 1, dtype=np.int64)
