@@ -4,6 +4,6 @@ The same as `tfrecord`, under a name that no JVM connector claims: Spark silentl
 connector on its class path.
 """
 
-from etl.tfrecord.datasource import SluiceDataSource as DefaultSource
+from pyspark_tfrecord import find_source
 
-__all__ = ["DefaultSource"]
+DefaultSource = find_source("SluiceDataSource", "sluice")

@@ -1,13 +1,33 @@
-"""Errors that say what was wrong and how to fix it, exit codes, and the JSON lines of a log."""
+"""Errors that say what was wrong and how to fix it, exit codes, and the JSON lines of a log.
+
+The name that Sluice is installed by stands here too: errors tell what to install.
+"""
 
 from __future__ import annotations
 
 import difflib
+import importlib.metadata
 import json
 import time
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Any
+
+# The name to install by; `sluice` on the package index is another project.
+DISTRIBUTION = "sluice-recsys"
+
+
+def install_hint(extra: str) -> str:
+    """Returns the command that installs an extra."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+def read_code_version() -> str:
+    """Returns the version of this code; sources that are not installed carry none."""
+    try:
+        return importlib.metadata.version(DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
 
 
 class ExitCode(IntEnum):

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conf.errors import ConfigError, InputDataError, InternalError
+from conf.errors import ConfigError, InputDataError, InternalError, read_code_version
 from conf.etl.build import BuildConfig
 from conf.manifest import Manifest, RowCounts, SourceSnapshot, SplitInfo
 from conf.paths import DatasetPaths, local_path
@@ -49,7 +49,6 @@ from etl.versions.run_fingerprint import (
     describe_run,
     find_same_version,
     fingerprint_run,
-    read_code_version,
     read_parent,
     take_same_version,
 )

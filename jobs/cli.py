@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import importlib
-import importlib.metadata
 import logging
 import os
 import sys
@@ -20,6 +19,8 @@ from conf.errors import (
     InternalError,
     SluiceError,
     did_you_mean,
+    install_hint,
+    read_code_version,
     render_event,
 )
 
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(render_help())
         return ExitCode.OK
     if arguments[0] == "--version":
-        print(f"sluice {importlib.metadata.version('sluice')}")
+        print(f"sluice {read_code_version()}")
         return ExitCode.OK
     name, *rest = arguments
     if name not in SUBCOMMANDS:
@@ -160,7 +161,7 @@ def _missing_package(error: ModuleNotFoundError) -> ConfigError | None:
         return None
     return ConfigError(
         f"this subcommand needs the package {package!r}, which is not installed",
-        fix=f"pip install 'sluice[{extra}]'",
+        fix=install_hint(extra),
     )
 
 

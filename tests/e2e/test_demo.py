@@ -19,6 +19,7 @@ from conf.run import read_json, resolve_run
 from conf.training.train import TrainConfig
 from etl.build import build_dataset
 from jobs.cli import main
+from tests.java import START_LINES
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import evaluate_split
 from training.models.registry import build_model
@@ -37,6 +38,7 @@ def demo(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("demo")
     done = sluice("demo", "--out", str(out), "--ratings", str(RATINGS))
     assert done.returncode == 0, done.stderr[-3000:]
+    assert not [line for line in START_LINES if line in done.stderr], done.stderr
     for line in ("report:", "dataset:", "model:", "ranked lists:"):
         assert line in done.stdout
     return out

@@ -213,3 +213,62 @@ def test_notes_are_hidden_unless_they_are_needed(
         env={**clean, **environment},
     )
     assert done.stderr == expected
+
+
+def run_beside(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command],
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("name", ["conf", "etl", "jobs", "training"])
+def test_a_package_that_hides_ours_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").touch()
+    script = str(Path(sys.executable).with_name("sluice"))
+    done = run_beside(tmp_path, script, "build", "demo")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: a package {name!r} that is not Sluice's")
+    assert str(tmp_path / name) in done.stderr
+    assert len(done.stderr.splitlines()) == 4
+
+
+def test_a_module_of_jobs_names_a_hidden_package_too(tmp_path: Path) -> None:
+    (tmp_path / "conf.py").touch()
+    done = run_beside(tmp_path, "-m", "jobs.build_dataset", "demo")
+    assert done.returncode == 1
+    assert "a package 'conf' that is not Sluice's" in done.stderr
+
+
+def test_a_folder_that_is_no_package_hides_nothing(tmp_path: Path) -> None:
+    (tmp_path / "etl").mkdir()
+    done = run_beside(tmp_path, "-m", "sluice_recsys", "--version")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+FORMATS = """
+import pyspark_sluice, pyspark_tfrecord
+from pyspark.serializers import CloudPickleSerializer
+
+pickler = CloudPickleSerializer()
+for source in (pyspark_sluice.DefaultSource, pyspark_tfrecord.DefaultSource):
+    copy = pickler.loads(pickler.dumps(source))
+    try:
+        copy(options={})
+    except ImportError as error:
+        print(copy.name(), str(error).splitlines()[0])
+"""
+
+
+def test_the_formats_name_a_package_that_hides_ours(tmp_path: Path) -> None:
+    (tmp_path / "etl.py").touch()
+    done = run_beside(tmp_path, "-c", FORMATS)
+    assert [line.split()[:4] for line in done.stdout.splitlines()] == [
+        ["sluice", "a", "package", "'etl'"],
+        ["tfrecord", "a", "package", "'etl'"],
+    ], done.stderr

@@ -11,6 +11,7 @@ import pytest
 from conf.run import read_json, resolve_run
 from jobs.cli import main
 from jobs.support.spark_launcher import SparkLaunch, build_command, choose_exit_code
+from tests.java import START_LINES
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,6 +65,7 @@ def test_more_workers_than_slots_are_refused() -> None:
     )
     assert ended.returncode == 2
     assert "--workers 3, slots for tasks: 2" in ended.stderr
+    assert not [line for line in START_LINES if line in ended.stderr], ended.stderr
 
 
 @pytest.mark.exhaustive

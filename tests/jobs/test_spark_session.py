@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,8 @@ def fake_runtime(folder: Path, version: str = "21.0.8") -> Path:
 
 
 def test_wrapper_drops_the_one_option_and_keeps_the_rest(tmp_path):
-    home = spark_session.build_java_home(fake_runtime(tmp_path / "jre"), tmp_path / "cache dir")
+    java = fake_runtime(tmp_path / "jre") / "bin" / "java"
+    home = spark_session.build_java_home(java, tmp_path / "cache dir")
     arguments = ["-Xmx1g", spark_session.DROPPED_OPTION, "-cp", "a b:c", "Main", "", "$HOME"]
     run = subprocess.run(
         [home / "bin" / "java", *arguments], capture_output=True, text=True, check=True
@@ -87,17 +89,36 @@ def test_wrapper_drops_the_one_option_and_keeps_the_rest(tmp_path):
     assert run.stdout == "[-Xmx1g][-cp][a b:c][Main][][$HOME]"
 
 
-def test_wrapper_is_renewed_when_the_runtime_moves(tmp_path):
-    first = fake_runtime(tmp_path / "one")
-    second = fake_runtime(tmp_path / "two")
-    home = spark_session.build_java_home(first, tmp_path / "cache")
-    spark_session.build_java_home(second, tmp_path / "cache")
-    assert str(second) in (home / "bin" / "java").read_text()
+def test_each_runtime_has_a_wrapper_of_its_own(tmp_path):
+    for name in ("one", "two"):
+        java = fake_runtime(tmp_path / name) / "bin" / "java"
+        home = spark_session.build_java_home(java, tmp_path / "cache")
+        assert str(java) in (home / "bin" / "java").read_text()
+        assert (home / "lib").readlink() == tmp_path / name / "lib"
+    assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
 def test_java_home_wins(tmp_path, monkeypatch):
-    monkeypatch.setenv("JAVA_HOME", str(fake_runtime(tmp_path)))
-    assert spark_session.ensure_java() is None
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("JAVA_HOME", str(fake_runtime(tmp_path / "jre")))
+    home = spark_session.ensure_java()
+    assert str(tmp_path / "jre" / "bin" / "java") in (home / "bin" / "java").read_text()
+    assert os.environ["JAVA_HOME"] == str(home)
+    assert spark_session.ensure_java() == home
+
+
+def test_errors_of_java_itself_reach_the_user():
+    code = (
+        "from conf.etl.output import SparkConfig\n"
+        "from jobs.support.spark_session import build_session\n"
+        "build_session(SparkConfig(master='local[1]'), 'test')"
+    )
+    environment = {**os.environ, "SPARK_SUBMIT_OPTS": "-Xssbad"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
+    )
+    assert "Invalid thread stack size: -Xssbad" in done.stderr
+    assert "Spark did not start" in done.stderr
 
 
 def test_java_home_without_java_is_refused(tmp_path, monkeypatch):
@@ -125,7 +146,7 @@ def test_no_java_at_all_says_how_to_get_one(tmp_path, monkeypatch):
     monkeypatch.setattr(spark_session.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError) as refused:
         spark_session.ensure_java()
-    assert "sluice[jre]" in str(refused.value)
+    assert "sluice-recsys[jre]" in str(refused.value)
 
 
 def test_a_stub_that_does_not_start_is_not_java(tmp_path, monkeypatch):

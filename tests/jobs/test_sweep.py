@@ -33,7 +33,7 @@ def arguments(dataset: Path, tmp_path: Path) -> list[str]:
 
 
 def test_the_best_config_trains_again(arguments: list[str], tmp_path: Path, capsys) -> None:
-    pytest.importorskip("optuna", reason="needs optuna: pip install 'sluice[sweep]'")
+    pytest.importorskip("optuna", reason="needs optuna: pip install 'sluice-recsys[sweep]'")
     assert main(arguments) == 0
     out = capsys.readouterr().out
     assert "complete" in out
@@ -53,7 +53,7 @@ def test_the_best_config_trains_again(arguments: list[str], tmp_path: Path, caps
 def test_a_killed_sweep_goes_on_in_the_run_of_its_trial(
     arguments: list[str], tmp_path: Path
 ) -> None:
-    pytest.importorskip("optuna", reason="needs optuna: pip install 'sluice[sweep]'")
+    pytest.importorskip("optuna", reason="needs optuna: pip install 'sluice-recsys[sweep]'")
     long = ["--set", "fit.epochs=20", "--set", "fit.early_stopping=null"]
     command = [sys.executable, "-m", "jobs.cli", *arguments, *long]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
@@ -88,7 +88,7 @@ def test_without_optuna_it_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert main(arguments) == 2
-    assert "pip install 'sluice[sweep]'" in capsys.readouterr().err
+    assert "pip install 'sluice-recsys[sweep]'" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 

@@ -87,7 +87,7 @@ def test_a_grid_lists_every_point_once() -> None:
     assert points[-1] == {"a": "x", "b": [2]}
 
 
-pytest.importorskip("optuna", reason="needs optuna: pip install 'sluice[sweep]'")
+pytest.importorskip("optuna", reason="needs optuna: pip install 'sluice-recsys[sweep]'")
 
 GRID = {
     "sampler": "grid",
