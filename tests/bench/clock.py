@@ -20,11 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+import psutil
+
 _MIN_ROUND_S = 0.02
 _SAMPLE_S = 2.0  # a look at every process costs milliseconds, which would count as work
-# Fields of /proc/PID/stat after the command's name, which is in brackets and may hold blanks.
-_PARENT, _UTIME, _STIME, _CUTIME, _CSTIME = 1, 11, 12, 13, 14
 
 
 @dataclass(frozen=True)
@@ -77,31 +76,10 @@ def pin_to_one_core() -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _read_stat(pid: int) -> list[str] | None:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:  # it has ended
-        return None
-    return text.rpartition(")")[2].split()
-
-
-def process_tree(root: int) -> dict[int, list[str]]:
-    """The fields of /proc/PID/stat of a process and all that descend from it."""
-    stats, children = {}, dict[int, list[int]]()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        fields = _read_stat(int(entry.name))
-        if fields is not None:
-            stats[int(entry.name)] = fields
-            children.setdefault(int(fields[_PARENT]), []).append(int(entry.name))
-    found, pending = {}, [root]
-    while pending:
-        pid = pending.pop()
-        if pid in stats:
-            found[pid] = stats[pid]
-            pending.extend(children.get(pid, []))
-    return found
+def process_tree(root: int) -> dict[int, psutil.Process]:
+    """A process and all that descend from it, by their numbers."""
+    process = psutil.Process(root)
+    return {found.pid: found for found in (process, *process.children(recursive=True))}
 
 
 def tree_cpu_s(root: int) -> float:
@@ -110,13 +88,12 @@ def tree_cpu_s(root: int) -> float:
     Descendants that have ended count too: they are part of the children's time of the process
     that waited for them.
     """
-    return (
-        sum(
-            sum(int(fields[k]) for k in (_UTIME, _STIME, _CUTIME, _CSTIME))
-            for fields in process_tree(root).values()
-        )
-        / _TICKS_PER_S
-    )
+    total = 0.0
+    for process in process_tree(root).values():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+    return total
 
 
 def time_tree(work: Callable[[], Any]) -> Times:
@@ -154,15 +131,15 @@ class PeakMemory:
             self._sample()
 
     def _sample(self) -> None:
-        for pid in process_tree(os.getpid()):
+        for pid, process in process_tree(os.getpid()).items():
             peak = read_peak_rss(pid)
             if pid != os.getpid() and peak is not None:
-                kind = _kind_of(pid)
+                kind = _kind_of(process)
                 self.bytes[kind] = max(self.bytes.get(kind, 0), peak)
 
 
 def read_peak_rss(pid: int) -> int | None:
-    """Peak resident bytes of a process, None where it has ended."""
+    """Peak resident bytes of a process, None where it has ended; psutil tells no peak on Linux."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -171,14 +148,14 @@ def read_peak_rss(pid: int) -> int | None:
     return int(found[1]) * 1024 if found else None
 
 
-def _kind_of(pid: int) -> str:
+def _kind_of(process: psutil.Process) -> str:
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
+        command = process.cmdline()
+    except psutil.NoSuchProcess:
         return "other"
-    if b"pyspark.daemon" in command or b"pyspark.worker" in command:
+    if any("pyspark.daemon" in part or "pyspark.worker" in part for part in command):
         return "python_worker"
-    return "jvm" if b"java" in command.split(b"\0")[0] else "other"
+    return "jvm" if command and "java" in command[0] else "other"
 
 
 REPOSITORY = Path(__file__).parents[2]

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from conf.errors import DISTRIBUTION
+from jobs.cli import EXTRAS
 
 ROOT = Path(__file__).parents[2]
 STDLIB = set(sys.stdlib_module_names)
@@ -30,6 +35,10 @@ CONF_PURE = ("errors", "dates", "schema", "manifest", "paths", "run", "encoders"
 TENSORFLOW = {"tensorflow", "keras"}
 # Modules of the wire that are Spark's own side of it.
 SPARK_FACING = {"datasource"}
+PACKAGES = ("conf", "etl", "jobs", "training")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+# Installed to be used beside Sluice: nothing imports it.
+TOOLS = {"tensorboard"}
 
 
 def modules(package: str) -> list[Path]:
@@ -126,3 +135,45 @@ def test_what_a_live_import_brings(module, banned):
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     )
     assert result.stdout.strip() == "[]"
+
+
+def declared(requirements: list[str]) -> set[str]:
+    """Top-level modules of the distributions that a list of requirements names."""
+    names = {re.split(r"[\[<>=!~ ]", requirement)[0] for requirement in requirements}
+    return {{"pyyaml": "yaml"}.get(name, name) for name in names - {DISTRIBUTION}}
+
+
+def third_party(packages: tuple[str, ...]) -> set[str]:
+    found = {top(m) for package in packages for path in modules(package) for m in imports_of(path)}
+    return found - STDLIB - set(PACKAGES) - {"sluice_recsys"}
+
+
+BASE = declared(PROJECT["dependencies"])
+EXTRA = {name: declared(given) for name, given in PROJECT["optional-dependencies"].items()}
+SIDES = {"conf": set(), "etl": EXTRA["etl"], "training": EXTRA["training"] | EXTRA["sweep"]}
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_all_that_a_side_imports_is_declared(side):
+    assert third_party((side,)) <= BASE | SIDES[side]
+
+
+def test_the_jobs_import_nothing_undeclared():
+    assert third_party(("jobs",)) <= BASE.union(*EXTRA.values())
+
+
+def test_all_that_is_declared_is_imported():
+    used = BASE.union(*(EXTRA[name] for name in ("etl", "training", "sweep", "jre")))
+    assert used - third_party(PACKAGES) == TOOLS
+    benches = {top(m) for path in modules("tests/bench") for m in imports_of(path)}
+    assert "psutil" in benches & EXTRA["dev"]
+
+
+def test_the_command_line_knows_which_extra_brings_a_package():
+    named = {name: {p for p, extra in EXTRAS.items() if extra == name} for name in EXTRA}
+    for extra in ("etl", "training", "sweep"):
+        assert named[extra] == EXTRA[extra] - TOOLS, extra
+
+
+def test_the_distribution_has_one_name():
+    assert PROJECT["name"] == DISTRIBUTION

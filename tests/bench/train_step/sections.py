@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import tensorflow as tf
 from rich.table import Table
 
@@ -95,7 +96,7 @@ def measure_growth(
 ) -> list[Measurement]:
     """Steps on a small and on a large table; the same batches, and batches spread all over it."""
     state = NUMBERS_PER_WEIGHT[settings.sparse]
-    needed, free = 4 * state * dim * (small + large), _available_bytes()
+    needed, free = 4 * state * dim * (small + large), psutil.virtual_memory().available
     if needed > MEMORY_SHARE * free:
         report.skip(
             f"growth: tables of {small:,} and {large:,} rows of {dim} with {settings.sparse} take "
@@ -203,14 +204,6 @@ def judge_wall_time(measurements: Sequence[Measurement], bars: Sequence[Bar]) ->
         cpu = bar.ratio(measured, reference)
         verdicts.append(BarVerdict(measured.shape, bar, cpu, wall, bar.is_met(wall)))
     return verdicts
-
-
-def _available_bytes() -> int:
-    """Memory that can be had without swapping, caches of files included."""
-    for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 # Loops and calls, which hold the others' time, and waiting for the input.
