@@ -9,7 +9,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -27,7 +28,7 @@ from etl.tfrecord.files.data_files import find_stem
 from etl.tfrecord.options import parse_read_options, parse_write_options
 from etl.tfrecord.spark.loaded_code import freeze_loaded_code, freeze_planner
 from etl.tfrecord.spark.schema import describe_columns, to_arrow_schema
-from etl.tfrecord.spark.write_plan import WritePlan, plan_write
+from etl.tfrecord.spark.write_plan import NO_HOOKS, WriteHooks, WritePlan, plan_write
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,7 +72,7 @@ class TFRecordWriter(DataSourceArrowWriter):
         if options.shard_ranges:
             stem = find_stem(options.shard_ranges, partition)
         with build_committer(options).hold_attempt(job_id, attempt) as root:
-            sink = WriteTask(root, stem, options, self._plan.source)
+            sink = WriteTask(root, stem, options, self._plan.source, self._plan.hooks)
             shards = sink.write_all(iterator, f"Spark partition {partition}")
         freeze_loaded_code()
         return TaskMessage(TaskResult(partition, attempt, shards))
@@ -95,8 +96,13 @@ class TFRecordDataSource(DataSource):
     `.partitionBy()` for Python data sources), `partitionOverwriteMode`; `maxRecordsPerFile`,
     `maxBytesPerFile`; `index`, `statistics`, `statisticsLabel`, `statisticsSlices`, `encoders`,
     `deterministicNames`; `saveMode`; `storage` or `fs.<setting>` for object stores; and those of
-    `etl.tfrecord.types.policies`.
+    `etl.tfrecord.types.policies`. `encoders` and `statistics*` need their hooks.
+
+    Attributes:
+        hooks: What others add to a write.
     """
+
+    hooks: ClassVar[WriteHooks] = NO_HOOKS
 
     def __init__(self, options: dict[str, str]) -> None:
         """Takes the options as Spark gives them; runs where the format is looked up or planned."""
@@ -138,18 +144,15 @@ class TFRecordDataSource(DataSource):
         options = parse_write_options(self.options, overwrite)
         types = {field.name: field.dataType.simpleString() for field in schema.fields}
         columns = describe_columns(schema, options)
-        plan = plan_write(to_arrow_schema(schema), options, types, columns)
+        plan = plan_write(to_arrow_schema(schema), options, types, columns, self.hooks)
         build_committer(options).begin(plan.job)
         return TFRecordWriter(plan)
 
 
-class SluiceDataSource(TFRecordDataSource):
-    """The same under a name that no JVM connector claims."""
-
-    @classmethod
-    def name(cls) -> str:
-        """The format's name."""
-        return "sluice"
+def find_source(name: str) -> type[TFRecordDataSource]:
+    """Returns the class of format `tfrecord` or `sluice`, found by its name as Spark does."""
+    source: type[TFRecordDataSource] = import_module(f"pyspark_{name}").DefaultSource
+    return source
 
 
 def _find_jvm_provider(spark: SparkSession, name: str) -> str | None:
@@ -196,12 +199,12 @@ def register_tfrecord(spark: SparkSession) -> None:
         spark: Session to register in.
     """
     _activate(spark)
-    _register(spark, SluiceDataSource)
-    provider = _find_jvm_provider(spark, TFRecordDataSource.name())
+    _register(spark, find_source("sluice"))
+    provider = _find_jvm_provider(spark, "tfrecord")
     if provider is not None:
         warnings.warn(
             f"{provider} on the class path claims format('tfrecord'); use format('sluice')",
             stacklevel=2,
         )
         return
-    _register(spark, TFRecordDataSource)
+    _register(spark, find_source("tfrecord"))

@@ -96,7 +96,9 @@ def test_the_wire_needs_numpy_numba_and_pyarrow_alone(path):
         allowed |= {"pyspark", "py4j"}
     if path.name == "table.py":
         allowed |= {"pandas"}
-    assert {top(module) for module in imports_of(path)} <= allowed
+    imported = set(imports_of(path))
+    assert {top(module) for module in imported} <= allowed
+    assert not {m for m in imported if top(m) == "etl" and not m.startswith("etl.tfrecord.")}
 
 
 @pytest.mark.parametrize("path", modules("jobs"), ids=str)
@@ -120,6 +122,7 @@ def test_no_job_hides_a_module_of_the_standard_library():
         ("etl.tfrecord.codec.decode", ["tensorflow", "pyspark", "pandas", "pydantic"]),
         # Spark starts a process each to look a format up, to plan a read or write, to commit it.
         ("etl.tfrecord.datasource", ["numba", "tensorflow", "pandas", "pydantic"]),
+        ("pyspark_tfrecord", ["numba", "tensorflow", "pandas", "pydantic"]),
         ("etl.tfrecord.spark.reader", ["numba", "tensorflow", "pandas", "pydantic"]),
         ("etl.build", ["tensorflow", "keras", "training"]),
         ("training.loop.trainer", ["pyspark", "py4j"]),
@@ -177,3 +180,31 @@ def test_the_command_line_knows_which_extra_brings_a_package():
 
 def test_the_distribution_has_one_name():
     assert PROJECT["name"] == DISTRIBUTION
+
+
+PLAIN_WRITE = """
+import sys
+from pathlib import Path
+import pyarrow as pa
+import pyspark_tfrecord
+from etl.tfrecord.options import parse_write_options
+from etl.tfrecord.spark.write_plan import plan_write
+from etl.tfrecord.spark.write_task import WriteTask
+
+hooks, out = pyspark_tfrecord.DefaultSource.hooks, sys.argv[1]
+batch = pa.record_batch({"a": [1, 2]})
+plan = plan_write(batch.schema, parse_write_options({"path": out}, True), hooks=hooks)
+task = WriteTask(Path(out), "part-0", plan.options, plan.source, plan.hooks)
+(shard,) = task.write_all(iter([batch]))
+assert shard.shard.info.rows == 2
+unwanted = ("etl.encoders", "etl.quality", "datasketches", "pydantic")
+print([name for name in sys.modules if name.startswith(unwanted)])
+"""
+
+
+def test_a_plain_write_needs_neither_encoders_nor_statistics(tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-c", PLAIN_WRITE, str(tmp_path)],
+        capture_output=True, text=True, check=True, cwd=ROOT,
+    )  # fmt: skip
+    assert result.stdout.strip() == "[]"

@@ -330,10 +330,16 @@ class ShardFile:
         self._target.discard()
 
 
-class _Accumulator(Protocol):
-    def update(self, batch: pa.RecordBatch) -> None: ...
+class ShardStatistics(Protocol):
+    """Collects what is to be known of a shard's records."""
 
-    def to_dict(self) -> dict[str, Any]: ...
+    def update(self, batch: pa.RecordBatch) -> None:
+        """Takes records in."""
+        ...
+
+    def to_dict(self) -> dict[str, Any]:
+        """The statistics as JSON."""
+        ...
 
 
 class _Encoder(Protocol):
@@ -349,14 +355,14 @@ class RollingPlan:
         options: Record type and compression.
         limits: When a file is full.
         index: Whether side files are written.
-        build_accumulator: Makes what collects the statistics of a file, or None.
+        build_statistics: Builds the statistics of a file from the records' schema, or None.
     """
 
     root: Path | Storage
     options: ShardOptions
     limits: ShardLimits = field(default_factory=ShardLimits)
     index: bool = False
-    build_accumulator: Callable[[pa.Schema], _Accumulator] | None = None
+    build_statistics: Callable[[pa.Schema], ShardStatistics] | None = None
 
 
 class RollingWriter:
@@ -378,7 +384,7 @@ class RollingWriter:
         self._plan, self._encoder, self._name = plan, encoder, name
         self._file: ShardFile | None = None
         self._path = ""
-        self._accumulator: _Accumulator | None = None
+        self._statistics: ShardStatistics | None = None
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Appends a batch.
@@ -410,8 +416,8 @@ class RollingWriter:
     def _open(self, schema: pa.Schema) -> ShardFile:
         plan, self._path = self._plan, self._name()
         target = open_target(plan.root, self._path, plan.index)
-        if plan.build_accumulator is not None:
-            self._accumulator = plan.build_accumulator(schema)
+        if plan.build_statistics is not None:
+            self._statistics = plan.build_statistics(schema)
         self._file = ShardFile(target, plan.options)
         return self._file
 
@@ -434,8 +440,8 @@ class RollingWriter:
         return max(fitting, 0 if file.rows else 1)
 
     def _observe(self, batch: pa.RecordBatch, first: int, last: int) -> None:
-        if self._accumulator is not None and last > first:
-            self._accumulator.update(batch.slice(first, last - first))
+        if self._statistics is not None and last > first:
+            self._statistics.update(batch.slice(first, last - first))
 
     def finish_file(self) -> None:
         """Closes the open file, if there is one; the next record begins another."""
@@ -443,8 +449,8 @@ class RollingWriter:
             return
         file, self._file = self._file, None
         info = file.finish()
-        statistics = None if self._accumulator is None else self._accumulator.to_dict()
-        self._accumulator = None
+        statistics = None if self._statistics is None else self._statistics.to_dict()
+        self._statistics = None
         self.shards.append(
             WrittenShard(
                 ShardInfo(self._path, info.rows, info.bytes, info.crc32c),

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from conf.encoders import ENCODERS_FILE
-from conf.paths import local_path
+from conf.errors import ConfigError
 from etl.tfrecord.commit.local_commit import JobPlan
 from etl.tfrecord.commit.output_manifest import OutputManifest, describe_features
 from etl.tfrecord.files.partitions import check_partition_columns
@@ -21,25 +19,60 @@ from etl.tfrecord.types.packed_slots import SlotPacking
 from etl.tfrecord.types.to_example import plan_to_example
 from etl.tfrecord.types.values import nest_schema
 
+if TYPE_CHECKING:
+    from etl.tfrecord.files.writer import ShardStatistics
 
-def read_pipeline(path: str) -> Any:
-    """Reads fitted encoders; the tasks of a process share them while their plan is the same file.
 
-    Raises:
-        InputDataError: They are missing or damaged.
+class RowEncoder(Protocol):
+    """Turns the rows of a write into those of its records."""
+
+    @property
+    def output_schema(self) -> pa.Schema:
+        """Schema of the records."""
+        ...
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Encodes a batch."""
+        ...
+
+
+@dataclass(frozen=True)
+class WriteHooks:
+    """What others add to a write, for the options that ask for it.
+
+    Both are functions or classes of importable modules: they are pickled by name, to run in
+    Spark's planner and executors.
+
+    Attributes:
+        open_encoders: Opens the encoders of option `encoders`, a directory.
+        build_statistics: Builds the statistics of a shard, from the options and the records'
+            schema.
     """
-    file = local_path(path) / ENCODERS_FILE
-    # A plan that is not there has no state: what reads it says so.
-    state = file.stat() if file.is_file() else None
-    return _read_pipeline(path, state and (state.st_ino, state.st_mtime_ns, state.st_size))
+
+    open_encoders: Callable[[str], RowEncoder] | None = None
+    build_statistics: Callable[[WriteOptions, pa.Schema], ShardStatistics] | None = None
+
+    def check(self, options: WriteOptions) -> None:
+        """Refuses options that nothing here serves.
+
+        Raises:
+            ConfigError: Option `encoders` or `statistics` without its hook.
+        """
+        missing = []
+        if options.encoders is not None and self.open_encoders is None:
+            missing.append("encoders")
+        if options.statistics and self.build_statistics is None:
+            missing.append("statistics")
+        if missing:
+            raise ConfigError(
+                "this data source writes plain records alone",
+                received=", ".join(f"option {name}" for name in missing),
+                fix="use format('sluice') or format('tfrecord') as `register_tfrecord` registers "
+                "them, or leave the option out",
+            )
 
 
-@lru_cache(maxsize=1)
-def _read_pipeline(path: str, state: tuple[int, int, int] | None) -> Any:
-    # Imported late, for encoders are no part of the wire.
-    from etl.encoders.pipeline import read_pipeline
-
-    return read_pipeline(path)
+NO_HOOKS = WriteHooks()
 
 
 @dataclass(frozen=True)
@@ -49,12 +82,14 @@ class WritePlan:
     Attributes:
         options: Its options.
         job: What is published, and how.
-        source: Columns of the records before lowering, partition columns left out.
+        source: Columns of the records before type mapping, partition columns left out.
+        hooks: What others add to the write.
     """
 
     options: WriteOptions
     job: JobPlan
     source: pa.Schema
+    hooks: WriteHooks = NO_HOOKS
 
 
 def plan_write(
@@ -62,6 +97,7 @@ def plan_write(
     options: WriteOptions,
     partition_types: dict[str, str] | None = None,
     columns: Mapping[str, Any] | None = None,
+    hooks: WriteHooks = NO_HOOKS,
 ) -> WritePlan:
     """Checks a schema against the options, and describes what will be written.
 
@@ -70,14 +106,17 @@ def plan_write(
         options: Options of the write.
         partition_types: Spark's simple type name by partition column.
         columns: Columns for the manifest, see `Committed`; None where it is to hold none.
+        hooks: What others add to the write.
 
     Raises:
         ConfigError: Columns that the wire cannot carry or partitions cannot be made of, all of
-            them named in one error; policies for columns that are not there.
+            them named in one error; policies for columns that are not there; options without
+            their hook.
     """
+    hooks.check(options)
     check_partition_columns(schema, options.partition_by)
-    if options.encoders is not None:
-        encoded = read_pipeline(options.encoders).output_schema
+    if options.encoders is not None and hooks.open_encoders is not None:
+        encoded = hooks.open_encoders(options.encoders).output_schema
         schema = nest_schema(encoded, options.feature_lists)
     source = pa.schema([field for field in schema if field.name not in options.partition_by])
     lowering = plan_to_example(source, options.record_type, options.lowering)
@@ -97,4 +136,4 @@ def plan_write(
     )
     job_id = options.job_id or uuid.uuid4().hex
     job = JobPlan(job_id, options.mode, options.replaces_partitions, description)
-    return WritePlan(options, job, source)
+    return WritePlan(options, job, source, hooks)

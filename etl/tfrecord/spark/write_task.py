@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,38 +18,14 @@ from etl.tfrecord.files.partitions import PartitionValues, partition_path, split
 from etl.tfrecord.files.writer import RollingPlan, RollingWriter, ShardOptions
 from etl.tfrecord.options import WriteOptions
 from etl.tfrecord.row_errors import locate_rows
-from etl.tfrecord.spark.write_plan import read_pipeline
+from etl.tfrecord.spark.write_plan import NO_HOOKS, RowEncoder, WriteHooks
 from etl.tfrecord.types.to_example import plan_to_example
-from etl.tfrecord.types.values import flatten_lists, nest_lists
+from etl.tfrecord.types.values import nest_lists
 
 # Each costs a file descriptor and up to half a megabyte of buffers.
 MAX_OPEN_FILES = 64
 # Each upload holds some parts of ten megabytes.
 MAX_OPEN_UPLOADS = 8
-
-
-def build_accumulator(options: WriteOptions, schema: pa.Schema) -> Any:
-    """Builds the statistics of a shard; imported late, for they are no part of the wire."""
-    from etl.quality.label_statistics import LabelFocus
-    from etl.quality.statistics import StatisticsAccumulator
-
-    label, slices = options.statistics_label, options.statistics_slices
-    return StatisticsAccumulator(schema, LabelFocus(label, slices) if label else None)
-
-
-class _ListStatistics:
-    """Statistics of records with feature lists: of the lists' values, as without nesting."""
-
-    def __init__(self, options: WriteOptions, schema: pa.Schema) -> None:
-        self._names = options.feature_lists
-        empty = pa.RecordBatch.from_pylist([], schema=schema)
-        self._accumulator = build_accumulator(options, flatten_lists(empty, self._names).schema)
-
-    def update(self, batch: pa.RecordBatch) -> None:
-        self._accumulator.update(flatten_lists(batch, self._names))
-
-    def to_dict(self) -> dict[str, Any]:
-        return dict(self._accumulator.to_dict())
 
 
 class WriteTask:
@@ -65,7 +42,7 @@ class WriteTask:
         stem: str,
         options: WriteOptions,
         source: pa.Schema | None = None,
-        max_open_files: int | None = None,
+        hooks: WriteHooks = NO_HOOKS,
     ) -> None:
         """Plans the files; touches none yet.
 
@@ -74,33 +51,32 @@ class WriteTask:
             stem: Name of its files without number and ending, for example `part-00000-<job>`.
             options: Options of the write.
             source: Columns as planned; their metadata says what a column stands for.
-            max_open_files: Partition values whose files are open at the same time; what suits
-                the place if None.
+            hooks: What others add to the write.
+
+        Raises:
+            ConfigError: Options without their hook.
         """
         # Not looked up in the schema: it would be searched from its start for every column.
         self._marks = {} if source is None else {field.name: field.metadata for field in source}
         self._options, self._stem = options, stem
-        fitting = MAX_OPEN_UPLOADS if isinstance(root, Storage) else MAX_OPEN_FILES
-        self._max_open_files = max_open_files or fitting
+        self._max_open_files = MAX_OPEN_UPLOADS if isinstance(root, Storage) else MAX_OPEN_FILES
+        hooks.check(options)
+        build = hooks.build_statistics
         self._plan = RollingPlan(
             root,
             ShardOptions(options.record_type, options.compression, options.compression_level),
             options.limits,
             options.index,
-            self._build_statistics if options.statistics else None,
+            partial(build, options) if options.statistics and build else None,
         )
-        self._pipeline = None if options.encoders is None else read_pipeline(options.encoders)
+        self._row_encoder: RowEncoder | None = None
+        if options.encoders is not None and hooks.open_encoders is not None:
+            self._row_encoder = hooks.open_encoders(options.encoders)
         self._lower: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
         self._encoder: Any = None
         self._writers: OrderedDict[PartitionValues, RollingWriter] = OrderedDict()
         self._counters: dict[PartitionValues, Iterator[int]] = {}
         self._shards: list[TaskShard] = []
-
-    def _build_statistics(self, schema: pa.Schema) -> Any:
-        names = self._options.feature_lists
-        if names:
-            return _ListStatistics(self._options, schema)
-        return build_accumulator(self._options, schema)
 
     def write_all(
         self, batches: Iterator[pa.RecordBatch], place: str = "the rows"
@@ -135,8 +111,8 @@ class WriteTask:
     def _write(self, batch: pa.RecordBatch, first_row: int, place: str) -> None:
         names = self._options.partition_by
         keys = [batch.column(name) for name in names]
-        if self._pipeline is not None:
-            batch = nest_lists(self._pipeline.apply(batch), self._options.feature_lists)
+        if self._row_encoder is not None:
+            batch = nest_lists(self._row_encoder.apply(batch), self._options.feature_lists)
         batch = batch.drop_columns([name for name in names if name in batch.schema.names])
         if self._encoder is None:
             self._plan_records(batch.schema)

@@ -18,7 +18,7 @@ from conf.errors import ConfigError, did_you_mean
 from etl.tfrecord.commit.committer import build_committer
 from etl.tfrecord.commit.job import SaveMode
 from etl.tfrecord.commit.output_manifest import OutputManifest
-from etl.tfrecord.datasource import SluiceDataSource, register_tfrecord
+from etl.tfrecord.datasource import find_source, register_tfrecord
 from etl.tfrecord.options import SAVE_MODES, parse_write_options
 from etl.tfrecord.row_errors import refuse_unknown
 from etl.tfrecord.spark.failures import translate_failure
@@ -226,6 +226,7 @@ def _quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
+_FORMAT = "sluice"  # no JVM connector claims that name
 _OVERWRITE_MODE = "spark.sql.sources.partitionOverwriteMode"
 
 
@@ -267,7 +268,7 @@ def write_tfrecords(
     spark_mode = "overwrite" if plan.options.mode == "overwrite" else "append"
     options = config.to_options(str(path), plan.options.mode, plan.job.job_id)
     try:
-        writer = repartition_rows(frame, config).write.format(SluiceDataSource.name())
+        writer = repartition_rows(frame, config).write.format(_FORMAT)
         writer.mode(spark_mode).options(**options).save()
     except PySparkException as error:
         cause = translate_failure(error)
@@ -303,4 +304,5 @@ def _plan(frame: DataFrame, path: str, mode: SaveMode, config: WriteConfig) -> W
     options = parse_write_options(given, mode == "overwrite")
     types = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
     columns = describe_columns(frame.schema, options)
-    return plan_write(to_arrow_schema(frame.schema), options, types, columns)
+    hooks = find_source(_FORMAT).hooks
+    return plan_write(to_arrow_schema(frame.schema), options, types, columns, hooks)

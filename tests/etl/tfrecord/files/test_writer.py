@@ -154,7 +154,7 @@ def test_a_full_disk_at_close_leaves_no_temporary_file(tmp_path: Path) -> None:
 
 def write(root: Path, batches: list[pa.RecordBatch], limits: ShardLimits, **options) -> list:
     index = options.pop("index", False)
-    accumulator = options.pop("build_accumulator", None)
+    accumulator = options.pop("build_statistics", None)
     plan = RollingPlan(root, ShardOptions(**options), limits, index, accumulator)
     numbers = itertools.count()
     encoder = build_encoder(batches[0].schema)
@@ -278,7 +278,7 @@ def test_each_file_has_statistics_of_its_own(tmp_path: Path) -> None:
             return {"values": self.values}
 
     batches = [pa.record_batch({"a": list(range(k, k + 5))}) for k in (0, 5)]
-    shards = write(tmp_path, batches, ShardLimits(rows=3), chunk_rows=2, build_accumulator=Total)
+    shards = write(tmp_path, batches, ShardLimits(rows=3), chunk_rows=2, build_statistics=Total)
     assert [shard.statistics["values"] for shard in shards] == [
         [0, 1, 2],
         [3, 4, 5],

@@ -14,7 +14,8 @@ import tensorflow as tf
 from pyspark.errors import PySparkException
 from pyspark.sql import types as T
 
-from etl.tfrecord.datasource import register_tfrecord
+from conf.errors import ConfigError
+from etl.tfrecord.datasource import TFRecordDataSource, register_tfrecord
 from etl.tfrecord.files.framing import BadRange
 from etl.tfrecord.spark.read_task import DamageLog, QuarantinedRange, read_quarantine
 
@@ -132,12 +133,12 @@ def test_byte_array_round_trip(spark, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_registered")
-def test_encoders_and_statistics_run_in_the_same_pass(spark, tmp_path: Path, monkeypatch) -> None:
-    """The sink applies a pipeline, feeds statistics, and reports both with the shard."""
+def test_encoders_and_statistics_run_in_the_same_pass(spark, tmp_path: Path) -> None:
+    """The task encodes rows, feeds statistics, and reports both with the shard."""
     import pyarrow as pa
 
     from etl.tfrecord.options import parse_write_options
-    from etl.tfrecord.spark import write_task
+    from etl.tfrecord.spark.write_plan import WriteHooks
     from etl.tfrecord.spark.write_task import WriteTask
 
     class Pipeline:
@@ -156,12 +157,11 @@ def test_encoders_and_statistics_run_in_the_same_pass(spark, tmp_path: Path, mon
         def to_dict(self) -> dict:
             return {"names": self.names, "rows": self.rows}
 
-    monkeypatch.setattr(write_task, "build_accumulator", lambda _, schema: Accumulator(schema))
-    monkeypatch.setattr(write_task, "read_pipeline", lambda path: Pipeline())
+    hooks = WriteHooks(lambda path: Pipeline(), lambda _, schema: Accumulator(schema))
     options = parse_write_options(
         {"path": str(tmp_path), "encoders": "/enc", "statistics": "true"}, overwrite=True
     )
-    sink = WriteTask(tmp_path, "part-00000-j", options)
+    sink = WriteTask(tmp_path, "part-00000-j", options, hooks=hooks)
     empty = pa.record_batch({"x": pa.array([], pa.int64())})
     (written,) = sink.write_all(
         iter([empty, pa.record_batch({"x": [1, 2]}), pa.record_batch({"x": [3]})])
@@ -172,6 +172,14 @@ def test_encoders_and_statistics_run_in_the_same_pass(spark, tmp_path: Path, mon
     records = [r.numpy() for r in tf.data.TFRecordDataset(str(path))]
     values = [tf.train.Example.FromString(r).features.feature["twice"] for r in records]
     assert [v.int64_list.value[0] for v in values] == [2, 4, 6]
+
+
+@pytest.mark.parametrize("option", ["encoders", "statistics"])
+def test_an_option_without_its_hook_is_refused(tmp_path: Path, option: str) -> None:
+    source = TFRecordDataSource({"path": str(tmp_path / "out"), option: "true"})
+    with pytest.raises(ConfigError, match=f"option {option}"):
+        source.writer(T.StructType([T.StructField("id", T.LongType())]), overwrite=True)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.usefixtures("_registered")

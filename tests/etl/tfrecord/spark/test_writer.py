@@ -17,11 +17,12 @@ from conf.encoders import ENCODERS_FILE, ColumnEncoding, EncoderPlan
 from conf.errors import ConfigError, InputDataError
 from conf.schema import FeatureSchema, FeatureSpec
 from etl.encoders.vocabulary import write_vocabulary
+from etl.records.spark_source import open_encoders
 from etl.tfrecord.commit.output_manifest import OutputManifest, ShardLimits, read_output_manifest
 from etl.tfrecord.files.data_files import index_path, read_index
 from etl.tfrecord.files.framing import read_records
 from etl.tfrecord.options import WriteOptions, parse_write_options
-from etl.tfrecord.spark.write_plan import read_pipeline
+from etl.tfrecord.spark import write_task
 from etl.tfrecord.spark.write_task import WriteTask
 from etl.tfrecord.spark.writer import WriteConfig
 from etl.tfrecord.types.policies import ColumnPolicy, TypeOptions
@@ -245,28 +246,29 @@ def write_encoders(folder: Path, tokens: list[int]) -> None:
 
 def test_tasks_share_the_encoders_of_one_plan(tmp_path: Path) -> None:
     write_encoders(tmp_path, [7, 8])
-    first = read_pipeline(str(tmp_path))
-    assert read_pipeline(str(tmp_path)) is first
+    first = open_encoders(str(tmp_path))
+    assert open_encoders(str(tmp_path)) is first
     batch = pa.record_batch({"item_id": [8, 9]})
     assert first.apply(batch)["item"].to_pylist() == [3, 1]
     write_encoders(tmp_path, [7, 8, 9])
-    assert read_pipeline(str(tmp_path)).apply(batch)["item"].to_pylist() == [3, 4]
+    assert open_encoders(str(tmp_path)).apply(batch)["item"].to_pylist() == [3, 4]
 
 
 def test_a_missing_plan_is_told_each_time(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(InputDataError, match="cannot read the encoders"):
-            read_pipeline(str(tmp_path))
+            open_encoders(str(tmp_path))
 
 
-def run(root: Path, batches: list[pa.RecordBatch], open_files: int = 64, **options) -> list:
-    sink = WriteTask(root, "part-0", WriteOptions(str(root), **options), max_open_files=open_files)
+def run(root: Path, batches: list[pa.RecordBatch], **options) -> list:
+    sink = WriteTask(root, "part-0", WriteOptions(str(root), **options))
     return list(sink.write_all(iter(batches)))
 
 
-def test_few_open_files_lose_no_row(tmp_path: Path) -> None:
+def test_few_open_files_lose_no_row(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(write_task, "MAX_OPEN_FILES", 2)
     batches = [pa.record_batch({"a": [k] * 6, "p": [0, 1, 2, 3, 0, 1]}) for k in range(3)]
-    shards = run(tmp_path, batches, open_files=2, partition_by=("p",))
+    shards = run(tmp_path, batches, partition_by=("p",))
     assert sum(item.shard.info.rows for item in shards) == 18
     assert all(item.shard.info.rows for item in shards)
     by_value: dict[str, list[str]] = {}
@@ -277,10 +279,9 @@ def test_few_open_files_lose_no_row(tmp_path: Path) -> None:
     assert set(by_value) == {"0", "1", "2", "3"}
 
 
-def test_never_more_files_open_than_allowed(tmp_path: Path) -> None:
-    sink = WriteTask(
-        tmp_path, "x", WriteOptions(str(tmp_path), partition_by=("p",)), max_open_files=3
-    )
+def test_never_more_files_open_than_allowed(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(write_task, "MAX_OPEN_FILES", 3)
+    sink = WriteTask(tmp_path, "x", WriteOptions(str(tmp_path), partition_by=("p",)))
     most = 0
 
     def batches():

@@ -1,0 +1,108 @@
+"""The data sources that Spark finds by name: TFRecord files, with what a build adds to their write.
+
+That is fitted encoders, and statistics of each shard. Spark starts a process each to look a format
+up, to plan a write and to commit it: what needs compiled code is imported where an option asks for
+it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from conf.encoders import ENCODERS_FILE
+from conf.errors import ConfigError
+from conf.paths import local_path
+from etl.tfrecord.datasource import TFRecordDataSource
+from etl.tfrecord.options import WriteOptions
+from etl.tfrecord.spark.write_plan import WriteHooks
+from etl.tfrecord.types.values import flatten_lists
+
+if TYPE_CHECKING:
+    from etl.encoders.pipeline import EncoderPipeline
+    from etl.quality.statistics import StatisticsAccumulator
+    from etl.tfrecord.files.writer import ShardStatistics
+
+
+def open_encoders(path: str) -> EncoderPipeline:
+    """Reads fitted encoders; the tasks of a process share them while their plan is the same file.
+
+    Args:
+        path: Directory of the encoders.
+
+    Raises:
+        InputDataError: They are missing or damaged.
+    """
+    file = local_path(path) / ENCODERS_FILE
+    # A plan that is not there has no state: what reads it says so.
+    state = file.stat() if file.is_file() else None
+    return _read_pipeline(path, state and (state.st_ino, state.st_mtime_ns, state.st_size))
+
+
+@lru_cache(maxsize=1)
+def _read_pipeline(path: str, state: tuple[int, int, int] | None) -> EncoderPipeline:
+    from etl.encoders.pipeline import read_pipeline
+
+    return read_pipeline(path)
+
+
+def build_statistics(options: WriteOptions, schema: pa.Schema) -> ShardStatistics:
+    """Builds the statistics of a shard.
+
+    Args:
+        options: Options of the write.
+        schema: Schema of the records.
+
+    Raises:
+        ConfigError: A package that the statistics need is not installed.
+        InputDataError: A feature of a type that has no statistics.
+    """
+    if options.feature_lists:
+        return _ListStatistics(options, schema)
+    return _accumulate(options, schema)
+
+
+class _ListStatistics:
+    """Statistics of records with feature lists: of the lists' values, as without nesting."""
+
+    def __init__(self, options: WriteOptions, schema: pa.Schema) -> None:
+        self._names = options.feature_lists
+        empty = pa.RecordBatch.from_pylist([], schema=schema)
+        self._accumulator = _accumulate(options, flatten_lists(empty, self._names).schema)
+
+    def update(self, batch: pa.RecordBatch) -> None:
+        self._accumulator.update(flatten_lists(batch, self._names))
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self._accumulator.to_dict())
+
+
+def _accumulate(options: WriteOptions, schema: pa.Schema) -> StatisticsAccumulator:
+    try:
+        from etl.quality.label_statistics import LabelFocus
+        from etl.quality.statistics import StatisticsAccumulator
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "option statistics needs a package that is not installed",
+            received=f"no package {error.name!r} in the environment of Spark's executors",
+            fix="install Sluice with its extra `etl` there, or leave option statistics out",
+        ) from error
+    label, slices = options.statistics_label, options.statistics_slices
+    return StatisticsAccumulator(schema, LabelFocus(label, slices) if label else None)
+
+
+class RecordDataSource(TFRecordDataSource):
+    """`format("tfrecord")`, with the encoders and statistics of a build."""
+
+    hooks = WriteHooks(open_encoders, build_statistics)
+
+
+class SluiceDataSource(RecordDataSource):
+    """The same under a name that no JVM connector claims."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "sluice"
