@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar, runtime_checkable
 from urllib.parse import unquote, urlparse
 
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
@@ -62,6 +62,19 @@ class ReadablePath(Protocol):
 
     def read_text(self, encoding: str | None = None, errors: str | None = None) -> str:
         """The content of the file, decoded."""
+        ...
+
+
+@runtime_checkable
+class StoreDirectory(Protocol):
+    """A directory in an object store: what a `ReadablePath` there can say besides."""
+
+    def list_bytes(self) -> dict[str, int]:
+        """Size of each object below, by its path from here."""
+        ...
+
+    def has_bucket(self) -> bool:
+        """Whether the bucket is there, or the store does not tell."""
         ...
 
 
@@ -305,17 +318,27 @@ class DatasetPaths:
         return self.versions / f"{STAGING_PREFIX}{version_id}"
 
 
-def resolve_version(path: str | os.PathLike[str]) -> Path:
-    """Returns the directory of the version that a path stands for.
+def resolve_version(place: ReadablePathT) -> ReadablePathT:
+    """Returns the place of the version that a path stands for.
 
     Args:
-        path: A dataset (`<root>/<name>`: its current version) or one version's directory.
+        place: A dataset (`<root>/<name>`: its current version) or one version.
 
     Raises:
         UpstreamNotReadyError: Nothing has been published there yet.
         InputDataError: `CURRENT` names a version that does not exist.
+        ConfigError: The object store cannot be reached or refuses, or has no such bucket.
     """
-    return resolve_entry(local_path(path), VERSION)
+    try:
+        return resolve_entry(place, VERSION)
+    except UpstreamNotReadyError:
+        if not isinstance(place, StoreDirectory) or place.has_bucket():
+            raise
+        raise ConfigError(
+            "there is no such bucket",
+            received=str(place),
+            fix="correct the path, or the endpoint and region that the environment names",
+        ) from None
 
 
 def find_version(shard: Path) -> Path | None:
@@ -342,35 +365,23 @@ def published_versions(base: Path) -> list[str]:
     return complete_entries(base, VERSION)
 
 
-def read_manifest(version: Path, tolerates: ToleratesShard | None = None) -> Manifest:
-    """Reads a version's manifest and checks that each shard is there in its full size.
-
-    Args:
-        version: The version.
-        tolerates: As for `load_manifest`.
-
-    Raises:
-        InputDataError: The manifest is damaged, or a shard is missing or has another size.
-    """
-    return load_manifest(version, partial(_find_bytes, version), tolerates)
-
-
-def load_manifest(
-    version: ReadablePath,
-    find_bytes: Callable[[str], int | None],
-    tolerates: ToleratesShard | None = None,
-) -> Manifest:
+def read_manifest(version: ReadablePath, tolerates: ToleratesShard | None = None) -> Manifest:
     """Reads the manifest of a version, wherever it lies, and checks the files that it lists.
 
+    In an object store one listing gives the sizes.
+
     Args:
         version: The version.
-        find_bytes: Size of a file of the version; None where it is missing.
         tolerates: Whether the caller may skip a shard that is missing or of another size; None
             refuses them all.
 
     Raises:
         InputDataError: The manifest is damaged, or a file is missing or has another size.
+        ConfigError: The object store cannot be reached or refuses.
     """
+    find_bytes: Callable[[str], int | None] = partial(_find_bytes, version)
+    if isinstance(version, StoreDirectory):
+        find_bytes = version.list_bytes().get
     file = version / MANIFEST_FILE
     try:
         text = file.read_text(encoding="utf-8")
@@ -401,9 +412,9 @@ def list_unlisted_files(version_dir: Path | str, manifest: Manifest) -> list[str
     return sorted(found - listed)
 
 
-def _find_bytes(version: Path, relative: str) -> int | None:
+def _find_bytes(version: ReadablePath, relative: str) -> int | None:
     try:
-        return (version / relative).stat().st_size
+        return Path(str(version), relative).stat().st_size
     except OSError:
         return None
 

@@ -14,7 +14,7 @@ import typer
 from conf.errors import ConfigError
 from conf.etl.output import SparkConfig
 from conf.manifest import Manifest
-from conf.paths import read_manifest, resolve_version
+from conf.paths import local_path, read_manifest, resolve_version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,7 +78,7 @@ def main(
 
     if log_format is not None and log_format not in FORMATS:
         raise ConfigError("no such format", received=log_format, allowed=", ".join(FORMATS))
-    version = resolve_version(dataset)
+    version = resolve_version(local_path(dataset))
     manifest = read_manifest(version)
     session = build_session(SparkConfig(), "sluice skew")
     try:

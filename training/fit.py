@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from conf.manifest import MANIFEST_FILE, Manifest
+from conf.paths import read_manifest, resolve_version
 from conf.run import INPUT_COUNTS_FILE, update_run_card
 from conf.training.train import StepRange, TrainConfig
-from etl.tfrecord.files.locations import find_path, read_manifest, resolve_version
+from etl.tfrecord.reading import find_path
 from training.checkpoint.restore import (
     manifest_sha256,
     read_dataset_reference,
@@ -139,7 +140,7 @@ def plan_run(config: TrainConfig) -> dict[str, Any]:
     Raises:
         SluiceError: The config, the dataset or the devices do not fit.
     """
-    version_dir = resolve_version(config.dataset)
+    version_dir = resolve_version(find_path(config.dataset))
     data = TrainingData(version_dir, read_manifest(version_dir, config.input.tolerates))
     strategy, devices = plan_devices(config.devices, config.input.batch_size)
     trainer = Trainer(config, data, strategy, _NoProgress())
@@ -208,7 +209,7 @@ def _find_start(config: TrainConfig, progress: TrainingProgress, resume: bool) -
 
 
 def _start_anew(config: TrainConfig) -> _Start:
-    version_dir = resolve_version(config.dataset)
+    version_dir = resolve_version(find_path(config.dataset))
     manifest = read_manifest(version_dir, config.input.tolerates)
     return _Start(TrainingData(version_dir, manifest), None)
 

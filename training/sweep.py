@@ -28,12 +28,12 @@ from conf.errors import (
     did_you_mean,
 )
 from conf.load import override_config
-from conf.paths import write_text_atomic
+from conf.paths import read_manifest, resolve_version, write_text_atomic
 from conf.run import RUN_CARD_FILE, read_json, resolve_run, write_json
 from conf.schema import fingerprint
 from conf.training.sweep import ChoicesConfig, RangeConfig, SweepConfig
 from conf.training.train import TrainConfig
-from etl.tfrecord.files.locations import read_manifest, resolve_version
+from etl.tfrecord.reading import find_path
 from training.fit import fit_run
 from training.loop.epoch_records import LOSS_METRIC, EpochRecord, read_history
 from training.loop.validation import is_scored_by_label, is_validated
@@ -349,7 +349,8 @@ def find_metric(config: TrainConfig, sweep: SweepConfig) -> str:
     metric = sweep.metric or default
     if metric == LOSS_METRIC:
         return metric
-    manifest = read_manifest(resolve_version(config.dataset), config.input.tolerates)
+    version = resolve_version(find_path(config.dataset))
+    manifest = read_manifest(version, config.input.tolerates)
     if not is_validated(config, manifest):
         raise ConfigError(
             "trials are compared by a validation metric, and the dataset has no validation split",

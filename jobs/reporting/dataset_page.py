@@ -486,7 +486,7 @@ def find_other(version: Path, against: str) -> Path:
     elif ENTRY_NAME_PATTERN.fullmatch(against) and against in known:
         return base / VERSIONS_DIR / against
     elif local_path(against).exists():
-        return resolve_version(against)
+        return resolve_version(local_path(against))
     raise ConfigError(
         "there is no such version to compare with",
         received=against,

@@ -20,7 +20,7 @@ import pyarrow as pa
 from conf.encoders import ENCODERS_DIR, ENCODERS_FILE, EncoderPlan
 from conf.errors import InputDataError, SluiceError
 from conf.manifest import Manifest
-from conf.paths import ReadablePath, ToleratesShard
+from conf.paths import ReadablePath, ToleratesShard, read_manifest, resolve_version
 from conf.run import (
     HISTORY_FILE,
     METRICS_FILE,
@@ -32,7 +32,7 @@ from conf.run import (
 from conf.training.input import InputConfig
 from etl.encoders.vocabulary import load_vocabulary
 from etl.tfrecord.codec.decode import read_batches
-from etl.tfrecord.files.locations import FileOpener, read_manifest, resolve_version
+from etl.tfrecord.files.locations import FileOpener, find_path
 from etl.tfrecord.types.features import WireFeature
 
 CATALOG_SPLIT = "catalog"
@@ -194,7 +194,7 @@ def read_run(run: Path) -> RunData:
     metrics = _attempt("metrics", gaps, lambda: _read_optional(run / METRICS_FILE))
     if metrics is None:
         gaps.setdefault("metrics", "This run is not evaluated yet; sluice evaluate does that.")
-    version = _attempt("dataset", gaps, lambda: resolve_version(_dataset_path(card)))
+    version = _attempt("dataset", gaps, lambda: resolve_version(find_path(_dataset_path(card))))
     manifest: Manifest | None = None
     catalogue: ItemCatalogue | None = None
     if version is not None:

@@ -45,7 +45,7 @@ def test_current_and_direct_paths_resolve(tmp_path):
     version = publish(tmp_path)
     assert resolve_version(tmp_path) == version
     assert resolve_version(version) == version
-    assert resolve_version(f"file://{tmp_path}") == version
+    assert resolve_version(local_path(f"file://{tmp_path}")) == version
     assert published_versions(tmp_path) == ["v1"]
 
 

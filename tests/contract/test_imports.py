@@ -17,19 +17,8 @@ from jobs.cli import EXTRAS
 
 ROOT = Path(__file__).parents[2]
 STDLIB = set(sys.stdlib_module_names)
-WIRE_FOR_TRAINING = {
-    "etl.tfrecord.files.framing",
-    "etl.tfrecord.codec.crc32c",
-    "etl.tfrecord.codec.decode",
-    "etl.tfrecord.codec.decode_columns",
-    "etl.tfrecord.codec.decode_packed",
-    "etl.tfrecord.codec.rows",
-    # Compiles the index of dynamic tables, with the same cache on disk.
-    "etl.tfrecord.codec.kernels",
-    # Opens shards wherever they lie; the wire's one description of object stores, pyarrow alone.
-    "etl.tfrecord.files.locations",
-    "etl.tfrecord.types.features",
-}
+# The second module until the cache of compiled code finds kernels without its name.
+WIRE_FOR_TRAINING = {"etl.tfrecord.reading", "etl.tfrecord.codec.kernels"}
 WIRE_PACKAGES = {"numpy", "numba", "llvmlite", "pyarrow", "conf", "etl"}
 CONF_PURE = ("errors", "dates", "schema", "manifest", "paths", "run", "encoders", "operations")
 TENSORFLOW = {"tensorflow", "keras"}

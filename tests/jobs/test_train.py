@@ -150,8 +150,8 @@ def test_exit_codes(arguments, code, message, dataset: Path, tmp_path: Path, cap
 
 
 def test_warnings_follow_the_log_format(dataset: Path, tmp_path: Path, capsys) -> None:
-    manifest = read_manifest(resolve_version(str(dataset)))
-    version = Path(shutil.copytree(resolve_version(str(dataset)), tmp_path / "blind"))
+    manifest = read_manifest(resolve_version(dataset))
+    version = Path(shutil.copytree(resolve_version(dataset), tmp_path / "blind"))
     blind = replace(manifest, keys=replace(manifest.keys, seen=None))
     (version / "manifest.json").write_text(blind.dumps())
     arguments = ["--dataset", str(version), "--set", f"root={tmp_path}", *SMALL]

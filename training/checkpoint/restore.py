@@ -10,11 +10,11 @@ from typing import Literal
 
 from conf.errors import InputDataError, UpstreamNotReadyError
 from conf.manifest import Manifest
-from conf.paths import ReadablePath, ToleratesShard
+from conf.paths import ReadablePath, ToleratesShard, read_manifest
 from conf.run import CHECKPOINTS_DIR, RUN_CARD_FILE, read_json
 from conf.schema import FeatureSpec, fingerprint
 from conf.training.train import TrainConfig
-from etl.tfrecord.files.locations import find_path, read_manifest
+from etl.tfrecord.reading import find_path
 from training.checkpoint.checkpoint_files import (
     STATE_PREFIX,
     CheckpointMetadata,
@@ -143,7 +143,7 @@ def read_run_manifest(
         version_dir: Directory of the version.
         expected_sha256: Fingerprint of the manifest that the run read.
         specs: Features that its model was built for.
-        tolerates: As for `conf.paths.load_manifest`.
+        tolerates: As for `conf.paths.read_manifest`.
 
     Raises:
         InputDataError: It is gone, or is not the one that the run read; names the feature that

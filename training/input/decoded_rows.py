@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from etl.tfrecord.codec.rows import allocate
+from etl.tfrecord.reading import allocate
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import numpy as np
 
 from conf.errors import InputDataError
 from conf.manifest import Manifest
-from conf.paths import ReadablePath
+from conf.paths import ReadablePath, read_manifest, resolve_version
 from conf.training.input import InputConfig
-from etl.tfrecord.files.locations import read_manifest, resolve_version
+from etl.tfrecord.reading import find_path
 from training.input.decoded_rows import DecodedRows
 from training.input.feature_columns import FeatureColumn, check_specs, plan_columns, select_features
 from training.input.row_sampling import mix_rows, skip_batches
@@ -39,7 +39,7 @@ def find_mixed(
     found: list[tuple[ReadablePath, Manifest]] = []
     specs = select_features(manifest, names)
     for part in config.mix:
-        version_dir = resolve_version(part.dataset)
+        version_dir = resolve_version(find_path(part.dataset))
         other = read_manifest(version_dir, config.tolerates)
         check_specs(other, specs)
         found.append((version_dir, other))

@@ -18,9 +18,15 @@ import pyarrow as pa
 from conf.errors import InputDataError
 from conf.manifest import Manifest, ShardInfo
 from conf.paths import ReadablePath, atomic_file
-from etl.tfrecord.codec.crc32c import crc32c
-from etl.tfrecord.files.framing import HEADER_BYTES, BadRange, RecordBlock, read_record_blocks
-from etl.tfrecord.files.locations import Compression, FileOpener
+from etl.tfrecord.reading import (
+    HEADER_BYTES,
+    BadRange,
+    Compression,
+    FileOpener,
+    RecordBlock,
+    crc32c,
+    read_record_blocks,
+)
 from training.input.damage import DamagePolicy
 
 WIRE_COMPRESSIONS: dict[str | None, Compression | None] = {

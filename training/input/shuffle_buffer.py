@@ -19,9 +19,15 @@ import pyarrow as pa
 
 from conf.errors import InputDataError
 from conf.schema import PackedSlot
-from etl.tfrecord.codec.rows import RowWriter, allocate, join_steps, list_lengths
-from etl.tfrecord.files.framing import CorruptRecordError, RecordBlock
-from etl.tfrecord.types.features import WireFeature
+from etl.tfrecord.reading import (
+    CorruptRecordError,
+    RecordBlock,
+    RowWriter,
+    WireFeature,
+    allocate,
+    join_steps,
+    list_lengths,
+)
 from training.input.damage import DamagePolicy
 from training.input.decoded_rows import DecodedRows
 from training.input.decoders import BlockDecoder, build_block_decoder

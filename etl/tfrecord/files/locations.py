@@ -20,17 +20,8 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
-from conf.errors import ConfigError, UpstreamNotReadyError, did_you_mean
-from conf.manifest import Manifest
-from conf.paths import (
-    VERSION,
-    ReadablePath,
-    ToleratesShard,
-    load_manifest,
-    local_path,
-    resolve_entry,
-)
-from conf.paths import read_manifest as read_local_manifest
+from conf.errors import ConfigError, did_you_mean
+from conf.paths import local_path
 from etl.tfrecord.files.object_store import (
     ANONYMOUS,
     CONNECTORS,
@@ -455,47 +446,3 @@ def find_path(path: str | os.PathLike[str]) -> Path | StoredPath:
     """
     text = os.fspath(path)
     return StoredPath(parse_storage(text)) if is_remote(text) else local_path(text)
-
-
-def resolve_version(path: str | os.PathLike[str]) -> Path | StoredPath:
-    """Returns the place of the dataset version that a path or URI stands for.
-
-    Args:
-        path: A dataset (its current version), or one version.
-
-    Raises:
-        ConfigError: The store cannot be reached or refuses, or there is no such bucket.
-        UpstreamNotReadyError: Nothing has been published there yet.
-        InputDataError: `CURRENT` names a version that does not exist.
-    """
-    place = find_path(path)
-    if isinstance(place, Path):
-        return resolve_entry(place, VERSION)
-    try:
-        return resolve_entry(place, VERSION)
-    except UpstreamNotReadyError:
-        if place.has_bucket():
-            raise
-        raise ConfigError(
-            "there is no such bucket",
-            received=str(place),
-            fix="correct the path, or the endpoint and region that the environment names",
-        ) from None
-
-
-def read_manifest(version: ReadablePath, tolerates: ToleratesShard | None = None) -> Manifest:
-    """Reads a version's manifest and checks that each file is there in its full size.
-
-    In an object store one listing tells the sizes.
-
-    Args:
-        version: The version.
-        tolerates: As for `conf.paths.load_manifest`.
-
-    Raises:
-        ConfigError: The store cannot be reached or refuses.
-        InputDataError: The manifest is damaged, or a file is missing or has another size.
-    """
-    if isinstance(version, StoredPath):
-        return load_manifest(version, version.list_bytes().get, tolerates)
-    return read_local_manifest(Path(str(version)), tolerates)

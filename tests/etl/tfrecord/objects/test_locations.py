@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from conf import paths
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
+from conf.paths import read_manifest, resolve_version
 from etl.tfrecord.files.locations import (
     FileOpener,
     StoredPath,
@@ -22,8 +22,6 @@ from etl.tfrecord.files.locations import (
     is_remote,
     parse_path,
     parse_storage,
-    read_manifest,
-    resolve_version,
     split_storage_options,
 )
 from etl.tfrecord.files.object_store import Storage, add_environment, connect, unreachable
@@ -192,9 +190,10 @@ def test_refused_credentials_end_in_a_message(monkeypatch: pytest.MonkeyPatch) -
     with run_server("s3", INITIAL_NO_AUTH_ACTION_COUNT="2") as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
-        for call in (resolve_version, lambda uri: read_manifest(resolve_version(uri))):
+        place = find_path(f"s3://{BUCKET}/data")
+        for call in (resolve_version, lambda place: read_manifest(resolve_version(place))):
             with pytest.raises(ConfigError, match="cannot be reached") as refused:
-                call(f"s3://{BUCKET}/data")
+                call(place)
             assert "ACCESS_DENIED" in str(refused.value)
             assert "credentials" in str(refused.value)
             assert SERVER_SECRET not in str(refused.value)
@@ -205,11 +204,12 @@ def test_hdfs_without_a_client_says_what_to_install() -> None:
     """In a process of its own: the library is looked for once per process."""
     code = (
         "from conf.errors import ConfigError\n"
-        "from etl.tfrecord.files.locations import resolve_version\n"
+        "from conf.paths import resolve_version\n"
+        "from etl.tfrecord.files.locations import find_path\n"
         "from etl.tfrecord.files.input_files import list_input_files\n"
         "from etl.tfrecord.options import parse_read_options\n"
         "def read(uri): list_input_files(parse_read_options({'path': uri}))\n"
-        "for call in (resolve_version, read):\n"
+        "for call in (lambda uri: resolve_version(find_path(uri)), read):\n"
         "    try: call('hdfs://namenode:9000/data')\n"
         "    except ConfigError as error: print(error)\n"
     )
@@ -247,8 +247,8 @@ def test_local_paths_are_paths(tmp_path: Path) -> None:
     (version / "train" / "part-0").write_bytes(b"x" * 10)
     (version / "manifest.json").write_text(build_manifest("v1").dumps())
     (tmp_path / "CURRENT").write_text("v1\n")
-    assert resolve_version(str(tmp_path)) == version
-    assert read_manifest(version) == paths.read_manifest(version)
+    assert resolve_version(find_path(str(tmp_path))) == version
+    assert read_manifest(version) == build_manifest("v1")
 
 
 def test_places_in_stores() -> None:
@@ -264,11 +264,11 @@ def test_places_in_stores() -> None:
 def test_current_and_direct_places_resolve(any_root: Storage) -> None:
     publish(any_root, "v0")
     version = publish(any_root)
-    assert str(resolve_version(any_root.uri)) == version.uri
-    assert str(resolve_version(version.uri)) == version.uri
-    assert read_manifest(resolve_version(any_root.uri)) == build_manifest("v1")
+    assert str(resolve_version(find_path(any_root.uri))) == version.uri
+    assert str(resolve_version(find_path(version.uri))) == version.uri
+    assert read_manifest(resolve_version(find_path(any_root.uri))) == build_manifest("v1")
     any_root.put("CURRENT", b"v0")
-    assert str(resolve_version(any_root.uri)) == f"{any_root.uri}/versions/v0"
+    assert str(resolve_version(find_path(any_root.uri))) == f"{any_root.uri}/versions/v0"
 
 
 @pytest.mark.parametrize("current", [b"v2", b"../../etc", b"", b"\xff"])
@@ -276,20 +276,20 @@ def test_current_that_names_no_version_is_refused(any_root: Storage, current: by
     publish(any_root)
     any_root.put("CURRENT", current)
     with pytest.raises(InputDataError, match="names a published dataset version that is not there"):
-        resolve_version(any_root.uri)
+        resolve_version(find_path(any_root.uri))
 
 
 def test_nothing_there_and_no_bucket(any_root: Storage) -> None:
     any_root.put("x", b"")
     with pytest.raises(UpstreamNotReadyError):
-        resolve_version(any_root.child("none").uri)
+        resolve_version(find_path(any_root.child("none").uri))
     with pytest.raises(ConfigError, match="no such bucket"):
-        resolve_version(f"{any_root.scheme}://nowhere/none")
+        resolve_version(find_path(f"{any_root.scheme}://nowhere/none"))
 
 
 def test_missing_cut_and_escaping_objects_are_refused(any_root: Storage) -> None:
     version = publish(any_root)
-    place = resolve_version(any_root.uri)
+    place = resolve_version(find_path(any_root.uri))
     version.put("train/part-0", b"x" * 9)
     with pytest.raises(InputDataError, match="not as long"):
         read_manifest(place)

@@ -1,0 +1,50 @@
+"""What training reads TFRecord files with: all that it imports of `etl`, and nothing else is here.
+
+Records of a file, damage, paths and URIs, decoders, rows of batches, checksums, and the compiler of
+kernels.
+"""
+
+from etl.tfrecord.codec.crc32c import crc32c
+from etl.tfrecord.codec.decode import build_decoder
+from etl.tfrecord.codec.decode_columns import BadRecord
+from etl.tfrecord.codec.decode_packed import PackedDecoder, has_slots, packed_features
+from etl.tfrecord.codec.kernels import inlined, kernel
+from etl.tfrecord.codec.rows import RowWriter, allocate, join_steps, list_lengths
+from etl.tfrecord.files.framing import (
+    FIX_CORRUPT,
+    HEADER_BYTES,
+    BadRange,
+    CorruptRecordError,
+    RecordBlock,
+    corrupt_record,
+    read_record_blocks,
+)
+from etl.tfrecord.files.locations import Compression, FileOpener, find_path, is_remote
+from etl.tfrecord.types.features import WireFeature
+
+__all__ = [
+    "FIX_CORRUPT",
+    "HEADER_BYTES",
+    "BadRange",
+    "BadRecord",
+    "Compression",
+    "CorruptRecordError",
+    "FileOpener",
+    "PackedDecoder",
+    "RecordBlock",
+    "RowWriter",
+    "WireFeature",
+    "allocate",
+    "build_decoder",
+    "corrupt_record",
+    "crc32c",
+    "find_path",
+    "has_slots",
+    "inlined",
+    "is_remote",
+    "join_steps",
+    "kernel",
+    "list_lengths",
+    "packed_features",
+    "read_record_blocks",
+]
