@@ -16,9 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 from conf.errors import ConfigError, InputDataError
 from conf.manifest import MANIFEST_FILE, Manifest
 from conf.paths import read_manifest
-from etl.tfrecord.commit.output_manifest import read_output_manifest
 from jobs.inspection.records import (
-    list_packed_columns,
     read_dataset_head,
     read_files_head,
     read_head,
@@ -127,8 +125,7 @@ def _inspect_files(directory: Path, head: int | None) -> dict[str, Any]:
         summary, result = summarize_files(directory, on_bytes)
     summary["verification"] = result.to_json()
     if head is not None and not result.problems:
-        packed = list_packed_columns(read_output_manifest(directory))
-        summary["head"] = read_files_head(files, head, summary["record_type"], packed)
+        summary["head"] = read_files_head(files, head, summary["record_type"])
     return summary
 
 

@@ -252,11 +252,11 @@ def _check_combinations(options: WriteOptions) -> None:
             received=f"recordType {options.record_type}, encoders {options.encoders}",
             fix="leave it out: columns that are lists of lists become feature lists by themselves",
         )
-    if options.slots and (options.lowering.layout == "packed" or options.encoders is None):
+    if options.slots and options.encoders is None:
         raise ConfigError(
             "option packedSlots is for encoded records",
-            received=f"layout {options.lowering.layout}, encoders {options.encoders}",
-            fix="give option layout=packed instead",
+            received="no option encoders",
+            fix="leave it out",
         )
     if options.shard_ranges and (options.encoders is None or not options.deterministic_names):
         raise ConfigError(

@@ -182,7 +182,7 @@ def read_table_batches(
     target = infer_table_schema(paths, record_type, slots) if schema is None else schema
     if record_type == "ByteArray":
         return target, _read_payloads(paths, target)
-    raising = plan_from_example(target, record_type, lowering or TypeOptions(), {})
+    raising = plan_from_example(target, record_type, lowering)
     decoder = build_decoder(raising.features, record_type, slots)
 
     def read() -> Iterator[pa.RecordBatch]:

@@ -1,8 +1,8 @@
-"""The first records of shards as plain values, columns of the packed layout by name."""
+"""The first records of shards as plain values, features of the packed layout by name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,30 +12,27 @@ from conf.manifest import Manifest
 from conf.schema import FeatureSchema, PackedSlot
 from etl.tfrecord.codec.decode import build_decoder, read_batches
 from etl.tfrecord.codec.infer import infer_features
-from etl.tfrecord.commit.output_manifest import OutputManifest
 from etl.tfrecord.files.framing import read_record_blocks
 from etl.tfrecord.types.features import RecordType, WireFeature
-from etl.tfrecord.types.to_example import read_description
 
 
 @dataclass(frozen=True)
 class PackedColumn:
-    """A column inside of a packed feature.
+    """A feature inside of a packed feature.
 
     Attributes:
-        name: The column, or the part of one that has a place of its own.
+        name: The feature.
         feature: The list feature that holds it.
         place: Position of its first value in each record's list, from 0.
         width: How many values it has there.
-        type: Spark's type of the column, or a feature's type; None where the manifest does not
-            say.
+        type: The feature's type.
     """
 
     name: str
     feature: str
     place: int
     width: int
-    type: str | None
+    type: str
 
     def to_json(self) -> dict[str, Any]:
         """Returns the column as a JSON object."""
@@ -47,27 +44,6 @@ class PackedColumn:
         }
 
 
-def list_packed_columns(committed: OutputManifest | None) -> tuple[PackedColumn, ...]:
-    """Lists the packed columns that a directory's manifest names, in the order of their places.
-
-    Raises:
-        InputDataError: The manifest's account of the columns is damaged.
-    """
-    if committed is None:
-        return ()
-    fields = (committed.columns or {}).get("fields", ())
-    types = {field["name"]: field["type"] for field in fields if isinstance(field["type"], str)}
-    columns = []
-    for feature, slots in read_description(committed.lowering)[1].items():
-        place = 0
-        for slot in slots:
-            columns.append(
-                PackedColumn(slot.name, feature, place, slot.width, types.get(slot.name))
-            )
-            place += slot.width
-    return tuple(columns)
-
-
 def list_packed_features(manifest: Manifest) -> tuple[PackedColumn, ...]:
     """Lists the features of a dataset version that share list features."""
     schema = manifest.schema
@@ -75,30 +51,6 @@ def list_packed_features(manifest: Manifest) -> tuple[PackedColumn, ...]:
         PackedColumn(s.feature, s.packed, s.offset, s.length, schema[s.feature].dtype)
         for s in manifest.slots
     )
-
-
-def unpack_record(record: Mapping[str, Any], columns: Sequence[PackedColumn]) -> dict[str, Any]:
-    """Returns a record with its packed columns by name, in the place of the packed features.
-
-    A list that is not as long as the manifest says stays as it is: its places mean nothing.
-    """
-    lengths: dict[str, int] = {}
-    for column in columns:
-        lengths[column.feature] = column.place + column.width
-    known = {name for name, size in lengths.items() if len(_as_list(record.get(name))) == size}
-    unpacked = {name: value for name, value in record.items() if name not in known}
-    for column in columns:
-        if column.feature in known:
-            values = _as_list(record[column.feature])[column.place : column.place + column.width]
-            unpacked[column.name] = values[0] if column.width == 1 else values
-    return unpacked
-
-
-def _as_list(value: Any) -> list[Any]:
-    """A list of one value may be decoded as the value itself."""
-    if value is None:
-        return []
-    return value if isinstance(value, list) else [value]
 
 
 def wire_features(schema: FeatureSchema) -> list[WireFeature]:
@@ -165,10 +117,7 @@ def read_dataset_head(
 
 
 def read_files_head(
-    files: Sequence[Path],
-    count: int,
-    record_type: RecordType,
-    packed: Sequence[PackedColumn] = (),
+    files: Sequence[Path], count: int, record_type: RecordType
 ) -> list[dict[str, Any]]:
     """Reads the first records of files of any record type; see `read_head`.
 
@@ -176,7 +125,6 @@ def read_files_head(
         files: The files, in order.
         count: Records wanted.
         record_type: What their payloads are.
-        packed: Columns that share a list feature; records show them by name.
     """
     records: list[dict[str, Any]] = []
     features = [WireFeature("byteArray", "bytes")]
@@ -186,7 +134,7 @@ def read_files_head(
     for block in (block for path in files for block in read_record_blocks(path)):
         for row in decoder.decode_block(block).slice(0, count - len(records)).to_pylist():
             present = {name: _plain(value) for name, value in row.items() if value is not None}
-            records.append(unpack_record(present, packed) if packed else present)
+            records.append(present)
         if len(records) >= count:
             break
     return records

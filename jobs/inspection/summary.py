@@ -32,7 +32,7 @@ from etl.tfrecord.files.framing import (
     detect_compression,
     read_record_blocks,
 )
-from jobs.inspection.records import list_packed_columns, list_packed_features
+from jobs.inspection.records import list_packed_features
 from jobs.inspection.verify import OnBytes, Problem, Verification, count_records, read_checksum
 
 _SIZE_BINS = 33  # record lengths are below 2**31
@@ -182,7 +182,6 @@ def summarize_files(
         "compressions": sorted(survey.compressions),
         "partition_columns": [] if committed is None else list(committed.partition_columns),
         "record_sizes": survey.sizes.to_json(),
-        "packed_columns": [column.to_json() for column in list_packed_columns(committed)],
         "features": [
             {
                 "name": feature.name,

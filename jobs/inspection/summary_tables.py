@@ -160,8 +160,6 @@ def _list_files(summary: Mapping[str, Any]) -> Iterator[TextTable]:
     })  # fmt: skip
     if summary["features"]:
         yield _features(summary["features"])
-    if summary["packed_columns"]:
-        yield _packed_columns(summary["packed_columns"])
     yield _record_sizes(summary["record_sizes"])
 
 
@@ -171,7 +169,7 @@ def _packed_columns(columns: Sequence[Mapping[str, Any]]) -> TextTable:
     for column in columns:
         first, last = column["places"]
         place = str(first) if first == last else f"{first} to {last}"
-        rows.append((column["name"], column["type"] or MISSING, column["feature"], place))
+        rows.append((column["name"], column["type"], column["feature"], place))
     header = ("column", "type", "packed in", "place")
     return TextTable("packed columns", header, tuple(rows), frozenset({"place"}))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from conf.errors import ConfigError, InputDataError
 from conf.manifest import Manifest
 from conf.schema import (
+    ABSENT_SLOTS_FEATURE,
     FeatureSchema,
     FeatureSpec,
     PackedSlot,
@@ -20,8 +22,8 @@ from conf.schema import (
     parse_slots,
     plan_slots,
 )
-from etl.tfrecord.types.bare_packed import PACKED_PREFIX, packed_kind
 from etl.tfrecord.types.features import WireFeature
+from etl.tfrecord.types.packed_slots import SlotPacking
 from tests.datasets import build_manifest
 
 specs = st.builds(
@@ -99,10 +101,10 @@ def test_scalars_get_slots_type_by_type_and_lists_none():
 
 
 def test_names_are_those_of_the_data_source():
-    for spec in SCHEMA.features:
-        kind = packed_kind(WireFeature(spec.name, spec.dtype).arrow_type)
-        slot = next((slot for slot in plan_slots(SCHEMA) if slot.feature == spec.name), None)
-        assert slot is None or slot.packed == f"{PACKED_PREFIX}{kind}"
+    scalars = [spec for spec in SCHEMA.features if not spec.is_list]
+    columns = pa.schema([(s.name, WireFeature(s.name, s.dtype).arrow_type) for s in scalars])
+    packed = SlotPacking(columns, plan_slots(SCHEMA)).schema
+    assert set(packed.names) == {*packed_lengths(plan_slots(SCHEMA)), ABSENT_SLOTS_FEATURE}
 
 
 def test_a_manifest_keeps_its_slots():

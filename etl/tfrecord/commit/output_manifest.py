@@ -267,7 +267,7 @@ def _reading_rules(lowering: Mapping[str, Any]) -> Any:
         for name, policy in policies.items()
     }
     separator = lowering.get("struct_separator", ".")
-    return rules, separator, lowering.get("slots", {}), lowering.get("renamed", {})
+    return rules, separator, lowering.get("renamed", {})
 
 
 def _traits(committed: OutputManifest) -> dict[str, Any]:
@@ -277,7 +277,6 @@ def _traits(committed: OutputManifest) -> dict[str, Any]:
         "compression": (committed.compression or "none").lower(),
         "partition columns": [list(column) for column in committed.partition_columns],
         "layout": lowering.get("layout", "columns"),
-        "slots": lowering.get("slots", {}),
         "timestamps": _timestamp_policies(lowering),
     }
 

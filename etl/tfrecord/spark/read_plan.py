@@ -197,13 +197,13 @@ def _data_schema(options: ReadOptions, listing: InputListing) -> spark_types.Str
         return spark_types.StructType().add(BYTE_ARRAY_COLUMN, spark_types.BinaryType())
     committed = listing.committed
     if committed is not None and committed.record_type == record_type:
-        _, slots = read_description(committed.lowering)
+        read_description(committed.lowering)  # refuses one that is damaged
         features: Sequence[WireFeature] = committed.features
         binary = committed.lowering.get("binary", ())
     else:
         from etl.tfrecord.spark.schema_sample import infer_sample  # compiled, and seldom needed
 
-        slots, binary = {}, ()
+        binary = ()
         features = infer_sample(listing.files, options, record_type)
     if not features:
         raise InputDataError(
@@ -211,7 +211,7 @@ def _data_schema(options: ReadOptions, listing: InputListing) -> spark_types.Str
             received=", ".join(options.paths),
             fix="give a schema: spark.read.schema(...)",
         )
-    schema = to_spark_schema(features, slots, binary=binary)
+    schema = to_spark_schema(features, binary=binary)
     if options.reads_features or committed is None or committed.record_type != record_type:
         return schema
     return restore_columns(schema, committed)
@@ -298,10 +298,10 @@ def plan_read(
         features = tuple(WireFeature(name, "bytes") for name in data.names)
         return ReadPlan(record_type, target, features, None, partitions)
     committed = listing.committed
-    lowering, slots = read_description(committed.lowering if committed else {})
+    lowering = read_description(committed.lowering if committed else {})
     if options.lowering:
         lowering = parse_type_options(options.lowering)
-    raising = plan_from_example(data, record_type, lowering, slots, read_names(committed))
+    raising = plan_from_example(data, record_type, lowering, read_names(committed))
     suspects = frozenset() if committed else frozenset(f.name for f in raising.features)
     return ReadPlan(record_type, target, raising.features, raising, partitions, suspects)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +13,6 @@ from pyspark.sql.pandas.types import to_arrow_type
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.commit.output_manifest import OutputManifest
 from etl.tfrecord.options import WriteOptions
-from etl.tfrecord.types.bare_packed import ColumnSlot
 from etl.tfrecord.types.column_nodes import VECTOR_METADATA, VECTOR_STORAGE
 from etl.tfrecord.types.features import Kind, WireFeature
 from etl.tfrecord.types.from_example import plan_from_example, read_names
@@ -79,7 +77,6 @@ def _is_vector(data_type: spark_types.DataType) -> bool:
 
 def to_spark_schema(
     features: Sequence[WireFeature],
-    slots: Mapping[str, Sequence[ColumnSlot]] | None = None,
     string_type: spark_types.DataType | None = None,
     binary: Collection[str] = (),
 ) -> spark_types.StructType:
@@ -87,24 +84,15 @@ def to_spark_schema(
 
     Args:
         features: In column order.
-        slots: What lies where in packed features, each of which becomes the columns of its slots.
         string_type: Type of bytes features; None for String.
         binary: Names of features that are Binary, whatever the others are.
     """
     text, known = string_type or spark_types.StringType(), frozenset(binary)
     fields = []
     for feature in features:
-        for part in _split(feature, (slots or {}).get(feature.name, ())):
-            values = spark_types.BinaryType() if part.name in known else text
-            fields.append(spark_types.StructField(part.name, _spark_type(part, values)))
+        values = spark_types.BinaryType() if feature.name in known else text
+        fields.append(spark_types.StructField(feature.name, _spark_type(feature, values)))
     return spark_types.StructType(fields)  # its `add` would go through all fields every time
-
-
-def _split(feature: WireFeature, slots: Sequence[ColumnSlot]) -> list[WireFeature]:
-    """A packed feature's slots as features of their own; any other feature itself."""
-    if not slots:
-        return [feature]
-    return [replace(feature, name=slot.name, is_list=slot.width > 1) for slot in slots]
 
 
 def _spark_type(feature: WireFeature, string_type: spark_types.DataType) -> spark_types.DataType:
@@ -159,7 +147,7 @@ def restore_columns(
     """
     if committed.columns is None:
         return wire
-    options, slots = read_description(committed.lowering)
+    options = read_description(committed.lowering)
     names = read_names(committed)
     left = {field.name: field for field in wire.fields}
     restored = []
@@ -172,7 +160,7 @@ def restore_columns(
         column = spark_types.StructField(field.name, data_type, True, field.metadata)
         with contextlib.suppress(ConfigError):  # left as features, then
             if features and all(name in left for name in features):
-                plan_from_example(_to_arrow(column), committed.record_type, options, slots, names)
+                plan_from_example(_to_arrow(column), committed.record_type, options, names)
                 restored.append(column)
                 for name in features:
                     del left[name]

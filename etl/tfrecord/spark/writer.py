@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pyspark.errors import PySparkException
@@ -46,7 +46,6 @@ class WriteConfig:
         shard_rows: Records per file at most, or None.
         shard_bytes: Bytes per file at most, as stored, or None.
         shuffle_seed: Seed of a global shuffle, or None to keep the rows' order.
-        layout: `columns`: a feature each; `packed`: scalars of one kind in one list feature.
         policy: Policies of columns that are not named.
         columns: Policies by column.
         index: Whether side files with the place of every record are written.
@@ -66,7 +65,6 @@ class WriteConfig:
     shard_rows: int | None = None
     shard_bytes: int | None = None
     shuffle_seed: int | None = None
-    layout: Literal["columns", "packed"] = "columns"
     policy: ColumnPolicy = field(default_factory=ColumnPolicy)
     columns: Mapping[str, ColumnPolicy] = field(default_factory=dict)
     index: bool = False
@@ -104,7 +102,6 @@ class WriteConfig:
             "partitionBy": json.dumps(self.partition_by) if self.partition_by else None,
             "maxRecordsPerFile": self.shard_rows,
             "maxBytesPerFile": self.shard_bytes,
-            "layout": self.layout,
             "index": str(self.index).lower(),
             "statistics": str(self.statistics).lower(),
             "deterministicNames": str(self.deterministic_names).lower(),

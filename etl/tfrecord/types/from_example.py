@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import pyarrow as pa
 
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.commit.output_manifest import OutputManifest
-from etl.tfrecord.types.bare_packed import PACKED_PREFIX, ColumnSlot
 from etl.tfrecord.types.column_nodes import is_vector
 from etl.tfrecord.types.features import Kind, WireFeature
 from etl.tfrecord.types.from_example_nodes import (
-    Cut,
     DecodedLeaf,
     DecodedMapEntries,
     DecodedMapKeys,
@@ -59,7 +57,7 @@ class FeatureNames:
     """What the features of the files are called.
 
     Attributes:
-        known: All features and slots; empty where no manifest lists them.
+        known: All features; empty where no manifest lists them.
         renames: By column, the names that its features got, see `Lowering.renames`.
         separator: Between a struct's name and its field's.
     """
@@ -104,17 +102,9 @@ def read_names(committed: OutputManifest | None) -> FeatureNames:
     """
     if committed is None:
         return FeatureNames()
-    options, slots = read_description(committed.lowering)
-    names = [feature.name for feature in committed.features if feature.name not in slots]
-    names += [slot.name for group in slots.values() for slot in group]
-    return FeatureNames(tuple(names), read_renames(committed.lowering), options.struct_separator)
-
-
-_PACKED_KINDS: Mapping[str, Kind] = {
-    PACKED_PREFIX + "int64": "int64",
-    PACKED_PREFIX + "float": "float32",
-    PACKED_PREFIX + "bytes": "bytes",
-}
+    separator = read_description(committed.lowering).struct_separator
+    names = tuple(feature.name for feature in committed.features)
+    return FeatureNames(names, read_renames(committed.lowering), separator)
 
 
 @dataclass
@@ -124,7 +114,6 @@ class FromExamplePlanner:
     Attributes:
         record_type: Record type to be read.
         options: How columns were lowered.
-        slots: What lies where in packed features.
         names: What the features are called.
         features: What is to be decoded so far, by name.
         problems: What cannot be read, one sentence each.
@@ -132,22 +121,10 @@ class FromExamplePlanner:
 
     record_type: str
     options: TypeOptions
-    slots: Mapping[str, tuple[ColumnSlot, ...]]
     names: FeatureNames
     features: dict[str, WireFeature] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     _column: str = ""
-
-    @cached_property
-    def _places(self) -> dict[str, tuple[str, Cut]]:
-        """Packed feature of each slot, and its place there."""
-        places = {}
-        for packed, slots in self.slots.items():
-            total, start = sum(slot.width for slot in slots), 0
-            for slot in slots:
-                places[slot.name] = packed, Cut(start, slot.width, total, is_list=True)
-                start += slot.width
-        return places
 
     def plan_column(self, column: pa.Field) -> DecodedNode | None:
         """Plans a column; None, with a problem noted, where it cannot be read."""
@@ -186,16 +163,10 @@ class FromExamplePlanner:
             raise UnfitError("arrays of arrays are feature lists of record type SequenceExample")
         kind, form = _wire_kind(values, policy)
         name = self.names.resolve(self._column, path)
-        cut, feature = None, WireFeature(name, kind, depth == 1, depth == 2)
-        if name in self._places:
-            packed, place = self._places[name]
-            cut = _plan_cut(place, depth)
-            if _PACKED_KINDS.get(packed, kind) != kind:
-                raise UnfitError(f"it was packed into {packed}")
-            feature = WireFeature(packed, kind, True)
+        feature = WireFeature(name, kind, depth == 1, depth == 2)
         if self.features.setdefault(feature.name, feature) != feature:
             raise UnfitError(f"feature {feature.name} is also wanted in another form")
-        return DecodedLeaf(feature.name, target, form, cut, path)
+        return DecodedLeaf(feature.name, target, form, path)
 
     def _plan_map(self, path: str, target: pa.MapType, policy: ColumnPolicy) -> DecodedNode:
         if policy.maps == "error":
@@ -223,12 +194,6 @@ class FromExamplePlanner:
             parts = tuple(zip((self._join(path, n) for n in names), types, strict=True))
         leaves = tuple(self._plan_leaf(name, part, policy) for name, part in parts)
         return DecodedVector(target, leaves)
-
-
-def _plan_cut(place: Cut, depth: int) -> Cut:
-    if depth > 1 or (depth == 0 and place.width != 1):
-        raise UnfitError(f"its slot holds {place.width} value(s): read it as an array of values")
-    return replace(place, is_list=depth == 1)
 
 
 def _wire_kind(data_type: pa.DataType, policy: ColumnPolicy) -> tuple[Kind, str]:
@@ -298,7 +263,6 @@ def plan_from_example(
     target: pa.Schema,
     record_type: str,
     options: TypeOptions | None = None,
-    slots: Mapping[str, tuple[ColumnSlot, ...]] | None = None,
     names: FeatureNames | None = None,
 ) -> FromExample:
     """Plans how features become the columns of a schema.
@@ -308,14 +272,13 @@ def plan_from_example(
         record_type: `"Example"` or `"SequenceExample"`.
         options: How dates, timestamps, maps, vectors and structs were written; None for the
             defaults.
-        slots: What lies where in packed features.
         names: What the features are called; None where every column goes by its own name.
 
     Raises:
         ConfigError: Columns that cannot be read, all of them in one message.
     """
     options = options or TypeOptions()
-    planner = FromExamplePlanner(record_type, options, slots or {}, names or FeatureNames())
+    planner = FromExamplePlanner(record_type, options, names or FeatureNames())
     nodes = [planner.plan_column(field) for field in target]
     if planner.problems:
         raise ConfigError(

@@ -89,23 +89,6 @@ class DecodedNode(Protocol):
 
 
 @dataclass(frozen=True)
-class Cut:
-    """Place in a packed feature.
-
-    Attributes:
-        start: First value.
-        width: Number of values.
-        total: Values of the whole feature.
-        is_list: Whether they become a list; otherwise the width is 1.
-    """
-
-    start: int
-    width: int
-    total: int
-    is_list: bool
-
-
-@dataclass(frozen=True)
 class DecodedLeaf:
     """A column from one feature.
 
@@ -113,21 +96,17 @@ class DecodedLeaf:
         feature: The feature's name.
         target: Type of the column.
         form: How dates and timestamps were written, see `cast_values`.
-        cut: Where it lies in the feature, or None where it is all of it.
         shown: The column's name in an error.
     """
 
     feature: str
     target: pa.DataType
     form: str
-    cut: Cut | None
     shown: str
 
     def build(self, batch: pa.RecordBatch, name: str) -> pa.Array:
         """See `Node`."""
         column = batch.column(self.feature)
-        if self.cut is not None:
-            column = self._cut(column, self.cut, name)
         try:
             return cast_values(column, self.target, self.form)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -137,38 +116,6 @@ class DecodedLeaf:
                 allowed=str(self.target),
                 fix=_advise(column.type, self.target, self.shown),
             ) from error
-
-    def _cut(self, column: pa.Array, cut: Cut, name: str) -> pa.Array:
-        if column.null_count == 0 and not pa.types.is_binary(column.type.value_type):
-            offsets = np.asarray(column.offsets)
-            if (offsets[1:] - offsets[:-1] == cut.total).all():
-                return _cut_numbers(column.flatten(), cut, column.type)
-        values, rows = split_lists(column)
-        present = ~rows.is_null if rows.is_null is not None else np.ones(len(column), bool)
-        wrong = present & (rows.lengths != cut.total)
-        if wrong.any():
-            raise InputDataError(
-                f"{name}: packed feature {self.feature!r} does not hold the slots it should",
-                received=f"{rows.lengths[wrong.argmax()]} values",
-                allowed=f"{cut.total} values, of which {self.shown!r} is one or several",
-                fix="read it with the manifest of the directory it was written to",
-            )
-        places = rows.offsets[:-1, None] + cut.start + np.arange(cut.width)
-        if not cut.is_list:
-            return values.take(pa.array(places[:, 0], mask=~present))
-        offsets = np.concatenate([[0], np.cumsum(present * cut.width)])
-        taken = values.take(pa.array(places[present].reshape(-1)))
-        return ListRows(offsets, rows.is_null).build(taken, column.type)
-
-
-def _cut_numbers(values: pa.Array, cut: Cut, lists: pa.DataType) -> pa.Array:
-    """A slot of rows that all hold all values, the common case, some times faster."""
-    matrix = values.to_numpy().reshape(-1, cut.total)[:, cut.start : cut.start + cut.width]
-    numbers = pa.array(np.ascontiguousarray(matrix).reshape(-1))
-    if not cut.is_list:
-        return numbers
-    offsets = np.arange(len(matrix) + 1, dtype=np.int64) * cut.width
-    return ListRows(offsets, None).build(numbers, lists)
 
 
 @dataclass(frozen=True)

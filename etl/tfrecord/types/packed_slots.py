@@ -2,28 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from conf.schema import ABSENT_SLOTS_FEATURE, PackedSlot
-from etl.tfrecord.types.bare_packed import PACKED_PREFIX, ColumnPacking, ColumnSlot
-from etl.tfrecord.types.column_nodes import FeatureColumn
+from conf.schema import ABSENT_SLOTS_FEATURE, PACKED_FEATURES, PackedSlot
+
+_INT64, _FLOAT, _BYTES = (PACKED_FEATURES[dtype] for dtype in ("int64", "float32", "bytes"))
+_VALUE_TYPES = {_INT64: pa.int64(), _FLOAT: pa.float32(), _BYTES: pa.large_binary()}
+_DTYPES = {_INT64: np.int64, _FLOAT: np.float32}
+
+
+@dataclass(frozen=True)
+class _PackedColumns:
+    """The columns that share a packed feature, by number, in the order of their slots."""
+
+    name: str
+    columns: tuple[int, ...]
+
+    @property
+    def type(self) -> pa.DataType:
+        return pa.list_(_VALUE_TYPES[self.name], len(self.columns))
+
+    def join(self, arrays: Sequence[pa.Array], rows: int) -> pa.Array:
+        """Puts columns without nulls side by side, `[rows]` lists of one length."""
+        columns = [arrays[number] for number in self.columns]
+        values = (_join_bytes if self.name == _BYTES else _join_numbers)(self.name, columns, rows)
+        return pa.FixedSizeListArray.from_arrays(values, len(columns))
 
 
 class SlotPacking:
     """Puts the scalars of each type side by side.
 
     A list of fixed length has a place for every value: what a null leaves there means nothing, and
-    `ABSENT_FEATURE` holds the numbers of such slots.
+    `ABSENT_SLOTS_FEATURE` holds the numbers of such slots.
 
     Args:
         schema: Schema of the batches, before packing.
-        slots: Every slot, in the order of the manifest.
+        slots: Every slot, one value each, in the order of the manifest.
 
     Attributes:
-        schema: Schema of packed batches: the packed features, `ABSENT_FEATURE`, all other columns.
+        schema: Schema of packed batches: the packed features, `ABSENT_SLOTS_FEATURE`, all other
+            columns.
 
     Raises:
         KeyError: There is no column of a slot's name.
@@ -32,12 +54,19 @@ class SlotPacking:
     def __init__(self, schema: pa.Schema, slots: Sequence[PackedSlot]) -> None:
         numbers = {name: number for number, name in enumerate(schema.names)}
         self._columns = [numbers[slot.feature] for slot in slots]
-        self._packing = _plan_packing(numbers, slots)
-        outputs = self._packing.outputs([FeatureColumn(field.name, field.type) for field in schema])
-        fields = [pa.field(output.name, output.type) for output in outputs]
-        self._packed = len(self._packing.groups)
-        fields.insert(self._packed, pa.field(ABSENT_SLOTS_FEATURE, pa.list_(pa.int64())))
-        self.schema = pa.schema(fields)
+        groups: dict[str, list[int]] = {}
+        for slot, column in zip(slots, self._columns, strict=True):
+            groups.setdefault(slot.packed, []).append(column)
+        self._packed = [_PackedColumns(name, tuple(group)) for name, group in groups.items()]
+        taken = set(self._columns)
+        self._rest = [number for number in numbers.values() if number not in taken]
+        self.schema = pa.schema(
+            [
+                *((packed.name, packed.type) for packed in self._packed),
+                (ABSENT_SLOTS_FEATURE, pa.list_(pa.int64())),
+                *((schema.names[number], schema.types[number]) for number in self._rest),
+            ]
+        )
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Packs a batch."""
@@ -46,19 +75,9 @@ class SlotPacking:
         for column in self._columns:
             if arrays[column].null_count:
                 arrays[column] = _fill(arrays[column])
-        arrays = self._packing.apply(arrays, batch.num_rows)
-        arrays.insert(self._packed, absent)
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-
-
-def _plan_packing(numbers: Mapping[str, int], slots: Sequence[PackedSlot]) -> ColumnPacking:
-    groups: dict[str, list[tuple[int, ColumnSlot]]] = {}
-    for slot in slots:
-        members = groups.setdefault(slot.packed.removeprefix(PACKED_PREFIX), [])
-        members.append((numbers[slot.feature], ColumnSlot(slot.feature, slot.length)))
-    taken = {slot.feature for slot in slots}
-    rest = tuple(number for name, number in numbers.items() if name not in taken)
-    return ColumnPacking(tuple((kind, tuple(members)) for kind, members in groups.items()), rest)
+        packed = [group.join(arrays, batch.num_rows) for group in self._packed]
+        rest = [arrays[number] for number in self._rest]
+        return pa.RecordBatch.from_arrays([*packed, absent, *rest], schema=self.schema)
 
 
 def _fill(column: pa.Array) -> pa.Array:
@@ -79,3 +98,16 @@ def _list_absent(columns: Sequence[pa.Array], rows: int) -> pa.Array:
     return pa.ListArray.from_arrays(
         pa.array(offsets), pa.array(values), mask=pa.array(counts == 0)
     ).cast(kind)
+
+
+def _join_numbers(name: str, columns: Sequence[pa.Array], rows: int) -> pa.Array:
+    matrix = np.empty((rows, len(columns)), _DTYPES[name])
+    for place, values in enumerate(columns):
+        matrix[:, place] = values.to_numpy(zero_copy_only=False)
+    return pa.array(matrix.reshape(-1))
+
+
+def _join_bytes(name: str, columns: Sequence[pa.Array], rows: int) -> pa.Array:
+    order = np.arange(len(columns) * rows).reshape(len(columns), rows).T
+    joined = pa.concat_arrays([values.cast(_VALUE_TYPES[name]) for values in columns])
+    return joined.take(pa.array(np.ascontiguousarray(order).reshape(-1)))

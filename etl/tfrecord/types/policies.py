@@ -56,14 +56,12 @@ class TypeOptions:
             by the struct that holds it, then by `default`.
         struct_separator: Between a struct's name and its field's.
         name_collisions: Two columns that end up under one name: refused, or numbered.
-        layout: `columns`: a feature each; `packed`: scalars of one kind in one list feature.
     """
 
     default: ColumnPolicy = ColumnPolicy()
     columns: Mapping[str, ColumnPolicy] = field(default_factory=dict, hash=False)
     struct_separator: str = "."
     name_collisions: Literal["error", "rename"] = "error"
-    layout: Literal["columns", "packed"] = "columns"
 
     def policy(self, path: str) -> ColumnPolicy:
         """Policy of a column or field: its own, or that of the nearest struct around it."""
@@ -92,12 +90,11 @@ _POLICY_OPTIONS: Mapping[str, str] = {
     "mapKeys": "map_keys",
     "vectors": "vectors",
 }
-_LAYOUT_OPTIONS: Mapping[str, str] = {
+_NAMING_OPTIONS: Mapping[str, str] = {
     "structSeparator": "struct_separator",
     "nameCollisions": "name_collisions",
-    "layout": "layout",
 }
-TYPE_OPTIONS: tuple[str, ...] = (*_POLICY_OPTIONS, *_LAYOUT_OPTIONS, "columns")
+TYPE_OPTIONS: tuple[str, ...] = (*_POLICY_OPTIONS, *_NAMING_OPTIONS, "columns")
 
 
 def option_name(policy_field: str) -> str:
@@ -111,7 +108,7 @@ def parse_type_options(given: Mapping[str, str]) -> TypeOptions:
     A column's policies start from those given for all columns.
 
     Args:
-        given: Option values by lower-case name; others than `LOWERING_OPTIONS` are ignored.
+        given: Option values by lower-case name; others than `TYPE_OPTIONS` are ignored.
 
     Raises:
         ConfigError: A value that is not allowed, malformed JSON, or an unknown policy name.
@@ -124,9 +121,9 @@ def parse_type_options(given: Mapping[str, str]) -> TypeOptions:
             "mapKeys", policies["mapKeys"], 'a JSON list of keys, such as ["clicks", "views"]'
         )
     default = _parse_policy(policies, ColumnPolicy(), "")
-    layout = {
+    naming = {
         field: _parse_choice(option, given[option.lower()], field, TypeOptions)
-        for option, field in _LAYOUT_OPTIONS.items()
+        for option, field in _NAMING_OPTIONS.items()
         if option.lower() in given
     }
     columns = parse_json_option("columns", given.get("columns", "{}"), _COLUMNS_EXAMPLE)
@@ -142,7 +139,7 @@ def parse_type_options(given: Mapping[str, str]) -> TypeOptions:
             name: _parse_policy(policy, default, f" of column {name!r}")
             for name, policy in columns.items()
         },
-        **layout,
+        **naming,
     )
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import pyarrow as pa
 
 from conf.errors import ConfigError, InputDataError, did_you_mean
-from etl.tfrecord.types.bare_packed import PACKED_PREFIX, ColumnPacking, ColumnSlot, plan_packing
 from etl.tfrecord.types.column_nodes import (
     DENSE_LISTS,
     ColumnLeaf,
@@ -38,16 +37,9 @@ from etl.tfrecord.types.value_rules import (
 from etl.tfrecord.types.values import ConvertLists, ValueConversion, holds_same, is_list
 
 
-def write_description(
-    options: TypeOptions, slots: Mapping[str, tuple[ColumnSlot, ...]]
-) -> dict[str, Any]:
-    """Describes options and slots as JSON; see `read_description`."""
+def write_description(options: TypeOptions) -> dict[str, Any]:
+    """Describes options as JSON; see `read_description`."""
     return {
-        "layout": options.layout,
-        "slots": {
-            name: [{"name": slot.name, "width": slot.width} for slot in group]
-            for name, group in slots.items()
-        },
         "struct_separator": options.struct_separator,
         "name_collisions": options.name_collisions,
         "policy": _describe_policy(options.default),
@@ -65,29 +57,27 @@ def _describe_policy(policy: ColumnPolicy) -> dict[str, Any]:
     }
 
 
-def read_description(
-    description: Mapping[str, Any],
-) -> tuple[TypeOptions, dict[str, tuple[ColumnSlot, ...]]]:
+def read_description(description: Mapping[str, Any]) -> TypeOptions:
     """Reads what `write_description` wrote; an empty one is that of the defaults.
 
     Raises:
-        InputDataError: It is not of that form.
+        InputDataError: It is not of that form, or that of a layout that is no longer read.
     """
+    if description.get("layout", "columns") != "columns":
+        raise InputDataError(
+            "these files have columns packed into lists by option `layout`, which is gone",
+            received=f"layout {description['layout']}",
+            fix="write the rows again with an earlier release that reads them, without that option",
+        )
     try:
-        options = TypeOptions(
+        return TypeOptions(
             default=_read_policy(description.get("policy", {})),
             columns={n: _read_policy(p) for n, p in description.get("columns", {}).items()},
             struct_separator=description.get("struct_separator", "."),
             name_collisions=description.get("name_collisions", "error"),
-            layout=description.get("layout", "columns"),
         )
-        slots = {
-            name: tuple(ColumnSlot(str(slot["name"]), int(slot["width"])) for slot in group)
-            for name, group in description.get("slots", {}).items()
-        }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _damaged(error) from error
-    return options, slots
 
 
 def read_renames(description: Mapping[str, Any]) -> dict[str, dict[str, str]]:
@@ -129,7 +119,7 @@ class ToExamplePlanner:
 
     Attributes:
         record_type: Record type to be written.
-        options: Policies and layout.
+        options: Policies and names.
         problems: What does not fit, one sentence each.
         meanings: By path of column or field, the fields of `ColumnPolicy` that mean something.
     """
@@ -180,19 +170,16 @@ class ToExamplePlanner:
     ) -> ValueConversion:
         """Rule of values or lists, `depth` lists deep."""
         if not is_list(data_type):
-            packed = self.options.layout == "packed" and depth == 0
-            in_place = packed or (policy.nulls == "default" and depth == 0)
-            return self._plan_element(data_type, policy, in_place)
+            return self._plan_element(data_type, policy, policy.nulls == "default" and depth == 0)
         if depth == 1 and self.record_type != "SequenceExample":
             raise UnfitError("arrays of arrays need record type SequenceExample")
         if depth == 2:
             raise UnfitError("arrays are nested twice at most: flatten it")
         inner, fixed = data_type.value_type, pa.types.is_fixed_size_list(data_type)
-        packed = self.options.layout == "packed" and fixed and depth == 0
         if is_list(inner):
             return ConvertLists(data_type, self._plan_rule(inner, policy, depth + 1),
                                 policy.null_elements)  # fmt: skip
-        in_place = packed or policy.null_elements == "default"
+        in_place = policy.null_elements == "default"
         in_place |= fixed and policy.nulls == "default"
         element = self._plan_element(inner, policy, in_place)
         default = None
@@ -270,17 +257,12 @@ def _checked_default(policy: ColumnPolicy, data_type: pa.DataType | None) -> obj
         raise UnfitError(str(error)) from error
 
 
-def check_byte_array(
-    schema: pa.Schema, outputs: list[FeatureColumn], options: TypeOptions
-) -> list[str]:
+def check_byte_array(schema: pa.Schema, outputs: list[FeatureColumn]) -> list[str]:
     """What a schema has that payloads of their own cannot hold."""
-    problems = []
-    if options.layout == "packed":
-        problems.append("layout=packed: payloads have no features to pack")
-    if len(schema) != 1 or [_is_bytes(output.type) for output in outputs] not in ([True], []):
-        shown = ", ".join(f"{field.name} ({field.type})" for field in schema) or "no column"
-        problems.append(f"{shown}: one binary or string column is wanted")
-    return problems
+    if len(schema) == 1 and [_is_bytes(output.type) for output in outputs] in ([True], []):
+        return []
+    shown = ", ".join(f"{field.name} ({field.type})" for field in schema) or "no column"
+    return [f"{shown}: one binary or string column is wanted"]
 
 
 def _is_bytes(data_type: pa.DataType) -> bool:
@@ -294,14 +276,9 @@ def resolve_names(
 ) -> tuple[list[str], list[str]]:
     """Names of the features, and what is wrong with them."""
     wanted = [output.name for output in outputs]
-    problems = [
-        f"{name}: the packed layout keeps names with {PACKED_PREFIX} in front for itself"
-        for name in wanted
-        if options.layout == "packed" and name.startswith(PACKED_PREFIX)
-    ]
     if options.name_collisions == "error":
         counts = Counter(wanted)
-        problems += [
+        problems = [
             f"{name}: {count} columns end up under this name (name occurs twice): rename one, or "
             "option nameCollisions=rename"
             for name, count in counts.items()
@@ -316,7 +293,7 @@ def resolve_names(
             number += 1
             free = f"{name}_{number}"
         names[free] = None
-    return list(names), problems
+    return list(names), []
 
 
 def check_policies(options: TypeOptions, meanings: Mapping[str, set[str]]) -> list[str]:
@@ -372,25 +349,18 @@ class ToExample:
     Attributes:
         source: Schema of the batches that come in.
         schema: Schema of those that go out.
-        options: Policies and layout.
+        options: Policies and names.
         nodes: One per column.
-        packing: How columns are packed, or None.
     """
 
     source: pa.Schema
     schema: pa.Schema
     options: TypeOptions
     nodes: tuple[ColumnNode, ...]
-    packing: ColumnPacking | None
-
-    @property
-    def slots(self) -> Mapping[str, tuple[ColumnSlot, ...]]:
-        """What lies where in each packed feature."""
-        return {} if self.packing is None else self.packing.slots
 
     @property
     def _outputs(self) -> list[FeatureColumn]:
-        """What the columns become, before packing, under the names it has in the end."""
+        """What the columns become, under the names it has in the end."""
         outputs = list(join_feature_columns(self.nodes))
         names, _ = resolve_names(outputs, self.options)
         return [
@@ -439,8 +409,6 @@ class ToExample:
         columns = self._conform(batch)
         pairs = zip(self.nodes, columns, strict=True)
         arrays = [array for node, column in pairs for array in node.apply(column)]
-        if self.packing is not None:
-            arrays = self.packing.apply(arrays, batch.num_rows)
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _conform(self, batch: pa.RecordBatch) -> list[pa.Array]:
@@ -462,10 +430,10 @@ class ToExample:
         )
 
     def describe(self) -> dict[str, Any]:
-        """What reading back needs, as JSON; see `description.read_description`."""
+        """What reading back needs, as JSON; see `read_description`."""
         binary = [output.name for output in self._outputs if is_binary(output.type)]
         extras = {"binary": binary, "renamed": self.renames}
-        description = write_description(self.options, self.slots)
+        description = write_description(self.options)
         return {**description, **{name: value for name, value in extras.items() if value}}
 
 
@@ -477,7 +445,7 @@ def plan_to_example(
     Args:
         schema: Schema of the batches to come.
         record_type: `"Example"`, `"SequenceExample"` or `"ByteArray"`.
-        options: Policies and layout; None for the defaults.
+        options: Policies and names; None for the defaults.
 
     Raises:
         ConfigError: Columns that do not fit, all of them in one message with what would make each
@@ -489,7 +457,7 @@ def plan_to_example(
     outputs = list(join_feature_columns(node for node in nodes if node is not None))
     planner.problems += check_policies(options, planner.meanings)
     if record_type == "ByteArray":
-        planner.problems += check_byte_array(schema, outputs, options)
+        planner.problems += check_byte_array(schema, outputs)
     names, collisions = resolve_names(outputs, options)
     planner.problems += collisions
     if planner.problems:
@@ -520,12 +488,7 @@ def _assemble(
     nodes: tuple[ColumnNode, ...],
     outputs: list[FeatureColumn],
 ) -> ToExample:
-    packing = plan_packing(outputs) if options.layout == "packed" else None
-    if packing is not None and packing.groups:
-        outputs = packing.outputs(outputs)
-    else:
-        packing = None
-        if [o.name for o in outputs] == schema.names and all(node.is_identity for node in nodes):
-            return ToExample(schema, schema, options, nodes, None)
-    lowered = pa.schema([pa.field(output.name, output.type) for output in outputs])
-    return ToExample(schema, lowered, options, nodes, packing)
+    if [o.name for o in outputs] == schema.names and all(node.is_identity for node in nodes):
+        return ToExample(schema, schema, options, nodes)
+    features = pa.schema([pa.field(output.name, output.type) for output in outputs])
+    return ToExample(schema, features, options, nodes)

@@ -325,7 +325,7 @@ def plan_value(data_type: pa.DataType, policy: ColumnPolicy, in_place: bool) -> 
         data_type: Their type.
         policy: The column's policies.
         in_place: Whether the values must be of their final type, with no help of the encoder:
-            where they are packed with others, or defaults stand for some of them.
+            where defaults stand for some of them.
 
     Raises:
         UnfitError: No policy, or none that was given, makes the type fit.

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _TASKS_PER_READ = 2
-UNAVAILABLE = 4  # exit code: what the task needs is not there
 
 
 @dataclass(frozen=True)
@@ -59,10 +58,6 @@ class SparkJob:
     driver_memory: str = "2g"
 
 
-class UnavailableError(Exception):
-    """What a task needs is not there."""
-
-
 def generate(spark: SparkSession, shape: str, rows: int, partitions: int) -> DataFrame:
     """Rows of a shape by arithmetic over a range: nothing is read or collected."""
     return spark.range(0, rows, 1, partitions).selectExpr(*spark_expressions(SHAPES[shape]))
@@ -81,14 +76,6 @@ def _hand_over(frame: DataFrame, job: SparkJob) -> None:
 
 def _write_native(frame: DataFrame, job: SparkJob) -> None:
     frame.write.format("sluice").mode("overwrite").save(job.output)
-
-
-def _write_packed(frame: DataFrame, job: SparkJob) -> None:
-    try:
-        from etl.tfrecord.spark.writer import write_tfrecords
-    except ImportError as error:
-        raise UnavailableError("the packed layout needs write_tfrecords") from error
-    write_tfrecords(frame, job.output, mode="overwrite", layout="packed")
 
 
 def _write_parquet(frame: DataFrame, job: SparkJob) -> None:
@@ -122,7 +109,6 @@ TASKS: dict[str, Callable[[DataFrame, SparkJob], None]] = {
     "scan": _scan,
     "hand_over": _hand_over,
     "write_native": _write_native,
-    "write_packed": _write_packed,
     "write_parquet": _write_parquet,
     "write_connector": _write_by_connector,
     "read_feed": _feed,
@@ -149,9 +135,6 @@ def run_job(job: SparkJob) -> dict[str, Any]:
 
     Returns:
         `runs` (wall and CPU seconds each), `peak_rss_bytes` by kind of process, `output_bytes`.
-
-    Raises:
-        UnavailableError: What the task needs is not there.
     """
     from conf.etl.output import SparkConfig
     from jobs.support.spark_session import build_session
@@ -217,11 +200,7 @@ def prepare(job: SparkJob) -> dict[str, Any]:
 def main(arguments: list[str]) -> int:
     """Runs the job that the command line holds as JSON."""
     job = SparkJob(**json.loads(arguments[0]))
-    try:
-        result = prepare(job) if job.task == "prepare" else run_job(job)
-    except UnavailableError as error:
-        print(json.dumps({"unavailable": str(error)}))
-        return UNAVAILABLE
+    result = prepare(job) if job.task == "prepare" else run_job(job)
     print(json.dumps(result), flush=True)
     return 0
 

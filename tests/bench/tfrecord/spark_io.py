@@ -22,22 +22,19 @@ from tests.bench.clock import Times, run_driver_process, time_tree
 from tests.bench.measurements import Bar, Measurement
 from tests.bench.shapes import SHAPES, RowShape, build_batch
 from tests.bench.tfrecord.peers import Connector, PeerMissingError
-from tests.bench.tfrecord.spark_driver import UNAVAILABLE, SparkJob
+from tests.bench.tfrecord.spark_driver import SparkJob
 
 TITLES = {
     "scan": "scan to noop",
     "hand_over": "hand-over as Arrow, dropped",
     "write_native": "write tfrecord",
-    "write_packed": "write tfrecord, packed",
     "write_parquet": "write Parquet (Spark)",
     "write_connector": "write by the JVM connector",
     "read_feed": "feed of ready Arrow batches",
     "read_native": "read tfrecord",
     "read_connector": "read by the JVM connector",
 }
-_WRITES = (
-    "scan", "hand_over", "write_native", "write_packed", "write_parquet", "write_connector"
-)  # fmt: skip
+_WRITES = ("scan", "hand_over", "write_native", "write_parquet", "write_connector")
 _READS = ("read_feed", "read_native", "read_connector")
 
 
@@ -72,8 +69,6 @@ def run_driver(job: SparkJob) -> dict[str, Any]:
         RuntimeError: The driver failed.
     """
     done = run_driver_process("tests.bench.tfrecord.spark_driver", asdict(job))
-    if done.returncode == UNAVAILABLE:
-        raise PeerMissingError(done.value["unavailable"])
     if done.returncode:
         if "unresolved dependency" in done.errors:
             raise PeerMissingError("JVM connector: Spark cannot resolve it from Maven here")
@@ -88,7 +83,6 @@ def spark_bars(shape: RowShape, source: str) -> tuple[Bar, ...]:
         ("write_native", "hand_over", 1.3, False),
         ("write_native", "write_parquet", 0.75, False),
         ("write_native", "write_connector", over_connector, True),
-        ("write_packed", "write_connector", 3.0, True),
     )
     return tuple(Bar(title(a, source), title(b, source), goal, up) for a, b, goal, up in bars)
 

@@ -207,7 +207,7 @@ def test_parses_every_option() -> None:
             "float64": "CLIP", "integers": "clip", "nulls": "default", "nullelements": "drop",
             "default": "-1", "dates": "iso", "timestamps": "ms", "maps": "keys",
             "mapkeys": '["a", "b"]', "vectors": "sparse", "structseparator": "/",
-            "namecollisions": "rename", "layout": "packed",
+            "namecollisions": "rename",
             "columns": '{"price": {"float64": "cast", "nullElements": "default", "default": 2.5}}',
         }
     )  # fmt: skip
@@ -215,9 +215,7 @@ def test_parses_every_option() -> None:
         "clip", "clip", "default", "drop", "-1", "iso", "ms", "keys", ("a", "b"), "sparse"
     )
     assert options.default == everywhere
-    assert (options.struct_separator, options.name_collisions, options.layout) == (
-        "/", "rename", "packed"
-    )  # fmt: skip
+    assert (options.struct_separator, options.name_collisions) == ("/", "rename")
     price = options.columns["price"]
     assert (price.float64, price.null_elements, price.default) == ("cast", "default", 2.5)
     assert price.dates == "iso"  # what a column does not say is as for all columns

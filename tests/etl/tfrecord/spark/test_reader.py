@@ -212,15 +212,6 @@ def test_timestamps_and_structs_come_back(spark, tmp_path: Path) -> None:
     assert raw.collect() == [T.Row("t", "d", "s.a", "s.b")(1767323045000, "2026-01-02", 1, "x")]
 
 
-def test_packed_features_come_back_as_columns(spark, tmp_path: Path) -> None:
-    frame = spark.range(3).selectExpr("id", "id * 2 as twice", "cast(id as float) as f")
-    frame.write.format("sluice").option("layout", "packed").mode("overwrite").save(str(tmp_path))
-    read = spark.read.format("sluice").load(str(tmp_path))
-    assert sorted(read.select("id", "twice", "f").collect()) == sorted(frame.collect())
-    narrow = spark.read.format("sluice").schema("twice int").load(str(tmp_path))
-    assert sorted(row.twice for row in narrow.collect()) == [0, 2, 4]
-
-
 FORMAT = "sluice"
 
 

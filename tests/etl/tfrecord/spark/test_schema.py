@@ -27,7 +27,6 @@ from etl.tfrecord.spark.schema import (
     to_spark_schema,
 )
 from etl.tfrecord.spark.writer import write_tfrecords
-from etl.tfrecord.types.bare_packed import ColumnSlot
 from etl.tfrecord.types.column_nodes import VECTOR_STORAGE, is_vector
 from etl.tfrecord.types.features import WireFeature
 from etl.tfrecord.types.policies import ColumnPolicy
@@ -97,13 +96,11 @@ def test_features_as_the_connectors_infer_them() -> None:
         WireFeature("x", "int64"), WireFeature("f", "float32", True), WireFeature("s", "bytes"),
         WireFeature("g", "bytes", is_sequence=True), WireFeature("packed.int64", "int64", True),
     ]  # fmt: skip
-    slots = {"packed.int64": (ColumnSlot("a", 1), ColumnSlot("b", 3))}
-    assert to_spark_schema(features, slots).simpleString() == (
-        "struct<x:bigint,f:array<float>,s:string,g:array<array<string>>,a:bigint,b:array<bigint>>"
+    assert to_spark_schema(features).simpleString() == (
+        "struct<x:bigint,f:array<float>,s:string,g:array<array<string>>,packed.int64:array<bigint>>"
     )
     binary = to_spark_schema(features[2:4], string_type=T.BinaryType())
     assert binary.simpleString() == "struct<s:binary,g:array<array<binary>>>"
-    assert to_spark_schema(features[4:]).simpleString() == "struct<packed.int64:array<bigint>>"
 
 
 def test_nulls_alone_are_nullable_whatever_spark_says() -> None:
@@ -148,10 +145,9 @@ ROW = Row(*SCHEMA.names)(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("layout", ["columns", "packed"])
-def test_every_type_comes_back(spark, tmp_path: Path, layout: str) -> None:
+def test_every_type_comes_back(spark, tmp_path: Path) -> None:
     frame = spark.createDataFrame([ROW], SCHEMA)
-    write_tfrecords(frame, tmp_path / "out", policy=POLICY, layout=layout)
+    write_tfrecords(frame, tmp_path / "out", policy=POLICY)
     back = spark.read.format(FORMAT).load(str(tmp_path / "out"))
     # A float32 holds fewer digits than the larger decimal has.
     expected = [T.FloatType() if f.name == "big" else f.dataType for f in SCHEMA]
@@ -165,9 +161,9 @@ def test_every_type_comes_back(spark, tmp_path: Path, layout: str) -> None:
     assert raw.schema["day"].dataType == T.LongType()
 
 
-def test_packed_in_spark_keeps_the_types_of_its_columns(spark, tmp_path: Path) -> None:
+def test_columns_keep_their_types(spark, tmp_path: Path) -> None:
     frame = spark.sql("select 1 a, true b, 2S c, cast(0.5 as float) d, 'x' t")
-    write_tfrecords(frame, tmp_path / "out", layout="packed")
+    write_tfrecords(frame, tmp_path / "out")
     back = spark.read.format(FORMAT).load(str(tmp_path / "out"))
     assert (back.dtypes, back.collect()) == (frame.dtypes, frame.collect())
 

@@ -39,11 +39,11 @@ def test_every_setting_arrives() -> None:
     columns = {"p": ColumnPolicy(), "q": ColumnPolicy(float64="clip", default=3, dates="iso")}
     config = WriteConfig(
         compression="gzip", compression_level=3, partition_by=("d", "a,b"), shard_rows=5,
-        replace_partitions=True, shard_bytes=999, layout="packed", policy=policy, columns=columns,
+        replace_partitions=True, shard_bytes=999, policy=policy, columns=columns,
         statistics=True, deterministic_names=True, encoders="/enc",
     )  # fmt: skip
     parsed = parse(config)
-    assert parsed.lowering == TypeOptions(policy, columns, layout="packed")
+    assert parsed.lowering == TypeOptions(policy, columns)
     assert parsed.limits == ShardLimits(5, 999)
     assert (parsed.partition_by, parsed.replaces_partitions) == (("d", "a,b"), True)
     assert (parsed.compression, parsed.compression_level) == ("GZIP", 3)
@@ -217,22 +217,6 @@ def test_sequence_examples_and_policies(spark, tmp_path: Path, write_tfrecords) 
     assert [[list(f.int64_list.value) for f in item] for item in lists] == [
         [[0, 7], []], [[1, 7], []]
     ]  # fmt: skip
-
-
-def test_packed_layout_is_described(spark, tmp_path: Path, write_tfrecords) -> None:
-    frame = spark.range(0, 4, 1, 1).selectExpr("id", "id * 2 as b", "float(id) x", "array(id) l")
-    committed = write_tfrecords(frame, tmp_path / "a", layout="packed")
-    assert {f.name for f in committed.features} == {"packed.int64", "packed.float", "l"}
-    slots = committed.lowering["slots"]["packed.int64"]
-    assert [slot["name"] for slot in slots] == ["id", "b"]
-    raw = tf.data.TFRecordDataset(str(tmp_path / "a" / committed.shards[0].path))
-    values = [
-        list(
-            tf.train.Example.FromString(r.numpy()).features.feature["packed.int64"].int64_list.value
-        )
-        for r in raw
-    ]
-    assert values == [[k, 2 * k] for k in range(4)]
 
 
 def write_encoders(folder: Path, tokens: list[int]) -> None:

@@ -17,7 +17,6 @@ from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.codec.decode import ExampleDecoder
 from etl.tfrecord.codec.encode import encode
 from etl.tfrecord.files.framing import index_records
-from etl.tfrecord.types.bare_packed import ColumnSlot
 from etl.tfrecord.types.column_nodes import VECTOR_METADATA, VECTOR_STORAGE
 from etl.tfrecord.types.features import WireFeature
 from etl.tfrecord.types.from_example import FeatureNames, find_name, plan_from_example
@@ -209,41 +208,12 @@ def test_vectors_come_back_in_sparks_storage(form: str) -> None:
     assert raised.to_pylist() == batch.to_pylist()
 
 
-SLOTS = {"packed.int64": (ColumnSlot("a", 1), ColumnSlot("s.b", 2), ColumnSlot("c", 1))}
-
-
-def test_slots_are_cut_out_of_packed_features() -> None:
-    schema = pa.schema({"c": pa.int32(), "s": pa.struct({"b": pa.list_(pa.int16())})})
-    raising = plan_from_example(schema, "Example", None, SLOTS)
-    assert raising.features == (WireFeature("packed.int64", "int64", True),)
-    packed = pa.array([[0, 0, 0, 0], [1, 2, 3, 4], None, [5, 6, 7, 8]]).slice(1)
-    assert raising.apply(pa.record_batch({"packed.int64": packed})).to_pylist() == [
-        {"c": 4, "s": {"b": [2, 3]}}, {"c": None, "s": None}, {"c": 8, "s": {"b": [6, 7]}}
-    ]  # fmt: skip
-    whole = pa.record_batch({"packed.int64": packed.drop_null()})
-    assert raising.apply(whole).to_pylist() == [
-        {"c": 4, "s": {"b": [2, 3]}}, {"c": 8, "s": {"b": [6, 7]}}
-    ]  # fmt: skip
-
-
-def test_slots_that_are_not_as_wanted_are_refused() -> None:
-    narrow = pa.schema({"s.b": pa.int64(), "c": pa.string()})
-    with pytest.raises(
-        ConfigError, match=r"(?s)s\.b \(int64\): its slot holds 2.*c .*packed.int64"
-    ):
-        plan_from_example(narrow, "Example", None, SLOTS)
-    raising = plan_from_example(pa.schema({"c": pa.int64()}), "Example", None, SLOTS)
-    with pytest.raises(InputDataError, match=r"(?s)f: packed feature.*3 values.*4 values"):
-        raising.apply(pa.record_batch({"packed.int64": [[1, 2, 3]]}), "f")
-
-
 def test_no_column_keeps_the_rows() -> None:
     batch = pa.RecordBatch.from_struct_array(pa.array([{}] * 3, pa.struct([])))
     assert plan_from_example(pa.schema([]), "Example").apply(batch).num_rows == 3
 
 
-@pytest.mark.parametrize("layout", ["columns", "packed"])
-def test_through_the_codec(layout: Any) -> None:
+def test_through_the_codec() -> None:
     names = pa.array(["a", "", "é"])
     batch = pa.record_batch(
         {
@@ -257,10 +227,10 @@ def test_through_the_codec(layout: Any) -> None:
             "m": pa.array([[("k", 1)], [], [("a", 2), ("b", 3)]], pa.map_(pa.string(), pa.int64())),
         }
     )
-    options = TypeOptions(ColumnPolicy(timestamps="iso", maps="entries"), layout=layout)
+    options = TypeOptions(ColumnPolicy(timestamps="iso", maps="entries"))
     lowering = plan_to_example(batch.schema, "Example", options)
     described = read_description(json.loads(json.dumps(lowering.describe())))
-    raising = plan_from_example(batch.schema, "Example", *described)
+    raising = plan_from_example(batch.schema, "Example", described)
     data = encode(lowering.apply(batch))
     decoded = ExampleDecoder(raising.features).decode(data, index_records(data))
     assert raising.apply(decoded).to_pylist() == [

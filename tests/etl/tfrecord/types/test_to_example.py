@@ -70,7 +70,6 @@ def test_costs_nothing_where_nothing_is_to_do() -> None:
     lowering = pickle.loads(pickle.dumps(plan_to_example(batch.schema, "Example")))
     assert lowering.is_identity
     assert lowering.apply(batch) is batch
-    assert lowering.slots == {}
 
 
 def test_one_error_names_every_column_and_what_would_make_it_fit() -> None:
@@ -165,10 +164,9 @@ def test_columns_have_their_own_policies() -> None:
     assert lowered == [{"a": float(np.finfo(np.float32).max), "s.x": 7, "s.y": ""}]
 
 
-@pytest.mark.parametrize("layout", ["columns", "packed"])
-def test_bytes_that_need_not_be_text_are_described_in_every_layout(layout: str) -> None:
+def test_bytes_that_need_not_be_text_are_described() -> None:
     schema = pa.schema({"b": pa.binary(), "s": pa.string(), "l": pa.list_(pa.binary())})
-    described = plan_to_example(schema, "Example", TypeOptions(layout=layout)).describe()
+    described = plan_to_example(schema, "Example").describe()
     assert described["binary"] == ["b", "l"]
 
 
@@ -275,8 +273,6 @@ def test_payloads_are_one_column_of_bytes() -> None:
                    pa.schema([]), pa.schema({"l": pa.list_(pa.binary())})):  # fmt: skip
         with pytest.raises(ConfigError, match="one binary or string column"):
             plan_to_example(schema, "ByteArray")
-    with pytest.raises(ConfigError, match="no features to pack"):
-        plan_to_example(batch.schema, "ByteArray", TypeOptions(layout="packed"))
 
 
 def test_comes_back_from_json() -> None:
@@ -285,25 +281,28 @@ def test_comes_back_from_json() -> None:
         {"x": ColumnPolicy(nulls="default", default=-1), "y": ColumnPolicy()},
         struct_separator="/",
         name_collisions="rename",
-        layout="packed",
     )
     schema = pa.schema({"x": pa.int64(), "y": pa.list_(pa.float32(), 3)})
     lowering = plan_to_example(schema, "Example", options)
     text = json.dumps(lowering.describe())
-    assert read_description(json.loads(text)) == (options, dict(lowering.slots))
+    assert read_description(json.loads(text)) == options
 
 
 def test_nothing_said_means_the_defaults() -> None:
-    assert read_description({}) == (TypeOptions(), {})
+    assert read_description({}) == TypeOptions()
     lowering = plan_to_example(pa.schema({"x": pa.int64()}), "Example")
-    assert read_description(lowering.describe()) == (TypeOptions(), {})
+    assert read_description(lowering.describe()) == TypeOptions()
 
 
 @pytest.mark.parametrize(
     "damaged",
-    [{"policy": {"dats": "iso"}}, {"slots": {"packed.int64": [{"name": "x"}]}}, {"columns": []},
-     {"slots": {"p": [{"name": "x", "width": "wide"}]}}],
-)  # fmt: skip
+    [{"policy": {"dats": "iso"}}, {"columns": []}, {"columns": {"x": 1}}],
+)
 def test_damage_is_refused(damaged: dict) -> None:
     with pytest.raises(InputDataError, match="damaged"):
         read_description(damaged)
+
+
+def test_a_layout_that_is_no_longer_read_is_refused() -> None:
+    with pytest.raises(InputDataError, match="layout packed"):
+        read_description({"layout": "packed", "slots": {"packed.int64": []}})
