@@ -1,24 +1,33 @@
 """Building blocks of the compiled codec: the `kernel` decorator and raw memory access.
 
-Modules with compiled code import it as `etl.tfrecord.codec.kernels`; the cache of compiled
-code finds the sources it depends on by that name (see `jit_cache.digest_kernels`).
+Compiled code is kept by numba's own cache, in a folder named by a digest of the sources: numba
+itself misses changes of functions that are inlined from other files. It is code that will run, so
+the folder is one that no other user could have written; trouble with it means compiling.
 
 Addresses and sizes are signed 64-bit integers throughout the kernels; values whose bits matter
 are unsigned. Mixing the two in one expression would make numba fall back to float64.
 """
 
 import contextlib
+import fcntl
+import functools
+import hashlib
+import os
+import shutil
+import stat
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import llvmlite.binding
+import numba
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
+from numba.core import caching, cgutils
 from numba.extending import intrinsic as _intrinsic
-
-from etl.tfrecord.codec import jit_cache
 
 if sys.byteorder != "little":  # pragma: no cover - no such host in reach
     raise ImportError(
@@ -37,13 +46,183 @@ def _compile(function: Callable[..., Any], **options: bool) -> Any:
     return compiled(nogil=True, error_model="numpy", boundscheck=False, **options)(function)
 
 
+NO_CACHE = "SLUICE_NO_JIT_CACHE"  # set to 1: compile in memory, touch no cache
+_DECORATORS = (b"@kernel", b"@inlined", b"@outlined", b"@intrinsic")
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+@functools.cache
+def digest_kernels(folder: Path) -> str:
+    """Digest of the sources that may end up in the code of a kernel in `folder`.
+
+    Args:
+        folder: Folder of the kernel's module. In a package, all of the top-level package is
+            covered; in a zip file, all of that file.
+
+    Returns:
+        Hex SHA-256.
+    """
+    archive = next((parent for parent in (folder, *folder.parents) if parent.is_file()), None)
+    if archive is not None:
+        return hashlib.sha256(archive.read_bytes()).hexdigest()
+    root, sources = folder, folder.glob("*.py")
+    while (root.parent / "__init__.py").exists() and (root / "__init__.py").exists():
+        root = root.parent
+    if (root / "__init__.py").exists():
+        sources = root.rglob("*.py")
+    digest = hashlib.sha256()
+    for source in sorted(sources):
+        text = source.read_bytes()
+        if any(decorator in text for decorator in _DECORATORS):
+            digest.update(text)
+    return digest.hexdigest()
+
+
+def _candidates(folder: Path) -> Iterator[tuple[Path, int]]:
+    """Places for the kernels of a folder of sources, best first, and whose writers to trust."""
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    if given:
+        yield Path(given).absolute(), 0
+    if folder.is_dir():  # whoever may change the sources may change the cache next to them
+        yield folder / "__pycache__", folder.stat().st_mode
+    caches = os.environ.get("XDG_CACHE_HOME", "")
+    with contextlib.suppress(RuntimeError):  # a user without a home
+        root = Path(caches) if caches.startswith("/") else Path.home() / ".cache"
+        yield root / "sluice" / "kernels", 0
+    yield Path(tempfile.gettempdir()) / f"sluice-kernels-{os.getuid()}", 0
+
+
+def _is_private(path: Path, trusted_mode: int) -> bool:
+    """Whether nobody but this user, root, and those in `trusted_mode` could have written it."""
+    info = path.lstat()
+    writers = info.st_mode & _WRITABLE_BY_OTHERS & ~(trusted_mode & stat.S_IWGRP)
+    return info.st_uid in (os.getuid(), 0) and not writers
+
+
+def _is_usable(folder: Path, trusted_mode: int = 0) -> bool:
+    """Whether a cache's folder is private, and is filled or can be; makes it if it is not there."""
+    try:
+        with contextlib.suppress(OSError):  # sources that this user cannot write to
+            folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o755, exist_ok=True)
+        everything = (folder.parent, folder, *folder.iterdir())
+        if not all(_is_private(path, trusted_mode) for path in everything):
+            return False
+        return os.access(folder, os.W_OK) or any(folder.glob("*.nbi"))
+    except OSError:
+        return False
+
+
+@functools.cache
+def _describe_machine() -> bytes:
+    cpu = llvmlite.binding.get_host_cpu_name(), llvmlite.binding.get_host_cpu_features().flatten()
+    return repr((cpu, sys.version, numba.__version__, llvmlite.__version__)).encode()
+
+
+@functools.cache
+def find_cache(folder: Path) -> Path | None:
+    """Finds where the compiled kernels of a folder of sources are kept.
+
+    Next to the sources, in the user's cache directory, or in a private directory under the
+    system's temporary one: the first that can be written to, and by nobody else, or was filled by
+    whoever installed the sources.
+
+    Args:
+        folder: Folder of the sources.
+
+    Returns:
+        A folder named by the sources' folder, the machine, and a digest of the sources' content;
+        None where there is none to be had.
+    """
+    sources = (digest_kernels(Path(__file__).parent) + digest_kernels(folder)).encode()
+    parts = (str(folder).encode(), _describe_machine(), sources)
+    name = "-".join(hashlib.sha256(part).hexdigest()[:16] for part in parts)
+    for place, trusted_mode in _candidates(folder):
+        if _is_usable(place / name, trusted_mode):
+            return place / name
+    return None
+
+
+class _KernelLocator(caching._CacheLocator):
+    """What numba asks of a cache's place."""
+
+    def __init__(self, folder: Path, line: int) -> None:
+        self._folder, self._line = folder, line
+
+    @classmethod
+    def from_function(cls, py_func: Any, py_file: str) -> Any:
+        folder = find_cache(Path(py_file).absolute().parent)
+        return None if folder is None else cls(folder, py_func.__code__.co_firstlineno)
+
+    def get_cache_path(self) -> str:
+        return str(self._folder)
+
+    def ensure_cache_path(self) -> None:
+        """Makes the folder, and removes those of older sources."""
+        self._folder.mkdir(mode=0o755, exist_ok=True)
+        for folder in self._folder.parent.glob(self._folder.name[:-16] + "*"):
+            if folder != self._folder:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def get_source_stamp(self) -> str:
+        return ""  # the folder is named by it
+
+    def get_disambiguator(self) -> str:
+        return str(self._line)
+
+
+class _KernelCacheFiles(caching.CompileResultCacheImpl):
+    _locator_classes = [_KernelLocator]  # noqa: RUF012 - numba's
+
+
+class KernelCache(caching.FunctionCache):
+    """Numba's cache of a function as an optimisation only: any trouble with it means compiling."""
+
+    _impl_class = _KernelCacheFiles
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Returns a compiled function, or None."""
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception:  # damaged: compile afresh, and let that replace it
+            with contextlib.suppress(Exception):
+                self.flush()
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keeps a compiled function where that is possible.
+
+        One process at a time: two that add signatures to an index would name them alike.
+        """
+        try:
+            with self._lock():
+                super().save_overload(sig, data)
+        except Exception:  # disk full, or the directory has gone: go on without
+            self.disable()
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        self._impl.locator.ensure_cache_path()
+        descriptor = os.open(self._cache_path, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def is_cache_enabled() -> bool:
+    """Whether the environment leaves the cache switched on."""
+    return os.environ.get(NO_CACHE, "").strip().lower() not in ("1", "true", "yes", "on")
+
+
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles an entry point with numba: no GIL, cached on disk as `jit_cache` says."""
+    """Compiles an entry point with numba: no GIL, cached on disk; see `find_cache`."""
     compiled = _compile(function)
-    if jit_cache.is_enabled():
+    if is_cache_enabled():
         # No directory for it, or another numba: compile in every process.
         with contextlib.suppress(RuntimeError, OSError, AttributeError, TypeError):
-            compiled._cache = jit_cache.KernelCache(function)
+            compiled._cache = KernelCache(function)
     return compiled
 
 

@@ -259,7 +259,7 @@ def test_structs_and_fields_are_found_in_another_case() -> None:
 def test_policies_of_a_column_hold_in_another_case() -> None:
     options = TypeOptions(ColumnPolicy(timestamps="ms"), {"ts": ColumnPolicy(timestamps="us")})
     target = pa.schema({"TS": pa.timestamp("us", "UTC")})
-    raising = plan_from_example(target, "Example", options, None, FeatureNames(("ts",)))
+    raising = plan_from_example(target, "Example", options, FeatureNames(("ts",)))
     batch = raising.apply(pa.record_batch({"ts": [1_500_000]}))
     assert batch.schema.names == ["TS"]
     assert batch.column("TS").cast(pa.int64()).to_pylist() == [1_500_000]
@@ -268,8 +268,8 @@ def test_policies_of_a_column_hold_in_another_case() -> None:
 def test_what_differs_in_case_alone_is_not_guessed() -> None:
     names = FeatureNames(("AB", "ab"))
     with pytest.raises(ConfigError, match="which of AB, ab is meant"):
-        plan_from_example(pa.schema({"Ab": pa.int64()}), "Example", None, None, names)
-    exact = plan_from_example(pa.schema({"AB": pa.int64()}), "Example", None, None, names)
+        plan_from_example(pa.schema({"Ab": pa.int64()}), "Example", None, names)
+    exact = plan_from_example(pa.schema({"AB": pa.int64()}), "Example", None, names)
     assert [feature.name for feature in exact.features] == ["AB"]
 
 
@@ -280,7 +280,7 @@ def test_renamed_features_find_their_way_back() -> None:
     lowering = plan_to_example(batch.schema, "Example", options)
     assert lowering.renames == {"a": {"a.b": "a.b_2"}}
     names = FeatureNames(tuple(lowering.schema.names), lowering.renames)
-    raising = plan_from_example(batch.schema, "Example", options, None, names)
+    raising = plan_from_example(batch.schema, "Example", options, names)
     lowered = lowering.apply(batch)
     wanted = pa.record_batch({f.name: lowered.column(f.name) for f in raising.features})
     assert raising.apply(wanted).equals(batch)
