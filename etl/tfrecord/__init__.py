@@ -1,4 +1,73 @@
-"""The wire: Arrow batches to standard TFRecord files and back, and Spark's `format("tfrecord")`.
+"""TFRecord files to and from Spark, Arrow and pandas; Spark reads and writes `format("tfrecord")`.
 
-Needs numpy, numba and pyarrow; PySpark only in `datasource` and in `etl.tfrecord.spark`.
+The public API, loaded at first use: importing it brings neither Spark, numba nor pandas. Errors are
+those of `conf.errors`.
+
+Example:
+    >>> from etl.tfrecord import read_table, write_table
+    >>> write_table(pa.table({"user": [1, 2]}), "train.tfrecord")
+    >>> read_table("train.tfrecord").column("user").to_pylist()
+    [1, 2]
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from etl.tfrecord.datasource import register_tfrecord
+    from etl.tfrecord.files.writer import ShardOptions
+    from etl.tfrecord.spark.reader import read_tfrecords
+    from etl.tfrecord.spark.writer import WriteConfig, write_tfrecords
+    from etl.tfrecord.table import (
+        TableWriter,
+        read_frame,
+        read_table,
+        read_table_batches,
+        write_frame,
+        write_table,
+    )
+    from etl.tfrecord.types.policies import ColumnPolicy, TypeOptions
+
+__all__ = [
+    "ColumnPolicy",
+    "ShardOptions",
+    "TableWriter",
+    "TypeOptions",
+    "WriteConfig",
+    "read_frame",
+    "read_table",
+    "read_table_batches",
+    "read_tfrecords",
+    "register_tfrecord",
+    "write_frame",
+    "write_table",
+    "write_tfrecords",
+]
+
+_TABLE = "table"
+_MODULES = {
+    "ColumnPolicy": "types.policies",
+    "ShardOptions": "files.writer",
+    "TableWriter": _TABLE,
+    "TypeOptions": "types.policies",
+    "WriteConfig": "spark.writer",
+    "read_frame": _TABLE,
+    "read_table": _TABLE,
+    "read_table_batches": _TABLE,
+    "read_tfrecords": "spark.reader",
+    "register_tfrecord": "datasource",
+    "write_frame": _TABLE,
+    "write_table": _TABLE,
+    "write_tfrecords": "spark.writer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -108,6 +108,7 @@ def test_no_job_hides_a_module_of_the_standard_library():
         ("jobs.cli", ["pyspark", "tensorflow", "keras", "etl", "training"]),
         ("etl.encoders.pipeline", ["tensorflow", "pyspark", "pandas", "pydantic"]),
         ("etl.quality.statistics", ["tensorflow", "pyspark", "pandas", "pydantic"]),
+        ("etl.tfrecord", ["numba", "pyspark", "pandas", "pyarrow", "pydantic", "tensorflow"]),
         ("etl.tfrecord.codec.decode", ["tensorflow", "pyspark", "pandas", "pydantic"]),
         # Spark starts a process each to look a format up, to plan a read or write, to commit it.
         ("etl.tfrecord.datasource", ["numba", "tensorflow", "pandas", "pydantic"]),
@@ -197,3 +198,14 @@ def test_a_plain_write_needs_neither_encoders_nor_statistics(tmp_path):
         capture_output=True, text=True, check=True, cwd=ROOT,
     )  # fmt: skip
     assert result.stdout.strip() == "[]"
+
+
+def test_every_public_name_of_the_wire_is_there():
+    import etl.tfrecord as wire
+
+    assert sorted(wire._MODULES) == wire.__all__ == sorted(wire.__all__)
+    for name in wire.__all__:
+        assert callable(getattr(wire, name)), name
+        assert name in dir(wire)
+    with pytest.raises(AttributeError, match="no attribute 'write_table_'"):
+        _ = wire.write_table_
