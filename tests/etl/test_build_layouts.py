@@ -33,6 +33,7 @@ def packed(spark, tmp_path_factory):
     return build_dataset(spark, config.model_copy(update={"output": output}))
 
 
+@pytest.mark.exhaustive
 def test_the_records_are_those_of_the_other_layout(built, packed):
     manifest = read_manifest(packed.version)
     assert manifest.layout == "packed"

@@ -131,6 +131,7 @@ def test_a_grid_runs_every_point_and_keeps_the_best(config: TrainConfig) -> None
     assert not (Path(config.root) / "s" / "CURRENT").exists()
 
 
+@pytest.mark.exhaustive
 def test_an_interrupted_sweep_resumes_to_the_trials_of_one_that_was_not(
     config: TrainConfig, tmp_path: Path, monkeypatch
 ) -> None:

@@ -212,6 +212,7 @@ def remember(plot):
     return draw
 
 
+@pytest.mark.exhaustive
 def test_every_value_of_the_card_may_have_the_wrong_type(finished, drawn_once):
     for key in finished.card:
         for value in (None, 3, "text", [1], {"a": [None]}):

@@ -152,6 +152,7 @@ def test_learns_what_popularity_cannot(
     assert hit_rate_at_10(popularity, targets) < 0.5
 
 
+@pytest.mark.exhaustive
 def test_a_seed_fixes_the_result(fit) -> None:
     first, _, _ = fit(configure(RANDOM_DSSM), "a")
     again, _, _ = fit(configure(RANDOM_DSSM), "b")
