@@ -122,6 +122,7 @@ def test_no_job_hides_a_module_of_the_standard_library():
         ("etl.tfrecord.datasource", ["numba", "tensorflow", "pandas", "pydantic"]),
         ("etl.tfrecord.spark.reader", ["numba", "tensorflow", "pandas", "pydantic"]),
         ("etl.build", ["tensorflow", "keras", "training"]),
+        ("training", ["tensorflow", "keras", "pyspark"]),
         ("training.loop.trainer", ["pyspark", "py4j"]),
         ("training.export.saved_model", ["pyspark", "py4j"]),
     ],
@@ -177,3 +178,14 @@ def test_the_command_line_knows_which_extra_brings_a_package():
 
 def test_the_distribution_has_one_name():
     assert PROJECT["name"] == DISTRIBUTION
+
+
+def test_training_exports_its_public_api():
+    import training
+    from training.checkpoint.restore import load_run
+    from training.loop.trainer import Trainer
+
+    assert (training.load_run, training.Trainer) == (load_run, Trainer)
+    assert {"load_run", "Trainer"} <= set(training.__all__) <= set(dir(training))
+    assert all(hasattr(training, name) for name in training.__all__)
+    assert not hasattr(training, "no_such_name")

@@ -42,11 +42,11 @@ class Saveable(Protocol):
         ...
 
     def restore_tensors(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Takes the state over from the tensors of an earlier `state_tensors`."""
+        """Restores the state from the tensors of an earlier `state_tensors`."""
         ...
 
     def find_problems(self, found: Mapping[str, tuple[str, list[int]]]) -> list[str]:
-        """Returns why `restore_tensors` could not take tensors over; none: it can.
+        """Returns why `restore_tensors` would refuse tensors; none: it would not.
 
         Args:
             found: Type and shape of each tensor, by name.

@@ -24,8 +24,7 @@ from training.distribution.cluster import (
     read_server_cluster,
 )
 from training.distribution.parameter_server import ParameterServers, connect_servers
-from training.embedding.key_mapping import ARRIVALS
-from training.input.batches import Batch
+from training.input.batches import ARRIVALS, Batch
 
 # TensorFlow has no public name for these; by default ten seconds are all that a start may take.
 

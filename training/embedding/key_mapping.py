@@ -19,10 +19,9 @@ import tensorflow as tf
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_space import GrowingRows, KeySpace, read_capacity, reserve_rows
 from training.embedding.static_table import EmbeddingTable
+from training.input.batches import ARRIVALS
 from training.tensorflow_runtime import close_iterators_at_exit
 
-ARRIVALS = "arrivals"
-"""Key of a batch that holds the rows that are new in it; no feature is named so."""
 _ROWS, _DRAWN = "rows", "drawn"
 _KEPT = "keys of {}"
 

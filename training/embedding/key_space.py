@@ -136,7 +136,7 @@ class KeySpace(tf.Module):
         return {SAVED_KEYS: tf.constant(self.read_keys())}
 
     def restore_tensors(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Takes over saved keys; the matrices are restored by themselves.
+        """Sets the keys to saved ones; the matrices are restored by themselves.
 
         Raises:
             ValueError: A key occurs twice, or there are more than `max_rows`.
@@ -156,7 +156,7 @@ class KeySpace(tf.Module):
             self.known_rows.assign(len(self.index))
 
     def find_problems(self, found: Mapping[str, tuple[str, list[int]]]) -> list[str]:
-        """Returns why saved tensors cannot be taken over; none: they can.
+        """Returns why saved tensors cannot be restored; none: they can.
 
         Args:
             found: Type and shape of each tensor, by the names of `state_tensors`.

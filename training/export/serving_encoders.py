@@ -121,8 +121,8 @@ def build_inputs(
     names = [name, *(f"{name}_{raw.name}" for raw in served[1:])]
     return tuple(
         # Tokens stand in the first column; weights beside them have none.
-        _operand(raw, spec, own, None if place else vocabulary)
-        for place, (raw, own) in enumerate(zip(served, names, strict=True))
+        _operand(raw, spec, own, None if number else vocabulary)
+        for number, (raw, own) in enumerate(zip(served, names, strict=True))
     )
 
 
