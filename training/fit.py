@@ -53,7 +53,7 @@ def fit_run(
 
     Args:
         config: The resolved config.
-        progress: Where to show how it goes.
+        progress: Shows how it goes.
         resume: Whether to go on with the newest run of the same config, if it is unfinished,
             at the position of its newest checkpoint.
         profile: Steps to profile, or None.

@@ -74,7 +74,7 @@ def make_entry(parent: Path, sha256: str, now: datetime | None = None) -> Path:
 
     Args:
         parent: Where; made as needed.
-        sha256: What the hash is the beginning of.
+        sha256: Its first digits are the hash.
         now: The time; None: that of the clock.
 
     Raises:

@@ -27,8 +27,8 @@ def disk_errors(what: str, fix: str) -> Iterator[None]:
     writable.
 
     Args:
-        what: What could not be written, one sentence.
-        fix: What to do about it.
+        what: The write that failed, one sentence.
+        fix: The remedy.
 
     Raises:
         InternalError: The disk is full, or there is no permission.

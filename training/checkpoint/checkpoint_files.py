@@ -117,7 +117,7 @@ class CheckpointLayout:
 
 @dataclass(frozen=True)
 class CheckpointMetadata:
-    """What `checkpoint.json` says.
+    """The content of `checkpoint.json`.
 
     Attributes:
         resume_state: Where the run was.

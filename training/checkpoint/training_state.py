@@ -56,7 +56,7 @@ class Saveable(Protocol):
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What is saved, by name.
+    """The state that is saved, by name.
 
     Attributes:
         variables: Variables; one that is split counts as one, and one that grows is as long as
@@ -145,7 +145,7 @@ def restore_state(state: TrainingState, prefix: Path) -> None:
     """Sets the state to what a checkpoint holds; what is more in it is left alone.
 
     Args:
-        state: What to set. Nothing is, unless all of it can be.
+        state: The variables to set; all of them, or none.
         prefix: The checkpoint's path without suffix.
 
     Raises:

@@ -79,7 +79,7 @@ def build_strategy(config: DevicesConfig) -> tf.distribute.Strategy:
 
 @dataclass(frozen=True)
 class Devices:
-    """What a run computes on.
+    """The devices that a run computes on.
 
     Attributes:
         strategy: `none`, `mirrored`, `multi_worker` or `parameter_server`.

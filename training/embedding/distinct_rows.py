@@ -72,7 +72,7 @@ def add_distinct_ids(dataset: tf.data.Dataset, lookups: Sequence[Lookups]) -> tf
 
     Args:
         dataset: Batches of one replica.
-        lookups: What is looked up where; lists that are not padded are left to the step.
+        lookups: Features and their tables; lists that are not padded are left to the step.
     """
     specs = dataset.element_spec
     known = [
@@ -95,7 +95,7 @@ class BatchRows:
     """The rows of one batch; each table's are gathered where they are first asked for.
 
     Args:
-        batch: What `add_distinct_ids` made.
+        batch: A batch from `add_distinct_ids`.
         lookups: As there.
     """
 

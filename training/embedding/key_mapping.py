@@ -123,7 +123,7 @@ def admit_arrivals(arrivals: Mapping[str, Any], keyed: Sequence[KeyedFeatures]) 
     """Gives the new rows of a batch memory and their first values, in a replica context.
 
     Args:
-        arrivals: What `map_keys` added to the batch.
+        arrivals: The rows that `map_keys` added to the batch.
         keyed: As there.
     """
     for number, found in arrivals.items():

@@ -193,7 +193,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 class GroupedAUC:
     """AUC per user, weighted by the user's rows (Zhou et al. 2018, DIN, section 6.2).
 
-    It tells how well the rows of one user are ordered, and is blind to differences between users.
+    It measures how well the rows of one user are ordered, and ignores differences between users.
     Users with rows of one class alone have no AUC and are left out.
 
     Exact, whatever order rows come in. Up to `kept_rows` rows are in memory; beyond that they go to
@@ -300,7 +300,7 @@ class LabelScores:
         model: Trained model.
         label: Name of the label feature.
         user: Name of the feature that rows are grouped by for GAUC; None: no GAUC.
-        temperature: What scores are divided by to give logits; None where the objective does not
+        temperature: Divisor of the scores that gives logits; None where the objective does not
             calibrate them, which leaves log loss and calibration undefined.
     """
 
@@ -374,7 +374,7 @@ class LabelScores:
 
 
 def find_user_ids(manifest: Manifest) -> str | None:
-    """Returns the feature that tells users apart by an id of a vocabulary, or None."""
+    """Returns the feature whose ids of a vocabulary name the users, or None."""
     user = manifest.keys.user
     if user is None:
         return None

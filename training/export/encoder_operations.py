@@ -1,6 +1,6 @@
 """Encoder operations in TensorFlow: what `etl.encoders` does on Arrow, on tensors.
 
-Ids, hashes and parts of dates are equal to the bit. Scaled numbers, sines and weights are
+Ids, hashes and parts of dates are bit-equal. Scaled numbers, sines and weights are
 float64 until the last step; they are equal to one unit in the last place of float32 (of 1,
 for sines and cosines), more only where a logarithm lies within 1e-15 of what is subtracted
 from it.
@@ -168,7 +168,7 @@ class RawValues:
 
 @dataclass(frozen=True)
 class Resources:
-    """What was fitted.
+    """Results of a fit that operations look up.
 
     Attributes:
         ids: Encoder of raw tokens by vocabulary.
@@ -185,9 +185,9 @@ def apply_operation(
     """Executes an operation.
 
     Args:
-        operation: What to do.
+        operation: The operation.
         inputs: The raw inputs in the plan's order.
-        resources: What was fitted.
+        resources: The results of the fit.
 
     Returns:
         `[batch]` or `[batch, length]`, 0 where there is nothing; lists are not yet cut.

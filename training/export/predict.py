@@ -34,7 +34,7 @@ from training.input.vocabularies import Vocabulary, read_key_vocabulary
 
 @dataclass(frozen=True)
 class PredictionCounts:
-    """What was written.
+    """Users of a file of recommendations.
 
     Attributes:
         users: Users with a list.

@@ -24,7 +24,7 @@ from training.input.split_source import InputOptions, TrainingData
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What a step reads of the dataset.
+    """The features that a step reads.
 
     Attributes:
         features: Names of features.
@@ -44,7 +44,7 @@ class EpochBatches:
     Attributes:
         epoch: Zero-based epoch.
         iterator: Gives the batches, distributed over the replicas.
-        counts: What the input has left out so far.
+        counts: Rows and shards that the input has left out so far.
     """
 
     epoch: int
@@ -57,9 +57,9 @@ class EpochInput:
 
     Args:
         config: The run's config.
-        data: What to read.
+        data: The dataset version.
         strategy: Devices to train on.
-        inputs: What a step reads.
+        inputs: The features that a step reads.
 
     Attributes:
         steps_per_epoch: Whole batches of an epoch.

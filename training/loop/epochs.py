@@ -166,7 +166,7 @@ class EpochRunner:
 
         Args:
             done: Where the state was seen.
-            received: What was seen.
+            received: The number that is not finite.
 
         Raises:
             TrainingDivergedError: Always.

@@ -50,7 +50,7 @@ class StepOptions:
     Attributes:
         seed: The run's seed; with the step it fixes dropout and drawn negatives.
         embedding_l2: Weight of the squared norms of the batch's rows, or None.
-        dtype: What products of matrices are computed in.
+        dtype: Type that products of matrices are computed in.
         xla: Whether XLA compiles loss and gradients.
         check_gradients: Whether a replica whose gradients are not finite returns a loss of NaN.
     """

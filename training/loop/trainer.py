@@ -60,9 +60,9 @@ class Trainer:
 
     Args:
         config: The resolved config.
-        data: What to train on.
+        data: The dataset version to train on.
         strategy: Devices to train on.
-        progress: Where to show how it goes.
+        progress: Shows how it goes.
         profile: Steps to profile, or None.
 
     Attributes:

@@ -203,12 +203,12 @@ def set_keys(model: RetrievalModel, space: KeySpace, keys: np.ndarray) -> None:
 
 @dataclass(frozen=True)
 class WarmTarget:
-    """What is set.
+    """The model that a warm start sets.
 
     Attributes:
         model: The new model.
         optimizers: Its optimizers.
-        data: What it trains on.
+        data: Its dataset version.
     """
 
     model: RetrievalModel
@@ -218,7 +218,7 @@ class WarmTarget:
 
 @dataclass(frozen=True)
 class WarmStartReport:
-    """What came over.
+    """Weights that a warm start has set.
 
     Attributes:
         source: The checkpoint.
@@ -267,7 +267,7 @@ def transfer_weights(config: TrainConfig, target: WarmTarget) -> WarmStartReport
 
     Args:
         config: The resolved config, with `fit.warm_start`.
-        target: What is set; nothing is, where the weights are refused.
+        target: The new model; it is unchanged where the weights are refused.
 
     Raises:
         ConfigError: Weights do not fit, or moments would meet a schedule of the learning rate.

@@ -24,7 +24,7 @@ class RetrievalModel(tf.Module):
     Attributes:
         user_inputs: Names of the features that `embed_users` reads.
         item_inputs: Names of the features that `embed_items` reads.
-        temperature: What the loss divides scores by.
+        temperature: Divisor of the scores in the loss.
         tables: Embedding tables by name; updated lazily.
     """
 
