@@ -11,8 +11,7 @@ from conf.errors import ConfigError, did_you_mean
 from conf.manifest import Manifest
 from conf.schema import FeatureSpec
 from training.embedding.static_table import EmbeddingTable, list_variables
-
-Features = Mapping[str, tf.Tensor]
+from training.networks.tower import Features
 
 
 class RetrievalModel(tf.Module):
