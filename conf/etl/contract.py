@@ -13,7 +13,7 @@ ContractRate = Annotated[float, Field(ge=0, le=1)]
 
 
 class ContractRule(Strict):
-    """What each rule has: `error` stops the publish, `warn` is logged and recorded."""
+    """Base of all rules: `error` stops the publish, `warn` is logged and recorded."""
 
     severity: Literal["error", "warn"] = "error"
 
@@ -26,7 +26,7 @@ class SourceRule(ContractRule):
 
     @property
     def target(self) -> str:
-        """What the rule is about, as messages name it."""
+        """Name of the checked column, feature or split in messages."""
         return f"{self.source}.{self.column}"
 
 
@@ -49,7 +49,7 @@ class ContractValueRule(ContractRule):
 
     @property
     def target(self) -> str:
-        """What the rule is about, as messages name it."""
+        """Name of the checked column, feature or split in messages."""
         if self.feature is not None:
             return f"feature {self.feature} ({self.split})"
         return f"{self.source}.{self.column}"
@@ -105,7 +105,7 @@ class UniqueRule(ContractRule):
 
     @property
     def target(self) -> str:
-        """What the rule is about, as messages name it."""
+        """Name of the checked column, feature or split in messages."""
         return f"{self.source}.{'+'.join(self.columns)}"
 
 
@@ -139,7 +139,7 @@ class VolumeRule(ContractRule):
 
     @property
     def target(self) -> str:
-        """What the rule is about, as messages name it."""
+        """Name of the checked column, feature or split in messages."""
         return str(self.source) if self.source is not None else f"split {self.split}"
 
 
@@ -158,7 +158,7 @@ class FreshnessRule(SourceRule):
 
 
 class DriftRule(ContractRule):
-    """How far a feature's distribution may be from that of the current version.
+    """Largest distance of a feature's distribution from that of the current version.
 
     `psi`: population stability index; `js`: Jensen-Shannon divergence (base 2, 0 to 1);
     `ks`: Kolmogorov-Smirnov distance, for numbers only.
@@ -172,7 +172,7 @@ class DriftRule(ContractRule):
 
     @property
     def target(self) -> str:
-        """What the rule is about, as messages name it."""
+        """Name of the checked column, feature or split in messages."""
         return f"feature {self.feature} ({self.split}, {self.metric})"
 
 
@@ -191,7 +191,7 @@ RuleConfig = Annotated[
 
 
 class LeakageConfig(Strict):
-    """When a feature that a model reads is said to give the label away."""
+    """The correlation from which a feature that a model reads counts as a leak of the label."""
 
     maximum: float = Field(
         0.98, gt=0, le=1, description="Of |correlation| and of the correlation ratio."

@@ -1,4 +1,4 @@
-"""Events and what is added to them: joins, histories, sessions, windowed features."""
+"""The event log and the columns added to it: joins, histories, sessions, windowed features."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class EventsConfig(Strict):
         return self
 
     @property
-    def has_behaviour(self) -> bool:
+    def has_user_histories(self) -> bool:
         """Whether rows belong to users and name items, so that users have histories."""
         return self.user is not None and self.item is not None
 
@@ -156,7 +156,7 @@ class GapsConfig(Strict):
     log: bool = Field(False, description="log(1 + gap) in place of the gap.")
 
 
-class BehaviourHistoryConfig(Strict):
+class UserHistoryConfig(Strict):
     """One history: the user's items of some behaviours strictly before the event, latest first.
 
     Ties in time are ordered by the place in the input. The items stand in column `name`, each of
@@ -183,7 +183,7 @@ class BehaviourHistoryConfig(Strict):
     within_session: bool = Field(False, description="Only of the event's own session, so far.")
 
     @model_validator(mode="after")
-    def _consistent(self) -> BehaviourHistoryConfig:
+    def _consistent(self) -> UserHistoryConfig:
         if self.lookback is not None and self.lookback < self.max_len:
             raise ValueError(f"history {self.name!r}: `lookback` is below `max_len`")
         names = [name.lower() for name in self.made]
@@ -243,7 +243,7 @@ class RateConfig(Strict):
     )
 
 
-class RollingConfig(Strict):
+class WindowedFeatureConfig(Strict):
     """A count, or a smoothed rate, of the events with the same keys strictly before the event.
 
     "Before" is by event time: events at one time do not see one another.
@@ -261,7 +261,7 @@ class RollingConfig(Strict):
     )
 
     @model_validator(mode="after")
-    def _reachable(self) -> RollingConfig:
+    def _reachable(self) -> WindowedFeatureConfig:
         if self.rate is not None and self.where is None:
             raise ValueError(
                 f"rolling {self.name!r}: a rate needs `where`, which says what a hit is"

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
 from etl.events.down_sampling import NOT_SAMPLED_COLUMN, mark_not_sampled
-from etl.events.histories import add_sessions, behaviour_columns
+from etl.events.histories import add_sessions, condition_columns
 from etl.events.identity import POSITION_COLUMN, add_row_identity
 from etl.events.joins import DROP_COLUMN, count_unmatched, join_dictionaries, read_unmatched
 from etl.events.labels import add_label
@@ -118,7 +118,7 @@ def _mark_duplicates(events: DataFrame, config: BuildConfig) -> DataFrame:
         return events
     # A click and a purchase in one second are two events. In order of time first: the sort by
     # position that follows then finds its rows in order but for those of one moment.
-    same = [user, *_given_columns(config), time, item, *behaviour_columns(config)]
+    same = [user, *_given_columns(config), time, item, *condition_columns(config)]
     rank = F.row_number().over(Window.partitionBy(*same).orderBy(ORDER_COLUMN))
     return (
         events.withColumn("__rank", rank)

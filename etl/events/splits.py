@@ -85,7 +85,7 @@ def record_splits(config: BuildConfig) -> tuple[str, ...]:
     """
     made = [*EVENT_SPLITS]
     made += [CATALOG] if config.events.item is not None else []
-    made += [USERS] if config.events.has_behaviour else []
+    made += [USERS] if config.events.has_user_histories else []
     return tuple(split for split in ALL_SPLITS if split in made)
 
 
