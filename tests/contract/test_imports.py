@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from jobs.cli import EXTRAS
 
 ROOT = Path(__file__).parents[2]
 STDLIB = set(sys.stdlib_module_names)
+PACKAGES = ("conf", "etl", "training", "jobs")
 WIRE_FOR_TRAINING = {
     "etl.tfrecord.files.framing",
     "etl.tfrecord.codec.crc32c",
@@ -45,8 +47,8 @@ def modules(package: str) -> list[Path]:
     return sorted((ROOT / package).rglob("*.py"))
 
 
-def imports_of(path: Path) -> Iterator[str]:
-    """Every module that a file imports, lazily or not, except for type checking only."""
+def nodes_at_runtime(path: Path) -> Iterator[ast.AST]:
+    """Every node of a file but those for type checking only."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     skipped = {
         id(inner)
@@ -54,9 +56,12 @@ def imports_of(path: Path) -> Iterator[str]:
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         for inner in ast.walk(node)
     }
-    for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
+    return (node for node in ast.walk(tree) if id(node) not in skipped)
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Every module that a file imports, lazily or not, except for type checking only."""
+    for node in nodes_at_runtime(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -189,3 +194,24 @@ def test_training_exports_its_public_api():
     assert {"load_run", "Trainer"} <= set(training.__all__) <= set(dir(training))
     assert all(hasattr(training, name) for name in training.__all__)
     assert not hasattr(training, "no_such_name")
+
+
+def dotted(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def test_no_circle_of_imports():
+    paths = {dotted(path): path for package in PACKAGES for path in modules(package)}
+    graph = {name: set(local_imports(path, paths)) - {name} for name, path in paths.items()}
+    assert len(list(TopologicalSorter(graph).static_order())) == len(paths)
+
+
+def local_imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
+    """The modules of ours that a file imports, lazily or not."""
+    for node in nodes_at_runtime(path):
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield from {full if full in known else node.module or ""} & known.keys()
+        elif isinstance(node, ast.Import):
+            yield from {alias.name for alias in node.names} & known.keys()
