@@ -1,79 +1,17 @@
-"""Packed columns are shown by their own names: which list, which place, which values."""
-
 from __future__ import annotations
 
 import json
 from dataclasses import replace
 
 import pytest
-from pyspark.sql import functions as F
 
 from conf.errors import InputDataError
 from conf.manifest import ShardInfo, SplitInfo
 from conf.paths import read_manifest
-from etl.tfrecord.spark.writer import WriteConfig, write_tfrecords
-from jobs.inspect_dataset import inspect
-from jobs.inspection.records import (
-    PackedColumn,
-    list_packed_columns,
-    read_dataset_head,
-    read_head,
-    unpack_record,
-    wire_features,
-)
-from jobs.inspection.summary import find_target
-from jobs.inspection.summary_tables import list_summary, render_plain
+from jobs.inspection.records import read_dataset_head, read_first, wire_features
 from jobs.inspection.verify import count_records, read_checksum, verify_dataset
 from tests.jobs.inspection.conftest import CONFIG
 from tests.jobs.reporting.fixtures import FakeConfig, write_dataset
-
-
-def test_a_packed_data_set_shows_its_columns(spark, tmp_path):
-    frame = spark.range(0, 20, 1, 1).select(
-        "id",
-        F.lit("x").alias("name"),
-        (F.col("id") + 100).cast("int").alias("age"),
-        (F.col("id") / 4).cast("float").alias("price"),
-        F.array("id", F.lit(-1)).alias("list"),
-        (F.col("id") / 2).cast("float").alias("weight"),
-    )
-    config = WriteConfig(layout="packed", compression="none")
-    write_tfrecords(frame, tmp_path / "out", config=config)
-    summary = inspect(find_target(str(tmp_path / "out")), head=2)
-    found = [(c["name"], c["type"], c["feature"], c["places"]) for c in summary["packed_columns"]]
-    assert [column for column in found if column[0] != "name"] == [
-        ("id", "long", "packed.int64", [0, 0]),
-        ("age", "integer", "packed.int64", [1, 1]),
-        ("price", "float", "packed.float", [0, 0]),
-        ("weight", "float", "packed.float", [1, 1]),
-    ]
-    second = summary["head"][1]
-    assert {k: second[k] for k in ("id", "age", "price", "weight")} == {
-        "id": 1,
-        "age": 101,
-        "price": 0.25,
-        "weight": 0.5,
-    }
-    assert not [name for name in second if name.startswith("packed.") and "bytes" not in name]
-    text = "".join(map(render_plain, list_summary(summary)))
-    assert "packed columns" in text
-    assert "weight" in text
-
-
-def test_a_wide_column_has_several_places_and_another_length_stays_as_it_is():
-    columns = (
-        PackedColumn("a", "packed.float", 0, 2, None),
-        PackedColumn("b", "packed.float", 2, 1, None),
-    )
-    assert unpack_record({"packed.float": [1.0, 2.0, 3.0], "x": 7}, columns) == {
-        "x": 7,
-        "a": [1.0, 2.0],
-        "b": 3.0,
-    }
-    short = {"packed.float": [1.0, 2.0], "x": 7}
-    assert unpack_record(short, columns) == short
-    assert columns[0].to_json()["places"] == [0, 1]
-    assert list_packed_columns(None) == ()
 
 
 def test_reads_over_shard_borders(version):
@@ -104,8 +42,8 @@ def test_no_more_than_there_are(version):
 def test_features_inferred_from_a_bare_shard_agree_with_the_schema(version):
     manifest = read_manifest(version)
     path = version / manifest.split("train").shards[0].path
-    known = read_head(path, 5, wire_features(manifest.schema))
-    inferred = read_head(path, 5)
+    known = read_first([path], 5, wire_features(manifest.schema))
+    inferred = read_first([path], 5)
     for one, other in zip(known, inferred, strict=True):
         assert {k: v for k, v in one.items() if v != []} == {
             k: v for k, v in other.items() if v != []
@@ -132,7 +70,7 @@ def test_bytes_that_are_no_text_are_spelt_out(tmp_path):
     batch = pa.record_batch({"a": pa.array([b"\xff\x00"]), "l": pa.array([[b"x", b"\xfe"]])})
     with ShardWriter(path, batch.schema) as writer:
         writer.write(batch)
-    assert read_head(path, 1) == [{"a": "\\xff\x00", "l": ["x", "\\xfe"]}]
+    assert read_first([path], 1) == [{"a": "\\xff\x00", "l": ["x", "\\xfe"]}]
 
 
 def _flip(file, position):
