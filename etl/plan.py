@@ -68,7 +68,7 @@ def history_names(config: BuildConfig) -> tuple[str, ...]:
 
 
 def made_history_columns(config: BuildConfig) -> dict[str, str]:
-    """Returns the type of each column that is made here."""
+    """Returns the types of the columns that histories, sessions and windowed features make."""
     made: dict[str, str] = {}
     origins, types = column_origins(config), config.event_column_types
     for history in all_histories(config):
@@ -115,7 +115,7 @@ class VocabularyPlan:
         max_size: Most frequent tokens kept, or None for all.
         top_per_group: Tokens kept of each group, or None for no such rule.
         oov_buckets: Buckets of unknown tokens, or None.
-        incremental: Whether it grows out of the previous version's.
+        incremental: Whether it appends to the previous version's.
         expire_after_days: Age at which a token is retired, or None for never.
     """
 
@@ -238,8 +238,8 @@ class FeaturePlan:
         return tuple(dict.fromkeys(name for f in self.features for name in f.columns))
 
     @property
-    def has_growing_vocabulary(self) -> bool:
-        """Whether a vocabulary grows out of the version before."""
+    def has_incremental_vocabulary(self) -> bool:
+        """Whether a vocabulary appends to that of the version before."""
         return any(vocabulary.incremental for vocabulary in self.vocabularies)
 
     @property

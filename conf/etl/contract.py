@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from conf.config_base import Name, Strict
+from conf.errors import ConfigError
 
 ContractRate = Annotated[float, Field(ge=0, le=1)]
 
@@ -155,6 +156,27 @@ class FreshnessRule(SourceRule):
     max_ahead_hours: float = Field(0.0, ge=0, description="Later times are from the future.")
     clock: Literal["run", "wall"] = "run"
     date: datetime.date | None = None
+
+    def find_day(self, run_date: datetime.date | None) -> datetime.date | None:
+        """Returns the day at whose end ages are counted; None: now.
+
+        Args:
+            run_date: Last day of the run, or None where the run has no days.
+
+        Raises:
+            ConfigError: Neither the run nor the rule names a day, and the clock is not asked for.
+        """
+        if self.clock == "wall":
+            return None
+        day = self.date or run_date
+        if day is None:
+            raise ConfigError(
+                f"contract rule freshness {self.target} has no day to compare with",
+                received="neither the run nor the rule has a date",
+                allowed="a run by date, `date: YYYY-MM-DD` in the rule, or `clock: wall`",
+                fix="run with --date, or set the rule's `date` or `clock`",
+            )
+        return day
 
 
 class DriftRule(ContractRule):

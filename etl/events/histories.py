@@ -13,8 +13,7 @@ from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
 from conf.etl.events import EventConditionConfig, GapsConfig, SessionsConfig, UserHistoryConfig
-from etl.events.identity import POSITION_COLUMN
-from etl.events.joins import DROP_COLUMN, EVENT_TS_COLUMN
+from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN, POSITION_COLUMN
 from etl.events.splits import TOTAL_COLUMN
 from etl.plan import all_histories
 
@@ -36,7 +35,7 @@ def matches(events: DataFrame, where: EventConditionConfig | None) -> Column:
 
 
 def condition_columns(config: BuildConfig) -> list[str]:
-    """Returns the columns of the log whose values tell behaviours apart (`one_of`)."""
+    """Returns the columns of the log that conditions with `one_of` read."""
     rates = [rolling.rate.out_of for rolling in config.rolling if rolling.rate]
     parts = [history.where for history in config.histories]
     parts += [rolling.where for rolling in config.rolling]

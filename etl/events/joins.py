@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 from conf.errors import InputDataError, InternalError
 from conf.etl.build import BuildConfig
 from conf.etl.events import AsOfConfig, JoinConfig
+from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN, drop_events
 from etl.sources.source import ORDER_COLUMN, Source
 
 if TYPE_CHECKING:
@@ -101,8 +102,6 @@ def check_unique_key(name: str, dictionary: DataFrame, columns: Sequence[str]) -
         )
 
 
-DROP_COLUMN = "__drop"
-
 NULL_KEY = "null_key"
 UNKNOWN_KEY = "unknown_key"
 NOT_YET_VALID = "not_yet_valid"
@@ -128,7 +127,7 @@ def mark_unmatched(events: DataFrame, name: str, reason: Column, drop: bool) -> 
     special = F.when(F.col(noted) != UNKNOWN_KEY, F.concat(F.lit(":"), F.col(noted)))
     text = F.concat(F.lit(f"unmatched:{name}"), F.coalesce(special, F.lit("")))
     why = F.when(F.col(noted).isNotNull(), text)
-    return events.withColumn(DROP_COLUMN, F.coalesce(F.col(DROP_COLUMN), why))
+    return drop_events(events, why)
 
 
 def refuse_unmatched(events: DataFrame, name: str, on: str) -> None:
@@ -285,8 +284,6 @@ def choose_strategy(join: DictionaryJoin) -> str | None:
     small = join.dictionary_bytes <= join.config.broadcast_bytes
     return "broadcast" if small else "sort_merge"
 
-
-EVENT_TS_COLUMN = "__event_ts_ms"
 
 _KEY, _TS, _IS_EVENT = "__as_of_key", "__as_of_ts_ms", "__as_of_is_event"
 _ENTRY, _VERSION, _EXISTS = "__as_of_entry", "__as_of_version", "__as_of_exists"

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from conf.etl.build import BuildConfig
 from conf.etl.events import EventConditionConfig, WindowedFeatureConfig
 from etl.events.histories import matches
-from etl.events.joins import DROP_COLUMN, EVENT_TS_COLUMN
+from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN
 from etl.events.labels import LABEL_REASONS
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import etl
 from conf.errors import DISTRIBUTION
 from jobs.cli import EXTRAS
 
@@ -118,6 +119,7 @@ def test_no_job_hides_a_module_of_the_standard_library():
 @pytest.mark.parametrize(
     ("module", "banned"),
     [
+        ("etl", ["pyspark", "numba", "pyarrow", "numpy", "pydantic", "tensorflow"]),
         ("conf.load", ["pyspark", "tensorflow", "keras", "etl", "training"]),
         ("jobs.cli", ["pyspark", "tensorflow", "keras", "etl", "training"]),
         ("etl.encoders.pipeline", ["tensorflow", "pyspark", "pandas", "pydantic"]),
@@ -215,3 +217,13 @@ def local_imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
                 yield from {full if full in known else node.module or ""} & known.keys()
         elif isinstance(node, ast.Import):
             yield from {alias.name for alias in node.names} & known.keys()
+
+
+def test_the_public_functions_of_etl_are_imported_on_first_use():
+    assert set(etl.__all__) <= set(dir(etl))
+    for name in etl.__all__:
+        function = getattr(etl, name)
+        assert function.__name__ == name
+        assert function is getattr(sys.modules[function.__module__], name)
+    with pytest.raises(AttributeError, match="no attribute 'write_records'"):
+        _ = etl.write_records  # type: ignore[attr-defined]
