@@ -78,20 +78,13 @@ class JoinConfig(Strict):
     source: str
     column: str = Field(description="Column of the event that holds the dictionary's key.")
     unmatched: Literal["drop", "keep", "fail"] = "drop"
-    strategy: Literal["auto", "broadcast", "sort_merge", "salted"] = Field(
+    strategy: Literal["auto", "broadcast", "sort_merge"] = Field(
         "auto",
         description="`auto`: broadcast up to `broadcast_bytes` of files, sort-merge above. "
-        "`salted`: sort-merge that spreads frequent keys over several tasks. The rows are the "
-        "same whichever is chosen.",
+        "The rows are the same whichever is chosen.",
     )
     broadcast_bytes: int = Field(
         32 << 20, ge=0, description="Largest dictionary, in bytes of files, that `auto` broadcasts."
-    )
-    salts: int | None = Field(
-        None,
-        ge=2,
-        description="Parts into which every key is spread (strategy: salted); None: only the "
-        "frequent keys of a sample are, over as many tasks as a shuffle has.",
     )
     as_of: AsOfConfig | None = None
 
@@ -106,8 +99,6 @@ class JoinConfig(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> JoinConfig:
-        if self.salts is not None and self.strategy != "salted":
-            raise ValueError("`salts` goes with `strategy: salted`, and only with it")
         if self.as_of is not None and self.strategy != "auto":
             raise ValueError(
                 "a join as of the event's time sorts events and entries together; it takes no "

@@ -1,6 +1,6 @@
 """Raw Arrow columns as encoders read them: checked casts, flattened lists, buffer addresses.
 
-An address is good for as long as the array lives: whoever takes one keeps the array.
+An address is good for as long as the array lives: keep the array as long as its address.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ def check_bad_rows(source: Source, counts: SourceCounts, config: SourceConfig) -
         f"source {source.name!r} has {bad:,} bad rows of {counts.read:,} ({fraction:.2%})",
         received=f"{reasons or 'no rows'}\n            {shown}",
         allowed=f"at most {budget:.2%} (sources.{source.name}.bad_rows)",
-        fix=f"check the {_how_it_is_read(config)} and columns of the source, mend the input, or "
+        fix=f"check the {_how_it_is_read(config)} and columns of the source, correct the input, or "
         "raise the budget",
     )
 

@@ -113,7 +113,7 @@ def _check_type(name: str, column: ColumnConfig, found: T.DataType) -> None:
         received=found.simpleString(),
         allowed=f"what can be read as {column.type}: "
         + ", ".join(dict.fromkeys(kind.typeName() for kind in allowed)),
-        fix=f"correct the type of sources.{name}.columns, or mend the input"
+        fix=f"correct the type of sources.{name}.columns, or correct the input"
         + (
             "; times as numbers need a timestamp_format such as epoch_ms"
             if column.type == "timestamp"
@@ -305,5 +305,5 @@ def _missing(name: str, column: ColumnConfig, frame: DataFrame) -> InputDataErro
         received=f"no column {column.field_name!r}",
         allowed=", ".join(names),
         fix=f"{did_you_mean(column.field_name, names)}; correct sources.{name}.columns "
-        "(name or field), or mend the input",
+        "(name or field), or correct the input",
     )

@@ -155,7 +155,7 @@ def _show(line: bytes) -> str:
 RAW_COLUMN = "__raw"
 _METADATA = "_metadata"
 _REPLACEMENT = "\ufffd"
-# A URI writes these as they are, whoever makes it of a path.
+# A URI made of a path writes these characters as they are, by any library.
 _PLAIN_PATH = re.compile(r"/[\w/.=,@~+-]*", re.ASCII)
 _ROOTS = ("file:", "file://")
 # Names that Spark decodes by itself; the others are Java's, which it must be told to allow.
