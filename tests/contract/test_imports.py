@@ -111,15 +111,6 @@ def test_each_job_takes_one_side(path):
     assert len(sides) <= 1, sides
 
 
-@pytest.mark.parametrize("package", ["conf", "etl", "training", "jobs"])
-def test_no_modules_import_each_other_in_a_circle(package):
-    paths = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in modules(package)
-    }
-    graph = {name: paths.keys() & set(imports_of(path)) for name, path in paths.items()}
-    TopologicalSorter(graph).prepare()  # raises, and names the circle; lazy imports count
-
-
 def test_no_job_hides_a_module_of_the_standard_library():
     # spark-submit puts the script's own folder first on the path.
     assert not {path.stem for path in (ROOT / "jobs").glob("*.py")} & STDLIB
