@@ -26,9 +26,9 @@ def _check_published_root(root: str) -> str:
         local_path(root)
     except ConfigError as error:
         raise ValueError(
-            "it must lie on a file system, local or mounted: what is published there is locked "
-            "and renamed, which object stores cannot do; publish there, and copy what is finished "
-            "to the store (a dataset: its version first, CURRENT last)"
+            "it must lie on a file system, local or mounted: published directories are "
+            "locked and renamed, which object stores cannot do; publish there, and copy the "
+            "directory to the store (a dataset: its version first, CURRENT last)"
         ) from error
     return root
 

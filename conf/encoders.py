@@ -104,14 +104,14 @@ class RawColumn:
 
 @dataclass(frozen=True)
 class ColumnEncoding:
-    """How raw columns become one feature: same position as the feature in the schema.
+    """The plan by which raw columns become one feature: same position as the feature in the schema.
 
     Attributes:
         feature: The feature.
         column: The raw column, the first of `inputs` where there are several.
         raw_dtype: Declared type of its values.
         encoder: `identity`, the name of a vocabulary, or `<kind>:<feature>` of an operation.
-        operation: What is done to the values; None for identity and plain vocabularies.
+        operation: Operation on the values; None for identity and plain vocabularies.
         inputs: The columns that an operation reads.
     """
 

@@ -16,14 +16,14 @@ from conf.schema import FeatureSchema, PackedSlot
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file of a source as it stood when it was read.
+    """A file of a source at the time when it was read.
 
     Attributes:
         source: The source's name.
         path: Where it lies.
         bytes: Its size.
         modified_ms: When it was last written, milliseconds since 1970.
-        state: What the file system changes with each change of the file, or None where it was
+        state: Stamp that the file system changes with the file, or None where it was
             not asked.
     """
 
@@ -36,13 +36,13 @@ class InputFile:
 
 @dataclass(frozen=True)
 class InputTable:
-    """A table or a query as it stood when it was read.
+    """A table or a query at the time when it was read.
 
     Attributes:
         source: The source's name.
         place: The table's name, or the database and what is read of it.
-        state: The version in its catalogue, or a checksum of its rows; None where nothing tells
-            whether it changes.
+        state: The version in its catalogue, or a checksum of its rows; None where no check
+            of changes exists.
     """
 
     source: str
@@ -52,7 +52,7 @@ class InputTable:
 
 @dataclass(frozen=True)
 class SourceSnapshot:
-    """What the version was made from."""
+    """The inputs and the config that the version was made from."""
 
     inputs: tuple[InputFile, ...]
     event_ts_ms_range: tuple[int, int] | None
@@ -63,7 +63,7 @@ class SourceSnapshot:
 
 @dataclass(frozen=True)
 class RowCounts:
-    """Where the rows went: every row of the event log is either kept or dropped for a reason.
+    """Rows by outcome: every row of the event log is either kept or dropped for a reason.
 
     Attributes:
         read: Rows per source, bad ones included.
@@ -154,7 +154,7 @@ class FileInfo:
 
 @dataclass(frozen=True)
 class DatasetKeys:
-    """Which feature plays which part; None where the dataset has no such feature.
+    """The feature of each part; None where the dataset has no such feature.
 
     Attributes:
         user: Scalar id of the user; None where rows belong to no one.
@@ -163,7 +163,7 @@ class DatasetKeys:
         seen: Ragged item ids that the user had met before the event, unbounded.
         candidates: Ragged item ids to rank against in a sampled protocol, target excluded.
         label: The label.
-        weight: What the loss of the sample is multiplied by.
+        weight: Factor of the sample's loss.
         sampling_probability: Probability by which a negative was sampled; 1 where it was not.
     """
 

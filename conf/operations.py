@@ -1,4 +1,4 @@
-"""What encoders do to values, as data: the same operation is executed by Arrow and by TensorFlow.
+"""The operations of encoders, as data: the same operation is executed by Arrow and by TensorFlow.
 
 Ids follow the rule of the vocabularies: 0 pads, 1 stands for a missing value, real values start
 at 2. Missing is null, and NaN where values are floats. `encoders.json` holds operations as JSON
@@ -19,7 +19,7 @@ from conf.schema import FIRST_TOKEN_ID, DType
 TextUnit = Literal["word", "char"]
 
 LEAST_NUMBER = 2.0**-126
-"""The least normal float32: what is nearer to 0 counts as 0, as it does on most accelerators."""
+"""The least normal float32: numbers nearer to 0 count as 0, as it does on most accelerators."""
 
 CROSS_SEPARATOR = "\x1f"
 """Stands between the fields of a cross: ASCII's unit separator, which text does not hold."""
@@ -31,7 +31,7 @@ NUMBERS = ("int64", "float32", "float64")
 
 @dataclass(frozen=True)
 class OperationOutput:
-    """What an operation makes.
+    """Type and shape of the result of an operation.
 
     Attributes:
         dtype: Type on the wire.
@@ -45,7 +45,7 @@ class OperationOutput:
 
     @property
     def pad_value(self) -> int | float:
-        """What stands for a missing value or position."""
+        """Value in place of a missing one, and of a missing position."""
         return 0 if self.dtype == "int64" else 0.0
 
 
@@ -63,7 +63,7 @@ class Hash:
 
     @property
     def output(self) -> OperationOutput:
-        """What it makes."""
+        """Type and shape of the result."""
         return OperationOutput(
             "int64", None if self.buckets is None else FIRST_TOKEN_ID + self.buckets
         )
@@ -83,7 +83,7 @@ class Bucketize:
 
     @property
     def output(self) -> OperationOutput:
-        """What it makes."""
+        """Type and shape of the result."""
         return OperationOutput("int64", FIRST_TOKEN_ID + len(self.boundaries) + 1)
 
 
@@ -111,7 +111,7 @@ class Normalize:
 
     @property
     def output(self) -> OperationOutput:
-        """What it makes."""
+        """Type and shape of the result."""
         return OperationOutput("float32")
 
 
@@ -134,7 +134,7 @@ class DatePart:
 
     @property
     def output(self) -> OperationOutput:
-        """What it makes."""
+        """Type and shape of the result."""
         return OperationOutput("int64", FIRST_TOKEN_ID + PART_SIZES[self.part])
 
 
@@ -159,11 +159,11 @@ class Cross:
 
     @property
     def output(self) -> OperationOutput:
-        """What it makes."""
+        """Type and shape of the result."""
         return OperationOutput("int64", FIRST_TOKEN_ID + self.buckets)
 
     def preparation(self, field: int) -> Bucketize | DatePart | None:
-        """What is done to a field before it is hashed, or None."""
+        """Operation on a field before it is hashed, or None."""
         return self.prepared[field] if self.prepared else None
 
 
@@ -179,7 +179,7 @@ class Cyclical:
 
     @property
     def output(self) -> OperationOutput:
-        """What it makes."""
+        """Type and shape of the result."""
         return OperationOutput("float32", shape=(2,))
 
 
@@ -206,7 +206,7 @@ class Ngrams:
 
     @property
     def output(self) -> OperationOutput:
-        """What it makes."""
+        """Type and shape of the result."""
         return OperationOutput("int64", FIRST_TOKEN_ID + self.buckets, (None,))
 
 
@@ -230,7 +230,7 @@ class MultiHot:
 
     @property
     def output(self) -> OperationOutput:
-        """What it makes."""
+        """Type and shape of the result."""
         return OperationOutput("float32", shape=(self.size,))
 
 
@@ -252,7 +252,7 @@ class SparseIndices:
 
     @property
     def output(self) -> OperationOutput:
-        """What it makes."""
+        """Type and shape of the result."""
         return OperationOutput("int64", FIRST_TOKEN_ID + sum(self.sizes), (None,))
 
 
@@ -272,7 +272,7 @@ class Weights:
 
     @property
     def output(self) -> OperationOutput:
-        """What it makes."""
+        """Type and shape of the result."""
         return OperationOutput("float32", shape=(None,))
 
 
@@ -295,7 +295,7 @@ class Statistic:
 
     @property
     def output(self) -> OperationOutput:
-        """What it makes."""
+        """Type and shape of the result."""
         return OperationOutput("float32", shape=())
 
 

@@ -1,4 +1,4 @@
-"""Where dataset versions live, how `CURRENT` names one of them, and how they are opened.
+"""Paths of dataset versions, the pointer `CURRENT` to one of them, and how they are opened.
 
 <root>/<name>/versions/<id>/manifest.json      a published version
 <root>/<name>/versions/.staging-<id>/          a build under way, or a dead one's leftovers
@@ -37,15 +37,15 @@ class ReadablePath(Protocol):
         ...
 
     def __truediv__(self, key: str, /) -> Self:
-        """A place below this one."""
+        """A path below this one."""
         ...
 
     def absolute(self) -> Self:
-        """The same place, whatever the working directory."""
+        """The same file, whatever the working directory."""
         ...
 
     def resolve(self) -> Self:
-        """The same place, without `..` and links."""
+        """The same file, without `..` and links."""
         ...
 
     def is_relative_to(self, other: Self, /) -> bool:
@@ -86,7 +86,7 @@ ENTRY_NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 @dataclass(frozen=True)
 class EntryKind:
-    """What the entries are.
+    """A kind of entries: dataset versions or training runs.
 
     Attributes:
         noun: What an entry is called in messages.
@@ -128,7 +128,7 @@ def complete_entries(base: Path, kind: EntryKind) -> list[str]:
 
 
 def resolve_entry(directory: ReadablePathT, kind: EntryKind) -> ReadablePathT:
-    """Returns the entry that a path stands for.
+    """Returns the entry that a path names.
 
     Args:
         directory: A named directory (its current entry is meant), or an entry itself.
@@ -214,7 +214,7 @@ def atomic_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
     Args:
         path: The file; its directory must exist.
-        durable: Whether the file survives a power cut; False for what is made again if lost.
+        durable: Whether the file survives a power cut; False for a file that is made again if lost.
 
     Raises:
         OSError: The disk is full, or there is no permission; names the file. The old file stays.

@@ -1,4 +1,4 @@
-"""Where training runs live, and the run card that explains each.
+"""Paths of training runs, and the run card that explains each.
 
 <root>/<name>/runs/<id>/run_card.json     config, versions, status, timings, metrics
                         history.json      one entry per epoch
@@ -86,7 +86,7 @@ class RunPaths:
 
 
 def resolve_run(path: str) -> Path:
-    """Returns the directory of the run that a path stands for.
+    """Returns the directory of the run that a path names.
 
     Args:
         path: A series (`<root>/<name>`: its last finished run) or one run's directory.

@@ -38,7 +38,7 @@ class FeatureSpec:
         encoding: Name of the encoder that made it (a key of `encoders.json`), or `identity`.
         vocabulary_size: Number of ids, pad and OOV included, or None for plain values.
         shared_embedding: Name of the embedding table; features naming the same table share it.
-        pad_value: What stands for a missing value in a padded batch.
+        pad_value: Value of a missing position in a padded batch.
     """
 
     name: str

@@ -39,7 +39,7 @@ from etl.records.kept_partitions import check_split_by_day, complete_run, find_b
 from etl.records.samples import build_samples, check_served_columns, drop_short_histories
 from etl.records.sharding import check_partition_columns
 from etl.records.stage import RecordInputs, RecordStage, WrittenRecords
-from etl.sources.bad_rows import SourceCounts, check_bad_rows, check_columns, count_rows
+from etl.sources.bad_rows import SourceCounts, count_rows, settle_bad_rows
 from etl.sources.snapshot import RunInputs, check_inputs_unchanged, find_unwatched, read_inputs
 from etl.sources.source import Source
 from etl.versions.locks import hold_lock, sweep_leftovers
@@ -130,9 +130,6 @@ def count_outcomes(
     )
 
 
-QUARANTINE_DIR = "quarantine"
-
-
 @dataclass(frozen=True)
 class BuildResult:
     """A published version.
@@ -152,8 +149,8 @@ class BuildResult:
 class _Build:
     """What the stages of one build share.
 
-    `base` is the version whose other partitions are kept, None where all is built; `grown_from`
-    are the encoders that incremental vocabularies grow out of, None where there are none.
+    `base` is the version whose other partitions are kept, None where all is built;
+    `earlier_encoders` are those that incremental vocabularies append to, None where there are none.
     """
 
     spark: SparkSession
@@ -164,7 +161,7 @@ class _Build:
     clock: StageClock
     base: tuple[Path, Manifest] | None = None
     previous: VersionView | None = None
-    grown_from: Path | None = None
+    earlier_encoders: Path | None = None
 
 
 def build_dataset(
@@ -209,7 +206,7 @@ def build_dataset(
         elif not unwatched and not request.force:
             same = find_same_version(
                 paths, parent, run, replaces_days=base is not None,
-                grows=plan.has_growing_vocabulary,
+                grows=plan.has_incremental_vocabulary,
             )  # fmt: skip
             if same is not None:
                 take_same_version(paths, parent, same[0])
@@ -217,9 +214,9 @@ def build_dataset(
         version_id = new_version_id(run.fingerprint)
         with stage_version(paths, version_id) as staging:
             previous = view_current(paths)
-            grown_from = find_previous_encoders(paths, plan, parent)
+            earlier = find_previous_encoders(paths, plan, parent)
             build = _Build(
-                spark, config, plan, request, staging, StageClock(), base, previous, grown_from
+                spark, config, plan, request, staging, StageClock(), base, previous, earlier
             )
             parts = _run_stages(build, sources, inputs)
             manifest = Manifest(
@@ -269,7 +266,7 @@ def _run_stages(build: _Build, sources: Mapping[str, Source], inputs: RunInputs)
     config, clock = build.config, build.clock
     with clock.stage("read sources"):
         counts = {name: count_rows(source) for name, source in sources.items()}
-        _handle_bad_rows(build, sources, counts)
+        settle_bad_rows(sources, counts, config.sources, build.staging)
     with clock.stage("check sources"):
         dates = build.request.dates
         last_day = None if dates is None else dates.last
@@ -338,21 +335,7 @@ def _count_events(build: _Build, frame: DataFrame) -> EventCounts:
 def _prepare_encoders(build: _Build, events: DataFrame) -> FittedEncoders:
     if build.base is not None:
         return take_over_encoders(build.base[0], build.plan, build.staging)
-    return fit_encoders(events, build.config, build.plan, build.staging, build.grown_from)
-
-
-def _handle_bad_rows(
-    build: _Build, sources: Mapping[str, Source], counts: Mapping[str, SourceCounts]
-) -> None:
-    for name, source in sources.items():
-        declared = build.config.sources[name]
-        check_bad_rows(source, counts[name], declared)
-        check_columns(name, declared, counts[name])
-        bad = counts[name].bad_rows
-        logger.info("%s: %s rows read, %s bad", name, f"{counts[name].read:,}", f"{bad:,}")
-        if bad and declared.bad_rows.policy == "quarantine":
-            target = build.staging / QUARANTINE_DIR / name
-            source.bad.repartition(1).write.json(str(target))
+    return fit_encoders(events, build.config, build.plan, build.staging, build.earlier_encoders)
 
 
 def _sample(build: _Build, log: DataFrame, sources: Mapping[str, Source]) -> Negatives:

@@ -18,7 +18,7 @@ from conf.etl.encodings import (
     TopPerGroupConfig,
     VocabularyConfig,
 )
-from conf.etl.events import BehaviourHistoryConfig
+from conf.etl.events import UserHistoryConfig
 from conf.etl.sources import is_list_type
 from conf.manifest import DatasetKeys
 from conf.schema import Role
@@ -54,11 +54,11 @@ def automatic_features(config: BuildConfig) -> list[FeatureConfig]:
     ]
 
 
-def all_histories(config: BuildConfig) -> tuple[BehaviourHistoryConfig, ...]:
+def all_histories(config: BuildConfig) -> tuple[UserHistoryConfig, ...]:
     """Returns the plain history, where there is one, and the declared ones."""
     if config.history is None:
         return config.histories
-    plain = BehaviourHistoryConfig(name=config.history.name, max_len=config.history.max_len)
+    plain = UserHistoryConfig(name=config.history.name, max_len=config.history.max_len)
     return (plain, *config.histories)
 
 
@@ -67,8 +67,8 @@ def history_names(config: BuildConfig) -> tuple[str, ...]:
     return tuple(name for history in all_histories(config) for name in history.made)
 
 
-def made_behaviour_columns(config: BuildConfig) -> dict[str, str]:
-    """Returns the type of each column that is made here."""
+def made_history_columns(config: BuildConfig) -> dict[str, str]:
+    """Returns the types of the columns that histories, sessions and windowed features make."""
     made: dict[str, str] = {}
     origins, types = column_origins(config), config.event_column_types
     for history in all_histories(config):
@@ -115,7 +115,7 @@ class VocabularyPlan:
         max_size: Most frequent tokens kept, or None for all.
         top_per_group: Tokens kept of each group, or None for no such rule.
         oov_buckets: Buckets of unknown tokens, or None.
-        incremental: Whether it grows out of the previous version's.
+        incremental: Whether it appends to the previous version's.
         expire_after_days: Age at which a token is retired, or None for never.
     """
 
@@ -238,8 +238,8 @@ class FeaturePlan:
         return tuple(dict.fromkeys(name for f in self.features for name in f.columns))
 
     @property
-    def has_growing_vocabulary(self) -> bool:
-        """Whether a vocabulary grows out of the version before."""
+    def has_incremental_vocabulary(self) -> bool:
+        """Whether a vocabulary appends to that of the version before."""
         return any(vocabulary.incremental for vocabulary in self.vocabularies)
 
     @property
@@ -294,7 +294,7 @@ def plan_features(config: BuildConfig) -> FeaturePlan:
 
 def declared_columns(config: BuildConfig) -> dict[str, str]:
     """Returns the type of each column that a feature may read."""
-    types = config.event_column_types | made_behaviour_columns(config)
+    types = config.event_column_types | made_history_columns(config)
     item_type = types.get(config.events.item or "", "int64")
     if config.seen:
         types[SEEN] = f"list<{item_type}>"

@@ -68,7 +68,8 @@ def evaluate(
         UpstreamNotReadyError: There is no such run or checkpoint.
         InputDataError: The split is empty, or the run's data or checkpoint is damaged.
     """
-    run_dir, trained = restore_run(run_dir, checkpoint)
+    trained = restore_run(run_dir, checkpoint)
+    run_dir = trained.run_dir
     from training.evaluation.evaluate import evaluate_split
 
     section = override_section("evaluation", trained.config.evaluation, overrides)

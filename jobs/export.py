@@ -47,11 +47,11 @@ def export(run_dir: Path, *, checkpoint: str = CheckpointChoice.BEST) -> Path:
         UpstreamNotReadyError: There is no such run or checkpoint, or it is being exported now.
         InputDataError: The run's data or checkpoint is damaged.
     """
-    run_dir, trained = restore_run(run_dir, checkpoint)
+    trained = restore_run(run_dir, checkpoint)
     from training.export.saved_model import write_export
 
-    with timed(run_dir, "export"):
-        return write_export(trained, run_dir)
+    with timed(trained.run_dir, "export"):
+        return write_export(trained)
 
 
 def print_summary(target: Path) -> None:

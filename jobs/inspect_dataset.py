@@ -1,4 +1,4 @@
-"""`sluice inspect`: shows what a dataset, a shard or a run holds, and proves it whole."""
+"""`sluice inspect`: shows what a dataset, a shard or a run holds, and checks every byte of it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 from conf.errors import ConfigError, InputDataError
 from conf.manifest import MANIFEST_FILE, Manifest
 from conf.paths import read_manifest
-from jobs.inspection.records import (
-    read_dataset_head,
-    read_files_head,
-    read_head,
-    wire_features,
-)
+from jobs.inspection.records import read_dataset_head, read_first, wire_features
 from jobs.inspection.summary import (
     Target,
+    find_shard,
     find_target,
     list_record_files,
     summarize_dataset,
@@ -107,8 +103,7 @@ def _inspect_dataset(
     manifest = _load_manifest(version) if verify else read_manifest(version)
     summary = summarize_dataset(version, manifest)
     if verify:
-        total = manifest.bytes
-        with _show_progress(total) as on_bytes:
+        with _show_progress(manifest.bytes) as on_bytes:
             result = verify_dataset(version, manifest, on_bytes)
         summary["verification"] = result.to_json()
         if result.problems:
@@ -125,7 +120,7 @@ def _inspect_files(directory: Path, head: int | None) -> dict[str, Any]:
         summary, result = summarize_files(directory, on_bytes)
     summary["verification"] = result.to_json()
     if head is not None and not result.problems:
-        summary["head"] = read_files_head(files, head, summary["record_type"])
+        summary["head"] = read_first(files, head, record_type=summary["record_type"])
     return summary
 
 
@@ -143,21 +138,20 @@ def _inspect_shard(target: Target, verify: bool, head: int | None) -> dict[str, 
     if head is not None:
         if manifest is not None and summary["listed"]:
             wanted = wire_features(manifest.schema)
-            summary["head"] = read_head(target.path, head, wanted, manifest.slots)
+            summary["head"] = read_first([target.path], head, wanted, slots=manifest.slots)
         else:
-            summary["head"] = read_head(target.path, head)
+            summary["head"] = read_first([target.path], head)
     return summary
 
 
 def _verify_file(target: Target, manifest: Manifest | None) -> Verification:
-    """Checks a shard against its manifest, or for damage alone where none lists it."""
+    """Checks a shard against its manifest, or only for damage where no manifest lists it."""
     size = target.path.stat().st_size
-    if manifest is not None and target.version is not None:
-        relative = str(target.path.resolve().relative_to(target.version.resolve()))
-        listed = [s for split in manifest.splits for s in split.shards if s.path == relative]
-        if listed:
-            rows, whats = verify_shard(target.version, listed[0], manifest.compression)
-            return Verification(1, rows, size, tuple(Problem(relative, what) for what in whats))
+    found = find_shard(target.path, target.version, manifest)
+    if found is not None and manifest is not None and target.version is not None:
+        shard = found[1]
+        rows, whats = verify_shard(target.version, shard, manifest.compression)
+        return Verification(1, rows, size, tuple(Problem(shard.path, what) for what in whats))
     rows, damage = count_records(target.path, "auto")
     problems = () if damage is None else (Problem(str(target.path), damage),)
     return Verification(1, rows, size, problems)

@@ -62,14 +62,14 @@ def predict(
         UpstreamNotReadyError: There is no such run or checkpoint.
         InputDataError: The run's data or checkpoint is damaged.
     """
-    run_dir, trained = restore_run(run_dir, checkpoint)
+    trained = restore_run(run_dir, checkpoint)
     from training.export.predict import write_recommendations
 
     section = override_section("predict", trained.config.predict, overrides)
-    with timed(run_dir, "predict"):
-        target, counts = write_recommendations(trained, run_dir, section.k, section.mask_seen)
+    with timed(trained.run_dir, "predict"):
+        target, counts = write_recommendations(trained, section.k, section.mask_seen)
         update_run_card(
-            run_dir,
+            trained.run_dir,
             recommendations={
                 "users": counts.users,
                 "users_outside_vocabulary": counts.users_outside_vocabulary,

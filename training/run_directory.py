@@ -1,4 +1,4 @@
-"""Run directories: creating, locking and finding them; the run card that describes a run.
+"""Run directories: creating, locking and finding them; the run card, written and read.
 
 A new directory per run, or the newest unfinished one of the same config.
 """
@@ -8,16 +8,16 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import platform
-import resource
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from conf.errors import (
+    InputDataError,
     InternalError,
     SluiceError,
     TrainingInterruptedError,
@@ -25,18 +25,27 @@ from conf.errors import (
     read_code_version,
 )
 from conf.locks import hold_file_lock
-from conf.manifest import Manifest
-from conf.paths import ReadablePath, local_path, write_text_atomic
-from conf.run import RUN_CARD_FILE, RunPaths, read_json, update_run_card
-from conf.schema import fingerprint
+from conf.manifest import MANIFEST_FILE, Manifest
+from conf.paths import (
+    ReadablePath,
+    ToleratesShard,
+    local_path,
+    read_manifest,
+    resolve_version,
+    write_text_atomic,
+)
+from conf.run import INPUT_COUNTS_FILE, RUN_CARD_FILE, RunPaths, read_json, update_run_card
+from conf.schema import FeatureSpec, fingerprint
 from conf.training.train import TrainConfig
-from training.checkpoint.restore import manifest_sha256
+from etl.tfrecord.reading import find_path
 from training.distribution.strategy import Devices
 from training.distribution.workers import Workers
-from training.loop.epochs import TrainingData
-from training.loop.trainer import TrainingResult
+from training.input.feature_columns import check_specs
+from training.input.split_source import TrainingData
+from training.loop.epoch_records import TrainingResult
 from training.models.retrieval import RetrievalModel
-from training.tensorflow_runtime import peak_device_memory_bytes
+from training.monitoring.progress import TrainingProgress
+from training.tensorflow_runtime import peak_device_memory_bytes, peak_memory_bytes
 
 STATUS_TRAINING = "training"
 STATUS_TRAINED = "trained"
@@ -72,7 +81,7 @@ def make_entry(parent: Path, sha256: str, now: datetime | None = None) -> Path:
 
     Args:
         parent: Where; made as needed.
-        sha256: What the hash is the beginning of.
+        sha256: Its first digits are the hash.
         now: The time; None: that of the clock.
 
     Raises:
@@ -170,9 +179,6 @@ def describe_versions() -> dict[str, Any]:
     return versions
 
 
-KIBIBYTE = 1024
-
-
 def describe_start(
     config: TrainConfig,
     run: Path,
@@ -256,11 +262,179 @@ def describe_end(result: TrainingResult, model: RetrievalModel) -> dict[str, Any
     }
 
 
-def peak_memory_bytes() -> int:
-    """Returns the most memory that this process has held, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * KIBIBYTE
-
-
 def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def manifest_sha256(manifest: Manifest) -> str:
+    """Returns the fingerprint of a manifest: schema, shards, vocabularies, all that it states."""
+    return fingerprint(manifest.to_json())
+
+
+@dataclass(frozen=True)
+class RunReference:
+    """The config and the dataset version that a run card names.
+
+    Attributes:
+        run_dir: Directory of the run.
+        settings: The resolved config, as it was written.
+        version_dir: Directory of the dataset version.
+        manifest_sha256: Fingerprint of the manifest that the run read.
+        specs: Features that its model was built for; none in the card of an older run.
+    """
+
+    run_dir: Path
+    settings: Any
+    version_dir: ReadablePath
+    manifest_sha256: str
+    specs: tuple[FeatureSpec, ...]
+
+    @classmethod
+    def read(cls, run_dir: Path) -> RunReference:
+        """Reads the card of a run.
+
+        Raises:
+            InputDataError: It is damaged, or names no dataset version.
+            UpstreamNotReadyError: There is none.
+        """
+        card = read_json(run_dir / RUN_CARD_FILE)
+        try:
+            return cls(
+                run_dir,
+                card.get("config"),
+                find_path(card["dataset"]["path"]),
+                str(card["dataset"]["manifest_sha256"]),
+                tuple(map(FeatureSpec.from_json, (card.get("model") or {}).get("specs", ()))),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _build_incomplete_error(run_dir, error) from error
+
+    @property
+    def config(self) -> TrainConfig:
+        """The config of the run.
+
+        Raises:
+            InputDataError: The card has none, or one that is not valid.
+        """
+        try:
+            return TrainConfig.model_validate(self.settings)
+        except ValueError as error:
+            raise _build_incomplete_error(self.run_dir, error) from error
+
+    def read_manifest(self, tolerates: ToleratesShard | None = None) -> Manifest:
+        """Reads the version's manifest; arguments and errors as of `read_run_manifest`."""
+        return read_run_manifest(self.version_dir, self.manifest_sha256, self.specs, tolerates)
+
+
+def read_run_manifest(
+    version_dir: ReadablePath,
+    expected_sha256: str,
+    specs: Sequence[FeatureSpec] = (),
+    tolerates: ToleratesShard | None = None,
+) -> Manifest:
+    """Reads the manifest of the dataset version that a run was trained on.
+
+    Args:
+        version_dir: Directory of the version.
+        expected_sha256: Fingerprint of the manifest that the run read.
+        specs: Features that its model was built for.
+        tolerates: As for `conf.paths.load_manifest`.
+
+    Raises:
+        InputDataError: It is gone, or is not the one that the run read; names the feature that
+            the model does not fit, if there is one.
+    """
+    manifest = read_manifest(version_dir, tolerates)
+    found = manifest_sha256(manifest)
+    if found != expected_sha256:
+        check_specs(manifest, specs)
+        raise InputDataError(
+            "the dataset version is not the one that this run was trained on",
+            received=f"{version_dir}: manifest {found[:12]}",
+            allowed=f"manifest {expected_sha256[:12]}",
+            fix="restore that version, or train again on the new one",
+        )
+    return manifest
+
+
+def _build_incomplete_error(run_dir: Path, error: Exception) -> InputDataError:
+    return InputDataError(
+        f"{run_dir / RUN_CARD_FILE} is not complete",
+        received=repr(error),
+        fix="restore the file, or train again without --resume",
+    )
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """Where a run starts.
+
+    Attributes:
+        data: The dataset version to train on.
+        unfinished: Directory of the run to go on with; None: a new one.
+    """
+
+    data: TrainingData
+    unfinished: Path | None = None
+
+
+def choose_start(
+    config: TrainConfig, progress: TrainingProgress, workers: Workers, *, resume: bool
+) -> RunStart:
+    """Chooses dataset version and run; every process takes those of the chief.
+
+    Args:
+        config: The resolved config.
+        progress: Shows why a new run is started where an unfinished one was asked for.
+        workers: The processes of the run.
+        resume: Whether to go on with the newest run of the same config, if it is unfinished.
+
+    Raises:
+        SluiceError: There is no such dataset, or the unfinished run's is damaged.
+    """
+    if workers.count == 1:
+        return _find_start(config, progress, resume=resume)
+
+    def find() -> list[str | None]:
+        start = _find_start(config, progress, resume=resume)
+        unfinished = None if start.unfinished is None else str(start.unfinished)
+        data = start.data
+        return [str(data.version_dir.absolute()), manifest_sha256(data.manifest), unfinished]
+
+    found_dir, expected_sha256, unfinished = workers.share(find)
+    version_dir = find_path(str(found_dir))
+    tolerates = config.input.tolerates
+    manifest = read_run_manifest(version_dir, str(expected_sha256), tolerates=tolerates)
+    run = None if unfinished is None else Path(unfinished)
+    # The others may not see the run; what they count is the same.
+    counts_file = run / INPUT_COUNTS_FILE if run is not None and workers.is_chief else None
+    return RunStart(TrainingData(version_dir, manifest, counts_file), run)
+
+
+def read_current_data(config: TrainConfig) -> TrainingData:
+    """Reads the manifest of the dataset version that a new run of a config trains on.
+
+    Raises:
+        SluiceError: There is no such version, or it is damaged.
+    """
+    version_dir = resolve_version(find_path(config.dataset))
+    return TrainingData(version_dir, read_manifest(version_dir, config.input.tolerates))
+
+
+def _find_start(config: TrainConfig, progress: TrainingProgress, *, resume: bool) -> RunStart:
+    run = find_unfinished_run(config) if resume else None
+    if run is None:
+        if resume:
+            progress.message("no unfinished run of this config: starting a new one")
+        return RunStart(read_current_data(config))
+    # On with the version that the run began with, even if a newer one is current by now.
+    reference = RunReference.read(run)
+    version_dir = reference.version_dir
+    if not (version_dir / MANIFEST_FILE).is_file():
+        progress.message(
+            f"the dataset version of the unfinished run {run.name} is gone "
+            f"({version_dir}): starting a new run"
+        )
+        return RunStart(read_current_data(config))
+    manifest = reference.read_manifest(config.input.tolerates)
+    return RunStart(TrainingData(version_dir, manifest, run / INPUT_COUNTS_FILE), run)

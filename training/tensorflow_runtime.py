@@ -1,4 +1,4 @@
-"""TensorFlow's runtime: full disks and memory as errors of ours, iterators open at exit."""
+"""TensorFlow's runtime: memory held, full disks and memory as errors of ours, open iterators."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import atexit
 import functools
 import gc
 import re
+import resource
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -25,8 +27,8 @@ def disk_errors(what: str, fix: str) -> Iterator[None]:
     writable.
 
     Args:
-        what: What could not be written, one sentence.
-        fix: What to do about it.
+        what: The write that failed, one sentence.
+        fix: The remedy.
 
     Raises:
         InternalError: The disk is full, or there is no permission.
@@ -45,6 +47,12 @@ def describe_error(error: Exception) -> str:
 
 # TensorFlow raises one error for memory and for disks.
 _FULL_DISK = "No space left on device"
+
+
+def peak_memory_bytes() -> int:
+    """Returns the most memory that this process has held, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts kibibytes.
 
 
 def peak_device_memory_bytes(kind: str = "GPU") -> dict[str, int]:

@@ -11,12 +11,12 @@ from conf.config_base import Name, Strict
 from conf.etl.contract import ContractConfig
 from conf.etl.encodings import FeatureConfig
 from conf.etl.events import (
-    BehaviourHistoryConfig,
     EventsConfig,
     HistoryConfig,
     JoinConfig,
-    RollingConfig,
     SessionsConfig,
+    UserHistoryConfig,
+    WindowedFeatureConfig,
 )
 from conf.etl.labels import DownSamplingConfig, LabelConfig, NegativesConfig, WeightsConfig
 from conf.etl.output import OutputConfig, SparkConfig
@@ -37,9 +37,9 @@ class BuildConfig(Strict):
     events: EventsConfig
     joins: tuple[JoinConfig, ...] = ()
     history: HistoryConfig | None = HistoryConfig()
-    histories: tuple[BehaviourHistoryConfig, ...] = ()
+    histories: tuple[UserHistoryConfig, ...] = ()
     sessions: SessionsConfig | None = None
-    rolling: tuple[RollingConfig, ...] = ()
+    rolling: tuple[WindowedFeatureConfig, ...] = ()
     seen: bool = Field(True, description="Carry the user's earlier items in evaluation splits.")
     label: LabelConfig | None = None
     negatives: NegativesConfig | None = None
@@ -84,7 +84,7 @@ class BuildConfig(Strict):
 
     @property
     def brought_history(self) -> tuple[str, ...]:
-        """Lists that the log itself brings of what came before: items, and what is aligned."""
+        """List columns of the log with the items before the event, and the list aligned to them."""
         if self.events.history is None:
             return ()
         column = self.sources[self.events.source].column(self.events.history)

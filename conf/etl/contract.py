@@ -8,12 +8,13 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from conf.config_base import Name, Strict
+from conf.errors import ConfigError
 
 ContractRate = Annotated[float, Field(ge=0, le=1)]
 
 
 class ContractRule(Strict):
-    """What each rule has: `error` stops the publish, `warn` is logged and recorded."""
+    """Base of all rules: `error` stops the publish, `warn` is logged and recorded."""
 
     severity: Literal["error", "warn"] = "error"
 
@@ -26,7 +27,7 @@ class SourceRule(ContractRule):
 
     @property
     def target(self) -> str:
-        """What the rule is about, as messages name it."""
+        """Name of the checked column, feature or split in messages."""
         return f"{self.source}.{self.column}"
 
 
@@ -49,7 +50,7 @@ class ContractValueRule(ContractRule):
 
     @property
     def target(self) -> str:
-        """What the rule is about, as messages name it."""
+        """Name of the checked column, feature or split in messages."""
         if self.feature is not None:
             return f"feature {self.feature} ({self.split})"
         return f"{self.source}.{self.column}"
@@ -105,7 +106,7 @@ class UniqueRule(ContractRule):
 
     @property
     def target(self) -> str:
-        """What the rule is about, as messages name it."""
+        """Name of the checked column, feature or split in messages."""
         return f"{self.source}.{'+'.join(self.columns)}"
 
 
@@ -139,7 +140,7 @@ class VolumeRule(ContractRule):
 
     @property
     def target(self) -> str:
-        """What the rule is about, as messages name it."""
+        """Name of the checked column, feature or split in messages."""
         return str(self.source) if self.source is not None else f"split {self.split}"
 
 
@@ -156,9 +157,30 @@ class FreshnessRule(SourceRule):
     clock: Literal["run", "wall"] = "run"
     date: datetime.date | None = None
 
+    def find_day(self, run_date: datetime.date | None) -> datetime.date | None:
+        """Returns the day at whose end ages are counted; None: now.
+
+        Args:
+            run_date: Last day of the run, or None where the run has no days.
+
+        Raises:
+            ConfigError: Neither the run nor the rule names a day, and the clock is not asked for.
+        """
+        if self.clock == "wall":
+            return None
+        day = self.date or run_date
+        if day is None:
+            raise ConfigError(
+                f"contract rule freshness {self.target} has no day to compare with",
+                received="neither the run nor the rule has a date",
+                allowed="a run by date, `date: YYYY-MM-DD` in the rule, or `clock: wall`",
+                fix="run with --date, or set the rule's `date` or `clock`",
+            )
+        return day
+
 
 class DriftRule(ContractRule):
-    """How far a feature's distribution may be from that of the current version.
+    """Largest distance of a feature's distribution from that of the current version.
 
     `psi`: population stability index; `js`: Jensen-Shannon divergence (base 2, 0 to 1);
     `ks`: Kolmogorov-Smirnov distance, for numbers only.
@@ -172,7 +194,7 @@ class DriftRule(ContractRule):
 
     @property
     def target(self) -> str:
-        """What the rule is about, as messages name it."""
+        """Name of the checked column, feature or split in messages."""
         return f"feature {self.feature} ({self.split}, {self.metric})"
 
 
@@ -191,7 +213,7 @@ RuleConfig = Annotated[
 
 
 class LeakageConfig(Strict):
-    """When a feature that a model reads is said to give the label away."""
+    """The correlation from which a feature that a model reads counts as a leak of the label."""
 
     maximum: float = Field(
         0.98, gt=0, le=1, description="Of |correlation| and of the correlation ratio."

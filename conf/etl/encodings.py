@@ -22,7 +22,7 @@ class TopPerGroupConfig(Strict):
 
 
 class TokensConfig(Strict):
-    """Which tokens of the train split a vocabulary holds."""
+    """The tokens of the train split that a vocabulary holds."""
 
     name: Name | None = Field(None, description="Vocabulary to share; None: one of its own.")
     min_count: int = Field(1, ge=1)
@@ -212,7 +212,7 @@ class TargetConfig(TokensConfig):
 
 
 class CountConfig(TokensConfig):
-    """How often a token occurs in the train split."""
+    """Occurrences of a token in the train split."""
 
     kind: Literal["count"] = "count"
     log1p: bool = False

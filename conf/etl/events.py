@@ -1,4 +1,4 @@
-"""Events and what is added to them: joins, histories, sessions, windowed features."""
+"""The event log and the columns added to it: joins, histories, sessions, windowed features."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class EventsConfig(Strict):
         return self
 
     @property
-    def has_behaviour(self) -> bool:
+    def has_user_histories(self) -> bool:
         """Whether rows belong to users and name items, so that users have histories."""
         return self.user is not None and self.item is not None
 
@@ -78,20 +78,13 @@ class JoinConfig(Strict):
     source: str
     column: str = Field(description="Column of the event that holds the dictionary's key.")
     unmatched: Literal["drop", "keep", "fail"] = "drop"
-    strategy: Literal["auto", "broadcast", "sort_merge", "salted"] = Field(
+    strategy: Literal["auto", "broadcast", "sort_merge"] = Field(
         "auto",
         description="`auto`: broadcast up to `broadcast_bytes` of files, sort-merge above. "
-        "`salted`: sort-merge that spreads frequent keys over several tasks. The rows are the "
-        "same whichever is chosen.",
+        "The rows are the same whichever is chosen.",
     )
     broadcast_bytes: int = Field(
         32 << 20, ge=0, description="Largest dictionary, in bytes of files, that `auto` broadcasts."
-    )
-    salts: int | None = Field(
-        None,
-        ge=2,
-        description="Parts into which every key is spread (strategy: salted); None: only the "
-        "frequent keys of a sample are, over as many tasks as a shuffle has.",
     )
     as_of: AsOfConfig | None = None
 
@@ -106,8 +99,6 @@ class JoinConfig(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> JoinConfig:
-        if self.salts is not None and self.strategy != "salted":
-            raise ValueError("`salts` goes with `strategy: salted`, and only with it")
         if self.as_of is not None and self.strategy != "auto":
             raise ValueError(
                 "a join as of the event's time sorts events and entries together; it takes no "
@@ -156,7 +147,7 @@ class GapsConfig(Strict):
     log: bool = Field(False, description="log(1 + gap) in place of the gap.")
 
 
-class BehaviourHistoryConfig(Strict):
+class UserHistoryConfig(Strict):
     """One history: the user's items of some behaviours strictly before the event, latest first.
 
     Ties in time are ordered by the place in the input. The items stand in column `name`, each of
@@ -183,7 +174,7 @@ class BehaviourHistoryConfig(Strict):
     within_session: bool = Field(False, description="Only of the event's own session, so far.")
 
     @model_validator(mode="after")
-    def _consistent(self) -> BehaviourHistoryConfig:
+    def _consistent(self) -> UserHistoryConfig:
         if self.lookback is not None and self.lookback < self.max_len:
             raise ValueError(f"history {self.name!r}: `lookback` is below `max_len`")
         names = [name.lower() for name in self.made]
@@ -243,7 +234,7 @@ class RateConfig(Strict):
     )
 
 
-class RollingConfig(Strict):
+class WindowedFeatureConfig(Strict):
     """A count, or a smoothed rate, of the events with the same keys strictly before the event.
 
     "Before" is by event time: events at one time do not see one another.
@@ -261,7 +252,7 @@ class RollingConfig(Strict):
     )
 
     @model_validator(mode="after")
-    def _reachable(self) -> RollingConfig:
+    def _reachable(self) -> WindowedFeatureConfig:
         if self.rate is not None and self.where is None:
             raise ValueError(
                 f"rolling {self.name!r}: a rate needs `where`, which says what a hit is"

@@ -1,4 +1,4 @@
-"""Where and how shards are written, and the Spark session that writes them."""
+"""The output directory, its shards, and the Spark session that writes them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def parse_bytes(value: Any) -> Any:
 
 
 class OutputConfig(Strict):
-    """Where and how the shards are written."""
+    """The output directory and its shards."""
 
     root: PublishedRoot = "work/datasets"
     shards: int = Field(8, ge=1, description="Shards of the train split, or of each partition.")

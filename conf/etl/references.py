@@ -234,7 +234,7 @@ def _made_columns(config: BuildConfig) -> Iterator[str]:
 def _check_histories(config: BuildConfig) -> None:
     """Histories, sessions and rolling features name columns of the events that suit them."""
     columns = _event_columns(config, config.joins)
-    if (config.histories or config.sessions) and not config.events.has_behaviour:
+    if (config.histories or config.sessions) and not config.events.has_user_histories:
         raise ValueError("histories and sessions need events.user and events.item")
     for history in config.histories:
         where = f"histories.{history.name}"
@@ -283,12 +283,12 @@ def _check_carried(where: str, column: str, columns: _Columns) -> None:
 
 
 def _check_times(config: BuildConfig) -> None:
-    """What is measured in time needs event times; histories need them of given events too."""
+    """Parts that measure time need event times; histories need them of given test events too."""
     time, test = config.events.time, config.split.test_source
-    for part in (*_behaviour_in_time(config), *_examples_in_time(config)):
+    for part in (*_events_in_time(config), *_examples_in_time(config)):
         if time is None:
             raise ValueError(f"{part} needs event times: declare events.time")
-    for part in _behaviour_in_time(config):
+    for part in _events_in_time(config):
         if test is not None and time not in config.sources[test].column_types:
             raise ValueError(
                 f"{part} needs event times: source {test!r} of the given test events has no "
@@ -296,7 +296,7 @@ def _check_times(config: BuildConfig) -> None:
             )
 
 
-def _behaviour_in_time(config: BuildConfig) -> Iterator[str]:
+def _events_in_time(config: BuildConfig) -> Iterator[str]:
     yield from (f"histories.{history.name}" for history in config.histories if history.needs_time)
     yield from ("sessions",) if config.sessions else ()
     yield from (f"rolling.{rolling.name}" for rolling in config.rolling)
@@ -313,7 +313,7 @@ def _examples_in_time(config: BuildConfig) -> Iterator[str]:
 
 
 def _check_examples(config: BuildConfig) -> None:
-    """What makes examples of events names users, items, labels and columns that are there."""
+    """Parts that make examples of events name users, items, labels and columns that exist."""
     _check_brought_history(config)
     if config.label is not None:
         _check_label(config, config.label)
@@ -325,7 +325,7 @@ def _check_examples(config: BuildConfig) -> None:
 def _check_brought_history(config: BuildConfig) -> None:
     events, log = config.events, _log_columns(config)
     for part, asked in (("history", config.history is not None), ("seen", config.seen)):
-        if asked and not events.has_behaviour:
+        if asked and not events.has_user_histories:
             raise ValueError(
                 f"`{part}` needs events.user and events.item: rows without them have no past to "
                 "look up; leave it out, or name the log's own list column by events.history"

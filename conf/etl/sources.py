@@ -158,7 +158,7 @@ class ColumnConfig(Strict):
 
 
 class DaysConfig(Strict):
-    """Which days of a source belong to a run, and what is wrong with a day."""
+    """The days of a source that belong to a run, and the checks of a day."""
 
     lookback_days: int = Field(
         0, ge=0, le=3660, description="Days read before the run's first: for histories."
@@ -273,7 +273,7 @@ _SPARSE_TYPES = {
 
 
 class BadRowsConfig(Strict):
-    """What happens to rows that do not fit the declared schema."""
+    """The policy for rows that do not fit the declared schema."""
 
     policy: Literal["fail", "quarantine", "drop"] = "quarantine"
     max_fraction: float = Field(0.01, ge=0, le=1, description="More bad rows stop the build.")
@@ -345,7 +345,7 @@ class SourceConfig(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> SourceConfig:
-        # Spark tells names apart by more than their case only if it is told to.
+        # Spark compares names without their case unless a setting says otherwise.
         names = [column.name.lower() for column in self.outputs]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
@@ -354,13 +354,13 @@ class SourceConfig(Strict):
             raise ValueError(f"key column {self.key!r} is not declared")
         if (self.format == "pattern") != (self.pattern is not None):
             raise ValueError("`pattern` goes with `format: pattern`, and only with it")
-        self._check_place()
+        self._check_origin()
         self._check_text_options()
         self._check_columns()
         self._check_days()
         return self
 
-    def _check_place(self) -> None:
+    def _check_origin(self) -> None:
         places = {"table": self.table, "jdbc": self.jdbc}
         wanted = self.format if self.format in places else "path"
         given = [k for k, v in {"path": self.path, **places}.items() if v is not None]
@@ -420,7 +420,7 @@ class SourceConfig(Strict):
     def _check_days(self) -> None:
         in_path = DATE_FIELD in (self.path or "")
         if (self.path or "").count(DATE_FIELD) > 1:
-            raise ValueError("`path` has {date} more than once; give the day one place")
+            raise ValueError("`path` has {date} more than once; name the day once")
         if self.days is None:
             return
         name = self.days.column
@@ -444,12 +444,12 @@ class SourceConfig(Strict):
 
     @property
     def field_separator(self) -> str:
-        """What stands between fields."""
+        """Text between fields."""
         return self.separator or ("," if self.format == "csv" else "\t")
 
     @property
     def quote_mark(self) -> str | None:
-        """What a field may be enclosed in; None: nothing, every separator separates."""
+        """Mark that a field may be enclosed in; None: every separator separates."""
         return self.quote or ('"' if self.format == "csv" else None)
 
     @property
@@ -465,7 +465,7 @@ class SourceConfig(Strict):
 
     @property
     def has_order(self) -> bool:
-        """Whether rows have a place in the input: in a file they do, in a table they do not."""
+        """Whether rows have an order in the input: in a file they do, in a table they do not."""
         return self.path is not None
 
     @property

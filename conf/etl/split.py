@@ -1,4 +1,4 @@
-"""Which event goes into which split."""
+"""The train, validation and test split of the events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from conf.config_base import Strict
 
 
 class SplitConfig(Strict):
-    """Which event goes into which split.
+    """The split of an event.
 
     `leave_one_out`: each user's last `leave_out` events are test, as many before them, of
     `validation_users` users (chosen by a hash of their id; None: all), are validation, the rest

@@ -1,4 +1,4 @@
-"""How shards become batches."""
+"""The training input: how shards become batches."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class MixConfig(StrictFinite):
 
 
 class InputConfig(StrictFinite):
-    """How shards become batches."""
+    """The training input: how shards become batches."""
 
     batch_size: int = Field(256, ge=1, description="Global, over all replicas.")
     shuffle_buffer: int = Field(

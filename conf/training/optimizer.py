@@ -23,7 +23,7 @@ class CosineSchedule(StrictFinite):
 
 
 class PolynomialSchedule(StrictFinite):
-    """Falls to `final_share` of the rate at the last step, by a power of what is left."""
+    """Falls to `final_share` of the rate at the last step, by a power of the steps left."""
 
     kind: Literal["polynomial"] = "polynomial"
     power: float = Field(1.0, gt=0, description="1: linear.")

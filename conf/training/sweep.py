@@ -1,4 +1,4 @@
-"""What `sluice train --sweep FILE` tries."""
+"""The config of `sluice train --sweep FILE`: which trials it runs."""
 
 from __future__ import annotations
 

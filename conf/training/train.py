@@ -26,7 +26,7 @@ StrategyKind = Literal["auto", "none", "mirrored", "multi_worker", "parameter_se
 
 
 class DevicesConfig(StrictFinite):
-    """Which devices compute a step, and how many processes they are spread over.
+    """The devices that compute a step, and the processes that they are spread over.
 
     Attributes:
         strategy: `auto`: all GPUs where there are any, else `cpu_replicas` logical CPU devices.
@@ -54,7 +54,7 @@ class DevicesConfig(StrictFinite):
 
 
 class ComputeConfig(StrictFinite):
-    """How a step is computed; weights and optimizer state are float32 in any case."""
+    """Computation of a step; weights and optimizer state are float32 in any case."""
 
     xla: bool = Field(False, description="Compile loss and gradients; on one device.")
     mixed_precision: bool = Field(
@@ -120,7 +120,7 @@ def _read_switch(value: Any) -> Any:
 
 
 class FitConfig(StrictFinite):
-    """How long to train."""
+    """Length of the training."""
 
     epochs: int = Field(10, ge=1)
     early_stopping: EarlyStoppingConfig | None = EarlyStoppingConfig()

@@ -1,6 +1,6 @@
 """Raw Arrow columns as encoders read them: checked casts, flattened lists, buffer addresses.
 
-An address is good for as long as the array lives: whoever takes one keeps the array.
+An address is good for as long as the array lives: keep the array as long as its address.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WIDE_TYPES = (pa.large_string(), pa.large_binary())
 BYTES_TYPES = (pa.string(), pa.binary(), *WIDE_TYPES)
 
 
-class Cells(NamedTuple):
+class ArrayBuffers(NamedTuple):
     """Where the values of an array lie; the array must outlive it.
 
     Attributes:
@@ -37,17 +37,17 @@ class Cells(NamedTuple):
     wide: bool
 
 
-def int64_cells(values: pa.Array) -> Cells:
-    """Returns the cells of an int64 array, possibly sliced."""
+def int64_buffers(values: pa.Array) -> ArrayBuffers:
+    """Returns the buffers of an int64 array, possibly sliced."""
     validity, data = values.buffers()
-    return Cells(_validity(values, validity), 0, _address(data), values.offset, False)
+    return ArrayBuffers(_validity(values, validity), 0, _address(data), values.offset, False)
 
 
-def bytes_cells(values: pa.Array) -> Cells:
-    """Returns the cells of a string or binary array, possibly sliced."""
+def bytes_buffers(values: pa.Array) -> ArrayBuffers:
+    """Returns the buffers of a string or binary array, possibly sliced."""
     validity, offsets, data = values.buffers()
     wide = values.type in WIDE_TYPES
-    return Cells(
+    return ArrayBuffers(
         _validity(values, validity), _address(offsets), _address(data), values.offset, wide
     )
 
@@ -66,22 +66,22 @@ def valid_mask(values: pa.Array) -> np.ndarray:
 
 
 @inlined
-def has_value(cells, row):  # type: ignore[no-untyped-def]
+def has_value(buffers, row):  # type: ignore[no-untyped-def]
     """Whether a row is not null."""
-    return is_valid(cells[0], cells[3] + row)
+    return is_valid(buffers[0], buffers[3] + row)
 
 
 @inlined
-def load_span(cells, row):  # type: ignore[no-untyped-def]
+def load_span(buffers, row):  # type: ignore[no-untyped-def]
     """Address and length of the bytes of a row."""
-    position = cells[3] + row
-    if cells[4]:
-        start = load_i64(cells[1] + 8 * position)
-        length = load_i64(cells[1] + 8 * position + 8) - start
+    position = buffers[3] + row
+    if buffers[4]:
+        start = load_i64(buffers[1] + 8 * position)
+        length = load_i64(buffers[1] + 8 * position + 8) - start
     else:
-        start = np.int64(load_i32(cells[1] + 4 * position))
-        length = np.int64(load_i32(cells[1] + 4 * position + 4)) - start
-    return cells[2] + start, length
+        start = np.int64(load_i32(buffers[1] + 4 * position))
+        length = np.int64(load_i32(buffers[1] + 4 * position + 4)) - start
+    return buffers[2] + start, length
 
 
 def _address(buffer: pa.Buffer | None) -> int:

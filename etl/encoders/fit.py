@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from conf.encoders import (
     ENCODERS_DIR,
@@ -43,10 +42,10 @@ from etl.encoders.incremental_vocabulary import IncrementalFit, VocabularyDiff, 
 from etl.encoders.operation_fit import TrainSplit, fit_operations
 from etl.encoders.pipeline import read_plan
 from etl.encoders.target import fold_column
-from etl.encoders.vocabulary import RETIRED_COLUMN, load_vocabulary, write_vocabulary
+from etl.encoders.vocabulary import live_tokens, load_vocabulary, write_vocabulary
 from etl.encoders.vocabulary_fit import TokenLimits, VocabularyRequest, fit_vocabularies
 from etl.events.histories import add_histories
-from etl.events.identity import event_columns
+from etl.events.identity import EVENT_TS_COLUMN, event_columns
 from etl.events.splits import SPLIT_COLUMN, TRAIN
 from etl.plan import FeaturePlan, VocabularyPlan, history_names
 from etl.records.kept_partitions import link_file
@@ -162,29 +161,14 @@ CHANGES_FILE = "vocabulary_changes.json"
 
 
 @dataclass(frozen=True)
-class WrittenPlan:
-    """What was fitted and written.
-
-    Attributes:
-        plan: The encoder plan.
-        tokens: Tokens that have an id and are not retired, by vocabulary: one column, `token`.
-        changes: What changed in each growing vocabulary.
-    """
-
-    plan: EncoderPlan
-    tokens: Mapping[str, pa.Table]
-    changes: tuple[VocabularyDiff, ...]
-
-
-@dataclass(frozen=True)
-class PreviousVocabulary:
-    """A vocabulary of the previous version."""
+class Vocabulary:
+    """A vocabulary's entry in the plan, and its table."""
 
     spec: VocabularySpec
     table: pa.Table
 
 
-def read_previous(directory: Path | None) -> dict[str, PreviousVocabulary]:
+def read_previous(directory: Path | None) -> dict[str, Vocabulary]:
     """Reads the vocabularies of an earlier version, by name.
 
     Args:
@@ -196,64 +180,72 @@ def read_previous(directory: Path | None) -> dict[str, PreviousVocabulary]:
     if directory is None:
         return {}
     return {
-        spec.name: PreviousVocabulary(spec, load_vocabulary(directory, spec))
+        spec.name: Vocabulary(spec, load_vocabulary(directory, spec))
         for spec in read_plan(directory).vocabularies
     }
 
 
-def fit_plan(
+def fit_vocabulary_files(
     train: TrainSplit, plan: FeaturePlan, directory: Path, previous: Path | None = None
-) -> WrittenPlan:
-    """Fits all encoders, and writes them.
+) -> dict[str, Vocabulary]:
+    """Fits all vocabularies, and writes them.
 
     Args:
         train: The train split.
         plan: The features.
         directory: Where the files go; it exists and is empty.
-        previous: `encoders` of the version that incremental vocabularies grow out of, or None.
+        previous: `encoders` of the version that incremental vocabularies append to, or None.
 
     Raises:
-        InputDataError: The previous encoders are damaged, or a column has nothing to fit.
-        ConfigError: A vocabulary cannot grow out of the previous one.
+        InputDataError: The previous encoders are damaged.
+        ConfigError: A vocabulary cannot append to the previous one.
     """
     known = read_previous(previous)
     olds = [known.get(v.name) if v.incremental else None for v in plan.vocabularies]
     requests = [_request(train, v, old) for v, old in zip(plan.vocabularies, olds, strict=True)]
-    fitted = fit_vocabularies(train.rows, requests)
-    specs, tables, changes = [], {}, []
-    for vocabulary, old, table in zip(plan.vocabularies, olds, fitted, strict=True):
+    tables = fit_vocabularies(train.rows, requests)
+    fitted, changes = {}, []
+    for vocabulary, old, table in zip(plan.vocabularies, olds, tables, strict=True):
         path = directory / f"{vocabulary.name}.parquet"
         spec = write_vocabulary(
             table, path, vocabulary.oov_buckets, None if old is None else old.spec
         )
         logger.info("vocabulary %s: %s tokens", vocabulary.name, f"{table.num_rows:,}")
-        specs.append(spec)
-        tables[vocabulary.name] = table
+        fitted[vocabulary.name] = Vocabulary(spec, table)
         if vocabulary.incremental:
-            changes.append(_diff(spec, old, table))
-    operations, statistics = fit_operations(train, plan, tables, directory)
-    encoder_plan = build_plan(plan, specs, operations, statistics)
-    write_text_atomic(directory / ENCODERS_FILE, encoder_plan.dumps())
+            changes.append(_diff(fitted[vocabulary.name], old))
     if changes:
         text = json.dumps([change.to_json() for change in changes], indent=1, ensure_ascii=False)
         write_text_atomic(directory / CHANGES_FILE, text + "\n")
-    tokens = {name: live_tokens(table) for name, table in tables.items()}
-    return WrittenPlan(encoder_plan, tokens, tuple(changes))
+    return fitted
 
 
-def live_tokens(table: pa.Table) -> pa.Table:
-    """Returns the tokens of a vocabulary that are not retired: one column, `token`."""
-    if RETIRED_COLUMN in table.schema.names:
-        table = table.filter(pc.invert(table[RETIRED_COLUMN]))
-    return table.select(["token"])
+def fit_plan(
+    train: TrainSplit, plan: FeaturePlan, directory: Path, vocabularies: Mapping[str, Vocabulary]
+) -> EncoderPlan:
+    """Fits what is not a vocabulary, and writes the encoder plan.
+
+    Args:
+        train: The train split.
+        plan: The features.
+        directory: Where the files go.
+        vocabularies: The fitted vocabularies, by name.
+
+    Raises:
+        InputDataError: A column has nothing to fit.
+    """
+    tables = {name: vocabulary.table for name, vocabulary in vocabularies.items()}
+    operations, statistics = fit_operations(train, plan, tables, directory)
+    specs = [vocabulary.spec for vocabulary in vocabularies.values()]
+    encoder_plan = build_plan(plan, specs, operations, statistics)
+    write_text_atomic(directory / ENCODERS_FILE, encoder_plan.dumps())
+    return encoder_plan
 
 
-def _request(
-    train: TrainSplit, plan: VocabularyPlan, old: PreviousVocabulary | None
-) -> VocabularyRequest:
-    growth = None
+def _request(train: TrainSplit, plan: VocabularyPlan, old: Vocabulary | None) -> VocabularyRequest:
+    incremental = None
     if plan.incremental:
-        growth = IncrementalFit(
+        incremental = IncrementalFit(
             previous=None if old is None else old.table,
             time_column_ms=train.time_column_ms,
             expire_after_days=plan.expire_after_days,
@@ -262,13 +254,13 @@ def _request(
         plan.columns,
         TokenLimits(plan.min_count, plan.max_size, plan.top_per_group),
         first_id=FIRST_TOKEN_ID + (plan.oov_buckets or 0),
-        growth=growth,
+        incremental=incremental,
     )
 
 
-def _diff(spec: VocabularySpec, old: PreviousVocabulary | None, table: pa.Table) -> VocabularyDiff:
-    previous = None if old is None else old.table
-    diff = diff_vocabularies(spec.name, previous, table, spec.version, spec.parent_crc32c)
+def _diff(new: Vocabulary, old: Vocabulary | None) -> VocabularyDiff:
+    spec, previous = new.spec, None if old is None else old.table
+    diff = diff_vocabularies(spec.name, previous, new.table, spec.version, spec.parent_crc32c)
     logger.info(
         "vocabulary %s, version %s: %s kept, %s added, %s retired, %s revived",
         *(spec.name, spec.version, diff.kept, diff.added, diff.retired, diff.revived),
@@ -294,16 +286,16 @@ class FittedEncoders:
 def find_previous_encoders(
     paths: DatasetPaths, features: FeaturePlan, parent: Parent | None
 ) -> Path | None:
-    """Returns the encoders of the current version, where a vocabulary is to grow out of them.
+    """Returns the encoders of the current version, where a vocabulary appends to them.
 
     Raises:
         InputDataError: The version is damaged: its tokens would get other ids.
     """
-    if parent is None or not features.has_growing_vocabulary:
+    if parent is None or not features.has_incremental_vocabulary:
         return None
     if parent.manifest is None:
         raise InputDataError(
-            "the current version, whose vocabularies are to grow, is damaged",
+            "the current version, whose vocabularies the new one continues, is damaged",
             received=paths.version(parent.version_id),
             fix="roll back to an earlier version by `sluice versions rollback`",
         )
@@ -324,7 +316,7 @@ def fit_encoders(
         config: The build's config.
         features: The features.
         staging: Directory of the version.
-        previous: Encoders that incremental vocabularies grow out of, or None.
+        previous: Encoders that incremental vocabularies append to, or None.
 
     Raises:
         InputDataError: No item is in the vocabulary, or a column has nothing to fit.
@@ -336,11 +328,13 @@ def fit_encoders(
     train = TrainSplit(
         rows=events.where(events[SPLIT_COLUMN] == TRAIN),
         key=tuple(event_columns(config)),
-        time_column_ms="__event_ts_ms" if config.events.time else None,
+        time_column_ms=EVENT_TS_COLUMN if config.events.time else None,
         label=config.label.name if config.label else None,
     )
-    fitted = fit_plan(train, features, directory, previous)
-    return _read_fitted(fitted.plan, features, staging)
+    vocabularies = fit_vocabulary_files(train, features, directory, previous)
+    plan = fit_plan(train, features, directory, vocabularies)
+    name = _item_vocabulary(features)
+    return _check_fitted(plan, features, staging, vocabularies[name].table if name else None)
 
 
 def _fits_histories(features: FeaturePlan, config: BuildConfig) -> bool:
@@ -365,15 +359,25 @@ def take_over_encoders(parent: Path, features: FeaturePlan, staging: Path) -> Fi
     directory.mkdir()
     for file in sorted((parent / ENCODERS_DIR).iterdir()):
         link_file(file, directory / file.name)
-    text = (directory / ENCODERS_FILE).read_text(encoding="utf-8")
-    return _read_fitted(EncoderPlan.from_json(json.loads(text)), features, staging)
+    plan = read_plan(directory)
+    name = _item_vocabulary(features)
+    items = load_vocabulary(directory, plan.vocabulary(name)) if name else None
+    return _check_fitted(plan, features, staging, items)
 
 
-def _read_fitted(plan: EncoderPlan, features: FeaturePlan, staging: Path) -> FittedEncoders:
-    directory = staging / ENCODERS_DIR
-    item = next((f for f in features.features if f.name == features.keys.item), None)
-    name = None if item is None else item.vocabulary
-    tokens = live_tokens(load_vocabulary(directory, plan.vocabulary(name))) if name else None
+def _item_feature(features: FeaturePlan) -> FeatureConfig | None:
+    return next((f for f in features.features if f.name == features.keys.item), None)
+
+
+def _item_vocabulary(features: FeaturePlan) -> str | None:
+    item = _item_feature(features)
+    return None if item is None else item.vocabulary
+
+
+def _check_fitted(
+    plan: EncoderPlan, features: FeaturePlan, staging: Path, items: pa.Table | None
+) -> FittedEncoders:
+    item, tokens = _item_feature(features), None if items is None else live_tokens(items)
     if item is not None and (tokens is None or not tokens.num_rows):
         raise InputDataError(
             "the vocabulary of the items is empty: nothing could be ranked",
@@ -381,6 +385,8 @@ def _read_fitted(plan: EncoderPlan, features: FeaturePlan, staging: Path) -> Fit
             fix="lower `min_count`, or check the log",
         )
     files = tuple(
-        describe_file(staging, path) for path in sorted(directory.iterdir()) if path.is_file()
+        describe_file(staging, path)
+        for path in sorted((staging / ENCODERS_DIR).iterdir())
+        if path.is_file()
     )
     return FittedEncoders(plan, files, tokens)

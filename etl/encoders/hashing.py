@@ -21,11 +21,11 @@ from etl.encoders.arrow_columns import (
     BYTES_TYPES,
     MAX_VALUES,
     FlatLists,
-    bytes_cells,
+    bytes_buffers,
     cast_values,
     flatten_lists,
     has_value,
-    int64_cells,
+    int64_buffers,
     load_span,
     to_arrow,
     valid_mask,
@@ -106,29 +106,29 @@ def fingerprint_values(values: pa.Array) -> np.ndarray:
     """
     hashes = np.zeros(len(values), np.uint64)
     if values.type in BYTES_TYPES:
-        _fingerprint_bytes(bytes_cells(values), hashes)
+        _fingerprint_bytes(bytes_buffers(values), hashes)
         return hashes
     if not pa.types.is_integer(values.type) or values.type == pa.uint64():
         return fingerprint_values(cast_values(values, pa.string()))
     values = cast_values(values, pa.int64())
     digits = np.empty(_DECIMAL_BYTES, np.uint8)
-    _fingerprint_int64(int64_cells(values), digits.ctypes.data, hashes)
+    _fingerprint_int64(int64_buffers(values), digits.ctypes.data, hashes)
     return hashes
 
 
 @kernel
-def _fingerprint_bytes(cells, hashes):
+def _fingerprint_bytes(buffers, hashes):
     for row in range(hashes.size):
-        if has_value(cells, row):
-            address, length = load_span(cells, row)
+        if has_value(buffers, row):
+            address, length = load_span(buffers, row)
             hashes[row] = fingerprint64(address, length)
 
 
 @kernel
-def _fingerprint_int64(cells, digits, hashes):
+def _fingerprint_int64(buffers, digits, hashes):
     for row in range(hashes.size):
-        if has_value(cells, row):
-            value = load_i64(cells[2] + 8 * (cells[3] + row))
+        if has_value(buffers, row):
+            value = load_i64(buffers[2] + 8 * (buffers[3] + row))
             rest = np.uint64(value)
             if value < 0:
                 rest = ~rest + np.uint64(1)

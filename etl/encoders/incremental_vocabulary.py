@@ -12,18 +12,22 @@ import pyarrow.compute as pc
 
 from conf.encoders import TokenDType
 from conf.errors import ConfigError
-from conf.schema import FIRST_TOKEN_ID
-from etl.encoders.vocabulary import LAST_SEEN_COLUMN, RETIRED_COLUMN, vocabulary_schema
+from etl.encoders.vocabulary import (
+    LAST_SEEN_COLUMN,
+    RETIRED_COLUMN,
+    order_tokens,
+    vocabulary_schema,
+)
 
 _SAMPLE = 20  # tokens that a report names of each kind
 
 
 @dataclass(frozen=True)
 class IncrementalFit:
-    """What a vocabulary grows out of.
+    """How an incremental vocabulary extends the previous version's.
 
     Attributes:
-        previous: The previous version's table, or None: this one is the first that will grow.
+        previous: The previous version's table; None for the first version.
         time_column_ms: Column of the train split with the time of each row, milliseconds since
             the epoch; None where there is no time.
         expire_after_days: A token is retired once it was last seen longer ago than this before
@@ -48,7 +52,7 @@ class IncrementalFit:
             )
 
     def known_tokens(self, token_dtype: TokenDType, first_id: int) -> pa.Table:
-        """Returns the previous version's tokens with all columns of a growing vocabulary.
+        """Returns the previous version's tokens with all columns of an incremental vocabulary.
 
         Raises:
             ConfigError: They are of another type, or their ids start elsewhere.
@@ -63,7 +67,7 @@ class IncrementalFit:
         )
         if received[0] != schema.field("token").type or received[1] not in (first_id, None):
             raise ConfigError(
-                "a vocabulary cannot grow out of the previous version's",
+                "the vocabulary cannot grow out of the previous version's",
                 received=f"tokens {received[0]}, first id {received[1]}",
                 allowed=f"tokens {schema.field('token').type}, first id {first_id}",
                 fix="keep the column's type and `oov_buckets`, or set `incremental: false` once",
@@ -75,38 +79,15 @@ class IncrementalFit:
         return table.cast(schema)
 
 
-def number_tokens(
-    counted: pa.Table, token_dtype: TokenDType, first_id: int = FIRST_TOKEN_ID
-) -> pa.Table:
-    """Numbers tokens by falling count, ties by token.
-
-    Args:
-        counted: `token` and `count`.
-        token_dtype: Type of the tokens.
-        first_id: Id of the most frequent one.
-
-    Returns:
-        The vocabulary's table.
-    """
-    ordered = _order(counted)
-    ids = np.arange(first_id, first_id + len(ordered), dtype=np.int64)
-    columns = [ordered["token"], pa.chunked_array([pa.array(ids)]), ordered["count"]]
-    schema = vocabulary_schema(token_dtype)
-    return pa.Table.from_arrays(
-        [column.cast(field.type) for column, field in zip(columns, schema, strict=True)],
-        schema=schema,
-    ).combine_chunks()
-
-
 def extend_vocabulary(
-    found: pa.Table, known: pa.Table, growth: IncrementalFit, max_size: int | None, first_id: int
+    found: pa.Table, known: pa.Table, fit: IncrementalFit, max_size: int | None, first_id: int
 ) -> pa.Table:
     """Appends new tokens to the known ones, and retires or revives those.
 
     Args:
         found: Tokens of the train split: `token`, `count`, `last_seen`, `is_known`.
-        known: The previous version's tokens (`Growth.known_tokens`).
-        growth: When tokens expire.
+        known: The previous version's tokens (`IncrementalFit.known_tokens`).
+        fit: When tokens expire.
         max_size: Most tokens that are not retired; known ones go first. None: no bound.
         first_id: Id of the first token.
 
@@ -118,9 +99,9 @@ def extend_vocabulary(
     token_type = schema.field("token").type
     found = found.set_column(0, "token", found["token"].cast(token_type)).combine_chunks()
     last_day = pc.max(found[LAST_SEEN_COLUMN]).as_py()
-    old = _update_known(found, known, growth, last_day)
-    new = _order(found.filter(pc.invert(found["is_known"])))
-    new = new.filter(pc.invert(_expired(new[LAST_SEEN_COLUMN], growth, last_day)))
+    old = _update_known(found, known, fit, last_day)
+    new = order_tokens(found.filter(pc.invert(found["is_known"])))
+    new = new.filter(pc.invert(_expired(new[LAST_SEEN_COLUMN], fit, last_day)))
     if max_size is not None:
         live = len(old) - (pc.sum(old[RETIRED_COLUMN]).as_py() or 0)
         new = new.slice(0, max(0, max_size - live))
@@ -128,15 +109,15 @@ def extend_vocabulary(
 
 
 def _update_known(
-    found: pa.Table, known: pa.Table, growth: IncrementalFit, last_day: datetime.date | None
+    found: pa.Table, known: pa.Table, fit: IncrementalFit, last_day: datetime.date | None
 ) -> pa.Table:
     place = pc.index_in(known["token"], value_set=found["token"])
     counts = pc.fill_null(found["count"].take(place), 0)
     seen = found[LAST_SEEN_COLUMN].take(place)
-    # A token whose last day is not known ages from the first version that grew.
+    # A token whose last day is not known ages from the first incremental version.
     before = pc.fill_null(known[LAST_SEEN_COLUMN], pa.scalar(last_day, pa.date32()))
     last_seen = pc.max_element_wise(seen, before)
-    retired = _expired(last_seen, growth, last_day)
+    retired = _expired(last_seen, fit, last_day)
     counts = pc.if_else(retired, 0, counts)
     return pa.Table.from_arrays(
         [known["token"], known["id"], counts, last_seen, retired], names=known.schema.names
@@ -144,16 +125,12 @@ def _update_known(
 
 
 def _expired(
-    last_seen: pa.ChunkedArray, growth: IncrementalFit, last_day: datetime.date | None
+    last_seen: pa.ChunkedArray, fit: IncrementalFit, last_day: datetime.date | None
 ) -> pa.ChunkedArray:
-    if growth.expire_after_days is None or last_day is None:
+    if fit.expire_after_days is None or last_day is None:
         return pa.chunked_array([pa.array(np.zeros(len(last_seen), np.bool_))])
-    oldest = pa.scalar(last_day - datetime.timedelta(days=growth.expire_after_days), pa.date32())
+    oldest = pa.scalar(last_day - datetime.timedelta(days=fit.expire_after_days), pa.date32())
     return pc.fill_null(pc.less(last_seen, oldest), False)
-
-
-def _order(counted: pa.Table) -> pa.Table:
-    return counted.sort_by([("count", "descending"), ("token", "ascending")])
 
 
 def _append(old: pa.Table, new: pa.Table, first_id: int, schema: pa.Schema) -> pa.Table:
@@ -203,11 +180,11 @@ class VocabularyDiff:
 def diff_vocabularies(
     name: str, previous: pa.Table | None, current: pa.Table, version: int, parent: str | None
 ) -> VocabularyDiff:
-    """Compares two versions of a growing vocabulary.
+    """Compares two versions of an incremental vocabulary.
 
     Args:
         name: The vocabulary.
-        previous: The table that it grew out of, or None.
+        previous: The previous version's table, or None.
         current: The later table.
         version: Its version.
         parent: Checksum of the earlier file.

@@ -21,9 +21,9 @@ from conf.paths import write_bytes_atomic
 from etl.encoders.arrow_columns import cast_values, to_arrow
 from etl.encoders.base import Encoder
 from etl.encoders.vocabulary import (
-    RETIRED_COLUMN,
     checksum,
     first_token_id,
+    live_tokens,
     parse_parquet,
     read_named,
     to_parquet,
@@ -185,7 +185,7 @@ def fit_target(df: DataFrame, vocabulary: pa.Table, fit: TargetFit) -> np.ndarra
     ).where(F.col("label").isNotNull())
     measures = (F.count("*").alias("n"), F.sum("label").cast("double").alias("total"))
     overall = rows.groupBy("fold").agg(*measures).toArrow()
-    tokens = df.sparkSession.createDataFrame(_live_tokens(vocabulary))
+    tokens = df.sparkSession.createDataFrame(live_tokens(vocabulary))
     by_token = rows.join(tokens, "token", "left_semi").groupBy("token", "fold").agg(*measures)
     counts, sums = _matrices(by_token.toArrow(), vocabulary, fit.folds)
     all_counts, all_sums = np.zeros(fit.folds), np.zeros(fit.folds)
@@ -208,12 +208,6 @@ def fit_counts(vocabulary: pa.Table, log1p: bool) -> np.ndarray:
     first = first_token_id(vocabulary)
     counts = np.concatenate([np.zeros(first), vocabulary["count"].to_numpy()])
     return (np.log1p(counts) if log1p else counts)[:, None]
-
-
-def _live_tokens(vocabulary: pa.Table) -> pa.Table:
-    if RETIRED_COLUMN in vocabulary.schema.names:
-        vocabulary = vocabulary.filter(pc.invert(vocabulary[RETIRED_COLUMN]))
-    return vocabulary.select(["token"])
 
 
 def _matrices(grouped: pa.Table, vocabulary: pa.Table, folds: int) -> tuple[np.ndarray, np.ndarray]:

@@ -12,7 +12,13 @@ import pyarrow as pa
 
 from conf.operations import Ngrams
 from conf.schema import FIRST_TOKEN_ID
-from etl.encoders.arrow_columns import Cells, bytes_cells, cast_values, has_value, load_span
+from etl.encoders.arrow_columns import (
+    ArrayBuffers,
+    bytes_buffers,
+    cast_values,
+    has_value,
+    load_span,
+)
 from etl.encoders.hashing import fingerprint64
 from etl.tfrecord.codec.kernels import inlined, kernel, load_u8, store_u8
 
@@ -36,12 +42,12 @@ class NgramEncoder:
         """Encodes one text column `[rows]` to lists of int64 ids `[rows]`."""
         texts = cast_values(columns[0], pa.string())
         by_word, sizes = self.operation.unit == "word", np.array(self.operation.sizes, np.int64)
-        cells = bytes_cells(texts)
-        size = _text_bytes(cells, texts)
+        buffers = bytes_buffers(texts)
+        size = _text_bytes(buffers, texts)
         bounds = np.zeros(len(texts) + 1, np.int64)
         # A byte of slack: an empty buffer has no address of its own.
         plain = np.empty(size + 1, np.uint8)
-        _simplify(cells, self.operation.lower, plain.ctypes.data, bounds)
+        _simplify(buffers, self.operation.lower, plain.ctypes.data, bounds)
         longest = int(np.diff(bounds).max(initial=0))
         spans = np.empty((longest + 1, 2), np.int64)
         limit = -1 if self.max_len is None else self.max_len
@@ -59,16 +65,16 @@ class NgramEncoder:
         )
 
 
-def _text_bytes(cells: Cells, texts: pa.Array) -> int:
+def _text_bytes(buffers: ArrayBuffers, texts: pa.Array) -> int:
     """Bytes of all texts, nulls' included."""
-    return int(_sum_lengths(cells, len(texts)))
+    return int(_sum_lengths(buffers, len(texts)))
 
 
 @kernel
-def _sum_lengths(cells, rows):
+def _sum_lengths(buffers, rows):
     total = 0
     for row in range(rows):
-        total += load_span(cells, row)[1]
+        total += load_span(buffers, row)[1]
     return total
 
 
@@ -82,13 +88,13 @@ def _separates(byte):
 
 
 @kernel
-def _simplify(cells, lower, plain, bounds):
+def _simplify(buffers, lower, plain, bounds):
     """Copies the words of each text with one space between; `bounds[row + 1]` is where it ends."""
     at = 0
     for row in range(bounds.size - 1):
         start = at
-        if has_value(cells, row):
-            address, length = load_span(cells, row)
+        if has_value(buffers, row):
+            address, length = load_span(buffers, row)
             pending = False
             for i in range(length):
                 byte = load_u8(address + i)

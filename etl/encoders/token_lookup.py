@@ -18,10 +18,10 @@ from conf.errors import InputDataError
 from conf.schema import FIRST_TOKEN_ID, OOV_ID
 from etl.encoders.arrow_columns import (
     BYTES_TYPES,
-    bytes_cells,
+    bytes_buffers,
     cast_values,
     has_value,
-    int64_cells,
+    int64_buffers,
     load_span,
     to_arrow,
     valid_mask,
@@ -69,12 +69,12 @@ def fill_int64(tokens, retired, slots):
 
 
 @kernel
-def find_int64(cells, first_id, slots, ids):
-    """Fills `ids`, int64 `[rows]`, from an int64 array's cells."""
+def find_int64(buffers, first_id, slots, ids):
+    """Fills `ids`, int64 `[rows]`, from an int64 array's buffers."""
     for row in range(ids.size):
         ids[row] = OOV_ID
-        if has_value(cells, row):
-            slot, found = _probe_int64(load_i64(cells[2] + 8 * (cells[3] + row)), slots)
+        if has_value(buffers, row):
+            slot, found = _probe_int64(load_i64(buffers[2] + 8 * (buffers[3] + row)), slots)
             if found and slots[slot, 1] > 0:
                 ids[row] = first_id + slots[slot, 1] - 1
 
@@ -115,7 +115,7 @@ def fill_bytes(tokens, retired, slots):
     A slot holds the hash of a token and its position from 1, negative where it is retired.
 
     Args:
-        tokens: Cells of the tokens.
+        tokens: Buffers of the tokens.
         retired: Tokens that are found as OOV, bool `[tokens]`.
         slots: The table, int64 `[slots, 2]`, zeros.
     """
@@ -130,12 +130,12 @@ def fill_bytes(tokens, retired, slots):
 
 
 @kernel
-def find_bytes(cells, tokens, first_id, slots, ids):
-    """Fills `ids`, int64 `[rows]`, from the cells of strings or binaries."""
+def find_bytes(buffers, tokens, first_id, slots, ids):
+    """Fills `ids`, int64 `[rows]`, from the buffers of strings or binaries."""
     for row in range(ids.size):
         ids[row] = OOV_ID
-        if has_value(cells, row):
-            address, length = load_span(cells, row)
+        if has_value(buffers, row):
+            address, length = load_span(buffers, row)
             slot, found = _probe_bytes(address, length, tokens, slots)
             if found and slots[slot, 1] > 0:
                 ids[row] = first_id + slots[slot, 1] - 1
@@ -227,7 +227,7 @@ class Int64Lookup(TokenLookup):
         return int(fill_int64(tokens, retired, self._slots))
 
     def _find(self, values: pa.Array, ids: np.ndarray) -> None:
-        find_int64(int64_cells(values), self._first_id, self._slots, ids)
+        find_int64(int64_buffers(values), self._first_id, self._slots, ids)
 
 
 class BytesLookup(TokenLookup):
@@ -245,12 +245,12 @@ class BytesLookup(TokenLookup):
         return pa.concat_arrays([tokens.cast(pa.large_binary())])
 
     def _fill(self, retired: np.ndarray) -> int:
-        tokens = bytes_cells(self._tokens)
+        tokens = bytes_buffers(self._tokens)
         return int(fill_bytes(tokens, retired, self._slots))
 
     def _find(self, values: pa.Array, ids: np.ndarray) -> None:
-        tokens = bytes_cells(self._tokens)
-        find_bytes(bytes_cells(values), tokens, self._first_id, self._slots, ids)
+        tokens = bytes_buffers(self._tokens)
+        find_bytes(bytes_buffers(values), tokens, self._first_id, self._slots, ids)
 
 
 def build_lookup(

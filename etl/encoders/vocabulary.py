@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from conf.encoders import TokenDType, VocabularySpec
@@ -27,7 +28,7 @@ def vocabulary_schema(token_dtype: TokenDType, incremental: bool = False) -> pa.
 
     Args:
         token_dtype: Type of the tokens.
-        incremental: Whether it grows from version to version: it then has `last_seen`, days
+        incremental: Whether later versions append to it: it then has `last_seen`, days
             since the epoch as date32 or null where that is not known, and `is_retired`.
     """
     fields = [
@@ -39,6 +40,41 @@ def vocabulary_schema(token_dtype: TokenDType, incremental: bool = False) -> pa.
         fields.append(pa.field(LAST_SEEN_COLUMN, pa.date32()))
         fields.append(pa.field(RETIRED_COLUMN, pa.bool_(), nullable=False))
     return pa.schema(fields)
+
+
+def order_tokens(counted: pa.Table) -> pa.Table:
+    """Sorts tokens by falling `count`, ties by `token`."""
+    return counted.sort_by([("count", "descending"), ("token", "ascending")])
+
+
+def assign_ids(
+    counted: pa.Table, token_dtype: TokenDType, first_id: int = FIRST_TOKEN_ID
+) -> pa.Table:
+    """Assigns ids by falling count, ties by token.
+
+    Args:
+        counted: `token` and `count`.
+        token_dtype: Type of the tokens.
+        first_id: Id of the most frequent one.
+
+    Returns:
+        The vocabulary's table.
+    """
+    ordered = order_tokens(counted)
+    ids = np.arange(first_id, first_id + len(ordered), dtype=np.int64)
+    columns = [ordered["token"], pa.chunked_array([pa.array(ids)]), ordered["count"]]
+    schema = vocabulary_schema(token_dtype)
+    return pa.Table.from_arrays(
+        [column.cast(field.type) for column, field in zip(columns, schema, strict=True)],
+        schema=schema,
+    ).combine_chunks()
+
+
+def live_tokens(table: pa.Table) -> pa.Table:
+    """Returns the tokens of a vocabulary that are not retired: one column, `token`."""
+    if RETIRED_COLUMN in table.schema.names:
+        table = table.filter(pc.invert(table[RETIRED_COLUMN]))
+    return table.select(["token"])
 
 
 def first_token_id(table: pa.Table) -> int:

@@ -19,8 +19,8 @@ from conf.encoders import TokenDType
 from conf.errors import ConfigError, did_you_mean
 from conf.etl.encodings import TopPerGroupConfig
 from conf.schema import FIRST_TOKEN_ID
-from etl.encoders.incremental_vocabulary import IncrementalFit, extend_vocabulary, number_tokens
-from etl.encoders.vocabulary import LAST_SEEN_COLUMN
+from etl.encoders.incremental_vocabulary import IncrementalFit, extend_vocabulary
+from etl.encoders.vocabulary import LAST_SEEN_COLUMN, assign_ids
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -69,20 +69,20 @@ class VocabularyRequest:
             which each element counts.
         limits: Which tokens are kept.
         first_id: Id of the first token: 2, or more where unknown tokens have buckets.
-        growth: The vocabulary that this one grows out of, and when tokens were seen; None: it is
-            fitted from nothing, and will not grow.
+        incremental: The previous vocabulary, and when tokens expire; None: the vocabulary is
+            fitted anew, and later versions do not append to it.
     """
 
     columns: Sequence[str]
     limits: TokenLimits = TokenLimits()
     first_id: int = FIRST_TOKEN_ID
-    growth: IncrementalFit | None = None
+    incremental: IncrementalFit | None = None
 
     @property
     def is_plain(self) -> bool:
         """Whether all that it asks of a token is how often it occurs."""
         limits = self.limits
-        return self.growth is None and limits.max_size is None and limits.top_per_group is None
+        return self.incremental is None and limits.max_size is None and limits.top_per_group is None
 
 
 def count_together(
@@ -128,15 +128,15 @@ def count_tokens(df: DataFrame, request: VocabularyRequest, spark_type: str) -> 
     """
     from pyspark.sql import functions as F
 
-    limits, growth = request.limits, request.growth
+    limits, incremental = request.limits, request.incremental
     chosen = [_tokens(df, request.columns, spark_type).alias("token")]
     measures = [F.count("*").alias("count")]
-    time_ms = growth.time_column_ms if growth else None
+    time_ms = incremental.time_column_ms if incremental else None
     if time_ms is not None:
         days = F.floor(_quoted(time_ms) / F.lit(86_400_000)).cast("int")
         chosen.append(days.alias("__day"))
         measures.append(F.max(F.date_from_unix_date("__day")).alias(LAST_SEEN_COLUMN))
-    elif growth is not None:
+    elif incremental is not None:
         measures.append(F.lit(None).cast("date").alias(LAST_SEEN_COLUMN))
     top = limits.top_per_group
     if top is None:
@@ -242,19 +242,19 @@ def fit_vocabularies(df: DataFrame, requests: Sequence[VocabularyRequest]) -> li
 
     Returns:
         Per request, columns `token` (int64 or string), `id` and `count` (int64), by rising id
-        from `first_id`; of a growing vocabulary also `last_seen` and `is_retired`. A known token
-        that the train split lacks has the count 0.
+        from `first_id`; of an incremental vocabulary also `last_seen` and `is_retired`. A known
+        token that the train split lacks has the count 0.
 
     Raises:
-        ConfigError: No such column, columns of different or other types, or growth that does not
-            fit the vocabulary it starts from.
+        ConfigError: No such column, columns of different or other types, or a previous vocabulary
+            of another type or first id.
     """
     if not requests:
         return []
     types = [spark_type_of(df, request.columns) for request in requests]
     dtypes: list[TokenDType] = ["int64" if kind == "bigint" else "string" for kind in types]
     known = [
-        None if r.growth is None else r.growth.known_tokens(dtype, r.first_id)
+        None if r.incremental is None else r.incremental.known_tokens(dtype, r.first_id)
         for r, dtype in zip(requests, dtypes, strict=True)
     ]
     alone, together = [], defaultdict(list)
@@ -311,10 +311,10 @@ def _of_vocabulary(found: pa.Table, number: int, dtype: TokenDType) -> pa.Table:
 def _number(
     found: pa.Table, request: VocabularyRequest, dtype: TokenDType, known: pa.Table | None
 ) -> pa.Table:
-    if request.growth is None or known is None:
-        return number_tokens(found.select(["token", "count"]), dtype, request.first_id)
+    if request.incremental is None or known is None:
+        return assign_ids(found.select(["token", "count"]), dtype, request.first_id)
     return extend_vocabulary(
-        found, known, request.growth, request.limits.max_size, request.first_id
+        found, known, request.incremental, request.limits.max_size, request.first_id
     )
 
 

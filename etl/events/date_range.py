@@ -16,15 +16,14 @@ from conf.etl.contract import FreshnessRule
 from conf.etl.references import used_sources
 from etl.events.down_sampling import NOT_SAMPLED_COLUMN
 from etl.events.event_log import EventCounts
+from etl.events.identity import EVENT_TS_COLUMN
 from etl.events.splits import SPLIT_COLUMN
-from etl.quality.source_rules import find_day
 from etl.sources.bad_rows import find_last_day
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 OUTSIDE_DATES = "outside_dates"
-_TIME = "__event_ts_ms"
 _DAY_MS = 24 * 3600 * 1000
 _EPOCH = datetime.date(1970, 1, 1)
 
@@ -62,14 +61,14 @@ def _check_undated(config: BuildConfig) -> None:
                 find_last_day(column, None)
     for rule in config.contract.rules:
         if isinstance(rule, FreshnessRule):
-            find_day(rule, None)
+            rule.find_day(None)
 
 
 def is_inside(dates: DateRange) -> Column:
     """Whether an event's UTC day is one of the run's; events without a time are."""
     first = (dates.first - _EPOCH).days * _DAY_MS
     end = ((dates.last - _EPOCH).days + 1) * _DAY_MS
-    time = F.col(_TIME)
+    time = F.col(EVENT_TS_COLUMN)
     return time.isNull() | ((time >= first) & (time < end))
 
 

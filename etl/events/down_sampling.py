@@ -9,8 +9,7 @@ from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
 from conf.etl.labels import DownSamplingConfig, NegativesConfig
-from etl.events.identity import event_columns, hash_fraction
-from etl.events.joins import DROP_COLUMN
+from etl.events.identity import DROP_COLUMN, event_columns, hash_fraction
 from etl.events.splits import SPLIT_COLUMN
 
 if TYPE_CHECKING:

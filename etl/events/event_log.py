@@ -13,9 +13,15 @@ from pyspark.sql import functions as F
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
 from etl.events.down_sampling import NOT_SAMPLED_COLUMN, mark_not_sampled
-from etl.events.histories import add_sessions, behaviour_columns
-from etl.events.identity import POSITION_COLUMN, add_row_identity
-from etl.events.joins import DROP_COLUMN, count_unmatched, join_dictionaries, read_unmatched
+from etl.events.histories import add_sessions, condition_columns
+from etl.events.identity import (
+    DROP_COLUMN,
+    EVENT_TS_COLUMN,
+    POSITION_COLUMN,
+    add_row_identity,
+    drop_events,
+)
+from etl.events.joins import count_unmatched, join_dictionaries, read_unmatched
 from etl.events.labels import add_label
 from etl.events.splits import (
     EVENT_SPLITS,
@@ -83,7 +89,7 @@ def _read_log(config: BuildConfig, sources: Mapping[str, Source]) -> DataFrame:
     time = config.events.time
     scale = 1000 if config.events.time_unit == "s" else 1
     ts = F.col(time) * F.lit(scale) if time else F.lit(None).cast("bigint")
-    log = log.withColumn("__event_ts_ms", ts).withColumn(DROP_COLUMN, F.lit(None).cast("string"))
+    log = log.withColumn(EVENT_TS_COLUMN, ts).withColumn(DROP_COLUMN, F.lit(None).cast("string"))
     if config.events.history_order == "oldest_first":
         log = log.withColumns({name: F.reverse(name) for name in config.brought_history})
     if config.events.user is None:
@@ -118,7 +124,7 @@ def _mark_duplicates(events: DataFrame, config: BuildConfig) -> DataFrame:
         return events
     # A click and a purchase in one second are two events. In order of time first: the sort by
     # position that follows then finds its rows in order but for those of one moment.
-    same = [user, *_given_columns(config), time, item, *behaviour_columns(config)]
+    same = [user, *_given_columns(config), time, item, *condition_columns(config)]
     rank = F.row_number().over(Window.partitionBy(*same).orderBy(ORDER_COLUMN))
     return (
         events.withColumn("__rank", rank)
@@ -153,11 +159,8 @@ def _mark_after_given(events: DataFrame, config: BuildConfig) -> DataFrame:
         if config.sources[source].column(time) is not None:
             first = F.min(F.when(is_given, F.col(time))).over(Window.partitionBy(user))
             late = earlier & ~is_given & (F.col(time) >= F.col("__first_given"))
-            events = (
-                events.withColumn("__first_given", first)
-                .withColumn(DROP_COLUMN, F.coalesce(F.col(DROP_COLUMN), F.when(late, reason)))
-                .drop("__first_given")
-            )
+            marked = drop_events(events.withColumn("__first_given", first), F.when(late, reason))
+            events = marked.drop("__first_given")
     return events
 
 
@@ -237,8 +240,8 @@ def count_events(
         .groupBy(DROP_COLUMN, "__reason", SPLIT_COLUMN)
         .agg(
             F.count("*").alias("n"),
-            F.min("__event_ts_ms").alias("low"),
-            F.max("__event_ts_ms").alias("high"),
+            F.min(EVENT_TS_COLUMN).alias("low"),
+            F.max(EVENT_TS_COLUMN).alias("high"),
             *count_unmatched(dictionaries),
         )
         .collect()

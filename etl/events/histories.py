@@ -12,9 +12,8 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
-from conf.etl.events import BehaviourHistoryConfig, EventConditionConfig, GapsConfig, SessionsConfig
-from etl.events.identity import POSITION_COLUMN
-from etl.events.joins import DROP_COLUMN, EVENT_TS_COLUMN
+from conf.etl.events import EventConditionConfig, GapsConfig, SessionsConfig, UserHistoryConfig
+from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN, POSITION_COLUMN
 from etl.events.splits import TOTAL_COLUMN
 from etl.plan import all_histories
 
@@ -35,8 +34,8 @@ def matches(events: DataFrame, where: EventConditionConfig | None) -> Column:
     return F.coalesce(met, F.lit(False))
 
 
-def behaviour_columns(config: BuildConfig) -> list[str]:
-    """Returns the columns of the log whose values tell behaviours apart (`one_of`)."""
+def condition_columns(config: BuildConfig) -> list[str]:
+    """Returns the columns of the log that conditions with `one_of` read."""
     rates = [rolling.rate.out_of for rolling in config.rolling if rolling.rate]
     parts = [history.where for history in config.histories]
     parts += [rolling.where for rolling in config.rolling]
@@ -144,9 +143,7 @@ def add_latest_histories(users: DataFrame, events: DataFrame, config: BuildConfi
     return users.drop(EVENT_TS_COLUMN, SESSION_COLUMN)
 
 
-def _add_history(
-    samples: DataFrame, config: BuildConfig, history: BehaviourHistoryConfig
-) -> DataFrame:
+def _add_history(samples: DataFrame, config: BuildConfig, history: UserHistoryConfig) -> DataFrame:
     user = config.events.user or ""
     by_user = Window.partitionBy(user).orderBy(POSITION_COLUMN)
     samples = _mark(samples, config, history)
@@ -167,7 +164,7 @@ def _add_history(
 
 
 def _collect_latest(
-    events: DataFrame, config: BuildConfig, history: BehaviourHistoryConfig
+    events: DataFrame, config: BuildConfig, history: UserHistoryConfig
 ) -> DataFrame:
     """One row per user: the latest behaviours, oldest first, in `__history_list`."""
     user = config.events.user or ""
@@ -184,7 +181,7 @@ def _collect_latest(
     return bounded.groupBy(user).agg(F.sort_array(pairs)["element"].alias(_LIST))
 
 
-def _mark(events: DataFrame, config: BuildConfig, history: BehaviourHistoryConfig) -> DataFrame:
+def _mark(events: DataFrame, config: BuildConfig, history: UserHistoryConfig) -> DataFrame:
     """Adds whether an event is one of the behaviours, and from which position it is repeated."""
     events = events.withColumn(_MATCH, matches(events, history.where))
     if history.distinct is None:
@@ -202,13 +199,13 @@ def _mark(events: DataFrame, config: BuildConfig, history: BehaviourHistoryConfi
     return events.withColumn(_SUPERSEDED, repeated)
 
 
-def _holds_items_alone(history: BehaviourHistoryConfig) -> bool:
+def _holds_items_alone(history: UserHistoryConfig) -> bool:
     """Whether the list is one of items: Spark copies a number far faster than a struct of one."""
     beside = (history.columns, history.needs_time, history.within_session, history.distinct)
     return not any(beside)
 
 
-def _element(config: BuildConfig, history: BehaviourHistoryConfig) -> Column:
+def _element(config: BuildConfig, history: UserHistoryConfig) -> Column:
     """What the list holds of each behaviour; never null, as `collect_list` leaves nulls out."""
     if _holds_items_alone(history):
         return F.col(config.events.item or "")
@@ -223,7 +220,7 @@ def _element(config: BuildConfig, history: BehaviourHistoryConfig) -> Column:
     return F.struct(*fields)
 
 
-def _finish(rows: DataFrame, history: BehaviourHistoryConfig, position: Column | None) -> DataFrame:
+def _finish(rows: DataFrame, history: UserHistoryConfig, position: Column | None) -> DataFrame:
     """Turns `__history_list` into the history's columns.
 
     Args:
@@ -241,7 +238,7 @@ def _finish(rows: DataFrame, history: BehaviourHistoryConfig, position: Column |
     return rows.withColumns(made).drop(_LIST)
 
 
-def _select(history: BehaviourHistoryConfig, position: Column | None) -> Column:
+def _select(history: UserHistoryConfig, position: Column | None) -> Column:
     """The behaviours that stay, most recent first."""
     found = F.reverse(F.coalesce(F.col(_LIST), F.array()))
     if history.window_days:

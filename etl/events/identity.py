@@ -18,8 +18,22 @@ if TYPE_CHECKING:
 
 
 POSITION_COLUMN = "__position"
+EVENT_TS_COLUMN = "__event_ts_ms"
+"""Time of the event, milliseconds since 1970, null where it has none."""
+DROP_COLUMN = "__drop"
+"""Null, or the reason why the event is left out."""
 _SEQUENCE = "__sequence"
 _OWNER = "__sequence_of"
+
+
+def drop_events(events: DataFrame, reason: Column) -> DataFrame:
+    """Marks events as left out; an event that is left out already keeps its first reason.
+
+    Args:
+        events: Events with `__drop`.
+        reason: Why an event is left out, or null.
+    """
+    return events.withColumn(DROP_COLUMN, F.coalesce(F.col(DROP_COLUMN), reason))
 
 
 def collect_sequence(item: str) -> Column:

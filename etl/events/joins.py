@@ -2,13 +2,12 @@
 
 Each key is checked and each event without an entry is counted by its reason. An as-of join
 takes the entry that was valid, and known, at the event's time: events and entries of one key are
-sorted together by time, one shuffle and one sort, linear in the rows. Of a skewed key, events get
-salts 0 … n-1 in turn of their content's hash and the dictionary's row is repeated once per salt.
+sorted together by time, one shuffle and one sort, linear in the rows. In the other joins Spark
+itself splits the events of a frequent key over several tasks (adaptive skew join).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from pyspark.sql import functions as F
 from conf.errors import InputDataError, InternalError
 from conf.etl.build import BuildConfig
 from conf.etl.events import AsOfConfig, JoinConfig
+from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN, drop_events
 from etl.sources.source import ORDER_COLUMN, Source
 
 if TYPE_CHECKING:
@@ -34,14 +34,12 @@ class DictionaryJoin:
         key: Its key column.
         config: Event column, strategy, as-of columns, what happens to unmatched events.
         dictionary_bytes: Size of the dictionary's files, None where its source has no files.
-        event_bytes: Size of the log's files, None where it has none.
     """
 
     name: str
     key: str
     config: JoinConfig
     dictionary_bytes: int | None = None
-    event_bytes: int | None = None
 
     @property
     def on(self) -> str:
@@ -59,14 +57,12 @@ class DictionaryJoin:
 
 def plan_joins(config: BuildConfig, sources: Mapping[str, Source]) -> tuple[DictionaryJoin, ...]:
     """Resolves the joins of a config, in their order."""
-    log = _size(sources[config.events.source])
     return tuple(
         DictionaryJoin(
             join.source,
             config.sources[join.source].key or "",
             join,
             _size(sources[join.source]),
-            log,
         )
         for join in config.joins
     )
@@ -101,8 +97,6 @@ def check_unique_key(name: str, dictionary: DataFrame, columns: Sequence[str]) -
         )
 
 
-DROP_COLUMN = "__drop"
-
 NULL_KEY = "null_key"
 UNKNOWN_KEY = "unknown_key"
 NOT_YET_VALID = "not_yet_valid"
@@ -128,7 +122,7 @@ def mark_unmatched(events: DataFrame, name: str, reason: Column, drop: bool) -> 
     special = F.when(F.col(noted) != UNKNOWN_KEY, F.concat(F.lit(":"), F.col(noted)))
     text = F.concat(F.lit(f"unmatched:{name}"), F.coalesce(special, F.lit("")))
     why = F.when(F.col(noted).isNotNull(), text)
-    return events.withColumn(DROP_COLUMN, F.coalesce(F.col(DROP_COLUMN), why))
+    return drop_events(events, why)
 
 
 def refuse_unmatched(events: DataFrame, name: str, on: str) -> None:
@@ -191,62 +185,11 @@ def _counted(name: str, reason: str) -> str:
     return f"__unmatched_{name}_{reason}"
 
 
-SALT_COLUMN = "__salt"
-
-_SAMPLED_BYTES = 64 << 20
-_FREQUENT_SHARE = 0.01
-"""A key with this share of the events keeps one task of a hundred busy alone."""
-
-
-def find_frequent_keys(events: DataFrame, join: DictionaryJoin) -> tuple[Any, ...]:
-    """Samples the log and returns the keys with at least 1 % of the events: at most a hundred.
-
-    The sample decides where rows are worked on, never what becomes of them.
-    """
-    keys = events.select(F.col(join.on).alias("key"))
-    if join.event_bytes is not None and join.event_bytes > _SAMPLED_BYTES:
-        keys = keys.sample(fraction=_SAMPLED_BYTES / join.event_bytes, seed=0)
-    enough = math.ceil(keys.count() * _FREQUENT_SHARE)
-    counts = keys.where(F.col("key").isNotNull()).groupBy("key").count()
-    rows = counts.where(F.col("count") >= enough).orderBy(F.desc("count"), "key").collect()
-    return tuple(row["key"] for row in rows)
-
-
-def salt_events(
-    events: DataFrame, on: str, parts: int, frequent: tuple[Any, ...] | None
-) -> DataFrame:
-    """Adds `__salt` to events: 0 but for spread keys. Null keys match nothing and are spread too.
-
-    Args:
-        events: Events with `__order`.
-        on: Column of the key.
-        parts: Number of salts.
-        frequent: Keys to spread; None: all.
-    """
-    salt = F.pmod(F.xxhash64(ORDER_COLUMN), F.lit(parts)).cast("int")
-    spread = F.col(on).isNull() | _is_spread(F.col(on), frequent)
-    return events.withColumn(SALT_COLUMN, F.when(spread, salt).otherwise(F.lit(0)))
-
-
-def salt_dictionary(
-    dictionary: DataFrame, key: str, parts: int, frequent: tuple[Any, ...] | None
-) -> DataFrame:
-    """Repeats the rows of spread keys once per salt, in `__salt`; the others get salt 0."""
-    one = F.array(F.lit(0))
-    salts = F.when(_is_spread(F.col(key), frequent), F.sequence(F.lit(0), F.lit(parts - 1)))
-    return dictionary.withColumn(SALT_COLUMN, F.explode(salts.otherwise(one)))
-
-
-def _is_spread(key: Column, frequent: tuple[Any, ...] | None) -> Column:
-    return F.lit(True) if frequent is None else F.coalesce(key.isin(*frequent), F.lit(False))
-
-
 def join_dictionary(events: DataFrame, dictionary: DataFrame, join: DictionaryJoin) -> DataFrame:
     """Joins one dictionary to the events, without losing any event.
 
     Args:
-        events: Event rows with a `__drop` column (null, or why the row is left out) and, for a
-            salted join, `__order`.
+        events: Event rows with a `__drop` column (null, or why the row is left out).
         dictionary: Its rows, unique by the key.
         join: The join.
 
@@ -257,19 +200,10 @@ def join_dictionary(events: DataFrame, dictionary: DataFrame, join: DictionaryJo
     key, matched = f"__key_{join.name}", f"__matched_{join.name}"
     right = dictionary.drop(ORDER_COLUMN).withColumnRenamed(join.key, key)
     right = right.withColumn(matched, F.lit(True))
-    condition = F.col(join.on) == F.col(key)
     strategy = choose_strategy(join)
-    if strategy == "salted":
-        frequent = None if join.config.salts else find_frequent_keys(events, join)
-        parts = join.config.salts or int(
-            events.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1
-        )
-        events = salt_events(events, join.on, parts, frequent)
-        right = salt_dictionary(right, key, parts, frequent)
-        condition = condition & (events[SALT_COLUMN] == right[SALT_COLUMN])
     if strategy is not None:
         right = right.hint("broadcast" if strategy == "broadcast" else "merge")
-    joined = events.join(right, condition, "left").drop(SALT_COLUMN)
+    joined = events.join(right, F.col(join.on) == F.col(key), "left")
     missing = F.when(F.col(join.on).isNull(), F.lit(NULL_KEY)).otherwise(F.lit(UNKNOWN_KEY))
     reason = F.when(F.col(matched).isNull(), missing)
     joined = mark_unmatched(joined, join.name, reason, drop=join.config.unmatched == "drop")
@@ -285,8 +219,6 @@ def choose_strategy(join: DictionaryJoin) -> str | None:
     small = join.dictionary_bytes <= join.config.broadcast_bytes
     return "broadcast" if small else "sort_merge"
 
-
-EVENT_TS_COLUMN = "__event_ts_ms"
 
 _KEY, _TS, _IS_EVENT = "__as_of_key", "__as_of_ts_ms", "__as_of_is_event"
 _ENTRY, _VERSION, _EXISTS = "__as_of_entry", "__as_of_version", "__as_of_exists"

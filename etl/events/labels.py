@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
 from conf.etl.labels import ConversionConfig, LabelConfig
-from etl.events.joins import DROP_COLUMN
+from etl.events.identity import EVENT_TS_COLUMN, drop_events
 from etl.events.splits import GIVEN_TEST_COLUMN, GIVEN_VALIDATION_COLUMN
 from etl.sources.source import Source
 
@@ -51,19 +51,19 @@ def add_conversion_label(
     else:
         until_ms = _latest_ms(events, conversions)
     merged = events.withColumn(_CONVERTED, F.lit(None).cast("bigint")).unionByName(
-        conversions.withColumn("__event_ts_ms", F.col(_CONVERTED)), allowMissingColumns=True
+        conversions.withColumn(EVENT_TS_COLUMN, F.col(_CONVERTED)), allowMissingColumns=True
     )
     following = (
         # At the same moment the event comes first: it then sees that conversion.
         Window.partitionBy(*conversion.keys)
-        .orderBy("__event_ts_ms", F.col(_CONVERTED).asc_nulls_first())
+        .orderBy(EVENT_TS_COLUMN, F.col(_CONVERTED).asc_nulls_first())
         .rowsBetween(Window.currentRow, Window.unboundedFollowing)
     )
     label = config.label_name or ""
     next_ms = F.min(_CONVERTED).over(following)
-    in_time = F.col("__next_ms") - F.col("__event_ts_ms") <= window_ms
+    in_time = F.col("__next_ms") - F.col(EVENT_TS_COLUMN) <= window_ms
     # A given event without a time has no window, hence no label.
-    timed = F.col("__event_ts_ms").isNotNull()
+    timed = F.col(EVENT_TS_COLUMN).isNotNull()
     labelled = (
         merged.withColumn("__next_ms", next_ms)
         .where(F.col(_CONVERTED).isNull())
@@ -73,17 +73,15 @@ def add_conversion_label(
     if conversion.immature == "keep":
         return labelled
     # Positives too: dropping only the others would make the latest events look better.
-    late = F.col("__event_ts_ms") + F.lit(window_ms) > F.lit(until_ms)
-    return labelled.withColumn(
-        DROP_COLUMN, F.coalesce(F.col(DROP_COLUMN), F.when(late, F.lit(IMMATURE)))
-    )
+    late = F.col(EVENT_TS_COLUMN) + F.lit(window_ms) > F.lit(until_ms)
+    return drop_events(labelled, F.when(late, F.lit(IMMATURE)))
 
 
 def _latest_ms(events: DataFrame, conversions: DataFrame) -> int:
     """The latest time of either; both sources hold a row, or the build has stopped before."""
     latest = [
         frame.agg(F.max(column)).collect()[0][0]
-        for frame, column in ((events, "__event_ts_ms"), (conversions, _CONVERTED))
+        for frame, column in ((events, EVENT_TS_COLUMN), (conversions, _CONVERTED))
     ]
     return max(int(value) for value in latest if value is not None)
 
@@ -114,9 +112,7 @@ def add_label(events: DataFrame, config: BuildConfig, sources: Mapping[str, Sour
     given = F.col(GIVEN_TEST_COLUMN) | F.col(GIVEN_VALIDATION_COLUMN)
     reason = F.when(value.isNull() & ~given, F.lit(UNLABELLED))
     rule = _apply_rule(events, label, value).cast("float")
-    return events.withColumn(label.name, F.when(value.isNotNull(), rule)).withColumn(
-        DROP_COLUMN, F.coalesce(F.col(DROP_COLUMN), reason)
-    )
+    return drop_events(events.withColumn(label.name, F.when(value.isNotNull(), rule)), reason)
 
 
 def _apply_rule(events: DataFrame, label: LabelConfig, value: Column) -> Column:
@@ -165,6 +161,6 @@ def _factors(config: BuildConfig, newest_ts_ms: int | None) -> list[Column]:
     if weights.negative is not None:
         factors.append(F.when(label == 0, F.lit(weights.negative)))
     if weights.half_life_days is not None and newest_ts_ms is not None:
-        age_days = (F.lit(newest_ts_ms) - F.col("__event_ts_ms")) / _DAY_MS
+        age_days = (F.lit(newest_ts_ms) - F.col(EVENT_TS_COLUMN)) / _DAY_MS
         factors.append(F.pow(F.lit(0.5), age_days / weights.half_life_days))
     return factors

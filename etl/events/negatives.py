@@ -393,8 +393,8 @@ def _replace_items(
         if join.on not in of_item:
             continue
         added = join.config.added_columns(config.sources[join.name])
-        # An item without an entry was drawn as it is; the log's frequent keys are not the draws'.
-        plain = {"unmatched": "keep", "strategy": "auto", "salts": None}
+        # An item without an entry was drawn as it is; the draws are not as many as the events.
+        plain = {"unmatched": "keep", "strategy": "auto"}
         rows = join_one(
             rows.drop(*added),
             sources[join.name].good,

@@ -11,8 +11,14 @@ from pyspark.sql import functions as F
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.split import SplitConfig
-from etl.events.identity import POSITION_COLUMN, ROW_COLUMNS, hash_fraction
-from etl.events.joins import DROP_COLUMN
+from etl.events.identity import (
+    DROP_COLUMN,
+    EVENT_TS_COLUMN,
+    POSITION_COLUMN,
+    ROW_COLUMNS,
+    drop_events,
+    hash_fraction,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -53,16 +59,14 @@ def mark_outside_window(events: DataFrame, split: SplitConfig) -> DataFrame:
             allowed=f"split.window 0 to {windows - 1}" if windows else "shorter train_days",
             fix="choose an earlier window, or declare fewer days",
         )
-    day = F.floor(F.col("__event_ts_ms") / _DAY_MS) - F.lit(start)
+    day = F.floor(F.col(EVENT_TS_COLUMN) / _DAY_MS) - F.lit(start)
     outside = (F.col(WINDOW_COLUMN) < 0) | (F.col(WINDOW_COLUMN) >= before_test + split.test_days)
     reason = F.when(outside, F.lit(OUTSIDE_WINDOW))
-    return events.withColumn(WINDOW_COLUMN, day).withColumn(
-        DROP_COLUMN, F.coalesce(F.col(DROP_COLUMN), reason)
-    )
+    return drop_events(events.withColumn(WINDOW_COLUMN, day), reason)
 
 
 def _log_days(events: DataFrame) -> tuple[int, int]:
-    row = events.agg(F.min("__event_ts_ms"), F.max("__event_ts_ms")).collect()[0]
+    row = events.agg(F.min(EVENT_TS_COLUMN), F.max(EVENT_TS_COLUMN)).collect()[0]
     return int(row[0] // _DAY_MS), int(row[1] // _DAY_MS)
 
 
@@ -79,13 +83,13 @@ ALL_SPLITS = (*EVENT_SPLITS, CATALOG, USERS)
 
 
 def record_splits(config: BuildConfig) -> tuple[str, ...]:
-    """Returns the splits that a build writes: no catalogue without items, nor users without both.
+    """Returns the splits that a build writes: no item corpus without items, nor users without both.
 
     A log's rows that belong to no one have no latest state to serve.
     """
     made = [*EVENT_SPLITS]
     made += [CATALOG] if config.events.item is not None else []
-    made += [USERS] if config.events.has_behaviour else []
+    made += [USERS] if config.events.has_user_histories else []
     return tuple(split for split in ALL_SPLITS if split in made)
 
 

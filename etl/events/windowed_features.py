@@ -15,9 +15,9 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
-from conf.etl.events import EventConditionConfig, RollingConfig
+from conf.etl.events import EventConditionConfig, WindowedFeatureConfig
 from etl.events.histories import matches
-from etl.events.joins import DROP_COLUMN, EVENT_TS_COLUMN
+from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN
 from etl.events.labels import LABEL_REASONS
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def windowed_feature_names(config: BuildConfig, key: str) -> set[str]:
 WindowCounter = Callable[[EventConditionConfig | None], "Column"]
 
 
-def _value(rolling: RollingConfig, count: WindowCounter) -> Column:
+def _value(rolling: WindowedFeatureConfig, count: WindowCounter) -> Column:
     """The count, or the rate `(hits + a) / (trials + a + b)`: the mean of a Beta(a, b) prior."""
     hits = count(rolling.where)
     if rolling.rate is None:
@@ -136,7 +136,7 @@ def _value(rolling: RollingConfig, count: WindowCounter) -> Column:
     return ((hits + F.lit(a)) / (count(rolling.rate.out_of) + F.lit(a + b))).cast("float")
 
 
-def _counter(events: DataFrame, rolling: RollingConfig) -> WindowCounter:
+def _counter(events: DataFrame, rolling: WindowedFeatureConfig) -> WindowCounter:
     has_keys = reduce(and_, [F.col(key).isNotNull() for key in rolling.keys])
     # Events without a key count nowhere; spread, they keep no task busy alone.
     spread = F.when(~has_keys, F.pmod(EVENT_TS_COLUMN, F.lit(_NULL_KEY_PARTS)))
@@ -160,7 +160,7 @@ def _counter(events: DataFrame, rolling: RollingConfig) -> WindowCounter:
 
 
 def _count_aged(
-    events: DataFrame, rolling: RollingConfig, where: EventConditionConfig | None
+    events: DataFrame, rolling: WindowedFeatureConfig, where: EventConditionConfig | None
 ) -> Column:
     age = F.col("__age_ms")
     recent = age >= 1000 * (rolling.delay_s or 0)

@@ -67,7 +67,7 @@ def _refusal(violated: Sequence[RuleResult]) -> InputDataError:
         f"{'s' if len(violated) > 1 else ''}); nothing was published",
         received=indent.join(f"{result.rule}: {result.received}" for result in violated),
         allowed=indent.join(f"{result.rule}: {result.allowed}" for result in violated),
-        fix="mend the input, or change `contract.rules` (`severity: warn` lets a rule pass); "
+        fix="correct the input, or change `contract.rules` (`severity: warn` lets a rule pass); "
         "the last version stays current",
     )
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pyspark.sql import functions as F
 
-from conf.errors import ConfigError
 from conf.etl.build import BuildConfig
 from conf.etl.contract import (
     DomainRule,
@@ -270,30 +269,11 @@ def _judge_freshness(rule: FreshnessRule, latest: Any, run_date: date | None) ->
 
 def _deadline_ms(rule: FreshnessRule, run_date: date | None) -> float:
     """The moment that ages are counted from: the end of the declared day, or now."""
-    day = find_day(rule, run_date)
+    day = rule.find_day(run_date)
     if day is None:
         return datetime.now(UTC).timestamp() * 1000
     midnight = datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1)
     return midnight.timestamp() * 1000
-
-
-def find_day(rule: FreshnessRule, run_date: date | None) -> date | None:
-    """Returns the day at whose end ages are counted; None: now.
-
-    Raises:
-        ConfigError: Neither the run nor the rule names a day, and the clock is not asked for.
-    """
-    if rule.clock == "wall":
-        return None
-    day = rule.date or run_date
-    if day is None:
-        raise ConfigError(
-            f"contract rule freshness {rule.target} has no day to compare with",
-            received="neither the run nor the rule has a date",
-            allowed="a run by date, `date: YYYY-MM-DD` in the rule, or `clock: wall`",
-            fix="run with --date, or set the rule's `date` or `clock`",
-        )
-    return day
 
 
 def _moment(time_ms: float) -> str:

@@ -130,10 +130,10 @@ def _summarize(
     if not pairs:
         return []
 
-    def survey(pair: tuple[int, str]) -> dict[str, Any]:
+    def inspect(pair: tuple[int, str]) -> dict[str, Any]:
         return summarize_file(pair[0], pair[1], features, compression, focus)
 
-    entries = spark.sparkContext.parallelize(pairs, len(pairs)).map(survey).collect()
+    entries = spark.sparkContext.parallelize(pairs, len(pairs)).map(inspect).collect()
     return [entry for entry in entries if entry["rows"]]
 
 

@@ -17,8 +17,14 @@ from etl.encoders.target import add_folds, fold_column
 from etl.events.down_sampling import NOT_SAMPLED_COLUMN
 from etl.events.event_log import kept
 from etl.events.histories import add_histories, add_latest_histories
-from etl.events.identity import add_seen, build_sequences, collect_sequence, event_columns
-from etl.events.joins import EVENT_TS_COLUMN, plan_joins, select_latest
+from etl.events.identity import (
+    EVENT_TS_COLUMN,
+    add_seen,
+    build_sequences,
+    collect_sequence,
+    event_columns,
+)
+from etl.events.joins import plan_joins, select_latest
 from etl.events.splits import CATALOG, SPLIT_COLUMN, TRAIN, USERS, record_splits
 from etl.events.windowed_features import add_latest_windowed_features, windowed_feature_names
 from etl.plan import SEEN, FeaturePlan, history_names

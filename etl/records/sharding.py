@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from conf.errors import ConfigError, did_you_mean
 from conf.etl.build import BuildConfig
 from conf.etl.output import DATE_PARTITION
-from etl.events.identity import POSITION_COLUMN, identity_columns
+from etl.events.identity import EVENT_TS_COLUMN, POSITION_COLUMN, identity_columns
 from etl.events.splits import EVENT_SPLITS, SPLIT_COLUMN, TRAIN, record_splits
 from etl.plan import FeaturePlan
 from etl.records.samples import raw_columns
@@ -37,12 +37,12 @@ class PartitionShards:
 
     Attributes:
         split: The split.
-        key: What the rows of the cell carry in `__part`, "" without partitions.
+        key: `__part` of its rows, "" without partitions.
         folder: Folder below the split, `date=2026-01-31` for example, or "".
         start: Spark partition of its first shard.
         count: Number of its shards.
-        shard_of_bucket: Shard within the cell by bucket of the ordering key, or empty where a
-            record's shard follows from its hash alone.
+        shard_of_bucket: Shard, counted from `start`, by bucket of the ordering key; empty where
+            a record's shard follows from its hash alone.
     """
 
     split: str
@@ -60,7 +60,7 @@ class PartitionShards:
 
 @dataclass(frozen=True)
 class TimeBounds:
-    """First and last event time of a cell, milliseconds."""
+    """First and last event time of a partition of a split, milliseconds."""
 
     low_ms: int
     high_ms: int
@@ -71,17 +71,17 @@ class ShardPlan:
     """All shards.
 
     Attributes:
-        cells: In the order of their Spark partitions.
-        bounds: Event times by cell `(split, key)`, where records are ordered by time.
+        partitions: Partitions of the splits, in the order of their shards.
+        bounds: Event times by `(split, key)`, where records are ordered by time.
     """
 
-    cells: tuple[PartitionShards, ...]
+    partitions: tuple[PartitionShards, ...]
     bounds: Mapping[tuple[str, str], TimeBounds] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
         """Number of shards."""
-        return sum(cell.count for cell in self.cells)
+        return sum(part.count for part in self.partitions)
 
 
 def declared_count(config: BuildConfig, split: str) -> int:
@@ -91,12 +91,12 @@ def declared_count(config: BuildConfig, split: str) -> int:
 
 def plan_from_config(config: BuildConfig) -> ShardPlan:
     """Plans the shards where the config alone says how many there are."""
-    cells, start = [], 0
+    partitions, start = [], 0
     for split in record_splits(config):
         count = declared_count(config, split)
-        cells.append(PartitionShards(split, "", "", start, count))
+        partitions.append(PartitionShards(split, "", "", start, count))
         start += count
-    return ShardPlan(tuple(cells))
+    return ShardPlan(tuple(partitions))
 
 
 def assign_heaviest_first(counts: np.ndarray, shards: int) -> np.ndarray:
@@ -126,7 +126,6 @@ def assign_heaviest_first(counts: np.ndarray, shards: int) -> np.ndarray:
 HASH_COLUMN = "__hash"
 GROUP_HASH_COLUMN = "__group_hash"
 PART_COLUMN = "__part"
-TIME_COLUMN = "__event_ts_ms"
 
 _PARTITION_TYPES = ("int64", "string")
 
@@ -185,7 +184,7 @@ def add_keys(records: DataFrame, config: BuildConfig) -> DataFrame:
     if output.group_by is None or events.user is None:
         return keyed
     group = F.xxhash64(seed, F.coalesce(F.col(events.user).cast("string"), F.lit("")))
-    # Rows of no user (the catalogue) are spread as without groups.
+    # Rows of no user (those of the item corpus) are spread as without groups.
     return keyed.withColumn(
         GROUP_HASH_COLUMN,
         F.when(F.col(events.user).isNotNull(), group).otherwise(F.col(HASH_COLUMN)),
@@ -205,7 +204,7 @@ def _partition_value(records: DataFrame, name: str) -> Column:
     if name in records.columns:
         # An empty text has no folder name of its own; it goes with null.
         return F.nullif(F.col(name).cast("string"), F.lit(""))
-    return F.date_format(F.timestamp_millis(TIME_COLUMN), "yyyy-MM-dd")
+    return F.date_format(F.timestamp_millis(EVENT_TS_COLUMN), "yyyy-MM-dd")
 
 
 def partition_folder(config: BuildConfig, key: str) -> str:
@@ -235,14 +234,14 @@ def needs_row_counts(config: BuildConfig) -> bool:
 
 
 def bucket_count(config: BuildConfig) -> int:
-    """Buckets that the ordering key of a cell is divided into."""
+    """Number of buckets of the ordering key of a split's partition."""
     return _BUCKETS_OF_PARTITION if config.output.partition_by else _BUCKETS
 
 
 def plan_from_counts(
     keyed: DataFrame, config: BuildConfig, bytes_per_row: Mapping[str, float]
 ) -> ShardPlan:
-    """Plans the shards; scans the records once for the cells, and once more for their buckets.
+    """Plans the shards; scans the records once for the partitions, once more for their buckets.
 
     What comes to the driver is one row per partition, and one per bucket of the ordering key.
 
@@ -255,15 +254,15 @@ def plan_from_counts(
         ConfigError: More partitions than `MAX_PARTITIONS`.
     """
     rows, bounds = _count_partitions(keyed, config)
-    counts = {cell: _shard_count(config, cell, n, bytes_per_row) for cell, n in rows.items()}
-    tables = _assign(keyed, config, counts, bounds) if _has_buckets(config) else {}
-    cells, start = [], 0
+    counts = {part: _shard_count(config, part, n, bytes_per_row) for part, n in rows.items()}
+    assigned = _assign(keyed, config, counts, bounds) if _has_buckets(config) else {}
+    partitions, start = [], 0
     for split in record_splits(config):
-        for cell in sorted((c for c in counts if c[0] == split), key=lambda c: c[1]):
-            folder, table = partition_folder(config, cell[1]), tuple(tables.get(cell, ()))
-            cells.append(PartitionShards(split, cell[1], folder, start, counts[cell], table))
-            start += counts[cell]
-    return ShardPlan(tuple(cells), bounds if config.output.order == "time" else {})
+        for part in sorted((c for c in counts if c[0] == split), key=lambda c: c[1]):
+            folder, buckets = partition_folder(config, part[1]), tuple(assigned.get(part, ()))
+            partitions.append(PartitionShards(split, part[1], folder, start, counts[part], buckets))
+            start += counts[part]
+    return ShardPlan(tuple(partitions), bounds if config.output.order == "time" else {})
 
 
 def _has_buckets(config: BuildConfig) -> bool:
@@ -277,8 +276,8 @@ def _count_partitions(
         keyed.groupBy(SPLIT_COLUMN, PART_COLUMN)
         .agg(
             F.count("*").alias("n"),
-            F.min(TIME_COLUMN).alias("low"),
-            F.max(TIME_COLUMN).alias("high"),
+            F.min(EVENT_TS_COLUMN).alias("low"),
+            F.max(EVENT_TS_COLUMN).alias("high"),
         )
         .limit(MAX_PARTITIONS + 1)
         .collect()
@@ -300,12 +299,12 @@ def _count_partitions(
 
 
 def _shard_count(
-    config: BuildConfig, cell: SplitPartition, rows: int, bytes_per_row: Mapping[str, float]
+    config: BuildConfig, part: SplitPartition, rows: int, bytes_per_row: Mapping[str, float]
 ) -> int:
     target = config.output.shard_bytes
     if target is None:
-        return declared_count(config, cell[0])
-    return max(1, int(np.ceil(rows * bytes_per_row[cell[0]] / target)))
+        return declared_count(config, part[0])
+    return max(1, int(np.ceil(rows * bytes_per_row[part[0]] / target)))
 
 
 def bucket_column(config: BuildConfig, low: Column, high: Column) -> Column:
@@ -313,8 +312,8 @@ def bucket_column(config: BuildConfig, low: Column, high: Column) -> Column:
 
     Args:
         config: The build's config.
-        low: First event time of the row's cell, null where it has none.
-        high: Last event time of the row's cell.
+        low: First event time of the row's partition, null where it has none.
+        high: Last event time of the row's partition.
     """
     buckets = bucket_count(config)
     key = F.col(GROUP_HASH_COLUMN if config.output.group_by else HASH_COLUMN)
@@ -325,7 +324,7 @@ def bucket_column(config: BuildConfig, low: Column, high: Column) -> Column:
     fraction = F.shiftrightunsigned(F.shiftright(HASH_COLUMN, 1) + F.lit(1 << 62), 31) / float(
         1 << 32
     )
-    offset = (F.col(TIME_COLUMN) - low).cast("double") + fraction
+    offset = (F.col(EVENT_TS_COLUMN) - low).cast("double") + fraction
     by_time = F.floor(offset * buckets / (high - low + 1).cast("double")).cast("int")
     return F.coalesce(F.least(by_time, F.lit(buckets - 1)), by_hash)
 
@@ -336,24 +335,24 @@ def _assign(
     counts: Mapping[SplitPartition, int],
     bounds: Mapping[SplitPartition, TimeBounds],
 ) -> dict[SplitPartition, list[int]]:
-    """Shard by bucket, for each cell: ranges of time, or whole groups evenly spread."""
-    histograms = {cell: np.zeros(bucket_count(config), np.int64) for cell in counts}
+    """Shard by bucket, for each partition: ranges of time, or whole groups evenly spread."""
+    histograms = {part: np.zeros(bucket_count(config), np.int64) for part in counts}
     with_bounds = join_bounds(keyed, bounds) if config.output.order == "time" else keyed
     bucket = bucket_column(config, F.col("__low"), F.col("__high"))
     grouped = with_bounds.groupBy(SPLIT_COLUMN, PART_COLUMN, bucket.alias("bucket")).count()
     for row in grouped.toLocalIterator():
         histograms[row[SPLIT_COLUMN], row[PART_COLUMN]][row["bucket"]] = row["count"]
     assign = assign_buckets if config.output.order == "time" else assign_heaviest_first
-    tables = {}
-    for cell, histogram in histograms.items():
-        table = assign(histogram, counts[cell])
-        _warn_uneven(cell, histogram, table, counts[cell])
-        tables[cell] = table.tolist()
-    return tables
+    assigned = {}
+    for part, histogram in histograms.items():
+        shard_of_bucket = assign(histogram, counts[part])
+        _warn_uneven(part, histogram, shard_of_bucket, counts[part])
+        assigned[part] = shard_of_bucket.tolist()
+    return assigned
 
 
 def join_bounds(keyed: DataFrame, bounds: Mapping[SplitPartition, TimeBounds]) -> DataFrame:
-    """Adds the first and last event time of each row's cell as `__low` and `__high`."""
+    """Adds the first and last event time of each row's partition as `__low` and `__high`."""
     rows = [(split, key, times.low_ms, times.high_ms) for (split, key), times in bounds.items()]
     schema = f"{SPLIT_COLUMN} string, {PART_COLUMN} string, __low bigint, __high bigint"
     table = keyed.sparkSession.createDataFrame(rows, schema)
@@ -361,20 +360,21 @@ def join_bounds(keyed: DataFrame, bounds: Mapping[SplitPartition, TimeBounds]) -
 
 
 def _warn_uneven(
-    cell: SplitPartition, histogram: np.ndarray, table: np.ndarray, shards: int
+    part: SplitPartition, histogram: np.ndarray, shard_of_bucket: np.ndarray, shards: int
 ) -> None:
-    rows = np.bincount(table, weights=histogram, minlength=shards)
+    rows = np.bincount(shard_of_bucket, weights=histogram, minlength=shards)
     mean = histogram.sum() / shards
     # One row of a small shard is more than the tolerance, and no matter.
     if np.abs(rows - mean).max() > max(TOLERANCE * mean, 1000):
         logger.warning(
             "shards of %s are uneven: %s to %s rows; one user, or one moment, holds that many",
-            "/".join(filter(None, cell)), f"{int(rows.min()):,}", f"{int(rows.max()):,}",
+            "/".join(filter(None, part)), f"{int(rows.min()):,}", f"{int(rows.max()):,}",
         )  # fmt: skip
 
 
 SHARD_COLUMN = "__shard"
-_START, _COUNT, _TABLE = "__start", "__count", "__table"
+_FIRST_SHARD, _SHARDS = "__first_shard", "__shards"
+_SHARD_OF_BUCKET = "__shard_of_bucket"
 
 
 def assign_shards(
@@ -395,36 +395,36 @@ def assign_shards(
         The features' raw columns, partitioned by shard and sorted within.
     """
     placed = _add_shard_column(keyed, config, shards)
-    arranged = placed.repartitionById(shards.total, F.col(SHARD_COLUMN))
-    ordered = arranged.sortWithinPartitions(*_order(config))
+    by_shard = placed.repartitionById(shards.total, F.col(SHARD_COLUMN))
+    ordered = by_shard.sortWithinPartitions(*_order(config))
     return ordered.select(*[F.col(name) for name in raw_columns(plan)])
 
 
 def _add_shard_column(keyed: DataFrame, config: BuildConfig, shards: ShardPlan) -> DataFrame:
-    if all(not cell.key and not cell.shard_of_bucket for cell in shards.cells):
+    if all(not part.key and not part.shard_of_bucket for part in shards.partitions):
         shard = F.lit(None).cast("int")
-        for cell in shards.cells:
-            inside = F.pmod(F.col(HASH_COLUMN), F.lit(cell.count)).cast("int") + F.lit(cell.start)
-            shard = F.when(F.col(SPLIT_COLUMN) == cell.split, inside).otherwise(shard)
+        for part in shards.partitions:
+            inside = F.pmod(F.col(HASH_COLUMN), F.lit(part.count)).cast("int") + F.lit(part.start)
+            shard = F.when(F.col(SPLIT_COLUMN) == part.split, inside).otherwise(shard)
         return keyed.withColumn(SHARD_COLUMN, shard)
     if shards.bounds:
         keyed = join_bounds(keyed, shards.bounds)
     joined = keyed.join(F.broadcast(_partition_table(keyed, shards)), [SPLIT_COLUMN, PART_COLUMN])
-    by_hash = F.pmod(F.col(HASH_COLUMN), F.col(_COUNT)).cast("int")
-    if not any(cell.shard_of_bucket for cell in shards.cells):
-        return joined.withColumn(SHARD_COLUMN, F.col(_START) + by_hash)
+    by_hash = F.pmod(F.col(HASH_COLUMN), F.col(_SHARDS)).cast("int")
+    if not any(part.shard_of_bucket for part in shards.partitions):
+        return joined.withColumn(SHARD_COLUMN, F.col(_FIRST_SHARD) + by_hash)
     bucket = bucket_column(config, F.col("__low"), F.col("__high"))
-    return joined.withColumn(SHARD_COLUMN, F.col(_START) + F.get(_TABLE, bucket))
+    return joined.withColumn(SHARD_COLUMN, F.col(_FIRST_SHARD) + F.get(_SHARD_OF_BUCKET, bucket))
 
 
 def _partition_table(keyed: DataFrame, shards: ShardPlan) -> DataFrame:
     rows = [
-        (cell.split, cell.key, cell.start, cell.count, list(cell.shard_of_bucket))
-        for cell in shards.cells
+        (part.split, part.key, part.start, part.count, list(part.shard_of_bucket))
+        for part in shards.partitions
     ]
     schema = (
-        f"{SPLIT_COLUMN} string, {PART_COLUMN} string, {_START} int, {_COUNT} int, "
-        f"{_TABLE} array<int>"
+        f"{SPLIT_COLUMN} string, {PART_COLUMN} string, {_FIRST_SHARD} int, {_SHARDS} int, "
+        f"{_SHARD_OF_BUCKET} array<int>"
     )
     return keyed.sparkSession.createDataFrame(rows, schema)
 
@@ -435,5 +435,5 @@ def _order(config: BuildConfig) -> list[Column]:
     if config.output.group_by is not None and user is not None:
         return [F.col(GROUP_HASH_COLUMN), F.col(user), F.col(POSITION_COLUMN), *content]
     if config.output.order == "time":
-        return [F.col(TIME_COLUMN), *content]
+        return [F.col(EVENT_TS_COLUMN), *content]
     return content

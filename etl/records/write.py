@@ -89,7 +89,7 @@ def write_splits(
     """
     config = records_format.config
     write = _write_by_connector if config.output.writer == "connector" else write_natively
-    entries = write(records, records_format, staging, [cell.files for cell in plan.cells])
+    entries = write(records, records_format, staging, [part.files for part in plan.partitions])
     written: dict[str, list[VersionShard]] = {split: [] for split in record_splits(config)}
     for split in written:
         (staging / split).mkdir(exist_ok=True)

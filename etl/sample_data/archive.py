@@ -58,28 +58,25 @@ def replace_directory(out_dir: Path, marker: str, *, overwrite: bool) -> Iterato
 
 def _require_replaceable(out_dir: Path, marker: str, overwrite: bool) -> None:
     if out_dir.is_symlink() or (out_dir.exists() and not out_dir.is_dir()):
-        raise ConfigError(
-            "the output path is not a directory",
-            received=out_dir,
-            allowed="a path that does not exist yet",
-            fix="pass another --out",
-        )
-    if not out_dir.exists() or not any(out_dir.iterdir()):
+        what, allowed = "the output path is not a directory", "a path that does not exist yet"
+        fix = "pass another --out"
+    elif not out_dir.exists() or not any(out_dir.iterdir()):
         return
-    if not overwrite:
-        raise ConfigError(
-            "the output directory is not empty",
-            received=out_dir,
-            allowed="a new or empty directory",
-            fix="pass another --out, or --overwrite to replace it",
-        )
-    if not (out_dir / marker).is_file():
-        raise ConfigError(
-            "refusing to overwrite a directory that was not written by this command",
-            received=out_dir,
-            allowed=f"a directory that holds {marker}",
-            fix="pass another --out, or remove the directory yourself",
-        )
+    elif not overwrite:
+        what, allowed = "the output directory is not empty", "a new or empty directory"
+        fix = "pass another --out, or --overwrite to replace it"
+    elif not (out_dir / marker).is_file():
+        what = "refusing to overwrite a directory that was not written by this command"
+        allowed = f"a directory that holds {marker}"
+        fix = "pass another --out, or remove the directory yourself"
+    else:
+        return
+    raise ConfigError(what, received=out_dir, allowed=allowed, fix=fix)
+
+
+def write_card(path: Path, card: dict[str, object]) -> None:
+    """Writes the JSON file that explains a directory."""
+    path.write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -100,23 +97,17 @@ class Archive:
     max_unpacked_bytes: int = 512 << 20
 
 
+_ML_1M = {
+    "md5": "c4d9eecfca2ab87c1945afe126590906",
+    "sha256": "a6898adb50b9ca05aa231689da44c217cb524e7ebd39d264c56e2832f2c54e20",
+}
+_ML_100K = {
+    "md5": "0e33842e24a9c977be4e0107933c0723",
+    "sha256": "50d2a982c66986937beb9ffb3aa76efe955bf3d5c6b761f4e3a7cd717c6a3229",
+}
 ARCHIVES = {
-    "ml-1m": Archive(
-        "ml-1m",
-        {
-            "md5": "c4d9eecfca2ab87c1945afe126590906",
-            "sha256": "a6898adb50b9ca05aa231689da44c217cb524e7ebd39d264c56e2832f2c54e20",
-        },
-        ("users.dat", "movies.dat", "ratings.dat"),
-    ),
-    "ml-100k": Archive(
-        "ml-100k",
-        {
-            "md5": "0e33842e24a9c977be4e0107933c0723",
-            "sha256": "50d2a982c66986937beb9ffb3aa76efe955bf3d5c6b761f4e3a7cd717c6a3229",
-        },
-        ("u.user", "u.item", "u.data"),
-    ),
+    "ml-1m": Archive("ml-1m", _ML_1M, ("users.dat", "movies.dat", "ratings.dat")),
+    "ml-100k": Archive("ml-100k", _ML_100K, ("u.user", "u.item", "u.data")),
 }
 
 
@@ -182,8 +173,7 @@ def fetch_archive(
         }
         card: dict[str, object] = {"name": archive.name, "url": url, **archive.checksums}
         card["files"] = files
-        text = json.dumps(card, indent=2) + "\n"
-        (staging / ARCHIVE_CARD_NAME).write_text(text, encoding="utf-8")
+        write_card(staging / ARCHIVE_CARD_NAME, card)
     return card
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etl.sample_data.archive import replace_directory
+from etl.sample_data.archive import replace_directory, write_card
 from etl.sample_data.config import MAX_DIRT_RATE, DirtRates, SampleConfig, require_range
 from etl.sample_data.movielens import (
     CARD_NAME,
@@ -21,7 +21,6 @@ from etl.sample_data.movielens import (
     build_world,
     draw_chunk,
     plan_chunks,
-    write_card,
 )
 from etl.sample_data.movies import Catalogue
 from etl.sample_data.ratings import RatingEvents
@@ -101,7 +100,7 @@ def write_clicks(
             "lines": {CLICKS_NAME: config.sessions + sum(malformed.values())},
             "sessions": {"valid": config.sessions, "malformed": malformed},
         }
-        write_card(staging, card)
+        write_card(staging / CARD_NAME, card)
     return card
 
 

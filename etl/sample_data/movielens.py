@@ -8,14 +8,13 @@ of their own.
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import ConfigError
-from etl.sample_data.archive import replace_directory
+from etl.sample_data.archive import replace_directory, write_card
 from etl.sample_data.config import SampleConfig
 from etl.sample_data.movies import Catalogue, Int64s, build_catalogue, format_movies
 from etl.sample_data.ratings import (
@@ -129,13 +128,8 @@ def write_sample(
             _append(part, _part(staging, "ratings", chunk))
             on_progress(chunk.rows_before + chunk.rows)
         card = _build_card(config, kinds, staging, len(chunks))
-        write_card(staging, card)
+        write_card(staging / CARD_NAME, card)
     return card
-
-
-def write_card(staging: Path, card: dict[str, object]) -> None:
-    """Writes `SAMPLE.json`."""
-    (staging / CARD_NAME).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
 
 
 def plan_chunks(config: SampleConfig) -> list[SampleChunk]:
@@ -154,22 +148,17 @@ def _run_chunks(
     config: SampleConfig, chunks: list[SampleChunk], staging: Path, workers: int
 ) -> Iterator[tuple[SampleChunk, dict[str, int]]]:
     """Yields chunks in order, each with its dirt counts, as soon as its parts are on disk."""
+    write = partial(_write_chunk, config, staging)
     if workers == 1 or len(chunks) == 1:
-        for chunk in chunks:
-            yield chunk, _write_chunk(config, chunk, staging)
+        yield from zip(chunks, map(write, chunks), strict=True)
         return
     # Spawned, not forked: the caller may hold threads (Arrow, a JVM gateway).
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers, len(chunks)), mp_context=context) as pool:
-        futures = [pool.submit(_write_chunk, config, chunk, staging) for chunk in chunks]
-        try:
-            for chunk, future in zip(chunks, futures, strict=True):
-                yield chunk, future.result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        yield from zip(chunks, pool.map(write, chunks), strict=True)
 
 
-def _write_chunk(config: SampleConfig, chunk: SampleChunk, staging: Path) -> dict[str, int]:
+def _write_chunk(config: SampleConfig, staging: Path, chunk: SampleChunk) -> dict[str, int]:
     """Writes the user and rating lines of one chunk; returns its lines of dirt by kind."""
     users, events = draw_chunk(config, chunk)
     share = share_dirt(config, chunk.rows_before, chunk.rows)
@@ -267,11 +256,7 @@ def _build_card(
     config: SampleConfig, kinds: Counter[str], staging: Path, chunks: int
 ) -> dict[str, object]:
     size = config.size
-    lines = {
-        "users.dat": size.users,
-        "movies.dat": size.movies,
-        "ratings.dat": size.ratings + kinds.total(),
-    }
+    rows = (size.users, size.movies, size.ratings + kinds.total())
     files = {
         path.name: {"bytes": sum(f.stat().st_size for f in (path, *path.rglob("*")) if f.is_file())}
         for path in sorted(staging.iterdir())
@@ -283,7 +268,7 @@ def _build_card(
         "separator": "::",
         "chunks": chunks,
         "files": files,
-        "lines": lines,
+        "lines": dict(zip(("users.dat", "movies.dat", "ratings.dat"), rows, strict=True)),
         "ratings": {
             "valid": size.ratings,
             "malformed": {kind: kinds[kind] for kind in MALFORMED_KINDS},

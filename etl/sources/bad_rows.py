@@ -9,6 +9,7 @@ import datetime
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
@@ -16,13 +17,17 @@ from pyspark.sql import functions as F
 from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError
 from conf.etl.sources import ColumnConfig, SourceConfig
-from etl.sources.source import NEW_COLUMN, REASON_COLUMN, REPEATED_HEADER, ParsedColumn, Source
+from etl.sources.source import (
+    NEW_COLUMN,
+    REASON_COLUMN,
+    REPEATED_HEADER,
+    Fault,
+    ParsedColumn,
+    Source,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
-
-
-Fault = tuple["Column", str]
 
 
 def first_reason(faults: Iterable[Fault]) -> Column:
@@ -37,22 +42,24 @@ def first_reason(faults: Iterable[Fault]) -> Column:
     return reason
 
 
-def column_faults(column: ColumnConfig, cell: ParsedColumn, dates: DateRange | None) -> list[Fault]:
-    """What makes the row of a cell a bad row.
+def column_faults(
+    column: ColumnConfig, parsed: ParsedColumn, dates: DateRange | None
+) -> list[Fault]:
+    """What makes a row a bad row by its value of one column.
 
     Args:
         column: Its declaration.
-        cell: The cell.
+        parsed: The column as parsed.
         dates: The run's days, for `not_after: run_date`.
 
     Raises:
         ConfigError: `not_after: run_date`, and the run has no date.
     """
-    value, name = cell.value, column.name
-    unparsed = value.isNull() & cell.present
+    value, name = parsed.value, column.name
+    unparsed = value.isNull() & parsed.present
     if column.is_list:
         unparsed = unparsed | F.exists(value, lambda element: element.isNull())
-    faults = [*cell.faults, (unparsed, f"not_{column.type}:{name}")]
+    faults = [*parsed.faults, (unparsed, f"not_{column.type}:{name}")]
     if not column.nullable:
         faults.append((value.isNull(), f"null:{name}"))
     if column.is_float:
@@ -60,7 +67,7 @@ def column_faults(column: ColumnConfig, cell: ParsedColumn, dates: DateRange | N
         faults.append((infinite, f"not_finite:{name}"))
     faults += _bound_faults(column, value)
     if column.one_of is not None:
-        unknown = value.isNotNull() & ~cell.text.isin(*column.one_of)
+        unknown = value.isNotNull() & ~parsed.text.isin(*column.one_of)
         faults.append((unknown, f"not_allowed:{name}"))
     if column.not_after is not None:
         faults.append((value >= F.lit(_end_ms(column, dates)), f"in_future:{name}"))
@@ -176,7 +183,7 @@ def check_bad_rows(source: Source, counts: SourceCounts, config: SourceConfig) -
         f"source {source.name!r} has {bad:,} bad rows of {counts.read:,} ({fraction:.2%})",
         received=f"{reasons or 'no rows'}\n            {shown}",
         allowed=f"at most {budget:.2%} (sources.{source.name}.bad_rows)",
-        fix=f"check the {_how_it_is_read(config)} and columns of the source, mend the input, or "
+        fix=f"check the {_how_it_is_read(config)} and columns of the source, correct the input, or "
         "raise the budget",
     )
 
@@ -190,6 +197,7 @@ def _how_it_is_read(config: SourceConfig) -> str:
 logger = logging.getLogger("sluice.sources")
 
 _SHOWN = 10
+QUARANTINE_DIR = "quarantine"
 
 
 def check_new_columns(name: str, config: SourceConfig, new: Sequence[str]) -> None:
@@ -223,6 +231,32 @@ def check_columns(name: str, config: SourceConfig, counts: SourceCounts) -> None
         fix="check that the input still fills them, take them out, or set "
         f"sources.{name}.all_null_columns: ignore",
     )
+
+
+def settle_bad_rows(
+    sources: Mapping[str, Source],
+    counts: Mapping[str, SourceCounts],
+    declared: Mapping[str, SourceConfig],
+    staging: Path,
+) -> None:
+    """Refuses sources with too many bad rows, and writes the bad rows of the others aside.
+
+    Args:
+        sources: The sources as read.
+        counts: Rows of each source.
+        declared: Their declarations.
+        staging: Directory of the version: bad rows go to `quarantine/<source>` as JSON lines.
+
+    Raises:
+        InputDataError: A source has more bad rows than its budget, or columns that it must not.
+    """
+    for name, source in sources.items():
+        check_bad_rows(source, counts[name], declared[name])
+        check_columns(name, declared[name], counts[name])
+        bad = counts[name].bad_rows
+        logger.info("%s: %s rows read, %s bad", name, f"{counts[name].read:,}", f"{bad:,}")
+        if bad and declared[name].bad_rows.policy == "quarantine":
+            source.bad.repartition(1).write.json(str(staging / QUARANTINE_DIR / name))
 
 
 def _report_columns(policy: str, what: str, columns: Sequence[str], allowed: str, fix: str) -> None:

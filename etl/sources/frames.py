@@ -23,7 +23,7 @@ from conf.manifest import InputFile
 from etl.sources.days import rows_of_days
 from etl.sources.source import FILE_COLUMN, LINE_COLUMN, ParsedColumn, ParsedRows
 from etl.sources.text_files import escape_path
-from etl.sources.text_formats import epoch_millis, parse_cells, parse_pairs, parse_scalar
+from etl.sources.text_formats import epoch_millis, parse_column, parse_pairs, parse_scalar
 from etl.tfrecord.spark.failures import describe_failure
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _ALLOWED: dict[str, tuple[type[T.DataType], ...]] = {
 _INT64_END = 2.0**63
 
 
-def cast_cells(
+def cast_column(
     name: str, column: ColumnConfig, raw: Column, found: T.DataType
 ) -> dict[str, ParsedColumn]:
     """Casts a declared column from what it is in the input.
@@ -58,7 +58,7 @@ def cast_cells(
         found: Its type there.
 
     Returns:
-        A cell by name: the column's, and that of its second column where it has one.
+        By name the parsed column, and its second column where it has one.
 
     Raises:
         InputDataError: No value of the type that was found could become one of the declared type.
@@ -73,15 +73,15 @@ def cast_cells(
     if isinstance(found, _TEXTS):
         text = _valid_text(raw, found)
         broken = ((raw.isNotNull() & text.isNull(), f"not_utf8:{column.name}"),)
-        cells = parse_cells(column, text)
-        first = cells[column.name]
-        cells[column.name] = ParsedColumn(
+        columns = parse_column(column, text)
+        first = columns[column.name]
+        columns[column.name] = ParsedColumn(
             first.value, first.present, first.text, broken + first.faults
         )
-        return cells
+        return columns
     if column.pair is not None:
         # A whole number has no second value.
-        return parse_cells(column, raw.cast("string"))
+        return parse_column(column, raw.cast("string"))
     value = _cast(column, raw, found)
     return {column.name: ParsedColumn(value, raw.isNotNull(), value.cast("string"))}
 
@@ -113,7 +113,7 @@ def _check_type(name: str, column: ColumnConfig, found: T.DataType) -> None:
         received=found.simpleString(),
         allowed=f"what can be read as {column.type}: "
         + ", ".join(dict.fromkeys(kind.typeName() for kind in allowed)),
-        fix=f"correct the type of sources.{name}.columns, or mend the input"
+        fix=f"correct the type of sources.{name}.columns, or correct the input"
         + (
             "; times as numbers need a timestamp_format such as epoch_ms"
             if column.type == "timestamp"
@@ -248,7 +248,7 @@ def lay_out_frame(
     Raises:
         InputDataError: A declared column is not there, or has a type that cannot be read so.
     """
-    cells: dict[str, ParsedColumn] = {}
+    columns: dict[str, ParsedColumn] = {}
     whole = F.struct(*[_column(field) for field in frame.schema.fieldNames() if field not in _OWN])
     for column in config.columns:
         field = find_field(frame.schema, column.field_name)
@@ -259,12 +259,12 @@ def lay_out_frame(
         raw, found = field
         if dates is not None and config.days and config.days.column == column.name:
             frame = rows_of_days(frame, column, config.days, dates, raw, found)
-        cells |= cast_cells(name, column, raw, found)
+        columns |= cast_column(name, column, raw, found)
     if order is None:
-        content = F.xxhash64(*[cell.value for cell in cells.values()])
+        content = F.xxhash64(*[parsed.value for parsed in columns.values()])
         place = F.lit(0).cast("bigint").alias("block")
         order = F.struct(F.lit(name).alias("file"), place, content.alias("line"))
-    return ParsedRows(frame.withColumn(LINE_COLUMN, F.to_json(whole)), cells, (), order)
+    return ParsedRows(frame.withColumn(LINE_COLUMN, F.to_json(whole)), columns, (), order)
 
 
 def undeclared_fields(config: SourceConfig, frames: Iterable[DataFrame]) -> list[str]:
@@ -305,5 +305,5 @@ def _missing(name: str, column: ColumnConfig, frame: DataFrame) -> InputDataErro
         received=f"no column {column.field_name!r}",
         allowed=", ".join(names),
         fix=f"{did_you_mean(column.field_name, names)}; correct sources.{name}.columns "
-        "(name or field), or mend the input",
+        "(name or field), or correct the input",
     )

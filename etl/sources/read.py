@@ -130,37 +130,37 @@ def _lay_out_lines(
     faults = line_faults(config, header)
     new = None
     if config.format == "json":
-        frame, cells, shape, keys = parse_json_lines(lines, config)
+        frame, columns, shape, keys = parse_json_lines(lines, config)
         new = keys if config.new_columns != "ignore" else None
     elif config.format in SPARSE_FORMATS:
-        frame, cells, shape = split_sparse_lines(lines, config)
+        frame, columns, shape = split_sparse_lines(lines, config)
     else:
         names = None
         if header is not None and config.header == "by_name":
             names = header_names(config, header)
-        frame, cells, shape = split_lines(lines, config, names)
-    return ParsedRows(frame, cells, (*faults, *shape), order, new)
+        frame, columns, shape = split_lines(lines, config, names)
+    return ParsedRows(frame, columns, (*faults, *shape), order, new)
 
 
 def _finish(
     config: SourceConfig, layout: ParsedRows, dates: DateRange | None, days: dict[str, str]
 ) -> DataFrame:
     """The declared columns, the reason and the books of each row of the run's days."""
-    cells, frame = dict(layout.cells), layout.frame
+    columns, frame = dict(layout.columns), layout.frame
     if config.days and dates is not None and not config.day_in_path:
         column = next(column for column in config.columns if column.name == config.days.column)
-        inside = value_in_days(column, config.days, dates, cells[column.name].value)
+        inside = value_in_days(column, config.days, dates, columns[column.name].value)
         frame = frame.where(F.coalesce(inside, F.lit(True)))
     if config.made_day_column:
         day = _day_of_file(days)
-        cells[config.made_day_column] = ParsedColumn(day, day.isNotNull(), day)
+        columns[config.made_day_column] = ParsedColumn(day, day.isNotNull(), day)
     faults = list(layout.faults)
     # A projection of their own: each value is parsed once, however many checks ask for it.
-    values = {f"__value_{column.name}": cells[column.name].value for column in config.outputs}
+    values = {f"__value_{column.name}": columns[column.name].value for column in config.outputs}
     frame = frame.withColumns(values)
     for column in config.outputs:
-        cell = replace(cells[column.name], value=F.col(f"__value_{column.name}"))
-        faults += column_faults(column, cell, dates)
+        parsed = replace(columns[column.name], value=F.col(f"__value_{column.name}"))
+        faults += column_faults(column, parsed, dates)
     return frame.select(
         *[
             F.col(f"__value_{column.name}").cast(SPARK_TYPES[column.type]).alias(column.name)

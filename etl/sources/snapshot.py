@@ -46,15 +46,15 @@ def checksum_rows(frame: DataFrame) -> str:
     Args:
         frame: Rows with columns of any type.
     """
-    cells = [cell for field in frame.schema for cell in _cells(field)]
+    hashed = [value for field in frame.schema for value in _hashed_values(field)]
     row: Any = frame.agg(
-        F.count("*").alias("n"), F.sum(F.xxhash64(*cells).cast(_WIDE)).alias("sum")
+        F.count("*").alias("n"), F.sum(F.xxhash64(*hashed).cast(_WIDE)).alias("sum")
     ).collect()[0]
     return f"{row['n']}:{0 if row['sum'] is None else int(row['sum']) % 2**64:016x}"
 
 
-def _cells(field: T.StructField) -> list[Column]:
-    """What of a column is hashed: Spark's hash passes over nulls, and over where lists end."""
+def _hashed_values(field: T.StructField) -> list[Column]:
+    """The hashed parts of a column: Spark's hash skips nulls and the ends of lists."""
     value = F.col("`" + field.name.replace("`", "``") + "`")
     kind = field.dataType
     if isinstance(kind, T.ArrayType):

@@ -20,6 +20,9 @@ FILE_COLUMN = "__file"
 NEW_COLUMN = "__new"
 REPEATED_HEADER = "repeated_header"
 
+Fault = tuple["Column", str]
+"""A condition that makes a row a bad row, and the reason that the row then has."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -81,7 +84,7 @@ class ParsedColumn:
     value: Column
     present: Column
     text: Column
-    faults: tuple[tuple[Column, str], ...] = ()
+    faults: tuple[Fault, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class ParsedRows:
 
     Attributes:
         frame: The rows, with `__line` and `__file`.
-        cells: One cell by the name of each column that the source gives.
+        columns: Parsed column by name, of each column that the source gives.
         faults: Conditions on the whole row that make it a bad row, in the order of their checks.
         order: Position in the input: a struct of file, block and line.
         new: Names of columns of this row that are not declared, an array; None: no row has its
@@ -98,7 +101,7 @@ class ParsedRows:
     """
 
     frame: DataFrame
-    cells: dict[str, ParsedColumn]
-    faults: tuple[tuple[Column, str], ...]
+    columns: dict[str, ParsedColumn]
+    faults: tuple[Fault, ...]
     order: Column
     new: Column | None = None

@@ -15,7 +15,7 @@ from conf.errors import InputDataError, did_you_mean
 from conf.etl.sources import SourceConfig
 from conf.manifest import InputFile
 from etl.sources.files import count_levels
-from etl.sources.source import FILE_COLUMN, LINE_COLUMN, REPEATED_HEADER
+from etl.sources.source import FILE_COLUMN, LINE_COLUMN, REPEATED_HEADER, Fault
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -155,7 +155,7 @@ def _show(line: bytes) -> str:
 RAW_COLUMN = "__raw"
 _METADATA = "_metadata"
 _REPLACEMENT = "\ufffd"
-# A URI writes these as they are, whoever makes it of a path.
+# A URI made of a path writes these characters as they are, by any library.
 _PLAIN_PATH = re.compile(r"/[\w/.=,@~+-]*", re.ASCII)
 _ROOTS = ("file:", "file://")
 # Names that Spark decodes by itself; the others are Java's, which it must be told to allow.
@@ -215,7 +215,7 @@ def _file_place(name: str, files: Sequence[InputFile]) -> Column:
     return F.coalesce(found, unknown.cast("string"))
 
 
-def line_faults(config: SourceConfig, header: bytes | None) -> list[tuple[Column, str]]:
+def line_faults(config: SourceConfig, header: bytes | None) -> list[Fault]:
     """What may be wrong with a line before it is taken apart."""
     faults = []
     if header is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 
 from conf.etl.sources import EPOCH_UNITS, SPARK_TYPES, ColumnConfig, PairConfig, SourceConfig
-from etl.sources.source import LINE_COLUMN, ParsedColumn
+from etl.sources.source import LINE_COLUMN, Fault, ParsedColumn
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -33,7 +33,7 @@ def parse_pairs(
         entries: Its entries, an array of strings; one of them where the column is no list.
 
     Returns:
-        The cells of both columns, by name.
+        Both parsed columns, by name.
     """
     second = pair.as_column(column)
     firsts = F.transform(entries, lambda e: F.substring_index(e, pair.separator, 1))
@@ -43,10 +43,8 @@ def parse_pairs(
         parsed = texts.try_cast(f"array<{SPARK_TYPES[part.element_type]}>")
         values[part.name] = parsed if column.is_list else F.get(parsed, F.lit(0))
     present = text.isNotNull()
-    first_cell = ParsedColumn(
-        values[column.name], present, text, _entry_faults(column, pair, entries)
-    )
-    return {column.name: first_cell, second.name: ParsedColumn(values[second.name], present, text)}
+    first = ParsedColumn(values[column.name], present, text, _entry_faults(column, pair, entries))
+    return {column.name: first, second.name: ParsedColumn(values[second.name], present, text)}
 
 
 def _second_text(entry: Column, pair: PairConfig) -> Column:
@@ -55,9 +53,7 @@ def _second_text(entry: Column, pair: PairConfig) -> Column:
     return F.when(has_second, written).when(entry.isNotNull(), F.lit(str(pair.default)))
 
 
-def _entry_faults(
-    column: ColumnConfig, pair: PairConfig, entries: Column
-) -> tuple[tuple[Column, str], ...]:
+def _entry_faults(column: ColumnConfig, pair: PairConfig, entries: Column) -> tuple[Fault, ...]:
     separator = re.escape(pair.separator)
     parts = f"(?:(?!{separator}).)++"
     well_formed = f"^{parts}(?:{separator}{parts})?$"
@@ -73,7 +69,7 @@ def _entry_faults(
 _STARTS_WITH_DATE = r"^\s*[+-]?\d{4,6}-\d"
 
 
-def parse_cells(column: ColumnConfig, text: Column) -> dict[str, ParsedColumn]:
+def parse_column(column: ColumnConfig, text: Column) -> dict[str, ParsedColumn]:
     """Parses a declared column.
 
     Args:
@@ -81,7 +77,7 @@ def parse_cells(column: ColumnConfig, text: Column) -> dict[str, ParsedColumn]:
         text: What stands in the input; null where nothing does.
 
     Returns:
-        A cell by name: the column's, and that of its second column where it has one.
+        By name the parsed column, and its second column where it has one.
     """
     if column.type != "string":
         text = F.nullif(text, F.lit(""))
@@ -132,12 +128,11 @@ _FIELDS = "__fields"
 _FIELD_TOKENS = "__tokens"
 # Ends the last field as a separator ends the others; no line has it inside.
 _END = "\n"
-LineFault = tuple["Column", str]
 
 
 def split_lines(
     lines: DataFrame, config: SourceConfig, names: list[str] | None
-) -> tuple[DataFrame, dict[str, ParsedColumn], list[LineFault]]:
+) -> tuple[DataFrame, dict[str, ParsedColumn], list[Fault]]:
     """Takes lines apart into the declared columns.
 
     Args:
@@ -147,14 +142,14 @@ def split_lines(
             them is null. None: by position.
 
     Returns:
-        The lines with what was split, the cells of all columns, and what may be wrong with a
+        The lines with what was split, all parsed columns, and what may be wrong with a
         line's shape.
     """
     split, faults = _split_by_separator(lines, config)
     count = len(config.columns) if names is None else len(names)
     shape = "pattern_mismatch" if config.format == "pattern" else "wrong_field_count"
     faults.append((F.size(_FIELDS) != count, shape))
-    cells: dict[str, ParsedColumn] = {}
+    columns: dict[str, ParsedColumn] = {}
     for position, column in enumerate(config.columns):
         if names is None:
             text = F.get(F.col(_FIELDS), F.lit(position))
@@ -167,13 +162,11 @@ def split_lines(
             text = F.nullif(text, F.lit(""))
         if config.null_values:
             text = F.when(~text.isin(*config.null_values), text)
-        cells |= parse_cells(column, text)
-    return split, cells, faults
+        columns |= parse_column(column, text)
+    return split, columns, faults
 
 
-def _split_by_separator(
-    lines: DataFrame, config: SourceConfig
-) -> tuple[DataFrame, list[LineFault]]:
+def _split_by_separator(lines: DataFrame, config: SourceConfig) -> tuple[DataFrame, list[Fault]]:
     line = F.col(LINE_COLUMN)
     if config.pattern is not None:
         return lines.withColumn(_FIELDS, _match(line, config)), []
@@ -245,7 +238,7 @@ _PAIR_PARTS = ("indices", "values")
 
 def split_sparse_lines(
     lines: DataFrame, config: SourceConfig
-) -> tuple[DataFrame, dict[str, ParsedColumn], list[tuple[Column, str]]]:
+) -> tuple[DataFrame, dict[str, ParsedColumn], list[Fault]]:
     """Takes lines apart into label, query id and aligned lists of indices and values.
 
     What follows a `#` is a comment. A pair that has not all of its parts, or one part too many,
@@ -256,7 +249,7 @@ def split_sparse_lines(
         config: A source of a sparse format.
 
     Returns:
-        The lines with what was split, the cells of all columns, and what may be wrong with the
+        The lines with what was split, all parsed columns, and what may be wrong with the
         line's shape.
     """
     parts = _PARTS.get(config.format, _PAIR_PARTS)
@@ -269,20 +262,20 @@ def split_sparse_lines(
     part = "[^:]+"
     whole = f"^{':'.join([part] * len(parts))}$"
     malformed = F.exists(_PAIRS, lambda pair: ~pair.rlike(whole))
-    cells = {}
+    columns = {}
     for column in config.columns:
         name = column.field_name
         if name == "label":
             text = F.nullif(F.get(_SPARSE_TOKENS, F.lit(0)), F.lit(""))
-            cells[column.name] = _scalar(column, text)
+            columns[column.name] = _scalar(column, text)
         elif name == "qid":
             second = F.get(_SPARSE_TOKENS, F.lit(1))
             text = F.when(has_qid, F.substr(second, F.lit(len(_QID) + 1)))
-            cells[column.name] = _scalar(column, text)
+            columns[column.name] = _scalar(column, text)
         else:
-            cells[column.name] = _list(column, parts.index(name), colons)
+            columns[column.name] = _list(column, parts.index(name), colons)
     comment = F.startswith(F.trim(LINE_COLUMN), F.lit("#"))
-    return split, cells, [(comment, "comment_line"), (malformed, "malformed_pair")]
+    return split, columns, [(comment, "comment_line"), (malformed, "malformed_pair")]
 
 
 def _scalar(column: ColumnConfig, text: Column) -> ParsedColumn:
@@ -310,7 +303,7 @@ _TWO_OBJECTS = r"\}\s*+\{"
 
 def parse_json_lines(
     lines: DataFrame, config: SourceConfig
-) -> tuple[DataFrame, dict[str, ParsedColumn], list[tuple[Column, str]], Column]:
+) -> tuple[DataFrame, dict[str, ParsedColumn], list[Fault], Column]:
     """Takes objects apart into the declared columns.
 
     Every value is first taken as it is written, so that one that does not fit its column is told
@@ -321,7 +314,7 @@ def parse_json_lines(
         config: A source of JSON lines.
 
     Returns:
-        The lines with what was parsed, the cells of all columns, what may be wrong with a line,
+        The lines with what was parsed, all parsed columns, what may be wrong with a line,
         and the keys of each object that are not declared.
     """
     # Paths that share keys are read side by side: a key may be asked for whole and in part.
@@ -330,16 +323,16 @@ def parse_json_lines(
     schema = ", ".join(f"{_quote(key)} string" for key in (*keys, _CORRUPT))
     options = {"columnNameOfCorruptRecord": _CORRUPT, "allowSingleQuotes": "false"}
     parsed = lines.withColumn(_OBJECT, F.from_json(LINE_COLUMN, schema, options))
-    cells: dict[str, ParsedColumn] = {}
+    columns: dict[str, ParsedColumn] = {}
     for column in config.columns:
-        cells |= _parse_json_value(column, _at_path(paths[column.field_name]))
+        columns |= _parse_json_value(column, _at_path(paths[column.field_name]))
     line = F.trim(LINE_COLUMN)
     bare = F.regexp_replace(line, _TEXTS, "")
     several = line.rlike(_TWO_OBJECTS) & bare.rlike(_TWO_OBJECTS)
     whole = F.startswith(line, F.lit("{")) & F.endswith(line, F.lit("}"))
     corrupt = F.col(_OBJECT)[_CORRUPT].isNotNull()
     new = F.array_except(F.json_object_keys(LINE_COLUMN), F.array(*map(F.lit, keys)))
-    return parsed, cells, [(corrupt | ~whole | several, "malformed_json")], new
+    return parsed, columns, [(corrupt | ~whole | several, "malformed_json")], new
 
 
 def _at_path(path: list[str]) -> Column:
@@ -351,7 +344,7 @@ def _at_path(path: list[str]) -> Column:
 
 def _parse_json_value(column: ColumnConfig, text: Column) -> dict[str, ParsedColumn]:
     if not column.is_list or column.separator is not None:
-        return parse_cells(column, text)
+        return parse_column(column, text)
     entries = F.from_json(text, "array<string>")
     if column.pair is not None:
         return parse_pairs(column, column.pair, text, entries)

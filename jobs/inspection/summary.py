@@ -1,11 +1,11 @@
-"""What a path names, and what it holds, as JSON values: a dataset version, shard, files, or run.
+"""What a path names, and what it holds as JSON values: a dataset version, shard, files, or run.
 
-Files that no dataset version lists are read in one pass over every byte, whoever wrote them.
+Files that no dataset version lists are read whole, in one pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from conf.errors import InputDataError, SluiceError, UpstreamNotReadyError
-from conf.manifest import MANIFEST_FILE, Manifest
+from conf.manifest import MANIFEST_FILE, Manifest, ShardInfo
 from conf.paths import (
     CURRENT_FILE,
     VERSIONS_DIR,
@@ -25,33 +25,43 @@ from conf.paths import (
 )
 from conf.run import METRICS_FILE, RUN_CARD_FILE, RUNS_DIR, read_json, resolve_run
 from etl.tfrecord.codec.infer import FeatureCollector, infer_features
-from etl.tfrecord.commit.output_manifest import OutputManifest, read_output_manifest
+from etl.tfrecord.commit.output_manifest import read_output_manifest
 from etl.tfrecord.files.framing import (
     HEADER_BYTES,
     RecordBlock,
     detect_compression,
     read_record_blocks,
 )
+from etl.tfrecord.files.locations import Compression
+from etl.tfrecord.types.features import WireFeature
 from jobs.inspection.records import list_packed_features
-from jobs.inspection.verify import OnBytes, Problem, Verification, count_records, read_checksum
+from jobs.inspection.verify import (
+    OnBytes,
+    Problem,
+    Verification,
+    check_files,
+    count_records,
+    read_checksum,
+)
 
 _SIZE_BINS = 33  # record lengths are below 2**31
+BYTE_ARRAY = "ByteArray"
 
 
 @dataclass
 class RecordSizes:
-    """Lengths of records without their framing, as they are met.
+    """Lengths of records without their framing.
 
     Attributes:
         counts: Records by bit length: bin k holds lengths in [2**(k - 1), 2**k), bin 0 holds 0.
         shortest: Shortest length, None before the first record.
-        longest: Longest length.
+        longest: Longest length, None before the first record.
         total: Sum of the lengths.
     """
 
     counts: np.ndarray = field(default_factory=lambda: np.zeros(_SIZE_BINS, np.int64))
     shortest: int | None = None
-    longest: int = 0
+    longest: int | None = None
     total: int = 0
 
     def update(self, lengths: np.ndarray) -> None:
@@ -60,15 +70,14 @@ class RecordSizes:
         Args:
             lengths: Bytes per record, int64 `[records]`, 0 or more.
         """
-        if not len(lengths):
-            return
-        # frexp gives the exponent of the next power of two: the bit length, exact below 2**53.
-        bits = np.frexp(lengths.astype(np.float64))[1]
-        self.counts += np.bincount(bits, minlength=_SIZE_BINS)
-        low, high = int(lengths.min()), int(lengths.max())
-        self.shortest = low if self.shortest is None else min(self.shortest, low)
-        self.longest = max(self.longest, high)
-        self.total += int(lengths.sum())
+        if len(lengths):
+            # frexp gives the exponent of the next power of two: the bit length, exact below 2**53.
+            bits = np.frexp(lengths.astype(np.float64))[1]
+            self.counts += np.bincount(bits, minlength=_SIZE_BINS)
+            low, high = int(lengths.min()), int(lengths.max())
+            self.shortest = low if self.shortest is None else min(self.shortest, low)
+            self.longest = high if self.longest is None else max(self.longest, high)
+            self.total += int(lengths.sum())
 
     @property
     def records(self) -> int:
@@ -77,28 +86,17 @@ class RecordSizes:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the histogram: each bin's bounds, both inclusive, and its count."""
-        used = np.flatnonzero(self.counts)
+        used = [int(k) for k in np.flatnonzero(self.counts)]
+        mean = self.total / self.records if used else None
         bins = [
-            {
-                "from": 1 << (int(k) - 1) if k else 0,
-                "to": (1 << int(k)) - 1,
-                "records": int(self.counts[k]),
-            }
-            for k in (range(int(used[0]), int(used[-1]) + 1) if len(used) else ())
+            {"from": (1 << k) >> 1, "to": (1 << k) - 1, "records": int(self.counts[k])}
+            for k in (range(used[0], used[-1] + 1) if used else ())
         ]
-        return {
-            "shortest": self.shortest,
-            "longest": self.longest if self.records else None,
-            "mean": self.total / self.records if self.records else None,
-            "bins": bins,
-        }
-
-
-BYTE_ARRAY = "ByteArray"
+        return {"shortest": self.shortest, "longest": self.longest, "mean": mean, "bins": bins}
 
 
 def list_record_files(directory: Path) -> list[Path]:
-    """Lists the data files below a directory; names that begin with `.` or `_` are left out."""
+    """Returns the data files below a directory: names that do not begin with `.` or `_`."""
     return sorted(
         path
         for path in directory.rglob("*")
@@ -107,43 +105,75 @@ def list_record_files(directory: Path) -> list[Path]:
 
 
 @dataclass
-class _FileTally:
-    """What has been seen so far."""
+class _Content:
+    """What the files read so far hold; `is_raw` where payloads are no Examples."""
 
-    files: int = 0
     rows: int = 0
     bytes: int = 0
     compressions: set[str] = field(default_factory=set)
     sizes: RecordSizes = field(default_factory=RecordSizes)
-    features: FeatureCollector | None = None
+    collector: FeatureCollector | None = None
     is_raw: bool = False
-    problems: list[Problem] = field(default_factory=list)
 
-    def update(self, block: RecordBlock, name: str) -> None:
+    def read(self, path: Path, progress: OnBytes) -> str | None:
+        """Adds a file; returns what is wrong with it, or None."""
+        size, done = path.stat().st_size, 0
+        compression = _find_compression(path)
+        self.bytes += size
+        self.compressions.add(compression or "none")
+        try:
+            for block in read_record_blocks(path, compression=compression):
+                self._add(block, str(path))
+                if compression is None:
+                    progress(block.data.size)
+                    done += block.data.size
+        except InputDataError as error:
+            return error.what.removeprefix(f"{path}: ")
+        finally:
+            progress(max(0, size - done))
+        return None
+
+    def _add(self, block: RecordBlock, name: str) -> None:
         """Adds a block; the first one decides whether the payloads are Examples at all."""
         self.rows += len(block.index)
         self.sizes.update(block.index[:, 1])
         if self.is_raw:
             return
-        first = self.features is None
         # Every Example reads as a SequenceExample without feature lists.
-        survey = self.features or FeatureCollector("SequenceExample")
+        collector = self.collector or FeatureCollector("SequenceExample")
         try:
-            survey.update(block, name)
+            collector.update(block, name)
         except InputDataError:
-            if not first:
+            if self.collector is not None:
                 raise
             self.is_raw = True
             return
-        self.features = survey
+        self.collector = collector
+
+    @property
+    def features(self) -> list[WireFeature]:
+        """Features found; none in raw payloads."""
+        return [] if self.is_raw or self.collector is None else self.collector.features()
 
     @property
     def record_type(self) -> str:
         """What the payloads look like."""
-        if self.is_raw or self.features is None:
+        if self.is_raw or self.collector is None:
             return BYTE_ARRAY
-        sequences = any(feature.is_sequence for feature in self.features.features())
-        return "SequenceExample" if sequences else "Example"
+        is_sequence = any(feature.is_sequence for feature in self.features)
+        return "SequenceExample" if is_sequence else "Example"
+
+
+def _find_compression(path: Path) -> Compression | None:
+    with path.open("rb") as file:
+        return detect_compression(file.read(HEADER_BYTES))
+
+
+def _features_to_json(features: Iterable[WireFeature]) -> list[dict[str, Any]]:
+    return [
+        {"name": f.name, "dtype": f.kind, "shape": [None] * (2 if f.is_sequence else f.is_list)}
+        for f in features
+    ]
 
 
 def summarize_files(
@@ -152,86 +182,36 @@ def summarize_files(
     """Reads every file below a directory.
 
     Args:
-        directory: Where the files lie, in partition directories or not.
-        progress: Told of the bytes read.
+        directory: Folder of the files, with partition directories or without.
+        progress: Called with the number of bytes read.
 
     Returns:
         What the files hold, as JSON values, and what is wrong with them: damage, and differences
         from the directory's own manifest where there is one.
     """
     committed = read_output_manifest(directory)
-    survey = _FileTally()
-    files = list_record_files(directory)
+    listed = () if committed is None else committed.shards
+    files, content, problems = list_record_files(directory), _Content(), []
     for path in files:
-        _tally_file(path, directory, survey, progress)
-    known: set[str] = set()
-    if committed is not None:
-        known = {shard.path for shard in committed.shards}
-        survey.problems += _compare_with_manifest(directory, committed)
+        if damage := content.read(path, progress):
+            problems.append(Problem(str(path.relative_to(directory)), damage))
+    problems += check_files(directory, listed)
     names = {str(path.relative_to(directory)) for path in files}
-    features = [] if survey.features is None or survey.is_raw else survey.features.features()
     summary = {
         "kind": "files",
         "path": str(directory),
         "manifest": committed is not None,
-        "not_in_manifest": sorted(names - known) if committed is not None else [],
-        "files": survey.files,
-        "rows": survey.rows,
-        "bytes": survey.bytes,
-        "record_type": survey.record_type,
-        "compressions": sorted(survey.compressions),
-        "partition_columns": [] if committed is None else list(committed.partition_columns),
-        "record_sizes": survey.sizes.to_json(),
-        "features": [
-            {
-                "name": feature.name,
-                "dtype": feature.kind,
-                "shape": [None, None] if feature.is_sequence else [None] if feature.is_list else [],
-            }
-            for feature in features
-        ],
+        "not_in_manifest": sorted(names - {s.path for s in listed}) if committed else [],
+        "files": len(files),
+        "rows": content.rows,
+        "bytes": content.bytes,
+        "record_type": content.record_type,
+        "compressions": sorted(content.compressions),
+        "partition_columns": list(committed.partition_columns) if committed else [],
+        "record_sizes": content.sizes.to_json(),
+        "features": _features_to_json(content.features),
     }
-    return summary, Verification(survey.files, survey.rows, survey.bytes, tuple(survey.problems))
-
-
-def _tally_file(
-    path: Path, root: Path, survey: _FileTally, progress: Callable[[int], None]
-) -> None:
-    relative, size = str(path.relative_to(root)), path.stat().st_size
-    with path.open("rb") as file:
-        compression = detect_compression(file.read(HEADER_BYTES))
-    survey.files += 1
-    survey.bytes += size
-    survey.compressions.add(compression or "none")
-    done = 0
-    try:
-        for block in read_record_blocks(path, compression=compression):
-            survey.update(block, str(path))
-            if compression is None:
-                progress(block.data.size)
-                done += block.data.size
-    except InputDataError as error:
-        survey.problems.append(Problem(relative, error.what.removeprefix(f"{path}: ")))
-    progress(max(0, size - done))
-
-
-def _compare_with_manifest(directory: Path, committed: OutputManifest) -> list[Problem]:
-    """Holds the files against the manifest that lies beside them."""
-    problems = []
-    for shard in committed.shards:
-        path = directory / shard.path
-        if not path.is_file():
-            problems.append(Problem(shard.path, "is missing"))
-        elif path.stat().st_size != shard.bytes:
-            size = path.stat().st_size
-            problems.append(
-                Problem(shard.path, f"is {size:,} bytes long, the manifest says {shard.bytes:,}")
-            )
-        elif (found := read_checksum(path)) != shard.crc32c:
-            problems.append(
-                Problem(shard.path, f"CRC-32C is {found}, the manifest says {shard.crc32c}")
-            )
-    return problems
+    return summary, Verification(len(files), content.rows, content.bytes, tuple(problems))
 
 
 TargetKind = Literal["dataset", "shard", "files", "run"]
@@ -309,16 +289,24 @@ def summarize_dataset(version: Path, manifest: Manifest) -> dict[str, Any]:
         ],
         "unlisted": list_unlisted_files(version, manifest),
         "features": manifest.schema.to_json(),
-        "packed_columns": [column.to_json() for column in list_packed_features(manifest)],
+        "packed_columns": list_packed_features(manifest),
         "keys": asdict(manifest.keys),
         "counts": {
-            "read": dict(manifest.counts.read),
-            "quarantined": {k: dict(v) for k, v in manifest.counts.quarantined.items()},
-            "joined": manifest.counts.joined,
-            "kept": dict(manifest.counts.kept),
-            "dropped": dict(manifest.counts.dropped),
+            key: getattr(manifest.counts, key)
+            for key in ("read", "quarantined", "joined", "kept", "dropped")
         },
     }
+
+
+def find_shard(
+    path: Path, version: Path | None, manifest: Manifest | None
+) -> tuple[str, ShardInfo] | None:
+    """Returns the split of a shard and its entry in the manifest, None where it is not listed."""
+    if version is None or manifest is None:
+        return None
+    relative = str(path.resolve().relative_to(version.resolve()))
+    listed = ((split.name, shard) for split in manifest.splits for shard in split.shards)
+    return next((found for found in listed if found[1].path == relative), None)
 
 
 def summarize_shard(path: Path, version: Path | None, manifest: Manifest | None) -> dict[str, Any]:
@@ -328,18 +316,13 @@ def summarize_shard(path: Path, version: Path | None, manifest: Manifest | None)
         InputDataError: The file is damaged, or holds other records than `tf.train.Example`.
     """
     summary: dict[str, Any] = {"kind": "shard", "path": str(path), "bytes": path.stat().st_size}
-    if version is not None and manifest is not None:
-        relative = str(path.resolve().relative_to(version.resolve()))
-        for split in manifest.splits:
-            for shard in split.shards:
-                if shard.path == relative:
-                    listed = {"split": split.name, "rows": shard.rows, "crc32c": shard.crc32c}
-                    return {**summary, "manifest": str(version), "listed": True, **listed,
-                            "compression": manifest.compression,
-                            "features": manifest.schema.to_json()}  # fmt: skip
-    with path.open("rb") as file:
-        compression = detect_compression(file.read(HEADER_BYTES))
-    features = infer_features([path])
+    if manifest is not None and (found := find_shard(path, version, manifest)) is not None:
+        split, shard = found
+        listed = {"split": split, "rows": shard.rows, "crc32c": shard.crc32c}
+        return {**summary, "manifest": str(version), "listed": True, **listed,
+                "compression": manifest.compression,
+                "features": manifest.schema.to_json()}  # fmt: skip
+    compression = _find_compression(path)
     rows, _ = count_records(path, compression)
     return {
         **summary,
@@ -348,10 +331,7 @@ def summarize_shard(path: Path, version: Path | None, manifest: Manifest | None)
         "rows": rows,
         "crc32c": read_checksum(path),
         "compression": compression,
-        "features": [
-            {"name": f.name, "dtype": f.kind, "shape": [None] if f.is_list else []}
-            for f in features
-        ],
+        "features": _features_to_json(infer_features([path])),
     }
 
 

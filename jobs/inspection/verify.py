@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from conf.errors import InputDataError
-from conf.manifest import Manifest, ShardInfo
+from conf.manifest import FileInfo, Manifest, ShardInfo
 from etl.tfrecord.codec.crc32c import crc32c
+from etl.tfrecord.commit.output_manifest import OutputShard
 from etl.tfrecord.files.framing import read_record_blocks
 from etl.tfrecord.files.locations import Compression
 
@@ -61,20 +62,17 @@ def verify_dataset(
     Args:
         version: Directory of the version.
         manifest: Its manifest.
-        progress: Told of each piece read.
+        progress: Called with the size of each piece read.
     """
-    files, rows, read = 0, 0, 0
-    problems: list[Problem] = []
-    for split in manifest.splits:
-        for shard in split.shards:
-            found, whats = verify_shard(version, shard, manifest.compression, progress)
-            files, rows, read = files + 1, rows + found, read + shard.bytes
-            problems += [Problem(shard.path, what) for what in whats]
-    for item in manifest.other_files:
-        files, read = files + 1, read + item.bytes
-        whats = list(_check_bytes(version, item.path, item.bytes, item.crc32c, progress))
-        problems += [Problem(item.path, what) for what in whats]
-    return Verification(files, rows, read, tuple(problems))
+    rows, problems = 0, []
+    shards = [shard for split in manifest.splits for shard in split.shards]
+    for shard in shards:
+        found, whats = verify_shard(version, shard, manifest.compression, progress)
+        rows += found
+        problems += [Problem(shard.path, what) for what in whats]
+    problems += check_files(version, manifest.other_files, progress)
+    files = len(shards) + len(manifest.other_files)
+    return Verification(files, rows, manifest.bytes, tuple(problems))
 
 
 def verify_shard(
@@ -86,16 +84,17 @@ def verify_shard(
         version: Directory that its path starts from.
         shard: What it should be.
         compression: The manifest's compression.
-        progress: Told of each piece read.
+        progress: Called with the size of each piece read.
 
     Returns:
         Sound records found, and what differs.
     """
-    whats = list(_check_bytes(version, shard.path, shard.bytes, shard.crc32c, progress))
+    whats = [problem.what for problem in check_files(version, [shard], progress)]
     path = version / shard.path
     if not path.is_file() or not path.resolve().is_relative_to(version.resolve()):
         return 0, whats
-    rows, damage = count_records(path, _wire_compression(compression))
+    named: dict[str | None, Compression] = {"gzip": "GZIP", "zlib": "ZLIB"}
+    rows, damage = count_records(path, named.get(compression and compression.lower()))
     if damage:
         whats.append(damage)
     elif rows != shard.rows:
@@ -123,22 +122,31 @@ def count_records(
     return rows, None
 
 
-def _check_bytes(
-    root: Path, relative: str, size: int, checksum: str, progress: OnBytes
-) -> Iterator[str]:
-    path = root / relative
-    if not path.resolve().is_relative_to(root.resolve()):
-        yield "lies outside its dataset version"
-        return
-    if not path.is_file():
-        yield "is missing"
-        return
-    found = path.stat().st_size
-    if found != size:
-        yield f"is {found:,} bytes long, the manifest says {size:,}"
-    actual = read_checksum(path, progress)
-    if actual != checksum:
-        yield f"CRC-32C is {actual}, the manifest says {checksum}"
+def check_files(
+    root: Path,
+    listed: Iterable[ShardInfo | FileInfo | OutputShard],
+    progress: OnBytes = lambda _: None,
+) -> Iterator[Problem]:
+    """Compares the size and checksum of files with what a manifest says.
+
+    Args:
+        root: Directory that the manifest's paths start from.
+        listed: The manifest's entries.
+        progress: Called with the size of each piece read.
+    """
+    for item in listed:
+        path = root / item.path
+        if not path.resolve().is_relative_to(root.resolve()):
+            yield Problem(item.path, "lies outside its dataset version")
+        elif not path.is_file():
+            yield Problem(item.path, "is missing")
+        else:
+            size, checksum = path.stat().st_size, read_checksum(path, progress)
+            if size != item.bytes:
+                what = f"is {size:,} bytes long, the manifest says {item.bytes:,}"
+                yield Problem(item.path, what)
+            if checksum != item.crc32c:
+                yield Problem(item.path, f"CRC-32C is {checksum}, the manifest says {item.crc32c}")
 
 
 def read_checksum(path: Path, progress: OnBytes = lambda _: None) -> str:
@@ -149,8 +157,3 @@ def read_checksum(path: Path, progress: OnBytes = lambda _: None) -> str:
             checksum = crc32c(piece, checksum)
             progress(len(piece))
     return f"{checksum:08x}"
-
-
-def _wire_compression(compression: str | None) -> Compression | None:
-    names: dict[str, Compression] = {"gzip": "GZIP", "zlib": "ZLIB"}
-    return None if compression is None else names.get(compression.lower())

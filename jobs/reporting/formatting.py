@@ -1,12 +1,62 @@
-"""Numbers and names of metrics as people read them."""
+"""Numbers, names of metrics and cells of tables as people read them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 MISSING = "\N{EN DASH}"
 TIMES = "\N{MULTIPLICATION SIGN}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A table's cell that is more than a value.
+
+    Attributes:
+        value: What is shown, in the form that its column names.
+        best: Whether it is the best of its row, shown in bold.
+        bar: Length of a bar behind the text, in [0, 1]; None for no bar.
+        tone: Colour of the bar: a key of `plots.COLOURS`.
+        href: Page beside this one that the text leads to, as a relative URL; None for no link.
+        bins: Name and count of each bin of a small histogram, shown instead of the value.
+    """
+
+    value: Any
+    best: bool = False
+    bar: float | None = None
+    tone: str = "model"
+    href: str | None = None
+    bins: Sequence[tuple[str, float]] = ()
+
+
+def as_mapping(value: Any) -> Mapping[str, Any]:
+    """Returns the value where it is a mapping, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def plain_words(name: str) -> str:
+    """Returns an identifier as words: `read_sources` -> `read sources`."""
+    return name.replace("_", " ")
+
+
+def capital_words(name: str) -> str:
+    """Returns an identifier as words, the first letter a capital."""
+    words = plain_words(name)
+    return words[:1].upper() + words[1:]
+
+
+def share_of(part: Any, whole: Any) -> float | None:
+    """Returns a part as a share of the whole, None where either is no number or nothing is there.
+
+    The share is at most 1.
+    """
+    numerator, denominator = to_float(part), to_float(whole)
+    if numerator is None or not denominator:
+        return None
+    return min(numerator / denominator, 1.0)
 
 
 def to_float(value: Any) -> float | None:
@@ -100,3 +150,17 @@ def metric_order(metric: str) -> tuple[int, str, int]:
     family, _, k = metric.partition("@")
     rank = _FAMILIES.index(family) if family in _FAMILIES else len(_FAMILIES)
     return rank, family, int(k) if k.isdigit() else 0
+
+
+FORMS: Mapping[str, Callable[[Any], str]] = {
+    "text": str,
+    "right": str,  # text that is set flush right, as numbers are
+    "count": format_count,
+    "bytes": format_bytes,
+    "seconds": format_seconds,
+    "share": format_share,
+    "metric": format_metric,
+    "number": format_number,
+    "value": format_value,
+}
+"""How the columns of a table show their values; all but text are set flush right."""

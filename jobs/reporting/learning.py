@@ -8,29 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from jobs.reporting.blocks import (
-    Beside,
-    Block,
-    Details,
-    Facts,
-    Figure,
-    Note,
-    Section,
-    TableCell,
-    TableColumn,
-    build_table,
-    missing,
-)
 from jobs.reporting.formatting import (
+    Cell,
+    as_mapping,
     format_count,
-    format_metric,
-    format_seconds,
     format_share,
     metric_title,
     to_float,
 )
-from jobs.reporting.plots import plot_curves, plot_learning
-from jobs.reporting.run_data import RunData, as_mapping
+from jobs.reporting.plots import plot_curves
+from jobs.reporting.run_data import MissingPartError, RunData
 from jobs.reporting.verdict import PREFERRED_METRICS
 
 LOSS_METRIC = "loss"
@@ -39,48 +26,43 @@ _LEFT_OUT = {
     "shards": "damaged or missing shard(s)",
     "filtered_rows": "row(s), by input.filter or input.validation",
 }
+_EPOCH_COLUMNS = (
+    ("seconds", ["Time", "seconds"]),
+    ("examples_per_s", ["Examples/s", "count"]),
+    ("input_wait_share",
+     ["Input wait", "share", "share of the time that training waited for data"]),
+)  # fmt: skip
 
 
-def build_learning(data: RunData) -> Section:
-    """Curves beside the table of epochs."""
-    metric = _validation_metric(data)
-    chosen = _is_chosen(data)
-    kept = "the best epoch's weights were kept" if chosen else "the last epoch's weights were kept"
-    lead = f"Loss on train, quality on validation; {kept}." if metric else f"Loss on train; {kept}."
+def view_learning(data: RunData) -> dict[str, Any]:
+    """Returns curves and a table of the epochs, and what the input left out of the last one."""
     if not data.epochs:
-        text = data.gaps.get("history", "No epoch of this run has finished yet.")
-        return Section("learning", "Learning", "Loss and quality by epoch.", (missing(text),))
-    best = best_epoch(data)
+        raise MissingPartError(data.gaps.get("history", "No epoch of this run has finished yet."))
+    metric, best, chosen = _validation_metric(data), best_epoch(data), _is_chosen(data)
     numbers = [int(entry.get("epoch", index + 1)) for index, entry in enumerate(data.epochs)]
-    curves = {"Loss": [_number(entry.get("loss")) for entry in data.epochs]}
+    curves = {"Loss": _values(data.epochs, LOSS_METRIC)}
     if metric:
-        curves[f"{metric_title(metric)} on validation"] = [
-            _number(as_mapping(entry.get("validation")).get(metric)) for entry in data.epochs
-        ]
+        curves[f"{metric_title(metric)} on validation"] = _values(data.epochs, metric)
     label = f"Line chart of {' and '.join(curves)} over {len(numbers)} epochs"
     label += f"; epoch {best} is marked as the best." if best is not None else "."
-    blocks: list[Block] = [
-        Beside(
-            (
-                Figure(plot_learning(numbers, curves, best, label), _learning_caption(best)),
-                _epoch_table(data.epochs, numbers, metric, best),
-            )
-        )
-    ]
-    blocks += _all_metrics(data.epochs, numbers)
-    if metric is None and not chosen:
-        blocks.append(
-            Note("No validation split: the last epoch was kept, nothing could be chosen.")
-        )
-    left_out = _describe_left_out(data.epochs[-1])
-    blocks += [Note(left_out)] if left_out else []
-    return Section("learning", "Learning", lead, tuple(blocks))
+    shown = "Loss on train, quality on validation" if metric else "Loss on train"
+    kept = "best" if chosen else "last"
+    return {
+        "lead": f"{shown}; the {kept} epoch's weights were kept.",
+        "plot": plot_curves("learning", label, ("epoch", numbers), curves, best=best),
+        "best": best,
+        "columns": _epoch_columns(metric),
+        "rows": _epoch_rows(data.epochs, numbers, metric, best),
+        "validation": _view_validation(data.epochs, numbers),
+        "kept_by_default": metric is None and not chosen,
+        "left_out": _describe_left_out(data.epochs[-1]),
+    }
 
 
 def best_epoch(data: RunData) -> int | None:
-    """Returns the epoch that a metric chose, as the card or else the history tells.
+    """Returns the epoch that a metric chose, by the card or else by the history.
 
-    None where nothing chose: the last epoch's weights were kept as they were.
+    None where the last epoch's weights were kept without a choice.
     """
     if not _is_chosen(data):
         return None
@@ -90,7 +72,8 @@ def best_epoch(data: RunData) -> int | None:
     metric = _validation_metric(data) or LOSS_METRIC
     sign = -1 if metric == LOSS_METRIC else 1
     scored = [
-        (sign * _number(_value(entry, metric)), -index) for index, entry in enumerate(data.epochs)
+        (sign * _float_or_nan(_metric_of(entry, metric)), -index)
+        for index, entry in enumerate(data.epochs)
     ]
     scored = [pair for pair in scored if not math.isnan(pair[0])]
     if not scored:
@@ -108,12 +91,18 @@ def _is_chosen(data: RunData) -> bool:
     return by_loss or _validation_metric(data) is not None
 
 
-def _value(entry: Mapping[str, Any], metric: str) -> Any:
-    return (
-        entry.get("loss")
-        if metric == LOSS_METRIC
-        else as_mapping(entry.get("validation")).get(metric)
-    )
+def _metric_of(entry: Mapping[str, Any], metric: str) -> Any:
+    is_loss = metric == LOSS_METRIC
+    return entry.get("loss") if is_loss else as_mapping(entry.get("validation")).get(metric)
+
+
+def _values(epochs: Sequence[Mapping[str, Any]], metric: str) -> list[float]:
+    return [_float_or_nan(_metric_of(entry, metric)) for entry in epochs]
+
+
+def _float_or_nan(value: Any) -> float:
+    number = to_float(value)
+    return math.nan if number is None else number
 
 
 def _validation_metric(data: RunData) -> str | None:
@@ -126,7 +115,7 @@ def _validation_metric(data: RunData) -> str | None:
 
 
 def _describe_left_out(epoch: Mapping[str, Any]) -> str:
-    """Says what the input left out of an epoch; empty where that was nothing."""
+    """Returns what the input left out of an epoch as a sentence; empty where it read all."""
     found = as_mapping(epoch.get("left_out"))
     parts = [
         f"{format_count(count)} {title}"
@@ -136,63 +125,44 @@ def _describe_left_out(epoch: Mapping[str, Any]) -> str:
     return f"Left out of the last epoch: {', '.join(parts)}." if parts else ""
 
 
-def _learning_caption(best: int | None) -> str:
-    return "Per epoch." if best is None else f"Per epoch; the ring marks epoch {best}, the best."
+def _epoch_columns(metric: str | None) -> list[list[str]]:
+    columns = [["Epoch", "right"], ["Loss", "metric"]]
+    columns += [[metric_title(metric), "metric", "on validation"]] if metric else []
+    return [*columns, *(column for _, column in _EPOCH_COLUMNS)]
 
 
-def _epoch_table(
+def _epoch_rows(
     epochs: Sequence[Mapping[str, Any]], numbers: Sequence[int], metric: str | None,
     best: int | None,
-) -> Block:  # fmt: skip
-    columns = [TableColumn("Epoch"), TableColumn("Loss")]
-    columns += [TableColumn(metric_title(metric), hint="on validation")] if metric else []
-    columns += [
-        TableColumn("Time"),
-        TableColumn("Examples/s"),
-        TableColumn("Input wait", hint="share of the time that training waited for data"),
-    ]
+) -> list[list[Cell]]:  # fmt: skip
     rows = []
     for number, entry in zip(numbers, epochs, strict=True):
-        cells = [str(number), format_metric(entry.get("loss"))]
-        if metric:
-            cells.append(format_metric(as_mapping(entry.get("validation")).get(metric)))
-        cells += [
-            format_seconds(entry.get("seconds")),
-            format_count(entry.get("examples_per_s")),
-            format_share(entry.get("input_wait_share")),
-        ]
-        rows.append([TableCell(text, best=number == best) for text in cells])
-    caption = "Epochs." if best is None else "Epochs; the best in bold."
-    return build_table(caption, columns, rows)
+        values = [number, *(_metric_of(entry, m) for m in (LOSS_METRIC, metric) if m)]
+        values += [entry.get(key) for key, _ in _EPOCH_COLUMNS]
+        rows.append([Cell(value, best=number == best) for value in values])
+    return rows
 
 
-def _all_metrics(epochs: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> list[Block]:
-    """Every validation metric by epoch: curves of the usual ones, and the table."""
+def _view_validation(
+    epochs: Sequence[Mapping[str, Any]], numbers: Sequence[int]
+) -> dict[str, Any] | None:
+    """Every validation metric by epoch: curves of the usual ones, and a table of all."""
     found = [as_mapping(entry.get("validation")) for entry in epochs]
     names = list(dict.fromkeys(str(name) for values in found for name in values))
     if not names:
-        return []
+        return None
     usual = [name for name in PREFERRED_METRICS if name in names] or names[:4]
-    curves = {metric_title(name): [_number(values.get(name)) for values in found] for name in usual}
+    curves = {metric_title(name): _values(epochs, name) for name in usual}
     label = f"Line charts of {', '.join(curves)} on validation over {len(numbers)} epochs."
-    table = build_table(
-        "Validation by epoch.",
-        [TableColumn("Metric", numeric=False), *(TableColumn(str(number)) for number in numbers)],
-        [
-            [metric_title(name), *(format_metric(values.get(name)) for values in found)]
-            for name in sorted(names)
+    return {
+        "plot": plot_curves("validation", label, ("epoch", numbers), curves),
+        "columns": [["Metric"], *([str(number), "metric"] for number in numbers)],
+        "rows": [
+            [metric_title(name), *(values.get(name) for values in found)] for name in sorted(names)
         ],
-    )
-    figure = Figure(plot_curves(numbers, curves, "epoch", "validation", label), "Per epoch.")
-    return [Details("All validation metrics", (figure, table))]
+    }
 
 
-def _number(value: Any) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else math.nan
-
-
-STEPS_TITLE, STEPS_LEAD = "Steps", "Loss and speed while the run went on, from metrics.jsonl."
 STEP_CURVES = {
     "loss": "Loss",
     "examples_per_s": "Examples per second",
@@ -201,36 +171,33 @@ STEP_CURVES = {
 STEP_POINTS = 300
 
 
-def build_steps(data: RunData) -> Section:
-    """Curves over the steps, and the devices that they ran on."""
-    blocks = _step_curves(data)
+def view_steps(data: RunData) -> dict[str, Any]:
+    """Returns curves over the steps, and the devices that they ran on."""
     devices = data.card.get("devices")
-    if isinstance(devices, list) and devices:
-        blocks.append(Facts((("Devices", ", ".join(map(str, devices))),)))
-    return Section("steps", STEPS_TITLE, STEPS_LEAD, tuple(blocks))
-
-
-def _step_curves(data: RunData) -> list[Block]:
+    facts = [("Devices", ", ".join(map(str, devices)))] if isinstance(devices, list) else []
     lines = [[to_float(line.get(name)) for name in ("step", *STEP_CURVES)] for line in data.steps]
     known = np.array([line for line in lines if None not in line], dtype=np.float64)
     if not len(known):
-        return [missing(data.gaps.get("steps", "This run has not recorded its steps."))]
+        gap = data.gaps.get("steps", "This run has not recorded its steps.")
+        return {"plot": None, "caption": "", "gap": gap, "facts": facts if devices else []}
+    return {**_plot_steps(known), "gap": None, "facts": facts if devices else []}
+
+
+def _plot_steps(known: np.ndarray) -> dict[str, Any]:
+    """Draws at most `STEP_POINTS` points; `known` holds the step and the curves, float64
+    `[lines, 1 + curves]`."""
     groups = np.array_split(known, min(STEP_POINTS, len(known)))
-    shown = np.array([[*group[-1:, 0], *_means(group)] for group in groups])
-    curves = {title: shown[:, i] for i, title in enumerate(STEP_CURVES.values(), start=1)}
-    last = known[-1]
+    steps = [group[-1, 0] for group in groups]
+    means = np.array([group[:, 1:].mean(axis=0) for group in groups])
+    curves = {title: means[:, i] for i, title in enumerate(STEP_CURVES.values())}
+    step, loss, speed, wait = known[-1]
     label = (
-        f"Line charts over {format_count(last[0])} steps: {', '.join(curves).lower()}. At the end: "
-        f"loss {last[1]:.4f}, {format_count(last[2])} examples per second, "
-        f"input wait {format_share(last[3])}."
+        f"Line charts over {format_count(step)} steps: {', '.join(curves).lower()}. At the end: "
+        f"loss {loss:.4f}, {format_count(speed)} examples per second, "
+        f"input wait {format_share(wait)}."
     )
     each = len(known) / len(groups)
     caption = "A point per compiled loop of steps."
     if each > 1:
         caption = f"A point per {each:.0f} compiled loops of steps, their mean."
-    return [Figure(plot_curves(shown[:, 0], curves, "step", "steps", label), caption)]
-
-
-def _means(group: np.ndarray) -> np.ndarray:
-    means: np.ndarray = group[:, 1:].mean(axis=0)
-    return means
+    return {"plot": plot_curves("steps", label, ("step", steps), curves), "caption": caption}

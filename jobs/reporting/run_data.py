@@ -1,4 +1,4 @@
-"""All that the report reads of a run and its dataset version, the item catalogue included.
+"""Reads what a report shows: a run, its dataset version and the item catalogue.
 
 A part that is missing or damaged becomes a gap, not a failure.
 """
@@ -34,6 +34,7 @@ from etl.encoders.vocabulary import load_vocabulary
 from etl.tfrecord.codec.decode import read_batches
 from etl.tfrecord.files.locations import FileOpener, find_path
 from etl.tfrecord.types.features import WireFeature
+from jobs.reporting.formatting import as_mapping
 
 CATALOG_SPLIT = "catalog"
 
@@ -133,9 +134,13 @@ class RankedList:
     scores: tuple[float, ...]
 
 
+class MissingPartError(Exception):
+    """A section has nothing to show; the text says why."""
+
+
 @dataclass(frozen=True)
 class RunData:
-    """A run as it lies on disk.
+    """What a run's directory holds.
 
     Attributes:
         run: Directory of the run.
@@ -172,10 +177,15 @@ class RunData:
         name = as_mapping(self.config.get("model")).get("name") or "the model"
         return str(name).replace("_", " ").upper() if name != "the model" else "The model"
 
+    def require_manifest(self) -> Manifest:
+        """Returns the dataset version's manifest.
 
-def as_mapping(value: Any) -> Mapping[str, Any]:
-    """Returns the value where it is a mapping, else an empty one."""
-    return value if isinstance(value, Mapping) else {}
+        Raises:
+            MissingPartError: There is none.
+        """
+        if self.manifest is None:
+            raise MissingPartError(self.gaps["dataset"])
+        return self.manifest
 
 
 def read_run(run: Path) -> RunData:
@@ -211,7 +221,7 @@ def read_run(run: Path) -> RunData:
 
 
 def _shard_policy(card: Mapping[str, Any]) -> ToleratesShard:
-    """Damage that the run itself trained on in spite of is no reason to show no dataset."""
+    """Shards that the run itself was allowed to skip do not hide the dataset."""
     policy = as_mapping(as_mapping(card.get("config")).get("input")).get("on_corrupt", "fail")
     return InputConfig.model_construct(on_corrupt=policy).tolerates
 
@@ -228,7 +238,7 @@ def _attempt(part: str, gaps: dict[str, str], read: Callable[[], T]) -> T | None
 
 
 def _dataset_path(card: Mapping[str, Any]) -> str:
-    """The exact version where the card names one, else whatever the config pointed at."""
+    """The version that the card names, else the dataset of the config."""
     dataset = card.get("dataset")
     if isinstance(dataset, Mapping):
         for key in ("version_dir", "directory", "path"):

@@ -1,42 +1,35 @@
-"""How good the model is: one sentence, every protocol beside the baselines, and sample lists."""
+"""How good the model is: the verdict, every protocol beside the baselines, and sample lists."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from markupsafe import Markup
+
 from conf.run import RECOMMENDATIONS_FILE
-from jobs.reporting.blocks import (
-    Beside,
-    Block,
-    Facts,
-    Figure,
-    Note,
-    Section,
-    Table,
-    TableCell,
-    TableColumn,
-    build_table,
-    missing,
-)
 from jobs.reporting.formatting import (
     MISSING,
     TIMES,
+    Cell,
+    as_mapping,
     format_count,
     format_metric,
     format_share,
     metric_order,
     metric_title,
+    plain_words,
+    to_float,
 )
-from jobs.reporting.plots import plot_metric_bars
-from jobs.reporting.run_data import RankedList, RunData, as_mapping
+from jobs.reporting.plots import plot_bars
+from jobs.reporting.run_data import MissingPartError, RankedList, RunData
 
 PREFERRED_METRICS = ("hit_rate@10", "ndcg@10", "recall@10", "mrr")
 _Z_95 = 1.959963984540054
 
-VerdictKind = Literal["ahead", "level", "behind", "unknown"]
+Outcome = Literal["ahead", "level", "behind", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -44,12 +37,12 @@ class Verdict:
     """The model beside popularity on the headline metric.
 
     Attributes:
-        standing: `level` where the 95 % intervals of two rates overlap, or two values are equal.
+        outcome: `level` where the 95 % intervals of two rates overlap, or two values are equal.
         sentence: The verdict.
         detail: Protocol, number of rows, intervals.
     """
 
-    standing: VerdictKind
+    outcome: Outcome
     sentence: str
     detail: str
 
@@ -65,7 +58,7 @@ def headline_metric(systems: Mapping[str, Mapping[str, float]]) -> str | None:
     """Returns the metric that the verdict speaks of: the hit rate at 10 where there is one."""
     known = as_mapping(systems.get("model"))
     for name in (*PREFERRED_METRICS, *known):
-        if isinstance(known.get(name), int | float):
+        if to_float(known.get(name)) is not None:
             return name
     return None
 
@@ -94,16 +87,16 @@ def build_verdict(data: RunData) -> Verdict:
         return Verdict("unknown", f"{data.model_name} is not evaluated yet.",
                        data.gaps.get("metrics", ""))  # fmt: skip
     model = float(systems["model"][metric])
-    popularity = as_mapping(systems.get("popularity")).get(metric)
+    popularity = to_float(as_mapping(systems.get("popularity")).get(metric))
     rows = ranked_rows(data.metrics)
     protocol_text = describe_protocol(protocol, data.metrics)
-    if not isinstance(popularity, int | float):
+    if popularity is None:
         sentence = f"{data.model_name} reaches {_quote(metric, model)}."
         return Verdict("unknown", sentence, f"{protocol_text}. Popularity was not evaluated.")
     intervals = None
     if metric.startswith("hit_rate@") and isinstance(rows, int) and rows > 0:
         intervals = wilson_interval(model, rows), wilson_interval(popularity, rows)
-    standing = _compare(model, popularity, intervals)
+    outcome = _compare(model, popularity, intervals)
     detail = f"{protocol_text}."
     if intervals:
         (a, b), (c, d) = intervals
@@ -111,8 +104,8 @@ def build_verdict(data: RunData) -> Verdict:
             f" 95% intervals: {format_share(a)} to {format_share(b)} and "
             f"{format_share(c)} to {format_share(d)}."
         )
-    sentence = _sentence(data.model_name, metric, model, popularity, standing)
-    return Verdict(standing, sentence, detail)
+    sentence = _sentence(data.model_name, metric, model, popularity, outcome)
+    return Verdict(outcome, sentence, detail)
 
 
 def ranked_rows(metrics: Mapping[str, Any]) -> int | None:
@@ -140,7 +133,7 @@ def _compare(
     model: float,
     popularity: float,
     intervals: tuple[tuple[float, float], tuple[float, float]] | None,
-) -> VerdictKind:
+) -> Outcome:
     if intervals:
         (low, high), (rival_low, rival_high) = intervals
         if low <= rival_high and rival_low <= high:
@@ -150,17 +143,15 @@ def _compare(
     return "ahead" if model > popularity else "behind"
 
 
-def _sentence(
-    name: str, metric: str, model: float, popularity: float, standing: VerdictKind
-) -> str:
+def _sentence(name: str, metric: str, model: float, popularity: float, outcome: Outcome) -> str:
     subject, _, k = metric.partition("@")
     is_hit = subject in ("hit_rate", "recall") and k
     what = f"finds the next item in its top {k}" if is_hit else f"reaches {_quote(metric, model)}"
     how = f" for {format_share(model)} of the rows" if is_hit else ""
     rival = format_share(popularity) if is_hit else format_metric(popularity)
-    if standing == "level":
+    if outcome == "level":
         return f"{name} {what}{how}: not clearly different from popularity ({rival})."
-    if standing == "behind":
+    if outcome == "behind":
         return f"{name} {what}{how}: worse than popularity ({rival})."
     ratio = f"{model / popularity:.1f} times popularity's {rival}" if popularity else (
         f"against popularity's {rival}"
@@ -174,80 +165,78 @@ def _quote(metric: str, value: float) -> str:
 
 _BASELINES = ("popularity", "random")
 _LOWER_IS_BETTER = ("loss", "log_loss")
+_FAMILIES = {"hit_rate": "Hit rate", "ndcg": "NDCG"}
+_PROTOCOLS = {
+    "full_unseen": "Full ranking, unseen items",
+    "full_all": "Full ranking, all items",
+}
+SHOWN_ITEMS = 5
+
+Table = tuple[str, list[list[str]], list[list[Any]]]
+"""Caption, columns and rows, as the template's macro `table` takes them."""
 
 
-def build_quality(data: RunData) -> Section:
-    """Tables of every protocol, the headline one with its bars, labels and coverage."""
-    lead = "The model beside recommending what is popular, and beside chance."
+def view_quality(data: RunData) -> dict[str, Any]:
+    """Returns tables of every protocol, a plot of the headline one, labels and coverage."""
     if data.metrics is None:
-        return Section("quality", "Quality", lead, (missing(data.gaps["metrics"]),))
+        raise MissingPartError(data.gaps["metrics"])
     headline = headline_protocol(data.metrics)
     if headline is None:
-        return Section("quality", "Quality", lead, (missing("The evaluation has no protocols."),))
-    table, note = _protocol_table(headline, data)
-    bars = _bars(headline, data)
-    blocks: list[Block] = [Beside((bars, table)) if bars else table, *note]
-    others = [p for p in data.metrics["protocols"] if p is not headline]
-    tables = [_protocol_table(protocol, data)[0] for protocol in others]
-    if tables:
-        blocks.append(Beside(tuple(tables)))
-    blocks += _extras(data.metrics)
-    oov = data.metrics.get("oov_targets")
-    if oov:
-        blocks.append(
-            Note(f"{format_count(oov)} targets were never met in training: all count as misses.")
-        )
-    return Section("quality", "Quality", lead, tuple(blocks))
+        raise MissingPartError("The evaluation has no protocols.")
+    others = [protocol for protocol in data.metrics["protocols"] if protocol is not headline]
+    labels = data.metrics.get("labels")
+    return {
+        "plot": _plot_metrics(headline, data),
+        "headline": _protocol_table(headline, data),
+        "recall_is_hit_rate": _recall_is_hit_rate(as_mapping(headline.get("systems"))),
+        "others": [_protocol_table(protocol, data) for protocol in others],
+        "labels": _view_labels(labels) if isinstance(labels, Mapping) else None,
+        "beyond": list(_beyond_accuracy(as_mapping(data.metrics.get("beyond_accuracy")))),
+        "unknown_targets": data.metrics.get("oov_targets"),
+    }
 
 
 def _system_names(systems: Mapping[str, Any], data: RunData) -> dict[str, str]:
     """Titles by system, the model first, then the baselines."""
-    order = [name for name in ("model", *_BASELINES) if name in systems]
-    order += [name for name in systems if name not in order]
+    order = sorted(systems, key=lambda name: (*("model", *_BASELINES), name).index(name))
     return {name: data.model_name if name == "model" else name.capitalize() for name in order}
 
 
-def _protocol_table(protocol: Mapping[str, Any], data: RunData) -> tuple[Table, list[Block]]:
+def _protocol_table(protocol: Mapping[str, Any], data: RunData) -> Table:
     systems = as_mapping(protocol.get("systems"))
     names = _system_names(systems, data)
     metrics = sorted({m for name in names for m in as_mapping(systems[name])}, key=metric_order)
-    notes: list[Block] = []
-    if _recall_repeats_hit_rate(systems, metrics):
+    if _recall_is_hit_rate(systems):
         metrics = [metric for metric in metrics if not metric.startswith("recall@")]
-        notes.append(Note("Recall@k equals HR@k here: one relevant item per row."))
-    columns = [
-        TableColumn("Metric", numeric=False),
-        *(TableColumn(title) for title in names.values()),
-    ]
-    columns.append(TableColumn("Ratio", hint=f"{data.model_name} divided by popularity"))
-    rows = [_metric_row(metric, systems, list(names)) for metric in metrics]
+    columns = [["Metric"], *([title, "metric"] for title in names.values())]
+    columns.append(["Ratio", "right", f"{data.model_name} divided by popularity"])
     caption = f"{_protocol_title(protocol)}: {describe_protocol(protocol, data.metrics or {})}."
-    return build_table(caption, columns, rows), notes
+    return caption, columns, [_metric_row(metric, systems, list(names)) for metric in metrics]
 
 
-def _metric_row(metric: str, systems: Mapping[str, Any], names: Sequence[str]) -> list[TableCell]:
-    values = [as_mapping(systems[name]).get(metric) for name in names]
-    known = [value for value in values if isinstance(value, int | float)]
+def _metric_row(metric: str, systems: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
+    values = {name: as_mapping(systems[name]).get(metric) for name in names}
+    model, rival = values.get("model"), values.get("popularity")
+    ratio = f"{model / rival:.2f}{TIMES}" if model is not None and rival else MISSING
+    return [metric_title(metric), *_mark_best(metric, list(values.values())), ratio]
+
+
+def _mark_best(metric: str, values: Sequence[Any]) -> list[Cell]:
+    known = [value for value in values if to_float(value) is not None]
     pick = min if metric in _LOWER_IS_BETTER else max
     best = pick(known) if known else None
-    cells = [TableCell(metric_title(metric))]
-    cells += [TableCell(format_metric(value), best=value is not None and value == best)
-              for value in values]  # fmt: skip
-    model = as_mapping(systems.get("model")).get(metric)
-    rival = as_mapping(systems.get("popularity")).get(metric)
-    return [
-        *cells,
-        TableCell(f"{model / rival:.2f}{TIMES}" if model is not None and rival else MISSING),
-    ]
+    return [Cell(value, best=value is not None and value == best) for value in values]
 
 
-def _recall_repeats_hit_rate(systems: Mapping[str, Any], metrics: Sequence[str]) -> bool:
-    pairs = [(m, m.replace("recall", "hit_rate")) for m in metrics if m.startswith("recall@")]
-    return bool(pairs) and all(
-        as_mapping(values).get(recall) == as_mapping(values).get(hit)
+def _recall_is_hit_rate(systems: Mapping[str, Any]) -> bool:
+    """Whether recall repeats the hit rate, as it does with one relevant item per row."""
+    pairs = [
+        (value, as_mapping(values).get(metric.replace("recall", "hit_rate")))
         for values in systems.values()
-        for recall, hit in pairs
-    )
+        for metric, value in as_mapping(values).items()
+        if metric.startswith("recall@")
+    ]
+    return bool(pairs) and all(recall == hit for recall, hit in pairs)
 
 
 def _protocol_title(protocol: Mapping[str, Any]) -> str:
@@ -255,121 +244,75 @@ def _protocol_title(protocol: Mapping[str, Any]) -> str:
     count = name.removeprefix("sampled_")
     if count != name:
         return f"{count} sampled negatives" if count.isdigit() else "Candidates of the data set"
-    titles = {"full_unseen": "Full ranking, unseen items", "full_all": "Full ranking, all items"}
-    return titles.get(name, name.replace("_", " ").capitalize())
+    return _PROTOCOLS.get(name, plain_words(name).capitalize())
 
 
-def _bars(protocol: Mapping[str, Any], data: RunData) -> Figure | None:
+def _plot_metrics(protocol: Mapping[str, Any], data: RunData) -> Markup | None:
     systems = as_mapping(protocol.get("systems"))
     names = _system_names(systems, data)
-    metrics = [m for m in as_mapping(systems.get("model")) if m.partition("@")[2].isdigit()]
-    families = [f for f in ("hit_rate", "ndcg") if any(m.startswith(f"{f}@") for m in metrics)]
-    ks = sorted({int(m.partition("@")[2]) for m in metrics})
-    if not families or not ks:
+    metrics = [m.partition("@") for m in as_mapping(systems.get("model"))]
+    ks = sorted({int(k) for _, _, k in metrics if k.isdigit()})
+    families = [name for name in _FAMILIES if any((name, "@", str(k)) in metrics for k in ks)]
+    if not families:
         return None
-    titles = {"hit_rate": "Hit rate", "ndcg": "NDCG"}
-    values = {
-        titles[family]: {
+    panels = {
+        _FAMILIES[family]: {
             title: [float(as_mapping(systems[name]).get(f"{family}@{k}") or 0.0) for k in ks]
             for name, title in names.items()
         }
         for family in families
     }
     label = (
-        f"Bar chart: {' and '.join(values)} of {', '.join(names.values())} "
+        f"Bar chart: {' and '.join(panels)} of {', '.join(names.values())} "
         f"at {', '.join(map(str, ks))}. The table beside it holds the values."
     )
-    return Figure(plot_metric_bars(values, ks, label), "The headline protocol over cut-offs.")
+    return plot_bars("metrics", label, panels, [f"@{k}" for k in ks])
 
 
-def _extras(metrics: Mapping[str, Any]) -> list[Block]:
-    labels, beyond = _label_blocks(metrics), _beyond_accuracy(metrics)
-    if not labels:
-        return beyond
-    table, *notes = labels
-    return [Beside((table, *beyond)), *notes]
-
-
-def _label_blocks(metrics: Mapping[str, Any]) -> list[Block]:
-    labels = metrics.get("labels")
-    if not isinstance(labels, Mapping):
-        return []
+def _view_labels(labels: Mapping[str, Any]) -> dict[str, Any]:
     constant = as_mapping(labels.get("constant"))
-    rows = []
-    for key, title, pick in (("auc", "AUC", max), ("log_loss", "Log loss", min)):
-        values = [labels.get(key), constant.get(key)]
-        known = [value for value in values if isinstance(value, int | float)]
-        best = pick(known) if known else None
-        cells = [TableCell(format_metric(value), best=len(known) > 1 and value == best)
-                 for value in values]  # fmt: skip
-        rows.append([TableCell(title), *cells])
-    columns = (
-        TableColumn("Metric", numeric=False),
-        TableColumn("Model"),
-        TableColumn("Constant label rate"),
-    )
-    blocks: list[Block] = [
-        build_table(f"Labels of {format_count(labels.get('rows'))} rows.", columns, rows)
-    ]
-    facts = _label_facts(labels)
-    blocks += [Facts(facts)] if facts else []
-    if labels.get("log_loss") is None:
-        blocks.append(Note("No log loss: this objective does not train calibrated probabilities."))
-    return blocks
-
-
-def _label_facts(labels: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     gauc, calibration = as_mapping(labels.get("gauc")), as_mapping(labels.get("calibration"))
     facts = (
-        (
-            f"GAUC, {format_count(gauc.get('users'))} users with both labels",
-            gauc.get("value"),
-        ),
+        (f"GAUC, {format_count(gauc.get('users'))} users with both labels", gauc.get("value")),
         ("Mean prediction over label rate", calibration.get("ratio")),
         ("Expected calibration error", calibration.get("expected_error")),
         ("AUC, at most off by", labels.get("auc_error") or None),
     )
-    return tuple((name, format_metric(value)) for name, value in facts if value is not None)
+    rows = []
+    for key, title in (("auc", "AUC"), ("log_loss", "Log loss")):
+        values = [labels.get(key), constant.get(key)]
+        rows.append([title, *(values if None in values else _mark_best(key, values))])
+    return {
+        "count": labels.get("rows"),
+        "rows": rows,
+        "facts": [(name, format_metric(value)) for name, value in facts if value is not None],
+        "has_log_loss": labels.get("log_loss") is not None,
+    }
 
 
-def _beyond_accuracy(metrics: Mapping[str, Any]) -> list[Block]:
-    values = as_mapping(metrics.get("beyond_accuracy"))
-    facts = []
+def _beyond_accuracy(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key, value in values.items():
         name, _, k = key.partition("@")
         top = f" (top {k})" if k else ""
         if name == "coverage":
-            facts.append((f"Catalogue recommended to anyone{top}", format_share(value)))
+            yield f"Catalogue recommended to anyone{top}", format_share(value)
         elif name == "popularity_percentile":
-            facts.append((f"Mean popularity percentile{top}", format_metric(value)))
+            yield f"Mean popularity percentile{top}", format_metric(value)
         else:
-            facts.append((f"{name.replace('_', ' ')}{top}", format_metric(value)))
-    return [Facts(tuple(facts))] if facts else []
+            yield f"{plain_words(name)}{top}", format_metric(value)
 
 
-_SHOWN_ITEMS = 5
-
-
-def build_lists(data: RunData) -> Section:
-    """The first users' first items."""
-    lead = f"The first users of {RECOMMENDATIONS_FILE}, their best {_SHOWN_ITEMS} items."
+def view_lists(data: RunData) -> dict[str, Any]:
+    """Returns the first users' best items."""
     if not data.lists:
-        text = data.gaps.get("lists", "The file of ranked lists is empty.")
-        return Section("lists", "Ranked lists", "What users would see.", (missing(text),))
-    columns = [TableColumn("User", numeric=False)]
-    columns += [TableColumn(str(rank + 1), numeric=False) for rank in range(_SHOWN_ITEMS)]
-    rows = [[TableCell(ranked.user), *_list_cells(ranked, data)] for ranked in data.lists]
-    table = build_table("Items from best to fifth, with their scores.", columns, rows)
-    return Section("lists", "Ranked lists", lead, (table,))
+        raise MissingPartError(data.gaps.get("lists", "The file of ranked lists is empty."))
+    lead = f"The first users of {RECOMMENDATIONS_FILE}, their best {SHOWN_ITEMS} items."
+    return {"lead": lead, "rows": [[ranked.user, *_items(ranked, data)] for ranked in data.lists]}
 
 
-def _list_cells(ranked: RankedList, data: RunData) -> list[TableCell]:
+def _items(ranked: RankedList, data: RunData) -> list[str]:
     names = data.catalogue.name if data.catalogue else str
-    cells = []
-    for rank in range(_SHOWN_ITEMS):
-        if rank >= len(ranked.items):
-            cells.append(TableCell(""))
-            continue
-        score = f" ({ranked.scores[rank]:.3g})" if rank < len(ranked.scores) else ""
-        cells.append(TableCell(f"{names(ranked.items[rank])}{score}"))
-    return cells
+    texts = [names(item) for item in ranked.items[:SHOWN_ITEMS]]
+    scores = [f" ({score:.3g})" for score in ranked.scores] + [""] * SHOWN_ITEMS
+    shown = [text + score for text, score in zip(texts, scores, strict=False)]
+    return shown + [""] * (SHOWN_ITEMS - len(shown))

@@ -151,6 +151,10 @@ FAST_PLANS = {
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
     # Lists are collected by user from rows that are sorted by user: no table of all users is built.
     "spark.sql.execution.useObjectHashAggregateExec": "false",
+    # A join splits a shuffled partition of twice the median, not of five times, and from 64 MiB:
+    # a key with some percent of the events would else keep one task busy alone.
+    "spark.sql.adaptive.skewJoin.skewedPartitionFactor": "2",
+    "spark.sql.adaptive.skewJoin.skewedPartitionThresholdInBytes": str(64 << 20),
 }
 
 

@@ -30,29 +30,22 @@ class CheckpointChoice(StrEnum):
     LAST = "last"
 
 
-def restore_run(
-    run: str | Path, checkpoint: str = CheckpointChoice.BEST
-) -> tuple[Path, TrainedModel]:
-    """Restores the model of a run.
+def restore_run(run: str | Path, checkpoint: str = CheckpointChoice.BEST) -> TrainedModel:
+    """Loads the model of a run with TensorFlow's start-up messages held back.
 
     Args:
         run: A run's directory, or a series' (its last finished run).
         checkpoint: `best` or `last`.
 
-    Returns:
-        Directory of the run, and its model.
-
     Raises:
         UpstreamNotReadyError: There is no such run or checkpoint.
         InputDataError: The checkpoint or its dataset version is damaged or gone.
     """
-    run_dir = resolve_run(str(run))
+    run_dir = resolve_run(str(run))  # A wrong path is refused before TensorFlow starts.
     with quiet_tensorflow():
-        import tensorflow  # noqa: F401
+        from training.checkpoint.restore import load_run
 
-    from training.checkpoint.restore import load_run
-
-    return run_dir, load_run(run_dir, "last" if checkpoint == CheckpointChoice.LAST else "best")
+    return load_run(run_dir, "last" if checkpoint == CheckpointChoice.LAST else "best")
 
 
 def override_section(section: str, config: ConfigT, overrides: Sequence[str]) -> ConfigT:

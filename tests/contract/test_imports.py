@@ -8,17 +8,19 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
+import etl
 from conf.errors import DISTRIBUTION
 from jobs.cli import EXTRAS
 
 ROOT = Path(__file__).parents[2]
 STDLIB = set(sys.stdlib_module_names)
-# The second module until the cache of compiled code finds kernels without its name.
-WIRE_FOR_TRAINING = {"etl.tfrecord.reading", "etl.tfrecord.codec.kernels"}
+PACKAGES = ("conf", "etl", "training", "jobs")
+WIRE_FOR_TRAINING = {"etl.tfrecord.reading"}
 WIRE_PACKAGES = {"numpy", "numba", "llvmlite", "pyarrow", "conf", "etl"}
 CONF_PURE = ("errors", "dates", "schema", "manifest", "paths", "run", "encoders", "operations")
 TENSORFLOW = {"tensorflow", "keras"}
@@ -34,8 +36,8 @@ def modules(package: str) -> list[Path]:
     return sorted((ROOT / package).rglob("*.py"))
 
 
-def imports_of(path: Path) -> Iterator[str]:
-    """Every module that a file imports, lazily or not, except for type checking only."""
+def nodes_at_runtime(path: Path) -> Iterator[ast.AST]:
+    """Every node of a file but those for type checking only."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     skipped = {
         id(inner)
@@ -43,9 +45,12 @@ def imports_of(path: Path) -> Iterator[str]:
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         for inner in ast.walk(node)
     }
-    for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
+    return (node for node in ast.walk(tree) if id(node) not in skipped)
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Every module that a file imports, lazily or not, except for type checking only."""
+    for node in nodes_at_runtime(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -104,6 +109,7 @@ def test_no_job_hides_a_module_of_the_standard_library():
 @pytest.mark.parametrize(
     ("module", "banned"),
     [
+        ("etl", ["pyspark", "numba", "pyarrow", "numpy", "pydantic", "tensorflow"]),
         ("conf.load", ["pyspark", "tensorflow", "keras", "etl", "training"]),
         ("jobs.cli", ["pyspark", "tensorflow", "keras", "etl", "training"]),
         ("etl.encoders.pipeline", ["tensorflow", "pyspark", "pandas", "pydantic"]),
@@ -115,6 +121,7 @@ def test_no_job_hides_a_module_of_the_standard_library():
         ("pyspark_tfrecord", ["numba", "tensorflow", "pandas", "pydantic"]),
         ("etl.tfrecord.spark.reader", ["numba", "tensorflow", "pandas", "pydantic"]),
         ("etl.build", ["tensorflow", "keras", "training"]),
+        ("training", ["tensorflow", "keras", "pyspark"]),
         ("training.loop.trainer", ["pyspark", "py4j"]),
         ("training.export.saved_model", ["pyspark", "py4j"]),
     ],
@@ -170,6 +177,48 @@ def test_the_command_line_knows_which_extra_brings_a_package():
 
 def test_the_distribution_has_one_name():
     assert PROJECT["name"] == DISTRIBUTION
+
+
+def test_training_exports_its_public_api():
+    import training
+    from training.checkpoint.restore import load_run
+    from training.loop.trainer import Trainer
+
+    assert (training.load_run, training.Trainer) == (load_run, Trainer)
+    assert {"load_run", "Trainer"} <= set(training.__all__) <= set(dir(training))
+    assert all(hasattr(training, name) for name in training.__all__)
+    assert not hasattr(training, "no_such_name")
+
+
+def dotted(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def test_no_circle_of_imports():
+    paths = {dotted(path): path for package in PACKAGES for path in modules(package)}
+    graph = {name: set(local_imports(path, paths)) - {name} for name, path in paths.items()}
+    assert len(list(TopologicalSorter(graph).static_order())) == len(paths)
+
+
+def local_imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
+    """The modules of ours that a file imports, lazily or not."""
+    for node in nodes_at_runtime(path):
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield from {full if full in known else node.module or ""} & known.keys()
+        elif isinstance(node, ast.Import):
+            yield from {alias.name for alias in node.names} & known.keys()
+
+
+def test_the_public_functions_of_etl_are_imported_on_first_use():
+    assert set(etl.__all__) <= set(dir(etl))
+    for name in etl.__all__:
+        function = getattr(etl, name)
+        assert function.__name__ == name
+        assert function is getattr(sys.modules[function.__module__], name)
+    with pytest.raises(AttributeError, match="no attribute 'write_records'"):
+        _ = etl.write_records  # type: ignore[attr-defined]
 
 
 PLAIN_WRITE = """

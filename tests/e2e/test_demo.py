@@ -71,13 +71,15 @@ def test_trained_model_beats_popularity_and_an_untrained_one_does_not(demo, run)
     assert systems["model"]["hit_rate@10"] > 1.5 * popularity
     assert systems["random"]["hit_rate@10"] < popularity
 
-    from training.checkpoint.restore import restore_model
+    from training.checkpoint.restore import load_run
     from training.evaluation.evaluate import evaluate_full
     from training.models.registry import build_model
 
-    _, config, manifest, version = restore_model(run)
-    untrained = build_model(config.model, manifest, seed=1)
-    found = evaluate_full(untrained, version, manifest, "test", (10,), True, 512)
+    trained = load_run(run)
+    untrained = build_model(trained.config.model, trained.manifest, seed=1)
+    found = evaluate_full(
+        untrained, trained.version_dir, trained.manifest, "test", (10,), True, 512
+    )
     assert found["hit_rate@10"] < popularity
 
 
@@ -185,7 +187,7 @@ def test_every_rating_is_joined_and_popularity_is_the_published_one(spark, data_
     settings = load_config(TrainConfig, "training", "ml_1m_dssm", [f"dataset={built.version}"])
     untrained = build_model(settings.model, built.manifest, seed=1)
     metrics = evaluate_split(
-        TrainedModel(untrained, settings, built.manifest, built.version), "test"
+        TrainedModel(tmp_path, untrained, settings, built.manifest, built.version), "test"
     )
     systems = {p["name"]: p["systems"] for p in metrics["protocols"]}
     # Published with DeepMatch's example: 0.1035 with seen items kept; 0.1396 without them.

@@ -149,6 +149,7 @@ def shop(spark, tmp_path_factory):
     return build_dataset(spark, BuildConfig.model_validate(data))
 
 
+@pytest.mark.exhaustive
 def test_records_hold_the_past_of_their_event(shop):
     train = read_split(shop.version, shop.manifest, "train")
     (row,) = [

@@ -15,8 +15,8 @@ from conf.errors import ConfigError
 from conf.manifest import InputFile
 from etl.encoders.fit import build_plan
 from etl.estimate import estimate_rows, estimate_sizes
-from etl.events.histories import behaviour_columns
-from etl.plan import made_behaviour_columns, plan_features
+from etl.events.histories import condition_columns
+from etl.plan import made_history_columns, plan_features
 from tests.etl.events.test_histories import CONFIG
 from tests.etl.logs import behaviour_config, build_config
 
@@ -194,7 +194,7 @@ VOCABULARY = {"kind": "vocabulary"}
 
 
 def test_each_made_column_has_its_type():
-    made = made_behaviour_columns(CONFIG)
+    made = made_history_columns(CONFIG)
     assert made["history"] == made["items"] == "list<int64>"
     assert made["all_action"] == "list<string>"
     assert made["all_price"] == made["clicks_age"] == "list<float32>"
@@ -218,5 +218,5 @@ def test_what_is_carried_shares_its_columns_vocabulary_or_is_fitted_on_it():
 
 
 def test_behaviours_tell_duplicates_apart():
-    assert behaviour_columns(CONFIG) == ["action"]
-    assert behaviour_columns(behaviour_config()) == []
+    assert condition_columns(CONFIG) == ["action"]
+    assert condition_columns(behaviour_config()) == []

@@ -12,9 +12,9 @@ from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.checkpoint_files import EpochSums, Position, ResumeState
 from training.checkpoint.manager import CheckpointManager
-from training.checkpoint.restore import manifest_sha256
 from training.loop.optimizers import Optimizers
 from training.models.registry import build_model
+from training.run_directory import manifest_sha256
 
 
 def write_tiny_run(root: Path, model: dict[str, Any], dataset: TinyConfig | None = None) -> Path:

@@ -63,7 +63,7 @@ def test_files_that_the_manifest_does_not_list_are_shown(version, sluice):
     for more in ([], ["--verify"]):
         code, out, _ = sluice(version, *more)
         assert code == 0
-        assert "first: train/part-9.tfrecord" in " ".join(out.split())
+        assert 'unlisted ["train/part-9.tfrecord"]' in " ".join(out.split())
     assert json.loads(sluice(version, "--json")[1])["unlisted"] == ["train/part-9.tfrecord"]
 
 

@@ -32,6 +32,7 @@ def arguments(dataset: Path, tmp_path: Path) -> list[str]:
     return ["train", "--dataset", str(dataset), *sets, "--sweep", str(file)]
 
 
+@pytest.mark.exhaustive
 def test_the_best_config_trains_again(arguments: list[str], tmp_path: Path, capsys) -> None:
     pytest.importorskip("optuna", reason="needs optuna: pip install 'sluice-recsys[sweep]'")
     assert main(arguments) == 0

@@ -232,6 +232,7 @@ def test_sigterm_saves_and_ends_with_its_own_exit_code(dataset: Path, tmp_path: 
     assert not (tmp_path / "t" / "CURRENT").exists()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_killed_run_resumes_where_its_last_checkpoint_was(dataset: Path, tmp_path: Path) -> None:
     command, process = start(dataset, tmp_path, "--set", "fit.checkpoint.every_steps=5")

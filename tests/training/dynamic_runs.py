@@ -14,11 +14,10 @@ from conf.paths import read_manifest
 from conf.training.input import InputConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import CheckpointConfig, DevicesConfig, FitConfig, TrainConfig
-from tests.training.killed_run import Silent
 from training.distribution.strategy import build_strategy
-from training.loop.epochs import TrainingData
+from training.input.split_source import TrainingData
 from training.loop.trainer import Trainer
-from training.monitoring.progress import StepStatus
+from training.monitoring.progress import NoProgress, StepStatus
 
 TABLES: dict[str, Any] = {
     "user_id": "dynamic",
@@ -53,14 +52,14 @@ def build_config(model: dict[str, Any], **changes: Any) -> TrainConfig:
 
 
 def build_trainer(
-    config: TrainConfig, version: Path, progress: Silent | None = None, replicas: int = 1
+    config: TrainConfig, version: Path, progress: NoProgress | None = None, replicas: int = 1
 ) -> Trainer:
     """A trainer on one device, or on logical ones."""
     strategy = tf.distribute.get_strategy()
     if replicas > 1:
         strategy = build_strategy(DevicesConfig(cpu_replicas=replicas))
     data = TrainingData(version, read_manifest(version))
-    return Trainer(config, data, strategy, progress or Silent())
+    return Trainer(config, data, strategy, progress or NoProgress())
 
 
 def read_state(trainer: Trainer) -> dict[str, np.ndarray]:
@@ -71,7 +70,7 @@ def read_state(trainer: Trainer) -> dict[str, np.ndarray]:
     return {name: tensor.numpy() for name, tensor in copy_state(state).items()}
 
 
-class Killing(Silent):
+class Killing(NoProgress):
     """Kills the process at a step."""
 
     def __init__(self, epoch: int, step: int) -> None:

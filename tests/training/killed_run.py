@@ -18,9 +18,10 @@ from conf.training.models import DSSMConfig, SampledSoftmaxConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import CheckpointConfig, FitConfig, TrainConfig
 from training.checkpoint import manager as checkpoints_module
-from training.loop import trainer as learner_module
-from training.loop.epochs import TrainingData
+from training.input.split_source import TrainingData
+from training.loop import trainer as trainer_module
 from training.loop.trainer import Trainer
+from training.monitoring.progress import NoProgress
 
 KEYS = ("user_id", "movie_id", "history")
 # All that draws: dropout, uniform negatives, shuffling; and a rate that depends on the step.
@@ -43,18 +44,6 @@ CONFIG = TrainConfig(
     ),
 )
 Key = tuple[int, ...]
-
-
-class Silent:
-    """Progress that is not shown."""
-
-    def message(self, text: str, **fields: Any) -> None: ...
-
-    def step(self, status: Any) -> None: ...
-
-    def epoch(self, record: Any, best: bool) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def row_keys(batch: dict[str, tf.Tensor]) -> list[Key]:
@@ -102,13 +91,13 @@ class Recorded:
 
 def train(version: Path, run: Path, recorded: Recorded) -> None:
     """Trains in a directory, or goes on there."""
-    build = learner_module.build_run_steps
-    learner_module.build_run_steps = recorded.wrap(build)
+    build = trainer_module.build_run_steps
+    trainer_module.build_run_steps = recorded.wrap(build)
     try:
         data = TrainingData(version, read_manifest(version))
-        Trainer(CONFIG, data, tf.distribute.get_strategy(), Silent()).fit(run, None)
+        Trainer(CONFIG, data, tf.distribute.get_strategy(), NoProgress()).fit(run, None)
     finally:
-        learner_module.build_run_steps = build
+        trainer_module.build_run_steps = build
 
 
 def kill() -> None:

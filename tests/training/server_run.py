@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import training.evaluation.evaluate  # noqa: F401  # Imported once, before processes are forked.
 from conf.training.train import StepRange, TrainConfig
-from tests.training.killed_run import KEYS, Silent, row_keys
+from tests.training.killed_run import KEYS, row_keys
 from tests.training.processes import ClusterTask
 from training.distribution.cluster import read_server_cluster
 from training.distribution.parameter_server import serve_chief
@@ -25,6 +25,7 @@ from training.distribution.scheduled_steps import ScheduledSteps
 from training.embedding import static_table
 from training.fit import fit_run
 from training.loop import trainer
+from training.monitoring.progress import NoProgress
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,12 @@ def run_task(task: Task) -> None:
         config = TrainConfig.model_validate_json(task.config.read_text())
         cluster = read_server_cluster()
         if not cluster.is_chief:
-            sys.exit(serve_chief(cluster, config.devices.worker_timeout_s, Silent()))
+            sys.exit(serve_chief(cluster, config.devices.worker_timeout_s, NoProgress()))
         RecordedSteps.log = task.config.with_name("rows.jsonl")
         RecordedSteps.kills = dict(task.kills)
         trainer.ScheduledSteps = RecordedSteps  # type: ignore[misc]
         static_table.MIN_SHARD_BYTES = 1  # Splits the small tables of the test, too.
-        fit_run(config, Silent(), resume=task.resume, profile=task.profile)
+        fit_run(config, NoProgress(), resume=task.resume, profile=task.profile)
 
 
 class RecordedSteps(ScheduledSteps):

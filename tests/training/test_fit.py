@@ -25,7 +25,7 @@ from conf.training.models import DSSMConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import EarlyStoppingConfig, FitConfig, TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
-from training.checkpoint.restore import restore_model
+from training.checkpoint.restore import load_run
 from training.evaluation import protocols
 from training.fit import fit_run, plan_run
 from training.input import split_source
@@ -182,7 +182,8 @@ def test_the_card_explains_the_run(finished, tiny_version: Path) -> None:
 def test_a_finished_run_is_current_and_restores(finished) -> None:
     run, config = finished
     assert resolve_run(str(run.parent.parent)) == run
-    _, restored, manifest, _ = restore_model(run)
+    trained = load_run(run)
+    restored, manifest = trained.config, trained.manifest
     assert restored == config
     assert manifest.dataset_name == "tiny"
 

@@ -11,10 +11,10 @@ from conf.load import override_config
 from conf.run import read_json, resolve_run
 from conf.training.sweep import SweepConfig
 from conf.training.train import TrainConfig
-from tests.training.killed_run import Silent
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training import sweep
 from training.loop.epoch_records import read_history
+from training.monitoring.progress import NoProgress
 from training.sweep import find_metric, list_grid, read_values, run_sweep, suggest_values
 
 
@@ -107,7 +107,7 @@ def sweep_config(data: dict, **changes: object) -> SweepConfig:
 
 
 def test_a_grid_runs_every_point_and_keeps_the_best(config: TrainConfig) -> None:
-    result = run_sweep(config, sweep_config(GRID), Silent())
+    result = run_sweep(config, sweep_config(GRID), NoProgress())
     points = {tuple(trial.values.values()) for trial in result.trials}
     assert points == {(0.001, 2), (0.001, 4), (0.05, 2), (0.05, 4)}
     assert [trial.state for trial in result.trials] == ["complete"] * 4
@@ -131,13 +131,14 @@ def test_a_grid_runs_every_point_and_keeps_the_best(config: TrainConfig) -> None
     assert not (Path(config.root) / "s" / "CURRENT").exists()
 
 
+@pytest.mark.exhaustive
 def test_an_interrupted_sweep_resumes_to_the_trials_of_one_that_was_not(
     config: TrainConfig, tmp_path: Path, monkeypatch
 ) -> None:
     sampler = "tpe"  # Its first ten trials are drawn at random.
     wanted = sweep_config(RANDOM, sampler=sampler)
     elsewhere = config.model_copy(update={"root": str(tmp_path / "whole")})
-    whole = run_sweep(elsewhere, wanted, Silent())
+    whole = run_sweep(elsewhere, wanted, NoProgress())
     fit, runs = sweep.fit_run, []
 
     def interrupted(*arguments: object, **options: object) -> Path:
@@ -148,29 +149,31 @@ def test_an_interrupted_sweep_resumes_to_the_trials_of_one_that_was_not(
 
     monkeypatch.setattr(sweep, "fit_run", interrupted)
     with pytest.raises(TrainingInterruptedError):
-        run_sweep(config, wanted, Silent())
-    result = run_sweep(config, wanted, Silent(), resume=True)
+        run_sweep(config, wanted, NoProgress())
+    result = run_sweep(config, wanted, NoProgress(), resume=True)
     assert len(runs) == 4  # the interrupted trial twice
     assert [t.values for t in result.trials] == [t.values for t in whole.trials]
     assert [t.value for t in result.trials] == [t.value for t in whole.trials]
     assert len({json.dumps(t.values) for t in result.trials}) == 3
-    more = run_sweep(config, sweep_config(RANDOM, sampler=sampler, trials=4), Silent(), resume=True)
+    more = run_sweep(
+        config, sweep_config(RANDOM, sampler=sampler, trials=4), NoProgress(), resume=True
+    )
     assert len(runs) == 5
     assert more.directory == result.directory
     assert more.trials[:3] == result.trials
-    run_sweep(config, sweep_config(RANDOM, sampler=sampler, trials=4), Silent(), resume=True)
+    run_sweep(config, sweep_config(RANDOM, sampler=sampler, trials=4), NoProgress(), resume=True)
     assert len(runs) == 5  # nothing is left
 
 
 def test_a_trial_killed_in_the_middle_goes_on_in_its_run(config: TrainConfig, monkeypatch) -> None:
-    class Killed(Silent):
+    class Killed(NoProgress):
         def epoch(self, record: object, best: bool) -> None:
             raise KeyboardInterrupt
 
     wanted = sweep_config(RANDOM, trials=1)
     with pytest.raises(KeyboardInterrupt):
         run_sweep(config, wanted, Killed())
-    result = run_sweep(config, wanted, Silent(), resume=True)
+    result = run_sweep(config, wanted, NoProgress(), resume=True)
     (trial,) = result.trials
     assert trial.state == "complete"
     assert len(list((result.directory / "trials" / "0000" / "runs").iterdir())) == 1
@@ -179,7 +182,7 @@ def test_a_trial_killed_in_the_middle_goes_on_in_its_run(config: TrainConfig, mo
 
 def test_a_trial_that_cannot_be_trained_fails_alone(config: TrainConfig) -> None:
     space = {"optimizer.learning_rate": [1e38, 0.01]}
-    result = run_sweep(config, sweep_config({"sampler": "grid", "space": space}), Silent())
+    result = run_sweep(config, sweep_config({"sampler": "grid", "space": space}), NoProgress())
     assert [trial.state for trial in result.trials] == ["fail", "complete"]
     assert "diverged" in result.trials[0].detail
     assert result.best.number == 1
@@ -187,7 +190,7 @@ def test_a_trial_that_cannot_be_trained_fails_alone(config: TrainConfig) -> None
 
 def test_a_batch_that_the_split_does_not_fill_fails_its_trial_alone(config: TrainConfig) -> None:
     space = {"input.batch_size": [100_000, 128]}
-    result = run_sweep(config, sweep_config({"sampler": "grid", "space": space}), Silent())
+    result = run_sweep(config, sweep_config({"sampler": "grid", "space": space}), NoProgress())
     assert [trial.state for trial in result.trials] == ["fail", "complete"]
     assert "smaller than one batch" in result.trials[0].detail
 
@@ -196,7 +199,7 @@ def test_a_trial_that_does_not_measure_the_metric_fails_alone(config: TrainConfi
     config = override_config(config, {"model.objective.kind": "binary"}, "of the test")
     held_out = {"hash_of": "user_id", "share": 0.3}
     space = {"input.validation": [held_out, None]}
-    result = run_sweep(config, sweep_config({"sampler": "grid", "space": space}), Silent())
+    result = run_sweep(config, sweep_config({"sampler": "grid", "space": space}), NoProgress())
     assert [trial.state for trial in result.trials] == ["fail", "complete"]
 
 
@@ -213,7 +216,7 @@ def test_trials_are_compared_by_the_rows_that_are_held_out(tmp_path: Path) -> No
     for kind, metric in (("sampled_softmax", "ndcg@10"), ("binary", "loss")):
         model = {"name": "mf", "embedding_dim": 2, "objective": {"kind": kind}}
         config = TrainConfig.model_validate({**base, "name": kind, "model": model})
-        result = run_sweep(config, wanted, Silent())
+        result = run_sweep(config, wanted, NoProgress())
         (record,) = read_history(result.best.run)
         assert result.metric == metric
         assert result.best.value == record.validation[metric]
@@ -227,7 +230,7 @@ def test_trials_far_behind_are_pruned(config: TrainConfig, monkeypatch) -> None:
     wanted = sweep_config(
         {"sampler": "grid", "space": {"optimizer.learning_rate": rates}, "prune_after_epochs": 1}
     )
-    result = run_sweep(config, wanted, Silent())
+    result = run_sweep(config, wanted, NoProgress())
     assert [trial.state for trial in result.trials] == ["complete"] * 5 + ["pruned"]
     assert "pruned after epoch 1" in result.trials[-1].detail
 
@@ -244,10 +247,10 @@ def test_what_the_config_does_not_take_is_refused_at_once(
     space: dict, message: str, config: TrainConfig
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        run_sweep(config, sweep_config({"trials": 2, "space": space}), Silent())
+        run_sweep(config, sweep_config({"trials": 2, "space": space}), NoProgress())
     assert not Path(config.root).exists()
 
 
 def test_a_metric_that_is_not_measured_is_refused(config: TrainConfig) -> None:
     with pytest.raises(ConfigError, match="not evaluated"):
-        run_sweep(config, sweep_config(RANDOM, metric="ndcg@7"), Silent())
+        run_sweep(config, sweep_config(RANDOM, metric="ndcg@7"), NoProgress())

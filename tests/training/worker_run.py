@@ -14,14 +14,13 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 
 from conf.training.train import TrainConfig
-from tests.training.killed_run import Silent
 from tests.training.processes import ClusterTask
 from training.fit import fit_run
 from training.loop.trainer import Trainer
-from training.monitoring.progress import TrainingProgress
+from training.monitoring.progress import NoProgress, TrainingProgress
 
 
-class SignalAt(Silent):
+class SignalAt(NoProgress):
     """Sends this process a signal after a step of the run; 0: never."""
 
     def __init__(self, step: int, number: int) -> None:

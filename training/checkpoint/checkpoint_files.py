@@ -61,7 +61,7 @@ class EpochSums:
 
 @dataclass(frozen=True)
 class ResumeState:
-    """All that a run needs, beside its variables, to go on to the bit.
+    """What a bit-exact resume needs besides the variables.
 
     Every draw of training is a function of the run's seed and of a counter: the epoch for the
     order of records, the optimizers' step, which is one of the variables, for dropout and
@@ -76,6 +76,21 @@ class ResumeState:
     position: Position
     sums: EpochSums
     seed: int
+
+    def after(self, steps: int, loss: float, wait_s: float, seconds: float) -> ResumeState:
+        """Returns the state some steps further in the same epoch.
+
+        Args:
+            steps: The steps.
+            loss: Sum of their losses.
+            wait_s: Seconds that they waited for their batches.
+            seconds: Their wall time.
+        """
+        position = Position(self.position.epoch, self.position.batch + steps)
+        sums = EpochSums(
+            self.sums.loss + loss, self.sums.wait_s + wait_s, self.sums.seconds + seconds
+        )
+        return ResumeState(position, sums, self.seed)
 
 
 STATE_PREFIX = "state"
@@ -102,19 +117,19 @@ class CheckpointLayout:
 
 @dataclass(frozen=True)
 class CheckpointMetadata:
-    """What `checkpoint.json` says.
+    """The content of `checkpoint.json`.
 
     Attributes:
-        standing: Where the run stood.
+        resume_state: Where the run was.
         layout: Which tensor is which.
     """
 
-    standing: ResumeState
+    resume_state: ResumeState
     layout: CheckpointLayout
 
 
 def write_checkpoint(
-    directory: Path, tensors: Mapping[str, tf.Tensor], seal: CheckpointMetadata
+    directory: Path, tensors: Mapping[str, tf.Tensor], metadata: CheckpointMetadata
 ) -> None:
     """Writes a checkpoint into a directory that it makes, through to the disk.
 
@@ -139,11 +154,11 @@ def write_checkpoint(
     content = {
         "format_version": FORMAT_VERSION,
         "files": files,
-        "standing": asdict(seal.standing),
+        "standing": asdict(metadata.resume_state),
         "layout": {
-            "tables": list(seal.layout.tables.items()),
-            "dense": list(seal.layout.dense),
-            "keys": dict(seal.layout.keys),
+            "tables": list(metadata.layout.tables.items()),
+            "dense": list(metadata.layout.dense),
+            "keys": dict(metadata.layout.keys),
         },
     }
     content["fingerprint"] = fingerprint(content)
@@ -159,7 +174,7 @@ def read_checkpoint(directory: Path) -> CheckpointMetadata:
     try:
         content = json.loads((directory / METADATA_FILE).read_text(encoding="utf-8"))
         expected = content.pop("fingerprint")
-        seal = _parse_metadata(content)
+        metadata = _parse_metadata(content)
         files = dict(content["files"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise build_damaged_error(directory / METADATA_FILE, repr(error)) from error
@@ -176,7 +191,7 @@ def read_checkpoint(directory: Path) -> CheckpointMetadata:
                 f"{found['bytes']} bytes, SHA-256 {found['sha256'][:12]}",
                 f"{wanted['bytes']} bytes, SHA-256 {wanted['sha256'][:12]}",
             )
-    return seal
+    return metadata
 
 
 def build_damaged_error(file: Path, received: str, allowed: str | None = None) -> InputDataError:
@@ -208,7 +223,7 @@ def _parse_metadata(content: Mapping[str, Any]) -> CheckpointMetadata:
 
 
 def parse_resume_state(content: Mapping[str, Any]) -> ResumeState:
-    """Returns the standing that `dataclasses.asdict` made a mapping of."""
+    """Returns the resume state that `dataclasses.asdict` made a mapping of."""
     parts = {
         "position": Position(**content["position"]),
         "sums": EpochSums(**content["sums"]),
@@ -238,7 +253,7 @@ class CheckpointEntry:
     """One checkpoint.
 
     Attributes:
-        position: Where the run stood.
+        position: The batch that its run reads next.
         attempt: 0, or how often the position had been saved before, which a run does that went
             on from an older checkpoint.
         path: Its folder.
@@ -249,12 +264,12 @@ class CheckpointEntry:
     path: Path
 
 
-def list_checkpoints(shelf: Path) -> list[CheckpointEntry]:
+def list_checkpoints(directory: Path) -> list[CheckpointEntry]:
     """Returns the checkpoints of a directory, oldest first; one that does not exist has none."""
-    if not shelf.is_dir():
+    if not directory.is_dir():
         return []
     found = []
-    for path in shelf.iterdir():
+    for path in directory.iterdir():
         match = ENTRY_PATTERN.fullmatch(path.name)
         if match and path.is_dir():
             epoch, batch, attempt = match.groups(default="0")
@@ -262,29 +277,31 @@ def list_checkpoints(shelf: Path) -> list[CheckpointEntry]:
     return sorted(found)
 
 
-def publish_checkpoint(written: Path, shelf: Path, position: Position) -> Path:
-    """Moves a written checkpoint onto a shelf and returns its path.
+def publish_checkpoint(written: Path, directory: Path, position: Position) -> Path:
+    """Moves a written checkpoint into a directory of checkpoints and returns its path.
 
     One of the same position stays until `prune`: there is no moment without either.
     """
-    shelf.mkdir(parents=True, exist_ok=True)
-    attempts = [entry.attempt for entry in list_checkpoints(shelf) if entry.position == position]
+    directory.mkdir(parents=True, exist_ok=True)
+    attempts = [
+        entry.attempt for entry in list_checkpoints(directory) if entry.position == position
+    ]
     suffix = f".{max(attempts) + 1}" if attempts else ""
-    target = shelf / f"{position.epoch:05d}-{position.batch:09d}{suffix}"
+    target = directory / f"{position.epoch:05d}-{position.batch:09d}{suffix}"
     written.rename(target)
-    sync_directory(shelf)
+    sync_directory(directory)
     return target
 
 
-def prune_checkpoints(shelf: Path, keep: int, unreadable: Collection[Path] = ()) -> None:
+def prune_checkpoints(directory: Path, keep: int, unreadable: Collection[Path] = ()) -> None:
     """Removes all but the newest checkpoints.
 
     Args:
-        shelf: The directory.
+        directory: The directory.
         keep: How many to keep.
         unreadable: Checkpoints to remove in any case.
     """
-    entries = list_checkpoints(shelf)
+    entries = list_checkpoints(directory)
     newest = {entry.position: entry for entry in entries if entry.path not in unreadable}
     kept = {newest[position].path for position in sorted(newest)[-keep:]}
     for entry in entries:

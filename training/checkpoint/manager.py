@@ -12,10 +12,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, InputDataError
 from conf.run import CHECKPOINTS_DIR
 from conf.training.train import CheckpointConfig
 from training.checkpoint.checkpoint_files import (
+    STATE_PREFIX,
     CheckpointLayout,
     CheckpointMetadata,
     Position,
@@ -25,10 +26,10 @@ from training.checkpoint.checkpoint_files import (
     parse_resume_state,
     prune_checkpoints,
     publish_checkpoint,
+    read_checkpoint,
     remove_leftovers,
     write_checkpoint,
 )
-from training.checkpoint.restore import restore_newest
 from training.checkpoint.training_state import (
     MODEL,
     OPTIMIZERS,
@@ -36,6 +37,7 @@ from training.checkpoint.training_state import (
     collect_state,
     copy_state,
     find_non_finite,
+    restore_state,
 )
 from training.distribution.workers import Workers
 from training.loop.diverged_batch import build_divergence_error
@@ -140,33 +142,33 @@ class CheckpointManager:
         """The position that was saved or restored last."""
         return self._saved
 
-    def restore_last(self, tell: Callable[[str], None] = _log.warning) -> ResumeState | None:
+    def restore_last(self, warn: Callable[[str], None] = _log.warning) -> ResumeState | None:
         """Restores the newest readable checkpoint and returns where the run stood, if any.
 
         Args:
-            tell: Receives a message for each damaged checkpoint that is passed over.
+            warn: Receives a message for each damaged checkpoint that is passed over.
 
         Raises:
             InputDataError: No checkpoint fits the model and can be read.
         """
-        found = self._workers.share(lambda: self._restore_last(tell))
+        found = self._workers.share(lambda: self._restore_last(warn))
         if found is None:
             return None
         self._workers.share_variables(self.state.variables.values())
-        standing = parse_resume_state(found)
-        self._saved = standing.position
-        return standing
+        resume_state = parse_resume_state(found)
+        self._saved = resume_state.position
+        return resume_state
 
-    def _restore_last(self, tell: Callable[[str], None]) -> dict[str, Any] | None:
+    def _restore_last(self, warn: Callable[[str], None]) -> dict[str, Any] | None:
         remove_leftovers(self._directory)
-        seal, self._unreadable = restore_newest(self._last, self.state, tell)
-        return None if seal is None else asdict(seal.standing)
+        metadata, self._unreadable = restore_newest(self._last, self.state, warn)
+        return None if metadata is None else asdict(metadata.resume_state)
 
-    def save(self, standing: ResumeState, *, best: bool = False) -> None:
+    def save(self, resume_state: ResumeState, *, best: bool = False) -> None:
         """Copies the state and writes it, after the write before has ended.
 
         Args:
-            standing: Where the run stands.
+            resume_state: Where the run is.
             best: Whether it is the best epoch so far.
 
         Raises:
@@ -174,13 +176,13 @@ class CheckpointManager:
             TrainingDivergedError: A saved number is not finite; nothing was written.
         """
         if not self._workers.is_chief:
-            self._saved = standing.position
+            self._saved = resume_state.position
             return
         self._writer.wait()  # Two copies of the state are never held at once.
         tensors = copy_state(self.state)
-        self._saved = standing.position
+        self._saved = resume_state.position
         self._writer.submit(
-            lambda: self._write(tensors, CheckpointMetadata(standing, self.layout), best)
+            lambda: self._write(tensors, CheckpointMetadata(resume_state, self.layout), best)
         )
 
     def check(self) -> None:
@@ -196,9 +198,9 @@ class CheckpointManager:
         self._writer.close()
 
     def _write(
-        self, tensors: Mapping[str, tf.Tensor], seal: CheckpointMetadata, best: bool
+        self, tensors: Mapping[str, tf.Tensor], metadata: CheckpointMetadata, best: bool
     ) -> None:
-        position = seal.standing.position
+        position = metadata.resume_state.position
         name = find_non_finite(tensors.items())
         if name is not None:
             raise build_divergence_error(f"{name} is not finite", position)
@@ -210,7 +212,7 @@ class CheckpointManager:
             try:
                 self._directory.mkdir(parents=True, exist_ok=True)
                 remove_leftovers(self._directory)
-                write_checkpoint(writing, tensors, seal)
+                write_checkpoint(writing, tensors, metadata)
                 if best:
                     linked = writing.with_suffix(".best")
                     link_checkpoint(writing, linked)
@@ -223,6 +225,40 @@ class CheckpointManager:
                 shutil.rmtree(writing, ignore_errors=True)  # A full disk needs the room.
                 raise
         self._unreadable = []
+
+
+def restore_newest(
+    directory: Path, state: TrainingState, warn: Callable[[str], None] = _log.warning
+) -> tuple[CheckpointMetadata | None, list[Path]]:
+    """Sets the state to the newest checkpoint that can be read.
+
+    Args:
+        directory: The checkpoints.
+        state: The variables to set.
+        warn: Receives a message for each damaged checkpoint that is passed over.
+
+    Returns:
+        The checkpoint's metadata, or None where there is none; and the checkpoints that were
+        passed over.
+
+    Raises:
+        InputDataError: There are checkpoints, and none fits the model and can be read.
+    """
+    refused: list[Path] = []
+    first: InputDataError | None = None
+    for entry in reversed(list_checkpoints(directory)):
+        try:
+            metadata = read_checkpoint(entry.path)
+            restore_state(state, entry.path / STATE_PREFIX)
+        except InputDataError as error:
+            refused.append(entry.path)
+            first = first or error
+            warn(f"passing over checkpoint {entry.path}: {error.received}")
+        else:
+            return metadata, refused
+    if first is not None:
+        raise first
+    return None, []
 
 
 def describe_layout(state: TrainingState, model: RetrievalModel) -> CheckpointLayout:

@@ -42,11 +42,11 @@ class Saveable(Protocol):
         ...
 
     def restore_tensors(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Takes the state over from the tensors of an earlier `state_tensors`."""
+        """Restores the state from the tensors of an earlier `state_tensors`."""
         ...
 
     def find_problems(self, found: Mapping[str, tuple[str, list[int]]]) -> list[str]:
-        """Returns why `restore_tensors` could not take tensors over; none: it can.
+        """Returns why `restore_tensors` would refuse tensors; none: it would not.
 
         Args:
             found: Type and shape of each tensor, by name.
@@ -56,7 +56,7 @@ class Saveable(Protocol):
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What is saved, by name.
+    """The state that is saved, by name.
 
     Attributes:
         variables: Variables; one that is split counts as one, and one that grows is as long as
@@ -145,7 +145,7 @@ def restore_state(state: TrainingState, prefix: Path) -> None:
     """Sets the state to what a checkpoint holds; what is more in it is left alone.
 
     Args:
-        state: What to set. Nothing is, unless all of it can be.
+        state: The variables to set; all of them, or none.
         prefix: The checkpoint's path without suffix.
 
     Raises:

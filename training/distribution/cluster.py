@@ -54,13 +54,13 @@ def read_cluster(environment: Mapping[str, str] | None = None) -> Cluster:
 
 @dataclass(frozen=True)
 class TFConfigForm:
-    """What a strategy wants of `TF_CONFIG`.
+    """The form of `TF_CONFIG` that a strategy needs.
 
     Attributes:
         strategy: Name of the strategy.
         jobs: Types of its processes; there is at least one of each.
         example: A value that would do.
-        fix: What to do instead, for the errors.
+        fix: Remedy that the errors name.
     """
 
     strategy: str
@@ -80,7 +80,7 @@ class TFConfigForm:
 
 @dataclass(frozen=True)
 class TFConfig:
-    """What `TF_CONFIG` says.
+    """The content of `TF_CONFIG`.
 
     Attributes:
         jobs: `host:port` of each process by its type.
@@ -97,7 +97,7 @@ def read_tf_config(form: TFConfigForm, environment: Mapping[str, str] | None = N
     """Reads `TF_CONFIG`.
 
     Args:
-        form: What it has to say.
+        form: Its required form.
         environment: Variables; None takes those of the process.
 
     Raises:
@@ -217,7 +217,7 @@ def is_listening(address: str) -> bool:
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), PROBE_TIMEOUT_S) as probe:
-            # Where nobody listens the system may give the probe that very port: it meets itself.
+            # The system may give the probe the very port that it asks: then nothing listens there.
             return probe.getsockname() != probe.getpeername()
     except OSError:
         return False

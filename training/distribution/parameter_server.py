@@ -128,7 +128,7 @@ def released_servers(strategy: tf.distribute.Strategy) -> Iterator[None]:
     except tf.errors.OpError as error:
         raise build_lost_error(strategy.cluster, describe_error(error)) from error
     finally:
-        _tell_end(strategy.cluster, code)
+        _send_end(strategy.cluster, code)
 
 
 def build_lost_error(cluster: ServerCluster, received: str) -> InternalError:
@@ -148,13 +148,13 @@ def build_lost_error(cluster: ServerCluster, received: str) -> InternalError:
     )
 
 
-def _tell_end(cluster: ServerCluster, code: int) -> None:
+def _send_end(cluster: ServerCluster, code: int) -> None:
     """Puts the exit code into a queue on each process, which looks into it."""
     for job, addresses in cluster.to_jobs().items():
         for index, address in enumerate(addresses):
             if address == cluster.chief or not is_listening(address):
                 continue
-            # One that has come back unnoticed, or just ends, cannot be told: it finds out.
+            # A process that has restarted, or just ends, is not reached: it finds out.
             with suppress(tf.errors.OpError), tf.device(f"/job:{job}/task:{index}/device:CPU:0"):
                 queue = tf.raw_ops.FIFOQueueV2(
                     component_types=[tf.int32], shapes=[[]], shared_name=END_QUEUE
@@ -171,7 +171,7 @@ def serve_chief(cluster: ServerCluster, timeout_s: int, progress: TrainingProgre
     Args:
         cluster: The processes; this one is a worker or a parameter server.
         timeout_s: Seconds without a sign of life after which the chief is taken for dead.
-        progress: Where to tell what happens.
+        progress: Receives a message for each event.
 
     Returns:
         0 where the chief has trained; 143 or 130 where a signal ended it after it had saved.

@@ -29,7 +29,7 @@ class ScheduledSteps:
     Args:
         strategy: The processes.
         train_step: One step.
-        optimizers: What it updates with; they count the steps.
+        optimizers: Update the model, and count the steps.
     """
 
     def __init__(

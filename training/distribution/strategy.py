@@ -24,8 +24,7 @@ from training.distribution.cluster import (
     read_server_cluster,
 )
 from training.distribution.parameter_server import ParameterServers, connect_servers
-from training.embedding.key_mapping import ARRIVALS
-from training.input.batches import Batch
+from training.input.batches import ARRIVALS, Batch
 
 # TensorFlow has no public name for these; by default ten seconds are all that a start may take.
 
@@ -80,7 +79,7 @@ def build_strategy(config: DevicesConfig) -> tf.distribute.Strategy:
 
 @dataclass(frozen=True)
 class Devices:
-    """What a run computes on.
+    """The devices that a run computes on.
 
     Attributes:
         strategy: `none`, `mirrored`, `multi_worker` or `parameter_server`.

@@ -168,7 +168,7 @@ def lost_worker_errors(workers: Workers) -> Iterator[None]:
 
 
 def _describe(error: tf.errors.OpError) -> str:
-    """The line that tells which process is gone; above it stands where the step was built."""
+    """The line that names the lost process; the lines above it name where the step was built."""
     lines = [line for line in str(error).splitlines() if _ABORTED in line]
     return lines[0] if lines else describe_error(error)
 

@@ -72,7 +72,7 @@ def add_distinct_ids(dataset: tf.data.Dataset, lookups: Sequence[Lookups]) -> tf
 
     Args:
         dataset: Batches of one replica.
-        lookups: What is looked up where; lists that are not padded are left to the step.
+        lookups: Features and their tables; lists that are not padded are left to the step.
     """
     specs = dataset.element_spec
     known = [
@@ -95,21 +95,21 @@ class BatchRows:
     """The rows of one batch; each table's are gathered where they are first asked for.
 
     Args:
-        batch: What `add_distinct_ids` made.
+        batch: A batch from `add_distinct_ids`.
         lookups: As there.
     """
 
     def __init__(self, batch: Mapping[str, Any], lookups: Sequence[Lookups]) -> None:
         self._ids: dict[Any, tf.Tensor] = {}
-        self._places: dict[tuple[Any, int], tuple[tf.Tensor, tf.Tensor | None]] = {}
+        self._positions: dict[tuple[Any, int], tuple[tf.Tensor, tf.Tensor | None]] = {}
         self._rows: dict[Any, tf.Tensor] = {}
         self._others: set[Any] = set()
         for number, found in batch[DISTINCT].items():
             for table in lookups[int(number)].tables:
                 self._ids[table.ref()] = found["ids"]
                 for name, positions in found["positions"].items():
-                    place = positions, found["segments"].get(name)
-                    self._places[table.ref(), id(batch[name])] = place
+                    known = positions, found["segments"].get(name)
+                    self._positions[table.ref(), id(batch[name])] = known
 
     def find(self, table: tf.Variable, ids: tf.Tensor, read: _ReadRows) -> FoundRows | None:
         """Returns the rows of a feature's ids, or None where they are not known.
@@ -119,12 +119,12 @@ class BatchRows:
             ids: A tensor of the batch.
             read: How rows of a table are read.
         """
-        place = self._places.get((table.ref(), id(ids)))
-        if place is None:
+        known = self._positions.get((table.ref(), id(ids)))
+        if known is None:
             return None
         if table.ref() not in self._rows:
             self._rows[table.ref()] = read(table, self._ids[table.ref()])
-        return FoundRows(self._rows[table.ref()], *place)
+        return FoundRows(self._rows[table.ref()], *known)
 
     def note_others(self, table: tf.Variable) -> None:
         """Notes that rows of a table were also gathered elsewhere."""

@@ -19,10 +19,9 @@ import tensorflow as tf
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_space import GrowingRows, KeySpace, read_capacity, reserve_rows
 from training.embedding.static_table import EmbeddingTable
+from training.input.batches import ARRIVALS
 from training.tensorflow_runtime import close_iterators_at_exit
 
-ARRIVALS = "arrivals"
-"""Key of a batch that holds the rows that are new in it; no feature is named so."""
 _ROWS, _DRAWN = "rows", "drawn"
 _KEPT = "keys of {}"
 
@@ -124,7 +123,7 @@ def admit_arrivals(arrivals: Mapping[str, Any], keyed: Sequence[KeyedFeatures]) 
     """Gives the new rows of a batch memory and their first values, in a replica context.
 
     Args:
-        arrivals: What `map_keys` added to the batch.
+        arrivals: The rows that `map_keys` added to the batch.
         keyed: As there.
     """
     for number, found in arrivals.items():

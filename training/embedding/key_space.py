@@ -47,7 +47,7 @@ class KeySpace(tf.Module):
         self._members = _Members()
         self._session = 0
         self._turn = threading.Lock()  # A session's batch is mapped whole, or no longer.
-        self._is_told = False
+        self._is_reported = False
         self.known_rows = tf.Variable(
             FIRST_ROW, dtype=tf.int64, trainable=False, name=f"{name}/known_rows"
         )
@@ -96,14 +96,14 @@ class KeySpace(tf.Module):
                     return self.index.find(keys), len(self.index)
                 rows, refused = self.index.map(keys)
                 self.refused += refused
-                self._tell_if_full()
+                self._warn_if_full()
                 return rows, len(self.index)
 
         return map_keys
 
-    def _tell_if_full(self) -> None:
-        if self.refused and not self._is_told:
-            self._is_told = True
+    def _warn_if_full(self) -> None:
+        if self.refused and not self._is_reported:
+            self._is_reported = True
             _log.warning(
                 "dynamic table %s is full (max_rows = %d): further new keys read zeros",
                 self.label,
@@ -136,7 +136,7 @@ class KeySpace(tf.Module):
         return {SAVED_KEYS: tf.constant(self.read_keys())}
 
     def restore_tensors(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Takes over saved keys; the matrices are restored by themselves.
+        """Sets the keys to saved ones; the matrices are restored by themselves.
 
         Raises:
             ValueError: A key occurs twice, or there are more than `max_rows`.
@@ -156,7 +156,7 @@ class KeySpace(tf.Module):
             self.known_rows.assign(len(self.index))
 
     def find_problems(self, found: Mapping[str, tuple[str, list[int]]]) -> list[str]:
-        """Returns why saved tensors cannot be taken over; none: they can.
+        """Returns why saved tensors cannot be restored; none: they can.
 
         Args:
             found: Type and shape of each tensor, by the names of `state_tensors`.

@@ -71,7 +71,7 @@ class LazyAdagrad:
     """Adagrad (Duchi, Hazan & Singer 2011, "Adaptive subgradient methods", figure 1, diagonal).
 
     Attributes:
-        initial_accumulator: What the sum of squares starts with, 0 or more.
+        initial_accumulator: First value of the sum of squares, 0 or more.
         epsilon: Added to the sum of squares under the root, as in Keras.
     """
 
@@ -135,7 +135,7 @@ class LazyFTRL:
 
     Attributes:
         learning_rate_power: Power of the sum of squares that the rate falls with, 0 or less.
-        initial_accumulator: What the sum of squares starts with, above 0.
+        initial_accumulator: First value of the sum of squares, above 0.
         l1: Weight of the L1 norm.
         l2: Weight of the squared L2 norm.
         beta: The paper's smoothing of the rate.
@@ -215,7 +215,7 @@ class LazyOptimizer(tf.Module):
 
     Args:
         tables: Variables `[vocabulary_size, dim]`, or their shards.
-        rule: What is done to a row.
+        rule: The update of a row.
         learning_rate: A number, or a function of the zero-based step.
         clip_value: Largest absolute value of a number of the summed gradient, or None.
     """

@@ -173,7 +173,7 @@ class EmbeddingTable(tf.Module):
 
     @property
     def variable(self) -> tf.Variable | RowShards:
-        """What rows are read from."""
+        """The variable, or shards, that rows are read from."""
         return self.rows
 
     def lookup(self, ids: tf.Tensor) -> tf.Tensor:

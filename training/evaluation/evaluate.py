@@ -58,7 +58,7 @@ def evaluate_full(
     Ties count against the target; targets outside the catalogue count as misses.
 
     Args:
-        model: The model as it stands.
+        model: The model.
         version_dir: Directory of the dataset version.
         manifest: Its manifest.
         split: Split to rank.
@@ -222,7 +222,7 @@ class _CandidatePool:
 
 
 class _UserCount:
-    """Distinct users; those that cannot be told apart count one each.
+    """Distinct users; rows without a user's name count one each.
 
     Those are users outside the vocabulary, and all rows of a dataset without users.
     """

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from conf.manifest import Manifest
 from conf.schema import OOV_ID
-from training.evaluation.metrics import auc, constant_log_loss, log_loss
+from training.evaluation.metrics import IntArray, auc, constant_log_loss, log_loss
 
 if TYPE_CHECKING:
     from training.models.retrieval import RetrievalModel
@@ -189,13 +189,11 @@ PARTITIONS = 64
 _ROW = np.dtype([("user", "<i8"), ("score", "<f4"), ("positive", "?")])
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
-GroupArray = NDArray[np.int64]
-
 
 class GroupedAUC:
     """AUC per user, weighted by the user's rows (Zhou et al. 2018, DIN, section 6.2).
 
-    It tells how well the rows of one user are ordered, and is blind to differences between users.
+    It measures how well the rows of one user are ordered, and ignores differences between users.
     Users with rows of one class alone have no AUC and are left out.
 
     Exact, whatever order rows come in. Up to `kept_rows` rows are in memory; beyond that they go to
@@ -214,7 +212,7 @@ class GroupedAUC:
         self._files: list[IO[bytes]] = []
 
     def update(
-        self, users: GroupArray, labels: NDArray[np.bool_], scores: NDArray[np.float32]
+        self, users: IntArray, labels: NDArray[np.bool_], scores: NDArray[np.float32]
     ) -> None:
         """Adds rows, each `[rows]`; no score is NaN."""
         if not len(users):
@@ -265,8 +263,8 @@ class GroupedAUC:
 
 
 def auc_by_group(
-    groups: GroupArray, labels: NDArray[np.bool_], scores: NDArray[np.float32]
-) -> tuple[NDArray[np.float64], GroupArray]:
+    groups: IntArray, labels: NDArray[np.bool_], scores: NDArray[np.float32]
+) -> tuple[NDArray[np.float64], IntArray]:
     """AUC of each group that has both classes, ties a half.
 
     Args:
@@ -302,7 +300,7 @@ class LabelScores:
         model: Trained model.
         label: Name of the label feature.
         user: Name of the feature that rows are grouped by for GAUC; None: no GAUC.
-        temperature: What scores are divided by to give logits; None where the objective does not
+        temperature: Divisor of the scores that gives logits; None where the objective does not
             calibrate them, which leaves log loss and calibration undefined.
     """
 
@@ -376,7 +374,7 @@ class LabelScores:
 
 
 def find_user_ids(manifest: Manifest) -> str | None:
-    """Returns the feature that tells users apart by an id of a vocabulary, or None."""
+    """Returns the feature whose ids of a vocabulary name the users, or None."""
     user = manifest.keys.user
     if user is None:
         return None

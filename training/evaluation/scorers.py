@@ -78,18 +78,18 @@ class PopularityScorer:
 
     def __init__(self, counts: IntArray) -> None:
         order = np.argsort(-counts, kind="stable")
-        # Scores are places, not counts, so that no two items tie.
-        places = np.empty(len(counts), dtype=np.float32)
-        places[order] = np.arange(len(counts), 0, -1, dtype=np.float32)
-        self._places = places
+        # Scores are ranks, not counts, so that no two items tie.
+        scores = np.empty(len(counts), dtype=np.float32)
+        scores[order] = np.arange(len(counts), 0, -1, dtype=np.float32)
+        self._scores = scores
 
     def scores(self, features: Mapping[str, tf.Tensor], rows: int) -> NDArray[np.float32]:
         """Scores the whole catalogue, `[rows, items]`, read-only."""
-        return np.broadcast_to(self._places, (rows, len(self._places)))
+        return np.broadcast_to(self._scores, (rows, len(self._scores)))
 
 
 class RandomScorer:
-    """A uniform random order per row; depends on the seed and the row's place in the split.
+    """A uniform random order per row; depends on the seed and the row's number in the split.
 
     Args:
         items: Number of catalogue items.

@@ -1,6 +1,6 @@
 """Encoder operations in TensorFlow: what `etl.encoders` does on Arrow, on tensors.
 
-Ids, hashes and parts of dates are equal to the bit. Scaled numbers, sines and weights are
+Ids, hashes and parts of dates are bit-equal. Scaled numbers, sines and weights are
 float64 until the last step; they are equal to one unit in the last place of float32 (of 1,
 for sines and cosines), more only where a logarithm lies within 1e-15 of what is subtracted
 from it.
@@ -87,7 +87,7 @@ def multiply_lists(
         max_len: Combinations kept of each row, the first ones; None keeps all.
 
     Returns:
-        By list, the place of each combination's value, int32 `[batch, combinations]`; and which
+        By list, the position of each combination's value, int32 `[batch, combinations]`; and which
         combinations are none, bool of the same shape.
     """
     lengths = [
@@ -100,29 +100,29 @@ def multiply_lists(
         strides.append(tf.minimum(strides[-1] * length, limit))
     counts, strides = strides[-1], strides[-2::-1]
     width = tf.reduce_max(tf.concat([[0], counts[:, 0]], axis=0))
-    place = tf.range(width)[tf.newaxis, :]
-    places = [
-        tf.cast(place // tf.maximum(stride, 1) % tf.maximum(length, 1), tf.int32)
+    number = tf.range(width)[tf.newaxis, :]
+    positions = [
+        tf.cast(number // tf.maximum(stride, 1) % tf.maximum(length, 1), tf.int32)
         for stride, length in zip(strides, lengths, strict=True)
     ]
-    return places, place >= counts
+    return positions, number >= counts
 
 
 def pick_values(
-    parts: tuple[tf.Tensor, tf.Tensor], places: tf.Tensor
+    parts: tuple[tf.Tensor, tf.Tensor], positions: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Picks values of lists by their places.
+    """Picks values of lists by their positions.
 
     Args:
         parts: Two tensors of the lists' values, `[batch, length]`; of no length, too.
-        places: Places of combinations' values, int32 `[batch, combinations]`.
+        positions: Positions of combinations' values, int32 `[batch, combinations]`.
 
     Returns:
-        Both parts at these places, `[batch, combinations]`.
+        Both parts at these positions, `[batch, combinations]`.
     """
     # A list of no width gets one value, which is never shown.
     one, other = (tf.pad(part, [[0, 0], [0, 1]]) for part in parts)
-    return tf.gather(one, places, batch_dims=1), tf.gather(other, places, batch_dims=1)
+    return tf.gather(one, positions, batch_dims=1), tf.gather(other, positions, batch_dims=1)
 
 
 _DAY = 86_400
@@ -159,7 +159,7 @@ class RawValues:
         return tf.where(self.is_null, tf.constant(math.nan, tf.float64), numbers)
 
     def finish(self, encoded: tf.Tensor, null: int | float) -> tf.Tensor:
-        """Puts what stands for null and padding in its places; padding is 0."""
+        """Replaces the values of null and padding; padding is 0."""
         encoded = tf.where(self.is_null, tf.cast(null, encoded.dtype), encoded)
         if self.is_pad is None:
             return encoded
@@ -168,7 +168,7 @@ class RawValues:
 
 @dataclass(frozen=True)
 class Resources:
-    """What was fitted.
+    """Results of a fit that operations look up.
 
     Attributes:
         ids: Encoder of raw tokens by vocabulary.
@@ -185,9 +185,9 @@ def apply_operation(
     """Executes an operation.
 
     Args:
-        operation: What to do.
+        operation: The operation.
         inputs: The raw inputs in the plan's order.
-        resources: What was fitted.
+        resources: The results of the fit.
 
     Returns:
         `[batch]` or `[batch, length]`, 0 where there is nothing; lists are not yet cut.
@@ -240,14 +240,14 @@ def _normalize(operation: Normalize, inputs: Sequence[RawValues], _: Resources) 
 
 
 def _cross(operation: Cross, inputs: Sequence[RawValues], _: Resources) -> tf.Tensor:
-    fields = [_cross_field(operation.preparation(place), raw) for place, raw in enumerate(inputs)]
+    fields = [_cross_field(operation.preparation(number), raw) for number, raw in enumerate(inputs)]
     lists = [raw for raw in inputs if raw.is_pad is not None]
     is_pad = lists[0].is_pad if lists else None
     if len(lists) > 1:
         combined, is_pad = multiply_lists([raw.is_pad for raw in lists], lists[0].max_len)
-        places = iter(combined)
+        positions = iter(combined)
         fields = [
-            field if raw.is_pad is None else pick_values(field, next(places))
+            field if raw.is_pad is None else pick_values(field, next(positions))
             for field, raw in zip(fields, inputs, strict=True)
         ]
     if is_pad is not None:  # scalars stand beside each value
@@ -319,14 +319,14 @@ def _multi_hot(operation: MultiHot, inputs: Sequence[RawValues], resources: Reso
     ids = resources.ids[operation.vocabulary](raw)
     if raw.is_pad is None:
         ids = ids[:, tf.newaxis]
-    # Padding's place is no class: -1 has none either.
-    places = tf.where(tf.equal(ids, PAD_ID), tf.cast(-1, tf.int64), ids)
+    # Padding is no class, and neither is -1.
+    classes = tf.where(tf.equal(ids, PAD_ID), tf.cast(-1, tf.int64), ids)
     if not operation.is_weighted:
-        return tf.reduce_max(tf.one_hot(places, operation.size, dtype=tf.float32), axis=1)
-    numbers = tf.reshape(inputs[1].numbers, tf.shape(places))
+        return tf.reduce_max(tf.one_hot(classes, operation.size, dtype=tf.float32), axis=1)
+    numbers = tf.reshape(inputs[1].numbers, tf.shape(classes))
     weights = tf.where(tf.math.is_nan(numbers), tf.zeros_like(numbers), numbers)
     # Not a product: infinity times 0 is no number.
-    is_there = tf.one_hot(places, operation.size, on_value=True, off_value=False, dtype=tf.bool)
+    is_there = tf.one_hot(classes, operation.size, on_value=True, off_value=False, dtype=tf.bool)
     own = tf.where(is_there, weights[:, :, tf.newaxis], tf.cast(0.0, tf.float64))
     return tf.reduce_sum(own, axis=1)
 

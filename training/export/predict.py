@@ -34,7 +34,7 @@ from training.input.vocabularies import Vocabulary, read_key_vocabulary
 
 @dataclass(frozen=True)
 class PredictionCounts:
-    """What was written.
+    """Users of a file of recommendations.
 
     Attributes:
         users: Users with a list.
@@ -46,13 +46,12 @@ class PredictionCounts:
 
 
 def write_recommendations(
-    trained: TrainedModel, run_dir: Path, k: int, mask_seen: bool
+    trained: TrainedModel, k: int, mask_seen: bool
 ) -> tuple[Path, PredictionCounts]:
     """Writes the lists of all users; an earlier file is replaced when the new one is complete.
 
     Args:
         trained: The run's model.
-        run_dir: Directory of the run.
         k: Length of a list; shorter where a user has met nearly everything.
         mask_seen: Whether items that the user has met are left out.
 
@@ -77,7 +76,7 @@ def write_recommendations(
         index, read_key_vocabulary(version_dir, manifest, manifest.require_key("item"))
     )
     vocabulary = read_key_vocabulary(version_dir, manifest, manifest.require_key("user"))
-    target = run_dir / RECOMMENDATIONS_FILE
+    target = trained.run_dir / RECOMMENDATIONS_FILE
     users = unknown = 0
     with (
         atomic_file(target) as unfinished,

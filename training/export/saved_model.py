@@ -124,12 +124,11 @@ OUTPUT_NAME = "embedding"
 EmbedFunction = Callable[[Mapping[str, tf.Tensor]], tf.Tensor]
 
 
-def write_export(trained: TrainedModel, run_dir: Path) -> Path:
+def write_export(trained: TrainedModel) -> Path:
     """Writes `export/` of a run; an earlier export is replaced when the new one is complete.
 
     Args:
         trained: The run's model.
-        run_dir: Directory of the run.
 
     Returns:
         Directory of the export.
@@ -140,14 +139,14 @@ def write_export(trained: TrainedModel, run_dir: Path) -> Path:
         InternalError: The disk is full, or there is no permission.
     """
     with disk_errors(
-        f"cannot write the export of {run_dir}; an earlier one is untouched",
+        f"cannot write the export of {trained.run_dir}; an earlier one is untouched",
         "free some space (or check the permissions), then export again",
     ):
-        return _write_export(trained, run_dir)
+        return _write_export(trained)
 
 
-def _write_export(trained: TrainedModel, run_dir: Path) -> Path:
-    target = run_dir / EXPORT_DIR
+def _write_export(trained: TrainedModel) -> Path:
+    target = trained.run_dir / EXPORT_DIR
     plan = read_plan(trained.version_dir, trained.manifest)
     model = trained.model
     with staged_directory(target) as staging:
@@ -173,7 +172,7 @@ def _write_export(trained: TrainedModel, run_dir: Path) -> Path:
             {
                 "format_version": EXPORT_FORMAT_VERSION,
                 "model": trained.config.model.name,
-                "run": run_dir.name,
+                "run": trained.run_dir.name,
                 "dataset": trained.manifest.dataset_name,
                 "dataset_version": trained.manifest.dataset_version,
                 "encoders_fingerprint": trained.manifest.encoders_fingerprint,

@@ -49,7 +49,7 @@ INT_PAD_TOKENS = (-(2**63), -(2**62))
 STRING_PAD_TOKENS = ("<sluice:pad>", "<sluice:pad:2>")
 FLOAT_PAD_TOKEN = -(2.0**127) * (2.0 - 2.0**-23)
 """The least float32: what pads lists of floats."""
-# What stands for a missing value; of floats it is NaN.
+# The token of a missing value; of floats it is NaN.
 INT_NULL_TOKENS = (-(2**61), -(2**60))
 STRING_NULL_TOKENS = ("<sluice:null>", "<sluice:null:2>")
 
@@ -66,8 +66,8 @@ class RawInput:
         is_list: Whether it is `[batch, length]` rather than `[batch]`.
         length: The fixed length of a list, None where any length will do.
         max_len: Values that are read of a longer list, None for all.
-        pad_token: What fills a list that is shorter than others in the batch.
-        null_token: What stands for a missing value; of floats, NaN does as well.
+        pad_token: Fills a list that is shorter than others in the batch.
+        null_token: Means a missing value; of floats, NaN does as well.
     """
 
     name: str
@@ -121,8 +121,8 @@ def build_inputs(
     names = [name, *(f"{name}_{raw.name}" for raw in served[1:])]
     return tuple(
         # Tokens stand in the first column; weights beside them have none.
-        _operand(raw, spec, own, None if place else vocabulary)
-        for place, (raw, own) in enumerate(zip(served, names, strict=True))
+        _operand(raw, spec, own, None if number else vocabulary)
+        for number, (raw, own) in enumerate(zip(served, names, strict=True))
     )
 
 

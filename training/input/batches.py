@@ -36,6 +36,8 @@ from training.input.vocabularies import read_plan
 from training.tensorflow_runtime import close_iterators_at_exit
 
 Batch = dict[str, Any]
+ARRIVALS = "arrivals"
+"""Key of a batch whose value holds the rows of dynamic tables that are new in it."""
 
 # Rows that are handed to TensorFlow at a time, where all columns have one size: a call costs
 # some ten microseconds per column, which would be most of the time of a small batch.

@@ -273,3 +273,41 @@ def _read_counts(file: Path | None) -> dict[str, int]:
         return {str(key): int(rows) for key, rows in counts.items()}
     except (ValueError, TypeError):  # damaged: count again
         return {}
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """A dataset version that a run trains on.
+
+    Attributes:
+        version_dir: Directory of the dataset version.
+        manifest: Its manifest.
+        counts_file: Keeps how many rows the input leaves, where they had to be counted; None
+            keeps it for this process alone.
+    """
+
+    version_dir: ReadablePath
+    manifest: Manifest
+    counts_file: Path | None = None
+
+    def steps_per_epoch(self, config: InputConfig) -> int:
+        """Whole batches of an epoch; the rows left over are drawn anew each epoch.
+
+        Args:
+            config: How the train split is read. Only where it leaves rows out is the split read
+                through, once.
+
+        Raises:
+            InputDataError: There is no whole batch, or a shard is damaged.
+        """
+        source = SplitSource(self.version_dir, self.manifest, "train", config)
+        return count_steps(source, self.counts_file)
+
+    def held_out_rows(self, config: InputConfig) -> int:
+        """Rows of train that `config.validation` keeps apart; counted as those of an epoch are.
+
+        Raises:
+            InputDataError: A shard is damaged.
+        """
+        source = SplitSource(self.version_dir, self.manifest, "train", config, is_held_out=True)
+        return count_rows(source, self.counts_file)

@@ -49,7 +49,7 @@ def build_divergence_error(received: str, position: Position) -> TrainingDiverge
     """Returns the error that ends a run whose numbers are no longer finite.
 
     Args:
-        received: What was found.
+        received: The number that is not finite.
         position: The batch that it was found after.
     """
     return TrainingDivergedError(

@@ -4,137 +4,27 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import tensorflow as tf
 
-from conf.errors import InputDataError, TrainingDivergedError
-from conf.manifest import Manifest
-from conf.paths import ReadablePath
-from conf.training.input import InputConfig
-from conf.training.train import TrainConfig
-from training.checkpoint.checkpoint_files import EpochSums, Position, ResumeState
+from conf.errors import TrainingDivergedError
+from training.checkpoint.checkpoint_files import Position, ResumeState
 from training.checkpoint.manager import CheckpointManager
-from training.distribution.strategy import distribute_batches
 from training.distribution.workers import NullWriter, Workers
-from training.embedding.distinct_rows import Lookups, add_distinct_ids
-from training.embedding.key_mapping import KeyedFeatures, map_keys
-from training.input.batches import Batch, build_train_dataset
-from training.input.damage import InputCounts, input_errors, is_carried
-from training.input.split_source import InputOptions, SplitSource, count_rows, count_steps
 from training.loop.diverged_batch import DivergedStep, build_divergence_error, write_diverged_batch
+from training.loop.epoch_input import EpochBatches, EpochInput
 from training.loop.interruption import StopRequest
-from training.loop.step import RunSteps, StepsResult
+from training.loop.step import RunSteps
 from training.monitoring.progress import StepStatus, TrainingProgress
-from training.monitoring.run_logs import StepLog, StepRecord
+from training.monitoring.run_logs import EpochLog, StepLog, StepRecord
 
-
-def find_unknown_id(
-    batches: Iterable[Batch], manifest: Manifest, features: Sequence[str]
-) -> InputDataError | None:
-    """Returns the error that names the first id that no row of a table stands for, or None.
-
-    Looking at every id of every batch would cost each run what only a damaged dataset needs.
-
-    Args:
-        batches: The batches of the steps that failed.
-        manifest: The dataset.
-        features: Names of the features that are read.
-    """
-    sizes = {name: manifest.schema[name].vocabulary_size for name in features}
-    for batch in batches:
-        for name, size in sizes.items():
-            if size is None or name not in batch:
-                continue
-            ids = _flatten(batch[name])
-            stray = ids[(ids < 0) | (ids >= size)]
-            if stray.size:
-                return InputDataError(
-                    f"feature {name!r} holds an id that its vocabulary does not have",
-                    received=f"{int(stray[0])} in split 'train' of {manifest.dataset_name!r}",
-                    allowed=f"0 to {size - 1}",
-                    fix="leave such rows out by input.filter, or build the dataset again",
-                )
-    return None
-
-
-def _flatten(value: tf.Tensor | tf.RaggedTensor | tf.SparseTensor) -> np.ndarray:
-    if isinstance(value, tf.RaggedTensor):
-        value = value.flat_values
-    elif isinstance(value, tf.SparseTensor):
-        value = value.indices[:, -1]
-    return np.asarray(value).ravel()
-
-
-@dataclass(frozen=True)
-class TrainingData:
-    """What a run reads.
-
-    Attributes:
-        version_dir: Directory of the dataset version.
-        manifest: Its manifest.
-        counts_file: Keeps how many rows the input leaves, where they had to be counted; None
-            keeps it for this process alone.
-    """
-
-    version_dir: ReadablePath
-    manifest: Manifest
-    counts_file: Path | None = None
-
-    def steps_per_epoch(self, config: InputConfig) -> int:
-        """Whole batches of an epoch; the rows left over are drawn anew each epoch.
-
-        Args:
-            config: How the train split is read. Only where it leaves rows out is the split read
-                through, once.
-
-        Raises:
-            InputDataError: There is no whole batch, or a shard is damaged.
-        """
-        source = SplitSource(self.version_dir, self.manifest, "train", config)
-        return count_steps(source, self.counts_file)
-
-    def held_out_rows(self, config: InputConfig) -> int:
-        """Rows of train that `config.validation` keeps apart; counted as those of an epoch are.
-
-        Raises:
-            InputDataError: A shard is damaged.
-        """
-        source = SplitSource(self.version_dir, self.manifest, "train", config, is_held_out=True)
-        return count_rows(source, self.counts_file)
-
-
-@dataclass(frozen=True)
-class StepInputs:
-    """What a step reads of the dataset.
-
-    Attributes:
-        features: Names of features.
-        lookups: Those whose distinct ids are found ahead of the step, or None.
-        keyed: Those whose keys are mapped to rows ahead of the step.
-    """
-
-    features: tuple[str, ...]
-    lookups: tuple[Lookups, ...] | None = None
-    keyed: tuple[KeyedFeatures, ...] = ()
-
-
-@dataclass(frozen=True)
-class StepsOutcome:
-    """What one compiled call gave.
-
-    Attributes:
-        losses: Loss of each step, float32 `[steps]`; the last one alone may not be finite.
-        wait_s: Seconds that the steps waited for their batches.
-    """
-
-    losses: np.ndarray
-    wait_s: float
+SECONDS_PER_MINUTE = 60
 
 
 def count_steps_of_call(
@@ -152,175 +42,72 @@ def count_steps_of_call(
     return min(ends) - batch
 
 
-class StepRunner:
-    """Feeds an epoch's batches to the compiled steps.
+@dataclass(frozen=True)
+class CallOutcome:
+    """The steps of one compiled call.
 
-    Args:
-        config: The run's config.
-        data: What to read.
-        strategy: Devices to train on.
-        inputs: What a step reads.
-        run_steps: The compiled steps.
+    Attributes:
+        losses: Loss of each step, float32 `[steps]`; the last one alone may not be finite.
+        wait_s: Seconds that the steps waited for their batches.
     """
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        data: TrainingData,
-        strategy: tf.distribute.Strategy,
-        inputs: StepInputs,
-        run_steps: RunSteps,
-    ) -> None:
-        self.config, self.data = config, data
-        self.steps_per_epoch = data.steps_per_epoch(config.input)
-        self._strategy, self._inputs, self._run_steps = strategy, inputs, run_steps
-        is_binary = config.model.objective.kind == "binary"
-        self._binary_label = data.manifest.keys.label if is_binary else None
-        self._counts: dict[int, InputCounts] = {}
+    losses: np.ndarray
+    wait_s: float
 
-    def run(self, position: Position) -> Generator[StepsOutcome, None, None]:
-        """Runs the steps from a position to the end of its epoch.
+    @property
+    def steps(self) -> int:
+        """How many steps there are."""
+        return len(self.losses)
 
-        Raises:
-            InputDataError: A record is damaged.
-        """
-        fit, counts = self.config.fit, InputCounts()
-        dataset = self._open(position, counts)
-        if self._inputs.keyed:
-            batches = self.steps_per_epoch - position.batch
-            dataset = map_keys(dataset, self._inputs.keyed, batches)
-        if self._inputs.lookups is not None:
-            dataset = add_distinct_ids(dataset, self._inputs.lookups)
-        with input_errors(self.data.version_dir, self.data.manifest, "train"):
-            iterator = iter(distribute_batches(dataset, self._strategy))
-            while position.batch < self.steps_per_epoch:
-                steps = count_steps_of_call(
-                    position, self.steps_per_epoch, fit.steps_per_loop, fit.checkpoint.every_steps
-                )
-                result = self._run_chunk(iterator, position, steps)
-                position = Position(position.epoch, position.batch + steps)
-                if position.batch == self.steps_per_epoch:
-                    self._end(iterator, position.epoch, counts)
-                yield StepsOutcome(result.losses.numpy(), float(result.wait_s))
-
-    def read_batch(self, position: Position) -> Batch:
-        """Reads the batch of one step, over all replicas, once more."""
-        batch: Batch = next(iter(self._open(position, InputCounts()).take(1)))
-        return batch
-
-    def count_left_out(self, epoch: int) -> InputCounts:
-        """Returns what the input left out of an epoch whose steps are done.
-
-        Where another process has done them, the epoch is read once more.
-
-        Raises:
-            InputDataError: A record is damaged.
-        """
-        if epoch not in self._counts:
-            counts = InputCounts()
-            dataset = self._open(Position(epoch, self.steps_per_epoch), counts)
-            with input_errors(self.data.version_dir, self.data.manifest, "train"):
-                self._end(iter(dataset), epoch, counts)
-        return self._counts[epoch]
-
-    def describe_full_tables(self) -> list[str]:
-        """Returns a line for each dynamic table that has refused keys a row in this epoch."""
-        return [
-            f"table {space.label} is full: {space.refused:,} lookups of keys without a row read "
-            f"zeros (model.embeddings.{space.label}.max_rows = {space.max_rows:,})"
-            for space in (part.space for part in self._inputs.keyed)
-            if space.refused
-        ]
-
-    def _run_chunk(self, iterator: Any, position: Position, steps: int) -> StepsResult:
-        try:
-            return self._run_steps(iterator, tf.constant(steps))
-        except tf.errors.OutOfRangeError as error:
-            raise InputDataError(
-                "the train split gives fewer rows than were counted before training",
-                received=f"fewer than {position.batch + steps} batches in epoch "
-                f"{position.epoch + 1}",
-                allowed=f"{self.steps_per_epoch} batches of {self.config.input.batch_size} rows",
-                fix="restore the shards that are damaged or gone by now, or start a new run",
-            ) from error
-        except tf.errors.InvalidArgumentError as error:
-            # What CPUs say of a gather beyond a table; not of what the input itself has raised.
-            if is_carried(error):
-                raise
-            again = self._open(position, InputCounts()).take(steps)
-            stray = find_unknown_id(again, self.data.manifest, self._inputs.features)
-            if stray is None:
-                raise
-            raise stray from error
-
-    def _end(self, iterator: Any, epoch: int, counts: InputCounts) -> None:
-        """Notes what an epoch left out: all of it is read by then, the tail included."""
-        if not self.config.input.is_exact:
-            for _ in iterator:
-                pass
-        self._counts = {epoch: counts}
-
-    def _open(self, position: Position, counts: InputCounts) -> tf.data.Dataset:
-        return build_train_dataset(
-            self.data.version_dir,
-            self.data.manifest,
-            self.config.input,
-            epoch=position.epoch,
-            seed=self.config.seed,
-            features=self._inputs.features,
-            start_batch=position.batch,
-            options=InputOptions(binary_label=self._binary_label, counts=counts),
-        )
-
-
-SECONDS_PER_MINUTE = 60
+    @property
+    def loss(self) -> float:
+        """Sum of the losses."""
+        return float(np.sum(self.losses, dtype=np.float64))
 
 
 @dataclass(frozen=True)
-class RunFiles:
-    """What a run writes while steps go on.
+class RunContext:
+    """A run under way: its files, and the processes and signals that it listens to.
 
     Attributes:
         run: Directory of the run.
         checkpoints: Its checkpoints.
-        steps: Its `metrics.jsonl`; unwritten by all processes but the chief.
+        step_log: Its `metrics.jsonl`; unwritten by all processes but the chief.
+        epoch_log: Its event files; unwritten by all processes but the chief.
+        progress: Shows how training goes.
+        stop: Whether a signal has asked to stop.
+        workers: The processes of the run, which stop together.
     """
 
     run: Path
     checkpoints: CheckpointManager
-    steps: StepLog | NullWriter
+    step_log: StepLog | NullWriter
+    epoch_log: EpochLog | NullWriter
+    progress: TrainingProgress
+    stop: StopRequest
+    workers: Workers
 
 
-class EpochLoop:
-    """Runs epochs from any position.
+class EpochRunner:
+    """Trains epochs, each from any position to its end.
 
     Args:
-        runner: Runs the steps.
-        files: What is written.
-        progress: Where to tell how it goes.
-        stop: Whether a signal has asked to stop.
-        workers: The processes of the run, which stop together.
-
-    Attributes:
-        metric: What the progress shows of the last epoch's validation: name and value, or None.
+        epoch_input: Opens the batches.
+        run_steps: The compiled steps.
+        context: The run.
     """
 
-    def __init__(
-        self,
-        runner: StepRunner,
-        files: RunFiles,
-        progress: TrainingProgress,
-        stop: StopRequest,
-        workers: Workers,
-    ) -> None:
-        self._runner, self._files = runner, files
-        self._progress = progress
-        self.stop, self._workers = stop, workers
-        self.metric: tuple[str, float] | None = None
+    def __init__(self, epoch_input: EpochInput, run_steps: RunSteps, context: RunContext) -> None:
+        self._input, self._run_steps, self.context = epoch_input, run_steps, context
+        self._config, self._steps = epoch_input.config, epoch_input.steps_per_epoch
         self._saved_at = time.monotonic()
 
-    def run(self, standing: ResumeState) -> ResumeState:
-        """Trains from a standing to the end of its epoch and returns the standing there.
+    def run(self, state: ResumeState, metric: tuple[str, float] | None = None) -> ResumeState:
+        """Trains from a resume state to the end of its epoch and returns the state there.
+
+        Args:
+            state: Where to begin.
+            metric: Name and value of the last epoch's validation that the progress shows.
 
         Raises:
             TrainingInterruptedError: A signal came; the state is saved.
@@ -329,95 +116,92 @@ class EpochLoop:
             InternalError: A file of the run cannot be written.
         """
         mark = time.monotonic()
-        with closing(self._runner.run(standing.position)) as chunks:
-            while standing.position.batch < self._runner.steps_per_epoch:
-                if self._workers.any(self.stop.requested):
-                    self.save_and_stop(standing)
-                chunk = next(chunks)
+        with self._input.open(state.position) as batches:
+            while state.position.batch < self._steps:
+                if self.context.workers.any(self.context.stop.requested):
+                    self.save_and_stop(state)
+                outcome = self._run_call(batches, state.position)
                 now = time.monotonic()
-                standing = self._advance(standing, chunk, now - mark)
+                self._require_finite(state.position, outcome)
+                state = state.after(outcome.steps, outcome.loss, outcome.wait_s, now - mark)
+                self._log(state.position, outcome, now - mark)
+                self._show(state, metric)
+                self._save_where_due(state)
                 mark = now
-        return standing
+        return state
 
-    def save(self, standing: ResumeState, *, best: bool = False) -> None:
-        """Saves the state at a standing.
+    def save(self, state: ResumeState, *, best: bool = False) -> None:
+        """Saves the variables and the resume state.
 
         Raises:
             TrainingDivergedError: A number of this state or of the one before is not finite.
         """
-        self._files.steps.sync()
-        with self._saving():
-            self._files.checkpoints.save(standing, best=best)
+        self.context.step_log.sync()
+        with self._divergence_errors():
+            self.context.checkpoints.save(state, best=best)
         self._saved_at = time.monotonic()
 
     def wait(self) -> None:
         """Waits until all that was saved is on the disk; raises what `save` does."""
-        with self._saving():
-            self._files.checkpoints.wait()
+        with self._divergence_errors():
+            self.context.checkpoints.wait()
+
+    def save_and_stop(self, state: ResumeState) -> NoReturn:
+        """Saves the state, waits until it is on the disk, and ends training.
+
+        Raises:
+            TrainingInterruptedError: Always, unless saving fails.
+        """
+        if self.context.checkpoints.saved != state.position:
+            self.context.progress.message("asked to stop: saving the state of training")
+            self.save(state)
+        self.wait()
+        position = state.position
+        raise self.context.stop.build_error(
+            f"after step {position.batch} of epoch {position.epoch + 1}"
+        )
 
     def diverge(self, done: Position, received: str) -> NoReturn:
         """Ends training whose state is not finite; writes the batch of the last step.
 
         Args:
             done: Where the state was seen.
-            received: What was seen.
+            received: The number that is not finite.
 
         Raises:
             TrainingDivergedError: Always.
         """
-        steps = self._runner.steps_per_epoch
-        last = divmod(done.step(steps) - 1, steps)
+        last = divmod(done.step(self._steps) - 1, self._steps)
         self._diverge(Position(*last), math.nan, received)
 
-    @contextmanager
-    def _saving(self) -> Iterator[None]:
-        try:
-            yield
-        except TrainingDivergedError as error:
-            saved = self._files.checkpoints.saved
-            if saved is None:
-                raise
-            self.diverge(saved, str(error.received))
-
-    def save_and_stop(self, standing: ResumeState) -> NoReturn:
-        """Saves the state, waits until it is on the disk, and ends training.
-
-        Raises:
-            TrainingInterruptedError: Always, unless saving fails.
-        """
-        if self._files.checkpoints.saved != standing.position:
-            self._progress.message("asked to stop: saving the state of training")
-            self.save(standing)
-        self.wait()
-        position = standing.position
-        raise self.stop.build_error(f"after step {position.batch} of epoch {position.epoch + 1}")
-
-    def _advance(self, standing: ResumeState, chunk: StepsOutcome, seconds: float) -> ResumeState:
-        """Accounts for a chunk, and saves where that is due."""
-        before, sums = standing.position, standing.sums
-        if not math.isfinite(chunk.losses[-1]):
-            last, loss = len(chunk.losses) - 1, float(chunk.losses[-1])
-            suffix = " (or a gradient)" if self._runner.config.fit.check_gradients else ""
-            self._diverge(Position(before.epoch, before.batch + last), loss, f"loss {loss}{suffix}")
-        position = Position(before.epoch, before.batch + len(chunk.losses))
-        loss = float(np.sum(chunk.losses, dtype=np.float64))
-        standing = ResumeState(
-            position,
-            EpochSums(sums.loss + loss, sums.wait_s + chunk.wait_s, sums.seconds + seconds),
-            standing.seed,
+    def _run_call(self, batches: EpochBatches, position: Position) -> CallOutcome:
+        """Runs the steps of one compiled call, and reads the tail after the epoch's last one."""
+        fit = self._config.fit
+        steps = count_steps_of_call(
+            position, self._steps, fit.steps_per_loop, fit.checkpoint.every_steps
         )
-        self._record(position, loss, chunk, seconds)
-        self._report(standing)
-        with self._saving():
-            self._files.checkpoints.check()
-        if self._is_due(position):
-            self.save(standing)
-        return standing
+        with self._input.step_errors(position, steps):
+            result = self._run_steps(batches.iterator, tf.constant(steps))
+        if position.batch + steps == self._steps:
+            self._input.finish(batches)
+        return CallOutcome(result.losses.numpy(), float(result.wait_s))
+
+    def _require_finite(self, position: Position, outcome: CallOutcome) -> None:
+        loss = float(outcome.losses[-1])
+        if not math.isfinite(loss):
+            suffix = " (or a gradient)" if self._config.fit.check_gradients else ""
+            culprit = Position(position.epoch, position.batch + outcome.steps - 1)
+            self._diverge(culprit, loss, f"loss {loss}{suffix}")
+
+    def _save_where_due(self, state: ResumeState) -> None:
+        with self._divergence_errors():
+            self.context.checkpoints.check()
+        if self._is_due(state.position):
+            self.save(state)
 
     def _is_due(self, position: Position) -> bool:
-        config = self._runner.config.fit.checkpoint
-        step = position.step(self._runner.steps_per_epoch)
-        if config.every_steps is not None and step % config.every_steps == 0:
+        config = self._config.fit.checkpoint
+        if config.every_steps is not None and not position.step(self._steps) % config.every_steps:
             return True
         waited_s = time.monotonic() - self._saved_at
         return (
@@ -425,48 +209,59 @@ class EpochLoop:
             and waited_s >= config.every_minutes * SECONDS_PER_MINUTE
         )
 
+    @contextmanager
+    def _divergence_errors(self) -> Iterator[None]:
+        """Writes the batch where the state that a checkpoint was to hold is not finite."""
+        try:
+            yield
+        except TrainingDivergedError as error:
+            saved = self.context.checkpoints.saved
+            if saved is None:
+                raise
+            self.diverge(saved, str(error.received))
+
     def _diverge(self, position: Position, loss: float, received: str) -> NoReturn:
         error = build_divergence_error(received, position)
-        divergence = DivergedStep(position, position.step(self._runner.steps_per_epoch) + 1, loss)
-        if not self._workers.is_chief:
+        divergence = DivergedStep(position, position.step(self._steps) + 1, loss)
+        context = self.context
+        if not context.workers.is_chief:
             raise error
         try:
-            batch = self._runner.read_batch(position)
-            manifest = self._runner.data.manifest
-            where = write_diverged_batch(self._files.run, divergence, batch, manifest)
-            self._progress.message(f"the batch is in {where}", diverged=str(where))
+            batch = self._input.read_batch(position)
+            manifest = self._input.data.manifest
+            where = write_diverged_batch(context.run, divergence, batch, manifest)
+            context.progress.message(f"the batch is in {where}", diverged=str(where))
         except OSError as failure:  # It must not hide what went wrong first.
-            self._progress.message(f"the batch could not be written: {failure}")
+            context.progress.message(f"the batch could not be written: {failure}")
         raise error
 
-    def _record(self, position: Position, loss: float, chunk: StepsOutcome, seconds: float) -> None:
-        steps, batch_size = len(chunk.losses), self._runner.config.input.batch_size
-        self._files.steps.write(
+    def _log(self, position: Position, outcome: CallOutcome, seconds: float) -> None:
+        self.context.step_log.write(
             StepRecord(
-                step=position.step(self._runner.steps_per_epoch),
+                step=position.step(self._steps),
                 epoch=position.epoch + 1,
-                loss=loss / steps,
-                examples_per_s=steps * batch_size / seconds,
-                input_wait_share=min(1.0, chunk.wait_s / seconds),
+                loss=outcome.loss / outcome.steps,
+                examples_per_s=outcome.steps * self._config.input.batch_size / seconds,
+                input_wait_share=min(1.0, outcome.wait_s / seconds),
             )
         )
 
-    def _report(self, standing: ResumeState) -> None:
-        position, sums = standing.position, standing.sums
-        epochs, steps = self._runner.config.fit.epochs, self._runner.steps_per_epoch
+    def _show(self, state: ResumeState, metric: tuple[str, float] | None) -> None:
+        position, sums = state.position, state.sums
+        epochs, steps = self._config.fit.epochs, self._steps
         left = steps * (epochs - position.epoch) - position.batch
-        self._progress.step(
+        self.context.progress.step(
             StepStatus(
                 epoch=position.epoch + 1,
                 epochs=epochs,
                 step=position.batch,
                 steps=steps,
                 loss=sums.loss / position.batch,
-                examples_per_s=position.batch * self._runner.config.input.batch_size / sums.seconds,
+                examples_per_s=position.batch * self._config.input.batch_size / sums.seconds,
                 input_wait_share=min(1.0, sums.wait_s / sums.seconds),
                 eta_s=left * sums.seconds / position.batch,
                 run_step=position.step(steps),
                 run_steps=epochs * steps,
-                metric=self.metric,
+                metric=metric,
             )
         )

@@ -157,8 +157,7 @@ class LossScale(tf.Module):
 def are_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
     """Returns whether all numbers of this replica's gradients are finite, bool scalar."""
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
-    flags = [tf.reduce_all(tf.math.is_finite(v)) for v in values if v is not None]
-    return tf.reduce_all(tf.stack(flags))
+    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(v)) for v in values if v is not None])
 
 
 def _multiply(gradient: Gradient, factor: tf.Tensor) -> Gradient:

@@ -24,7 +24,7 @@ from training.loop.gradients import (
 from training.loop.schedules import build_learning_rate
 from training.models.retrieval import RetrievalModel
 
-# What is done to the gradients of tables and dense weights together, or by no one at the end.
+# Arguments that the config sets for tables and dense weights together, and those without use.
 _SET_ELSEWHERE = {
     "clipnorm": "optimizer.clip_norm",
     "global_clipnorm": "optimizer.clip_norm",
@@ -52,7 +52,7 @@ class ScheduleFreeAdamW(keras.optimizers.ScheduleFreeAdamW):
         """Makes the state.
 
         Raises:
-            ValueError: `beta_1` is 0: the average cannot be told from the weights then.
+            ValueError: `beta_1` is 0: the average equals the weights then.
         """
         if not 0.0 < self.beta_1 < 1.0:
             raise ValueError(f"beta_1 must be between 0 and 1, both left out; it is {self.beta_1}")
@@ -172,7 +172,7 @@ class Optimizers(tf.Module):
         config: Rules, rates and clipping.
         model: The model whose variables are updated.
         total_steps: Steps of the whole run, for the schedule.
-        loss_scale: What the loss is multiplied by, or None.
+        loss_scale: Factor of the loss, or None.
 
     Raises:
         ConfigError: Keras has no such optimizer, or refuses its arguments.

@@ -1,12 +1,11 @@
 """Training step: loss, gradients, update; many steps per compiled call, on all replicas.
 
-On one GPU the batches come to the device ahead of the steps. Where it is asked for, a guard
-finds the step whose gradients are not finite, one step before its loss would show it.
+On one GPU the batches come to the device ahead of the steps. `fit.check_gradients` ends training
+at the step whose gradients are not finite, one step before its loss would show it.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,11 +15,11 @@ import tensorflow as tf
 from conf.errors import ConfigError
 from conf.training.train import ComputeConfig, TrainConfig
 from training.embedding.distinct_rows import BatchRows, Lookups, plan_lookups, sharing_rows
-from training.embedding.key_mapping import ARRIVALS, KeyedFeatures, admit_arrivals
+from training.embedding.key_mapping import KeyedFeatures, admit_arrivals
 from training.embedding.key_space import reading_rows
-from training.input.batches import Batch
-from training.loop.gradients import Gradient, LossScale, add_parts
-from training.loop.optimizers import KnownRows, Optimizers
+from training.input.batches import ARRIVALS, Batch
+from training.loop.gradients import Gradient, LossScale, add_parts, are_finite
+from training.loop.optimizers import Optimizers
 from training.models.retrieval import RetrievalModel
 from training.networks.layers import computing_in
 from training.objectives.objective import Objective
@@ -29,7 +28,7 @@ StepFunction = Callable[[Batch], tf.Tensor]
 
 
 class StepsResult(NamedTuple):
-    """What some steps gave.
+    """The outcome of some steps.
 
     Attributes:
         losses: Loss of each step that ran, float32 `[steps]`; all but the last are finite.
@@ -51,14 +50,16 @@ class StepOptions:
     Attributes:
         seed: The run's seed; with the step it fixes dropout and drawn negatives.
         embedding_l2: Weight of the squared norms of the batch's rows, or None.
-        dtype: What products of matrices are computed in.
+        dtype: Type that products of matrices are computed in.
         xla: Whether XLA compiles loss and gradients.
+        check_gradients: Whether a replica whose gradients are not finite returns a loss of NaN.
     """
 
     seed: int
     embedding_l2: float | None = None
     dtype: tf.DType = tf.float32
     xla: bool = False
+    check_gradients: bool = False
 
 
 class TrainStep:
@@ -69,7 +70,7 @@ class TrainStep:
         objective: Loss per row.
         optimizers: Update rules; they say in how many parts a batch is computed.
         options: How it is computed.
-        lookups: What `add_distinct_ids` added to the batches; None: nothing.
+        lookups: The lookups that `add_distinct_ids` has added to the batches; None: none.
         keyed: Features whose keys `map_keys` has replaced by rows.
     """
 
@@ -116,8 +117,10 @@ class TrainStep:
             losses.append(loss)
             gradients.append(found)
         known = None if shared is None else [shared.rows_of(t) for t in self._model.table_variables]
-        self._optimizers.apply(gradients[0] if parts == 1 else add_parts(gradients), known)
-        return tf.add_n(losses)
+        total = gradients[0] if parts == 1 else add_parts(gradients)
+        self._optimizers.apply(total, known)
+        loss = tf.add_n(losses)
+        return require_finite(loss, total) if self._options.check_gradients else loss
 
     def _compute_part(
         self, batch: Batch, seed: tf.Tensor, share: float, factor: tf.Tensor
@@ -140,13 +143,19 @@ class TrainStep:
         return loss, tape.gradient(target, variables)
 
 
+def require_finite(loss: tf.Tensor, gradients: Sequence[Gradient]) -> tf.Tensor:
+    """Returns the loss, or NaN where this replica's gradients are not finite."""
+    return tf.where(are_finite(gradients), loss, tf.constant(float("nan"), loss.dtype))
+
+
 def build_step_options(config: TrainConfig, strategy: tf.distribute.Strategy) -> StepOptions:
     """Returns how a config's steps are computed on a strategy's devices.
 
     Raises:
-        ConfigError: XLA or batches of several lengths on several replicas, or a batch that does
-            not fall into equal parts.
+        ConfigError: XLA or batches of several lengths on several replicas, a batch that does not
+            fall into equal parts, or gradients to check that are scaled.
     """
+    dtype = _compute_dtype(config.compute)
     replicas = strategy.num_replicas_in_sync
     if config.compute.xla and replicas > 1:
         raise ConfigError(
@@ -168,11 +177,19 @@ def build_step_options(config: TrainConfig, strategy: tf.distribute.Strategy) ->
             received=f"{config.input.batch_size} rows in {parts} parts on {replicas} replicas",
             allowed=f"a multiple of {parts * replicas}",
         )
+    if config.fit.check_gradients and dtype == tf.float16:
+        raise ConfigError(
+            "fit.check_gradients cannot be used with float16: scaled gradients may overflow, "
+            "and the step is then left out",
+            received="compute.mixed_precision in float16",
+            fix="leave out fit.check_gradients, or set compute.half_dtype=bfloat16",
+        )
     return StepOptions(
         config.seed,
         config.model.embedding_l2,
-        _compute_dtype(config.compute),
+        dtype,
         config.compute.xla,
+        config.fit.check_gradients,
     )
 
 
@@ -334,59 +351,3 @@ def _fetch_batch(iterator: Any, device: str) -> Batch:
             batch,
             expand_composites=True,
         )
-
-
-class GradientGuard:
-    """Looks at the gradients on their way to the optimizers.
-
-    Args:
-        optimizers: What updates the model.
-    """
-
-    def __init__(self, optimizers: Optimizers) -> None:
-        self._optimizers = optimizers
-        self._seen = threading.local()  # The replicas of a step are traced in a thread each.
-
-    @property
-    def variables_in_step_order(self) -> list[tf.Variable]:
-        """As of the optimizers."""
-        return self._optimizers.variables_in_step_order
-
-    @property
-    def step(self) -> tf.Variable:
-        """As of the optimizers."""
-        return self._optimizers.step
-
-    @property
-    def accumulate_steps(self) -> int:
-        """As of the optimizers."""
-        return self._optimizers.accumulate_steps
-
-    @property
-    def loss_scale(self) -> LossScale | None:
-        """As of the optimizers."""
-        return self._optimizers.loss_scale
-
-    def apply(self, gradients: Sequence[Gradient], known: KnownRows | None = None) -> None:
-        """Updates all variables once; arguments as of the optimizers."""
-        self._seen.finite = tf.reduce_all(
-            [
-                tf.reduce_all(tf.math.is_finite(_gradient_values(g)))
-                for g in gradients
-                if g is not None
-            ]
-        )
-        self._optimizers.apply(gradients, known)
-
-    def watch(self, train_step: StepFunction) -> StepFunction:
-        """Returns the step with a loss of NaN where this replica's gradients are not finite."""
-
-        def guarded_step(batch: Batch) -> tf.Tensor:
-            loss = train_step(batch)
-            return tf.where(self._seen.finite, loss, tf.constant(float("nan"), loss.dtype))
-
-        return guarded_step
-
-
-def _gradient_values(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient

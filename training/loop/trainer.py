@@ -1,16 +1,15 @@
-"""Trainer: builds model and compiled steps, runs epochs, validates, stops early, saves."""
+"""Trainer: compiles a model's steps, trains epochs, validates, stops early and saves."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import cast
 
 import tensorflow as tf
 
-from conf.errors import ConfigError, InputDataError
+from conf.errors import InputDataError
 from conf.run import LOGS_DIR, WARM_START_FILE, write_json
 from conf.training.train import StepRange, TrainConfig
 from training.checkpoint.checkpoint_files import EpochSums, Position, ResumeState
@@ -22,20 +21,22 @@ from training.distribution.strategy import check_batch_size
 from training.distribution.workers import NullWriter, Workers
 from training.embedding.key_mapping import plan_keyed_features
 from training.input.mixing import check_mixed_ids, find_mixed
+from training.input.split_source import TrainingData
+from training.loop.epoch_input import EpochInput, StepInputs
 from training.loop.epoch_records import (
     LOSS_METRIC,
     EpochRecord,
+    TrainingResult,
     find_best_epoch,
     latest_metric,
     read_resumed_history,
     should_stop,
     write_history,
 )
-from training.loop.epochs import EpochLoop, RunFiles, StepInputs, StepRunner, TrainingData
+from training.loop.epochs import EpochRunner, RunContext
 from training.loop.interruption import StopNowError, StopRequest
 from training.loop.optimizers import Optimizers
 from training.loop.step import (
-    GradientGuard,
     RunSteps,
     TrainStep,
     build_loss_scale,
@@ -46,103 +47,12 @@ from training.loop.step import (
     plan_shared_rows,
 )
 from training.loop.validation import Validate, check_held_out, selection_metric
-from training.loop.warm_start import WarmStartReport, WarmTarget, take_over
+from training.loop.warm_start import WarmStartReport, WarmTarget, transfer_weights
 from training.models.registry import build_model
-from training.models.retrieval import RetrievalModel
 from training.monitoring.progress import TrainingProgress
 from training.monitoring.run_logs import EpochLog, StepLog, StepProfiler, read_weight_samples
-from training.objectives.objective import build_objective
+from training.objectives.objective import Objective, build_objective
 from training.tensorflow_runtime import disk_errors
-
-
-@dataclass(frozen=True)
-class TrainingResult:
-    """How a run ended.
-
-    Attributes:
-        best_epoch: One-based epoch whose weights are kept as the best.
-        epochs: Epochs that ran, those before a resume included.
-        steps: Batches trained on in all, those that overflowed a loss scale included.
-        stopped_early: Whether early stopping ended the run.
-        left_out: What the input left out of the last epoch; see `EpochRecord`.
-    """
-
-    best_epoch: int
-    epochs: int
-    steps: int
-    stopped_early: bool
-    left_out: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class CompiledTraining:
-    """A model, and how it learns.
-
-    Attributes:
-        model: The model.
-        optimizers: Update its weights.
-        inputs: What a step reads.
-        run_steps: The compiled steps.
-    """
-
-    model: RetrievalModel
-    optimizers: Optimizers
-    inputs: StepInputs
-    run_steps: RunSteps
-
-
-def compile_training(
-    config: TrainConfig, data: TrainingData, strategy: tf.distribute.Strategy, total_steps: int
-) -> CompiledTraining:
-    """Builds model, optimizers and steps.
-
-    Args:
-        config: The resolved config.
-        data: What to train on.
-        strategy: Devices to train on.
-        total_steps: Steps of the whole run, for the schedule.
-
-    Raises:
-        ConfigError: The config does not fit the dataset or the devices.
-    """
-    options = build_step_options(config, strategy)
-    with strategy.scope():
-        model = build_model(config.model, data.manifest, config.seed)
-        loss_scale = build_loss_scale(config.compute)
-        optimizers = Optimizers(config.optimizer, model, total_steps, loss_scale)
-    part_size = config.input.batch_size // optimizers.accumulate_steps
-    objective = build_objective(config.model, data.version_dir, data.manifest, model, part_size)
-    features = dict.fromkeys((*model.user_inputs, *model.item_inputs, *objective.inputs))
-    keyed = plan_keyed_features(model.embedded_features, model.tables, objective.inputs)
-    inputs = StepInputs(tuple(features), plan_shared_rows(model, config, strategy), keyed)
-    mixed = find_mixed(config.input, data.manifest, inputs.features)  # Refuses what does not fit.
-    check_mixed_ids(data.version_dir, data.manifest, mixed, inputs.features)
-    guard = _build_guard(config, optimizers)
-    updated = optimizers if guard is None else cast(Optimizers, guard)
-    step = TrainStep(model, objective, updated, options, inputs.lookups, keyed)
-    watched = step if guard is None else guard.watch(step)
-    run_steps: RunSteps
-    if isinstance(strategy, ParameterServers):
-        run_steps = ScheduledSteps(strategy, watched, optimizers)
-    elif device := find_prefetch_device(strategy):
-        run_steps = build_prefetching_steps(watched, device)
-    else:
-        run_steps = build_run_steps(strategy, watched)
-    return CompiledTraining(model, optimizers, inputs, run_steps)
-
-
-def _build_guard(config: TrainConfig, optimizers: Optimizers) -> GradientGuard | None:
-    """Returns what stops steps at gradients that are not finite, where the config wants it."""
-    if not config.fit.check_gradients:
-        return None
-    if optimizers.loss_scale is not None:
-        raise ConfigError(
-            "fit.check_gradients cannot be used with float16: scaled gradients may overflow, "
-            "and the step is then left out",
-            received="compute.mixed_precision in float16",
-            fix="leave out fit.check_gradients, or set compute.half_dtype=bfloat16",
-        )
-    return GradientGuard(optimizers)
 
 
 class Trainer:
@@ -150,10 +60,15 @@ class Trainer:
 
     Args:
         config: The resolved config.
-        data: What to train on.
+        data: The dataset version to train on.
         strategy: Devices to train on.
-        progress: Where to tell how it goes.
+        progress: Shows how it goes.
         profile: Steps to profile, or None.
+
+    Attributes:
+        model: The model.
+        epoch_input: Opens the batches of its epochs.
+        steps_per_epoch: Whole batches of an epoch.
 
     Raises:
         ConfigError: The config does not fit the dataset or the devices, or the run does not have
@@ -175,17 +90,26 @@ class Trainer:
         check_batch_size(config.input.batch_size, strategy)
         self._metric = selection_metric(config)
         self._warm_start: WarmStartReport | None = None
-        self._told: list[str] = []
+        self._shown: list[str] = []
         self.steps_per_epoch = self._count_steps()
-        if profile is not None:
-            profile.require_within(self.steps_per_epoch * config.fit.epochs)
         total_steps = self.steps_per_epoch * config.fit.epochs
-        learner = compile_training(config, data, strategy, total_steps)
-        self.model, self._optimizers = learner.model, learner.optimizers
-        run_steps, self._profiler = learner.run_steps, None
+        if profile is not None:
+            profile.require_within(total_steps)
+        options = build_step_options(config, strategy)
+        with strategy.scope():
+            self.model = build_model(config.model, data.manifest, config.seed)
+            loss_scale = build_loss_scale(config.compute)
+            self._optimizers = Optimizers(config.optimizer, self.model, total_steps, loss_scale)
+        objective = self._build_objective()
+        inputs = self._build_inputs(objective)
+        self.epoch_input = EpochInput(config, data, strategy, inputs)
+        step = TrainStep(
+            self.model, objective, self._optimizers, options, inputs.lookups, inputs.keyed
+        )
+        self._run_steps = self._compile(step)
+        self._profiler: StepProfiler | None = None
         if profile is not None and self._workers.is_chief:
-            run_steps = self._profiler = StepProfiler(run_steps, profile, progress)
-        self._runner = StepRunner(config, data, strategy, learner.inputs, run_steps)
+            self._run_steps = self._profiler = StepProfiler(self._run_steps, profile, progress)
 
     def fit(
         self, run: Path, validate: Validate | None, stop: StopRequest | None = None
@@ -206,41 +130,14 @@ class Trainer:
             InputDataError: A record is damaged, or the run's history or checkpoints are.
             InternalError: The run directory cannot be written.
         """
-        metric = self._metric if validate is not None or self._metric == LOSS_METRIC else None
-        if self._metric is not None and metric is None:
-            self._progress.message(
-                "the dataset has no validation split: no early stopping, the last epoch is kept"
-            )
-        stopping = self._config.fit.early_stopping
-        if metric is not None and stopping is not None and stopping.metric != metric:
-            self._progress.message(
-                f"rows with labels are not ranked: {metric} of the held-out rows chooses the "
-                f"epoch, not {stopping.metric}"
-            )
-        with self._strategy.scope():
-            checkpoints = CheckpointManager(
-                run, self.model, self._optimizers, self._config.fit.checkpoint, self._workers
-            )
-        is_chief = self._workers.is_chief
-        log: EpochLog | NullWriter = EpochLog(run / LOGS_DIR) if is_chief else NullWriter()
-        with closing(checkpoints), closing(log):
-            standing, history = self._begin(run, checkpoints)
-            done = standing.position.step(self.steps_per_epoch)
-            steps: StepLog | NullWriter = StepLog(run, done) if is_chief else NullWriter()
-            profiler = self._profiler
-            profiling = profiler.begin(run / LOGS_DIR, done) if profiler else nullcontext()
-            with closing(steps), profiling:
-                files = RunFiles(run, checkpoints, steps)
-                loop = EpochLoop(
-                    self._runner, files, self._progress, stop or StopRequest(), self._workers
-                )
-                while len(history) < self._config.fit.epochs and not self._stops(history, metric):
-                    loop.metric = latest_metric(history, metric)
-                    standing = loop.run(standing)
-                    validation = self._validate(loop, standing, validate)
-                    history.append(self._describe_epoch(standing, validation))
-                    standing = self._end_epoch(loop, files, history, metric, log)
-                loop.wait()
+        metric = self._choose_metric(is_validated=validate is not None)
+        with self._open_run(run, stop or StopRequest()) as (runner, state, history):
+            while len(history) < self._config.fit.epochs and not self._stops(history, metric):
+                state = runner.run(state, latest_metric(history, metric))
+                validation = self._validate(runner, state, validate)
+                history.append(self._describe_epoch(state, validation))
+                state = self._end_epoch(runner, history, metric)
+            runner.wait()
         return TrainingResult(
             best_epoch=find_best_epoch(history, metric),
             epochs=len(history),
@@ -250,7 +147,7 @@ class Trainer:
         )
 
     def warm_start(self) -> WarmStartReport | None:
-        """Takes over the weights of `fit.warm_start`, once, and returns what came; None: unset.
+        """Sets the weights of `fit.warm_start`, once, and returns what came; None: unset.
 
         `fit` does so where it has no checkpoint to go on from.
 
@@ -261,7 +158,7 @@ class Trainer:
         """
         if self._warm_start is None and self._config.fit.warm_start is not None:
             target = WarmTarget(self.model, self._optimizers, self._data)
-            report = self._workers.share(lambda: asdict(take_over(self._config, target)))
+            report = self._workers.share(lambda: asdict(transfer_weights(self._config, target)))
             self._warm_start = WarmStartReport(**report)
             state = collect_state(**{MODEL: self.model, OPTIMIZERS: self._optimizers})
             self._workers.share_variables(state.variables.values())
@@ -278,27 +175,90 @@ class Trainer:
         check_held_out(self._config, self._data)
         return steps
 
+    def _build_objective(self) -> Objective:
+        part_size = self._config.input.batch_size // self._optimizers.accumulate_steps
+        version_dir, manifest = self._data.version_dir, self._data.manifest
+        return build_objective(self._config.model, version_dir, manifest, self.model, part_size)
+
+    def _build_inputs(self, objective: Objective) -> StepInputs:
+        """Returns what steps read; refuses a mix of datasets that does not fit."""
+        model, manifest = self.model, self._data.manifest
+        features = tuple(dict.fromkeys((*model.user_inputs, *model.item_inputs, *objective.inputs)))
+        keyed = plan_keyed_features(model.embedded_features, model.tables, objective.inputs)
+        mixed = find_mixed(self._config.input, manifest, features)
+        check_mixed_ids(self._data.version_dir, manifest, mixed, features)
+        return StepInputs(features, plan_shared_rows(model, self._config, self._strategy), keyed)
+
+    def _compile(self, step: TrainStep) -> RunSteps:
+        if isinstance(self._strategy, ParameterServers):
+            return ScheduledSteps(self._strategy, step, self._optimizers)
+        if device := find_prefetch_device(self._strategy):
+            return build_prefetching_steps(step, device)
+        return build_run_steps(self._strategy, step)
+
+    def _choose_metric(self, *, is_validated: bool) -> str | None:
+        """Returns the metric that chooses the epoch, None for the last one; says if it differs."""
+        metric = self._metric if is_validated or self._metric == LOSS_METRIC else None
+        if self._metric is not None and metric is None:
+            self._progress.message(
+                "the dataset has no validation split: no early stopping, the last epoch is kept"
+            )
+        stopping = self._config.fit.early_stopping
+        if metric is not None and stopping is not None and stopping.metric != metric:
+            self._progress.message(
+                f"rows with labels are not ranked: {metric} of the held-out rows chooses the "
+                f"epoch, not {stopping.metric}"
+            )
+        return metric
+
+    @contextmanager
+    def _open_run(
+        self, run: Path, stop: StopRequest
+    ) -> Iterator[tuple[EpochRunner, ResumeState, list[EpochRecord]]]:
+        """Opens a run's files, and yields where it goes on and its finished epochs."""
+        is_chief = self._workers.is_chief
+        with ExitStack() as stack:
+            with self._strategy.scope():
+                checkpoints = CheckpointManager(
+                    run, self.model, self._optimizers, self._config.fit.checkpoint, self._workers
+                )
+            stack.enter_context(closing(checkpoints))
+            epoch_log: EpochLog | NullWriter = (
+                EpochLog(run / LOGS_DIR) if is_chief else NullWriter()
+            )
+            stack.enter_context(closing(epoch_log))
+            state, history = self._begin(run, checkpoints)
+            done = state.position.step(self.steps_per_epoch)
+            step_log: StepLog | NullWriter = StepLog(run, done) if is_chief else NullWriter()
+            stack.enter_context(closing(step_log))
+            if self._profiler is not None:
+                stack.enter_context(self._profiler.begin(run / LOGS_DIR, done))
+            context = RunContext(
+                run, checkpoints, step_log, epoch_log, self._progress, stop, self._workers
+            )
+            yield EpochRunner(self.epoch_input, self._run_steps, context), state, history
+
     def _begin(
         self, run: Path, checkpoints: CheckpointManager
     ) -> tuple[ResumeState, list[EpochRecord]]:
-        """Returns where the run stands, and the history of its finished epochs.
+        """Returns where the run goes on, and the history of its finished epochs.
 
         The history is as long as the restored weights are old, so the loop may count by it.
         """
-        standing = checkpoints.restore_last(self._progress.message)
-        position = Position(0, 0) if standing is None else standing.position
+        state = checkpoints.restore_last(self._progress.message)
+        position = Position(0, 0) if state is None else state.position
         history = self._read_history(run, position.epoch, checkpoints)
-        if standing is None:
+        if state is None:
             report = self.warm_start()
             if report is not None:
                 if self._workers.is_chief:
                     write_json(run / WARM_START_FILE, asdict(report))
                 self._progress.message(report.render())
             return ResumeState(position, EpochSums(), self._config.seed), history
-        if standing.seed != self._config.seed:
+        if state.seed != self._config.seed:
             raise InputDataError(
                 "the checkpoint is of a run with another seed",
-                received=f"seed {standing.seed}",
+                received=f"seed {state.seed}",
                 allowed=f"seed {self._config.seed}",
                 fix="train again without --resume",
             )
@@ -308,7 +268,7 @@ class Trainer:
         self._progress.message(
             f"resuming {where}", finished_epochs=position.epoch, finished_batches=position.batch
         )
-        return standing, history
+        return state, history
 
     def _read_history(
         self, run: Path, finished: int, checkpoints: CheckpointManager
@@ -328,7 +288,7 @@ class Trainer:
         return should_stop(history, stopping.model_copy(update={"metric": metric}))
 
     def _validate(
-        self, loop: EpochLoop, standing: ResumeState, validate: Validate | None
+        self, runner: EpochRunner, state: ResumeState, validate: Validate | None
     ) -> dict[str, float]:
         """Returns the validation metrics; a signal ends it at once, as it can be done again.
 
@@ -337,31 +297,31 @@ class Trainer:
         """
         name = find_non_finite((v.name, v) for v in self.model.trainable_variables)
         if name is not None:
-            loop.diverge(standing.position, f"{name} is not finite")
+            runner.diverge(state.position, f"{name} is not finite")
 
         def measure() -> dict[str, float] | None:
             try:
-                with loop.stop.immediate():
+                with runner.context.stop.immediate():
                     return {} if validate is None else dict(validate(self.model))
             except StopNowError:
                 return None
 
         found = self._workers.share(measure)
         if found is None:
-            loop.save_and_stop(standing)
+            runner.save_and_stop(state)
         return found
 
-    def _describe_epoch(self, standing: ResumeState, validation: dict[str, float]) -> EpochRecord:
-        sums = standing.sums
+    def _describe_epoch(self, state: ResumeState, validation: dict[str, float]) -> EpochRecord:
+        sums = state.sums
         examples = self.steps_per_epoch * self._config.input.batch_size
-        counts = self._runner.count_left_out(standing.position.epoch)
-        lines = [*counts.describe(), *self._runner.describe_full_tables()]
+        counts = self.epoch_input.count_left_out(state.position.epoch)
+        lines = [*counts.describe(), *self.epoch_input.describe_full_tables()]
         for line in lines:
-            if line not in self._told:  # Most losses are the same in every epoch.
+            if line not in self._shown:  # Most losses are the same in every epoch.
                 self._progress.message(line)
-        self._told = lines
+        self._shown = lines
         return EpochRecord(
-            epoch=standing.position.epoch + 1,
+            epoch=state.position.epoch + 1,
             loss=sums.loss / self.steps_per_epoch,
             seconds=sums.seconds,
             examples=examples,
@@ -372,29 +332,24 @@ class Trainer:
         )
 
     def _end_epoch(
-        self,
-        loop: EpochLoop,
-        files: RunFiles,
-        history: list[EpochRecord],
-        metric: str | None,
-        log: EpochLog | NullWriter,
+        self, runner: EpochRunner, history: list[EpochRecord], metric: str | None
     ) -> ResumeState:
         """Saves a finished epoch; returns where the next one begins."""
         record = history[-1]
         best = find_best_epoch(history, metric) == record.epoch
         # The history is at most one epoch ahead of the checkpoints, which come last: they are
         # what says that the epoch is done.
-        loop.wait()
+        runner.wait()
         if self._workers.is_chief:
             with disk_errors(
                 "cannot write the history of the run; the checkpoints are untouched",
                 "free some space (or check the permissions), then go on with --resume",
             ):
-                write_history(files.run, history)
-        standing = ResumeState(Position(record.epoch, 0), EpochSums(), self._config.seed)
-        loop.save(standing, best=best)
+                write_history(runner.context.run, history)
+        state = ResumeState(Position(record.epoch, 0), EpochSums(), self._config.seed)
+        runner.save(state, best=best)
         shown = self._config.fit.histograms
         samples = None if shown is None else read_weight_samples(self.model, shown.sampled_rows)
-        log.write(record, standing.position.step(self.steps_per_epoch), samples)
+        runner.context.epoch_log.write(record, state.position.step(self.steps_per_epoch), samples)
         self._progress.epoch(record, best and metric is not None)
-        return standing
+        return state

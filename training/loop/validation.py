@@ -12,11 +12,12 @@ from collections.abc import Callable
 from conf.errors import ConfigError, TooFewRowsError
 from conf.manifest import Manifest
 from conf.training.train import TrainConfig
+from training.evaluation.evaluate import evaluate_full
 from training.evaluation.label_metrics import LabelScores
+from training.evaluation.protocols import TRAIN_SPLIT, warn_unmasked
 from training.input.batches import build_held_out_dataset, read_batches
-from training.input.split_source import InputOptions
+from training.input.split_source import InputOptions, TrainingData
 from training.loop.epoch_records import LOSS_METRIC
-from training.loop.epochs import TrainingData
 from training.models.retrieval import RetrievalModel
 
 Validate = Callable[[RetrievalModel], dict[str, float]]
@@ -64,9 +65,6 @@ def check_held_out(config: TrainConfig, data: TrainingData) -> None:
 
 
 def _build_ranking(config: TrainConfig, data: TrainingData) -> Validate:
-    from training.evaluation.evaluate import evaluate_full
-    from training.evaluation.protocols import TRAIN_SPLIT, warn_unmasked
-
     evaluation = config.evaluation
     held_out = None if config.input.validation is None else config.input
     split = "validation" if held_out is None else TRAIN_SPLIT

@@ -24,11 +24,11 @@ from training.checkpoint.checkpoint_files import (
     read_checkpoint,
 )
 from training.checkpoint.manager import BEST_DIR, LAST_DIR, describe_layout
-from training.checkpoint.restore import read_dataset_reference, read_run_manifest
 from training.checkpoint.training_state import MODEL, OPTIMIZERS, TrainingState, collect_state
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_index import FIRST_ROW
 from training.embedding.key_space import KeySpace
+from training.input.split_source import TrainingData
 from training.input.vocabularies import (
     NO_ROW,
     EncodedVersion,
@@ -36,9 +36,9 @@ from training.input.vocabularies import (
     match_rows,
     read_encoded_version,
 )
-from training.loop.epochs import TrainingData
 from training.loop.optimizers import Optimizers
 from training.models.retrieval import RetrievalModel
+from training.run_directory import RunReference
 
 ITEM_OF_LIST = re.compile(r"(.+)/([0-9]+)")
 
@@ -150,7 +150,7 @@ def _pair_slots(
 
 @dataclass(frozen=True)
 class MatchedKeys:
-    """What a dynamic table takes over.
+    """Keys and rows of an earlier table that a dynamic table continues.
 
     Attributes:
         keys: Its keys, int64 `[n]`, in the order of the earlier table.
@@ -167,7 +167,7 @@ def match_dynamic_table(
     earlier: np.ndarray,
     versions: tuple[EncodedVersion, EncodedVersion],
 ) -> MatchedKeys | str:
-    """Returns what a dynamic table takes over of an earlier one, or why it can take nothing.
+    """Returns what a dynamic table continues of an earlier one, or why it can continue nothing.
 
     Args:
         model: The new model.
@@ -183,11 +183,11 @@ def match_dynamic_table(
     found = match_keys(feature, earlier, *versions)
     if found is None:
         return f"its keys are made in another way: those of feature {feature!r}"
-    places = np.flatnonzero(found != NO_ROW) if found is not earlier else np.arange(len(earlier))
-    if table.keys.max_rows is not None and len(places) > table.keys.max_rows:
-        return f"{len(places):,} keys there, and max_rows is {table.keys.max_rows:,}"
-    rows = np.concatenate([np.arange(FIRST_ROW), places + FIRST_ROW])
-    return MatchedKeys(found[places], rows)
+    kept = np.flatnonzero(found != NO_ROW) if found is not earlier else np.arange(len(earlier))
+    if table.keys.max_rows is not None and len(kept) > table.keys.max_rows:
+        return f"{len(kept):,} keys there, and max_rows is {table.keys.max_rows:,}"
+    rows = np.concatenate([np.arange(FIRST_ROW), kept + FIRST_ROW])
+    return MatchedKeys(found[kept], rows)
 
 
 def set_keys(model: RetrievalModel, space: KeySpace, keys: np.ndarray) -> None:
@@ -203,12 +203,12 @@ def set_keys(model: RetrievalModel, space: KeySpace, keys: np.ndarray) -> None:
 
 @dataclass(frozen=True)
 class WarmTarget:
-    """What is set.
+    """The model that a warm start sets.
 
     Attributes:
         model: The new model.
         optimizers: Its optimizers.
-        data: What it trains on.
+        data: Its dataset version.
     """
 
     model: RetrievalModel
@@ -218,7 +218,7 @@ class WarmTarget:
 
 @dataclass(frozen=True)
 class WarmStartReport:
-    """What came over.
+    """Weights that a warm start has set.
 
     Attributes:
         source: The checkpoint.
@@ -262,12 +262,12 @@ class _EarlierRun:
         return np.asarray(self.reader.get_tensor(name))
 
 
-def take_over(config: TrainConfig, target: WarmTarget) -> WarmStartReport:
+def transfer_weights(config: TrainConfig, target: WarmTarget) -> WarmStartReport:
     """Sets a new model to the weights of an earlier run.
 
     Args:
         config: The resolved config, with `fit.warm_start`.
-        target: What is set; nothing is, where the weights are refused.
+        target: The new model; it is unchanged where the weights are refused.
 
     Raises:
         ConfigError: Weights do not fit, or moments would meet a schedule of the learning rate.
@@ -335,8 +335,10 @@ def _open_source(path: str, tolerates: ToleratesShard) -> _EarlierRun:
     directory = local_path(path)
     if not (directory / METADATA_FILE).is_file():
         run = resolve_run(path)
-        shelves = [run / CHECKPOINTS_DIR / name for name in (BEST_DIR, LAST_DIR)]
-        entries = list_checkpoints(shelves[0]) or list_checkpoints(shelves[1])
+        checkpoints = run / CHECKPOINTS_DIR
+        entries = list_checkpoints(checkpoints / BEST_DIR) or list_checkpoints(
+            checkpoints / LAST_DIR
+        )
         if not entries:
             raise UpstreamNotReadyError(
                 "the run to start from has no checkpoint yet",
@@ -345,10 +347,10 @@ def _open_source(path: str, tolerates: ToleratesShard) -> _EarlierRun:
             )
         directory = entries[-1].path
     layout = read_checkpoint(directory).layout
-    version_dir, expected = read_dataset_reference(directory.resolve().parents[2])
+    reference = RunReference.read(directory.resolve().parents[2])
     try:
-        manifest = read_run_manifest(version_dir, expected, tolerates=tolerates)
-        version = read_encoded_version(version_dir, manifest)
+        manifest = reference.read_manifest(tolerates)
+        version = read_encoded_version(reference.version_dir, manifest)
     except InputDataError as error:
         raise InputDataError(
             "the run to start from was trained on a dataset version that cannot be read: without "

@@ -168,7 +168,7 @@ def _find_features(name: str, table: object, specs: Mapping[str, FeatureSpec]) -
 
 
 def _describe_keys(spec: FeatureSpec) -> str:
-    """What says whether equal keys of two features are the same thing."""
+    """Returns a text that is equal for features whose equal keys mean the same thing."""
     if spec.vocabulary_size is not None:
         return f"vocabulary {spec.encoding}"
     return spec.encoding.partition(":")[0]

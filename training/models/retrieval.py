@@ -11,8 +11,7 @@ from conf.errors import ConfigError, did_you_mean
 from conf.manifest import Manifest
 from conf.schema import FeatureSpec
 from training.embedding.static_table import EmbeddingTable, list_variables
-
-Features = Mapping[str, tf.Tensor]
+from training.networks.tower import Features
 
 
 class RetrievalModel(tf.Module):
@@ -24,7 +23,7 @@ class RetrievalModel(tf.Module):
     Attributes:
         user_inputs: Names of the features that `embed_users` reads.
         item_inputs: Names of the features that `embed_items` reads.
-        temperature: What the loss divides scores by.
+        temperature: Divisor of the scores in the loss.
         tables: Embedding tables by name; updated lazily.
     """
 

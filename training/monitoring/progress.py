@@ -68,6 +68,22 @@ class TrainingProgress(Protocol):
         """Training has ended, well or not."""
 
 
+class NoProgress:
+    """Progress that is not shown."""
+
+    def message(self, text: str, **fields: Any) -> None:
+        """Drops the message."""
+
+    def step(self, status: StepStatus) -> None:
+        """Drops the status."""
+
+    def epoch(self, record: EpochRecord, best: bool) -> None:
+        """Drops the record."""
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
 def build_progress(
     log_format: LogFormat, every_seconds: float, stream: TextIO | None = None
 ) -> TrainingProgress:

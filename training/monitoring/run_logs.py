@@ -27,7 +27,7 @@ from training.tensorflow_runtime import disk_errors
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What some steps gave.
+    """Loss and speed of some steps.
 
     Attributes:
         step: Steps of the run so far.
@@ -160,7 +160,7 @@ class EpochLog:
         """Writes an epoch, through to the disk.
 
         Args:
-            record: What the epoch gave.
+            record: The epoch.
             step: Updates so far.
             samples: Values by tag, each shown as a histogram; None: no histograms.
 
@@ -204,7 +204,7 @@ class StepProfiler:
     Args:
         run_steps: Runs steps in one compiled call.
         wanted: Steps to profile.
-        progress: Where to tell.
+        progress: Receives a message about the profile.
     """
 
     def __init__(self, run_steps: RunSteps, wanted: StepRange, progress: TrainingProgress) -> None:

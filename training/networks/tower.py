@@ -11,8 +11,9 @@ from conf.errors import ConfigError
 from conf.schema import FeatureSpec
 from training.embedding.static_table import EmbeddingTable
 from training.input.feature_columns import list_length
-from training.models.retrieval import Features
 from training.networks.layers import MLP, PositionWeights, normalize_rows, pool_rows
+
+Features = Mapping[str, tf.Tensor]
 
 
 @dataclass(frozen=True)

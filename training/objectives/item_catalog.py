@@ -80,8 +80,8 @@ def read_catalog_counts(
     dataset = build_eval_dataset(version_dir, manifest, "train", COUNTED_ROWS, [item])
     for batch in read_batches(dataset, version_dir, manifest, "train"):
         found = np.asarray(batch[item], np.int64)
-        places = np.minimum(np.searchsorted(ids, found), len(ids) - 1)
-        counts += np.bincount(places[ids[places] == found], minlength=len(ids))
+        rows = np.minimum(np.searchsorted(ids, found), len(ids) - 1)
+        counts += np.bincount(rows[ids[rows] == found], minlength=len(ids))
     return counts
 
 

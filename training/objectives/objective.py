@@ -264,7 +264,7 @@ def _refuse_drawn_negatives(manifest: Manifest) -> None:
 def _refuse_keyed_items(
     config: SampledSoftmaxConfig, item: FeatureSpec, model: RetrievalModel
 ) -> None:
-    """What a softmax cannot do with keys in the place of a vocabulary's ids.
+    """Refuses a softmax that needs a vocabulary where items are keys.
 
     Args:
         config: The objective's config.

@@ -50,7 +50,7 @@ MASKED_LOGIT = -1e9
 
 @dataclass(frozen=True)
 class SoftmaxCandidates:
-    """What each row's target is ranked against.
+    """Items that each row's target is ranked against.
 
     Attributes:
         vectors: float32 `[candidates, dim]`.

@@ -142,8 +142,7 @@ RATE = {"name": "r", "keys": ["item"]}
             "'sinc' is not declared in 'state'; did you mean 'since'",
         ),
         ({"joins": [{**AS_OF, "as_of": {"valid_from": "until"}}]}, "must not be nullable"),
-        ({"joins": [{**AS_OF, "strategy": "salted"}]}, "takes no"),
-        ({"joins": [{"source": "state", "column": "item", "salts": 3}]}, "goes with"),
+        ({"joins": [{**AS_OF, "strategy": "sort_merge"}]}, "takes no"),
     ],
 )
 def test_behaviour_references_each_contradiction_is_named(changes, message):

@@ -123,15 +123,15 @@ def test_each_group_keeps_its_own_most_frequent_tokens(spark):
 def test_tomorrow_appends_and_remembers_days(spark):
     first = spark.createDataFrame([("a", 0), ("b", 0), ("b", 86_400_000)], ["token", "ts"])
     limits = TokenLimits(min_count=2)
-    table = fit_vocabulary(first, ["token"], limits, growth=IncrementalFit(None, "ts", 3))
+    table = fit_vocabulary(first, ["token"], limits, incremental=IncrementalFit(None, "ts", 3))
     assert table["token"].to_pylist() == ["b"]
     assert table["last_seen"].to_pylist() == [datetime.date(1970, 1, 2)]
     day = 5 * 86_400_000
     second = spark.createDataFrame([("c", day), ("c", day), ("d", day)], ["token", "ts"])
-    table = fit_vocabulary(second, ["token"], limits, growth=IncrementalFit(table, "ts", 3))
+    table = fit_vocabulary(second, ["token"], limits, incremental=IncrementalFit(table, "ts", 3))
     assert table["token"].to_pylist() == ["b", "c"]
     assert table["is_retired"].to_pylist() == [True, False]
     third = spark.createDataFrame([("b", day)], ["token", "ts"])  # rarer than min_count, but known
-    table = fit_vocabulary(third, ["token"], limits, growth=IncrementalFit(table, "ts", 3))
+    table = fit_vocabulary(third, ["token"], limits, incremental=IncrementalFit(table, "ts", 3))
     assert (table["count"].to_pylist(), table["is_retired"].to_pylist()) == ([1, 0], [False] * 2)
     assert json.dumps(table["id"].to_pylist()) == "[2, 3]"

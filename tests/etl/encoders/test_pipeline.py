@@ -317,7 +317,7 @@ def test_a_vocabulary_cannot_make_a_float_feature():
 
 def test_executors_need_no_spark_pandas_or_pydantic():
     code = (
-        "import sys, etl.encoders.pipeline, etl.statistics;"
+        "import sys, etl.encoders.pipeline, etl.quality.statistics;"
         "print([m for m in ('pyspark', 'pandas', 'pydantic', 'tensorflow') if m in sys.modules])"
     )
     loaded = subprocess.run(

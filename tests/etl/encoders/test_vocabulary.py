@@ -93,7 +93,7 @@ def test_many_vocabularies_are_those_fitted_one_by_one(frame):
     requests = [
         VocabularyRequest(["item", "history"], TokenLimits(2, 5)),
         VocabularyRequest(["tag"]),
-        VocabularyRequest(["small"], growth=IncrementalFit(None, None, None)),
+        VocabularyRequest(["small"], incremental=IncrementalFit(None, None, None)),
         VocabularyRequest(["tag", "tags"], TokenLimits(3, 8), first_id=12),
     ]
     together = fit_vocabularies(frame, requests)

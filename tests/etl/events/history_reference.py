@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from conf.etl.events import BehaviourHistoryConfig, EventConditionConfig, RollingConfig
+from conf.etl.events import EventConditionConfig, UserHistoryConfig, WindowedFeatureConfig
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -44,7 +44,7 @@ def number_sessions(mine: Sequence[Event], gap_minutes: float) -> list[int]:
 
 def history_of(
     mine: Sequence[Event],
-    history: BehaviourHistoryConfig,
+    history: UserHistoryConfig,
     ts: int,
     sessions: Sequence[int],
     session: int | None,
@@ -74,7 +74,11 @@ def history_of(
 
 
 def rolling_of(
-    others: Sequence[Event], rolling: RollingConfig, key: tuple[Any, ...], ts: int, own: int = 1
+    others: Sequence[Event],
+    rolling: WindowedFeatureConfig,
+    key: tuple[Any, ...],
+    ts: int,
+    own: int = 1,
 ) -> float:
     """The value for an event at `ts` with that key; `own` is the youngest age that counts."""
     age = max(own, rolling.delay_s or 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -13,19 +14,15 @@ from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.events import JoinConfig
 from etl.events.joins import (
-    SALT_COLUMN,
     DictionaryJoin,
     check_unique_key,
     choose_strategy,
     count_unmatched,
-    find_frequent_keys,
     join_as_of,
     join_dictionary,
     plan_joins,
     read_unmatched,
     refuse_unmatched,
-    salt_dictionary,
-    salt_events,
     select_latest,
 )
 from tests.etl.logs import behaviour_config, columns, memory_source, rows_frame
@@ -45,6 +42,15 @@ def test_versions_of_a_key_are_told_apart_and_repeats_are_refused(spark):
     assert "a 1 (2 rows)" in str(refused.value)
 
 
+DICTIONARY = "id bigint, title string"
+# Bounds at which some thousands of events are many.
+SPLITS_EARLY = {
+    "skewJoin.skewedPartitionFactor": "2",
+    "skewJoin.skewedPartitionThresholdInBytes": "10KB",
+    "advisoryPartitionSizeInBytes": "10KB",
+    "coalescePartitions.enabled": "false",
+}
+
 KEYS = st.one_of(st.just(7), st.integers(0, 20), st.none())
 
 
@@ -52,7 +58,7 @@ def build_join(strategy: str = "auto", **changes: Any) -> DictionaryJoin:
     config = JoinConfig.model_validate(
         {"source": "items", "column": "item", "strategy": strategy, **changes}
     )
-    return DictionaryJoin("items", "id", config, 100, 1000)
+    return DictionaryJoin("items", "id", config, 100)
 
 
 def events_frame(spark: Any, keys: list[int | None]) -> Any:
@@ -76,34 +82,34 @@ def test_every_strategy_gives_the_rows_of_a_plain_search(spark, keys, known):
         (n, key if key is None else int(key), table.get(key), _reason(key, known))
         for n, key in enumerate(keys)
     )
-    joins = [build_join(s) for s in ("broadcast", "sort_merge", "salted")]
-    for join in (*joins, build_join("salted", salts=3)):
+    for strategy in ("broadcast", "sort_merge"):
+        join = build_join(strategy)
         joined = join_dictionary(events_frame(spark, keys), dictionary, join)
         rows = [(r["n"], r["item"], r["title"], r["__drop"]) for r in joined.collect()]
         assert sorted(rows) == expected
 
 
-def _reason(key: int | None, known: set[int]) -> str | None:
+def _reason(key: int | None, known: Collection[int]) -> str | None:
     if key is None:
         return "unmatched:items:null_key"
     return None if key in known else "unmatched:items"
 
 
-def test_frequent_keys_are_spread_over_tasks_and_others_are_not(spark):
-    keys: list[int | None] = [7] * 300 + [None] * 40 + list(range(100, 300))
-    events = events_frame(spark, keys)
-    join = build_join("salted")
-    assert find_frequent_keys(events, join) == (7,)
-    dictionary = spark.createDataFrame([(k, "x") for k in range(300)], "id bigint, title string")
-    joined = join_dictionary(events, dictionary.selectExpr("*", "id AS __order"), join)
+def test_a_frequent_key_is_split_over_tasks_and_no_event_is_lost(spark):
+    session = spark.newSession()
+    for name, value in SPLITS_EARLY.items():
+        session.conf.set(f"spark.sql.adaptive.{name}", value)
+    keys = [7] * 60_000 + [None] * 20_000 + list(range(100, 300))
+    events = events_frame(session, keys)
+    dictionary = session.createDataFrame([(k, f"item {k}") for k in range(250)], DICTIONARY)
+    joined = join_dictionary(events.repartition(8), dictionary, build_join("sort_merge"))
+    drops = Counter((row["item"], row["title"], row["__drop"]) for row in joined.collect())
+    assert drops == Counter(
+        (key, f"item {key}" if key is not None and key < 250 else None, _reason(key, range(250)))
+        for key in keys
+    )
     plan = joined._jdf.queryExecution().executedPlan().toString()
-    assert "SortMergeJoin" in plan
-    assert joined.count() == len(keys)
-    salted = salt_events(events, "item", 4, (7,)).select("item", SALT_COLUMN).distinct().collect()
-    salts = Counter(row["item"] for row in salted)
-    assert salts == {7: 4, None: 4, **dict.fromkeys(range(100, 300), 1)}
-    repeated = salt_dictionary(dictionary, "id", 4, (7,)).groupBy("id").count().collect()
-    assert {row["id"]: row["count"] for row in repeated} == {**dict.fromkeys(range(300), 1), 7: 4}
+    assert "SortMergeJoin(skew=true)" in plan
 
 
 def test_auto_goes_by_the_size_of_the_files():

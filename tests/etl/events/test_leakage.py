@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from etl.events.event_log import kept, prepare_events
-from etl.plan import made_behaviour_columns
+from etl.plan import made_history_columns
 from etl.records.samples import build_samples
 from tests.etl.events.history_reference import Event
 from tests.etl.events.test_histories import HISTORIES
@@ -39,7 +39,7 @@ CONFIG = behaviour_config(
     rolling=ROLLING,
     seen=False,
 )
-FEATURES = [*made_behaviour_columns(CONFIG), "state", "valid_from"]
+FEATURES = [*made_history_columns(CONFIG), "state", "valid_from"]
 
 
 def events_at(hours: st.SearchStrategy[int], most: int) -> st.SearchStrategy[list[Event]]:

@@ -60,21 +60,21 @@ def records(spark):
 
 
 def place(records, config, sizes=None) -> dict[str, list[list[Any]]]:
-    """Rows by cell folder (`train/…`) and shard, in order."""
+    """Rows by part folder (`train/…`) and shard, in order."""
     keyed = add_keys(records, config)
     plan = (
         plan_from_counts(keyed, config, sizes or {})
         if needs_row_counts(config)
         else plan_from_config(config)
     )
-    arranged = assign_shards(keyed, config, plan_features(config), plan)
-    rows = arranged.withColumn("shard", F.spark_partition_id()).collect()
+    sharded = assign_shards(keyed, config, plan_features(config), plan)
+    rows = sharded.withColumn("shard", F.spark_partition_id()).collect()
     found: dict[str, list[list[Any]]] = {
-        f"{c.split}/{c.folder}".rstrip("/"): [[] for _ in range(c.count)] for c in plan.cells
+        f"{c.split}/{c.folder}".rstrip("/"): [[] for _ in range(c.count)] for c in plan.partitions
     }
     for row in rows:
-        cell = next(c for c in plan.cells if c.start <= row["shard"] < c.start + c.count)
-        found[f"{cell.split}/{cell.folder}".rstrip("/")][row["shard"] - cell.start].append(row)
+        part = next(c for c in plan.partitions if c.start <= row["shard"] < c.start + c.count)
+        found[f"{part.split}/{part.folder}".rstrip("/")][row["shard"] - part.start].append(row)
     return found
 
 

@@ -187,6 +187,7 @@ def state_of(result: BuildResult) -> str | None:
     return table.state
 
 
+@pytest.mark.exhaustive
 def test_a_dictionary_in_a_database_is_watched(spark, tmp_path, statement):
     config = of_jdbc(tmp_path)
     first = build_dataset(spark, config)
@@ -205,6 +206,7 @@ def test_a_dictionary_in_a_database_is_watched(spark, tmp_path, statement):
     assert build_dataset(spark, config).version == first.version
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_what_is_not_watched_is_built_anew_and_said(spark, tmp_path, statement, caplog):
     config = of_jdbc(tmp_path, change_check=None)

@@ -103,6 +103,7 @@ def test_same_run_builds_nothing_a_changed_input_builds_anew_and_going_back_take
     assert len(published_versions(root / "small")) == 3
 
 
+@pytest.mark.exhaustive
 def test_a_day_built_again_keeps_the_ids_that_later_days_gave(spark, tmp_path):
     """Each day brings an item of its own; day 0 comes again before day 2."""
     logs = tmp_path / "logs"
@@ -199,6 +200,7 @@ def test_dynamic_overwrite_rebuilds_the_given_day_and_shares_the_others(spark, t
         build_dataset(spark, config)
 
 
+@pytest.mark.exhaustive
 def test_sized_sequence_examples_compressed_and_exported_hold_the_same_rows(spark, tmp_path):
     tf = pytest.importorskip("tensorflow")
     config = dated_config(

@@ -1,5 +1,3 @@
-"""Packed columns are shown by their own names: which list, which place, which values."""
-
 from __future__ import annotations
 
 import json
@@ -10,11 +8,7 @@ import pytest
 from conf.errors import InputDataError
 from conf.manifest import ShardInfo, SplitInfo
 from conf.paths import read_manifest
-from jobs.inspection.records import (
-    read_dataset_head,
-    read_head,
-    wire_features,
-)
+from jobs.inspection.records import read_dataset_head, read_first, wire_features
 from jobs.inspection.verify import count_records, read_checksum, verify_dataset
 from tests.jobs.inspection.conftest import CONFIG
 from tests.jobs.reporting.fixtures import FakeConfig, write_dataset
@@ -48,8 +42,8 @@ def test_no_more_than_there_are(version):
 def test_features_inferred_from_a_bare_shard_agree_with_the_schema(version):
     manifest = read_manifest(version)
     path = version / manifest.split("train").shards[0].path
-    known = read_head(path, 5, wire_features(manifest.schema))
-    inferred = read_head(path, 5)
+    known = read_first([path], 5, wire_features(manifest.schema))
+    inferred = read_first([path], 5)
     for one, other in zip(known, inferred, strict=True):
         assert {k: v for k, v in one.items() if v != []} == {
             k: v for k, v in other.items() if v != []
@@ -76,7 +70,7 @@ def test_bytes_that_are_no_text_are_spelt_out(tmp_path):
     batch = pa.record_batch({"a": pa.array([b"\xff\x00"]), "l": pa.array([[b"x", b"\xfe"]])})
     with ShardWriter(path, batch.schema) as writer:
         writer.write(batch)
-    assert read_head(path, 1) == [{"a": "\\xff\x00", "l": ["x", "\\xfe"]}]
+    assert read_first([path], 1) == [{"a": "\\xff\x00", "l": ["x", "\\xfe"]}]
 
 
 def _flip(file, position):

@@ -15,7 +15,7 @@ from conf.errors import InputDataError, UpstreamNotReadyError
 from conf.paths import read_manifest
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import write_table
-from jobs.inspection.records import read_files_head
+from jobs.inspection.records import read_first
 from jobs.inspection.summary import (
     RecordSizes,
     find_target,
@@ -203,7 +203,7 @@ def test_the_head_of_raw_payloads(tmp_path):
     path = tmp_path / "a.tfrecord"
     table = pa.table({"byteArray": [b"one", b"\xfftwo"]})
     write_table(table, path, options=ShardOptions(record_type="ByteArray"))
-    assert read_files_head([path], 1, "ByteArray") == [{"byteArray": "one"}]
+    assert read_first([path], 1, record_type="ByteArray") == [{"byteArray": "one"}]
 
 
 @given(st.lists(st.lists(st.integers(0, 2**31 - 1))))

@@ -9,7 +9,7 @@ from jobs.cli import run_app
 from jobs.inspect_dataset import app
 from jobs.reporting.dataset_page import find_other, render_dataset, shorten
 from tests.jobs.reporting.fixtures import VERSION_ID, FakeConfig, write_dataset, write_run
-from tests.jobs.reporting.test_page import Page
+from tests.jobs.reporting.pages import Page
 
 LATER = "20261102T101500000000Z-0badcafe"
 CONTRACT = (

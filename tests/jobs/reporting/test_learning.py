@@ -5,18 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from jobs.reporting.blocks import Facts, Figure, Note
-from jobs.reporting.learning import STEP_POINTS, best_epoch, build_learning, build_steps
+from jobs.reporting.learning import STEP_POINTS, best_epoch, view_steps
 from jobs.reporting.run_data import RunData
 from tests.jobs.reporting.fixtures import build_steps as write_steps
-
-
-def _table(section):
-    return section.blocks[0].blocks[1]
+from tests.jobs.reporting.pages import show
 
 
 def test_the_best_epoch_is_in_bold(finished):
-    bold = [row[0].text for row in _table(build_learning(finished)).rows if row[0].best]
+    table = show("learning", finished).tables[0]
+    bold = [row[0] for row, best in zip(table.rows, table.best, strict=True) if best[0]]
     assert bold == ["6"]
 
 
@@ -29,18 +26,17 @@ def test_the_best_epoch_comes_from_the_card_else_from_the_metric(finished):
 
 
 def test_the_metric_of_early_stopping_is_shown(finished):
-    titles = [column.title for column in _table(build_learning(finished)).columns]
-    assert "NDCG@10" in titles
+    assert "NDCG@10" in show("learning", finished).tables[0].columns
     config = {**finished.config, "fit": {"early_stopping": {"metric": "hit_rate@10"}}}
-    section = build_learning(replace(finished, card={**finished.card, "config": config}))
-    assert "HR@10" in [column.title for column in _table(section).columns]
+    shown = show("learning", replace(finished, card={**finished.card, "config": config}))
+    assert "HR@10" in shown.tables[0].columns
 
 
 def test_without_validation_it_says_so(finished):
     epochs = tuple({**entry, "validation": {}} for entry in finished.epochs)
     card = {**finished.card, "training": {}}
-    section = build_learning(replace(finished, epochs=epochs, card=card))
-    assert "No validation split" in section.blocks[-1].text
+    shown = show("learning", replace(finished, epochs=epochs, card=card))
+    assert "No validation split" in shown.notes[-1]
     assert best_epoch(replace(finished, epochs=epochs, card=card)) is None
 
 
@@ -56,17 +52,18 @@ def test_ties_go_to_the_earlier_epoch_and_missing_values_lose(finished):
 def test_what_the_input_left_out_is_told(finished):
     lost = {"bad_records": 2404, "shards": 1}
     epochs = (*finished.epochs[:-1], {**finished.epochs[-1], "left_out": lost})
-    assert build_learning(replace(finished, epochs=epochs)).blocks[-1] == Note(
+    assert show("learning", replace(finished, epochs=epochs)).notes[-1] == (
         "Left out of the last epoch: 2,404 damaged record(s), 1 damaged or missing shard(s)."
     )
     whole = tuple({**entry, "left_out": {}} for entry in finished.epochs)
-    blocks = build_learning(replace(finished, epochs=whole)).blocks
-    assert not any("Left out" in block.text for block in blocks if isinstance(block, Note))
+    notes = show("learning", replace(finished, epochs=whole)).notes
+    assert not any("Left out" in text for text in notes)
 
 
 def test_no_epoch_yet(finished):
-    section = build_learning(replace(finished, epochs=()))
-    assert section.blocks == (Note("No epoch of this run has finished yet.", missing=True),)
+    shown = show("learning", replace(finished, epochs=()))
+    assert shown.missing == ["No epoch of this run has finished yet."]
+    assert (shown.tables, shown.plots) == ([], [])
 
 
 def _with_fit(data, **fit):
@@ -75,13 +72,14 @@ def _with_fit(data, **fit):
 
 def test_without_early_stopping_the_last_epoch_was_kept(finished):
     data = _with_fit(finished, early_stopping=None)
-    section = build_learning(data)
-    assert "last epoch's weights were kept" in section.lead
+    shown = show("learning", data)
+    assert "last epoch's weights were kept" in shown.lead
     assert best_epoch(data) is None
-    assert not any(cell.best for row in _table(section).rows for cell in row)
-    figure = section.blocks[0].blocks[0]
-    assert "ring" not in figure.caption
-    assert "best epoch's weights were kept" in build_learning(finished).lead
+    assert not any(best for row in shown.tables[0].best for best in row)
+    assert "ring" not in shown.captions[0]
+    chosen = show("learning", finished)
+    assert "ring" in chosen.captions[0]
+    assert "best epoch's weights were kept" in chosen.lead
 
 
 def test_the_loss_chooses_without_a_validation_split(finished):
@@ -91,7 +89,7 @@ def test_the_loss_chooses_without_a_validation_split(finished):
     data = _with_fit(replace(finished, epochs=epochs), early_stopping={"metric": "loss"})
     data = replace(data, card={**data.card, "training": {}})
     assert best_epoch(data) == 2
-    assert "best epoch's weights were kept" in build_learning(data).lead
+    assert "best epoch's weights were kept" in show("learning", data).lead
 
 
 def lines(text: str) -> tuple[dict, ...]:
@@ -100,25 +98,24 @@ def lines(text: str) -> tuple[dict, ...]:
 
 def test_curves_and_devices_are_shown(finished: RunData) -> None:
     card = {**finished.card, "devices": ["/device:GPU:0", "<b>"]}
-    figure, facts = build_steps(replace(finished, card=card)).blocks
-    assert isinstance(figure, Figure)
+    shown = show("steps", replace(finished, card=card))
+    text = "".join(shown.plots[0].itertext())
     for title in ("Loss", "Examples per second", "waited for input"):
-        assert title in figure.svg
-    assert "400 steps" in figure.svg
-    assert "compiled loop" in figure.caption
-    assert isinstance(facts, Facts)
-    assert facts.items == (("Devices", "/device:GPU:0, <b>"),)
+        assert title in text
+    assert "400 steps" in shown.plots[0].get("aria-label")
+    assert "compiled loop" in shown.captions[0]
+    assert shown.facts == {"Devices": "/device:GPU:0, <b>"}
 
 
 def test_a_long_run_is_drawn_by_few_points(finished: RunData) -> None:
-    short = build_steps(replace(finished, steps=lines(write_steps(STEP_POINTS)))).blocks[0]
-    long = build_steps(replace(finished, steps=lines(write_steps(20 * STEP_POINTS)))).blocks[0]
-    assert "20 compiled loops" in long.caption
-    assert len(long.svg) < 1.5 * len(short.svg)
+    short = view_steps(replace(finished, steps=lines(write_steps(STEP_POINTS))))
+    long = view_steps(replace(finished, steps=lines(write_steps(20 * STEP_POINTS))))
+    assert "20 compiled loops" in long["caption"]
+    assert len(long["plot"]) < 1.5 * len(short["plot"])
 
 
 @pytest.mark.parametrize("steps", [(), ({"step": "many"},), ({},)])
 def test_a_run_without_steps_says_so(steps: tuple[dict, ...], finished: RunData) -> None:
-    note = build_steps(replace(finished, steps=steps)).blocks[0]
-    assert isinstance(note, Note)
-    assert note.missing
+    shown = show("steps", replace(finished, steps=steps))
+    assert shown.missing
+    assert shown.plots == []

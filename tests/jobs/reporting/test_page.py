@@ -4,49 +4,17 @@ import pickle
 import re
 import sys
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 import jobs.reporting.plots
 from conf.run import METRICS_FILE, RUN_CARD_FILE, write_json
-from jobs.reporting.page import SECTIONS, render_page, render_sweep, run_title, write_sweep_page
+from jobs.reporting.page import RUN_SECTIONS, render_page, render_sweep, run_title, write_sweep_page
 from jobs.reporting.run_data import RunData, read_run
 from tests.jobs.reporting.fixtures import FakeConfig, write_dataset, write_run
+from tests.jobs.reporting.pages import Page
 from training.sweep import SweepResult, TrialRecord
-
-VOID = {"meta", "link", "br", "hr", "img", "input"}
-
-
-class Page(HTMLParser):
-    """Reads a page strictly: every element closed, in order."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[str] = []
-        self.feed(html)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.seen.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.seen.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text.append(data)
-
-    def values(self, attribute: str) -> list[str]:
-        return [a[attribute] or "" for _, a in self.seen if attribute in a]
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +31,7 @@ def test_every_section_is_there_and_linked(html):
     page = Page(html)
     anchors = [href[1:] for href in page.values("href") if href.startswith("#")]
     sections = [a["id"] for tag, a in page.seen if tag == "section"]
-    assert len(sections) == len(SECTIONS)
+    assert len(sections) == len(RUN_SECTIONS)
     assert set(sections) <= set(anchors)
 
 
@@ -179,7 +147,7 @@ def test_a_report_without_any_gap_text_still_renders(finished):
 def test_wrong_types_inside_readable_json_become_a_note(finished, changes):
     page = Page(render_page(replace(finished, **changes)))
     sections = [a["id"] for tag, a in page.seen if tag == "section"]
-    assert len(set(sections)) == len(SECTIONS)
+    assert len(set(sections)) == len(RUN_SECTIONS)
     assert "Provenance" in "".join(page.text)
 
 
@@ -212,6 +180,7 @@ def remember(plot):
     return draw
 
 
+@pytest.mark.exhaustive
 def test_every_value_of_the_card_may_have_the_wrong_type(finished, drawn_once):
     for key in finished.card:
         for value in (None, 3, "text", [1], {"a": [None]}):

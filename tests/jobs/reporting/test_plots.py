@@ -6,11 +6,13 @@ from xml.etree import ElementTree
 
 import matplotlib
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
-from jobs.reporting.blocks import TableCell, TableColumn, build_table, missing
+from jobs.reporting.dataset_sections import plot_popularity
 from jobs.reporting.formatting import (
     MISSING,
     format_bytes,
@@ -22,26 +24,27 @@ from jobs.reporting.formatting import (
     metric_order,
     metric_title,
 )
+from jobs.reporting.page import load_templates
 from jobs.reporting.plots import (
     COLOURS,
     FlowStep,
-    PlotStyle,
+    draw,
+    plot_bars,
+    plot_curves,
     plot_flow,
-    plot_learning,
-    plot_metric_bars,
-    plot_popularity,
-    render_histogram,
 )
+from jobs.reporting.run_data import ItemCatalogue
+from tests.jobs.reporting.pages import Page
 
 
 def _draw(name: str = "demo", text: str = "title") -> str:
-    with PlotStyle() as style:
-        canvas = style.canvas(200, 120)
+    def paint(canvas: Figure) -> None:
         axis = canvas.subplots()
         axis.plot([0, 1], [0, 1], color=COLOURS["model"], label=text)
         axis.set_title(text)
         axis.legend()
-        return str(style.render(canvas, name, f"label of {text}"))
+
+    return str(draw(name, f"label of {text}", 120, paint))
 
 
 def test_the_same_figure_gives_the_same_bytes():
@@ -90,8 +93,14 @@ def test_a_user_s_own_matplotlib_settings_change_nothing_and_are_kept():
         assert matplotlib.rcParams["font.size"] == 33
 
 
+def _histogram(bins, label: str) -> str:
+    blocks = load_templates().get_template("blocks.html.j2").module
+    return str(blocks.histogram(bins, label))
+
+
 def test_a_histogram_s_bars_are_as_tall_as_their_counts():
-    svg = str(render_histogram([("0", 5), ("1", 20), ("2 to 3", 0)], "Lengths of <b>"))
+    svg = _histogram([("0", 5), ("1", 20), ("2 to 3", 0)], "Lengths of <b>")
+    Page(svg)
     heights = [float(h) for h in re.findall(r'<rect [^>]*height="([\d.]+)"', svg)]
     assert heights[0] == pytest.approx(heights[1] / 4, abs=0.1)
     assert heights[2] == 0
@@ -99,8 +108,8 @@ def test_a_histogram_s_bars_are_as_tall_as_their_counts():
     assert "<b>" not in svg
 
 
-def test_an_empty_histogram_is_drawn():
-    ElementTree.fromstring(str(render_histogram([], "nothing")))
+def test_a_histogram_of_empty_bins_is_drawn():
+    ElementTree.fromstring(_histogram([("0", 0)], "nothing").strip())
 
 
 def _text(svg: object) -> str:
@@ -120,7 +129,7 @@ def _widths(svg: object, variable: str) -> list[float]:
 
 def test_metric_bars_name_the_systems_and_cut_offs():
     values = {"DSSM": [0.1, 0.3], "Popularity": [0.05, 0.1]}
-    svg = plot_metric_bars({"Hit rate": values, "NDCG": values}, [5, 10], "what it shows")
+    svg = plot_bars("metrics", "what it shows", {"Hit rate": values, "NDCG": values}, ["@5", "@10"])
     text = _text(svg)
     for word in ("Hit rate", "NDCG", "DSSM", "Popularity", "@5", "@10", "0.30"):
         assert word in text
@@ -133,7 +142,7 @@ def test_the_flow_s_bars_are_as_long_as_their_rows():
         FlowStep("Parsed", {"rows": 750}, 250, "bad rows"),
         FlowStep("Written", {"train": 500, "test": 250}),
     ]
-    svg = plot_flow(steps, "flow")
+    svg = plot_flow("flow", "flow", steps)
     read, parsed, train = _widths(svg, "model")[:3]
     assert parsed / read == pytest.approx(0.75, abs=0.01)
     assert train / read == pytest.approx(0.5, abs=0.01)
@@ -142,37 +151,42 @@ def test_the_flow_s_bars_are_as_long_as_their_rows():
 
 
 def test_the_flow_of_no_rows_is_drawn():
-    assert "Read" in _text(plot_flow([FlowStep("Read", {"rows": 0})], "flow"))
+    assert "Read" in _text(plot_flow("flow", "flow", [FlowStep("Read", {"rows": 0})]))
 
 
 def test_learning_curves_leave_gaps_where_a_value_is_missing():
     curves = {"Loss": [3.0, math.nan, 2.0], "NDCG@10": [0.1, 0.2, math.nan]}
-    assert "NDCG@10" in _text(plot_learning([1, 2, 3], curves, 3, "curves"))
+    svg = plot_curves("learning", "curves", ("epoch", [1, 2, 3]), curves, best=3)
+    assert "NDCG@10" in _text(svg)
 
 
 def test_a_single_epoch_is_drawn():
-    assert "Loss" in _text(plot_learning([1], {"Loss": [3.0]}, None, "curves"))
+    assert "Loss" in _text(plot_curves("learning", "curves", ("epoch", [1]), {"Loss": [3.0]}))
 
 
-@pytest.mark.parametrize("counts", [[], [0, 0], [5], [7, 7, 7], [10_000_000, 3, 1, 0]])
+def _popularity(counts: np.ndarray) -> object:
+    return plot_popularity(ItemCatalogue(counts, pa.array(["token"] * len(counts))))
+
+
+@pytest.mark.parametrize("counts", [[0, 0], [5], [7, 7, 7], [10_000_000, 3, 1, 0]])
 def test_any_popularity_is_drawn(counts):
-    assert "occurrences" in _text(plot_popularity(np.array(counts, np.int64), "curve"))
+    assert "occurrences" in _text(_popularity(np.array(counts, np.int64)))
 
 
 def test_the_popularity_curve_stays_small_for_a_large_catalogue():
     counts = np.arange(2_000_000, 0, -1)
-    assert len(plot_popularity(counts, "curve")) < 60_000
+    assert len(str(_popularity(counts))) < 60_000
 
 
-def test_plain_strings_stand_for_cells():
-    table = build_table(
-        "caption", [TableColumn("a"), TableColumn("b")], [["x", TableCell("y", best=True)]]
+def test_shares_of_two_versions_have_a_legend_and_no_numbers_above_the_bars():
+    alone = {"share of the values": {"now": [0.25, 0.75]}}
+    both = {"share of the values": {"before": [0.5, 0.5], "now": [0.25, 0.75]}}
+    one, two = (
+        _text(plot_bars("s", "shares", p, ["a", "b"], as_shares=True)) for p in (alone, both)
     )
-    assert table.rows == ((TableCell("x"), TableCell("y", best=True)),)
-
-
-def test_missing_is_marked():
-    assert missing("why").missing
+    assert "75.0%" in one
+    assert "75.0%" not in two
+    assert ("before" in one, "before" in two) == (False, True)
 
 
 ALL = (format_bytes, format_count, format_metric, format_number, format_seconds, format_share)

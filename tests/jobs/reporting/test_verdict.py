@@ -5,17 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jobs.reporting.blocks import Beside, Figure, Note, Table
 from jobs.reporting.run_data import RankedList
 from jobs.reporting.verdict import (
-    build_lists,
-    build_quality,
     build_verdict,
     describe_protocol,
     headline_metric,
     headline_protocol,
     wilson_interval,
 )
+from tests.jobs.reporting.pages import show
 
 
 def _with(finished, model, popularity, metric="hit_rate@10", rows=1500):
@@ -29,31 +27,31 @@ def _with(finished, model, popularity, metric="hit_rate@10", rows=1500):
 
 def test_a_clearly_better_model_is_ahead_by_the_ratio(finished):
     verdict = _with(finished, 0.24, 0.08)
-    assert verdict.standing == "ahead"
+    assert verdict.outcome == "ahead"
     assert verdict.sentence == (
         "DSSM finds the next item in its top 10 for 24.0% of the rows, 3.0 times popularity's 8.0%."
     )
 
 
 def test_a_difference_within_the_noise_is_not_called_better(finished):
-    assert _with(finished, 0.21, 0.20, rows=200).standing == "level"
-    assert _with(finished, 0.21, 0.20, rows=200_000).standing == "ahead"
+    assert _with(finished, 0.21, 0.20, rows=200).outcome == "level"
+    assert _with(finished, 0.21, 0.20, rows=200_000).outcome == "ahead"
 
 
 def test_a_worse_model_is_said_to_be_worse(finished):
     verdict = _with(finished, 0.02, 0.09)
-    assert verdict.standing == "behind"
+    assert verdict.outcome == "behind"
     assert "worse than popularity" in verdict.sentence
 
 
 def test_popularity_at_zero_gives_no_ratio(finished):
     verdict = _with(finished, 0.2, 0.0)
-    assert verdict.standing == "ahead"
+    assert verdict.outcome == "ahead"
     assert "times" not in verdict.sentence
 
 
 def test_two_systems_that_never_hit_are_level(finished):
-    assert _with(finished, 0.0, 0.0).standing == "level"
+    assert _with(finished, 0.0, 0.0).outcome == "level"
 
 
 def test_a_metric_that_is_no_rate_has_no_interval(finished):
@@ -63,12 +61,12 @@ def test_a_metric_that_is_no_rate_has_no_interval(finished):
 
 
 def test_no_popularity_no_comparison(finished):
-    assert _with(finished, 0.12, None).standing == "unknown"
+    assert _with(finished, 0.12, None).outcome == "unknown"
 
 
 def test_no_evaluation_says_so(finished):
     verdict = build_verdict(replace(finished, metrics=None, gaps={"metrics": "why"}))
-    assert (verdict.standing, verdict.detail) == ("unknown", "why")
+    assert (verdict.outcome, verdict.detail) == ("unknown", "why")
     assert "not evaluated" in verdict.sentence
 
 
@@ -104,89 +102,81 @@ def test_a_sampled_protocol_is_not_described_as_the_catalogue():
     assert "catalogue" not in text
 
 
-def _tables(section):
-    blocks = [b for block in section.blocks for b in getattr(block, "blocks", (block,))]
-    return [block for block in blocks if isinstance(block, Table)]
-
-
-def _row(table, name):
-    return next(row for row in table.rows if row[0].text == name)
-
-
 def test_every_protocol_has_a_table_and_the_headline_has_bars(finished):
-    section = build_quality(finished)
-    captions = [table.caption for table in _tables(section)]
+    shown = show("quality", finished)
+    captions = [table.caption for table in shown.tables]
     assert captions[0].startswith("Full ranking, unseen items")
     assert [c.partition(":")[0] for c in captions[1:3]] == [
         "Full ranking, all items", "99 sampled negatives",
     ]  # fmt: skip
-    first = section.blocks[0]
-    assert isinstance(first, Beside)
-    assert isinstance(first.blocks[0], Figure)
+    first = next(shown.root.iter("div"))
+    assert first.get("class") == "beside"
+    assert [len(list(part.iter("figure"))) for part in first] == [1, 0]
 
 
 def test_values_the_best_and_the_ratio(finished):
-    row = _row(_tables(build_quality(finished))[0], "HR@10")
-    assert [cell.text for cell in row] == ["HR@10", "0.2213", "0.0929", "0.0133", "2.38\u00d7"]
-    assert [cell.best for cell in row] == [False, True, False, False, False]
+    table = show("quality", finished).tables[0]
+    assert table.row("HR@10") == ["HR@10", "0.2213", "0.0929", "0.0133", "2.38\u00d7"]
+    assert table.best_of("HR@10") == [False, True, False, False, False]
+
+
+def _with_systems(finished, systems):
+    protocol = finished.metrics["protocols"][0]
+    metrics = {**finished.metrics, "protocols": [{**protocol, "systems": systems}]}
+    return show("quality", replace(finished, metrics=metrics)).tables[0]
 
 
 def test_the_best_may_be_popularity(finished):
-    protocol = finished.metrics["protocols"][0]
-    systems = {"model": {"mrr": 0.1}, "popularity": {"mrr": 0.3}}
-    metrics = {**finished.metrics, "protocols": [{**protocol, "systems": systems}]}
-    row = _row(_tables(build_quality(replace(finished, metrics=metrics)))[0], "MRR")
-    assert [cell.best for cell in row] == [False, False, True, False]
+    table = _with_systems(finished, {"model": {"mrr": 0.1}, "popularity": {"mrr": 0.3}})
+    assert table.best_of("MRR") == [False, False, True, False]
 
 
 def test_recall_is_shown_only_where_it_differs(finished):
-    assert "Recall" not in str(_tables(build_quality(finished))[0])
-    protocol = finished.metrics["protocols"][0]
-    systems = {"model": {"hit_rate@5": 0.4, "recall@5": 0.2}}
-    metrics = {**finished.metrics, "protocols": [{**protocol, "systems": systems}]}
-    assert _row(_tables(build_quality(replace(finished, metrics=metrics)))[0], "Recall@5")
+    shown = show("quality", finished)
+    assert not any("Recall" in row[0] for row in shown.tables[0].rows)
+    assert "Recall@k equals HR@k here: one relevant item per row." in shown.notes
+    table = _with_systems(finished, {"model": {"hit_rate@5": 0.4, "recall@5": 0.2}})
+    assert table.row("Recall@5")
 
 
 def test_labels_without_calibrated_scores_say_why(finished):
-    section = build_quality(finished)
-    assert _row(_tables(section)[-1], "AUC")[1].best
-    notes = [block.text for block in section.blocks if isinstance(block, Note)]
-    assert any("No log loss" in text for text in notes)
-    assert any("3 targets" in text for text in notes)
+    shown = show("quality", finished)
+    assert shown.tables[-1].best_of("AUC")[1]
+    assert any("No log loss" in text for text in shown.notes)
+    assert any("3 targets" in text for text in shown.notes)
 
 
 def test_no_labels_no_sampled_protocol(finished):
     metrics = {**finished.metrics, "labels": None, "beyond_accuracy": {}, "oov_targets": 0}
     metrics["protocols"] = metrics["protocols"][:1]
-    assert len(_tables(build_quality(replace(finished, metrics=metrics)))) == 1
+    assert len(show("quality", replace(finished, metrics=metrics)).tables) == 1
 
 
 def test_not_evaluated(finished):
-    section = build_quality(replace(finished, metrics=None, gaps={"metrics": "later"}))
-    assert section.blocks == (Note("later", missing=True),)
+    shown = show("quality", replace(finished, metrics=None, gaps={"metrics": "later"}))
+    assert (shown.missing, shown.tables, shown.plots) == (["later"], [], [])
 
 
 def test_an_evaluation_without_protocols(finished):
-    section = build_quality(replace(finished, metrics={"protocols": []}))
-    assert section.blocks[0].missing
+    assert show("quality", replace(finished, metrics={"protocols": []})).missing
 
 
 def test_items_are_shown_by_title_with_their_scores(finished):
     first = finished.lists[0]
-    row = build_lists(finished).blocks[0].rows[0]
-    assert row[0].text == first.user
-    assert row[1].text == f"Film {first.items[0]} ({first.scores[0]:.3g})"
+    row = show("lists", finished).tables[0].rows[0]
+    assert row[0] == first.user
+    assert row[1] == f"Film {first.items[0]} ({first.scores[0]:.3g})"
 
 
 def test_without_titles_the_tokens(finished):
-    row = build_lists(replace(finished, catalogue=None)).blocks[0].rows[0]
-    assert row[1].text.startswith(f"{finished.lists[0].items[0]} (")
+    row = show("lists", replace(finished, catalogue=None)).tables[0].rows[0]
+    assert row[1].startswith(f"{finished.lists[0].items[0]} (")
 
 
 def test_short_lists_and_lists_without_scores(finished):
     short = replace(finished, lists=(RankedList("u", ("5",), ()),), catalogue=None)
-    assert [cell.text for cell in build_lists(short).blocks[0].rows[0]] == ["u", "5", *[""] * 4]
+    assert show("lists", short).tables[0].rows[0] == ["u", "5", *[""] * 4]
 
 
 def test_no_lists(finished):
-    assert build_lists(replace(finished, lists=())).blocks[0].missing
+    assert show("lists", replace(finished, lists=())).missing

@@ -46,8 +46,8 @@ class Training:
             loss = tf.reduce_sum(self.model.embed_users(users) * tf.range(1.0, 5.0))
         self.optimizers.apply(tape.gradient(loss, self.optimizers.variables_in_step_order))
 
-    def save(self, standing: ResumeState, *, best: bool = False) -> None:
-        self.checkpoints.save(standing, best=best)
+    def save(self, resume_state: ResumeState, *, best: bool = False) -> None:
+        self.checkpoints.save(resume_state, best=best)
         self.checkpoints.wait()
 
     def values(self) -> dict[str, np.ndarray]:

@@ -28,24 +28,25 @@ from training.checkpoint.checkpoint_files import (
     remove_leftovers,
     write_checkpoint,
 )
-from training.checkpoint.restore import manifest_sha256, restore_model
+from training.checkpoint.restore import load_run
+from training.run_directory import manifest_sha256
 
-SEAL = CheckpointMetadata(
+METADATA = CheckpointMetadata(
     ResumeState(Position(2, 5), EpochSums(1 / 3, 0.1, 2.5), 42),
     CheckpointLayout({"b": "model/b", "a": "model/a"}, ("model/w",)),
 )
 
 
 def write(directory: Path) -> Path:
-    write_checkpoint(directory, {"x": tf.constant([1.5, 2.5]), "n": tf.constant(3)}, SEAL)
+    write_checkpoint(directory, {"x": tf.constant([1.5, 2.5]), "n": tf.constant(3)}, METADATA)
     return directory
 
 
 def test_round_trip(tmp_path: Path) -> None:
     directory = write(tmp_path / "deep" / "c")
-    seal = read_checkpoint(directory)
-    assert seal == SEAL
-    assert list(seal.layout.tables) == ["b", "a"]  # the order is kept
+    metadata = read_checkpoint(directory)
+    assert metadata == METADATA
+    assert list(metadata.layout.tables) == ["b", "a"]  # the order is kept
     reader = tf.train.load_checkpoint(str(directory / "state"))
     np.testing.assert_array_equal(reader.get_tensor("x"), [1.5, 2.5])
     assert reader.get_tensor("n") == 3
@@ -85,48 +86,48 @@ def test_a_second_checkpoint_of_the_same_files(tmp_path: Path, monkeypatch, link
     if not links:
         monkeypatch.setattr(os, "link", refuse)
     link_checkpoint(directory, tmp_path / "d")
-    assert read_checkpoint(tmp_path / "d") == SEAL
+    assert read_checkpoint(tmp_path / "d") == METADATA
     shared = (directory / "state.index").samefile(tmp_path / "d" / "state.index")
     assert shared is links
 
 
-def put(shelf: Path, epoch: int, batch: int) -> Path:
-    written = shelf.parent / ".writing"
+def put(directory: Path, epoch: int, batch: int) -> Path:
+    written = directory.parent / ".writing"
     written.mkdir(parents=True)
     (written / "file").write_text(f"{epoch} {batch}")
-    return publish_checkpoint(written, shelf, Position(epoch, batch))
+    return publish_checkpoint(written, directory, Position(epoch, batch))
 
 
 def test_entries_are_in_the_order_of_their_positions(tmp_path: Path) -> None:
-    shelf = tmp_path / "last"
-    assert list_checkpoints(shelf) == []
+    directory = tmp_path / "last"
+    assert list_checkpoints(directory) == []
     wanted = [Position(0, 9), Position(0, 10), Position(1, 0), Position(123456, 10**10)]
     for position in reversed(wanted):
-        put(shelf, position.epoch, position.batch)
-    (shelf / ".00002-000000000.removed").mkdir()
-    (shelf / "notes").mkdir()
-    (shelf / "00009-000000000").write_text("a file")
-    assert [entry.position for entry in list_checkpoints(shelf)] == wanted
+        put(directory, position.epoch, position.batch)
+    (directory / ".00002-000000000.removed").mkdir()
+    (directory / "notes").mkdir()
+    (directory / "00009-000000000").write_text("a file")
+    assert [entry.position for entry in list_checkpoints(directory)] == wanted
 
 
 def test_a_position_that_comes_again_is_the_newer_one(tmp_path: Path) -> None:
-    shelf = tmp_path / "last"
-    paths = [put(shelf, 1, 2) for _ in range(11)]
-    assert [entry.path for entry in list_checkpoints(shelf)] == paths
-    prune_checkpoints(shelf, 3)
-    assert [entry.path for entry in list_checkpoints(shelf)] == paths[-1:]
+    directory = tmp_path / "last"
+    paths = [put(directory, 1, 2) for _ in range(11)]
+    assert [entry.path for entry in list_checkpoints(directory)] == paths
+    prune_checkpoints(directory, 3)
+    assert [entry.path for entry in list_checkpoints(directory)] == paths[-1:]
 
 
 def test_prune_keeps_the_newest_that_can_be_read(tmp_path: Path) -> None:
-    shelf = tmp_path / "last"
-    paths = [put(shelf, 0, batch) for batch in range(5)]
-    prune_checkpoints(shelf, 2, unreadable=[paths[4], paths[2]])
-    assert [entry.path for entry in list_checkpoints(shelf)] == [paths[1], paths[3]]
+    directory = tmp_path / "last"
+    paths = [put(directory, 0, batch) for batch in range(5)]
+    prune_checkpoints(directory, 2, unreadable=[paths[4], paths[2]])
+    assert [entry.path for entry in list_checkpoints(directory)] == [paths[1], paths[3]]
 
 
 def test_removal_and_sweep_leave_nothing(tmp_path: Path) -> None:
-    shelf = tmp_path / "last"
-    path = put(shelf, 0, 0)
+    directory = tmp_path / "last"
+    path = put(directory, 0, 0)
     remove_checkpoint(path)
     (tmp_path / ".writing").mkdir()
     remove_leftovers(tmp_path)
@@ -153,17 +154,18 @@ def test_restores_best_or_last(
     training = begin()
     for which in ("best", "last"):
         with pytest.raises(UpstreamNotReadyError, match=f"no {which} checkpoint"):
-            restore_model(run, which)
+            load_run(run, which)
     training.save(stand(1), best=True)
     best = training.model.trainable_variables[0].numpy()
     training.step()
     training.save(stand(2))
-    restored, config, manifest, version = restore_model(run, "best")
-    np.testing.assert_array_equal(restored.trainable_variables[0].numpy(), best)
-    assert config.model == MODEL
-    assert manifest == tiny_manifest
-    assert version == tiny_version
-    last, *_ = restore_model(run, "last")
+    trained = load_run(run, "best")
+    np.testing.assert_array_equal(trained.model.trainable_variables[0].numpy(), best)
+    assert trained.run_dir == run
+    assert trained.config.model == MODEL
+    assert trained.manifest == tiny_manifest
+    assert trained.version_dir == tiny_version
+    last = load_run(run, "last").model
     for a, b in zip(last.trainable_variables, training.model.trainable_variables, strict=True):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
 
@@ -176,20 +178,20 @@ def test_a_damaged_best_checkpoint_is_refused_or_the_one_before_taken(begin, run
     training.save(stand(2), best=True)
     older, newer = list_checkpoints(run / "checkpoints" / "best")
     (newer.path / "state.index").unlink()
-    restored, *_ = restore_model(run)
+    restored = load_run(run).model
     np.testing.assert_array_equal(restored.trainable_variables[0].numpy(), first)
     (older.path / "checkpoint.json").write_bytes(b"")
     with pytest.raises(InputDataError, match="damaged"):
-        restore_model(run)
+        load_run(run)
 
 
 def test_another_dataset_version_is_refused(run: Path) -> None:
     update_run_card(run, dataset={"manifest_sha256": "0" * 64})
     with pytest.raises(InputDataError, match="not the one"):
-        restore_model(run)
+        load_run(run)
 
 
 def test_an_incomplete_card_is_refused(run: Path) -> None:
     update_run_card(run, config=None)
     with pytest.raises(InputDataError, match="run_card"):
-        restore_model(run)
+        load_run(run)

@@ -78,10 +78,10 @@ def test_the_whole_state_comes_back(begin, asynchronous: bool) -> None:
     training = begin(config=CheckpointConfig(asynchronous=asynchronous))
     assert training.checkpoints.restore_last() is None
     training.step()
-    standing = stand(3, 17, EpochSums(loss=0.1 + 0.2, wait_s=1e-17, seconds=5.5))
-    training.save(standing)
+    resume_state = stand(3, 17, EpochSums(loss=0.1 + 0.2, wait_s=1e-17, seconds=5.5))
+    training.save(resume_state)
     other = begin(seed=2)
-    assert other.checkpoints.restore_last() == standing
+    assert other.checkpoints.restore_last() == resume_state
     assert_same(other.values(), training.values())
     assert int(other.optimizers.step.numpy()) == 1  # the counter of the random numbers
     assert other.checkpoints.saved == Position(3, 17)

@@ -26,7 +26,7 @@ from training.checkpoint.training_state import (
 )
 from training.distribution.strategy import build_strategy
 
-SEAL = CheckpointMetadata(ResumeState(Position(0, 1), EpochSums(), 0), CheckpointLayout({}, ()))
+METADATA = CheckpointMetadata(ResumeState(Position(0, 1), EpochSums(), 0), CheckpointLayout({}, ()))
 
 
 class GrowingTable(tf.Module):
@@ -61,7 +61,7 @@ class Model(tf.Module):
 
 
 def save(model: Model, directory: Path) -> Path:
-    write_checkpoint(directory, copy_state(collect_state(model=model)), SEAL)
+    write_checkpoint(directory, copy_state(collect_state(model=model)), METADATA)
     return directory / "state"
 
 

@@ -12,11 +12,11 @@ import pytest
 
 from conf.run import read_json, resolve_run
 from conf.training.train import TrainConfig
-from tests.training.killed_run import Silent
 from tests.training.processes import find_addresses, start_forked
 from tests.training.tiny_dataset import write_tiny_dataset
 from tests.training.worker_run import Worker, fit_and_keep, run_worker
 from training.checkpoint.checkpoint_files import list_checkpoints
+from training.monitoring.progress import NoProgress
 from training.monitoring.run_logs import read_steps
 
 pytestmark = pytest.mark.slow
@@ -115,7 +115,7 @@ def run_alone(
     """Trains in this process, without a strategy; returns the weights."""
     where.mkdir()
     config = build_config(version, where / "0", changes or {})
-    fit_and_keep(config, Silent(), where / "0.npz")
+    fit_and_keep(config, NoProgress(), where / "0.npz")
     return read_weights(where / "0.npz")
 
 

@@ -18,16 +18,17 @@ from conf.training.input import InputConfig
 from conf.training.models import DSSMConfig, SampledSoftmaxConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import CheckpointConfig, DevicesConfig, FitConfig, StepRange, TrainConfig
-from tests.training.killed_run import KEYS, Silent, row_keys
+from tests.training.killed_run import KEYS, row_keys
 from tests.training.processes import find_addresses, start_forked
 from tests.training.server_run import Task, run_task
 from training.checkpoint.checkpoint_files import list_checkpoints
-from training.checkpoint.restore import restore_model
+from training.checkpoint.restore import load_run
 from training.fit import fit_run
 from training.input.batches import build_train_dataset
+from training.input.split_source import TrainingData
 from training.loop.epoch_records import read_history
-from training.loop.epochs import TrainingData
 from training.loop.validation import build_validate
+from training.monitoring.progress import NoProgress
 
 pytestmark = pytest.mark.slow
 
@@ -165,7 +166,7 @@ def test_workers_train_what_one_process_does(tiny_version: Path, runs: Path) -> 
     [profile] = resolve_run(str(where / "t")).rglob("*.xplane.pb")
     # What the chief does in a step: it takes a batch, and sends it.
     assert b"IteratorGetNext" in profile.read_bytes()
-    one = fit_run(build_config(tiny_version, runs / "one", "none"), Silent())
+    one = fit_run(build_config(tiny_version, runs / "one", "none"), NoProgress())
     found = resolve_run(str(where / "t"))
     (*_, mine), (*_, theirs) = read_history(found), read_history(one)
     # Asynchronous steps find another way to about the same place.
@@ -179,7 +180,9 @@ def test_workers_train_what_one_process_does(tiny_version: Path, runs: Path) -> 
         if not shape and "iteration" in name:
             assert tensors.get_tensor(name) == EPOCHS * STEPS
     # The best epoch's weights, as a process without servers reads them, rank as they did there.
-    model, config, manifest, version = restore_model(found, "best")
+    best = load_run(found, "best")
+    model, config, manifest = best.model, best.config, best.manifest
+    version = best.version_dir
     again = build_validate(config, TrainingData(version, manifest))(model)
     best = max(record.validation["ndcg@10"] for record in read_history(found))
     assert again["ndcg@10"] == pytest.approx(best, abs=1e-6)

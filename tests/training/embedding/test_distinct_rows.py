@@ -11,7 +11,7 @@ from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
 from training.embedding.distinct_rows import DISTINCT, add_distinct_ids, plan_lookups
 from training.loop.gradients import LossScale
 from training.loop.optimizers import Optimizers
-from training.loop.step import GradientGuard, StepOptions, TrainStep, build_run_steps
+from training.loop.step import StepOptions, TrainStep, build_run_steps
 
 STEPS, BATCH = 5, 16
 
@@ -79,12 +79,12 @@ def test_each_table_and_its_state_are_read_once_per_step() -> None:
     assert not [op for op in graph.get_operations() if op.type == "Unique"]
 
 
-def test_a_guard_of_gradients_passes_the_rows_on() -> None:
+def test_a_step_that_checks_its_gradients_takes_the_distinct_rows() -> None:
     model = ToyModel()
     optimizers = Optimizers(OptimizerConfig(), model, STEPS)
     lookups = plan_lookups(model.lookups)
-    guard = GradientGuard(optimizers)
-    step = guard.watch(TrainStep(model, squared_error, guard, StepOptions(seed=1), lookups))
+    options = StepOptions(seed=1, check_gradients=True)
+    step = TrainStep(model, squared_error, optimizers, options, lookups)
     (batch,) = add_distinct_ids(build_toy_batches(BATCH), lookups).take(1)
     graph = tf.function(step).get_concrete_function(batch).graph
     assert not [op for op in graph.get_operations() if op.type == "Unique"]

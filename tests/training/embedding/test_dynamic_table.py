@@ -16,7 +16,6 @@ from tests.training.toy_models import DIM, VOCABULARY, ToyModel, build_toy_batch
 from training.embedding.distinct_rows import add_distinct_ids, plan_lookups
 from training.embedding.dynamic_table import DynamicTable, draw_first_rows
 from training.embedding.key_mapping import (
-    ARRIVALS,
     KeyedFeatures,
     admit_arrivals,
     map_keys,
@@ -32,6 +31,7 @@ from training.embedding.lazy_optimizer import (
     LazySGD,
 )
 from training.embedding.static_table import EmbeddingTable
+from training.input.batches import ARRIVALS
 from training.loop.optimizers import Optimizers
 from training.loop.step import StepOptions, TrainStep, build_run_steps
 

@@ -14,7 +14,6 @@ from training.distribution.strategy import build_strategy
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_index import FIRST_ROW, MIN_SLOTS, KeyIndex
 from training.embedding.key_mapping import (
-    ARRIVALS,
     KeyedFeatures,
     admit_arrivals,
     map_keys,
@@ -29,6 +28,7 @@ from training.embedding.key_space import (
     translating,
 )
 from training.embedding.static_table import EmbeddingTable
+from training.input.batches import ARRIVALS
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 # Few values, so that keys come again, and the ends of the range.

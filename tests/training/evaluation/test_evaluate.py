@@ -27,7 +27,7 @@ def _trained(version: Path, manifest: Manifest, **evaluation: Any) -> TrainedMod
     config = TrainConfig.model_validate(
         {"dataset": "d", "name": "n", "evaluation": {"ks": KS, **evaluation}}
     )
-    return TrainedModel(TinyTowers(manifest), config, manifest, version)
+    return TrainedModel(Path(), TinyTowers(manifest), config, manifest, version)
 
 
 def _rows(version: Path, manifest: Manifest, split: str) -> list[dict[str, Any]]:

@@ -16,7 +16,6 @@ from conf.run import read_json
 from conf.schema import FIRST_TOKEN_ID
 from conf.training.train import FitConfig
 from tests.training.dynamic_runs import DSSM, MF, build_config, build_trainer
-from tests.training.killed_run import Silent
 from tests.training.tiny_dataset import TinyConfig, hash_key, write_tiny_dataset
 from training.checkpoint.restore import TrainedModel, load_run
 from training.evaluation.evaluate import evaluate_split
@@ -26,6 +25,7 @@ from training.export.saved_model import write_export
 from training.export.serving_encoders import INT_PAD_TOKENS
 from training.fit import fit_run
 from training.input.vocabularies import read_key_vocabulary
+from training.monitoring.progress import NoProgress
 from training.objectives.item_catalog import read_catalog_counts
 
 UNKNOWN = 999_999
@@ -46,7 +46,7 @@ def configure(version: Path, root: Path, model=DSSM, **fit):
 @pytest.fixture(scope="module")
 def run(version: Path, tmp_path_factory) -> Path:
     """A run with validation after each epoch."""
-    return fit_run(configure(version, tmp_path_factory.mktemp("runs")), Silent())
+    return fit_run(configure(version, tmp_path_factory.mktemp("runs")), NoProgress())
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_predicts_lists_of_keys(trained: TrainedModel, run: Path) -> None:
 
 
 def test_exports_towers_that_look_up_keys_in_their_graph(trained: TrainedModel, run: Path) -> None:
-    export = write_export(trained, run)
+    export = write_export(trained)
     manifest = trained.manifest
     index = build_item_index(trained.model, trained.version_dir, manifest, 16)
     tower = tf.saved_model.load(str(export / "item_tower" / "1"))
@@ -172,11 +172,11 @@ def test_a_warm_start_between_kinds_of_tables_is_refused(
 
 
 def test_mf_is_evaluated_and_exported(version: Path, tmp_path: Path) -> None:
-    run = fit_run(configure(version, tmp_path, MF, early_stopping=None), Silent())
+    run = fit_run(configure(version, tmp_path, MF, early_stopping=None), NoProgress())
     trained = load_run(run, "last")
     metrics = evaluate_split(trained, "test")
     assert metrics["labels"]["auc"] is not None
-    export = write_export(trained, run)
+    export = write_export(trained)
     tower = tf.saved_model.load(str(export / "item_tower" / "1"))
     served = tower.signatures["serving_default"](movie_id=tf.constant([100, UNKNOWN], tf.int64))[
         "embedding"

@@ -27,7 +27,7 @@ def trained(tiny_version: Path, tiny_manifest: Manifest) -> TrainedModel:
     config = TrainConfig.model_validate(
         {"dataset": "d", "name": "n", "evaluation": {"batch_size": 17}}
     )
-    return TrainedModel(TinyTowers(tiny_manifest), config, tiny_manifest, tiny_version)
+    return TrainedModel(Path(), TinyTowers(tiny_manifest), config, tiny_manifest, tiny_version)
 
 
 def _read(file: Path) -> list[dict]:
@@ -62,7 +62,7 @@ def _expected(trained: TrainedModel, k: int, mask_seen: bool) -> dict[int, list[
 def test_lists_are_the_best_items_that_the_user_has_not_met(
     trained: TrainedModel, tmp_path: Path, k: int, mask_seen: bool
 ) -> None:
-    file, counts = write_recommendations(trained, tmp_path, k, mask_seen)
+    file, counts = write_recommendations(replace(trained, run_dir=tmp_path), k, mask_seen)
     rows = _read(file)
     assert counts.users == len(rows) == 60
     assert counts.users_outside_vocabulary == 0
@@ -74,8 +74,8 @@ def test_lists_are_the_best_items_that_the_user_has_not_met(
 
 
 def test_the_same_run_gives_the_same_bytes(trained: TrainedModel, tmp_path: Path) -> None:
-    first = write_recommendations(trained, tmp_path, 5, True)[0].read_bytes()
-    second = write_recommendations(trained, tmp_path, 5, True)[0].read_bytes()
+    first = write_recommendations(replace(trained, run_dir=tmp_path), 5, True)[0].read_bytes()
+    second = write_recommendations(replace(trained, run_dir=tmp_path), 5, True)[0].read_bytes()
     assert first == second
     assert first[4:8] == b"\0\0\0\0"
     assert [p.name for p in tmp_path.iterdir()] == ["recommendations.json.gz"]
@@ -85,8 +85,8 @@ def test_masking_needs_seen_items(trained: TrainedModel, tmp_path: Path) -> None
     keys = replace(trained.manifest.keys, seen=None)
     blind = replace(trained, manifest=replace(trained.manifest, keys=keys))
     with pytest.raises(ConfigError, match="does not carry them"):
-        write_recommendations(blind, tmp_path, 5, True)
-    assert write_recommendations(blind, tmp_path, 5, False)[1].users == 60
+        write_recommendations(replace(blind, run_dir=tmp_path), 5, True)
+    assert write_recommendations(replace(blind, run_dir=tmp_path), 5, False)[1].users == 60
 
 
 def test_users_without_a_known_token_are_left_out_and_counted(
@@ -101,7 +101,7 @@ def test_users_without_a_known_token_are_left_out_and_counted(
         return replace(vocabulary, tokens=vocabulary.tokens[: len(vocabulary.tokens) - left_out])
 
     monkeypatch.setattr(predict, "read_key_vocabulary", without_last_users)
-    file, counts = write_recommendations(trained, tmp_path, 5, True)
+    file, counts = write_recommendations(replace(trained, run_dir=tmp_path), 5, True)
     assert (counts.users, counts.users_outside_vocabulary) == (55, 5)
     assert len(_read(file)) == 55
 
@@ -114,5 +114,5 @@ def test_text_tokens_are_json(
         return Vocabulary("v", "string", pa.array([f'"{i}\\\n\u00e9' for i in range(size - 2)]))
 
     monkeypatch.setattr(predict, "read_key_vocabulary", texts)
-    rows = _read(write_recommendations(trained, tmp_path, 5, True)[0])
+    rows = _read(write_recommendations(replace(trained, run_dir=tmp_path), 5, True)[0])
     assert all(row["items"][0].endswith("\\\n\u00e9") for row in rows)

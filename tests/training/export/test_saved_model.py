@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -101,12 +102,13 @@ PAD = -(2**63)
 @pytest.fixture(scope="module")
 def trained(tiny_version: Path, tiny_manifest: Manifest) -> TrainedModel:
     config = TrainConfig.model_validate({"dataset": "d", "name": "n"})
-    return TrainedModel(TinyTowers(tiny_manifest), config, tiny_manifest, tiny_version)
+    model = TinyTowers(tiny_manifest)
+    return TrainedModel(Path(), model, config, tiny_manifest, tiny_version)
 
 
 @pytest.fixture(scope="module")
 def exported(trained: TrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_export(trained, tmp_path_factory.mktemp("run"))
+    return write_export(replace(trained, run_dir=tmp_path_factory.mktemp("run")))
 
 
 def _tokens(version: Path, name: str) -> list:
@@ -230,13 +232,11 @@ class _BrokenTowers(TinyTowers):
 
 
 def test_a_failed_export_leaves_the_earlier_one(trained: TrainedModel, tmp_path: Path) -> None:
-    target = write_export(trained, tmp_path)
+    target = write_export(replace(trained, run_dir=tmp_path))
     before = (target / "export.json").read_bytes()
-    broken = TrainedModel(
-        _BrokenTowers(trained.manifest), trained.config, trained.manifest, trained.version_dir
-    )
+    broken = replace(trained, run_dir=tmp_path, model=_BrokenTowers(trained.manifest))
     with pytest.raises(InputDataError, match="not finite"):
-        write_export(broken, tmp_path)
+        write_export(broken)
     assert (target / "export.json").read_bytes() == before
     assert sorted(p.name for p in tmp_path.iterdir()) == [".export.lock", "export"]
 
@@ -244,13 +244,13 @@ def test_a_failed_export_leaves_the_earlier_one(trained: TrainedModel, tmp_path:
 def test_a_full_disk_is_named_and_leaves_the_earlier_export(
     trained: TrainedModel, tmp_path: Path
 ) -> None:
-    target = write_export(trained, tmp_path)
+    target = write_export(replace(trained, run_dir=tmp_path))
     before = (target / "export.json").read_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))  # every write beyond fails
     try:
         with pytest.raises(InternalError, match="cannot write the export") as caught:
-            write_export(trained, tmp_path)
+            write_export(replace(trained, run_dir=tmp_path))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert caught.value.fix

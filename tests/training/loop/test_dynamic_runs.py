@@ -13,13 +13,13 @@ from conf.errors import ConfigError, InputDataError
 from conf.training.train import FitConfig
 from tests.training import dynamic_replicas, dynamic_runs
 from tests.training.dynamic_runs import DSSM, FIT, MF, build_config, build_trainer, read_state
-from tests.training.killed_run import Silent
 from tests.training.processes import start_forked
 from tests.training.tiny_dataset import TinyConfig, hash_key, write_tiny_dataset
 from training.checkpoint.checkpoint_files import Position
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_space import KeySpace
 from training.input.damage import InputCounts
+from training.monitoring.progress import NoProgress
 from training.monitoring.run_logs import read_steps
 
 STEPS = 12
@@ -90,7 +90,9 @@ def test_a_checkpoint_holds_the_keys_of_its_steps_alone(version: Path, tmp_path:
     met: list[int] = []
     space = trainer.model.tables["items"].keys
     counts = {}
-    for number, batch in enumerate(trainer._runner._open(Position(0, 0), InputCounts()), start=1):
+    for number, batch in enumerate(
+        trainer.epoch_input.build_dataset(Position(0, 0), InputCounts()), start=1
+    ):
         arrived = np.concatenate([batch["history"].numpy().ravel(), batch["movie_id"].numpy()])
         met += [key for key in dict.fromkeys(arrived.tolist()) if key and key not in met]
         counts[number] = len(met)
@@ -181,7 +183,7 @@ def test_two_replicas_train_as_one_does(version: Path, tmp_path: Path) -> None:
             np.testing.assert_allclose(two[name], one[name], rtol=1e-3, atol=1e-4, err_msg=name)
 
 
-class Told(Silent):
+class Told(NoProgress):
     def __init__(self) -> None:
         self.lines: list[str] = []
 

@@ -17,6 +17,7 @@ from conf.training.train import EarlyStoppingConfig, FitConfig, TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.fit import fit_run, plan_run
 from training.input.batches import build_eval_dataset, build_held_out_dataset
+from training.input.split_source import TrainingData
 from training.loop.epoch_records import (
     EpochRecord,
     find_best_epoch,
@@ -26,7 +27,6 @@ from training.loop.epoch_records import (
     should_stop,
     write_history,
 )
-from training.loop.epochs import TrainingData
 from training.loop.validation import build_validate, check_held_out, is_validated, selection_metric
 from training.models.registry import build_model
 from training.monitoring.progress import build_progress

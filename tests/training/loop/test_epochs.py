@@ -1,4 +1,4 @@
-"""The guard of the loop: a loss, a gradient or state that is not finite ends training."""
+"""Epochs of steps: their input, where calls end, and what ends training that is not finite."""
 
 from __future__ import annotations
 
@@ -21,15 +21,22 @@ from conf.training.input import InputConfig
 from conf.training.models import BinaryConfig, DSSMConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import CheckpointConfig, DevicesConfig, FitConfig, TrainConfig
-from tests.training.killed_run import CONFIG, Silent
+from tests.training.killed_run import CONFIG
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
-from training.checkpoint.checkpoint_files import Position, list_checkpoints
-from training.checkpoint.restore import restore_newest
+from training.checkpoint.checkpoint_files import (
+    EpochSums,
+    Position,
+    ResumeState,
+    list_checkpoints,
+)
+from training.checkpoint.manager import restore_newest
 from training.checkpoint.training_state import collect_state, find_non_finite
 from training.distribution.strategy import build_strategy
+from training.distribution.workers import NullWriter, Workers
 from training.input import shuffle_buffer
 from training.input.batches import build_eval_dataset
-from training.loop import trainer as learner_module
+from training.input.split_source import TrainingData
+from training.loop import trainer as trainer_module
 from training.loop.diverged_batch import (
     DivergedStep,
     build_divergence_error,
@@ -37,15 +44,12 @@ from training.loop.diverged_batch import (
     flatten_batch,
     write_diverged_batch,
 )
-from training.loop.epochs import (
-    StepInputs,
-    StepRunner,
-    TrainingData,
-    count_steps_of_call,
-    find_unknown_id,
-)
+from training.loop.epoch_input import EpochInput, StepInputs, find_unknown_id
+from training.loop.epochs import EpochRunner, RunContext, count_steps_of_call
+from training.loop.interruption import StopRequest
 from training.loop.step import build_run_steps
 from training.loop.trainer import Trainer
+from training.monitoring.progress import NoProgress
 
 FEATURES = ["user_id", "history", "label"]
 
@@ -81,9 +85,9 @@ def ends(start: int, epoch: int, steps: int, loop: int, every: int | None) -> li
     """Batches at which calls end that begin at a batch."""
     found, batch = [], start
     while batch < steps:
-        chunk = count_steps_of_call(Position(epoch, batch), steps, loop, every)
-        assert 1 <= chunk <= loop
-        batch += chunk
+        count = count_steps_of_call(Position(epoch, batch), steps, loop, every)
+        assert 1 <= count <= loop
+        batch += count
         found.append(batch)
     assert batch == steps
     return found
@@ -109,33 +113,54 @@ def test_the_rest_of_an_epoch_is_its_tail(tiny_version: Path, tiny_manifest: Man
     def add_ids(batch: dict[str, tf.Tensor]) -> tf.Tensor:
         return tf.cast(tf.reduce_sum(batch["movie_id"] * tf.range(64, dtype=tf.int64)), tf.float32)
 
-    strategy = tf.distribute.get_strategy()
-    runner = StepRunner(
-        config, data, strategy, StepInputs(("movie_id",)), build_run_steps(strategy, add_ids)
-    )
-    (whole,) = runner.run(Position(1, 0))
-    assert len(whole.losses) == 12
-    (tail,) = runner.run(Position(1, 5))
-    np.testing.assert_array_equal(tail.losses, whole.losses[5:])
-    again = runner.read_batch(Position(1, 7))
-    assert float(add_ids(again)) == whole.losses[7]
-    assert list(runner.run(Position(1, 12))) == []
+    epochs = EpochInput(config, data, tf.distribute.get_strategy(), StepInputs(("movie_id",)))
+    whole = run_epoch(epochs, Position(1, 0), add_ids)
+    assert len(whole) == 12
+    np.testing.assert_array_equal(run_epoch(epochs, Position(1, 5), add_ids), whole[5:])
+    again = epochs.read_batch(Position(1, 7))
+    assert float(add_ids(again)) == whole[7]
+    assert run_epoch(epochs, Position(1, 12), add_ids) == []
 
 
-def build_runner(version: Path, manifest: Manifest, inputs=("movie_id",), **changes) -> StepRunner:
+def count_rows(batch: dict[str, tf.Tensor]) -> tf.Tensor:
+    return tf.cast(tf.shape(batch["movie_id"])[0], tf.float32)
+
+
+def run_epoch(epochs: EpochInput, start: Position, step=count_rows) -> list[float]:
+    """Runs the steps from a position to the end of its epoch; returns the loss of each."""
+    run_steps, losses = build_run_steps(tf.distribute.get_strategy(), step), []
+
+    def record(iterator, steps: tf.Tensor):
+        result = run_steps(iterator, steps)
+        losses.extend(result.losses.numpy().tolist())
+        return result
+
+    context = RunContext(
+        Path(), Unsaved(), NullWriter(), NullWriter(), NoProgress(), StopRequest(),
+        Workers(tf.distribute.get_strategy()),
+    )  # fmt: skip
+    state = ResumeState(start, EpochSums(), 0)
+    end = EpochRunner(epochs, record, context).run(state)
+    assert end.position == Position(start.epoch, epochs.steps_per_epoch)
+    assert end.sums.loss == pytest.approx(sum(losses))
+    return losses
+
+
+class Unsaved:
+    """Checkpoints of a run that saves nothing."""
+
+    saved = None
+
+    def check(self) -> None: ...
+
+
+def build_input(version: Path, manifest: Manifest, inputs=("movie_id",), **changes) -> EpochInput:
     settings = {"batch_size": 64, **changes.pop("input", {})}
     config = TrainConfig(
         dataset="d", name="n", input=InputConfig.model_validate(settings), **changes
     )
-
-    def count(batch: dict[str, tf.Tensor]) -> tf.Tensor:
-        return tf.cast(tf.shape(batch["movie_id"])[0], tf.float32)
-
-    strategy = tf.distribute.get_strategy()
     data = TrainingData(version, manifest)
-    return StepRunner(
-        config, data, strategy, StepInputs(tuple(inputs)), build_run_steps(strategy, count)
-    )
+    return EpochInput(config, data, tf.distribute.get_strategy(), StepInputs(tuple(inputs)))
 
 
 FILTER = {"filter": [{"feature": "history", "op": ">", "value": 3}]}
@@ -156,13 +181,12 @@ def test_an_epoch_has_the_steps_that_its_input_gives(
 ) -> None:
     if "mix" in settings:
         settings = {"mix": [{"dataset": str(tiny_version), "weight": 0.4}]}
-    runner = build_runner(tiny_version, tiny_manifest, input=settings)
-    batches = [loss for chunk in runner.run(Position(0, 0)) for loss in chunk.losses]
-    assert batches == [64.0] * runner.steps_per_epoch
+    epochs = build_input(tiny_version, tiny_manifest, input=settings)
+    assert run_epoch(epochs, Position(0, 0)) == [64.0] * epochs.steps_per_epoch
     whole = {"on_corrupt": 12, "mix": int(12 / 0.6)}
-    assert runner.steps_per_epoch == whole.get(next(iter(settings)), runner.steps_per_epoch)
+    assert epochs.steps_per_epoch == whole.get(next(iter(settings)), epochs.steps_per_epoch)
     if not set(settings) & set(whole):
-        assert 1 <= runner.steps_per_epoch < 12
+        assert 1 <= epochs.steps_per_epoch < 12
 
 
 def test_an_id_that_no_row_of_a_table_stands_for_is_named(
@@ -173,23 +197,15 @@ def test_an_id_that_no_row_of_a_table_stands_for_is_named(
         for spec in tiny_manifest.schema.features
     ]
     manifest = replace(tiny_manifest, schema=FeatureSchema(tuple(specs)))
-    strategy = tf.distribute.get_strategy()
 
     def look_up(batch: dict[str, tf.Tensor]) -> tf.Tensor:
         with tf.device("CPU:0"):  # GPUs read zeros beyond a table.
             return tf.reduce_sum(tf.gather(tf.zeros([30]), batch["user_id"]))
 
-    runner = StepRunner(
-        TrainConfig.model_validate(
-            {"dataset": "d", "name": "n", "input": {"batch_size": 64, "shuffle_buffer": 1000}}
-        ),
-        TrainingData(tiny_version, manifest),
-        strategy,
-        StepInputs(("gender", "user_id")),
-        build_run_steps(strategy, look_up),
-    )
+    settings = {"shuffle_buffer": 1000}
+    epochs = build_input(tiny_version, manifest, ("gender", "user_id"), input=settings)
     with pytest.raises(InputDataError, match="'user_id' holds an id") as caught:
-        list(runner.run(Position(0, 0)))
+        run_epoch(epochs, Position(0, 0), look_up)
     assert caught.value.allowed == "0 to 29"
 
 
@@ -198,10 +214,10 @@ def test_what_an_epoch_left_out_is_the_same_wherever_it_is_resumed(
 ) -> None:
     totals = []
     for start in (0, 2, None):
-        runner = build_runner(tiny_version, tiny_manifest, input={**FILTER, "shuffle_buffer": 100})
+        epochs = build_input(tiny_version, tiny_manifest, input={**FILTER, "shuffle_buffer": 100})
         if start is not None:
-            list(runner.run(Position(1, start)))
-        totals.append(runner.count_left_out(1).totals())
+            run_epoch(epochs, Position(1, start))
+        totals.append(epochs.count_left_out(1).totals())
     short = sum(
         int(length <= 3)
         for batch in build_eval_dataset(tiny_version, tiny_manifest, "train", 1000, ["history"])
@@ -212,13 +228,13 @@ def test_what_an_epoch_left_out_is_the_same_wherever_it_is_resumed(
 
 def test_shards_that_are_gone_since_they_were_counted_are_told(tmp_path: Path) -> None:
     version = write_tiny_dataset(tmp_path, config=TinyConfig(users=30))
-    runner = build_runner(
+    epochs = build_input(
         version, read_manifest(version), input={"batch_size": 32, "on_corrupt": "skip_shard"}
     )
     (version / "train" / "part-00001.tfrecord").unlink()
     shuffle_buffer._DAMAGE_OF_SHARD.clear()  # as in the process that resumes
     with pytest.raises(InputDataError, match=r"fewer rows than were counted[\s\S]*12 batches"):
-        list(runner.run(Position(0, 0)))
+        run_epoch(epochs, Position(0, 0))
 
 
 def test_a_binary_objective_reads_labels_of_0_and_1_alone(tmp_path: Path) -> None:
@@ -226,10 +242,10 @@ def test_a_binary_objective_reads_labels_of_0_and_1_alone(tmp_path: Path) -> Non
     manifest = read_manifest(version)
     other = replace(manifest, keys=replace(manifest.keys, label="gender"))
     inputs = ("movie_id", "gender")
-    assert list(build_runner(version, other, inputs).run(Position(0, 0)))
+    assert run_epoch(build_input(version, other, inputs), Position(0, 0))
     binary = DSSMConfig(objective=BinaryConfig())
     with pytest.raises(InputDataError, match="'gender' holds a value that a binary objective"):
-        list(build_runner(version, other, inputs, model=binary).run(Position(0, 0)))
+        run_epoch(build_input(version, other, inputs, model=binary), Position(0, 0))
 
 
 CULPRIT = Position(1, 4)  # step 17 of the run
@@ -237,7 +253,7 @@ CULPRIT = Position(1, 4)  # step 17 of the run
 
 def objective_that_trips(*, in_gradient: bool):
     """An objective that is not finite in one step of the run."""
-    build = learner_module.build_objective
+    build = trainer_module.build_objective
 
     class Tripping:
         def __init__(self, objective) -> None:
@@ -264,8 +280,8 @@ def build_trainer(
     config = CONFIG.model_copy(update={"fit": FitConfig(**settings)})
     strategy = build_strategy(DevicesConfig(cpu_replicas=replicas))
     trip = objective_that_trips(in_gradient=in_gradient)
-    monkeypatch.setattr(learner_module, "build_objective", trip)
-    return Trainer(config, data, strategy, Silent())
+    monkeypatch.setattr(trainer_module, "build_objective", trip)
+    return Trainer(config, data, strategy, NoProgress())
 
 
 @pytest.fixture
@@ -329,8 +345,8 @@ def test_weights_that_burst_in_the_last_step_are_not_saved(
     config = CONFIG.model_copy(
         update={"optimizer": wild, "fit": FitConfig(epochs=1, steps_per_loop=1)}
     )
-    trainer = Trainer(config, data, tf.distribute.get_strategy(), Silent())
-    trainer.steps_per_epoch = trainer._runner.steps_per_epoch = 1
+    trainer = Trainer(config, data, tf.distribute.get_strategy(), NoProgress())
+    trainer.steps_per_epoch = trainer.epoch_input.steps_per_epoch = 1
     with pytest.raises(TrainingDivergedError, match=r"epoch 1, at step 1\n.*not finite"):
         trainer.fit(tmp_path, None)
     assert list_checkpoints(tmp_path / "checkpoints" / "last") == []
@@ -338,7 +354,7 @@ def test_weights_that_burst_in_the_last_step_are_not_saved(
 
 
 def check_written_batch(trainer: Trainer, run: Path, position: Position) -> None:
-    batch = trainer._runner.read_batch(position)
+    batch = trainer.epoch_input.read_batch(position)
     with np.load(run / "diverged" / "batch.npz", allow_pickle=False) as arrays:
         assert set(arrays) == set(batch)
         for name, value in batch.items():
@@ -355,17 +371,17 @@ def test_state_that_bursts_where_no_loss_shows_it_leaves_the_batch(
     checkpoint = CheckpointConfig(every_steps=every_steps, asynchronous=asynchronous)
     fit = FitConfig(epochs=1, steps_per_loop=4, early_stopping=None, checkpoint=checkpoint)
     config = CONFIG.model_copy(update={"fit": fit})
-    trainer = Trainer(config, data, tf.distribute.get_strategy(), Silent())
-    run = trainer._runner.run
+    trainer = Trainer(config, data, tf.distribute.get_strategy(), NoProgress())
+    run_steps, calls = trainer._run_steps, itertools.count(1)
 
-    def bursting(position: Position):
-        for number, chunk in enumerate(run(position), start=1):
-            if number == every_steps // 4:
-                slot = trainer._optimizers.sparse.slots["second_moment"][0]
-                slot.assign(tf.fill(slot.shape, np.inf))
-            yield chunk
+    def bursting(iterator, steps: tf.Tensor):
+        result = run_steps(iterator, steps)
+        if next(calls) == every_steps // 4:
+            slot = trainer._optimizers.sparse.slots["second_moment"][0]
+            slot.assign(tf.fill(slot.shape, np.inf))
+        return result
 
-    monkeypatch.setattr(trainer._runner, "run", bursting)
+    monkeypatch.setattr(trainer, "_run_steps", bursting)
     message = rf"epoch 1, at step {every_steps}\n.*second_moment.* is not finite"
     with pytest.raises(TrainingDivergedError, match=message):
         trainer.fit(tmp_path, None)
@@ -380,7 +396,7 @@ def test_a_disk_that_is_full_does_not_hide_the_divergence(
         raise OSError(28, "No space left on device")
 
     trainer = build_trainer(data, monkeypatch, steps_per_loop=5)
-    monkeypatch.setattr("training.loop.epochs.write_divergence", full)
+    monkeypatch.setattr("training.loop.epochs.write_diverged_batch", full)
     with pytest.raises(TrainingDivergedError, match="epoch 2, at step 5"):
         trainer.fit(tmp_path, None)
 

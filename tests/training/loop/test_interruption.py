@@ -11,12 +11,13 @@ import pytest
 from conf.errors import TrainingCancelledError, TrainingInterruptedError
 from conf.run import read_json, resolve_run
 from conf.training.train import TrainConfig
-from tests.training.killed_run import CONFIG, Silent
+from tests.training.killed_run import CONFIG
 from training import fit as fit_module
 from training.checkpoint.checkpoint_files import Position, list_checkpoints
-from training.checkpoint.restore import restore_model
+from training.checkpoint.restore import load_run
 from training.fit import fit_run
 from training.loop.interruption import StopNowError, StopRequest, stop_on_signals
+from training.monitoring.progress import NoProgress
 from training.monitoring.run_logs import read_steps
 
 KINDS = {
@@ -78,7 +79,7 @@ def test_outside_the_main_thread_signals_are_left_alone() -> None:
     assert seen == [(before, False)]
 
 
-class Signalling(Silent):
+class Signalling(NoProgress):
     """Sends a signal after a step."""
 
     def __init__(self, number: int, after: int) -> None:
@@ -96,11 +97,11 @@ def configure(version: Path, root: Path) -> TrainConfig:
 
 @pytest.fixture(scope="module")
 def whole(tiny_version: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fit_run(configure(tiny_version, tmp_path_factory.mktemp("whole")), Silent())
+    return fit_run(configure(tiny_version, tmp_path_factory.mktemp("whole")), NoProgress())
 
 
 def weights(run: Path) -> list[np.ndarray]:
-    return [variable.numpy() for variable in restore_model(run, "last")[0].trainable_variables]
+    return [variable.numpy() for variable in load_run(run, "last").model.trainable_variables]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_a_signal_saves_and_ends_the_run(
     spent = card["timing"]["train_seconds"]
     assert spent > 0
     assert not (tmp_path / "t" / "CURRENT").exists()
-    assert fit_run(config, Silent(), resume=True) == run
+    assert fit_run(config, NoProgress(), resume=True) == run
     card = read_json(run / "run_card.json")
     assert (card["status"], card["error"]) == ("trained", None)
     assert card["timing"]["train_seconds"] > spent
@@ -146,7 +147,7 @@ def test_a_signal_ends_validation_at_once(
 
     monkeypatch.setattr(fit_module, "build_validate", lambda config, data: validate)
     with pytest.raises(TrainingInterruptedError):
-        fit_run(configure(tiny_version, tmp_path), Silent())
+        fit_run(configure(tiny_version, tmp_path), NoProgress())
     (run,) = (tmp_path / "t" / "runs").iterdir()
     assert reached == []
     assert list_checkpoints(run / "checkpoints" / "last")[-1].position == Position(0, 12)

@@ -323,37 +323,35 @@ def test_no_schedule_is_a_plain_number() -> None:
     assert build_learning_rate(OptimizerConfig(learning_rate=0.5), 100, 0.25) == 0.25
 
 
-PEERS: dict[str, tuple[object, Callable[[], object]]] = {
-    "cosine": ("cosine", lambda: keras.optimizers.schedules.CosineDecay(RATE, TOTAL)),
+SCHEDULES: dict[str, tuple[object, Callable[[np.ndarray], np.ndarray]]] = {
+    "cosine": ("cosine", lambda p: 0.5 + 0.5 * np.cos(np.pi * p)),
     "cosine to a share": (
         {"kind": "cosine", "final_share": 0.2},
-        lambda: keras.optimizers.schedules.CosineDecay(RATE, TOTAL, alpha=0.2),
+        lambda p: 0.2 + 0.8 * (0.5 + 0.5 * np.cos(np.pi * p)),
     ),
-    "linear": (
-        "linear",
-        lambda: keras.optimizers.schedules.PolynomialDecay(RATE, TOTAL, end_learning_rate=0.0),
-    ),
+    "linear": ("linear", lambda p: 1 - p),
     "polynomial": (
         {"kind": "polynomial", "power": 2.5, "final_share": 0.1},
-        lambda: keras.optimizers.schedules.PolynomialDecay(RATE, TOTAL, 0.1 * RATE, power=2.5),
-    ),
-    "exponential": (
-        {"kind": "exponential", "decay_rate": 0.8, "decay_steps": 7},
-        lambda: keras.optimizers.schedules.ExponentialDecay(RATE, 7, 0.8),
-    ),
-    "stairs": (
-        {"kind": "exponential", "decay_rate": 0.8, "decay_steps": 7, "staircase": True},
-        lambda: keras.optimizers.schedules.ExponentialDecay(RATE, 7, 0.8, staircase=True),
+        lambda p: 0.1 + 0.9 * (1 - p) ** 2.5,
     ),
 }
 
 
-@pytest.mark.parametrize("name", PEERS)
-def test_equals_keras(name: str) -> None:
-    schedule, build_peer = PEERS[name]
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_falls_from_the_rate_to_its_share_over_the_run(name: str) -> None:
+    schedule, share = SCHEDULES[name]
     steps = [0, 1, 6, 7, 13, 50, 99, 100, 130]
-    expected = [float(build_peer()(step)) for step in steps]  # type: ignore[operator]
+    expected = RATE * share(np.minimum(np.array(steps) / TOTAL, 1))
     np.testing.assert_allclose(rates(steps, schedule=schedule), expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("staircase", [False, True])
+def test_an_exponential_schedule_falls_for_ever(staircase: bool) -> None:
+    schedule = {"kind": "exponential", "decay_rate": 0.8, "decay_steps": 7}
+    steps = np.array([0, 1, 6, 7, 13, 50, 99, 100, 130])
+    periods = steps // 7 if staircase else steps / 7
+    found = rates(steps.tolist(), schedule={**schedule, "staircase": staircase})
+    np.testing.assert_allclose(found, RATE * 0.8**periods, rtol=1e-5)
 
 
 def test_warm_up_rises_in_a_line_then_the_schedule_has_the_steps_that_are_left() -> None:
@@ -370,6 +368,32 @@ def test_inverse_sqrt_is_the_transformers_schedule() -> None:
     np.testing.assert_allclose(found, RATE * vaswani / vaswani.max(), rtol=1e-5)
     flat = rates([0, 8, 35], schedule={"kind": "inverse_sqrt", "flat_steps": 9})
     np.testing.assert_allclose(flat, RATE * np.array([1, 1, 0.5]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("warmup", [None, 5])
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "inverse_sqrt"])
+def test_a_compiled_step_reads_the_rate_of_its_counter_alone(
+    schedule: str, warmup: int | None
+) -> None:
+    """A resumed run sets the counter, and has the rates of one that was not interrupted."""
+    config = OptimizerConfig.model_validate(
+        {"learning_rate": RATE, "schedule": schedule, "warmup_steps": warmup}
+    )
+
+    def run(first: int, last: int) -> list[float]:
+        rate, counter = build_learning_rate(config, TOTAL), tf.Variable(first, dtype=tf.int64)
+        assert callable(rate)
+        compiled = tf.function(lambda: rate(counter.read_value()))
+        found = []
+        for _ in range(first, last):
+            found.append(float(compiled()))
+            counter.assign_add(1)
+        return found
+
+    whole = run(0, 30)
+    assert whole[17:] == run(17, 30)
+    eager = rates(list(range(30)), schedule=schedule, warmup_steps=warmup)
+    np.testing.assert_allclose(whole, eager, rtol=1e-5)
 
 
 @settings(deadline=None, max_examples=40)

@@ -19,13 +19,14 @@ from conf.manifest import Manifest
 from conf.training.train import CheckpointConfig, FitConfig, TrainConfig
 from tests.machine import fill, mount_small_disk
 from tests.training import killed_run
-from tests.training.killed_run import CONFIG, KEYS, Recorded, Silent, row_keys, train
+from tests.training.killed_run import CONFIG, KEYS, Recorded, row_keys, train
 from tests.training.processes import start_forked
 from training.checkpoint.checkpoint_files import list_checkpoints
 from training.input.batches import build_eval_dataset
-from training.loop import trainer as learner_module
-from training.loop.epochs import TrainingData
+from training.input.split_source import TrainingData
+from training.loop import trainer as trainer_module
 from training.loop.trainer import Trainer
+from training.monitoring.progress import NoProgress
 from training.monitoring.run_logs import read_steps
 
 STEPS = 12  # per epoch
@@ -38,7 +39,7 @@ class KilledError(Exception):
     """Stands for the process being killed between two calls."""
 
 
-class KilledAt(Silent):
+class KilledAt(NoProgress):
     """Kills training after a given number of steps; None: never."""
 
     def __init__(self) -> None:
@@ -56,13 +57,13 @@ class Twins:
 
     def __init__(self, config: TrainConfig, data: TrainingData, recorded: Recorded) -> None:
         self.progress = KilledAt()
-        build = learner_module.build_run_steps
-        learner_module.build_run_steps = recorded.wrap(build)
+        build = trainer_module.build_run_steps
+        trainer_module.build_run_steps = recorded.wrap(build)
         try:
             self.killed = Trainer(config, data, tf.distribute.get_strategy(), self.progress)
             self.resumed = Trainer(config, data, tf.distribute.get_strategy(), self.progress)
         finally:
-            learner_module.build_run_steps = build
+            trainer_module.build_run_steps = build
         self.recorded = recorded
         self.first = [variable.numpy() for variable in self.killed.model.trainable_variables]
 
@@ -193,16 +194,16 @@ def test_checkpoints_by_the_clock(data: TrainingData, tmp_path: Path) -> None:
         steps_per_loop=5,
         checkpoint=CheckpointConfig(every_minutes=1e-9, keep_last=9),
     )
-    Trainer(config, data, tf.distribute.get_strategy(), Silent()).fit(tmp_path, None)
+    Trainer(config, data, tf.distribute.get_strategy(), NoProgress()).fit(tmp_path, None)
     found = [entry.position for entry in list_checkpoints(tmp_path / "checkpoints" / "last")]
     assert [(p.epoch, p.batch) for p in found] == [(0, 5), (0, 10), (0, 12), (1, 0)]
 
 
 def test_another_seed_is_refused(data: TrainingData, tmp_path: Path) -> None:
     config = with_fit(epochs=1)
-    Trainer(config, data, tf.distribute.get_strategy(), Silent()).fit(tmp_path, None)
+    Trainer(config, data, tf.distribute.get_strategy(), NoProgress()).fit(tmp_path, None)
     other = config.model_copy(update={"seed": 8})
-    trainer = Trainer(other, data, tf.distribute.get_strategy(), Silent())
+    trainer = Trainer(other, data, tf.distribute.get_strategy(), NoProgress())
     with pytest.raises(InputDataError, match="another seed"):
         trainer.fit(tmp_path, None)
 
@@ -220,12 +221,12 @@ def test_a_full_disk_ends_the_run_and_resuming_changes_nothing(
     twins = Twins(config, data, Recorded())
     whole_weights = twins.run(twins.killed, tmp_path / "whole")
 
-    class Filling(Silent):
+    class Filling(NoProgress):
         def step(self, status) -> None:
             if (status.epoch, status.step) == (2, 3):
                 fill(small_disk, 20_000)
 
-    twins.killed._progress, twins.resumed._progress = Filling(), Silent()
+    twins.killed._progress, twins.resumed._progress = Filling(), NoProgress()
     run = small_disk / "run"
     with pytest.raises(InternalError, match="cannot write"):
         twins.run(twins.killed, run)

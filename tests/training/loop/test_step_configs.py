@@ -11,7 +11,7 @@ import tensorflow as tf
 from conf.manifest import Manifest
 from conf.training.train import TrainConfig
 from tests.training.loop.test_trainer import Messages
-from training.loop.epochs import TrainingData
+from training.input.split_source import TrainingData
 from training.loop.trainer import Trainer
 
 CONFIGS = {

@@ -17,34 +17,35 @@ from conf.training.models import DSSMConfig, MFConfig, SampledSoftmaxConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import DevicesConfig, EarlyStoppingConfig, FitConfig, TrainConfig
 from training.checkpoint.checkpoint_files import Position, list_checkpoints
-from training.checkpoint.restore import restore_newest
+from training.checkpoint.manager import restore_newest
 from training.checkpoint.training_state import collect_state
 from training.distribution.strategy import build_strategy
 from training.input.batches import build_eval_dataset
-from training.loop.epochs import TrainingData
-from training.loop.trainer import CompiledTraining, Trainer, TrainingResult, compile_training
+from training.input.split_source import TrainingData
+from training.loop.epoch_records import TrainingResult
+from training.loop.trainer import Trainer
 from training.models.registry import build_model
 from training.models.retrieval import RetrievalModel
-from training.monitoring.progress import LineProgress
+from training.monitoring.progress import LineProgress, NoProgress
 from training.objectives.item_catalog import read_item_counts
 
 
-def build(version: Path, manifest: Manifest, **changes: object) -> CompiledTraining:
+def build(version: Path, manifest: Manifest, **changes: object) -> Trainer:
     settings = {"dataset": "d", "name": "n", "input": {"batch_size": 64}, **changes}
     config = TrainConfig.model_validate(settings)
-    return compile_training(
-        config, TrainingData(version, manifest), tf.distribute.get_strategy(), 9
-    )
+    data = TrainingData(version, manifest)
+    return Trainer(config, data, tf.distribute.get_strategy(), NoProgress())
 
 
 def test_a_step_reads_what_model_and_objective_name(
     tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
-    learner = build(tiny_version, tiny_manifest, model={"name": "dssm", "embedding_dim": 4})
-    features = learner.inputs.features
+    trainer = build(tiny_version, tiny_manifest, model={"name": "dssm", "embedding_dim": 4})
+    inputs = trainer.epoch_input.inputs
+    features = inputs.features
     assert len(features) == len(set(features))
-    assert {*learner.model.user_inputs, *learner.model.item_inputs} <= set(features)
-    looked_up = {name for lookup in learner.inputs.lookups or () for name in lookup.features}
+    assert {*trainer.model.user_inputs, *trainer.model.item_inputs} <= set(features)
+    looked_up = {name for lookup in inputs.lookups or () for name in lookup.features}
     assert looked_up <= set(features)
     assert {"history", "movie_id"} <= looked_up
 
@@ -152,6 +153,7 @@ def test_learns_what_popularity_cannot(
     assert hit_rate_at_10(popularity, targets) < 0.5
 
 
+@pytest.mark.exhaustive
 def test_a_seed_fixes_the_result(fit) -> None:
     first, _, _ = fit(configure(RANDOM_DSSM), "a")
     again, _, _ = fit(configure(RANDOM_DSSM), "b")

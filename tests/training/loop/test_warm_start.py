@@ -17,18 +17,19 @@ from conf.run import read_json
 from conf.training.models import DSSMConfig, MFConfig, ModelConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import FitConfig, TrainConfig, WarmStartConfig
-from tests.training.killed_run import CONFIG, Silent
+from tests.training.killed_run import CONFIG
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.checkpoint_files import CheckpointLayout, list_checkpoints
-from training.checkpoint.restore import restore_model
+from training.checkpoint.restore import load_run
 from training.checkpoint.training_state import TrainingState
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_space import KeySpace
 from training.fit import fit_run, plan_run
+from training.input.split_source import TrainingData
 from training.input.vocabularies import EncodedVersion, match_rows, read_encoded_version
-from training.loop.epochs import TrainingData
 from training.loop.trainer import Trainer
 from training.loop.warm_start import MatchedKeys, SlotMap, map_slots, match_dynamic_table, set_keys
+from training.monitoring.progress import NoProgress
 
 LAYOUT = CheckpointLayout({"a": "model/a", "b": "model/b"}, ("model/v", "model/w"))
 SHAPES = {
@@ -178,7 +179,7 @@ def model(request: pytest.FixtureRequest) -> ModelConfig:
 
 @pytest.fixture(scope="module")
 def old_run(model, tiny_version: Path, tmp_path_factory) -> Path:
-    return fit_run(configure(tiny_version, tmp_path_factory.mktemp("old"), model), Silent())
+    return fit_run(configure(tiny_version, tmp_path_factory.mktemp("old"), model), NoProgress())
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +192,7 @@ def grown(tmp_path_factory) -> Path:
 def warm_start_build(config: TrainConfig) -> Trainer:
     version = Path(config.dataset)
     data = TrainingData(version, read_manifest(version))
-    return Trainer(config, data, tf.distribute.get_strategy(), Silent())
+    return Trainer(config, data, tf.distribute.get_strategy(), NoProgress())
 
 
 def all_values(trainer: Trainer) -> list[np.ndarray]:
@@ -219,7 +220,7 @@ def test_rows_and_moments_follow_their_tokens(
         read_encoded_version(data.version_dir, data.manifest)
         for data in (trainer._data, old_version)
     ]
-    old_model = restore_model(old_run, "last")[0]
+    old_model = load_run(old_run, "last").model
     order = sorted(trainer.model.tables)
     for name, table in trainer.model.tables.items():
         rows = match_rows(trainer.model.id_spaces[name], *versions)
@@ -261,7 +262,7 @@ def test_a_run_starts_warm_and_says_so(model, old_run: Path, grown: Path, tmp_pa
     config = configure(grown, tmp_path, model, warm)
     plan = plan_run(config)
     assert plan["warm_start"]["rows"]["movie_id"]["transferred"] > 30
-    run = fit_run(config, Silent())
+    run = fit_run(config, NoProgress())
     report = read_json(run / "warm_start.json")
     assert report["source"].startswith(str(old_run / "checkpoints" / "best"))
     assert report["rows"] == plan["warm_start"]["rows"]
@@ -285,14 +286,14 @@ def refuse(config: TrainConfig, kind: type[SluiceError], match: str) -> None:
     for a, b in zip(all_values(trainer), before, strict=True):
         np.testing.assert_array_equal(a, b)
     with pytest.raises(kind, match=match):
-        fit_run(config, Silent())
+        fit_run(config, NoProgress())
     assert not (Path(config.root) / "t").exists()
 
 
 @pytest.fixture(scope="module")
 def dssm_run(tiny_version: Path, tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("dssm")
-    return fit_run(configure(tiny_version, root, MODELS["dssm"]), Silent())
+    return fit_run(configure(tiny_version, root, MODELS["dssm"]), NoProgress())
 
 
 def test_other_shapes_are_refused_or_begin_fresh(dssm_run: Path, grown: Path, tmp_path) -> None:
@@ -339,7 +340,7 @@ def test_a_version_that_is_gone_leaves_rows_without_tokens(
 ) -> None:
     version = tmp_path / "version"
     shutil.copytree(tiny_version, version)
-    run = fit_run(configure(version, tmp_path / "first", MODELS["mf"]), Silent())
+    run = fit_run(configure(version, tmp_path / "first", MODELS["mf"]), NoProgress())
     shutil.rmtree(version)
     config = configure(grown, tmp_path / "second", MODELS["mf"], {"path": str(run)})
     refuse(config, InputDataError, "no row has a token")

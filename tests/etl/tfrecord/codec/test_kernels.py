@@ -89,8 +89,9 @@ assert len(entries) > 10
 before = {d: len(d.signatures) for d in entries}
 assert all(before.values()), [d.py_func.__name__ for d, n in before.items() if not n]
 
-from etl.tfrecord.codec.decode import FeatureSurvey, build_decoder
+from etl.tfrecord.codec.decode import build_decoder
 from etl.tfrecord.codec.encode import build_encoder
+from etl.tfrecord.codec.infer import FeatureCollector
 from etl.tfrecord.files.framing import RecordBlock, index_records
 from etl.tfrecord.codec.crc32c import crc32c
 batch = pa.record_batch({
@@ -106,7 +107,7 @@ for record_type, columns in (("Example", ["i", "f", "s", "l", "t"]), ("ByteArray
     data = np.concatenate(list(encoder.encode_chunks(part, 2)))
     crc32c(data, 7)
     block = RecordBlock(data, index_records(data), 0, 0)
-    survey = FeatureSurvey(record_type)
+    survey = FeatureCollector(record_type)
     survey.update(block)
     decoder = build_decoder(survey.features(), record_type)
     decoder.decode_block(block)

@@ -255,6 +255,7 @@ def test_a_damaged_manifest_is_refused_or_replaced(store: FakeStore, root: Stora
     assert leftovers(root, store.objects(root.root)) == []
 
 
+@pytest.mark.exhaustive
 @OBJECT_COMMIT_MARK
 def test_death_while_clearing_up_after_a_death(
     store: FakeStore, root: Storage, owner: Callable[..., None], dead_owner: Owner
