@@ -181,8 +181,9 @@ def test_next_to_the_sources_and_used_again(project: Path) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs to run as another user")
 def test_a_cache_that_came_with_the_sources_is_read_though_it_cannot_be_written(
-    project: Path,
+    project: Path, tmp_path: Path
 ) -> None:
+    (project / "__pycache__").mkdir(mode=0o755)  # as an installation makes it
     run(project)
     (entry,) = entries(project)
     # What compiling imports is there before: it may lie where the other user cannot read.
@@ -196,7 +197,9 @@ def test_a_cache_that_came_with_the_sources_is_read_though_it_cannot_be_written(
     assert run(project, become_nobody + JIT_CACHE_PROGRAM) == ["41", "1"]
     assert entries(project) == [entry]
     entry.parent.chmod(0o777)
-    assert run(project, become_nobody + JIT_CACHE_PROGRAM) == ["41", "0"]
+    (tmp_path / "tmp").mkdir(mode=0o777)
+    own = {"TMPDIR": str(tmp_path / "tmp")}
+    assert run(project, become_nobody + JIT_CACHE_PROGRAM, **own) == ["41", "0"]
 
 
 def test_switched_off_reads_and_writes_nothing(project: Path) -> None:
@@ -291,18 +294,21 @@ def test_a_directory_that_others_could_write_is_not_used(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs to give a file away")
-def test_what_another_user_owns_is_not_loaded(project: Path) -> None:
+def test_what_another_user_owns_is_not_loaded(project: Path, tmp_path: Path) -> None:
     run(project)
     (entry,) = entries(project)
     cache = entry.parent
-    for path in (entry, cache, cache.parent):
+    for number, path in enumerate((entry, cache, cache.parent)):
+        empty = tmp_path / f"home-{number}"
+        empty.mkdir()
         os.chown(path, NOBODY, NOBODY)
-        assert not kernels._is_usable(cache), path
-        assert run(project) == ["41", "0"]
+        assert run(project, HOME=str(empty)) == ["41", "0"], path
+        assert entries(empty), path
         os.chown(path, 0, 0)
-        assert kernels._is_usable(cache)
+    assert run(project) == ["41", "1"]
     entry.chmod(0o666)
-    assert run(project) == ["41", "0"]
+    (tmp_path / "home").mkdir()
+    assert run(project, HOME=str(tmp_path / "home")) == ["41", "0"]
 
 
 def test_entries_added_at_once_are_not_taken_for_each_other(project: Path) -> None:
