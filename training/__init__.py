@@ -2,8 +2,12 @@
 
 The public API, imported when it is first asked for, so that `import training` loads no TensorFlow:
 
-    load_run    the model of a run, with its config and manifest
-    Trainer     trains a model of a config in a run directory
+    load_run    the model of a run, with its config, manifest and dataset version
+    Trainer     trains the model of a config in a run directory
+
+    >>> import training
+    >>> trained = training.load_run("work/runs/demo")
+    >>> trained.model.embed_users(batch)  # float32 [rows, dim]
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What `sluice inspect` shows of datasets, shards, files and runs."""
+"""Summaries of datasets, shards, files and runs for `sluice inspect`."""

@@ -44,8 +44,8 @@ def read_first(
     Args:
         files: TFRecord files, in order.
         count: Records wanted.
-        features: What to decode; None to infer it, which reads all files.
-        record_type: What the payloads are.
+        features: Features to decode; None infers them, which reads all files.
+        record_type: Type of the payloads.
         slots: Places of features in packed features, from the manifest.
 
     Returns:

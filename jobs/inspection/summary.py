@@ -1,4 +1,4 @@
-"""What a path names, and what it holds as JSON values: a dataset version, shard, files, or run.
+"""Summaries of a dataset version, a shard, TFRecord files or a run, as JSON values.
 
 Files that no dataset version lists are read whole, in one pass.
 """
@@ -106,7 +106,7 @@ def list_record_files(directory: Path) -> list[Path]:
 
 @dataclass
 class _Content:
-    """What the files read so far hold; `is_raw` where payloads are no Examples."""
+    """Content of the files read so far; `is_raw` where the payloads are not Examples."""
 
     rows: int = 0
     bytes: int = 0
@@ -116,7 +116,7 @@ class _Content:
     is_raw: bool = False
 
     def read(self, path: Path, progress: OnBytes) -> str | None:
-        """Adds a file; returns what is wrong with it, or None."""
+        """Adds a file; returns its damage, or None."""
         size, done = path.stat().st_size, 0
         compression = _find_compression(path)
         self.bytes += size
@@ -157,7 +157,7 @@ class _Content:
 
     @property
     def record_type(self) -> str:
-        """What the payloads look like."""
+        """The record type that the payloads look like."""
         if self.is_raw or self.collector is None:
             return BYTE_ARRAY
         is_sequence = any(feature.is_sequence for feature in self.features)
@@ -186,7 +186,7 @@ def summarize_files(
         progress: Called with the number of bytes read.
 
     Returns:
-        What the files hold, as JSON values, and what is wrong with them: damage, and differences
+        The content of the files as JSON values, and their problems: damage, and differences
         from the directory's own manifest where there is one.
     """
     committed = read_output_manifest(directory)
@@ -219,7 +219,7 @@ TargetKind = Literal["dataset", "shard", "files", "run"]
 
 @dataclass(frozen=True)
 class Target:
-    """What a path names.
+    """A thing that `sluice inspect` can show.
 
     Attributes:
         kind: A dataset version, a shard file, a directory of TFRecord files, or a run.

@@ -26,7 +26,7 @@ class Problem:
 
     Attributes:
         file: Relative to the version, or the file as given.
-        what: What differs; names the byte offset wherever a record is damaged.
+        what: The difference; where a record is damaged, its byte offset.
     """
 
     file: str
@@ -41,7 +41,7 @@ class Verification:
         files: Files read.
         rows: Sound records found; of a damaged file a lower bound.
         bytes: Bytes read.
-        problems: What differs; empty where all is well.
+        problems: Differences; empty where all is well.
     """
 
     files: int
@@ -82,7 +82,7 @@ def verify_shard(
 
     Args:
         version: Directory that its path starts from.
-        shard: What it should be.
+        shard: Its entry in the manifest.
         compression: The manifest's compression.
         progress: Called with the size of each piece read.
 

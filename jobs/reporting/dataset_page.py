@@ -323,14 +323,14 @@ COMPARISON_SECTIONS: Mapping[str, View[DatasetPageData]] = {
 
 
 PREVIOUS = "previous"
-_SHIFTED = "Shifted: PSI above 0.2 in the train split. What is only carried along does not count."
+_SHIFTED = "Shifted: PSI above 0.2 in the train split. Features that no model reads do not count."
 
 
 def write_dataset_page(target: Target, html: str | None, against: str | None) -> Path:
     """Writes the page about a dataset version: one self-contained file.
 
     Args:
-        target: What `sluice inspect` was given.
+        target: The dataset to show.
         html: File to write; an earlier one is replaced whole or not at all.
         against: Version to compare with: its id, its path, a dataset, or `previous`; or None.
 
@@ -338,7 +338,7 @@ def write_dataset_page(target: Target, html: str | None, against: str | None) ->
         The file.
 
     Raises:
-        ConfigError: No file is given, or the target is no dataset, or there is no such version.
+        ConfigError: No file is given, or the target is not a dataset, or there is no such version.
         InputDataError: A manifest or the statistics are damaged.
     """
     if target.kind != "dataset" or html is None:

@@ -1,4 +1,4 @@
-"""What the dataset holds: the flow of its rows, features, item popularity, shards."""
+"""Sections about the dataset: the flow of its rows, features, item popularity, shards."""
 
 from __future__ import annotations
 
@@ -243,10 +243,10 @@ def view_popularity(data: RunData) -> dict[str, Any]:
     tokens = catalogue.tokens[:_TOP_ITEMS].to_pylist()
     top = zip(tokens, catalogue.counts[:_TOP_ITEMS].tolist(), strict=True)
     rows = [[catalogue.name(str(token)), count, count / (total or 1)] for token, count in top]
-    return {"facts": facts, "plot": plot_popularity(catalogue), "rows": rows}
+    return {"facts": facts, "plot": draw_popularity(catalogue), "rows": rows}
 
 
-def plot_popularity(catalogue: ItemCatalogue) -> Markup:
+def draw_popularity(catalogue: ItemCatalogue) -> Markup:
     """Returns a plot of occurrences by rank, both axes logarithmic."""
     counts = catalogue.counts
     label = (

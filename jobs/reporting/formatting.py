@@ -16,7 +16,7 @@ class Cell:
     """A table's cell that is more than a value.
 
     Attributes:
-        value: What is shown, in the form that its column names.
+        value: The value; the column's form turns it into text.
         best: Whether it is the best of its row, shown in bold.
         bar: Length of a bar behind the text, in [0, 1]; None for no bar.
         tone: Colour of the bar: a key of `plots.COLOURS`.
@@ -49,7 +49,7 @@ def capital_words(name: str) -> str:
 
 
 def share_of(part: Any, whole: Any) -> float | None:
-    """Returns a part as a share of the whole, None where either is no number or nothing is there.
+    """Returns a part as a share of the whole, None where either is not a number or the whole is 0.
 
     The share is at most 1.
     """
@@ -116,7 +116,7 @@ def format_share(value: Any) -> str:
 def format_metric(value: Any) -> str:
     """Returns a quality metric with four decimals, as papers print it."""
     number = to_float(value)
-    # Rounded first, so that what is nearly 0 does not read as -0.0000.
+    # Rounded first, so that a value near 0 does not read as -0.0000.
     return MISSING if number is None else f"{round(number, 4) + 0.0:.4f}"
 
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 U = TypeVar("U")
 
-# What code raises that meets another type than it expects.
+# Errors of code that meets another type than it expects.
 WRONG_TYPES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
@@ -67,14 +67,14 @@ class Section:
 
 @dataclass(frozen=True)
 class PageHead:
-    """What the page shows above its sections.
+    """The part of a page above its sections.
 
     Attributes:
         name: Title.
-        subtitle: What the page is about.
+        subtitle: The run, version or sweep of the page.
         verdict: The sentence that sums it up.
         tiles: Figures of size, each with its label.
-        problem: What has gone wrong, or None.
+        problem: A sentence about a failure, or None.
     """
 
     name: str

@@ -52,7 +52,7 @@ _TEXT_SPLIT = re.compile(r"(<[^>]*>)")
 WIDTH_PT = 440.0
 _TONES = ("model", "rival", "neutral", "model-soft", "loss")
 _FLOW_TONES = ("model", "model-soft", "model-pale", "neutral")
-_MARKED_POINTS = 60
+_MARKED_POINTS = 30
 _TICK_CHARS = 44
 
 Values = Sequence[float] | np.ndarray
@@ -63,7 +63,7 @@ def draw(name: str, label: str, height_pt: float, paint: Callable[[Canvas], None
 
     Args:
         name: Prefix of its ids; unique on the page.
-        label: What the figure shows, for readers who cannot see it.
+        label: Description of the figure for readers who cannot see it.
         height_pt: Height in points.
         paint: Draws on the empty figure.
     """
@@ -92,7 +92,7 @@ def _inline(svg: str, name: str, label: str) -> Markup:
     view_box = "" if box is None else box.group(1)
     pieces = _TEXT_SPLIT.split(body)
     body = "".join(_restyle(piece, name) if piece.startswith("<") else piece for piece in pieces)
-    # Only matplotlib's own output stands here: it escapes the text that it draws.
+    # The body is matplotlib's own output, which escapes the text that it draws.
     head = Markup('<svg class="plot" viewBox="{}" role="img" aria-label="{}">').format(
         view_box, label
     )
@@ -121,7 +121,7 @@ def plot_bars(
 
     Args:
         name: Prefix of the drawing's ids; unique on the page.
-        label: What the plot shows, for readers who cannot see it.
+        label: Description of the plot for readers who cannot see it.
         panels: Title -> series -> values `[len(ticks)]`. The bars of the first series have their
             values written above them; those of two versions' shares would run into each other.
         ticks: Names of the bars' groups.
@@ -183,8 +183,8 @@ def plot_curves(
 
     Args:
         name: Prefix of the drawing's ids; unique on the page.
-        label: What the plot shows, for readers who cannot see it.
-        x: What the axis is, and its values `[points]`, rising.
+        label: Description of the plot for readers who cannot see it.
+        x: Title of the axis, and its values `[points]`, rising.
         curves: Title -> values `[points]`; NaN where there is none.
         best: The value of x that every panel marks, or None.
         is_log: Whether both axes are logarithmic; then x and the values are above 0.
@@ -238,7 +238,7 @@ class FlowStep:
     """A stage of the data flow.
 
     Attributes:
-        name: What happened up to here.
+        name: The last step that these rows have passed.
         kept: Rows that go on, by part (one part, or one per split).
         lost: Rows that stop here.
         why: Reasons, for the label.
@@ -255,7 +255,7 @@ def plot_flow(name: str, label: str, steps: Sequence[FlowStep]) -> Markup:
 
     Args:
         name: Prefix of the drawing's ids; unique on the page.
-        label: What the plot shows, for readers who cannot see it.
+        label: Description of the plot for readers who cannot see it.
         steps: Stages in order, at least one.
     """
     widest = max(sum(step.kept.values()) + step.lost for step in steps) or 1

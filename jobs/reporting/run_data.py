@@ -72,7 +72,7 @@ def read_catalogue(version: ReadablePath, manifest: Manifest) -> ItemCatalogue |
     """Reads the item vocabulary of a version, and the titles where its catalogue has any.
 
     Returns:
-        The catalogue, or None where there is no item, or none encoded by a vocabulary.
+        The catalogue, or None where the items are not encoded by a vocabulary.
 
     Raises:
         InputDataError: The encoders are damaged.
@@ -140,7 +140,7 @@ class MissingPartError(Exception):
 
 @dataclass(frozen=True)
 class RunData:
-    """What a run's directory holds.
+    """A run as it is on disk.
 
     Attributes:
         run: Directory of the run.

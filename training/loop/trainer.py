@@ -38,6 +38,7 @@ from training.loop.interruption import StopNowError, StopRequest
 from training.loop.optimizers import Optimizers
 from training.loop.step import (
     RunSteps,
+    StepOptions,
     TrainStep,
     build_loss_scale,
     build_prefetching_steps,
@@ -103,10 +104,7 @@ class Trainer:
         objective = self._build_objective()
         inputs = self._build_inputs(objective)
         self.epoch_input = EpochInput(config, data, strategy, inputs)
-        step = TrainStep(
-            self.model, objective, self._optimizers, options, inputs.lookups, inputs.keyed
-        )
-        self._run_steps = self._compile(step)
+        self._run_steps = self._compile(objective, options, inputs)
         self._profiler: StepProfiler | None = None
         if profile is not None and self._workers.is_chief:
             self._run_steps = self._profiler = StepProfiler(self._run_steps, profile, progress)
@@ -189,7 +187,11 @@ class Trainer:
         check_mixed_ids(self._data.version_dir, manifest, mixed, features)
         return StepInputs(features, plan_shared_rows(model, self._config, self._strategy), keyed)
 
-    def _compile(self, step: TrainStep) -> RunSteps:
+    def _compile(self, objective: Objective, options: StepOptions, inputs: StepInputs) -> RunSteps:
+        """Returns the compiled steps: on parameter servers, one GPU, or any other devices."""
+        step = TrainStep(
+            self.model, objective, self._optimizers, options, inputs.lookups, inputs.keyed
+        )
         if isinstance(self._strategy, ParameterServers):
             return ScheduledSteps(self._strategy, step, self._optimizers)
         if device := find_prefetch_device(self._strategy):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from jobs.reporting.dataset_sections import plot_popularity
+from jobs.reporting.dataset_sections import draw_popularity
 from jobs.reporting.formatting import (
     MISSING,
     format_bytes,
@@ -165,7 +165,7 @@ def test_a_single_epoch_is_drawn():
 
 
 def _popularity(counts: np.ndarray) -> object:
-    return plot_popularity(ItemCatalogue(counts, pa.array(["token"] * len(counts))))
+    return draw_popularity(ItemCatalogue(counts, pa.array(["token"] * len(counts))))
 
 
 @pytest.mark.parametrize("counts", [[0, 0], [5], [7, 7, 7], [10_000_000, 3, 1, 0]])

@@ -24,7 +24,7 @@ from training.models.retrieval import RetrievalModel
 MODEL = DSSMConfig(embedding_dim=4)
 
 
-def stand(epoch: int, batch: int = 0, sums: EpochSums | None = None) -> ResumeState:
+def state_at(epoch: int, batch: int = 0, sums: EpochSums | None = None) -> ResumeState:
     return ResumeState(Position(epoch, batch), sums or EpochSums(), seed=7)
 
 

@@ -12,7 +12,7 @@ from conf.errors import InputDataError, UpstreamNotReadyError
 from conf.manifest import Manifest
 from conf.run import update_run_card
 from conf.training.train import CheckpointConfig, TrainConfig
-from tests.training.checkpoint.conftest import MODEL, stand
+from tests.training.checkpoint.conftest import MODEL, state_at
 from training.checkpoint.checkpoint_files import (
     CheckpointLayout,
     CheckpointMetadata,
@@ -155,10 +155,10 @@ def test_restores_best_or_last(
     for which in ("best", "last"):
         with pytest.raises(UpstreamNotReadyError, match=f"no {which} checkpoint"):
             load_run(run, which)
-    training.save(stand(1), best=True)
+    training.save(state_at(1), best=True)
     best = training.model.trainable_variables[0].numpy()
     training.step()
-    training.save(stand(2))
+    training.save(state_at(2))
     trained = load_run(run, "best")
     np.testing.assert_array_equal(trained.model.trainable_variables[0].numpy(), best)
     assert trained.run_dir == run
@@ -172,10 +172,10 @@ def test_restores_best_or_last(
 
 def test_a_damaged_best_checkpoint_is_refused_or_the_one_before_taken(begin, run: Path) -> None:
     training = begin(config=CheckpointConfig(keep_best=2))
-    training.save(stand(1), best=True)
+    training.save(state_at(1), best=True)
     first = training.model.trainable_variables[0].numpy()
     training.step()
-    training.save(stand(2), best=True)
+    training.save(state_at(2), best=True)
     older, newer = list_checkpoints(run / "checkpoints" / "best")
     (newer.path / "state.index").unlink()
     restored = load_run(run).model

@@ -12,7 +12,7 @@ import tensorflow as tf
 from conf.errors import InputDataError, InternalError, TrainingDivergedError
 from conf.training.train import CheckpointConfig
 from tests.machine import PAGE_BYTES, fill, mount_small_disk
-from tests.training.checkpoint.conftest import assert_same, stand
+from tests.training.checkpoint.conftest import assert_same, state_at
 from training.checkpoint import manager as module
 from training.checkpoint.checkpoint_files import EpochSums, Position, list_checkpoints
 from training.checkpoint.manager import BackgroundWriter
@@ -78,7 +78,7 @@ def test_the_whole_state_comes_back(begin, asynchronous: bool) -> None:
     training = begin(config=CheckpointConfig(asynchronous=asynchronous))
     assert training.checkpoints.restore_last() is None
     training.step()
-    resume_state = stand(3, 17, EpochSums(loss=0.1 + 0.2, wait_s=1e-17, seconds=5.5))
+    resume_state = state_at(3, 17, EpochSums(loss=0.1 + 0.2, wait_s=1e-17, seconds=5.5))
     training.save(resume_state)
     other = begin(seed=2)
     assert other.checkpoints.restore_last() == resume_state
@@ -96,7 +96,7 @@ def test_what_is_written_is_the_state_at_the_call(begin, monkeypatch) -> None:
     training = begin()
     training.step()
     expected = training.values()
-    training.checkpoints.save(stand(0, 1))
+    training.checkpoints.save(state_at(0, 1))
     for _ in range(3):
         training.step()
     assert not list_checkpoints(training.checkpoints._last)
@@ -116,29 +116,29 @@ def test_an_error_of_the_thread_surfaces(begin, monkeypatch) -> None:
 
     training = begin()
     monkeypatch.setattr(module, "write_checkpoint", full)
-    training.checkpoints.save(stand(0, 1))
+    training.checkpoints.save(state_at(0, 1))
     with pytest.raises(InternalError, match="cannot write a checkpoint"):
         training.checkpoints.wait()
     training.checkpoints.check()  # told once
-    training.checkpoints.save(stand(0, 2))
+    training.checkpoints.save(state_at(0, 2))
     with pytest.raises(InternalError, match="No space"):
-        training.checkpoints.save(stand(0, 3))
+        training.checkpoints.save(state_at(0, 3))
 
 
 def test_so_many_are_kept(begin, tmp_path: Path) -> None:
     training = begin(config=CheckpointConfig(keep_last=3, keep_best=2))
     for epoch in range(1, 6):
-        training.save(stand(epoch), best=epoch != 4)
-        training.save(stand(epoch, 6))
+        training.save(state_at(epoch), best=epoch != 4)
+        training.save(state_at(epoch, 6))
     assert positions(tmp_path) == [Position(4, 6), Position(5, 0), Position(5, 6)]
     assert positions(tmp_path, "best") == [Position(3, 0), Position(5, 0)]
 
 
 def test_a_position_that_is_saved_again_replaces_the_first(begin, tmp_path: Path) -> None:
     training = begin()
-    training.save(stand(1), best=True)
+    training.save(state_at(1), best=True)
     training.step()
-    training.save(stand(1), best=True)
+    training.save(state_at(1), best=True)
     assert positions(tmp_path) == positions(tmp_path, "best") == [Position(1, 0)]
     other = begin(seed=2)
     other.checkpoints.restore_last()
@@ -147,11 +147,11 @@ def test_a_position_that_is_saved_again_replaces_the_first(begin, tmp_path: Path
 
 def test_numbers_that_are_not_finite_are_not_saved(begin, tmp_path: Path) -> None:
     training = begin()
-    training.save(stand(0, 1))
+    training.save(state_at(0, 1))
     training.model.table_variables[0].scatter_update(
         tf.IndexedSlices(tf.constant([[np.nan] * 4]), tf.constant([3]))
     )
-    training.checkpoints.save(stand(0, 2), best=True)
+    training.checkpoints.save(state_at(0, 2), best=True)
     with pytest.raises(TrainingDivergedError, match="is not finite"):
         training.checkpoints.wait()
     assert positions(tmp_path) == [Position(0, 1)]
@@ -187,27 +187,27 @@ def test_the_checkpoint_before_a_damaged_one_is_resumed(
 ) -> None:
     training = begin()
     training.step()
-    training.save(stand(0, 1), best=True)
+    training.save(state_at(0, 1), best=True)
     before = training.values()
     training.step()
-    training.save(stand(0, 2))
+    training.save(state_at(0, 2))
     newest = list_checkpoints(tmp_path / "checkpoints" / "last")[-1].path
     damage(newest / name, kind)
     other = begin(seed=2)
     told: list[str] = []
-    assert other.checkpoints.restore_last(told.append) == stand(0, 1)
+    assert other.checkpoints.restore_last(told.append) == state_at(0, 1)
     assert newest.name in told[0]
     assert name in told[0]
     assert_same(other.values(), before)
-    other.save(stand(0, 2))  # done again, it takes the damaged one's place
+    other.save(state_at(0, 2))  # done again, it takes the damaged one's place
     assert positions(tmp_path) == [Position(0, 1), Position(0, 2)]
-    assert begin(seed=3).checkpoints.restore_last() == stand(0, 2)
+    assert begin(seed=3).checkpoints.restore_last() == state_at(0, 2)
 
 
 def test_where_none_can_be_read_nothing_is_touched(begin, tmp_path: Path) -> None:
     training = begin()
     for batch in (1, 2):
-        training.save(stand(0, batch))
+        training.save(state_at(0, batch))
     for entry in list_checkpoints(tmp_path / "checkpoints" / "last"):
         damage(entry.path / FILES[1], "flipped middle")
     other = begin(seed=2)
@@ -223,15 +223,15 @@ def test_where_none_can_be_read_nothing_is_touched(begin, tmp_path: Path) -> Non
 
 def test_leftovers_of_a_killed_write_are_swept(begin, tmp_path: Path) -> None:
     training = begin()
-    training.save(stand(0, 1))
+    training.save(state_at(0, 1))
     directory = tmp_path / "checkpoints"
     shutil.copytree(directory / "last" / "00000-000000001", directory / ".writing")
     (directory / ".writing" / "checkpoint.json").unlink()
     other = begin(seed=2)
-    assert other.checkpoints.restore_last() == stand(0, 1)
+    assert other.checkpoints.restore_last() == state_at(0, 1)
     assert sorted(path.name for path in directory.iterdir()) == ["last"]
     (directory / ".writing").mkdir()  # of a write that failed in this process
-    other.save(stand(0, 2))
+    other.save(state_at(0, 2))
     assert positions(tmp_path) == [Position(0, 1), Position(0, 2)]
 
 
@@ -247,21 +247,21 @@ def test_a_disk_that_fills_up_at_any_moment_leaves_the_one_before(
 ) -> None:
     training = begin(run=small_disk, config=CheckpointConfig(asynchronous=asynchronous))
     training.step()
-    training.save(stand(0, 1), best=True)
+    training.save(state_at(0, 1), best=True)
     before = training.values()
     training.step()
     failures: list[InternalError] = []
     while True:
         filler = fill(small_disk, len(failures) * PAGE_BYTES)
         try:
-            training.save(stand(0, 2), best=True)
+            training.save(state_at(0, 2), best=True)
             break
         except InternalError as error:
             failures.append(error)
         finally:
             filler.unlink()
         other = begin(seed=2, run=small_disk)
-        assert other.checkpoints.restore_last() == stand(0, 1)
+        assert other.checkpoints.restore_last() == state_at(0, 1)
         assert_same(other.values(), before)
         assert positions(small_disk, "best") == [Position(0, 1)]
     assert len(failures) > 3

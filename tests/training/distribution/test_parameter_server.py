@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 
 TIMEOUT_S = 120
 WORKERS, SERVERS = 2, 2
-EPOCHS, STEPS, CHUNK = 3, 24, 6
+EPOCHS, STEPS, STEPS_PER_LOOP = 3, 24, 6
 
 
 def build_config(version: Path, root: Path, strategy: str) -> TrainConfig:
@@ -51,8 +51,8 @@ def build_config(version: Path, root: Path, strategy: str) -> TrainConfig:
         optimizer=OptimizerConfig(learning_rate=0.01, clip_norm=0.5),
         fit=FitConfig(
             epochs=EPOCHS,
-            steps_per_loop=CHUNK,
-            checkpoint=CheckpointConfig(every_steps=CHUNK),
+            steps_per_loop=STEPS_PER_LOOP,
+            checkpoint=CheckpointConfig(every_steps=STEPS_PER_LOOP),
         ),
         devices=DevicesConfig(strategy=strategy, worker_timeout_s=5),
     )
@@ -118,7 +118,7 @@ def expected_rows(version: Path, config: TrainConfig, epoch: int) -> Counter[tup
 
 
 def read_rows(where: Path) -> dict[int, list[list[tuple[int, ...]]]]:
-    """What workers trained on, by the first batch of the chunk: of one that was done twice, as
+    """What workers trained on, by the first batch of the call: of one that was done twice, as
     its checkpoint was not written yet, the second time."""
     found: dict[int, list[list[tuple[int, ...]]]] = {}
     last: tuple[int, int] | None = None
@@ -138,14 +138,14 @@ def check_rows(version: Path, where: Path, killed_workers: int = 0) -> None:
     """
     config = build_config(version, where, "none")
     found = read_rows(where)
-    chunks = {first: dict.fromkeys(map(tuple, steps)) for first, steps in found.items()}
-    repeated = sum(map(len, found.values())) - sum(map(len, chunks.values()))
+    calls = {first: dict.fromkeys(map(tuple, steps)) for first, steps in found.items()}
+    repeated = sum(map(len, found.values())) - sum(map(len, calls.values()))
     assert repeated <= killed_workers
-    assert sorted(chunks) == list(range(0, EPOCHS * STEPS, CHUNK))
+    assert sorted(calls) == list(range(0, EPOCHS * STEPS, STEPS_PER_LOOP))
     for epoch in range(EPOCHS):
         trained = Counter(
             row
-            for first, steps in chunks.items()
+            for first, steps in calls.items()
             if first // STEPS == epoch
             for rows in steps
             for row in rows
@@ -160,7 +160,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_workers_train_what_one_process_does(tiny_version: Path, runs: Path) -> None:
     where = runs / "servers"
-    ended = run(tiny_version, where, profile=StepRange(CHUNK, 2 * CHUNK))
+    ended = run(tiny_version, where, profile=StepRange(STEPS_PER_LOOP, 2 * STEPS_PER_LOOP))
     assert ended.codes == [0, 0, 0, 0, 0], ended
     check_rows(tiny_version, where)
     [profile] = resolve_run(str(where / "t")).rglob("*.xplane.pb")
