@@ -99,10 +99,6 @@ class LocalCommitter:
 class StagedCommitter(LocalCommitter):
     """A directory that nobody reads before its owner, a build, publishes it as a whole."""
 
-    def check_mode(self, mode: SaveMode) -> bool:
-        """Protects nothing: what is there is the owner's."""
-        return False
-
     def begin(self, plan: JobPlan) -> None:
         """Opens a job."""
         create_temporary(self.directory, plan.job_id)
