@@ -77,8 +77,8 @@ def test_items_without_a_vocabulary_are_counted_from_the_train_split(trained) ->
     assert counts.min() > 0
 
 
-def test_predicts_lists_of_keys(trained: TrainedModel, run: Path) -> None:
-    file, counts = write_recommendations(trained, run, k=5, mask_seen=True)
+def test_predicts_lists_of_keys(trained: TrainedModel) -> None:
+    file, counts = write_recommendations(trained, k=5, mask_seen=True)
     assert counts.users == 60
     with gzip.open(file, "rt") as lines:
         first = json.loads(next(lines))
@@ -88,7 +88,7 @@ def test_predicts_lists_of_keys(trained: TrainedModel, run: Path) -> None:
     assert set(first["items"]) <= items
 
 
-def test_exports_towers_that_look_up_keys_in_their_graph(trained: TrainedModel, run: Path) -> None:
+def test_exports_towers_that_look_up_keys_in_their_graph(trained: TrainedModel) -> None:
     export = write_export(trained)
     manifest = trained.manifest
     index = build_item_index(trained.model, trained.version_dir, manifest, 16)
