@@ -2,12 +2,9 @@
 
 The public API, imported when it is first asked for, so that `import training` loads no TensorFlow:
 
-    load_run    the model of a run, with its config, manifest and dataset version
-    Trainer     trains the model of a config in a run directory
-
-    >>> import training
-    >>> trained = training.load_run("work/runs/demo")
-    >>> trained.model.embed_users(batch)  # float32 [rows, dim]
+    open_dataset    a dataset version as a `tf.data.Dataset`, for any Keras model
+    load_run        the model of a run, with its config and manifest
+    Trainer         trains a model of a config in a run directory
 """
 
 from __future__ import annotations
@@ -17,14 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from training.checkpoint.restore import load_run
+    from training.input.open_dataset import open_dataset
     from training.loop.trainer import Trainer
 
 _MODULES = {
     "load_run": "training.checkpoint.restore",
+    "open_dataset": "training.input.open_dataset",
     "Trainer": "training.loop.trainer",
 }
 
-__all__ = ["Trainer", "load_run"]
+__all__ = ["Trainer", "load_run", "open_dataset"]
 
 
 def __getattr__(name: str) -> Any:

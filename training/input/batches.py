@@ -72,13 +72,12 @@ class BatchLayout:
         """Whether every row of every batch has the same size."""
         return not self._cut and all(column.is_dense for column in self._columns)
 
-    def build_dataset(self, read: Callable[[], Iterator[Iterator[DecodedRows]]]) -> tf.data.Dataset:
+    def build_dataset(self, read: Callable[[], Iterator[DecodedRows]]) -> tf.data.Dataset:
         """Builds the dataset of batches.
 
         Args:
-            read: Begins to read the rows of each epoch, in parts of any size (which are batches
-                already where lists are cut). No batch lies across two epochs; of several epochs the
-                remainders must be dropped.
+            read: Begins to read the rows, in parts of any size (which are batches already where
+                lists are cut); called by each iterator of the dataset.
         """
         close_iterators_at_exit()
         size, is_uniform = self._batch_size, self.is_uniform
@@ -86,10 +85,9 @@ class BatchLayout:
 
         def generate() -> Iterator[Any]:
             try:
-                for epoch in read():
-                    for rows in regroup(epoch, size, most, self._drop_remainder):
-                        flat = self._flatten(rows)
-                        yield dict(zip(names, flat, strict=True)) if is_uniform else tuple(flat)
+                for rows in regroup(read(), size, most, self._drop_remainder):
+                    flat = self._flatten(rows)
+                    yield dict(zip(names, flat, strict=True)) if is_uniform else tuple(flat)
             except SluiceError as error:
                 raise carry(error) from error
 
@@ -252,20 +250,8 @@ def build_train_dataset(
         raise build_size_error(source, rows)
     excluded = () if features else ("id",)
     specs = [bound_list(manifest, spec) for spec in select_features(manifest, features, excluded)]
-    pairs = find_sparse_pairs(version_dir, manifest) if config.sparse else {}
-    names = {spec.name for spec in specs}
-    pairs = {ids: weights for ids, weights in pairs.items() if {ids, weights} <= names}
-    columns = plan_columns(manifest, specs, (*pairs, *pairs.values()))
-    cut = _padded_lists(columns) if config.bucket_boundaries else {}
-    read = _build_train_reader(source, columns, seed, cut)
-    layout = BatchLayout(columns, source.batch_size, True, tuple(cut), pairs)
-
-    def read_epochs() -> Iterator[Iterator[DecodedRows]]:
-        yield read(epoch, start_batch)
-        for later in range(epoch + 1, epoch + options.epochs):
-            yield read(later, 0)
-
-    return layout.build_dataset(read_epochs)
+    layout, read = plan_shuffled(source, specs, seed, drop_remainder=True)
+    return layout.build_dataset(lambda: read(epoch, start_batch))
 
 
 def build_eval_dataset(
@@ -293,7 +279,7 @@ def build_eval_dataset(
     """
     config = InputConfig(batch_size=batch_size)
     source = SplitSource(version_dir, manifest, split, config)
-    return _build_ordered(source, features or _split_features(manifest, split), ragged)
+    return _build_ordered(source, features or split_features(manifest, split), ragged)
 
 
 def build_held_out_dataset(
@@ -343,9 +329,59 @@ def _build_ordered(
     manifest = source.manifest
     select_features(manifest, ragged)
     columns = plan_columns(manifest, select_features(manifest, features), ragged)
-    stream = replace(build_epoch_config(source, columns, None), pool_rows=EVAL_POOL_ROWS)
-    layout = BatchLayout(columns, source.batch_size, drop_remainder=False)
-    return layout.build_dataset(lambda: iter([read_epoch(stream, 0)]))
+    layout, read = plan_ordered(source, columns, drop_remainder=False)
+    return layout.build_dataset(read)
+
+
+def plan_ordered(
+    source: SplitSource, columns: Sequence[FeatureColumn], *, drop_remainder: bool
+) -> tuple[BatchLayout, Callable[[], Iterator[DecodedRows]]]:
+    """Plans the batches of a split in the manifest's order.
+
+    Args:
+        source: The split, as it is read.
+        columns: Features to deliver.
+        drop_remainder: Whether to drop rows at the end that fill no batch.
+
+    Returns:
+        The layout of the batches, and the function that reads the rows.
+
+    Raises:
+        InputDataError: There is no such split.
+        ConfigError: The config does not fit the dataset.
+    """
+    plan = replace(build_epoch_config(source, columns, None), pool_rows=EVAL_POOL_ROWS)
+    layout = BatchLayout(columns, source.batch_size, drop_remainder)
+    return layout, lambda: read_epoch(plan, 0)
+
+
+def plan_shuffled(
+    source: SplitSource, specs: Sequence[FeatureSpec], seed: int, *, drop_remainder: bool
+) -> tuple[BatchLayout, Callable[[int, int], Iterator[DecodedRows]]]:
+    """Plans the batches of a shuffled split.
+
+    Args:
+        source: The split, as it is read.
+        specs: Features to deliver.
+        seed: The run's seed.
+        drop_remainder: Whether to drop rows at the end that fill no batch.
+
+    Returns:
+        The layout of the batches; the function of epoch and first batch to the rows of the epoch
+        from there on.
+
+    Raises:
+        InputDataError: A dataset of `mix` lacks a feature.
+        ConfigError: The config does not fit the dataset.
+    """
+    manifest, config = source.manifest, source.config
+    pairs = find_sparse_pairs(source.version_dir, manifest) if config.sparse else {}
+    names = {spec.name for spec in specs}
+    pairs = {ids: weights for ids, weights in pairs.items() if {ids, weights} <= names}
+    columns = plan_columns(manifest, specs, (*pairs, *pairs.values()))
+    cut = _padded_lists(columns) if config.bucket_boundaries else {}
+    layout = BatchLayout(columns, source.batch_size, drop_remainder, tuple(cut), pairs)
+    return layout, _build_train_reader(source, columns, seed, cut)
 
 
 def _build_train_reader(
@@ -393,7 +429,8 @@ def _padded_lists(columns: Sequence[FeatureColumn]) -> dict[str, int]:
     return lists
 
 
-def _split_features(manifest: Manifest, split: str) -> tuple[str, ...]:
+def split_features(manifest: Manifest, split: str) -> tuple[str, ...]:
+    """Names of the features that the records of a split hold."""
     role = ROLE_OF_SPLIT.get(split)
     seen = manifest.keys.seen if role == "user" else None
     return tuple(

@@ -14,15 +14,17 @@ from conf.schema import OOV_ID, PAD_ID, FeatureSpec
 from etl.tfrecord.reading import WireFeature, list_lengths
 
 
-def bound_list(manifest: Manifest, spec: FeatureSpec) -> FeatureSpec:
-    """Bounds a list without `max_len` by the longest in train, where the statistics tell it.
+def bound_list(
+    manifest: Manifest, spec: FeatureSpec, splits: Sequence[str] = ("train",)
+) -> FeatureSpec:
+    """Bounds a list without `max_len` by the longest of some splits, as the statistics have it.
 
     Any other feature is returned as it is.
     """
     if not spec.is_ragged or spec.max_len is not None:
         return spec
-    lengths = manifest.statistics.get("train", {}).get(spec.name, {}).get("length", {})
-    longest = lengths.get("max")
+    found = [manifest.statistics.get(split, {}).get(spec.name, {}) for split in splits]
+    longest = max((one.get("length", {}).get("max") or 0 for one in found), default=0)
     return replace(spec, max_len=int(longest)) if longest else spec
 
 

@@ -39,13 +39,11 @@ class InputOptions:
         binary_label: Feature whose values must be 0 or 1; None checks none.
         worker: Number of this worker and of all of them: each reads its own files and makes its
             part of the global batch.
-        epochs: Epochs that the dataset runs through, each in another order.
         counts: Is told what was left out.
     """
 
     binary_label: str | None = None
     worker: tuple[int, int] = (0, 1)
-    epochs: int = 1
     counts: InputCounts = field(default_factory=InputCounts)
 
 

@@ -252,11 +252,10 @@ def test_parts_of_any_size_become_batches(late: bool, drop: bool, tiny_manifest:
     layout, epochs = BatchLayout(columns_of(tiny_manifest, late), 4, drop), 2 if drop else 1
     assert layout.is_uniform != late
 
-    def read() -> Iterator[Iterator[DecodedRows]]:
-        for _ in range(epochs):  # no batch lies across two
-            yield iter([rows_of(0, 3, late), rows_of(3, 9, late), rows_of(9, 10, late)])
+    def read() -> Iterator[DecodedRows]:
+        yield from (rows_of(0, 3, late), rows_of(3, 9, late), rows_of(9, 10, late))
 
-    batches = list(layout.build_dataset(read))
+    batches = list(layout.build_dataset(read).repeat(epochs))  # no batch lies across two
     numbers = [batch["number"].numpy().tolist() for batch in batches]
     whole = [[0, 1, 2, 3], [4, 5, 6, 7]]
     tail = [] if drop else [[8, 9]]
@@ -278,7 +277,7 @@ def test_the_size_of_a_batch_is_known(tiny_manifest: Manifest) -> None:
 
 
 def test_an_error_comes_through_as_what_it_was(tiny_manifest: Manifest) -> None:
-    def read() -> Iterator[Iterator[DecodedRows]]:
+    def read() -> Iterator[DecodedRows]:
         raise InputDataError("a shard is broken", received="x")
         yield
 

@@ -148,19 +148,6 @@ def test_a_mix_resumes_too(tiny_version: Path, tiny_manifest: Manifest) -> None:
         assert read(tiny_version, tiny_manifest, config, start) == whole[start:]
 
 
-def test_epochs_follow_each_other(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    config = InputConfig.model_validate(BASE)
-    epochs = [
-        [digest(b) for b in build_train_dataset(
-            tiny_version, tiny_manifest, config, epoch=epoch, seed=5)]
-        for epoch in (2, 3)
-    ]  # fmt: skip
-    options = InputOptions(epochs=2)
-    assert read(tiny_version, tiny_manifest, config, 3, options=options) == (
-        epochs[0][3:] + epochs[1]
-    )
-
-
 def test_what_lies_before_the_position_is_neither_opened_nor_decoded(
     tiny_version: Path, tiny_manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -176,7 +176,7 @@ def test_workers_and_resumed_epochs_see_the_same(tiny_version, tmp_path):
     where = ((tiny_version, read_manifest(tiny_version)), (version, read_manifest(version)))
     config = InputConfig(batch_size=32, shuffle_buffer=100)
     for worker in range(2):
-        options = InputOptions(worker=(worker, 2), epochs=2)
+        options = InputOptions(worker=(worker, 2))
         columns, packed = (
             plain(build_train_dataset(*at, config, epoch=1, seed=3, start_batch=5, options=options))
             for at in where

@@ -1,0 +1,262 @@
+"""`open_dataset`: what a user's own Keras model trains on."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from conf.errors import ConfigError, InputDataError, TooFewRowsError, UpstreamNotReadyError
+from conf.manifest import MANIFEST_FILE, Manifest, ShardInfo, SplitInfo
+from conf.paths import write_text_atomic
+from conf.schema import FeatureSchema, FeatureSpec
+from conf.training.input import InputConfig
+from tests.datasets import pack_version
+from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
+from training import open_dataset
+from training.input.batches import build_train_dataset
+
+ROWS = 780
+INPUTS = {"user_id", "gender", "history", "movie_id", "genres"}
+NETWORK_INPUTS = ("user_id", "movie_id", "history")
+
+
+def build_network(manifest: Manifest) -> keras.Model:
+    """A few sums of embeddings and a dense layer: any Keras model would do."""
+    inputs, vectors = {}, []
+    for name in NETWORK_INPUTS:
+        spec = manifest.schema[name]
+        inputs[name] = keras.Input(
+            (spec.max_len,) if spec.is_list else (), name=name, dtype="int64"
+        )
+        vector = keras.layers.Embedding(spec.vocabulary_size, 4)(inputs[name])
+        vectors.append(keras.ops.mean(vector, axis=1) if spec.is_list else vector)
+    hidden = keras.layers.Dense(8, "relu")(keras.ops.concatenate(vectors, axis=-1))
+    return keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(hidden))
+
+
+def compile_network(manifest: Manifest) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    model = build_network(manifest)
+    model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=["auc"])
+    return model
+
+
+def users_of(dataset: tf.data.Dataset) -> list[int]:
+    return [user for inputs, *_ in dataset for user in inputs["user_id"].numpy().tolist()]
+
+
+def bytes_of(batch: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.numpy().tobytes() for name, value in batch.items()}
+
+
+@pytest.fixture(scope="module")
+def packed_version(tiny_version: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pack_version(tiny_version, tmp_path_factory.mktemp("packed") / tiny_version.name)
+
+
+@pytest.mark.parametrize("layout", ["columns", "packed"])
+def test_a_keras_model_trains_for_several_epochs(
+    layout: str, tiny_version: Path, packed_version: Path, tiny_manifest: Manifest
+) -> None:
+    version = tiny_version if layout == "columns" else packed_version
+
+    def read(split: str) -> tf.data.Dataset:
+        return open_dataset(version, 32, split, features=NETWORK_INPUTS)
+
+    model = compile_network(tiny_manifest)
+    validation = read("validation")
+    found = model.fit(read("train"), epochs=4, validation_data=validation, verbose=0).history
+    assert found["loss"][-1] < 0.9 * found["loss"][0]
+    assert found["auc"][-1] > found["auc"][0]
+    assert len(found["val_auc"]) == 4
+    assert model.optimizer.iterations.numpy() == 4 * 25  # the tail of 12 rows is a batch as well
+    assert model.predict(read("test"), verbose=0).shape == (60, 1)
+
+
+def test_both_layouts_give_the_same_batches(tiny_version: Path, packed_version: Path) -> None:
+    for (columns, label), (packed, same) in zip(
+        open_dataset(tiny_version, 50), open_dataset(packed_version, 50), strict=True
+    ):
+        assert bytes_of(columns) == bytes_of(packed)
+        assert label.numpy().tolist() == same.numpy().tolist()
+
+
+def test_elements_have_static_shapes_where_they_can(tiny_version: Path) -> None:
+    inputs, label = open_dataset(tiny_version, 32, drop_remainder=True).element_spec
+    assert set(inputs) == INPUTS
+    assert inputs["user_id"] == tf.TensorSpec([32], tf.int64)
+    assert inputs["history"] == tf.TensorSpec([32, 8], tf.int64)
+    assert label == tf.TensorSpec([32], tf.float32)
+    inputs, _ = open_dataset(tiny_version, 32).element_spec
+    assert inputs["history"] == tf.TensorSpec([None, 8], tf.int64)
+
+
+def test_the_batches_are_those_of_the_trainer(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    config = InputConfig(batch_size=32, shuffle_buffer=300)
+    dataset = open_dataset(tiny_version, 32, seed=5, drop_remainder=True, shuffle_buffer=300)
+    for epoch in range(2):
+        expected = build_train_dataset(tiny_version, tiny_manifest, config, epoch=epoch, seed=5)
+        for (inputs, label), batch in zip(dataset, expected, strict=True):
+            assert bytes_of({**inputs, "label": label}) == bytes_of(batch)
+
+
+def test_each_iterator_is_the_next_epoch(tiny_version: Path) -> None:
+    dataset = open_dataset(tiny_version, 64, seed=3)
+    epochs = [users_of(dataset) for _ in range(2)]
+    assert epochs[0] != epochs[1]
+    assert sorted(epochs[0]) == sorted(epochs[1])
+    assert len(epochs[0]) == ROWS
+    assert users_of(open_dataset(tiny_version, 64, seed=3).repeat(2)) == epochs[0] + epochs[1]
+    assert users_of(open_dataset(tiny_version, 64, seed=3, first_epoch=1)) == epochs[1]
+    ordered = open_dataset(tiny_version, 64, shuffle=False)
+    assert users_of(ordered) == users_of(ordered) != epochs[0]
+
+
+def test_cardinality_is_known_where_no_row_is_left_out(tiny_version: Path) -> None:
+    for drop, batches in ((False, 25), (True, 24)):
+        dataset = open_dataset(tiny_version, 32, drop_remainder=drop)
+        assert dataset.cardinality().numpy() == batches == len(list(dataset))
+    assert open_dataset(tiny_version, 32).repeat().cardinality() == tf.data.INFINITE_CARDINALITY
+    kept = open_dataset(tiny_version, 32, filter=[{"feature": "label", "value": 1}])
+    assert kept.cardinality() == tf.data.UNKNOWN_CARDINALITY
+    assert 0 < len(list(kept)) < 25
+    mixed = open_dataset(tiny_version, 32, mix=[{"dataset": str(tiny_version), "weight": 0.4}])
+    assert mixed.cardinality().numpy() == len(list(mixed)) == int(24 / 0.6)
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_workers_read_other_rows_in_as_many_steps(drop: bool, tmp_path: Path) -> None:
+    version = write_tiny_dataset(tmp_path, config=TinyConfig(train_shards=3))
+    parts = [open_dataset(version, 16, worker=(i, 2), drop_remainder=drop) for i in range(2)]
+    rows = [users_of(part) for part in parts]
+    if drop:
+        assert len(rows[0]) == len(rows[1]) == 16 * parts[0].cardinality().numpy()
+    else:
+        assert sorted(rows[0] + rows[1]) == sorted(users_of(open_dataset(version, 16)))
+    policy = parts[0].options().experimental_distribute.auto_shard_policy
+    assert policy == tf.data.experimental.AutoShardPolicy.OFF
+
+
+def test_held_out_rows_are_the_others(tiny_version: Path) -> None:
+    validation = {"hash_of": "user_id", "share": 0.3}
+    kept, apart = (
+        users_of(open_dataset(tiny_version, 64, validation=validation, held_out=held_out))
+        for held_out in (False, True)
+    )
+    assert len(kept) + len(apart) == ROWS
+    assert not set(kept) & set(apart)
+    with pytest.raises(ConfigError, match="no rows are held out"):
+        open_dataset(tiny_version, 64, held_out=True)
+
+
+def test_features_and_labels_can_be_chosen(tiny_version: Path) -> None:
+    inputs = open_dataset(tiny_version, 8, features=["movie_id", "seen"], labels=())
+    assert set(inputs.element_spec) == {"movie_id", "seen"}
+    inputs, labels = open_dataset(tiny_version, 8, labels=["label", "gender"]).element_spec
+    assert set(labels) == {"label", "gender"}
+    assert set(inputs) == INPUTS - {"gender"}
+    assert set(open_dataset(tiny_version, 8, "catalog").element_spec) == {"movie_id", "genres"}
+
+
+def write_sequences(folder: Path, manifest: Manifest) -> Path:
+    """A version of SequenceExamples with a weight per sample and a list without a bound."""
+    schema = FeatureSchema(
+        (
+            FeatureSpec("user", "int64", "user", vocabulary_size=9),
+            FeatureSpec("items", "int64", "user", (None,), max_len=3, vocabulary_size=99),
+            FeatureSpec("times", "float32", "user", (None,)),
+            FeatureSpec("prices", "float32", "user", (None,)),
+            FeatureSpec("label", "float32", "label"),
+            FeatureSpec("weight", "float32", "weight"),
+        )
+    )
+    with tf.io.TFRecordWriter(str(folder / "a.tfrecord")) as writer:
+        for row in range(40):
+            example = tf.train.SequenceExample()
+            context = example.context.feature
+            context["user"].int64_list.value.append(row % 7 + 2)
+            context["label"].float_list.value.append(row % 7 % 2)
+            context["weight"].float_list.value.append(1 + row % 3)
+            lists = example.feature_lists.feature_list
+            for step in range(row % 5):
+                lists["items"].feature.add().int64_list.value.append(row % 7 * 10 + step)
+                lists["times"].feature.add().float_list.value.append(step)
+                lists["prices"].feature.add().float_list.value.append(row)
+            writer.write(example.SerializeToString())
+    size = (folder / "a.tfrecord").stat().st_size
+    splits = (SplitInfo("train", (ShardInfo("a.tfrecord", 40, size, "00000000"),)),)
+    own = replace(
+        manifest, schema=schema, splits=splits, record_type="SequenceExample",
+        keys=replace(manifest.keys, weight="weight"), encoder_files=(),
+        statistics={"train": {"times": {"length": {"max": 4}}}},
+    )  # fmt: skip
+    write_text_atomic(folder / MANIFEST_FILE, own.dumps())
+    return folder
+
+
+def test_sequence_examples_with_weights_train_too(tmp_path: Path, tiny_manifest: Manifest) -> None:
+    dataset = open_dataset(write_sequences(tmp_path, tiny_manifest), 8)
+    inputs, label, weight = dataset.element_spec
+    assert inputs["items"] == tf.TensorSpec([None, 3], tf.int64)
+    assert inputs["times"] == tf.TensorSpec([None, 4], tf.float32)  # the longest of train
+    assert isinstance(inputs["prices"], tf.RaggedTensorSpec)
+    assert label == weight == tf.TensorSpec([None], tf.float32)
+    for values, target, factor in dataset:
+        users = values["user"].numpy()
+        np.testing.assert_array_equal(target.numpy(), (users - 2) % 2)
+        assert set(factor.numpy().tolist()) <= {1.0, 2.0, 3.0}
+    user, times = keras.Input((), name="user", dtype="int64"), keras.Input((4,), name="times")
+    vector = keras.layers.Embedding(9, 2)(user)
+    output = keras.layers.Dense(1, "sigmoid")(keras.ops.concatenate([vector, times], axis=-1))
+    model = keras.Model({"user": user, "times": times}, output)
+    model.compile(keras.optimizers.Adam(0.05), "binary_crossentropy")
+    short = open_dataset(tmp_path, 8, features=["user", "times"])
+    losses = model.fit(short, epochs=10, verbose=0).history["loss"]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_an_epoch_logs_what_it_left_out(
+    tiny_version: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    version = write_tiny_dataset(tmp_path)
+    shard = version / "train" / "part-00001.tfrecord"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 255
+    shard.write_bytes(content)
+    with pytest.raises(tf.errors.OpError, match=r"part-00001"):
+        list(open_dataset(version, 32))
+    dataset = open_dataset(version, 32, on_corrupt="skip_record")
+    with caplog.at_level(logging.WARNING):
+        assert ROWS - 5 < len(users_of(dataset)) < ROWS
+    assert "split 'train', epoch 0: 1 bad record(s) skipped" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"shufle_buffer": 5}, ConfigError, r"shufle_buffer: unknown key.*shuffle_buffer"),
+        ({"batch_size": 0}, ConfigError, r"batch_size"),
+        ({"worker": (2, 2)}, ConfigError, r"no such worker"),
+        ({"shuffle": False, "sparse": True}, ConfigError, r"sparse needs shuffled rows"),
+        ({"features": ["movie"]}, InputDataError, r"no such feature[\s\S]*movie_id"),
+        ({"split": "traim"}, InputDataError, r"traim"),
+        ({"batch_size": 999, "drop_remainder": True}, TooFewRowsError, r"smaller than one batch"),
+    ],
+)
+def test_refuses_what_cannot_be_read(
+    arguments: dict[str, Any], error: type[Exception], text: str, tiny_version: Path
+) -> None:
+    with pytest.raises(error, match=text):
+        open_dataset(tiny_version, **{"batch_size": 8, **arguments})
+
+
+def test_a_dataset_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(UpstreamNotReadyError):
+        open_dataset(tmp_path / "nothing", 8)

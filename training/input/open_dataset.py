@@ -1,0 +1,246 @@
+"""A dataset version as a `tf.data.Dataset` that any Keras model trains on, without the trainer."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from conf.errors import ConfigError
+from conf.load import override_config
+from conf.manifest import Manifest
+from conf.schema import FeatureSpec
+from conf.training.input import InputConfig
+from etl.tfrecord.files.locations import read_manifest, resolve_version
+from training.input.batches import (
+    Batch,
+    BatchLayout,
+    plan_ordered,
+    plan_shuffled,
+    split_features,
+)
+from training.input.damage import InputCounts
+from training.input.decoded_rows import DecodedRows
+from training.input.feature_columns import bound_list, plan_columns, select_features
+from training.input.split_source import (
+    InputOptions,
+    SplitSource,
+    build_size_error,
+    count_steps,
+)
+
+_LOGGER = logging.getLogger(__name__)
+# Options of `input` that decide which rows are drawn, and in which order.
+_SHUFFLED_ONLY = ("class_balance", "mix", "bucket_boundaries", "sparse")
+
+
+@dataclass(frozen=True)
+class _Elements:
+    """What an element of the dataset holds.
+
+    Attributes:
+        features: Names of the model's inputs.
+        labels: Names of the labels; without them an element is the inputs alone.
+        weight: Name of the samples' weight, if they have one.
+    """
+
+    features: tuple[str, ...]
+    labels: tuple[str, ...]
+    weight: str | None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All features that are read."""
+        weight = () if self.weight is None else (self.weight,)
+        return tuple(dict.fromkeys((*self.features, *self.labels, *weight)))
+
+    def build(self, batch: Batch) -> Any:
+        """Builds `inputs`, `(inputs, labels)` or `(inputs, labels, weight)` of a batch."""
+        # Weights of sparse ids are part of the sparse tensor, which has the name of the ids.
+        inputs = {name: batch[name] for name in self.features if name in batch}
+        if not self.labels:
+            return inputs
+        labels: Any = {name: batch[name] for name in self.labels}
+        if len(labels) == 1:
+            [labels] = labels.values()
+        return (inputs, labels) if self.weight is None else (inputs, labels, batch[self.weight])
+
+
+def open_dataset(
+    version: str | Path,
+    batch_size: int,
+    split: str = "train",
+    *,
+    features: Sequence[str] | None = None,
+    labels: str | Sequence[str] | None = None,
+    shuffle: bool | None = None,
+    seed: int = 0,
+    first_epoch: int = 0,
+    drop_remainder: bool = False,
+    held_out: bool = False,
+    worker: tuple[int, int] = (0, 1),
+    **options: Any,
+) -> tf.data.Dataset:
+    """Opens a split of a dataset version for Keras' `fit`, `evaluate` and `predict`.
+
+    An element is `(inputs, label)`, with the samples' weight as a third part where the dataset has
+    one, and the inputs alone where the split has no label. Inputs are `dict[str, tf.Tensor]`:
+    scalars `[batch]`, lists padded to `[batch, max_len]` (without `max_len`: to the longest list
+    that the statistics count), other lists as `tf.RaggedTensor`. Several labels are a dictionary.
+
+    An iterator gives one epoch. Each further iterator of the same dataset, or pass of `repeat()`,
+    is the next epoch, shuffled anew: the same for the same seed and number.
+
+    Args:
+        version: Directory or URI of a dataset (its current version), or of one version.
+        batch_size: Rows per batch of this dataset.
+        split: Name of the split.
+        features: Inputs to read; None reads all but labels, the weight and those of role id. A
+            Keras model that is made of a dictionary of inputs must be given exactly these.
+        labels: Labels to read; None reads those of role label, `()` none.
+        shuffle: Whether to draw rows in random order; None: those of train alone.
+        seed: Seed of the order.
+        first_epoch: Number of the first iterator's epoch, to go on where a run stopped.
+        drop_remainder: Whether to drop rows at the end that fill no batch; shapes are static then,
+            and all workers have the same number of batches.
+        held_out: Whether to read the rows of train that `validation` keeps apart instead.
+        worker: Number of this worker and of all of them: each reads other rows.
+        options: Keys of the config's `input` section, such as `shuffle_buffer`, `filter`, `take`,
+            `cache`, `on_corrupt`, `validation`.
+
+    Returns:
+        A finite dataset. Its cardinality is known where no option leaves rows out.
+
+    Raises:
+        ConfigError: An option is unknown or does not fit the dataset.
+        InputDataError: There is no such split or feature, or the split does not fill a batch.
+        UpstreamNotReadyError: There is no such dataset.
+    """
+    shuffle = split == "train" and not held_out if shuffle is None else shuffle
+    config = _build_config(batch_size, worker, shuffle, options)
+    if held_out and (config.validation is None or split != "train"):
+        raise ConfigError(
+            "no rows are held out",
+            received=f"split={split!r}, validation={config.validation}",
+            allowed="split='train' and validation={'hash_of': FEATURE, 'share': SHARE}",
+        )
+    version_dir = resolve_version(str(version))
+    manifest = read_manifest(version_dir, config.passes_over)
+    source = SplitSource(
+        version_dir, manifest, split, config, InputOptions(worker=worker), held_out
+    )
+    count = _count_batches(source, drop_remainder)
+    elements = _choose_elements(manifest, split, features, labels)
+    specs = [
+        bound_list(manifest, spec, [found.name for found in manifest.splits])
+        for spec in select_features(manifest, elements.names)
+    ]
+    seed_or_none = seed if shuffle else None
+    layout, _ = _plan(source, specs, seed_or_none, drop_remainder)
+
+    def plan(options: InputOptions) -> Callable[[int], Iterator[DecodedRows]]:
+        return _plan(replace(source, options=options), specs, seed_or_none, drop_remainder)[1]
+
+    dataset = layout.build_dataset(_count_epochs(plan, source, first_epoch))
+    return _finish(dataset.map(elements.build), count)
+
+
+def _build_config(
+    batch_size: int, worker: tuple[int, int], shuffle: bool, options: dict[str, Any]
+) -> InputConfig:
+    number, workers = worker
+    if not 0 <= number < workers:
+        raise ConfigError(
+            "there is no such worker",
+            received=f"worker={worker}",
+            allowed="(number, workers) with 0 <= number < workers",
+        )
+    # The config counts the rows of all workers.
+    values = {**options, "batch_size": batch_size * workers}
+    config = override_config(InputConfig(), values, "of open_dataset")
+    unfit = [name for name in _SHUFFLED_ONLY if getattr(config, name) and not shuffle]
+    if unfit:
+        raise ConfigError(
+            f"{unfit[0]} needs shuffled rows",
+            received="shuffle=False",
+            fix=f"set shuffle=True, or leave {unfit[0]} out",
+        )
+    return config
+
+
+def _choose_elements(
+    manifest: Manifest,
+    split: str,
+    features: Sequence[str] | None,
+    labels: str | Sequence[str] | None,
+) -> _Elements:
+    specs = select_features(manifest, split_features(manifest, split))
+    if labels is None:
+        labels = [spec.name for spec in specs if spec.role == "label"]
+    labels = (labels,) if isinstance(labels, str) else tuple(labels)
+    weight = manifest.keys.weight if labels else None
+    if features is None:
+        aside = {*labels, manifest.keys.weight}
+        roles = ("id", "label", "weight")
+        features = [s.name for s in specs if s.role not in roles and s.name not in aside]
+    return _Elements(tuple(features), labels, weight)
+
+
+def _plan(
+    source: SplitSource, specs: Sequence[FeatureSpec], seed: int | None, drop_remainder: bool
+) -> tuple[BatchLayout, Callable[[int], Iterator[DecodedRows]]]:
+    """Plans the batches; the second result reads the rows of an epoch."""
+    if seed is not None:
+        layout, read = plan_shuffled(source, specs, seed, drop_remainder=drop_remainder)
+        return layout, lambda epoch: read(epoch, 0)
+    columns = plan_columns(source.manifest, specs)
+    layout, read_all = plan_ordered(source, columns, drop_remainder=drop_remainder)
+    return layout, lambda _: read_all()
+
+
+def _count_epochs(
+    plan: Callable[[InputOptions], Callable[[int], Iterator[DecodedRows]]],
+    source: SplitSource,
+    first_epoch: int,
+) -> Callable[[], Iterator[DecodedRows]]:
+    """Returns the function that reads the next epoch, and logs the damage that it met."""
+    epochs = itertools.count(first_epoch)
+
+    def read_next() -> Iterator[DecodedRows]:
+        counts, epoch = InputCounts(), next(epochs)
+        yield from plan(replace(source.options, counts=counts))(epoch)
+        if source.config.on_corrupt != "fail":
+            for line in counts.describe():
+                _LOGGER.warning("split %r, epoch %d: %s", source.split, epoch, line)
+
+    return read_next
+
+
+def _count_batches(source: SplitSource, drop_remainder: bool) -> int | None:
+    """Batches of an epoch, None where only reading tells; the same for workers in step."""
+    config, (number, workers) = source.config, source.options.worker
+    if config.mix or (drop_remainder and workers > 1):
+        return count_steps(source)
+    if not config.is_exact or config.bucket_boundaries:
+        return None
+    rows = sum(count for _, count in source.ranges(number))
+    batches = rows // source.batch_size if drop_remainder else -(-rows // source.batch_size)
+    if not batches:
+        raise build_size_error(source, rows)
+    return batches
+
+
+def _finish(dataset: tf.data.Dataset, count: int | None) -> tf.data.Dataset:
+    options = tf.data.Options()
+    # The workers' shares are cut here; TensorFlow would cut what each of them reads again.
+    policy = tf.data.experimental.AutoShardPolicy.OFF
+    options.experimental_distribute.auto_shard_policy = policy
+    dataset = dataset.with_options(options)
+    if count is None:
+        return dataset
+    return dataset.take(count).apply(tf.data.experimental.assert_cardinality(count))
