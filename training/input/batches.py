@@ -8,7 +8,6 @@ without a bound (and those asked for) as `tf.RaggedTensor`, ids with weights as
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,6 @@ from training.input.shuffle_buffer import read_epoch
 from training.input.split_source import (
     InputOptions,
     SplitSource,
-    build_epoch_config,
     build_size_error,
 )
 from training.input.vocabularies import read_plan
@@ -199,7 +197,7 @@ def build_sparse(ids: tf.RaggedTensor, weights: tf.RaggedTensor, size: int) -> t
 
 # Splits whose records hold one side of the model alone.
 ROLE_OF_SPLIT = {"catalog": "item", "users": "user"}
-EVAL_POOL_ROWS = 16_384
+EVAL_BUFFER_ROWS = 16_384
 """Rows that are decoded at a time where they keep their order."""
 
 _Select = Sequence[str] | None
@@ -350,7 +348,7 @@ def plan_ordered(
         InputDataError: There is no such split.
         ConfigError: The config does not fit the dataset.
     """
-    plan = replace(build_epoch_config(source, columns, None), pool_rows=EVAL_POOL_ROWS)
+    plan = source.plan(columns, None, EVAL_BUFFER_ROWS)
     layout = BatchLayout(columns, source.batch_size, drop_remainder)
     return layout, lambda: read_epoch(plan, 0)
 
@@ -390,17 +388,17 @@ def _build_train_reader(
     """Returns the function of epoch and first batch to the rows of the epoch from there on."""
     config, size = source.config, source.batch_size
     read_columns = _with_class(source, columns)
-    stream = build_epoch_config(source, read_columns, seed)
+    plan = source.plan(read_columns, seed)
     if config.mix:
-        return build_mixed_reader(source, read_columns, stream, seed)
+        return build_mixed_reader(source, read_columns, plan, seed)
     if not cut:
-        return lambda epoch, batch: read_epoch(stream, epoch, batch * size)
-    if not stream.pools.has_lengths:
+        return lambda epoch, batch: read_epoch(plan, epoch, batch * size)
+    if not plan.has_lengths:
         raise ConfigError("input.bucket_boundaries needs a list feature")
 
     def read(epoch: int, batch: int) -> Iterator[DecodedRows]:
         batches = bucket_batches(
-            read_epoch(stream, epoch), config.bucket_boundaries or (), cut, size, [seed, epoch]
+            read_epoch(plan, epoch), config.bucket_boundaries or (), cut, size, [seed, epoch]
         )
         return skip_batches(batches, batch)
 

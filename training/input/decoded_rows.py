@@ -10,6 +10,9 @@ import pyarrow as pa
 
 from etl.tfrecord.reading import allocate
 
+LENGTH_COLUMN = "\0length"
+"""Column that holds the length of a row's longest list, where batches of like length are made."""
+
 
 @dataclass(frozen=True)
 class DecodedRows:

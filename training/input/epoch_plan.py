@@ -1,4 +1,4 @@
-"""Which records meet in which pool of an epoch: arithmetic on the manifest's counts alone."""
+"""Which records meet in which shuffle buffer: arithmetic on the manifest's counts alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ShardRange:
         shard: Number of the shard in the split.
         first: Number of its first record in the shard.
         rows: How many records.
-        start: How many records of the pool stand before it.
+        start: How many records of the buffer come before it.
     """
 
     shard: int
@@ -30,16 +30,16 @@ class BufferPlan:
     """Records that are shuffled together.
 
     Attributes:
-        number: Number of the pool in the epoch.
-        first: How many records of the epoch stand before it.
+        number: Number of the buffer in the epoch.
+        first: How many records of the epoch come before it.
         rows: How many it holds.
-        segments: Where they come from.
+        ranges: Where they come from.
     """
 
     number: int
     first: int
     rows: int
-    segments: tuple[ShardRange, ...]
+    ranges: tuple[ShardRange, ...]
 
 
 def limit_rows(shard_rows: Sequence[int], take: int | None) -> list[int]:
@@ -55,42 +55,42 @@ def limit_rows(shard_rows: Sequence[int], take: int | None) -> list[int]:
 def plan_buffers(
     ranges: Sequence[tuple[int, int]],
     order: Sequence[int],
-    pool_rows: int,
+    buffer_rows: int,
     interleave: int,
     multiple: int = 1,
 ) -> list[BufferPlan]:
-    """Plans the pools of an epoch.
+    """Plans the shuffle buffers of an epoch.
 
-    `interleave` shards are read at once, a pool taking like many records of each; when one ends
-    the next in order takes its place. Pools are of like size: none is left with few records.
+    `interleave` shards are read at once, a buffer taking like many records of each; when one ends
+    the next in order follows it. Buffers are of like size: none is left with few records.
 
     Args:
         ranges: First record and number of records to read of each shard.
         order: Order of the shards.
-        pool_rows: Records that a pool holds at most (at least `multiple`).
+        buffer_rows: Records that a buffer holds at most (at least `multiple`).
         interleave: Shards that are read at once.
-        multiple: Pools but the last hold a multiple of it: batches then cross no pool.
+        multiple: Buffers but the last hold a multiple of it: batches then cross no buffer.
 
     Returns:
-        Pools in order; together they hold each record once.
+        Buffers in order; together they hold each record once.
     """
     total = sum(rows for _, rows in ranges)
-    size = _buffer_size(total, pool_rows, multiple)
-    waiting = [shard for shard in reversed(order) if ranges[shard][1]]
+    size = _buffer_size(total, buffer_rows, multiple)
+    unopened = [shard for shard in reversed(order) if ranges[shard][1]]
     opened: list[_OpenShard] = []
-    pools: list[BufferPlan] = []
+    buffers: list[BufferPlan] = []
     for first in range(0, total, max(1, size)):
         rows = min(size, total - first)
         taken: dict[int, list[int]] = {}  # shard: first record, records; in order
         need = rows
         while need:
-            while len(opened) < interleave and waiting:
-                shard = waiting.pop()
+            while len(opened) < interleave and unopened:
+                shard = unopened.pop()
                 opened.append(_OpenShard(shard, *ranges[shard]))
             need = _take_evenly(opened, taken, need)
             opened = [entry for entry in opened if entry.left]
-        pools.append(BufferPlan(len(pools), first, rows, _number_ranges(taken)))
-    return pools
+        buffers.append(BufferPlan(len(buffers), first, rows, _number_ranges(taken)))
+    return buffers
 
 
 @dataclass
@@ -115,15 +115,15 @@ def _take_evenly(opened: Sequence[_OpenShard], taken: dict[int, list[int]], need
 
 
 def _number_ranges(taken: dict[int, list[int]]) -> tuple[ShardRange, ...]:
-    segments, start = [], 0
+    parts, start = [], 0
     for shard, (record, count) in taken.items():
-        segments.append(ShardRange(shard, record, count, start))
+        parts.append(ShardRange(shard, record, count, start))
         start += count
-    return tuple(segments)
+    return tuple(parts)
 
 
-def _buffer_size(total: int, pool_rows: int, multiple: int) -> int:
-    most = max(multiple, pool_rows - pool_rows % multiple)
+def _buffer_size(total: int, buffer_rows: int, multiple: int) -> int:
+    most = max(multiple, buffer_rows - buffer_rows % multiple)
     count = max(1, -(-total // most))
     even = -(-total // count)
     return min(most, -(-even // multiple) * multiple)

@@ -16,8 +16,8 @@ from etl.tfrecord.reading import find_path
 from training.input.decoded_rows import DecodedRows
 from training.input.feature_columns import FeatureColumn, check_specs, plan_columns, select_features
 from training.input.row_sampling import mix_rows, skip_batches
-from training.input.shuffle_buffer import EpochConfig, read_epoch
-from training.input.split_source import SplitSource, build_epoch_config, count_steps
+from training.input.shuffle_buffer import ReadPlan, read_epoch
+from training.input.split_source import SplitSource, count_steps
 from training.input.vocabularies import match_keys, read_encoded_version
 
 
@@ -47,41 +47,39 @@ def find_mixed(
 
 
 def build_mixed_reader(
-    source: SplitSource, columns: tuple[FeatureColumn, ...], own: EpochConfig, seed: int
+    source: SplitSource, columns: tuple[FeatureColumn, ...], own: ReadPlan, seed: int
 ) -> Callable[[int, int], Iterator[DecodedRows]]:
     """Returns the function of epoch and first batch to the mixed batches from there on.
 
     Args:
         source: The dataset that the run trains on.
         columns: Features to deliver.
-        own: Its rows.
+        own: How its rows are read.
         seed: The run's seed.
 
     Raises:
         InputDataError: Another dataset has no such version, or other features.
     """
     config, size = source.config, source.batch_size
-    streams = [own, *_build_mix_configs(source, columns, seed)]
+    plans = [own, *_plan_mixed(source, columns, seed)]
     weights = [1 - sum(part.weight for part in config.mix), *(part.weight for part in config.mix)]
     batches = count_steps(source)
 
     def read(epoch: int, batch: int) -> Iterator[DecodedRows]:
         # Each pass of a dataset is an epoch of its own, which no other pass has.
-        sources = [
-            functools.partial(_read_pass, stream, epoch * (batches + 1)) for stream in streams
-        ]
+        sources = [functools.partial(_read_pass, plan, epoch * (batches + 1)) for plan in plans]
         return skip_batches(mix_rows(sources, weights, batches, size, [seed, epoch]), batch)
 
     return read
 
 
-def _read_pass(stream: EpochConfig, first: int, number: int) -> Iterator[DecodedRows]:
-    return read_epoch(stream, first + number)
+def _read_pass(plan: ReadPlan, first: int, number: int) -> Iterator[DecodedRows]:
+    return read_epoch(plan, first + number)
 
 
-def _build_mix_configs(
+def _plan_mixed(
     source: SplitSource, columns: Sequence[FeatureColumn], seed: int
-) -> Iterator[EpochConfig]:
+) -> Iterator[ReadPlan]:
     names = [column.name for column in columns]
     for version_dir, manifest in find_mixed(source.config, source.manifest, names):
         other = replace(source, version_dir=version_dir, manifest=manifest)
@@ -91,7 +89,7 @@ def _build_mix_configs(
                 columns, plan_columns(manifest, select_features(manifest, names)), strict=True
             )
         ]
-        yield build_epoch_config(other, theirs, seed)
+        yield other.plan(theirs, seed)
 
 
 def check_mixed_ids(

@@ -130,7 +130,7 @@ def open_dataset(
             allowed="split='train' and validation={'hash_of': FEATURE, 'share': SHARE}",
         )
     version_dir = resolve_version(str(version))
-    manifest = read_manifest(version_dir, config.passes_over)
+    manifest = read_manifest(version_dir, config.tolerates)
     source = SplitSource(
         version_dir, manifest, split, config, InputOptions(worker=worker), held_out
     )

@@ -8,23 +8,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from conf.errors import InputDataError
-from training.input.decoded_rows import DecodedRows, concat_rows
-from training.input.shuffle_buffer import LENGTH_COLUMN
+from training.input.decoded_rows import LENGTH_COLUMN, DecodedRows, concat_rows
 
 _MIX, _BALANCE, _BUCKETS = 2, 3, 4  # streams of random numbers
 
 
 def balance_classes(
-    pool: DecodedRows, feature: str, shares: Mapping[int, float], seed: Sequence[int]
+    rows: DecodedRows, feature: str, shares: Mapping[int, float], seed: Sequence[int]
 ) -> DecodedRows:
-    """Draws the rows of a pool anew so that classes have given shares.
+    """Draws the rows of a shuffle buffer anew so that classes have given shares.
 
     A class with more rows than its share gives a random part of them, each once; one with fewer
-    repeats its rows, each as often as any other but for the rest. The pool keeps its number of
-    rows; a class that it does not hold leaves its share to the others that it holds.
+    repeats its rows, each as often as any other but for the rest. The number of
+    rows stays; a class that the buffer does not hold leaves its share to the others.
 
     Args:
-        pool: Rows.
+        rows: Rows that were shuffled together.
         feature: Scalar that holds the class.
         shares: Share of the rows by class.
         seed: Of the draws.
@@ -32,31 +31,33 @@ def balance_classes(
     Raises:
         InputDataError: A row is of a class that is not named, or no row of one with a share.
     """
-    if not pool.count:
-        return pool
+    if not rows.count:
+        return rows
     rng = np.random.default_rng([*seed, _BALANCE])
-    found = {label: np.flatnonzero(pool.dense[feature] == label) for label in shares}
-    if sum(len(rows) for rows in found.values()) < pool.count:
-        known = np.isin(pool.dense[feature], list(shares))
+    found = {label: np.flatnonzero(rows.dense[feature] == label) for label in shares}
+    if sum(len(members) for members in found.values()) < rows.count:
+        known = np.isin(rows.dense[feature], list(shares))
         raise InputDataError(
             f"input.class_balance: feature {feature!r} holds a class without a share",
-            received=pool.dense[feature][int((~known).argmax())],
+            received=rows.dense[feature][int((~known).argmax())],
             allowed=", ".join(map(str, shares)),
             fix="give it a share (0 leaves its rows out), or filter its rows out",
         )
-    weights = [shares[label] if len(rows) else 0 for label, rows in found.items()]
+    weights = [shares[label] if len(members) else 0 for label, members in found.items()]
     if not any(weights):
         raise InputDataError(
-            f"input.class_balance: none of {pool.count} rows that are shuffled together is of a "
+            f"input.class_balance: none of {rows.count} rows that are shuffled together is of a "
             "class with a share above 0",
-            received=pool.dense[feature][0],
+            received=rows.dense[feature][0],
             allowed=", ".join(str(label) for label, share in shares.items() if share),
             fix="raise input.shuffle_buffer or input.interleave_shards, or leave the other classes "
             "out by input.filter",
         )
-    counts = _share_out(pool.count, weights)
-    drawn = [_draw(rows, count, rng) for rows, count in zip(found.values(), counts, strict=True)]
-    return pool.take(rng.permutation(np.concatenate(drawn)))
+    counts = _share_out(rows.count, weights)
+    drawn = [
+        _draw(members, count, rng) for members, count in zip(found.values(), counts, strict=True)
+    ]
+    return rows.take(rng.permutation(np.concatenate(drawn)))
 
 
 def _share_out(total: int, weights: Sequence[float]) -> list[int]:
@@ -73,7 +74,7 @@ def _draw(rows: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def bucket_batches(
-    pools: Iterator[DecodedRows],
+    buffers: Iterator[DecodedRows],
     boundaries: Sequence[int],
     lists: Mapping[str, int],
     batch_size: int,
@@ -81,22 +82,22 @@ def bucket_batches(
 ) -> Iterator[DecodedRows]:
     """Makes batches of rows of like length; their lists are cut to the bucket's boundary.
 
-    Rows that fill no batch of their bucket wait for the next pool; those that are left at the
+    Rows that fill no batch of their bucket wait for the next buffer; those that are left at the
     end of the epoch make batches together. Only rows that fill no batch at all are dropped.
 
     Args:
-        pools: Shuffled rows with their `LENGTH`.
+        buffers: Shuffled rows with their `LENGTH_COLUMN`.
         boundaries: Greatest lengths of the buckets, rising; longer rows make one more.
         lists: Padded lists and their lengths.
         batch_size: Rows per batch.
-        seed: Of the order of the batches within a pool.
+        seed: Of the order of the batches within a buffer.
 
     Yields:
         Batches, each padded to the least boundary that holds its rows.
     """
     rest: DecodedRows | None = None
-    for number, pool in enumerate(pools):
-        rows = pool if rest is None else concat_rows([rest, pool])
+    for number, shuffled in enumerate(buffers):
+        rows = shuffled if rest is None else concat_rows([rest, shuffled])
         bucket = np.searchsorted(boundaries, rows.dense[LENGTH_COLUMN], side="left")
         batches, left = [], []
         for value in range(len(boundaries) + 1):
@@ -164,21 +165,21 @@ class _Tap:
 
     def __init__(self, source: Callable[[int], Iterator[DecodedRows]]) -> None:
         self._source, self._pass = source, 0
-        self._pools, self._rest = iter(source(0)), None  # type: Iterator[DecodedRows], DecodedRows | None
+        self._parts, self._rest = iter(source(0)), None  # type: Iterator[DecodedRows], DecodedRows | None
 
     def take(self, count: int) -> Iterator[DecodedRows]:
         """The next rows, in one part or more."""
         is_fresh = False
         while count:
             if self._rest is None or not self._rest.count:
-                self._rest = next(self._pools, None)
+                self._rest = next(self._parts, None)
                 if self._rest is None:
                     if is_fresh:
                         raise InputDataError(
                             "a dataset of input.mix has no rows", fix="leave it out of the mix"
                         )
                     self._pass, is_fresh = self._pass + 1, True
-                    self._pools = iter(self._source(self._pass))
+                    self._parts = iter(self._source(self._pass))
                 continue
             part = self._rest.slice(0, min(count, self._rest.count))
             self._rest = self._rest.slice(part.count, self._rest.count)

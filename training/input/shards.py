@@ -22,12 +22,14 @@ from etl.tfrecord.reading import (
     HEADER_BYTES,
     BadRange,
     Compression,
+    CorruptRecordError,
     FileOpener,
     RecordBlock,
     crc32c,
     read_record_blocks,
 )
 from training.input.damage import DamagePolicy
+from training.input.decoders import BlockDecoder
 
 WIRE_COMPRESSIONS: dict[str | None, Compression | None] = {
     None: None,
@@ -189,6 +191,83 @@ class ShardReader:
                 yield RecordBlock(block.data, block.index[skip:], block.offset, number)
 
 
+def decode_records(
+    decoder: BlockDecoder, block: RecordBlock, path: str, damage: DamagePolicy
+) -> tuple[pa.RecordBatch, np.ndarray | None]:
+    """Decodes a block, leaving out malformed records where the policy says so.
+
+    Returns:
+        The columns, and which of the records they hold: bool `[records]`, None for all.
+
+    Raises:
+        CorruptRecordError: A record is malformed and must not be skipped.
+        InputDataError: A record does not hold what the schema says.
+    """
+    if damage.on_corrupt != "skip_record":
+        return decoder.decode_block(block, path), None
+    batch, bad = decoder.decode_sound(block, path)
+    sound = np.ones(len(block.index), bool)
+    for record in bad:
+        sound[record.record] = False
+        offset = block.offset + int(block.index[record.record, 0])
+        damage.counts.add_record(path, offset, record.reason)
+    return batch, sound
+
+
+def build_missing_shard_error(shard: Shard, error: OSError) -> InputDataError:
+    """The error of a shard that cannot be read."""
+    return InputDataError(
+        "a shard that the manifest lists cannot be read",
+        received=f"{shard.path}: {_describe_damage(error)}",
+        fix="restore the shard, roll back to an earlier version, or build again",
+    )
+
+
+def _describe_damage(error: Exception) -> str:
+    """Describes damage, without the path that an error of the system repeats."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+def find_shard_damage(shard: Shard, decoder: BlockDecoder) -> str | None:
+    """Reads a shard through; returns what is damaged in it, or None.
+
+    Raises:
+        InputDataError: A record does not hold what the schema says.
+    """
+    reader = ShardReader(shard, 0, DamagePolicy())
+    try:
+        while (block := reader.read(shard.rows)) is not None:
+            decoder.decode_block(block, shard.path)
+        # Further records were not written with the version.
+        has_more = reader.read(shard.rows + 1) is not None
+    except (CorruptRecordError, OSError) as error:
+        return _describe_damage(error).splitlines()[0].removeprefix(f"{shard.path}: ")
+    if reader.position == shard.rows:
+        return None
+    found = f"more than {shard.rows}" if has_more else f"{reader.position} of {shard.rows}"
+    return f"{found} records"
+
+
+def build_short_shard_error(shard: Shard, records: int) -> InputDataError:
+    """The error of a shard that ends before the manifest says."""
+    return InputDataError(
+        f"{shard.path} ends early",
+        received=f"{records} records",
+        allowed=f"{shard.rows}, as the manifest says",
+        fix="restore the shard, roll back to an earlier version, or build again",
+    )
+
+
+def decode_shard(shard: Shard, decoder: BlockDecoder, damage: DamagePolicy) -> DecodedRuns:
+    """Decodes all records of a shard, to be kept."""
+    runs: DecodedRuns = []
+    reader = ShardReader(shard, 0, damage)
+    while (block := reader.read(shard.rows)) is not None:
+        batch, sound = decode_records(decoder, block, shard.path, damage)
+        runs += split_runs(block.first_record, batch, sound)
+    return runs
+
+
 _LOGGER = logging.getLogger(__name__)
 _NUMBERS = b"sluice.first_records"
 # Behind the Arrow file lies the CRC32C of it: Arrow checks none of its data.
@@ -205,7 +284,7 @@ _MEMORY: dict[str, dict[str, DecodedRuns]] = {}
 class ShardCache:
     """Keeps decoded shards.
 
-    A shard that lacks records is not kept: it may be mended, and each epoch counts what it lacks.
+    A shard that lacks records is not kept: it may be repaired, and each epoch counts what it lacks.
 
     Attributes:
         scope: All that decides what a shard decodes to, besides its content.

@@ -1,4 +1,4 @@
-"""Shuffle buffers of decoded rows: threads read and decode, each row goes to its output index.
+"""The shuffle buffer: threads read and decode shards, each row goes to its output index.
 
 A row's output index follows from its record's number alone. So nothing depends on which
 thread was quicker, and a shuffle costs one copy: rows are decoded into their shuffled
@@ -17,10 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from conf.errors import InputDataError
 from conf.schema import PackedSlot
 from etl.tfrecord.reading import (
-    CorruptRecordError,
     RecordBlock,
     RowWriter,
     WireFeature,
@@ -29,30 +27,40 @@ from etl.tfrecord.reading import (
     list_lengths,
 )
 from training.input.damage import DamagePolicy
-from training.input.decoded_rows import DecodedRows
+from training.input.decoded_rows import LENGTH_COLUMN, DecodedRows
 from training.input.decoders import BlockDecoder, build_block_decoder
 from training.input.epoch_plan import BufferPlan, ShardRange, plan_buffers
 from training.input.feature_columns import FeatureColumn, check_binary, fill_absent
 from training.input.filters import RowFilter
 from training.input.shards import (
     CachedReader,
-    DecodedRuns,
     Shard,
     ShardCache,
     ShardReader,
-    split_runs,
+    build_missing_shard_error,
+    build_short_shard_error,
+    decode_records,
+    decode_shard,
+    find_shard_damage,
 )
 
-LENGTH_COLUMN = "\0length"
-"""Column that holds the length of a row's longest list, where batches of like length are made."""
+_ORDER, _BUFFER = 0, 1  # streams of random numbers
 
 
 @dataclass(frozen=True)
-class BufferConfig:
-    """What pools are made of.
+class ReadPlan:
+    """How the rows of a split are read.
 
     Attributes:
         columns: Features to deliver.
+        shards: Shards of the split, by number.
+        ranges: First record and number of records to read of each.
+        seed: The run's seed; None keeps the order of the records.
+        buffer_rows: Records that are shuffled together.
+        interleave: Shards that are read at once.
+        batch_size: Rows per batch.
+        is_exact: Whether as many rows are delivered as are planned.
+        redraw: Draws the rows of a buffer anew, given a seed; None leaves them.
         row_filter: Which rows are kept; None keeps all.
         record_type: `Example` or `SequenceExample`.
         decoder: `block` or `tensorflow`.
@@ -61,10 +69,18 @@ class BufferConfig:
         binary_label: Feature whose values must be 0 or 1; None checks none.
         has_lengths: Whether to deliver the length of each row's longest list.
         cache: Where decoded shards are kept; None for nowhere.
-        slots: Places of features in packed features.
+        slots: Positions of features in packed features.
     """
 
     columns: tuple[FeatureColumn, ...]
+    shards: tuple[Shard, ...] = ()
+    ranges: tuple[tuple[int, int], ...] = ()
+    seed: int | None = None
+    buffer_rows: int = 1
+    interleave: int = 1
+    batch_size: int = 1
+    is_exact: bool = True
+    redraw: Callable[[DecodedRows, Sequence[int]], DecodedRows] | None = None
     row_filter: RowFilter | None = None
     record_type: str = "Example"
     decoder: str = "block"
@@ -76,189 +92,248 @@ class BufferConfig:
     slots: tuple[PackedSlot, ...] = ()
 
     @property
+    def rows(self) -> int:
+        """Records that are planned."""
+        return sum(rows for _, rows in self.ranges)
+
+    @property
     def features(self) -> tuple[WireFeature, ...]:
-        """What is decoded: the columns, and what the filter looks at beside them."""
+        """Features to decode: the columns, and those that the filter looks at beside them."""
         extra = self.row_filter.columns if self.row_filter is not None else ()
         wires = {column.name: column.wire for column in (*extra, *self.columns)}
         return tuple(wires.values())
 
     @functools.cached_property
-    def places(self) -> tuple[tuple[FeatureColumn, int], ...]:
-        """The columns, and where each stands among the features."""
+    def column_positions(self) -> tuple[tuple[FeatureColumn, int, bool], ...]:
+        """The columns, the position of each among the features, and whether it is dense."""
         positions = {feature.name: number for number, feature in enumerate(self.features)}
-        return tuple((column, positions[column.name]) for column in self.columns)
-
-    @functools.cached_property
-    def are_dense(self) -> tuple[bool, ...]:
-        """Which of the columns are dense."""
-        return tuple(column.is_dense for column in self.columns)
+        return tuple((column, positions[column.name], column.is_dense) for column in self.columns)
 
     def build_decoder(self) -> BlockDecoder:
         """Builds a decoder for one thread."""
         return build_block_decoder(self.decoder, self.features, self.record_type, self.slots)
 
+    def is_usable(self, shard: Shard) -> bool:
+        """Whether a shard may be read; with `skip_shard` it is read through once to find out.
 
-def decode_piece(
-    decoder: BlockDecoder, block: RecordBlock, path: str, damage: DamagePolicy
-) -> tuple[pa.RecordBatch, np.ndarray | None]:
-    """Decodes a block, leaving out malformed records where the policy says so.
-
-    Returns:
-        The columns, and which of the records they hold: bool `[records]`, None for all.
-
-    Raises:
-        CorruptRecordError: A record is malformed and must not be skipped.
-        InputDataError: A record does not hold what the schema says.
-    """
-    if damage.on_corrupt != "skip_record":
-        return decoder.decode_block(block, path), None
-    batch, bad = decoder.decode_sound(block, path)
-    sound = np.ones(len(block.index), bool)
-    for record in bad:
-        sound[record.record] = False
-        offset = block.offset + int(block.index[record.record, 0])
-        damage.counts.add_record(path, offset, record.reason)
-    return batch, sound
-
-
-def build_missing_shard_error(shard: Shard, error: OSError) -> InputDataError:
-    """The error of a shard that cannot be read."""
-    return InputDataError(
-        "a shard that the manifest lists cannot be read",
-        received=f"{shard.path}: {_describe_damage(error)}",
-        fix="restore the shard, roll back to an earlier version, or build again",
-    )
-
-
-def is_usable(shard: Shard, config: BufferConfig) -> bool:
-    """Whether a shard may be read; with `skip_shard` it is read through once to find out.
-
-    Raises:
-        InputDataError: A record does not hold what the schema says.
-    """
-    if config.damage.on_corrupt != "skip_shard":
-        return True
-    reason = find_shard_damage(shard, config)
-    if reason is not None:
-        config.damage.counts.add_shard(shard.path, reason)
-    return reason is None
-
-
-def _describe_damage(error: Exception) -> str:
-    """What is wrong, without the path that an error of the system repeats."""
-    return (isinstance(error, OSError) and error.strerror) or str(error)
+        Raises:
+            InputDataError: A record does not hold what the schema says.
+        """
+        if self.damage.on_corrupt != "skip_shard":
+            return True
+        # The result is kept per process: each epoch asks again.
+        key = (shard.path, shard.rows, shard.crc32c, self.features, self.record_type)
+        if key not in _DAMAGE_OF_SHARD:
+            _DAMAGE_OF_SHARD[key] = find_shard_damage(shard, self.build_decoder())
+        reason = _DAMAGE_OF_SHARD[key]
+        if reason is not None:
+            self.damage.counts.add_shard(shard.path, reason)
+        return reason is None
 
 
 _DAMAGE_OF_SHARD: dict[tuple[object, ...], str | None] = {}
 
 
-def find_shard_damage(shard: Shard, config: BufferConfig) -> str | None:
-    """What is damaged in a shard, or None; found out once per process."""
-    key = (shard.path, shard.crc32c, config.features, config.record_type)
-    if key not in _DAMAGE_OF_SHARD:
-        decoder, reader = config.build_decoder(), ShardReader(shard, 0, DamagePolicy())
-        try:
-            while (block := reader.read(shard.rows)) is not None:
-                decoder.decode_block(block, shard.path)
-            # What else stands in it was not written with the version.
-            has_more = reader.read(shard.rows + 1) is not None
-            found = f"more than {shard.rows}" if has_more else f"{reader.position} of {shard.rows}"
-            is_whole = reader.position == shard.rows
-            _DAMAGE_OF_SHARD[key] = None if is_whole else f"{found} records"
-        except (CorruptRecordError, OSError) as error:
-            _DAMAGE_OF_SHARD[key] = (
-                _describe_damage(error).splitlines()[0].removeprefix(f"{shard.path}: ")
-            )
-    return _DAMAGE_OF_SHARD[key]
-
-
-class BufferFill:
-    """A pool that is being filled.
+class ShuffleBuffer:
+    """Reads one buffer of rows after another, in several threads.
 
     Args:
-        plan: The pool.
-        places: Place of each of its records, int64 `[rows]`; those below 0 are left out.
-        config: What pools are made of.
-
-    Attributes:
-        places: As given.
-        waiting: Segments that no thread reads at the moment; None lets a thread go.
-        is_over: Whether all is read, or reading was given up.
+        plan: How the rows are read.
     """
 
-    def __init__(self, plan: BufferPlan, places: np.ndarray, config: BufferConfig) -> None:
-        self.places = places
-        self.waiting: queue.SimpleQueue[ShardRange | None] = queue.SimpleQueue()
-        self.is_over = False
-        self._config, self._left = config, len(plan.segments)
-        self._rows = int((places >= 0).sum())
+    def __init__(self, plan: ReadPlan) -> None:
+        self._plan = plan
+        self._readers: dict[int, ShardReader | CachedReader] = {}
+        self._executor = ThreadPoolExecutor(plan.threads, "sluice-input")
+        self._decoders = [plan.build_decoder() for _ in range(plan.threads)]
+        self._lock = threading.Lock()
+        # Ranges that no thread reads at the moment; None ends a thread.
+        self._waiting: queue.SimpleQueue[ShardRange | None] = queue.SimpleQueue()
+        self._open_ranges, self._is_over = 0, True
+
+    def start(
+        self, buffer: BufferPlan, indices: np.ndarray, skip_below: int = 0
+    ) -> Callable[[], DecodedRows]:
+        """Begins to fill a buffer; the one before it is full.
+
+        Args:
+            buffer: The buffer.
+            indices: Output index of each of its records, int64 `[rows]`.
+            skip_below: Output rows that were consumed before a resume; they are not decoded.
+
+        Returns:
+            Function that waits for the rows, in the order of their indices from `skip_below` on.
+
+        Raises:
+            InputDataError: By that function: a shard is damaged, missing or shorter than the
+                manifest says, or a record does not hold what the schema says.
+        """
+        filling = _Filling(self._plan, indices - skip_below)
+        self._waiting = queue.SimpleQueue()
+        self._open_ranges, self._is_over = len(buffer.ranges), False
+        for part in buffer.ranges:
+            self._waiting.put(part)
+        futures = [self._executor.submit(self._work, filling, d) for d in self._decoders]
+        return lambda: self._finish(filling, futures)
+
+    def close(self) -> None:
+        """Stops all work and closes the shards."""
+        self._end()
+        self._executor.shutdown(wait=True, cancel_futures=True)
+        self._readers.clear()
+
+    def _finish(self, filling: _Filling, futures: list[Future[None]]) -> DecodedRows:
+        errors = [error for error in (future.exception() for future in futures) if error]
+        if errors:
+            # The same error whichever thread was first: by its text.
+            raise min(errors, key=str)
+        return filling.build()
+
+    def _work(self, filling: _Filling, decoder: BlockDecoder) -> None:
+        try:
+            while not self._is_over and (part := self._waiting.get()) is not None:
+                records = self._read(part)
+                if records is None:
+                    self._end_range()
+                    continue
+                self._waiting.put(part)
+                self._decode(filling, part, records, decoder)
+        except BaseException:
+            self._end()
+            raise
+
+    def _end_range(self) -> None:
+        """Notes that a range has been read; after the last, ends all threads."""
+        with self._lock:
+            self._open_ranges -= 1
+            if self._open_ranges == 0:
+                self._end()
+
+    def _end(self) -> None:
+        """Ends all threads, also those that wait."""
+        self._is_over = True
+        for _ in range(self._plan.threads):
+            self._waiting.put(None)
+
+    def _read(self, part: ShardRange) -> RecordBlock | tuple[int, pa.RecordBatch] | None:
+        """Reads the next records of a range, which no other thread holds."""
+        shard, stop = self._plan.shards[part.shard], part.first + part.rows
+        if part.shard not in self._readers:
+            if not self._plan.is_usable(shard):
+                return None
+            self._readers[part.shard] = self._open(shard, part.first)
+        reader = self._readers[part.shard]
+        try:
+            records = reader.read(stop)
+        except OSError as error:
+            raise build_missing_shard_error(shard, error) from error
+        if records is None and reader.position >= shard.rows:
+            del self._readers[part.shard]  # closes the file
+        elif records is None and self._plan.damage.on_corrupt == "fail" and reader.position < stop:
+            raise build_short_shard_error(shard, reader.position)
+        return records
+
+    def _open(self, shard: Shard, first: int) -> ShardReader | CachedReader:
+        plan = self._plan
+        if plan.cache is None:
+            return ShardReader(shard, first, plan.damage)
+        runs = plan.cache.load(
+            shard, lambda: decode_shard(shard, plan.build_decoder(), plan.damage)
+        )
+        return CachedReader(runs, first)
+
+    def _decode(
+        self,
+        filling: _Filling,
+        part: ShardRange,
+        records: RecordBlock | tuple[int, pa.RecordBatch],
+        decoder: BlockDecoder,
+    ) -> None:
+        """Decodes records where they are not decoded yet, and writes their rows."""
+        path = self._plan.shards[part.shard].path
+        if isinstance(records, RecordBlock):
+            first, count = records.first_record, len(records.index)
+        else:
+            first, count = records[0], records[1].num_rows
+        start = part.start + first - part.first
+        indices = filling.indices[start : start + count]
+        if isinstance(records, RecordBlock):
+            wanted = indices >= 0
+            if not wanted.all():
+                indices = indices[wanted]
+                records = RecordBlock(records.data, records.index[wanted], records.offset, first)
+            batch, sound = decode_records(decoder, records, path, self._plan.damage)
+            indices = indices if sound is None else indices[sound]
+        else:
+            batch = records[1]
+        filling.write(batch, indices, f"{path}, records {first} to {first + count - 1}")
+
+
+class _Filling:
+    """The arrays of a buffer that is being filled.
+
+    Args:
+        plan: How the rows are read.
+        indices: Output index of each record, int64 `[rows]`; those below 0 are left out.
+
+    Attributes:
+        indices: As given.
+    """
+
+    def __init__(self, plan: ReadPlan, indices: np.ndarray) -> None:
+        self.indices = indices
+        self._plan = plan
+        self._rows = int((indices >= 0).sum())
         self._lock = threading.Lock()
         self._kept = np.zeros(self._rows, bool)
-        shapes = {
-            column.name: (_shape(self._rows, column), column.numpy_dtype)
-            for column in config.columns
-            if column.is_dense
-        }
-        if config.has_lengths:
+        dense = [column for column in plan.columns if column.is_dense]
+        shapes = {c.name: (_shape(self._rows, c), c.numpy_dtype) for c in dense}
+        if plan.has_lengths:
             shapes[LENGTH_COLUMN] = (self._rows,), np.dtype(np.int64)
         self._dense = allocate(shapes)
-        pads = [column.pad for column in config.columns if column.is_dense]
-        pads += [0] * config.has_lengths
+        pads = [column.pad for column in dense] + [0] * plan.has_lengths
         self._writer = RowWriter(list(self._dense.values()), pads)  # type: ignore[arg-type]
+        self._lists = [column for column in plan.columns if not column.is_dense]
         self._pieces: list[tuple[np.ndarray, pa.RecordBatch]] = []
 
-    def end_segment(self) -> None:
-        """Notes that a segment has been read; after the last, lets all threads go."""
-        with self._lock:
-            self._left -= 1
-            if self._left == 0:
-                self.end()
-
-    def end(self) -> None:
-        """Lets all threads go, whatever is left to do."""
-        self.is_over = True
-        for _ in range(self._config.threads):
-            self.waiting.put(None)
-
-    def place(self, batch: pa.RecordBatch, places: np.ndarray, where: str) -> None:
-        """Puts decoded rows into their places.
+    def write(self, batch: pa.RecordBatch, indices: np.ndarray, where: str) -> None:
+        """Writes decoded rows to their output indices; any number of threads may do so.
 
         Args:
             batch: The rows.
-            places: Place of each, int64 `[rows]`; those below 0 are left out.
+            indices: Output index of each, int64 `[rows]`; those below 0 are left out.
             where: File and records, for errors.
 
         Raises:
             InputDataError: A row does not hold what the schema says.
         """
-        config = self._config
-        places = self._keep(batch, places)
-        self._kept[places[places >= 0]] = True
-        dense, late, longest = [], [], np.zeros(len(places), np.int64)
-        for (column, position), is_dense in zip(config.places, config.are_dense, strict=True):
+        plan = self._plan
+        indices = self._filter(batch, indices)
+        self._kept[indices[indices >= 0]] = True
+        dense: list[pa.Array] = []
+        lists: list[pa.Array] = []
+        longest = np.zeros(len(indices), np.int64)
+        for column, position, is_dense in plan.column_positions:
             array = self._check(column, batch.column(position), where)
-            if is_dense:
-                if config.has_lengths and column.spec.is_ragged:
-                    longest = np.maximum(longest, list_lengths(array))
-                dense.append(array)
-            else:
-                late.append(array)
-        if config.has_lengths:
+            if plan.has_lengths and is_dense and column.spec.is_ragged:
+                longest = np.maximum(longest, list_lengths(array))
+            (dense if is_dense else lists).append(array)
+        if plan.has_lengths:
             dense.append(pa.array(longest))
-        self._writer.write(dense, places)
-        if late:
-            names = [column.name for column in config.columns if not column.is_dense]
+        self._writer.write(dense, indices)
+        if lists:
+            names = [column.name for column in self._lists]
             with self._lock:
-                self._pieces.append((places, pa.RecordBatch.from_arrays(late, names)))
+                self._pieces.append((indices, pa.RecordBatch.from_arrays(lists, names)))
 
-    def _keep(self, batch: pa.RecordBatch, places: np.ndarray) -> np.ndarray:
-        """The places, below 0 for rows that the filter leaves out."""
-        config, kept = self._config, places >= 0
-        if config.row_filter is not None:
-            passed = config.row_filter.keep(batch)
-            config.damage.counts.add_filtered(int((kept & ~passed).sum()))
+    def _filter(self, batch: pa.RecordBatch, indices: np.ndarray) -> np.ndarray:
+        """The output indices, below 0 for rows that the filter leaves out."""
+        plan, kept = self._plan, indices >= 0
+        if plan.row_filter is not None:
+            passed = plan.row_filter.keep(batch)
+            plan.damage.counts.add_filtered(int((kept & ~passed).sum()))
             kept &= passed
-        return places if kept.all() else np.where(kept, places, -1)
+        return indices if kept.all() else np.where(kept, indices, -1)
 
     def _check(self, column: FeatureColumn, array: pa.Array, where: str) -> pa.Array:
         """The values of a column as the schema has them."""
@@ -266,15 +341,13 @@ class BufferFill:
             array = join_steps(array)
         if array.null_count or column.is_fixed_list:
             array = fill_absent(column, array, where)
-        if column.name == self._config.binary_label:
+        if column.name == self._plan.binary_label:
             check_binary(column.name, array, where)
         return array
 
     def build(self) -> DecodedRows:
-        """The rows, in the order of their places."""
-        lists = {}
-        if any(not column.is_dense for column in self._config.columns):
-            lists = self._build_lists()
+        """Returns the rows in the order of their output indices."""
+        lists = self._build_lists() if self._lists else {}
         kept = np.flatnonzero(self._kept)
         if len(kept) == self._rows:
             return DecodedRows(self._rows, self._dense, lists)
@@ -282,16 +355,15 @@ class BufferFill:
         return DecodedRows(len(kept), dense, lists)
 
     def _build_lists(self) -> dict[str, pa.Array]:
-        names = [column.name for column in self._config.columns if not column.is_dense]
         if not self._pieces:
-            kinds = {column.name: column.wire.arrow_type for column in self._config.columns}
-            return {name: pa.array([], kinds[name]) for name in names}
-        places = np.concatenate([places for places, _ in self._pieces])
-        order = np.argsort(places, kind="stable")
-        order = pa.array(order[int((places < 0).sum()) :])
+            return {c.name: pa.array([], c.wire.arrow_type) for c in self._lists}
+        indices = np.concatenate([indices for indices, _ in self._pieces])
+        order = pa.array(np.argsort(indices, kind="stable")[int((indices < 0).sum()) :])
         return {
-            name: pa.concat_arrays([batch.column(name) for _, batch in self._pieces]).take(order)
-            for name in names
+            c.name: pa.concat_arrays([batch.column(c.name) for _, batch in self._pieces]).take(
+                order
+            )
+            for c in self._lists
         }
 
 
@@ -299,231 +371,61 @@ def _shape(rows: int, column: FeatureColumn) -> tuple[int, ...]:
     return (rows,) if column.length is None else (rows, column.length)
 
 
-Piece = RecordBlock | tuple[int, pa.RecordBatch]
+def read_epoch(plan: ReadPlan, epoch: int, first_row: int = 0) -> Iterator[DecodedRows]:
+    """Reads an epoch's rows, buffer by buffer; the next one fills while one is used.
 
-
-class BufferReader:
-    """Fills the pools of an epoch in their order.
-
-    Args:
-        shards: Shards of the split, by number.
-        config: What pools are made of.
-    """
-
-    def __init__(self, shards: Sequence[Shard], config: BufferConfig) -> None:
-        self._shards, self._config = shards, config
-        self._readers: dict[int, ShardReader | CachedReader] = {}
-        self._executor = ThreadPoolExecutor(config.threads, "sluice-input")
-        self._decoders = [config.build_decoder() for _ in range(config.threads)]
-        self._job: BufferFill | None = None
-
-    def start(
-        self, plan: BufferPlan, places: np.ndarray, low: int = 0
-    ) -> Callable[[], DecodedRows]:
-        """Begins to fill a pool; the one before it is full.
-
-        Args:
-            plan: The pool.
-            places: Place of each of its records, int64 `[rows]`.
-            low: Places below it are wanted by nobody: their records are not decoded.
-
-        Returns:
-            Function that waits for the rows, in the order of their places from `low` on.
-
-        Raises:
-            InputDataError: By that function: a shard is damaged, missing or shorter than the
-                manifest says, or a record does not hold what the schema says.
-        """
-        job = BufferFill(plan, places - low, self._config)
-        self._job = job
-        for segment in plan.segments:
-            job.waiting.put(segment)
-        futures = [self._executor.submit(self._work, job, decoder) for decoder in self._decoders]
-        return lambda: self._finish(job, futures)
-
-    def close(self) -> None:
-        """Stops all work and closes the shards."""
-        if self._job is not None:
-            self._job.end()
-        self._executor.shutdown(wait=True, cancel_futures=True)
-        self._readers.clear()
-
-    def _finish(self, job: BufferFill, futures: list[Future[None]]) -> DecodedRows:
-        errors = [error for error in (future.exception() for future in futures) if error]
-        if errors:
-            # The same error whichever thread was first: by the text of what is wrong.
-            raise min(errors, key=str)
-        return job.build()
-
-    def _work(self, job: BufferFill, decoder: BlockDecoder) -> None:
-        try:
-            while not job.is_over and (segment := job.waiting.get()) is not None:
-                piece = self._read(segment)
-                if piece is None:
-                    job.end_segment()
-                    continue
-                job.waiting.put(segment)
-                self._place(job, segment, piece, decoder)
-        except BaseException:
-            job.end()
-            raise
-
-    def _read(self, segment: ShardRange) -> Piece | None:
-        """Next records of a segment, which is in no other thread's hands."""
-        shard, stop = self._shards[segment.shard], segment.first + segment.rows
-        damage = self._config.damage
-        if segment.shard not in self._readers:
-            if not is_usable(shard, self._config):
-                return None
-            self._readers[segment.shard] = self._open(shard, segment.first)
-        reader = self._readers[segment.shard]
-        try:
-            piece = reader.read(stop)
-        except OSError as error:
-            raise build_missing_shard_error(shard, error) from error
-        if piece is None and reader.position >= shard.rows:
-            del self._readers[segment.shard]  # closes the file
-        elif piece is None and damage.on_corrupt == "fail" and reader.position < stop:
-            raise InputDataError(
-                f"{shard.path} ends early",
-                received=f"{reader.position} records",
-                allowed=f"{shard.rows}, as the manifest says",
-                fix="restore the shard, roll back to an earlier version, or build again",
-            )
-        return piece
-
-    def _open(self, shard: Shard, first: int) -> ShardReader | CachedReader:
-        cache = self._config.cache
-        if cache is not None:
-            return CachedReader(cache.load(shard, lambda: self._decode_shard(shard)), first)
-        return ShardReader(shard, first, self._config.damage)
-
-    def _decode_shard(self, shard: Shard) -> DecodedRuns:
-        """All records of a shard, to be kept."""
-        damage, decoder = self._config.damage, self._config.build_decoder()
-        runs: DecodedRuns = []
-        reader = ShardReader(shard, 0, damage)
-        while (block := reader.read(shard.rows)) is not None:
-            batch, sound = decode_piece(decoder, block, shard.path, damage)
-            runs += split_runs(block.first_record, batch, sound)
-        return runs
-
-    def _place(
-        self, job: BufferFill, segment: ShardRange, piece: Piece, decoder: BlockDecoder
-    ) -> None:
-        if isinstance(piece, RecordBlock):
-            number, count = piece.first_record, len(piece.index)
-        else:
-            number, count = piece[0], piece[1].num_rows
-        start = segment.start + number - segment.first
-        places = job.places[start : start + count]
-        path = self._shards[segment.shard].path
-        if isinstance(piece, RecordBlock):
-            wanted = places >= 0
-            if not wanted.all():
-                places = places[wanted]
-                piece = RecordBlock(
-                    piece.data, piece.index[wanted], piece.offset, piece.first_record
-                )
-            batch, sound = decode_piece(decoder, piece, path, self._config.damage)
-            places = places if sound is None else places[sound]
-        else:
-            batch = piece[1]
-        job.place(batch, places, f"{path}, records {number} to {number + count - 1}")
-
-
-_ORDER, _BUFFER = 0, 1  # streams of random numbers
-
-
-@dataclass(frozen=True)
-class EpochConfig:
-    """What an epoch is made of.
-
-    Attributes:
-        shards: Shards of the split, by number.
-        ranges: First record and number of records to read of each.
-        pools: What pools are made of.
-        pool_rows: Records that are shuffled together.
-        interleave: Shards that are read at once.
-        batch_size: Rows per batch.
-        seed: The run's seed; None keeps the order of the records.
-        is_exact: Whether as many rows are delivered as are planned.
-        redraw: Draws the rows of a pool anew, given a seed; None leaves them.
-    """
-
-    shards: tuple[Shard, ...]
-    ranges: tuple[tuple[int, int], ...]
-    pools: BufferConfig
-    pool_rows: int
-    interleave: int
-    batch_size: int
-    seed: int | None
-    is_exact: bool = True
-    redraw: Callable[[DecodedRows, Sequence[int]], DecodedRows] | None = None
-
-    @property
-    def rows(self) -> int:
-        """Records that are planned."""
-        return sum(rows for _, rows in self.ranges)
-
-
-def read_epoch(config: EpochConfig, epoch: int, first_row: int = 0) -> Iterator[DecodedRows]:
-    """Reads an epoch's rows, pool by pool; the next pool fills while one is used.
-
-    Pools before `first_row` are not read at all where every planned record is delivered, and
+    Buffers before `first_row` are not read at all where every planned record is delivered, and
     otherwise read and dropped: only then is it known how many rows they have.
 
     Args:
-        config: What the epoch is made of.
+        plan: How the rows are read.
         epoch: Zero-based epoch.
         first_row: Rows to leave out at the start.
 
     Yields:
-        The rows of each pool. The same for the same seed and epoch, whatever the threads.
+        The rows of each buffer. The same for the same seed and epoch, whatever the threads.
 
     Raises:
-        InputDataError: As for `PoolReader.start`.
+        InputDataError: As for `ShuffleBuffer.start`.
     """
-    plans = _plan_epoch(config, epoch)
+    buffers = _plan_epoch(plan, epoch)
     skip = first_row
-    if config.is_exact:
-        done = [plan for plan in plans if plan.first + plan.rows <= first_row]
-        plans, skip = plans[len(done) :], first_row - sum(plan.rows for plan in done)
-    reader = BufferReader(config.shards, config.pools)
+    if plan.is_exact:
+        done = [buffer for buffer in buffers if buffer.first + buffer.rows <= first_row]
+        buffers, skip = buffers[len(done) :], first_row - sum(buffer.rows for buffer in done)
+    shuffle = ShuffleBuffer(plan)
     try:
         pending: Callable[[], DecodedRows] | None = None
-        for number, plan in enumerate(plans):
+        for number, buffer in enumerate(buffers):
             # The rows before the first that is wanted are not even decoded.
-            low = skip if config.is_exact and config.redraw is None else 0
+            skip_below = skip if plan.is_exact and plan.redraw is None else 0
             if pending is None:
-                pending = reader.start(plan, _output_indices(config, epoch, plan), low)
+                pending = shuffle.start(buffer, _output_indices(plan, epoch, buffer), skip_below)
             rows = pending()
             pending = None
-            if number + 1 < len(plans):
-                following = plans[number + 1]
-                pending = reader.start(following, _output_indices(config, epoch, following))
-            if config.redraw is not None:
-                rows = config.redraw(rows, [config.seed or 0, epoch, plan.number])
-            dropped = min(skip - low, rows.count)
-            skip -= low + dropped
+            if number + 1 < len(buffers):
+                following = buffers[number + 1]
+                pending = shuffle.start(following, _output_indices(plan, epoch, following))
+            if plan.redraw is not None:
+                rows = plan.redraw(rows, [plan.seed or 0, epoch, buffer.number])
+            dropped = min(skip - skip_below, rows.count)
+            skip -= skip_below + dropped
             if rows.count > dropped:
                 yield rows.slice(dropped, rows.count)
     finally:
-        reader.close()
+        shuffle.close()
 
 
-def _plan_epoch(config: EpochConfig, epoch: int) -> list[BufferPlan]:
-    order: Sequence[int] = range(len(config.shards))
-    if config.seed is not None:
-        rng = np.random.default_rng([config.seed, epoch, _ORDER])
-        order = rng.permutation(len(config.shards)).tolist()
-    return plan_buffers(
-        config.ranges, order, config.pool_rows, config.interleave, config.batch_size
-    )
+def _plan_epoch(plan: ReadPlan, epoch: int) -> list[BufferPlan]:
+    order: Sequence[int] = range(len(plan.shards))
+    if plan.seed is not None:
+        rng = np.random.default_rng([plan.seed, epoch, _ORDER])
+        order = rng.permutation(len(plan.shards)).tolist()
+    return plan_buffers(plan.ranges, order, plan.buffer_rows, plan.interleave, plan.batch_size)
 
 
-def _output_indices(config: EpochConfig, epoch: int, plan: BufferPlan) -> np.ndarray:
-    if config.seed is None:
-        return np.arange(plan.rows)
-    rng = np.random.default_rng([config.seed, epoch, _BUFFER, plan.number])
-    return rng.permutation(plan.rows)
+def _output_indices(plan: ReadPlan, epoch: int, buffer: BufferPlan) -> np.ndarray:
+    if plan.seed is None:
+        return np.arange(buffer.rows)
+    rng = np.random.default_rng([plan.seed, epoch, _BUFFER, buffer.number])
+    return rng.permutation(buffer.rows)

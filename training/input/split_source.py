@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from conf.errors import ConfigError, InputDataError, TooFewRowsError
 from conf.manifest import Manifest
 from conf.paths import ReadablePath, write_text_atomic
 from conf.schema import canonical_json, fingerprint
-from conf.training.input import InputConfig
+from conf.training.input import ClassBalanceConfig, InputConfig
 from training.input.damage import DamagePolicy, InputCounts, warn_unlisted
 from training.input.decoded_rows import DecodedRows
 from training.input.epoch_plan import limit_rows, shard_for
@@ -26,7 +26,7 @@ from training.input.feature_columns import FeatureColumn
 from training.input.filters import build_row_filter
 from training.input.row_sampling import balance_classes
 from training.input.shards import WIRE_COMPRESSIONS, Shard, ShardCache, check_format, filled_shards
-from training.input.shuffle_buffer import BufferConfig, EpochConfig, read_epoch
+from training.input.shuffle_buffer import ReadPlan, read_epoch
 
 MAX_THREADS = 8
 
@@ -89,55 +89,46 @@ class SplitSource:
         rows = limit_rows([shard.rows for shard in shards], self.config.take)
         return shard_for(rows, worker, self.options.worker[1])
 
+    def plan(
+        self, columns: Sequence[FeatureColumn], seed: int | None, buffer_rows: int | None = None
+    ) -> ReadPlan:
+        """Plans how rows are read.
 
-def build_epoch_config(
-    source: SplitSource, columns: Sequence[FeatureColumn], seed: int | None
-) -> EpochConfig:
-    """Builds what a stream of rows is made of.
+        Args:
+            columns: Features to deliver.
+            seed: The run's seed; None keeps the order of the records.
+            buffer_rows: Records that are decoded together; None: as the config says.
 
-    Args:
-        source: The split to read.
-        columns: Features to deliver.
-        seed: The run's seed; None keeps the order of the records.
-
-    Raises:
-        InputDataError: No such split or feature, or records that training does not read.
-        ConfigError: The config does not fit the features.
-    """
-    config, manifest, options = source.config, source.manifest, source.options
-    check_format(manifest)
-    warn_unlisted(str(source.version_dir), manifest)
-    row_filter = build_row_filter(manifest, config, source.is_held_out)
-    balance = config.class_balance if seed is not None else None
-    pools = BufferConfig(
-        columns=tuple(columns),
-        row_filter=row_filter,
-        record_type=manifest.record_type,
-        decoder=config.decoder,
-        threads=config.parallel_parses or min(MAX_THREADS, _cores()),
-        damage=DamagePolicy(config.on_corrupt, options.counts),
-        binary_label=options.binary_label,
-        has_lengths=seed is not None and config.bucket_boundaries is not None,
-        slots=manifest.slots,
-    )
-    redraw = None
-    if balance is not None:
-        name, shares = balance.feature, balance.shares
-
-        def redraw(rows: DecodedRows, seed: Sequence[int]) -> DecodedRows:
-            return balance_classes(rows, name, shares, seed)
-
-    return EpochConfig(
-        shards=list_shards(source.version_dir, manifest, source.split),
-        ranges=source.ranges(options.worker[0]),
-        pools=_with_cache(pools, config),
-        pool_rows=config.shuffle_buffer,
-        interleave=config.interleave_shards if seed is not None else 1,
-        batch_size=source.batch_size,
-        seed=seed,
-        is_exact=config.is_exact and row_filter is None,
-        redraw=redraw,
-    )
+        Raises:
+            InputDataError: No such split or feature, or records that training does not read.
+            ConfigError: The config does not fit the features.
+        """
+        config, manifest, options = self.config, self.manifest, self.options
+        is_shuffled = seed is not None
+        check_format(manifest)
+        warn_unlisted(str(self.version_dir), manifest)
+        row_filter = build_row_filter(manifest, config, self.is_held_out)
+        balance = config.class_balance if is_shuffled else None
+        plan = ReadPlan(
+            columns=tuple(columns),
+            shards=list_shards(self.version_dir, manifest, self.split),
+            ranges=self.ranges(options.worker[0]),
+            seed=seed,
+            buffer_rows=buffer_rows or config.shuffle_buffer,
+            interleave=config.interleave_shards if is_shuffled else 1,
+            batch_size=self.batch_size,
+            is_exact=config.is_exact and row_filter is None,
+            redraw=None if balance is None else _build_redraw(balance),
+            row_filter=row_filter,
+            record_type=manifest.record_type,
+            decoder=config.decoder,
+            threads=config.parallel_parses or min(MAX_THREADS, _cores()),
+            damage=DamagePolicy(config.on_corrupt, options.counts),
+            binary_label=options.binary_label,
+            has_lengths=is_shuffled and config.bucket_boundaries is not None,
+            slots=manifest.slots,
+        )
+        return replace(plan, cache=_build_cache(config, manifest, plan))
 
 
 def list_shards(version_dir: ReadablePath, manifest: Manifest, split: str) -> tuple[Shard, ...]:
@@ -149,13 +140,18 @@ def list_shards(version_dir: ReadablePath, manifest: Manifest, split: str) -> tu
     )
 
 
-def _with_cache(pools: BufferConfig, config: InputConfig) -> BufferConfig:
+def _build_cache(config: InputConfig, manifest: Manifest, plan: ReadPlan) -> ShardCache | None:
     if config.cache is None:
-        return pools
-    wires = [[f.name, f.kind, f.is_list, f.is_sequence] for f in pools.features]
-    scope = canonical_json([wires, pools.decoder, pools.record_type, config.on_corrupt])
-    directory = None if config.cache_dir is None else Path(config.cache_dir)
-    return replace(pools, cache=ShardCache(scope, directory))
+        return None
+    wires = [[f.name, f.kind, f.is_list, f.is_sequence] for f in plan.features]
+    scope = canonical_json([wires, config.decoder, manifest.record_type, config.on_corrupt])
+    return ShardCache(scope, None if config.cache_dir is None else Path(config.cache_dir))
+
+
+def _build_redraw(
+    balance: ClassBalanceConfig,
+) -> Callable[[DecodedRows, Sequence[int]], DecodedRows]:
+    return lambda rows, seed: balance_classes(rows, balance.feature, balance.shares, seed)
 
 
 def _cores() -> int:
@@ -230,7 +226,7 @@ def _count_workers(source: SplitSource, file: Path | None) -> Sequence[int]:
 
 def _count_kept(source: SplitSource, worker: int, file: Path | None) -> int:
     config = source.config
-    # Not the place: a run that goes on elsewhere keeps its number of steps.
+    # Not the path: a run that goes on elsewhere keeps its number of steps.
     key = fingerprint(
         {
             "shards": [[s.path, s.crc32c] for s in source.manifest.split(source.split).shards],
@@ -260,7 +256,7 @@ def _read_through(source: SplitSource, worker: int) -> int:
     counted = SplitSource(
         source.version_dir, source.manifest, source.split, plain, options, source.is_held_out
     )
-    return sum(rows.count for rows in read_epoch(build_epoch_config(counted, (), None), 0))
+    return sum(rows.count for rows in read_epoch(counted.plan((), None), 0))
 
 
 def _read_counts(file: Path | None) -> dict[str, int]:

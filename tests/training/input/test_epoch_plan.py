@@ -15,44 +15,44 @@ from conf.manifest import Manifest
 from conf.training.input import InputConfig
 from training.input.batches import build_train_dataset
 from training.input.epoch_plan import limit_rows, plan_buffers, shard_for
-from training.input.shuffle_buffer import BufferReader
+from training.input.shuffle_buffer import ShuffleBuffer
 from training.input.split_source import InputOptions
 
 ROWS = st.lists(st.integers(0, 50), min_size=1, max_size=8)
 
 
-@given(rows=ROWS, pool=st.integers(1, 60), interleave=st.integers(1, 5), multiple=st.integers(1, 9))
-def test_pools_hold_each_record_once_in_runs(rows, pool, interleave, multiple):
+@given(rows=ROWS, size=st.integers(1, 60), interleave=st.integers(1, 5), multiple=st.integers(1, 9))
+def test_buffers_hold_each_record_once_in_runs(rows, size, interleave, multiple):
     ranges = [(shard, count) for shard, count in enumerate(rows)]  # not from the start
-    pools = plan_buffers(ranges, range(len(rows)), pool, interleave, multiple)
+    buffers = plan_buffers(ranges, range(len(rows)), size, interleave, multiple)
     found = Counter(
-        (segment.shard, segment.first + i)
-        for plan in pools
-        for segment in plan.segments
-        for i in range(segment.rows)
+        (part.shard, part.first + i)
+        for plan in buffers
+        for part in plan.ranges
+        for i in range(part.rows)
     )
     assert found == Counter((s, first + i) for s, (first, n) in enumerate(ranges) for i in range(n))
     at = 0
     positions = {shard: first for shard, (first, _) in enumerate(ranges)}
-    for number, plan in enumerate(pools):
+    for number, plan in enumerate(buffers):
         assert (plan.number, plan.first) == (number, at)
-        assert plan.rows == sum(segment.rows for segment in plan.segments)
-        assert plan.rows <= max(pool, multiple)
-        assert number == len(pools) - 1 or plan.rows % multiple == 0
-        assert len({segment.shard for segment in plan.segments}) == len(plan.segments)
+        assert plan.rows == sum(part.rows for part in plan.ranges)
+        assert plan.rows <= max(size, multiple)
+        assert number == len(buffers) - 1 or plan.rows % multiple == 0
+        assert len({part.shard for part in plan.ranges}) == len(plan.ranges)
         start = 0
-        for segment in plan.segments:
-            assert segment.start == start
-            assert segment.first == positions[segment.shard]  # a shard is read in order
-            positions[segment.shard] += segment.rows
-            start += segment.rows
+        for part in plan.ranges:
+            assert part.start == start
+            assert part.first == positions[part.shard]  # a shard is read in order
+            positions[part.shard] += part.rows
+            start += part.rows
         at += plan.rows
 
 
-def test_pools_are_of_like_size_and_draw_from_several_shards():
-    pools = plan_buffers([(0, 100)] * 4, range(4), 150, 4, 10)
-    assert [plan.rows for plan in pools] == [140, 140, 120]
-    assert [len(plan.segments) for plan in pools] == [4, 4, 4]
+def test_buffers_are_of_like_size_and_draw_from_several_shards():
+    buffers = plan_buffers([(0, 100)] * 4, range(4), 150, 4, 10)
+    assert [plan.rows for plan in buffers] == [140, 140, 120]
+    assert [len(plan.ranges) for plan in buffers] == [4, 4, 4]
 
 
 @given(rows=ROWS, take=st.none() | st.integers(1, 100))
@@ -89,8 +89,8 @@ CASES = {
     "plain": {},
     "one thread": {"parallel_parses": 1},
     "tensorflow": {"decoder": "tensorflow"},
-    "pool of a batch": {"shuffle_buffer": 1},
-    "one pool": {"shuffle_buffer": 10_000},
+    "buffer of a batch": {"shuffle_buffer": 1},
+    "one buffer": {"shuffle_buffer": 10_000},
     "filter": {"filter": [{"feature": "history", "op": ">", "value": 1}]},
     "held out": {"validation": {"hash_of": "user_id", "share": 0.2}},
     "balanced": {"class_balance": {"feature": "label", "shares": {0: 0.5, 1: 0.5}}},
@@ -151,17 +151,17 @@ def test_a_mix_resumes_too(tiny_version: Path, tiny_manifest: Manifest) -> None:
 def test_what_lies_before_the_position_is_neither_opened_nor_decoded(
     tiny_version: Path, tiny_manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    placed: list[int] = []
-    start = BufferReader.start
+    written: list[int] = []
+    start = ShuffleBuffer.start
 
-    def count(self, plan, places, low=0):
-        placed.append(int((places >= low).sum()))
-        return start(self, plan, places, low)
+    def count(self, buffer, indices, skip_below=0):
+        written.append(int((indices >= skip_below).sum()))
+        return start(self, buffer, indices, skip_below)
 
-    monkeypatch.setattr(BufferReader, "start", count)
+    monkeypatch.setattr(ShuffleBuffer, "start", count)
     config = InputConfig.model_validate(BASE)
     read(tiny_version, tiny_manifest, config, 20)
-    assert sum(placed) == tiny_manifest.split("train").rows - 20 * 32
+    assert sum(written) == tiny_manifest.split("train").rows - 20 * 32
 
 
 def test_workers_make_parts_of_the_global_batch(

@@ -15,10 +15,9 @@ from conf.paths import read_manifest
 from conf.training.input import InputConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.input.batches import build_train_dataset
-from training.input.decoded_rows import DecodedRows, concat_rows, regroup
+from training.input.decoded_rows import LENGTH_COLUMN, DecodedRows, concat_rows, regroup
 from training.input.mixing import check_mixed_ids, find_mixed
 from training.input.row_sampling import balance_classes, bucket_batches, mix_rows
-from training.input.shuffle_buffer import LENGTH_COLUMN
 
 
 def rows(first: int, count: int) -> DecodedRows:
@@ -78,30 +77,30 @@ def test_balanced_classes_are_spread_over_the_batches():
     assert np.any(np.diff(drawn.dense["id"]) < 0)
 
 
-def test_a_pool_without_a_class_that_has_a_share_is_refused():
-    pool = sampling_rows(range(10), label=np.zeros(10, np.float32))
+def test_a_buffer_without_a_class_that_has_a_share_is_refused():
+    rows = sampling_rows(range(10), label=np.zeros(10, np.float32))
     with pytest.raises(InputDataError, match="none of 10 rows") as caught:
-        balance_classes(pool, "label", {0: 0.0, 1: 1.0}, [1])
+        balance_classes(rows, "label", {0: 0.0, 1: 1.0}, [1])
     assert "shuffle_buffer" in caught.value.render()
 
 
 def test_a_class_that_is_not_there_leaves_its_share_and_an_unknown_one_is_refused():
-    pool = sampling_rows(range(10), label=np.zeros(10, np.float32))
-    assert balance_classes(pool, "label", {0: 0.5, 1: 0.5}, [1]).count == 10
+    rows = sampling_rows(range(10), label=np.zeros(10, np.float32))
+    assert balance_classes(rows, "label", {0: 0.5, 1: 0.5}, [1]).count == 10
     with pytest.raises(InputDataError, match="without a share"):
-        balance_classes(pool, "label", {1: 0.5, 2: 0.5}, [1])
+        balance_classes(rows, "label", {1: 0.5, 2: 0.5}, [1])
 
 
 def test_batches_are_of_like_length_and_hold_each_row_once():
     rng = np.random.default_rng(0)
-    pools = []
+    buffers = []
     for start in (0, 100):
         length = rng.integers(0, 13, 100)
         lists = np.where(np.arange(12) < length[:, None], 1, 0)
-        pools.append(
+        buffers.append(
             sampling_rows(range(start, start + 100), lists=lists, **{LENGTH_COLUMN: length})
         )
-    batches = list(bucket_batches(iter(pools), (3, 6), {"lists": 12}, 8, [0]))
+    batches = list(bucket_batches(iter(buffers), (3, 6), {"lists": 12}, 8, [0]))
     assert len(batches) == 200 // 8
     seen = np.concatenate([batch.dense["id"] for batch in batches])
     assert len(set(seen.tolist())) == 200

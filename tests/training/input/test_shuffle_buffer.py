@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,44 +16,38 @@ from conf.training.input import FilterConfig, InputConfig
 from etl.tfrecord.files.framing import CorruptRecordError, RecordBlock
 from tests.training.tiny_dataset import encode_example, write_shard
 from training.input.damage import DamagePolicy
+from training.input.decoded_rows import LENGTH_COLUMN
 from training.input.epoch_plan import BufferPlan, ShardRange
 from training.input.feature_columns import plan_columns, select_features
 from training.input.filters import RowFilter, build_row_filter
-from training.input.shards import Shard
-from training.input.shuffle_buffer import (
-    LENGTH_COLUMN,
-    BufferConfig,
-    BufferFill,
-    BufferReader,
-    EpochConfig,
+from training.input.shards import (
+    Shard,
     build_missing_shard_error,
-    decode_piece,
+    decode_records,
     find_shard_damage,
-    is_usable,
-    read_epoch,
 )
-from training.input.split_source import SplitSource, build_epoch_config, list_shards
+from training.input.shuffle_buffer import ReadPlan, ShuffleBuffer, _Filling, read_epoch
+from training.input.split_source import SplitSource, list_shards
 
 
 def test_what_the_filter_looks_at_is_decoded_too(tiny_manifest: Manifest) -> None:
     config = InputConfig.model_validate({"filter": [{"feature": "label", "value": 1}]})
     columns = plan_columns(tiny_manifest, select_features(tiny_manifest, ["seen", "user_id"]))
-    pools = BufferConfig(columns, build_row_filter(tiny_manifest, config))
-    names = [feature.name for feature in pools.features]
+    plan = ReadPlan(columns, row_filter=build_row_filter(tiny_manifest, config))
+    names = [feature.name for feature in plan.features]
     assert sorted(names) == ["label", "seen", "user_id"]
-    assert [(column.name, names[place]) for column, place in pools.places] == [
-        ("seen", "seen"),
-        ("user_id", "user_id"),
+    assert [(c.name, names[position], dense) for c, position, dense in plan.column_positions] == [
+        ("seen", "seen", False),
+        ("user_id", "user_id", True),
     ]
-    assert pools.are_dense == (False, True)
-    assert pools.build_decoder() is not pools.build_decoder()  # one per thread
+    assert plan.build_decoder() is not plan.build_decoder()  # one per thread
 
 
 SCHEMA = FeatureSchema((FeatureSpec("f", "int64", "user"),))
 
 
-def config_of(manifest: Manifest, on_corrupt: str) -> BufferConfig:
-    return BufferConfig(plan_columns(manifest, SCHEMA.features), damage=DamagePolicy(on_corrupt))
+def plan_of(manifest: Manifest, on_corrupt: str) -> ReadPlan:
+    return ReadPlan(plan_columns(manifest, SCHEMA.features), damage=DamagePolicy(on_corrupt))
 
 
 def block_of(payloads: list[bytes]) -> RecordBlock:
@@ -65,17 +59,17 @@ def block_of(payloads: list[bytes]) -> RecordBlock:
 def test_a_bad_record_is_left_out_where_the_policy_says_so(tiny_manifest: Manifest) -> None:
     good = [encode_example({"f": value}, SCHEMA) for value in (5, 6)]
     block = block_of([good[0], b"\xff\xff", good[1]])
-    skipping = config_of(tiny_manifest, "skip_record")
-    batch, sound = decode_piece(skipping.build_decoder(), block, "file", skipping.damage)
+    skipping = plan_of(tiny_manifest, "skip_record")
+    batch, sound = decode_records(skipping.build_decoder(), block, "file", skipping.damage)
     assert batch.column("f").to_pylist() == [5, 6]
     assert sound is not None
     assert sound.tolist() == [True, False, True]
     assert skipping.damage.counts.totals() == {"bad_records": 1}
     assert f"file, byte offset {1000 + len(good[0])}" == skipping.damage.counts.first_bad
-    failing = config_of(tiny_manifest, "fail")
+    failing = plan_of(tiny_manifest, "fail")
     with pytest.raises(CorruptRecordError):
-        decode_piece(failing.build_decoder(), block, "file", failing.damage)
-    assert decode_piece(failing.build_decoder(), block_of(good), "f", failing.damage)[1] is None
+        decode_records(failing.build_decoder(), block, "file", failing.damage)
+    assert decode_records(failing.build_decoder(), block_of(good), "f", failing.damage)[1] is None
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "short", "long"])
@@ -84,7 +78,7 @@ def test_a_damaged_shard_is_left_out_whole(
 ) -> None:
     path = tmp_path / f"{damage}.tfrecord"
     write_shard(path, [{"f": i} for i in range(50)], SCHEMA)
-    shard, config = Shard(str(path), 50, "0", None), config_of(tiny_manifest, "skip_shard")
+    shard, plan = Shard(str(path), 50, "0", None), plan_of(tiny_manifest, "skip_shard")
     sound = replace(shard, path=str(tmp_path / "sound.tfrecord"))
     Path(sound.path).write_bytes(path.read_bytes())
     if damage == "cut":
@@ -99,15 +93,15 @@ def test_a_damaged_shard_is_left_out_whole(
         path.write_bytes(path.read_bytes() * 2)
     else:
         shard = replace(shard, rows=51)
-    assert is_usable(sound, config)
-    assert not is_usable(shard, config)
-    assert not is_usable(shard, config)  # counted once
-    assert config.damage.counts.totals() == {"shards": 1}
-    reason = find_shard_damage(shard, config)
+    assert plan.is_usable(sound)
+    assert not plan.is_usable(shard)
+    assert not plan.is_usable(shard)  # counted once
+    assert plan.damage.counts.totals() == {"shards": 1}
+    reason = find_shard_damage(shard, plan.build_decoder())
     assert reason is not None
     assert str(path) not in reason
-    assert config.damage.counts.describe() == [f"shard skipped: {path}: {reason}"]
-    assert is_usable(shard, config_of(tiny_manifest, "fail"))  # found when it is read
+    assert plan.damage.counts.describe() == [f"shard skipped: {path}: {reason}"]
+    assert plan_of(tiny_manifest, "fail").is_usable(shard)  # found when it is read
 
 
 def test_a_shard_that_cannot_be_read_is_named() -> None:
@@ -144,11 +138,11 @@ def batch_of(numbers: list[int]) -> pa.RecordBatch:
     )
 
 
-def test_rows_go_to_their_places_from_any_number_of_blocks(tiny_manifest: Manifest) -> None:
-    config = BufferConfig(plan_columns(tiny_manifest, SPECS), has_lengths=True)
-    fill = BufferFill(PLAN, np.array([2, 0, 3, 1]), config)
-    fill.place(batch_of([14, 11]), fill.places[:2], "here")
-    fill.place(batch_of([13, 17]), fill.places[2:], "here")
+def test_rows_go_to_their_output_indices_from_any_number_of_blocks(tiny_manifest: Manifest) -> None:
+    plan = ReadPlan(plan_columns(tiny_manifest, SPECS), has_lengths=True)
+    fill = _Filling(plan, np.array([2, 0, 3, 1]))
+    fill.write(batch_of([14, 11]), fill.indices[:2], "here")
+    fill.write(batch_of([13, 17]), fill.indices[2:], "here")
     rows = fill.build()
     assert rows.dense["number"].tolist() == [11, 17, 14, 13]
     assert rows.dense["padded"].tolist() == [[11, 0, 0], [17, 17, 0], [14, 14, 14], [13, 13, 13]]
@@ -160,10 +154,9 @@ def test_rows_that_the_filter_leaves_out_leave_no_gap(tiny_manifest: Manifest) -
     columns = plan_columns(tiny_manifest, SPECS)
     row_filter = RowFilter(columns[:1], (FilterConfig(feature="number", op=">", value=12),), None)
     damage = DamagePolicy()
-    fill = BufferFill(
-        PLAN, np.array([2, 0, 3, 1]), BufferConfig(columns, row_filter, damage=damage)
-    )
-    fill.place(batch_of([14, 11, 13, 12]), fill.places, "here")
+    plan = ReadPlan(columns, row_filter=row_filter, damage=damage)
+    fill = _Filling(plan, np.array([2, 0, 3, 1]))
+    fill.write(batch_of([14, 11, 13, 12]), fill.indices, "here")
     rows = fill.build()
     assert rows.count == 2
     assert rows.dense["number"].tolist() == [14, 13]
@@ -172,26 +165,28 @@ def test_rows_that_the_filter_leaves_out_leave_no_gap(tiny_manifest: Manifest) -
 
 
 def test_a_label_that_is_not_binary_is_named(tiny_manifest: Manifest) -> None:
-    config = BufferConfig(plan_columns(tiny_manifest, SPECS), binary_label="number")
-    fill = BufferFill(PLAN, np.arange(4), config)
+    plan = ReadPlan(plan_columns(tiny_manifest, SPECS), binary_label="number")
+    fill = _Filling(plan, np.arange(4))
     with pytest.raises(InputDataError, match=r"'number'[\s\S]*7 in file f"):
-        fill.place(batch_of([0, 1, 7, 0]), fill.places, "file f")
+        fill.write(batch_of([0, 1, 7, 0]), fill.indices, "file f")
 
 
-def test_threads_are_let_go_after_the_last_segment(tiny_manifest: Manifest) -> None:
-    config = BufferConfig(plan_columns(tiny_manifest, SPECS), threads=2)
-    fill = BufferFill(PLAN, np.arange(4), config)
-    fill.end_segment()
-    assert fill.is_over
-    assert [fill.waiting.get(timeout=1) for _ in range(2)] == [None, None]
-    empty = fill.build()  # nothing was placed: every record was bad
+def test_threads_end_after_the_last_range(tmp_path: Path, tiny_manifest: Manifest) -> None:
+    columns = plan_columns(tiny_manifest, SPECS)
+    shard = Shard(str(tmp_path / "a.tfrecord"), 4, "0", None)
+    write_shard(Path(shard.path), [], FeatureSchema(SPECS))
+    plan = ReadPlan(columns, (shard,), threads=2, damage=DamagePolicy("skip_record"))
+    buffer = ShuffleBuffer(plan)
+    empty = buffer.start(PLAN, np.arange(4))()  # nothing was written: every record was bad
+    assert buffer._is_over
+    buffer.close()
     assert empty.count == 0
     assert len(empty.lists["ragged"]) == 0
 
 
-def pool_config_of(manifest: Manifest, threads: int = 3) -> BufferConfig:
-    names = ["user_id", "history", "seen"]
-    return BufferConfig(plan_columns(manifest, select_features(manifest, names)), threads=threads)
+def open_buffer(manifest: Manifest, shards: Sequence[Shard], threads: int = 3) -> ShuffleBuffer:
+    columns = plan_columns(manifest, select_features(manifest, ["user_id", "history", "seen"]))
+    return ShuffleBuffer(ReadPlan(columns, tuple(shards), threads=threads))
 
 
 @pytest.fixture
@@ -201,31 +196,30 @@ def plan() -> BufferPlan:
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_rows_stand_in_their_places(
+def test_rows_stand_at_their_output_indices(
     threads: int, plan: BufferPlan, tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
     shards = list_shards(tiny_version, tiny_manifest, "train")
-    places = np.random.default_rng(1).permutation(30)
+    indices = np.random.default_rng(1).permutation(30)
     found = []
-    for order in (np.arange(30), places):
-        reader = BufferReader(shards, pool_config_of(tiny_manifest, threads))
+    for order in (np.arange(30), indices):
+        reader = open_buffer(tiny_manifest, shards, threads)
         found.append(reader.start(plan, order)())
         reader.close()
     plain, shuffled = found
     for name in ("user_id", "history"):
-        np.testing.assert_array_equal(shuffled.dense[name][places], plain.dense[name])
+        np.testing.assert_array_equal(shuffled.dense[name][indices], plain.dense[name])
     assert plain.count == shuffled.count == 30
 
 
 def test_what_lies_below_is_left_out(
     plan: BufferPlan, tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
-    shards, config = (
-        list_shards(tiny_version, tiny_manifest, "train"),
-        pool_config_of(tiny_manifest),
+    shards = list_shards(tiny_version, tiny_manifest, "train")
+    indices = np.random.default_rng(2).permutation(30)
+    whole, part = (
+        open_buffer(tiny_manifest, shards).start(plan, indices, low)() for low in (0, 12)
     )
-    places = np.random.default_rng(2).permutation(30)
-    whole, part = (BufferReader(shards, config).start(plan, places, low)() for low in (0, 12))
     assert part.count == 18
     for name in ("user_id", "history"):
         np.testing.assert_array_equal(part.dense[name], whole.dense[name][12:])
@@ -235,9 +229,7 @@ def test_closing_ends_the_threads(
     plan: BufferPlan, tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
     before = set(threading.enumerate())
-    reader = BufferReader(
-        list_shards(tiny_version, tiny_manifest, "train"), pool_config_of(tiny_manifest)
-    )
+    reader = open_buffer(tiny_manifest, list_shards(tiny_version, tiny_manifest, "train"))
     reader.start(plan, np.arange(30))
     reader.close()
     own = set(threading.enumerate()) - before
@@ -248,19 +240,19 @@ def test_a_shard_that_ends_early_is_named(tiny_version: Path, tiny_manifest: Man
     shards = list_shards(tiny_version, tiny_manifest, "train")
     beyond = BufferPlan(0, 0, 20, (ShardRange(1, 185, 20, 0),))
     longer = [type(shard)(shard.path, 205, shard.crc32c, None) for shard in shards]
-    reader = BufferReader(longer, pool_config_of(tiny_manifest))
+    reader = open_buffer(tiny_manifest, longer)
     with pytest.raises(InputDataError, match=r"part-00001.* ends early"):
         reader.start(beyond, np.arange(20))()
     reader.close()
 
 
-def stream_of(version: Path, manifest: Manifest, seed: int | None, **config) -> EpochConfig:
+def epoch_of(version: Path, manifest: Manifest, seed: int | None, **config) -> ReadPlan:
     settings = InputConfig.model_validate({"batch_size": 10, "shuffle_buffer": 100, **config})
     columns = plan_columns(manifest, select_features(manifest, ["user_id", "movie_id"]))
-    return build_epoch_config(SplitSource(version, manifest, "train", settings), columns, seed)
+    return SplitSource(version, manifest, "train", settings).plan(columns, seed)
 
 
-def pairs(config: EpochConfig, epoch: int = 0, first: int = 0) -> np.ndarray:
+def pairs(config: ReadPlan, epoch: int = 0, first: int = 0) -> np.ndarray:
     parts = [
         np.stack([rows.dense["user_id"], rows.dense["movie_id"]], 1)
         for rows in read_epoch(config, epoch, first)
@@ -268,15 +260,15 @@ def pairs(config: EpochConfig, epoch: int = 0, first: int = 0) -> np.ndarray:
     return np.concatenate(parts) if parts else np.zeros((0, 2), np.int64)
 
 
-def pools(config: EpochConfig, epoch: int = 0) -> Iterator[np.ndarray]:
+def buffers(config: ReadPlan, epoch: int = 0) -> Iterator[np.ndarray]:
     for rows in read_epoch(config, epoch):
         yield np.stack([rows.dense["user_id"], rows.dense["movie_id"]], 1)
 
 
 def test_an_epoch_is_a_permutation(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    stored = pairs(stream_of(tiny_version, tiny_manifest, None))
-    shuffled = pairs(stream_of(tiny_version, tiny_manifest, 3))
-    assert stream_of(tiny_version, tiny_manifest, 3).rows == len(stored) == 780
+    stored = pairs(epoch_of(tiny_version, tiny_manifest, None))
+    shuffled = pairs(epoch_of(tiny_version, tiny_manifest, 3))
+    assert epoch_of(tiny_version, tiny_manifest, 3).rows == len(stored) == 780
     assert not np.array_equal(stored, shuffled)
     assert sorted(map(tuple, stored)) == sorted(map(tuple, shuffled))
 
@@ -284,35 +276,35 @@ def test_an_epoch_is_a_permutation(tiny_version: Path, tiny_manifest: Manifest) 
 def test_each_epoch_has_its_own_order_of_shards(
     tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
-    """Pools are as large as a shard, and their rows are compared as sets."""
-    config = stream_of(
+    """Buffers are as large as a shard, and their rows are compared as sets."""
+    config = epoch_of(
         tiny_version, tiny_manifest, 3, shuffle_buffer=195, batch_size=195, interleave_shards=1
     )
-    epochs = [[sorted(map(tuple, pool)) for pool in pools(config, e)] for e in range(6)]
+    epochs = [[sorted(map(tuple, rows)) for rows in buffers(config, e)] for e in range(6)]
     assert all(sorted(epoch) == sorted(epochs[0]) for epoch in epochs)
     assert len({str(epoch) for epoch in epochs}) > 2
 
 
 def test_each_epoch_has_its_own_order_of_rows(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    """In one pool and with one shard there is no other order to change."""
+    """In one buffer and with one shard there is no other order to change."""
     split = tiny_manifest.split("train")
     alone = replace(split, shards=split.shards[:1])
     others = tuple(s for s in tiny_manifest.splits if s.name != "train")
-    config = stream_of(tiny_version, replace(tiny_manifest, splits=(alone, *others)), 3)
-    whole = replace(config, pool_rows=1000)
+    config = epoch_of(tiny_version, replace(tiny_manifest, splits=(alone, *others)), 3)
+    whole = replace(config, buffer_rows=1000)
     assert not np.array_equal(pairs(whole, 0), pairs(whole, 1))
     assert sorted(map(tuple, pairs(whole, 0))) == sorted(map(tuple, pairs(whole, 1)))
 
 
 @pytest.mark.parametrize("shards", [1, 2, 4])
-def test_a_pool_is_drawn_from_as_many_shards_as_are_interleaved(
+def test_a_buffer_is_drawn_from_as_many_shards_as_are_interleaved(
     shards: int, tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
-    stored = [set(map(tuple, pool)) for pool in pools(
-        replace(stream_of(tiny_version, tiny_manifest, None), pool_rows=195, batch_size=195)
+    stored = [set(map(tuple, rows)) for rows in buffers(
+        replace(epoch_of(tiny_version, tiny_manifest, None), buffer_rows=195, batch_size=195)
     )]  # fmt: skip
-    config = stream_of(tiny_version, tiny_manifest, 3, shuffle_buffer=100, interleave_shards=shards)
-    first = set(map(tuple, next(iter(pools(config)))))
+    config = epoch_of(tiny_version, tiny_manifest, 3, shuffle_buffer=100, interleave_shards=shards)
+    first = set(map(tuple, next(iter(buffers(config)))))
     unique = [own - set().union(*(other for other in stored if other is not own)) for own in stored]
     assert sum(bool(first & own) for own in unique) == shards
 
@@ -322,12 +314,12 @@ def test_a_pool_is_drawn_from_as_many_shards_as_are_interleaved(
 def test_it_goes_on_at_any_row(
     first: int, seed: int | None, tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
-    config = stream_of(tiny_version, tiny_manifest, seed)
+    config = epoch_of(tiny_version, tiny_manifest, seed)
     np.testing.assert_array_equal(pairs(config, 1, first), pairs(config, 1)[first:])
 
 
 def test_it_goes_on_where_rows_are_left_out(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    config = stream_of(
+    config = epoch_of(
         tiny_version, tiny_manifest, 3, filter=[{"feature": "history", "op": ">", "value": 4}]
     )
     whole = pairs(config)

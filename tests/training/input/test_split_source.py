@@ -22,7 +22,6 @@ from training.input.filters import hash_keys
 from training.input.split_source import (
     InputOptions,
     SplitSource,
-    build_epoch_config,
     count_rows,
     count_steps,
     list_shards,
@@ -55,11 +54,11 @@ def test_an_order_is_kept_where_there_is_no_seed(
     balance = {"feature": "label", "shares": {0: 0.5, 1: 0.5}}
     source = source_of(tiny_version, tiny_manifest, class_balance=balance, bucket_boundaries=[2])
     columns = plan_columns(tiny_manifest, tiny_manifest.schema.features)
-    ordered, shuffled = (build_epoch_config(source, columns, seed) for seed in (None, 4))
-    assert (ordered.interleave, ordered.redraw, ordered.pools.has_lengths) == (1, None, False)
+    ordered, shuffled = (source.plan(columns, seed) for seed in (None, 4))
+    assert (ordered.interleave, ordered.redraw, ordered.has_lengths) == (1, None, False)
     assert shuffled.interleave == 4
     assert shuffled.redraw is not None
-    assert shuffled.pools.has_lengths
+    assert shuffled.has_lengths
 
 
 def test_shards_are_those_of_the_manifest(tiny_version: Path, tiny_manifest: Manifest) -> None:
@@ -73,7 +72,7 @@ def test_shards_are_those_of_the_manifest(tiny_version: Path, tiny_manifest: Man
 def test_records_that_training_does_not_read(tiny_version: Path, tiny_manifest: Manifest) -> None:
     other = replace(tiny_manifest, record_type="ByteArray")
     with pytest.raises(InputDataError, match="another record type"):
-        build_epoch_config(source_of(tiny_version, other), (), None)
+        source_of(tiny_version, other).plan((), None)
 
 
 HELD_OUT = {"validation": {"hash_of": "user_id", "share": 0.25}}
@@ -122,7 +121,7 @@ def test_what_is_held_out_and_what_is_not_are_all_rows(
 def test_nothing_is_read_where_the_manifest_tells(
     tiny_version: Path, tiny_manifest: Manifest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(counting_module, "build_epoch_config", None)
+    monkeypatch.setattr(SplitSource, "plan", None)
     file = tmp_path / "counts.json"
     assert count_steps(counting_source_of(tiny_version, tiny_manifest), file) == 780 // 16
     assert not file.exists()
