@@ -147,16 +147,24 @@ class Switches:
 
 
 def _sweep(config: TrainConfig, file: Path, switches: Switches, log_format: LogFormat) -> int:
-    from jobs.support.sweep import plan_sweep, read_sweep, sweep_configs
+    from conf.training.sweep import SweepConfig
+    from jobs.support.sweep import sweep_configs
 
     if switches.profile is not None:
         raise ConfigError(
             "--profile is of one run and cannot be used with --sweep",
             fix="profile the best config: sluice train best.yaml --profile FROM:TO",
         )
-    space = read_sweep(file)
+    if not file.is_file():
+        raise ConfigError("no such sweep", received=file, allowed="a YAML file")
+    space = load_config(SweepConfig, "training", str(file.resolve()))
     if switches.dry_run:
-        print(json.dumps(plan_sweep(config, space), indent=1))
+        with quiet_tensorflow():
+            from training.sweep import check_space, find_metric
+        plan = {"sweep": space.model_dump(mode="json"), "trials": space.trial_count}
+        plan["metric"] = find_metric(config, space)
+        check_space(config, space)
+        print(json.dumps(plan, indent=1))
         return ExitCode.OK
     options = {"resume": switches.resume, "report": switches.report}
     result = sweep_configs(config, space, **options, log_format=log_format)

@@ -3,13 +3,14 @@
 <root>/<name>/sweeps/<UTC time>-<hash>/
     sweep.json       the space and the config that it starts from
     study.sqlite3    the trials, for Optuna and its dashboard
-    trials.json      the trials, for people and scripts
+    trials.json      the trials, for readers and scripts
     best.yaml        config of the best trial
     trials/<number>/runs/<id>/   a run as any other
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Callable, Mapping
@@ -37,209 +38,10 @@ from etl.tfrecord.reading import find_path
 from training.fit import fit_run
 from training.loop.epoch_records import LOSS_METRIC, EpochRecord, read_history
 from training.loop.validation import is_scored_by_label, is_validated
-from training.monitoring.progress import StepStatus, TrainingProgress
+from training.monitoring.progress import TrainingProgress
 from training.run_directory import find_unfinished_run, locked, make_entry, run_paths
 
-SWEEPS_DIR = "sweeps"
-SWEEP_FILE = "sweep.json"
-TRIALS_FILE = "trials.json"
 BEST_FILE = "best.yaml"
-TRIALS_DIR = "trials"
-
-
-def open_sweep(config: TrainConfig, sweep: SweepConfig, resume: bool) -> Path:
-    """Returns the directory of a sweep: a new one, or on resuming the newest of the same space.
-
-    The number of trials is not part of what makes two sweeps the same: with more of them a
-    finished sweep goes on.
-
-    Raises:
-        InternalError: The directory cannot be made.
-        InputDataError: A `sweep.json` is damaged.
-    """
-    parent = run_paths(config).base / SWEEPS_DIR
-    space = sweep.model_dump(mode="json", exclude={"trials"})
-    content = {"config": config.resolved(), "sweep": space}
-    sha256 = fingerprint(content)
-    if resume and parent.is_dir():
-        for found in sorted(parent.iterdir(), key=lambda path: path.name, reverse=True):
-            file = found / SWEEP_FILE
-            if file.is_file() and read_json(file).get("sha256") == sha256:
-                return found
-    directory = make_entry(parent, sha256)
-    write_json(directory / SWEEP_FILE, {**content, "sha256": sha256})
-    return directory
-
-
-def suggest_values(trial: Any, sweep: SweepConfig) -> dict[str, Any]:
-    """Returns a trial's value of each key; a trial that has values already keeps them.
-
-    Args:
-        trial: An Optuna trial.
-        sweep: The space.
-    """
-    return {key: _suggest(trial, key, found) for key, found in sweep.space.items()}
-
-
-def _suggest(trial: Any, key: str, found: ChoicesConfig | RangeConfig) -> Any:
-    if isinstance(found, ChoicesConfig):
-        return json.loads(trial.suggest_categorical(key, _texts(found)))
-    if found.integer:
-        step = 1 if found.step is None else int(found.step)
-        return trial.suggest_int(key, int(found.low), int(found.high), step=step, log=found.log)
-    return trial.suggest_float(key, found.low, found.high, step=found.step, log=found.log)
-
-
-def list_grid(sweep: SweepConfig) -> list[dict[str, str]]:
-    """Returns all points of a grid, the last key running fastest, as Optuna keeps them."""
-    choices = [_texts(d) for d in sweep.space.values() if isinstance(d, ChoicesConfig)]
-    return [dict(zip(sweep.space, point, strict=True)) for point in itertools.product(*choices)][
-        : sweep.trial_count
-    ]
-
-
-def read_values(params: Mapping[str, Any], sweep: SweepConfig) -> dict[str, Any]:
-    """Returns a finished trial's value of each key that it had one of."""
-    return {
-        key: json.loads(value) if isinstance(sweep.space[key], ChoicesConfig) else value
-        for key, value in params.items()
-    }
-
-
-def check_space(config: TrainConfig, sweep: SweepConfig) -> None:
-    """Refuses keys and values that the config does not take, before anything is trained.
-
-    Each value is looked at alone; what does not go together ends its trial.
-
-    Raises:
-        ConfigError: A key is unknown, or a value or the end of a range is refused.
-    """
-    for key, found in sweep.space.items():
-        tried = found.choices if isinstance(found, ChoicesConfig) else _ends(found)
-        for value in tried:
-            override_config(config, {key: value}, f"of the sweep, {key}")
-
-
-def _ends(found: RangeConfig) -> tuple[float, float] | tuple[int, int]:
-    ends = found.low, found.high
-    return (int(ends[0]), int(ends[1])) if found.integer else ends
-
-
-def _texts(found: ChoicesConfig) -> list[str]:
-    """Choices as JSON: Optuna stores plain values only, and a choice may be a list."""
-    return [json.dumps(choice) for choice in found.choices]
-
-
-STUDY_FILE = "study.sqlite3"
-STUDY_NAME = "sweep"
-
-
-def open_study(directory: Path, sweep: SweepConfig, metric: str) -> Any:
-    """Returns the sweep's Optuna study, made where there is none yet.
-
-    Raises:
-        ModuleNotFoundError: Optuna is not installed.
-    """
-    import optuna
-    from sqlalchemy.engine import URL
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
-    if sweep.prune_after_epochs is not None:
-        pruner = optuna.pruners.MedianPruner(n_warmup_steps=sweep.prune_after_epochs - 1)
-    url = URL.create("sqlite", database=str((directory / STUDY_FILE).resolve()))
-    study = optuna.create_study(
-        storage=url.render_as_string(),
-        study_name=STUDY_NAME,
-        direction="minimize" if metric == LOSS_METRIC else "maximize",
-        pruner=pruner,
-        load_if_exists=True,
-    )
-    if sweep.sampler == "grid":
-        for point in list_grid(sweep):
-            study.enqueue_trial(point, skip_if_exists=True)
-    return study
-
-
-def next_trial(study: Any, sweep: SweepConfig) -> Any | None:
-    """Returns the trial to run: one that was interrupted, else a new one; None: all are done."""
-    from optuna.trial import Trial, TrialState
-
-    trials = study.get_trials(deepcopy=False)
-    for trial in trials:
-        if trial.state == TrialState.RUNNING:
-            study.sampler = _build_sampler(sweep, trial.number)
-            return Trial(study, trial._trial_id)
-    done = sum(trial.state != TrialState.WAITING for trial in trials)
-    if done >= sweep.trial_count:
-        return None
-    # A sampler of its own per trial: a sweep that was interrupted draws what it would have drawn.
-    study.sampler = _build_sampler(sweep, done)
-    return study.ask()
-
-
-def _build_sampler(sweep: SweepConfig, number: int) -> Any:
-    import optuna
-
-    seed = int(np.random.SeedSequence([sweep.seed, number]).generate_state(1)[0])
-    if sweep.sampler == "tpe":
-        return optuna.samplers.TPESampler(seed=seed)
-    return optuna.samplers.RandomSampler(seed=seed)
-
-
-class TrialPrunedError(SluiceError):
-    """A trial was ended early; the sweep goes on."""
-
-
-class PruningProgress:
-    """Passes everything on, and tells Optuna each epoch's metric.
-
-    Args:
-        progress: Where to pass it on to.
-        trial: The Optuna trial.
-        metric: What trials are compared by.
-    """
-
-    def __init__(self, progress: TrainingProgress, trial: Any, metric: str) -> None:
-        self._progress, self._trial, self._metric = progress, trial, metric
-
-    def message(self, text: str, **fields: Any) -> None:
-        """Passes the message on."""
-        self._progress.message(text, **fields)
-
-    def step(self, status: StepStatus) -> None:
-        """Passes the status on."""
-        self._progress.step(status)
-
-    def epoch(self, record: EpochRecord, best: bool) -> None:
-        """Passes the epoch on and ends the trial where it is far behind.
-
-        Raises:
-            TrialPrunedError: The metric is worse than the median of the trials before.
-        """
-        self._progress.epoch(record, best)
-        self._trial.report(read_metric(record, self._metric), record.epoch - 1)
-        if self._trial.should_prune():
-            raise TrialPrunedError(
-                f"pruned after epoch {record.epoch}: {self._metric} is below the median of the "
-                "trials before"
-            )
-
-    def close(self) -> None:
-        """Passes it on."""
-        self._progress.close()
-
-
-def read_metric(record: EpochRecord, metric: str) -> float:
-    """Returns a metric of an epoch as it is, the loss with its own sign.
-
-    Raises:
-        ConfigError: The epoch has no such metric.
-    """
-    value = record.metric(metric)
-    return -value if metric == LOSS_METRIC else value
-
-
 DEFAULT_METRIC = "ndcg@10"
 
 
@@ -271,14 +73,7 @@ class TrialRecord:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """How a sweep ended.
-
-    Attributes:
-        directory: Its directory.
-        metric: What trials are compared by.
-        trials: All trials, by number.
-        best: The best of them; None where none is complete.
-    """
+    """How a sweep ended: its directory, the metric, the trials by number, the best complete one."""
 
     directory: Path
     metric: str
@@ -296,6 +91,28 @@ class SweepResult:
         return None if self.best is None else self.directory / BEST_FILE
 
 
+class TrialPrunedError(SluiceError):
+    """A trial was ended early; the sweep goes on."""
+
+
+class _PruningProgress:
+    """Progress that reports each epoch's metric to an Optuna trial as well."""
+
+    def __init__(self, progress: TrainingProgress, trial: Any, metric: str) -> None:
+        self._trial, self._metric, self._show = trial, metric, progress.epoch
+        self.message, self.step, self.close = progress.message, progress.step, progress.close
+
+    def epoch(self, record: EpochRecord, best: bool) -> None:
+        """Shows the epoch, and ends the trial where its metric is worse than the median."""
+        self._show(record, best)
+        self._trial.report(_read_metric(record, self._metric), record.epoch - 1)
+        if self._trial.should_prune():
+            raise TrialPrunedError(
+                f"pruned after epoch {record.epoch}: {self._metric} is below the median of the "
+                "trials before"
+            )
+
+
 def run_sweep(
     config: TrainConfig,
     sweep: SweepConfig,
@@ -311,7 +128,7 @@ def run_sweep(
     Args:
         config: What trials start from.
         sweep: What they try.
-        progress: Where to tell how it goes.
+        progress: Shows how it goes.
         resume: Whether to go on with the newest sweep of the same space and config, at the
             position of the trial that was interrupted.
         after: Called with all trials when one has ended, and at the end.
@@ -326,7 +143,7 @@ def run_sweep(
 
     metric = find_metric(config, sweep)
     check_space(config, sweep)
-    directory = open_sweep(config, sweep, resume)
+    directory = _open_directory(config, sweep, resume)
     with locked(directory):
         runner = _Sweep(config, sweep, progress, directory, metric)
         while True:
@@ -339,7 +156,7 @@ def run_sweep(
 
 
 def find_metric(config: TrainConfig, sweep: SweepConfig) -> str:
-    """Returns what trials are compared by.
+    """Returns the metric that trials are compared by.
 
     Raises:
         ConfigError: Trials would not measure it.
@@ -373,91 +190,181 @@ def find_metric(config: TrainConfig, sweep: SweepConfig) -> str:
     return metric
 
 
-class _Sweep:
-    """A sweep while it runs."""
+def check_space(config: TrainConfig, sweep: SweepConfig) -> None:
+    """Refuses keys and values that the config does not take, before anything is trained.
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        sweep: SweepConfig,
-        progress: TrainingProgress,
-        directory: Path,
-        metric: str,
-    ) -> None:
-        self._config, self._sweep, self._progress = config, sweep, progress
-        self._directory, self._metric = directory, metric
-        self._study = open_study(directory, sweep, metric)
+    Each value is checked alone; values that do not go together end their trial.
+
+    Raises:
+        ConfigError: A key is unknown, or a value or the end of a range is refused.
+    """
+    for key, found in sweep.space.items():
+        tried = found.choices if isinstance(found, ChoicesConfig) else (found.low, found.high)
+        for value in tried:
+            whole = int(value) if isinstance(found, RangeConfig) and found.integer else value
+            override_config(config, {key: whole}, f"of the sweep, {key}")
+
+
+def suggest_values(trial: Any, sweep: SweepConfig) -> dict[str, Any]:
+    """Returns an Optuna trial's value of each key; a trial that has values keeps them."""
+    values = {}
+    for key, found in sweep.space.items():
+        if isinstance(found, ChoicesConfig):
+            values[key] = json.loads(trial.suggest_categorical(key, _texts(found)))
+            continue
+        kind = int if found.integer else float
+        suggest = trial.suggest_int if found.integer else trial.suggest_float
+        step = (1 if found.integer else None) if found.step is None else kind(found.step)
+        values[key] = suggest(key, kind(found.low), kind(found.high), step=step, log=found.log)
+    return values
+
+
+def read_values(params: Mapping[str, Any], sweep: SweepConfig) -> dict[str, Any]:
+    """Returns the values that an Optuna trial's parameters stand for."""
+    return {
+        key: json.loads(value) if isinstance(sweep.space[key], ChoicesConfig) else value
+        for key, value in params.items()
+    }
+
+
+def list_grid(sweep: SweepConfig) -> list[dict[str, str]]:
+    """Returns all points of a grid, the last key running fastest, as Optuna keeps them."""
+    choices = [_texts(d) for d in sweep.space.values() if isinstance(d, ChoicesConfig)]
+    points = itertools.islice(itertools.product(*choices), sweep.trial_count)
+    return [dict(zip(sweep.space, point, strict=True)) for point in points]
+
+
+def _texts(found: ChoicesConfig) -> list[str]:
+    """Choices as JSON: Optuna stores plain values only, and a choice may be a list."""
+    return [json.dumps(choice) for choice in found.choices]
+
+
+def _read_metric(record: EpochRecord, metric: str) -> float:
+    """A metric of an epoch, the loss with its own sign."""
+    value = record.metric(metric)
+    return -value if metric == LOSS_METRIC else value
+
+
+def _open_directory(config: TrainConfig, sweep: SweepConfig, resume: bool) -> Path:
+    """A new directory, or on resuming the newest of the same config and space.
+
+    The number of trials is no part of the space: with more of them a finished sweep goes on.
+    """
+    parent = run_paths(config).base / "sweeps"
+    space = sweep.model_dump(mode="json", exclude={"trials"})
+    content = {"config": config.resolved(), "sweep": space}
+    sha256 = fingerprint(content)
+    for file in sorted(parent.glob("*/sweep.json"), reverse=True) if resume else ():
+        if read_json(file).get("sha256") == sha256:
+            return file.parent
+    directory = make_entry(parent, sha256)
+    write_json(directory / "sweep.json", {**content, "sha256": sha256})
+    return directory
+
+
+@dataclass(frozen=True)
+class _Sweep:
+    """A sweep while it runs: an Optuna study whose trials are training runs."""
+
+    config: TrainConfig
+    sweep: SweepConfig
+    progress: TrainingProgress
+    directory: Path
+    metric: str
+
+    @functools.cached_property
+    def study(self) -> Any:
+        """The Optuna study, made where there is none yet."""
+        import optuna
+        from sqlalchemy.engine import URL
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
+        if self.sweep.prune_after_epochs is not None:
+            pruner = optuna.pruners.MedianPruner(n_warmup_steps=self.sweep.prune_after_epochs - 1)
+        url = URL.create("sqlite", database=str((self.directory / "study.sqlite3").resolve()))
+        study = optuna.create_study(
+            storage=url.render_as_string(),
+            study_name="sweep",
+            direction="minimize" if self.metric == LOSS_METRIC else "maximize",
+            pruner=pruner,
+            load_if_exists=True,
+        )
+        for point in list_grid(self.sweep) if self.sweep.sampler == "grid" else ():
+            study.enqueue_trial(point, skip_if_exists=True)
+        return study
+
+    def _next_trial(self) -> Any | None:
+        """The trial that was interrupted, else a new one; None where all are done."""
+        from optuna import samplers
+        from optuna.trial import Trial, TrialState
+
+        trials = self.study.get_trials(deepcopy=False)
+        running = next((trial for trial in trials if trial.state == TrialState.RUNNING), None)
+        number = running.number if running else sum(t.state != TrialState.WAITING for t in trials)
+        if running is None and number >= self.sweep.trial_count:
+            return None
+        # A sampler per trial: a sweep that was interrupted draws what it would have drawn.
+        seed = int(np.random.SeedSequence([self.sweep.seed, number]).generate_state(1)[0])
+        kind = samplers.TPESampler if self.sweep.sampler == "tpe" else samplers.RandomSampler
+        self.study.sampler = kind(seed=seed)
+        return Trial(self.study, running._trial_id) if running else self.study.ask()
 
     def run_next(self) -> bool:
         """Runs a trial; False where none is left."""
         from optuna.trial import TrialState
 
-        trial = next_trial(self._study, self._sweep)
+        trial = self._next_trial()
         if trial is None:
             return False
-        values = suggest_values(trial, self._sweep)
-        told = ", ".join(f"{key} {value}" for key, value in values.items())
-        self._progress.message(
-            f"trial {trial.number + 1} of {self._sweep.trial_count}: {told}",
-            trial=trial.number,
-            values=values,
-        )
+        values = suggest_values(trial, self.sweep)
+        shown = ", ".join(f"{key} {value}" for key, value in values.items())
+        text = f"trial {trial.number + 1} of {self.sweep.trial_count}: {shown}"
+        self.progress.message(text, trial=trial.number, values=values)
         try:
             run = self._fit(trial, values)
             best = read_json(run / RUN_CARD_FILE)["training"]["best_epoch"]
-            value = read_metric(read_history(run)[best - 1], self._metric)
-        except TrialPrunedError as error:
-            self._end(trial, TrialState.PRUNED, error.what)
-        except (TrainingDivergedError, ConfigError, TooFewRowsError) as error:
-            self._end(trial, TrialState.FAIL, error.what)
+            value = _read_metric(read_history(run)[best - 1], self.metric)
+        except (TrialPrunedError, TrainingDivergedError, ConfigError, TooFewRowsError) as error:
+            self.progress.message(f"trial {trial.number + 1}: {error.what}", trial=trial.number)
+            trial.set_user_attr("detail", error.what)
+            pruned = isinstance(error, TrialPrunedError)
+            self.study.tell(trial, state=TrialState.PRUNED if pruned else TrialState.FAIL)
         else:
             trial.set_user_attr("detail", str(run))
-            self._study.tell(trial, value)
+            self.study.tell(trial, value)
         return True
 
-    def _end(self, trial: Any, state: Any, why: str) -> None:
-        self._progress.message(f"trial {trial.number + 1}: {why}", trial=trial.number)
-        trial.set_user_attr("detail", why)
-        self._study.tell(trial, state=state)
-
     def _fit(self, trial: Any, values: dict[str, Any]) -> Path:
-        config = self._configure(trial.number, values)
+        where = {"root": str(self.directory / "trials"), "name": f"{trial.number:04d}"}
+        config = override_config(self.config, {**values, **where}, f"of trial {trial.number}")
         current = run_paths(config).current
         if current.exists():  # Killed after its last step, before Optuna was told.
             return resolve_run(str(current.parent))
-        progress: TrainingProgress = self._progress
-        if self._sweep.prune_after_epochs is not None:
-            progress = PruningProgress(progress, trial, self._metric)
+        progress: TrainingProgress = self.progress
+        if self.sweep.prune_after_epochs is not None:
+            progress = _PruningProgress(progress, trial, self.metric)
         return fit_run(config, progress, resume=find_unfinished_run(config) is not None)
-
-    def _configure(self, number: int, values: dict[str, Any]) -> TrainConfig:
-        place = {"root": str(self._directory / TRIALS_DIR), "name": f"{number:04d}"}
-        return override_config(self._config, {**values, **place}, f"of trial {number}")
 
     def write(self) -> SweepResult:
         """Writes `trials.json` and `best.yaml`, and returns what they hold."""
-        trials = tuple(self._describe(trial) for trial in self._study.get_trials(deepcopy=False))
-        complete = [trial for trial in trials if trial.value is not None]
+        trials = tuple(self._describe(trial) for trial in self.study.get_trials(deepcopy=False))
         best = None
-        if complete:
-            best = trials[self._study.best_trial.number]
-            config = override_config(self._config, best.values, f"of trial {best.number}")
+        if any(trial.value is not None for trial in trials):
+            best = trials[self.study.best_trial.number]
+            config = override_config(self.config, best.values, f"of trial {best.number}")
             text = yaml.safe_dump(config.resolved(), sort_keys=False)
-            write_text_atomic(self._directory / BEST_FILE, text)
-        entries = [asdict(trial) for trial in trials]
-        content = {
-            "metric": self._metric,
-            "best": None if best is None else best.number,
-            "trials": entries,
-        }
-        write_json(self._directory / TRIALS_FILE, content)
-        return SweepResult(self._directory, self._metric, trials, best)
+            write_text_atomic(self.directory / BEST_FILE, text)
+        number = None if best is None else best.number
+        content = {"metric": self.metric, "best": number, "trials": [asdict(t) for t in trials]}
+        write_json(self.directory / "trials.json", content)
+        return SweepResult(self.directory, self.metric, trials, best)
 
     def _describe(self, trial: Any) -> TrialRecord:
         return TrialRecord(
             number=trial.number,
             state=trial.state.name.lower(),
-            values=read_values(trial.params, self._sweep),
+            values=read_values(trial.params, self.sweep),
             value=trial.value if trial.state.name == "COMPLETE" else None,
             seconds=trial.duration.total_seconds() if trial.duration else None,
             detail=str(trial.user_attrs.get("detail", "")),
