@@ -62,6 +62,12 @@ CHECKS = {
         found["history"].history["loss"][1] < found["history"].history["loss"][0]
         and len(found["history"].history["val_auc"]) == 2
     ),
+    "Loading a run": lambda found: (
+        found["vectors"].shape[0] == 8 and found["run"].config.fit.epochs == 1
+    ),
+    "Training by the trainer alone": lambda found: (
+        found["result"].epochs == 1 and (found["directory"] / "checkpoints").is_dir()
+    ),
 }
 
 
