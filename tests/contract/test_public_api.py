@@ -98,11 +98,9 @@ def test_names_are_loaded_when_they_are_asked_for(package: str, banned: tuple[st
 
 def test_the_page_names_the_whole_api() -> None:
     import etl
-    import etl.tfrecord
     import training
 
     text = PAGE.read_text(encoding="utf-8")
-    for package in (etl, etl.tfrecord, training):
-        for name in package.__all__:
-            assert f"`{name}`" in text, name
+    for name in (*etl.__all__, *training.__all__):
+        assert f"`{name}`" in text, name
     assert set(CHECKS) == set(EXAMPLES)
