@@ -14,9 +14,10 @@ import tensorflow as tf
 from conf.errors import ConfigError
 from conf.load import override_config
 from conf.manifest import Manifest
+from conf.paths import read_manifest, resolve_version
 from conf.schema import FeatureSpec
 from conf.training.input import InputConfig
-from etl.tfrecord.files.locations import read_manifest, resolve_version
+from etl.tfrecord.reading import find_path
 from training.input.batches import (
     Batch,
     BatchLayout,
@@ -129,7 +130,7 @@ def open_dataset(
             received=f"split={split!r}, validation={config.validation}",
             allowed="split='train' and validation={'hash_of': FEATURE, 'share': SHARE}",
         )
-    version_dir = resolve_version(str(version))
+    version_dir = resolve_version(find_path(version))
     manifest = read_manifest(version_dir, config.tolerates)
     source = SplitSource(
         version_dir, manifest, split, config, InputOptions(worker=worker), held_out
