@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -163,7 +161,6 @@ def resolve_entry(directory: ReadablePathT, kind: EntryKind) -> ReadablePathT:
 
 VERSIONS_DIR = "versions"
 STAGING_PREFIX = ".staging-"
-UNFINISHED_SUFFIX = ".tmp"
 _SHARD_PARENTS = 3
 VERSION = EntryKind(
     "published dataset version", VERSIONS_DIR, MANIFEST_FILE, "build one by `sluice build`"
@@ -195,88 +192,6 @@ def local_path(uri: str | os.PathLike[str]) -> Path:
         'format("tfrecord") reads and writes shards',
         fix="use a local or mounted path",
     )
-
-
-def write_text_atomic(path: Path, text: str) -> None:
-    """Writes a text file so that readers see the old content or the new, never a part."""
-    write_bytes_atomic(path, text.encode("utf-8"))
-
-
-def write_bytes_atomic(path: Path, data: bytes | memoryview) -> None:
-    """Writes a file so that readers see the old content or the new, never a part."""
-    with atomic_file(path) as unfinished:
-        unfinished.write_bytes(data)
-
-
-@contextmanager
-def atomic_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
-    """Gives a path to write, which takes the file's name when the block ends well.
-
-    Args:
-        path: The file; its directory must exist.
-        durable: Whether the file survives a power cut; False for a file that is made again if lost.
-
-    Raises:
-        OSError: The disk is full, or there is no permission; names the file. The old file stays.
-    """
-    output = AtomicFile(path)
-    try:
-        yield output.unfinished
-        output.publish(durable=durable)
-    except OSError as error:
-        if error.errno and error.filename is None:
-            error.filename = str(path)  # a full disk does not say what it had no room for
-        raise
-    finally:
-        output.discard()
-
-
-class AtomicFile:
-    """A file that is written under a hidden name beside its own, and renamed when it is whole.
-
-    Attributes:
-        unfinished: The hidden path; no other writer has the same.
-    """
-
-    def __init__(self, path: Path) -> None:
-        """Chooses the hidden path; touches no file."""
-        self._path = path
-        self.unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}{UNFINISHED_SUFFIX}")
-
-    def publish(self, *, durable: bool = True) -> None:
-        """Gives the file its name, in place of an earlier one.
-
-        Args:
-            durable: Whether content and name survive a power cut from here on.
-
-        Raises:
-            OSError: The content does not reach the disk.
-        """
-        if durable:
-            with self.unfinished.open("rb") as handle:
-                os.fsync(handle.fileno())
-        self.unfinished.replace(self._path)
-        if durable:
-            sync_directory(self._path.parent)
-
-    def discard(self) -> None:
-        """Removes the file, unless it has its name already."""
-        self.unfinished.unlink(missing_ok=True)
-
-
-def remove_unfinished(path: Path) -> None:
-    """Removes what killed writers of a file left beside it; none may be at work."""
-    for unfinished in path.parent.glob(f".{path.name}.*{UNFINISHED_SUFFIX}"):
-        unfinished.unlink()
-
-
-def sync_directory(path: Path) -> None:
-    """Makes renames inside a directory survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @dataclass(frozen=True)

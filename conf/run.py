@@ -22,16 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from conf.atomic_output import write_text_atomic
 from conf.errors import InputDataError, UpstreamNotReadyError
 from conf.locks import hold_file_lock
-from conf.paths import (
-    CURRENT_FILE,
-    EntryKind,
-    check_entry_name,
-    local_path,
-    resolve_entry,
-    write_text_atomic,
-)
+from conf.paths import CURRENT_FILE, EntryKind, check_entry_name, local_path, resolve_entry
 
 RUN_CARD_FILE = "run_card.json"
 RUN_CARD_LOCK = ".run_card.lock"

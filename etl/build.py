@@ -31,7 +31,7 @@ from etl.events.event_log import EventCounts, count_events, kept, prepare_events
 from etl.events.labels import add_weights
 from etl.events.negatives import Negatives, add_negatives
 from etl.events.splits import EVENT_SPLITS
-from etl.plan import FeaturePlan, plan_features
+from etl.feature_plan import FeaturePlan, plan_features
 from etl.quality.contract import check_sources, check_version, list_results
 from etl.quality.version_view import VersionView, view_current
 from etl.records.jvm_connector import check_connector

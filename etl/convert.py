@@ -20,8 +20,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import csv
 
+from conf.atomic_output import atomic_file
 from conf.errors import ConfigError, InputDataError, did_you_mean
-from conf.paths import atomic_file, find_manifest
+from conf.paths import find_manifest
 from conf.schema import PackedSlot
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.row_errors import refuse_unknown

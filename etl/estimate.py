@@ -13,7 +13,7 @@ from conf.etl.encodings import FeatureConfig
 from conf.etl.sources import is_list_type
 from conf.manifest import InputFile
 from etl.events.splits import TRAIN, record_splits
-from etl.plan import SEEN, FeaturePlan
+from etl.feature_plan import SEEN, FeaturePlan
 
 _SAMPLE_BYTES = 1 << 16
 _SAMPLE_FILES = 8

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from conf.paths import write_text_atomic
+from conf.atomic_output import write_text_atomic
 from conf.run import REPORT_FILE, resolve_run
 from jobs.reporting.page import render_page
 from jobs.reporting.run_data import read_run

@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+from conf.atomic_output import write_text_atomic
 from conf.manifest import (
     MANIFEST_FILE,
     DatasetKeys,
@@ -15,7 +16,7 @@ from conf.manifest import (
     SourceSnapshot,
     SplitInfo,
 )
-from conf.paths import read_manifest, write_text_atomic
+from conf.paths import read_manifest
 from conf.schema import FeatureSchema, FeatureSpec, plan_slots
 from etl.tfrecord.codec.crc32c import crc32c
 from etl.tfrecord.codec.decode import read_file

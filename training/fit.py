@@ -20,10 +20,11 @@ from training.distribution.strategy import (
 )
 from training.distribution.workers import Workers, lost_worker_errors
 from training.input.split_source import TrainingData
+from training.loop.early_stopping import selection_metric
 from training.loop.epoch_records import LOSS_METRIC, TrainingResult
 from training.loop.interruption import stop_on_signals
 from training.loop.trainer import Trainer
-from training.loop.validation import build_validate, check_held_out, is_validated, selection_metric
+from training.loop.validation import build_validate, check_held_out, is_validated
 from training.models.retrieval import RetrievalModel
 from training.monitoring.progress import NoProgress, TrainingProgress
 from training.run_directory import (

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from conf.atomic_output import write_text_atomic
 from conf.errors import (
     InputDataError,
     InternalError,
@@ -26,18 +27,11 @@ from conf.errors import (
 )
 from conf.locks import hold_file_lock
 from conf.manifest import MANIFEST_FILE, Manifest
-from conf.paths import (
-    ReadablePath,
-    ToleratesShard,
-    local_path,
-    read_manifest,
-    resolve_version,
-    write_text_atomic,
-)
+from conf.paths import ReadablePath, ToleratesShard, local_path, read_manifest, resolve_version
 from conf.run import INPUT_COUNTS_FILE, RUN_CARD_FILE, RunPaths, read_json, update_run_card
 from conf.schema import FeatureSpec, fingerprint
 from conf.training.train import TrainConfig
-from etl.tfrecord.reading import find_path
+from etl.tfrecord.files.locations import find_path
 from training.distribution.strategy import Devices
 from training.distribution.workers import Workers
 from training.input.feature_columns import check_specs

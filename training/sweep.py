@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from conf.atomic_output import write_text_atomic
 from conf.errors import (
     ConfigError,
     SluiceError,
@@ -29,12 +30,12 @@ from conf.errors import (
     did_you_mean,
 )
 from conf.load import override_config
-from conf.paths import read_manifest, resolve_version, write_text_atomic
+from conf.paths import read_manifest, resolve_version
 from conf.run import RUN_CARD_FILE, read_json, resolve_run, write_json
 from conf.schema import fingerprint
 from conf.training.sweep import ChoicesConfig, RangeConfig, SweepConfig
 from conf.training.train import TrainConfig
-from etl.tfrecord.reading import find_path
+from etl.tfrecord.files.locations import find_path
 from training.fit import fit_run
 from training.loop.epoch_records import LOSS_METRIC, EpochRecord, read_history
 from training.loop.validation import is_scored_by_label, is_validated

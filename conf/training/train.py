@@ -14,13 +14,8 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from conf.config_base import PublishedRoot, StrictFinite
 from conf.errors import ConfigError
 from conf.training.input import InputConfig
-from conf.training.models import (
-    DSSMConfig,
-    ModelConfig,
-)
-from conf.training.optimizer import (
-    OptimizerConfig,
-)
+from conf.training.models import DSSMConfig, ModelConfig
+from conf.training.optimizer import OptimizerConfig
 
 StrategyKind = Literal["auto", "none", "mirrored", "multi_worker", "parameter_server"]
 

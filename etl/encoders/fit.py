@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 
+from conf.atomic_output import write_text_atomic
 from conf.encoders import (
     ENCODERS_DIR,
     ENCODERS_FILE,
@@ -36,7 +37,7 @@ from conf.etl.encodings import (
 )
 from conf.manifest import FileInfo
 from conf.operations import Operation
-from conf.paths import DatasetPaths, write_text_atomic
+from conf.paths import DatasetPaths
 from conf.schema import FIRST_TOKEN_ID, DType, FeatureSchema, FeatureSpec
 from etl.encoders.incremental_vocabulary import IncrementalFit, VocabularyDiff, diff_vocabularies
 from etl.encoders.operation_fit import TrainSplit, fit_operations
@@ -47,7 +48,7 @@ from etl.encoders.vocabulary_fit import TokenLimits, VocabularyRequest, fit_voca
 from etl.events.histories import add_histories
 from etl.events.identity import EVENT_TS_COLUMN, event_columns
 from etl.events.splits import SPLIT_COLUMN, TRAIN
-from etl.plan import FeaturePlan, VocabularyPlan, history_names
+from etl.feature_plan import FeaturePlan, VocabularyPlan, history_names
 from etl.records.kept_partitions import link_file
 from etl.records.parquet_copy import describe_file
 from etl.versions.run_fingerprint import Parent

@@ -54,7 +54,7 @@ from etl.encoders.target import (
     write_statistic_table,
 )
 from etl.encoders.vocabulary import first_token_id
-from etl.plan import FeaturePlan
+from etl.feature_plan import FeaturePlan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

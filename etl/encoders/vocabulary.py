@@ -1,4 +1,4 @@
-"""Vocabularies as files: Parquet, one row per token, ids without gaps."""
+"""Vocabularies: the ids of tokens (`assign_ids`), and their files: Parquet, a row per token."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from conf.atomic_output import write_bytes_atomic
 from conf.encoders import TokenDType, VocabularySpec
 from conf.errors import ConfigError, InputDataError
-from conf.paths import ENTRY_NAME_PATTERN, ReadablePath, write_bytes_atomic
+from conf.paths import ENTRY_NAME_PATTERN, ReadablePath
 from conf.schema import FIRST_TOKEN_ID
 from etl.tfrecord.codec.crc32c import crc32c
 

@@ -34,7 +34,7 @@ from etl.events.splits import (
     mark_outside_window,
 )
 from etl.events.windowed_features import add_windowed_features
-from etl.plan import CANDIDATES
+from etl.feature_plan import CANDIDATES
 from etl.sources.source import ORDER_COLUMN, Source
 
 if TYPE_CHECKING:

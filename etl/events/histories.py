@@ -15,7 +15,7 @@ from conf.etl.build import BuildConfig
 from conf.etl.events import EventConditionConfig, GapsConfig, SessionsConfig, UserHistoryConfig
 from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN, POSITION_COLUMN
 from etl.events.splits import TOTAL_COLUMN
-from etl.plan import all_histories
+from etl.feature_plan import all_histories
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

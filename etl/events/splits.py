@@ -1,4 +1,4 @@
-"""Splits of the event log: by place, time, hash, sliding window or as given; never unseeded."""
+"""Splits of the event log: leave-one-out, by time, hash, sliding window or as given."""
 
 from __future__ import annotations
 

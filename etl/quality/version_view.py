@@ -9,10 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from conf.atomic_output import write_text_atomic
 from conf.encoders import ENCODERS_DIR, EncoderPlan
 from conf.errors import InputDataError, SluiceError
 from conf.manifest import MANIFEST_FILE, Manifest
-from conf.paths import DatasetPaths, resolve_version, write_text_atomic
+from conf.paths import DatasetPaths, resolve_version
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, PAD_ID, FeatureSchema
 from etl.encoders.pipeline import read_plan
 from etl.encoders.vocabulary import first_token_id, load_vocabulary

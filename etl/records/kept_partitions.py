@@ -16,12 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from conf.atomic_output import sync_directory
 from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.output import DATE_PARTITION
 from conf.manifest import Manifest, RunInfo, ShardInfo
-from conf.paths import DatasetPaths, sync_directory
+from conf.paths import DatasetPaths
 from etl.events.splits import EVENT_SPLITS
 from etl.records.write import VersionShard
 from etl.tfrecord.files.partitions import parse_partition_path

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from conf.atomic_output import atomic_file
 from conf.manifest import FileInfo
-from conf.paths import atomic_file
 from conf.schema import PackedSlot
 from etl.tfrecord.codec.crc32c import crc32c
 from etl.tfrecord.types.features import RecordType, WireFeature

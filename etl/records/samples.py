@@ -27,7 +27,7 @@ from etl.events.identity import (
 from etl.events.joins import plan_joins, select_latest
 from etl.events.splits import CATALOG, SPLIT_COLUMN, TRAIN, USERS, record_splits
 from etl.events.windowed_features import add_latest_windowed_features, windowed_feature_names
-from etl.plan import SEEN, FeaturePlan, history_names
+from etl.feature_plan import SEEN, FeaturePlan, history_names
 from etl.sources.source import Source
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from conf.schema import PackedSlot
 from etl.encoders.fit import FittedEncoders
 from etl.encoders.pipeline import read_pipeline
 from etl.events.splits import CATALOG, USERS, record_splits
-from etl.plan import FeaturePlan
+from etl.feature_plan import FeaturePlan
 from etl.quality.statistics import merge_statistics, summarize_statistics
 from etl.quality.version_view import write_statistics
 from etl.records.jvm_connector import wire_features

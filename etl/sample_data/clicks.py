@@ -15,13 +15,7 @@ import pyarrow.compute as pc
 
 from etl.sample_data.archive import replace_directory, write_card
 from etl.sample_data.config import MAX_DIRT_RATE, DirtRates, SampleConfig, require_range
-from etl.sample_data.movielens import (
-    CARD_NAME,
-    SampleChunk,
-    build_world,
-    draw_chunk,
-    plan_chunks,
-)
+from etl.sample_data.movielens import CARD_NAME, SampleChunk, build_world, draw_chunk, plan_chunks
 from etl.sample_data.movies import Catalogue
 from etl.sample_data.ratings import RatingEvents
 

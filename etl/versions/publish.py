@@ -13,24 +13,12 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from conf.atomic_output import UNFINISHED_SUFFIX, sync_directory, write_text_atomic
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError, did_you_mean
 from conf.manifest import MANIFEST_FILE, Manifest
-from conf.paths import (
-    UNFINISHED_SUFFIX,
-    DatasetPaths,
-    published_versions,
-    read_manifest,
-    sync_directory,
-    write_text_atomic,
-)
+from conf.paths import DatasetPaths, published_versions, read_manifest
 from etl.tfrecord.commit.local_commit import TEMPORARY_PREFIX
-from etl.versions.locks import (
-    OWNER_FILE,
-    TRASH_PREFIX,
-    describe_self,
-    hold_claim,
-    remove_directory,
-)
+from etl.versions.locks import OWNER_FILE, TRASH_PREFIX, describe_self, hold_claim, remove_directory
 
 CLAIM_FILE = ".publishing"
 

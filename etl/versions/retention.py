@@ -1,4 +1,7 @@
-"""The published versions of a dataset, which of them may go, and their removal."""
+"""The published versions of a dataset, which of them may go, and their removal.
+
+`etl/versions/publish.py` removes a single version (`remove_version`).
+"""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from conf.atomic_output import write_text_atomic
 from conf.errors import ConfigError, did_you_mean
 from conf.manifest import Manifest
 from conf.paths import (
@@ -17,7 +18,6 @@ from conf.paths import (
     published_versions,
     read_manifest,
     resolve_version,
-    write_text_atomic,
 )
 from etl.quality.drift import OTHER, Distribution, Overlay, measure_drift, overlay
 from etl.quality.version_view import VersionView, view_version

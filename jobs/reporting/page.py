@@ -13,15 +13,10 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from conf.atomic_output import write_text_atomic
 from conf.errors import SluiceError
-from conf.paths import write_text_atomic
 from conf.run import REPORT_FILE
-from jobs.reporting.dataset_sections import (
-    view_features,
-    view_flow,
-    view_popularity,
-    view_shards,
-)
+from jobs.reporting.dataset_sections import view_features, view_flow, view_popularity, view_shards
 from jobs.reporting.formatting import (
     FORMS,
     MISSING,

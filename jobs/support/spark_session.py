@@ -18,9 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from conf.atomic_output import atomic_file
 from conf.errors import ConfigError, InternalError, install_hint
 from conf.etl.output import SparkConfig
-from conf.paths import atomic_file
 
 if TYPE_CHECKING:
     from pyspark import SparkConf

@@ -10,23 +10,21 @@ from pathlib import Path
 
 import pytest
 
+from conf.atomic_output import atomic_file, remove_unfinished, write_text_atomic
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.locks import hold_file_lock
 from conf.manifest import Manifest
 from conf.paths import (
     DatasetPaths,
     EntryKind,
-    atomic_file,
     check_entry_name,
     complete_entries,
     list_unlisted_files,
     local_path,
     published_versions,
     read_manifest,
-    remove_unfinished,
     resolve_entry,
     resolve_version,
-    write_text_atomic,
 )
 from conf.run import RunPaths, read_json, resolve_run, update_run_card, write_json
 from tests.datasets import build_manifest

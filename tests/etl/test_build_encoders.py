@@ -13,7 +13,7 @@ from conf.encoders import EncoderPlan
 from conf.errors import ConfigError
 from etl.build import build_dataset
 from etl.encoders.pipeline import read_plan
-from etl.plan import plan_features
+from etl.feature_plan import plan_features
 from etl.tfrecord.codec.decode import read_file
 from etl.tfrecord.types.features import WireFeature
 from tests.etl.logs import RATINGS, build_config, write_logs

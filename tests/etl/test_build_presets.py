@@ -14,7 +14,7 @@ from conf.etl.build import BuildConfig
 from conf.etl.encodings import FeatureConfig
 from conf.load import load_config
 from etl.build import BuildResult, build_dataset
-from etl.plan import plan_features
+from etl.feature_plan import plan_features
 from etl.sample_data.clicks import ClickSampleConfig, write_clicks
 from tests.etl.built_versions import read_sparse, read_split
 from tests.etl.logs import build_config

@@ -64,7 +64,7 @@ def build_trainer(
 
 def read_state(trainer: Trainer) -> dict[str, np.ndarray]:
     """All that a checkpoint would hold."""
-    from training.checkpoint.training_state import MODEL, OPTIMIZERS, collect_state, copy_state
+    from training.checkpoint.saved_tensors import MODEL, OPTIMIZERS, collect_state, copy_state
 
     state = collect_state(**{MODEL: trainer.model, OPTIMIZERS: trainer._optimizers})
     return {name: tensor.numpy() for name, tensor in copy_state(state).items()}

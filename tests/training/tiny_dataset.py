@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tensorflow as tf
 
+from conf.atomic_output import write_text_atomic
 from conf.encoders import ENCODERS_FILE, ColumnEncoding, EncoderPlan, RawColumn, VocabularySpec
 from conf.manifest import (
     MANIFEST_FILE,
@@ -25,7 +26,7 @@ from conf.manifest import (
     SplitInfo,
 )
 from conf.operations import Hash
-from conf.paths import DatasetPaths, write_text_atomic
+from conf.paths import DatasetPaths
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, FeatureSchema, FeatureSpec
 from etl.tfrecord.codec.crc32c import crc32c
 

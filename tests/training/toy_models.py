@@ -7,8 +7,9 @@ import tensorflow as tf
 from conf.manifest import Manifest
 from training.embedding.static_table import EmbeddingTable
 from training.input.batches import Batch
-from training.models.retrieval import Features, RetrievalModel
+from training.models.retrieval import RetrievalModel
 from training.networks.layers import MLP, pool_rows
+from training.networks.tower import Features
 
 
 class TinyTowers(tf.Module):

@@ -1,4 +1,4 @@
-"""Checkpoint files: tensors, and the metadata to resume: input position, sums, checksums.
+"""Checkpoint files: tensors, resume state and checksums, written beside and moved into place.
 
 <directory>/state.index, state.data-…    tensors by name, for `tf.train.load_checkpoint`
             checkpoint.json              resume state; size and SHA-256 of each file
@@ -21,77 +21,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from conf.atomic_output import sync_directory, write_text_atomic
 from conf.errors import InputDataError
-from conf.paths import sync_directory, write_text_atomic
 from conf.schema import fingerprint
-
-
-@dataclass(frozen=True, order=True)
-class Position:
-    """The batch that training reads next.
-
-    Attributes:
-        epoch: Zero-based epoch; so many epochs are finished.
-        batch: Zero-based batch of that epoch; so many of its batches are trained. The number of
-            steps per epoch stands for an epoch that is trained and not yet validated.
-    """
-
-    epoch: int
-    batch: int
-
-    def step(self, steps_per_epoch: int) -> int:
-        """Returns the number of steps before this position, over all epochs."""
-        return self.epoch * steps_per_epoch + self.batch
-
-
-@dataclass(frozen=True)
-class EpochSums:
-    """Sums over the steps of an epoch that are done.
-
-    Attributes:
-        loss: Sum of the steps' losses.
-        wait_s: Seconds that the steps waited for their batches.
-        seconds: Wall time of the steps.
-    """
-
-    loss: float = 0.0
-    wait_s: float = 0.0
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class ResumeState:
-    """What a bit-exact resume needs besides the variables.
-
-    Every draw of training is a function of the run's seed and of a counter: the epoch for the
-    order of records, the optimizers' step, which is one of the variables, for dropout and
-    negatives. Seed and counters are the whole state of random numbers.
-
-    Attributes:
-        position: The next batch.
-        sums: Sums of the epoch that the position is in.
-        seed: The run's seed.
-    """
-
-    position: Position
-    sums: EpochSums
-    seed: int
-
-    def after(self, steps: int, loss: float, wait_s: float, seconds: float) -> ResumeState:
-        """Returns the state some steps further in the same epoch.
-
-        Args:
-            steps: The steps.
-            loss: Sum of their losses.
-            wait_s: Seconds that they waited for their batches.
-            seconds: Their wall time.
-        """
-        position = Position(self.position.epoch, self.position.batch + steps)
-        sums = EpochSums(
-            self.sums.loss + loss, self.sums.wait_s + wait_s, self.sums.seconds + seconds
-        )
-        return ResumeState(position, sums, self.seed)
-
+from training.checkpoint.resume_state import Position, ResumeState, parse_resume_state
 
 STATE_PREFIX = "state"
 METADATA_FILE = "checkpoint.json"
@@ -220,15 +153,6 @@ def _parse_metadata(content: Mapping[str, Any]) -> CheckpointMetadata:
             dict(layout["tables"]), tuple(layout["dense"]), dict(layout.get("keys", {}))
         ),
     )
-
-
-def parse_resume_state(content: Mapping[str, Any]) -> ResumeState:
-    """Returns the resume state that `dataclasses.asdict` made a mapping of."""
-    parts = {
-        "position": Position(**content["position"]),
-        "sums": EpochSums(**content["sums"]),
-    }
-    return ResumeState(**{**content, **parts})
 
 
 def link_checkpoint(source: Path, target: Path) -> None:

@@ -19,18 +19,16 @@ from training.checkpoint.checkpoint_files import (
     STATE_PREFIX,
     CheckpointLayout,
     CheckpointMetadata,
-    Position,
-    ResumeState,
     link_checkpoint,
     list_checkpoints,
-    parse_resume_state,
     prune_checkpoints,
     publish_checkpoint,
     read_checkpoint,
     remove_leftovers,
     write_checkpoint,
 )
-from training.checkpoint.training_state import (
+from training.checkpoint.resume_state import Position, ResumeState, parse_resume_state
+from training.checkpoint.saved_tensors import (
     MODEL,
     OPTIMIZERS,
     TrainingState,

@@ -13,7 +13,7 @@ from conf.run import CHECKPOINTS_DIR, resolve_run
 from conf.training.train import TrainConfig
 from training.checkpoint.checkpoint_files import list_checkpoints
 from training.checkpoint.manager import restore_newest
-from training.checkpoint.training_state import MODEL, collect_state
+from training.checkpoint.saved_tensors import MODEL, collect_state
 from training.models.registry import build_model
 from training.models.retrieval import RetrievalModel
 from training.run_directory import RunReference

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from conf.atomic_output import atomic_file
 from conf.errors import ConfigError, InputDataError
-from conf.paths import atomic_file
 from conf.run import RECOMMENDATIONS_FILE
 from conf.schema import PAD_ID
 from training.checkpoint.restore import TrainedModel

@@ -25,11 +25,7 @@ from training.input.feature_columns import FeatureColumn, bound_list, plan_colum
 from training.input.mixing import build_mixed_reader
 from training.input.row_sampling import bucket_batches, skip_batches
 from training.input.shuffle_buffer import read_epoch
-from training.input.split_source import (
-    InputOptions,
-    SplitSource,
-    build_size_error,
-)
+from training.input.split_source import InputOptions, SplitSource, build_size_error
 from training.input.vocabularies import read_plan
 from training.tensorflow_runtime import close_iterators_at_exit
 

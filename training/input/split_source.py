@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from conf.atomic_output import write_text_atomic
 from conf.errors import ConfigError, InputDataError, TooFewRowsError
 from conf.manifest import Manifest
-from conf.paths import ReadablePath, write_text_atomic
+from conf.paths import ReadablePath
 from conf.schema import canonical_json, fingerprint
 from conf.training.input import ClassBalanceConfig, InputConfig
 from training.input.damage import DamagePolicy, InputCounts, warn_unlisted

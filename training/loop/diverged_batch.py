@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from conf.atomic_output import sync_directory, write_text_atomic
 from conf.errors import TrainingDivergedError
 from conf.manifest import Manifest
-from conf.paths import sync_directory, write_text_atomic
 from conf.run import DIVERGED_DIR
-from training.checkpoint.checkpoint_files import Position
+from training.checkpoint.resume_state import Position
 
 BATCH_FILE = "batch.npz"
 SUMMARY_FILE = "diverged.json"

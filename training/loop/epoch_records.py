@@ -1,18 +1,16 @@
-"""Records of epochs in `history.json`: which epoch is the best, and when to stop early."""
+"""Records of epochs in `history.json`, and the result of a run."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from conf.atomic_output import write_text_atomic
 from conf.errors import ConfigError, InputDataError, did_you_mean
-from conf.paths import write_text_atomic
 from conf.run import HISTORY_FILE
-from conf.training.train import EarlyStoppingConfig
 
 LOSS_METRIC = "loss"
 
@@ -82,33 +80,6 @@ class TrainingResult:
     left_out: Mapping[str, int]
 
 
-def find_best_epoch(history: Sequence[EpochRecord], metric: str | None) -> int:
-    """Returns the one-based epoch to keep: the first with the best metric, or the last.
-
-    Args:
-        history: At least one epoch, in order.
-        metric: Metric to choose by, or None: nothing is held out, the last epoch is kept.
-    """
-    if metric is None:
-        return history[-1].epoch
-    best = max(history, key=lambda record: (_comparable(record.metric(metric)), -record.epoch))
-    return best.epoch
-
-
-def latest_metric(history: Sequence[EpochRecord], metric: str | None) -> tuple[str, float] | None:
-    """Returns the name and the last value of a validation metric; None where there is none yet."""
-    if not history or metric is None or metric not in history[-1].validation:
-        return None
-    return metric, history[-1].validation[metric]
-
-
-def should_stop(history: Sequence[EpochRecord], config: EarlyStoppingConfig | None) -> bool:
-    """Whether the metric has not improved for `patience` epochs."""
-    if config is None or not history:
-        return False
-    return history[-1].epoch - find_best_epoch(history, config.metric) >= config.patience
-
-
 def write_history(run: Path, history: Sequence[EpochRecord]) -> None:
     """Writes `history.json` atomically."""
     entries = [asdict(record) for record in history]
@@ -156,7 +127,3 @@ def read_resumed_history(run: Path, finished: int, newest: int) -> list[EpochRec
             fix="restore the missing files, or train again without --resume",
         )
     return records[:finished]
-
-
-def _comparable(value: float) -> float:
-    return -math.inf if math.isnan(value) else value

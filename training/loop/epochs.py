@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from conf.errors import TrainingDivergedError
-from training.checkpoint.checkpoint_files import Position, ResumeState
 from training.checkpoint.manager import CheckpointManager
+from training.checkpoint.resume_state import Position, ResumeState
 from training.distribution.workers import NullWriter, Workers
 from training.loop.diverged_batch import DivergedStep, build_divergence_error, write_diverged_batch
 from training.loop.epoch_input import EpochBatches, EpochInput

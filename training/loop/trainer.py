@@ -12,9 +12,9 @@ import tensorflow as tf
 from conf.errors import InputDataError
 from conf.run import LOGS_DIR, WARM_START_FILE, write_json
 from conf.training.train import StepRange, TrainConfig
-from training.checkpoint.checkpoint_files import EpochSums, Position, ResumeState
 from training.checkpoint.manager import CheckpointManager
-from training.checkpoint.training_state import MODEL, OPTIMIZERS, collect_state, find_non_finite
+from training.checkpoint.resume_state import EpochSums, Position, ResumeState
+from training.checkpoint.saved_tensors import MODEL, OPTIMIZERS, collect_state, find_non_finite
 from training.distribution.parameter_server import ParameterServers
 from training.distribution.scheduled_steps import ScheduledSteps
 from training.distribution.strategy import check_batch_size
@@ -22,15 +22,18 @@ from training.distribution.workers import NullWriter, Workers
 from training.embedding.key_mapping import plan_keyed_features
 from training.input.mixing import check_mixed_ids, find_mixed
 from training.input.split_source import TrainingData
+from training.loop.early_stopping import (
+    find_best_epoch,
+    latest_metric,
+    selection_metric,
+    should_stop,
+)
 from training.loop.epoch_input import EpochInput, StepInputs
 from training.loop.epoch_records import (
     LOSS_METRIC,
     EpochRecord,
     TrainingResult,
-    find_best_epoch,
-    latest_metric,
     read_resumed_history,
-    should_stop,
     write_history,
 )
 from training.loop.epochs import EpochRunner, RunContext
@@ -47,7 +50,7 @@ from training.loop.step import (
     find_prefetch_device,
     plan_shared_rows,
 )
-from training.loop.validation import Validate, check_held_out, selection_metric
+from training.loop.validation import Validate, check_held_out
 from training.loop.warm_start import WarmStartReport, WarmTarget, transfer_weights
 from training.models.registry import build_model
 from training.monitoring.progress import TrainingProgress

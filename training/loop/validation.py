@@ -1,4 +1,4 @@
-"""Validation after each epoch, and the metric that chooses the best one.
+"""Validation after each epoch.
 
 The validation split is ranked. Rows of train that `input.validation` holds out stand in its
 place: ranked too where the objective is a softmax over items, so that each row is a positive;
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from conf.errors import ConfigError, TooFewRowsError
+from conf.errors import TooFewRowsError
 from conf.manifest import Manifest
 from conf.training.train import TrainConfig
 from training.evaluation.evaluate import evaluate_full
@@ -94,28 +94,3 @@ def _build_scoring(config: TrainConfig, data: TrainingData, label: str) -> Valid
         return {name: value for name, value in metrics.items() if value is not None}
 
     return validate
-
-
-def selection_metric(config: TrainConfig) -> str | None:
-    """Returns the metric that chooses the epoch, or None: the last one is kept.
-
-    Held-out rows of a binary objective are not ranked: the held-out loss stands in for a metric
-    of ranking.
-
-    Raises:
-        ConfigError: The metric's cut-off is not evaluated.
-    """
-    stopping = config.fit.early_stopping
-    if stopping is None:
-        return None
-    if is_scored_by_label(config):
-        return LOSS_METRIC
-    cut_off = stopping.metric.partition("@")[2]
-    if cut_off and int(cut_off) not in config.evaluation.ks:
-        raise ConfigError(
-            "fit.early_stopping.metric has a cut-off that is not evaluated",
-            received=stopping.metric,
-            allowed=f"cut-offs of evaluation.ks: {config.evaluation.ks}",
-            fix=f"add {cut_off} to evaluation.ks, or choose another metric",
-        )
-    return stopping.metric

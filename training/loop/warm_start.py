@@ -24,7 +24,7 @@ from training.checkpoint.checkpoint_files import (
     read_checkpoint,
 )
 from training.checkpoint.manager import BEST_DIR, LAST_DIR, describe_layout
-from training.checkpoint.training_state import MODEL, OPTIMIZERS, TrainingState, collect_state
+from training.checkpoint.saved_tensors import MODEL, OPTIMIZERS, TrainingState, collect_state
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_index import FIRST_ROW
 from training.embedding.key_space import KeySpace

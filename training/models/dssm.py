@@ -15,8 +15,8 @@ from conf.training.models import DSSMConfig
 from training.embedding.static_table import EmbeddingTable
 from training.input.feature_columns import bound_list, list_length
 from training.models.embedding_tables import TableBuilder
-from training.models.retrieval import Features, RetrievalModel, find_feature
-from training.networks.tower import Tower, TowerConfig
+from training.models.retrieval import RetrievalModel, find_feature
+from training.networks.tower import Features, Tower, TowerConfig
 
 
 class DSSM(RetrievalModel):

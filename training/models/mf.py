@@ -13,8 +13,9 @@ from conf.manifest import Manifest
 from conf.training.models import MFConfig
 from training.embedding.static_table import EmbeddingTable
 from training.models.embedding_tables import TableBuilder
-from training.models.retrieval import Features, RetrievalModel, find_feature
+from training.models.retrieval import RetrievalModel, find_feature
 from training.networks.layers import normalize_rows
+from training.networks.tower import Features
 
 BIAS_SUFFIX = "_bias"
 

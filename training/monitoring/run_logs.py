@@ -13,7 +13,7 @@ from typing import Any, TextIO
 import numpy as np
 import tensorflow as tf
 
-from conf.paths import write_text_atomic
+from conf.atomic_output import write_text_atomic
 from conf.run import STEPS_FILE
 from conf.schema import PAD_ID
 from conf.training.train import StepRange

@@ -1,4 +1,7 @@
-"""Tower of a two-tower model: the features of one side in, one vector out."""
+"""Tower of a two-tower model: the features of one side in, one vector out.
+
+The user tower and the item tower are built in `training/models/dssm.py`.
+"""
 
 from __future__ import annotations
 

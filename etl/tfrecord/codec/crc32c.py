@@ -2,7 +2,7 @@
 
 The polynomial is that of RFC 3720, appendix B.4. The instruction used (SSE4.2 `crc32`, AArch64
 `crc32c*`, or slicing-by-8 tables: Kounavis and Berry, 2005) follows the features of the CPU that
-runs the code; long buffers are folded where it can (`crc32c_fold`).
+runs the code; long buffers are folded where it can.
 """
 
 from collections.abc import Callable

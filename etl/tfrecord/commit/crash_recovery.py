@@ -3,6 +3,7 @@
 The old files wait in `<directory>/_publishing-<job>` until the new ones are in place; renaming
 it to `_replaced-<job>` decides for the new ones. The next writer finishes or takes back what
 was interrupted, by the plan that lies in the same place. The caller holds the directory's lock.
+Readers ask `is_publishing` (`etl/tfrecord/files/input_files.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from conf.paths import remove_unfinished, sync_directory, write_text_atomic
+from conf.atomic_output import remove_unfinished, sync_directory, write_text_atomic
 from etl.tfrecord.commit.job import SUCCESS_FILE
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE
 from etl.tfrecord.files.data_files import list_folders, make_folders

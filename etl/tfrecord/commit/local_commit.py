@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from conf.atomic_output import write_text_atomic
 from conf.errors import ConfigError, InternalError
-from conf.paths import write_text_atomic
 from etl.tfrecord.commit.crash_recovery import (
     ReplacementPlan,
     lock_directory,
@@ -42,12 +42,7 @@ from etl.tfrecord.commit.output_manifest import (
     merge_description,
     read_output_manifest,
 )
-from etl.tfrecord.files.data_files import (
-    index_path,
-    list_data_files,
-    make_folders,
-    refuse_missing,
-)
+from etl.tfrecord.files.data_files import index_path, list_data_files, make_folders, refuse_missing
 
 TEMPORARY_PREFIX = "_temporary-"
 

@@ -412,10 +412,7 @@ def _is_compressed(
 ) -> bool:
     if compression != "auto":
         return compression is not None
-    from etl.tfrecord.files.framing import (
-        HEADER_BYTES,
-        detect_compression,  # compiled
-    )
+    from etl.tfrecord.files.framing import HEADER_BYTES, detect_compression
 
     with opener(path) as file:
         return detect_compression(file.read(HEADER_BYTES)) is not None

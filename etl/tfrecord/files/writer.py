@@ -16,9 +16,9 @@ from typing import Any, Protocol, Self, TextIO
 import numpy as np
 import pyarrow as pa
 
+from conf.atomic_output import AtomicFile
 from conf.errors import ConfigError
 from conf.manifest import ShardInfo
-from conf.paths import AtomicFile
 from etl.tfrecord.codec.crc32c import crc32c
 from etl.tfrecord.codec.encode import CHUNK_ROWS, build_encoder
 from etl.tfrecord.codec.kernels import kernel, load_i64

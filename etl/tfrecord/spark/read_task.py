@@ -16,8 +16,8 @@ from typing import Any, BinaryIO, Self
 
 import pyarrow as pa
 
+from conf.atomic_output import AtomicFile, write_text_atomic
 from conf.errors import InputDataError
-from conf.paths import AtomicFile, write_text_atomic
 from etl.tfrecord.codec.decode import build_decoder
 from etl.tfrecord.codec.infer import FeatureCollector
 from etl.tfrecord.files.framing import (

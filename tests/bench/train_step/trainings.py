@@ -18,8 +18,9 @@ from training.embedding.key_space import KeySpace
 from training.embedding.static_table import EmbeddingTable
 from training.loop.optimizers import Optimizers
 from training.loop.step import StepOptions, TrainStep, build_run_steps
-from training.models.retrieval import Features, RetrievalModel
+from training.models.retrieval import RetrievalModel
 from training.networks.layers import MLP, pool_rows
+from training.networks.tower import Features
 from training.objectives.objective import BinaryCrossEntropy
 
 

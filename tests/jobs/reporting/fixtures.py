@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from conf.atomic_output import write_text_atomic
 from conf.encoders import ENCODERS_FILE, ColumnEncoding, EncoderPlan
 from conf.manifest import (
     MANIFEST_FILE,
@@ -24,7 +25,7 @@ from conf.manifest import (
     SourceSnapshot,
     SplitInfo,
 )
-from conf.paths import DatasetPaths, write_text_atomic
+from conf.paths import DatasetPaths
 from conf.run import (
     HISTORY_FILE,
     METRICS_FILE,

@@ -7,11 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.manifest import RowCounts, ShardInfo, SplitInfo
-from jobs.reporting.dataset_sections import (
-    event_steps,
-    fill_length_bins,
-    unexplained_rows,
-)
+from jobs.reporting.dataset_sections import event_steps, fill_length_bins, unexplained_rows
 from tests.jobs.reporting.pages import show
 
 

@@ -25,14 +25,7 @@ from jobs.reporting.formatting import (
     metric_title,
 )
 from jobs.reporting.page import load_templates
-from jobs.reporting.plots import (
-    COLOURS,
-    FlowStep,
-    draw,
-    plot_bars,
-    plot_curves,
-    plot_flow,
-)
+from jobs.reporting.plots import COLOURS, FlowStep, draw, plot_bars, plot_curves, plot_flow
 from jobs.reporting.run_data import ItemCatalogue
 from tests.jobs.reporting.pages import Page
 

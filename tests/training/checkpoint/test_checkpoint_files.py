@@ -16,9 +16,6 @@ from tests.training.checkpoint.conftest import MODEL, state_at
 from training.checkpoint.checkpoint_files import (
     CheckpointLayout,
     CheckpointMetadata,
-    EpochSums,
-    Position,
-    ResumeState,
     link_checkpoint,
     list_checkpoints,
     prune_checkpoints,
@@ -29,6 +26,7 @@ from training.checkpoint.checkpoint_files import (
     write_checkpoint,
 )
 from training.checkpoint.restore import load_run
+from training.checkpoint.resume_state import EpochSums, Position, ResumeState
 from training.run_directory import manifest_sha256
 
 METADATA = CheckpointMetadata(

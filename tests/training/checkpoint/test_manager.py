@@ -14,8 +14,9 @@ from conf.training.train import CheckpointConfig
 from tests.machine import PAGE_BYTES, fill, mount_small_disk
 from tests.training.checkpoint.conftest import assert_same, state_at
 from training.checkpoint import manager as module
-from training.checkpoint.checkpoint_files import EpochSums, Position, list_checkpoints
+from training.checkpoint.checkpoint_files import list_checkpoints
 from training.checkpoint.manager import BackgroundWriter
+from training.checkpoint.resume_state import EpochSums, Position
 
 
 def fail() -> None:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import training.embedding.static_table as table_module
 from conf.training.train import DevicesConfig
-from training.checkpoint.training_state import collect_state, copy_state, restore_state
+from training.checkpoint.saved_tensors import collect_state, copy_state, restore_state
 from training.distribution.strategy import build_strategy
 from training.embedding.lazy_optimizer import LazyAdam, LazyOptimizer, sum_repeated_rows
 from training.embedding.static_table import (

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from conf.atomic_output import write_text_atomic
 from conf.errors import ConfigError, InputDataError, TooFewRowsError, UpstreamNotReadyError
 from conf.manifest import MANIFEST_FILE, Manifest, ShardInfo, SplitInfo
-from conf.paths import write_text_atomic
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.input import InputConfig
 from tests.datasets import pack_version

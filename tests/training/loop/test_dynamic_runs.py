@@ -15,7 +15,7 @@ from tests.training import dynamic_replicas, dynamic_runs
 from tests.training.dynamic_runs import DSSM, FIT, MF, build_config, build_trainer, read_state
 from tests.training.processes import start_forked
 from tests.training.tiny_dataset import TinyConfig, hash_key, write_tiny_dataset
-from training.checkpoint.checkpoint_files import Position
+from training.checkpoint.resume_state import Position
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_space import KeySpace
 from training.input.damage import InputCounts

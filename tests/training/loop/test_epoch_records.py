@@ -18,16 +18,19 @@ from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.fit import fit_run, plan_run
 from training.input.batches import build_eval_dataset, build_held_out_dataset
 from training.input.split_source import TrainingData
-from training.loop.epoch_records import (
-    EpochRecord,
+from training.loop.early_stopping import (
     find_best_epoch,
     latest_metric,
+    selection_metric,
+    should_stop,
+)
+from training.loop.epoch_records import (
+    EpochRecord,
     read_history,
     read_resumed_history,
-    should_stop,
     write_history,
 )
-from training.loop.validation import build_validate, check_held_out, is_validated, selection_metric
+from training.loop.validation import build_validate, check_held_out, is_validated
 from training.models.registry import build_model
 from training.monitoring.progress import build_progress
 

@@ -23,14 +23,10 @@ from conf.training.optimizer import OptimizerConfig
 from conf.training.train import CheckpointConfig, DevicesConfig, FitConfig, TrainConfig
 from tests.training.killed_run import CONFIG
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
-from training.checkpoint.checkpoint_files import (
-    EpochSums,
-    Position,
-    ResumeState,
-    list_checkpoints,
-)
+from training.checkpoint.checkpoint_files import list_checkpoints
 from training.checkpoint.manager import restore_newest
-from training.checkpoint.training_state import collect_state, find_non_finite
+from training.checkpoint.resume_state import EpochSums, Position, ResumeState
+from training.checkpoint.saved_tensors import collect_state, find_non_finite
 from training.distribution.strategy import build_strategy
 from training.distribution.workers import NullWriter, Workers
 from training.input import shuffle_buffer

@@ -16,9 +16,10 @@ from conf.training.input import InputConfig
 from conf.training.models import DSSMConfig, MFConfig, SampledSoftmaxConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import DevicesConfig, EarlyStoppingConfig, FitConfig, TrainConfig
-from training.checkpoint.checkpoint_files import Position, list_checkpoints
+from training.checkpoint.checkpoint_files import list_checkpoints
 from training.checkpoint.manager import restore_newest
-from training.checkpoint.training_state import collect_state
+from training.checkpoint.resume_state import Position
+from training.checkpoint.saved_tensors import collect_state
 from training.distribution.strategy import build_strategy
 from training.input.batches import build_eval_dataset
 from training.input.split_source import TrainingData

@@ -21,7 +21,7 @@ from tests.training.killed_run import CONFIG
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.checkpoint_files import CheckpointLayout, list_checkpoints
 from training.checkpoint.restore import load_run
-from training.checkpoint.training_state import TrainingState
+from training.checkpoint.saved_tensors import TrainingState
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_space import KeySpace
 from training.fit import fit_run, plan_run

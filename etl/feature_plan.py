@@ -22,7 +22,7 @@ from conf.etl.events import UserHistoryConfig
 from conf.etl.sources import is_list_type
 from conf.manifest import DatasetKeys
 from conf.schema import Role
-from etl.plan_checks import check_encodings, check_fits, value_type
+from etl.feature_checks import check_encodings, check_fits, value_type
 
 
 def sampling_columns(config: BuildConfig) -> dict[str, Role]:

@@ -12,12 +12,10 @@ from conf.errors import InputDataError
 from training.checkpoint.checkpoint_files import (
     CheckpointLayout,
     CheckpointMetadata,
-    EpochSums,
-    Position,
-    ResumeState,
     write_checkpoint,
 )
-from training.checkpoint.training_state import (
+from training.checkpoint.resume_state import EpochSums, Position, ResumeState
+from training.checkpoint.saved_tensors import (
     Saveable,
     collect_state,
     copy_state,

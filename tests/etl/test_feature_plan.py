@@ -16,7 +16,7 @@ from conf.manifest import InputFile
 from etl.encoders.fit import build_plan
 from etl.estimate import estimate_rows, estimate_sizes
 from etl.events.histories import condition_columns
-from etl.plan import made_history_columns, plan_features
+from etl.feature_plan import made_history_columns, plan_features
 from tests.etl.events.test_histories import CONFIG
 from tests.etl.logs import behaviour_config, build_config
 

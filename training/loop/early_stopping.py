@@ -1,0 +1,67 @@
+"""Early stopping: the metric that chooses an epoch, the best epoch, and when to stop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from conf.errors import ConfigError
+from conf.training.train import EarlyStoppingConfig, TrainConfig
+from training.loop.epoch_records import LOSS_METRIC, EpochRecord
+from training.loop.validation import is_scored_by_label
+
+
+def find_best_epoch(history: Sequence[EpochRecord], metric: str | None) -> int:
+    """Returns the one-based epoch to keep: the first with the best metric, or the last.
+
+    Args:
+        history: At least one epoch, in order.
+        metric: Metric to choose by, or None: nothing is held out, the last epoch is kept.
+    """
+    if metric is None:
+        return history[-1].epoch
+    best = max(history, key=lambda record: (_comparable(record.metric(metric)), -record.epoch))
+    return best.epoch
+
+
+def latest_metric(history: Sequence[EpochRecord], metric: str | None) -> tuple[str, float] | None:
+    """Returns the name and the last value of a validation metric; None where there is none yet."""
+    if not history or metric is None or metric not in history[-1].validation:
+        return None
+    return metric, history[-1].validation[metric]
+
+
+def should_stop(history: Sequence[EpochRecord], config: EarlyStoppingConfig | None) -> bool:
+    """Whether the metric has not improved for `patience` epochs."""
+    if config is None or not history:
+        return False
+    return history[-1].epoch - find_best_epoch(history, config.metric) >= config.patience
+
+
+def _comparable(value: float) -> float:
+    return -math.inf if math.isnan(value) else value
+
+
+def selection_metric(config: TrainConfig) -> str | None:
+    """Returns the metric that chooses the epoch, or None: the last one is kept.
+
+    Held-out rows of a binary objective are not ranked: the held-out loss stands in for a metric
+    of ranking.
+
+    Raises:
+        ConfigError: The metric's cut-off is not evaluated.
+    """
+    stopping = config.fit.early_stopping
+    if stopping is None:
+        return None
+    if is_scored_by_label(config):
+        return LOSS_METRIC
+    cut_off = stopping.metric.partition("@")[2]
+    if cut_off and int(cut_off) not in config.evaluation.ks:
+        raise ConfigError(
+            "fit.early_stopping.metric has a cut-off that is not evaluated",
+            received=stopping.metric,
+            allowed=f"cut-offs of evaluation.ks: {config.evaluation.ks}",
+            fix=f"add {cut_off} to evaluation.ks, or choose another metric",
+        )
+    return stopping.metric
