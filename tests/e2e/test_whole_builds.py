@@ -1,8 +1,9 @@
-"""A full disk ends in a clear error, and what was published before stays readable."""
+"""Whole builds: through spark-submit, and on a disk that fills."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,10 +15,53 @@ from conf.paths import read_manifest, resolve_version
 from etl.build import build_dataset
 from etl.versions.run_fingerprint import RunRequest
 from jobs.cli import main
+from jobs.support.spark_session import ensure_java
 from tests.etl.logs import build_config, write_logs
 from tests.machine import fill, mount_small_disk
 
-pytestmark = pytest.mark.slow
+SUBMIT_MARK = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+
+
+@SUBMIT_MARK
+def test_spark_submit_builds_what_python_builds(built, tmp_path):
+    ensure_java()
+    config = build_config(write_logs(tmp_path / "logs"), tmp_path / "datasets")
+    file = tmp_path / "build.yaml"
+    file.write_text(json.dumps(config.resolved()))
+    done = subprocess.run(
+        [
+            Path(sys.executable).with_name("spark-submit"),
+            "--master",
+            "local[2]",
+            "--conf",
+            "spark.ui.enabled=false",
+            "--conf",
+            "spark.sql.shuffle.partitions=3",
+            ROOT / "jobs" / "build_dataset.py",
+            file,
+            "--log-format",
+            "json",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+        },
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    submitted = read_manifest(resolve_version(tmp_path / "datasets" / "small"))
+    checksums = {s.path: s.crc32c for split in submitted.splits for s in split.shards}
+    expected = built[0].manifest
+    assert checksums == {s.path: s.crc32c for split in expected.splits for s in split.shards}
+    assert json.loads(done.stdout.splitlines()[-1])["kept"] == dict(submitted.counts.kept)
+
+
+FULL_DISK_MARK = pytest.mark.slow
 DISK_BYTES = 4_000_000
 
 
@@ -33,6 +77,7 @@ def sluice(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@FULL_DISK_MARK
 @pytest.mark.exhaustive
 def test_full_disk_during_a_build_keeps_the_last_version(spark, small_disk, tmp_path):
     root = small_disk / "datasets"
