@@ -23,7 +23,7 @@ _MARK = "-Dsluice.tests=true"
 _GIVEN = os.environ.get(_VARIABLE, "").partition(_MARK)[0]
 _WAIT_S = 120.0
 # Parts of lines that Java and Spark write at each start, which nobody who runs a command shall see.
-START_LINES = ("incubator", "log4j", "Setting default log level", "native-hadoop", "WARN")
+START_LINES = ("incubator", "log4j", "Setting default log level", "native-hadoop", " WARN ")
 # Every Java that the suite starts lives for seconds, on data of kilobytes: the compiler for long
 # runs took a third of its processor time and never paid.
 _SHORT_LIFE = "-XX:TieredStopAtLevel=1"

@@ -10,6 +10,7 @@ from etl.tfrecord.codec.crc32c import crc32c
 from etl.tfrecord.codec.decode import build_decoder
 from etl.tfrecord.codec.encode import PackedEncoder, build_encoder
 from etl.tfrecord.codec.infer import FeatureCollector
+from etl.tfrecord.codec.rows import RowWriter
 from etl.tfrecord.files import framing
 from etl.tfrecord.files.framing import RecordBlock, index_records
 from etl.tfrecord.types.features import RECORD_TYPES, WireFeature
@@ -38,6 +39,7 @@ def warm_kernels() -> None:
         features = survey.features()
         build_decoder(features, record_type).decode(data, np.ascontiguousarray(index))
     _warm_packed()
+    RowWriter([np.zeros(1, np.int64)], [0]).write([pa.array([1])], np.zeros(1, np.int64))
 
 
 def _warm_packed() -> None:

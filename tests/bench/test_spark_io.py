@@ -37,7 +37,7 @@ def test_the_bars_name_measurements(name):
         Measurement("spark", name, title(task, "cached"), 1.0, 1.0, 10) for task in DRIVER_TASKS
     ]
     verdicts = judge(name, found, spark_bars(shape, "cached"))
-    assert len(verdicts) == 4
+    assert len(verdicts) == 3
     goals = {v.bar.reference: v.bar.goal for v in verdicts if v.bar.name == title(
         "write_native", "cached")}  # fmt: skip
     assert goals[title("write_connector", "cached")] == (1.4 if shape.has_lists else 2.0)

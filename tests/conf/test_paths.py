@@ -194,10 +194,10 @@ import os, sys, time
 from pathlib import Path
 from conf.locks import hold_file_lock
 with hold_file_lock(Path(sys.argv[1])):
-    if os.fork() == 0:
+    if os.fork() == 0:  # only then is all done that follows a fork
+        print("held", flush=True)
         time.sleep(20)
         os._exit(0)
-    print("held", flush=True)
     time.sleep(60)
 """
 
