@@ -31,7 +31,7 @@ from conf.paths import ReadablePath, ToleratesShard, local_path, read_manifest, 
 from conf.run import INPUT_COUNTS_FILE, RUN_CARD_FILE, RunPaths, read_json, update_run_card
 from conf.schema import FeatureSpec, fingerprint
 from conf.training.train import TrainConfig
-from etl.tfrecord.files.locations import find_path
+from etl.tfrecord.reading import find_path
 from training.distribution.strategy import Devices
 from training.distribution.workers import Workers
 from training.input.feature_columns import check_specs

@@ -35,7 +35,7 @@ from conf.run import RUN_CARD_FILE, read_json, resolve_run, write_json
 from conf.schema import fingerprint
 from conf.training.sweep import ChoicesConfig, RangeConfig, SweepConfig
 from conf.training.train import TrainConfig
-from etl.tfrecord.files.locations import find_path
+from etl.tfrecord.reading import find_path
 from training.fit import fit_run
 from training.loop.epoch_records import LOSS_METRIC, EpochRecord, read_history
 from training.loop.validation import is_scored_by_label, is_validated

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from conf.schema import OOV_ID
-from etl.tfrecord.codec.kernels import inlined, kernel
+from etl.tfrecord.reading import inlined, kernel
 from training.embedding.key_space import GrowingRows, KeySpace
 from training.embedding.static_table import EmbeddingTable, RowShards, read_rows
 

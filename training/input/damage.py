@@ -16,8 +16,7 @@ import tensorflow as tf
 from conf.errors import SluiceError
 from conf.manifest import Manifest
 from conf.paths import ReadablePath, list_unlisted_files
-from etl.tfrecord.files.framing import FIX_CORRUPT, BadRange, CorruptRecordError
-from etl.tfrecord.files.locations import is_remote
+from etl.tfrecord.reading import FIX_CORRUPT, BadRange, CorruptRecordError, is_remote
 
 _LOGGER = logging.getLogger(__name__)
 _WARNED: set[str] = set()

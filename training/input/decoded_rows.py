@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from etl.tfrecord.codec.rows import allocate
+from etl.tfrecord.reading import allocate
 
 LENGTH_COLUMN = "\0length"
 """Column that holds the length of a row's longest list, where batches of like length are made."""

@@ -17,11 +17,16 @@ import tensorflow as tf
 
 from conf.errors import InputDataError
 from conf.schema import PackedSlot, packed_lengths
-from etl.tfrecord.codec.decode import build_decoder
-from etl.tfrecord.codec.decode_columns import BadRecord
-from etl.tfrecord.codec.decode_packed import PackedDecoder, has_slots, packed_features
-from etl.tfrecord.files.framing import RecordBlock, corrupt_record
-from etl.tfrecord.types.features import WireFeature
+from etl.tfrecord.reading import (
+    BadRecord,
+    PackedDecoder,
+    RecordBlock,
+    WireFeature,
+    build_decoder,
+    corrupt_record,
+    has_slots,
+    packed_features,
+)
 from training.input.feature_columns import SEQUENCE_RECORDS
 
 # TensorFlow fails to report an error whose message holds bytes of a record that are no text.

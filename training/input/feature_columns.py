@@ -11,8 +11,7 @@ import pyarrow as pa
 from conf.errors import InputDataError, did_you_mean
 from conf.manifest import Manifest
 from conf.schema import OOV_ID, PAD_ID, FeatureSpec
-from etl.tfrecord.codec.rows import list_lengths
-from etl.tfrecord.types.features import WireFeature
+from etl.tfrecord.reading import WireFeature, list_lengths
 
 
 def bound_list(

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.training.input import FilterConfig, HeldOutConfig, InputConfig
-from etl.tfrecord.codec.rows import list_lengths
+from etl.tfrecord.reading import list_lengths
 from training.input.feature_columns import FeatureColumn, plan_columns, select_features
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {

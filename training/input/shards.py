@@ -19,15 +19,16 @@ from conf.atomic_output import atomic_file
 from conf.errors import InputDataError
 from conf.manifest import Manifest, ShardInfo
 from conf.paths import ReadablePath
-from etl.tfrecord.codec.crc32c import crc32c
-from etl.tfrecord.files.framing import (
+from etl.tfrecord.reading import (
     HEADER_BYTES,
     BadRange,
+    Compression,
     CorruptRecordError,
+    FileOpener,
     RecordBlock,
+    crc32c,
     read_record_blocks,
 )
-from etl.tfrecord.files.locations import Compression, FileOpener
 from training.input.damage import DamagePolicy
 from training.input.decoders import BlockDecoder
 

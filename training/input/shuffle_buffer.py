@@ -18,9 +18,14 @@ import numpy as np
 import pyarrow as pa
 
 from conf.schema import PackedSlot
-from etl.tfrecord.codec.rows import RowWriter, allocate, join_steps, list_lengths
-from etl.tfrecord.files.framing import RecordBlock
-from etl.tfrecord.types.features import WireFeature
+from etl.tfrecord.reading import (
+    RecordBlock,
+    RowWriter,
+    WireFeature,
+    allocate,
+    join_steps,
+    list_lengths,
+)
 from training.input.damage import DamagePolicy
 from training.input.decoded_rows import LENGTH_COLUMN, DecodedRows
 from training.input.decoders import BlockDecoder, build_block_decoder

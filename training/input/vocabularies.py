@@ -24,7 +24,7 @@ from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, PAD_ID, FeatureSpec
-from etl.tfrecord.codec.crc32c import crc32c
+from etl.tfrecord.reading import crc32c
 
 TOKEN_TYPES: dict[str, pa.DataType] = {"int64": pa.int64(), "string": pa.string()}
 
