@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from etl.tfrecord.codec.kernels import inlined, is_valid, load_i32, load_i64
+from etl.tfrecord.types.values import buffer_address
 
 WIDE_TYPES = (pa.large_string(), pa.large_binary())
 BYTES_TYPES = (pa.string(), pa.binary(), *WIDE_TYPES)
@@ -40,16 +41,15 @@ class ArrayBuffers(NamedTuple):
 def int64_buffers(values: pa.Array) -> ArrayBuffers:
     """Returns the buffers of an int64 array, possibly sliced."""
     validity, data = values.buffers()
-    return ArrayBuffers(_validity(values, validity), 0, _address(data), values.offset, False)
+    return ArrayBuffers(_validity(values, validity), 0, buffer_address(data), values.offset, False)
 
 
 def bytes_buffers(values: pa.Array) -> ArrayBuffers:
     """Returns the buffers of a string or binary array, possibly sliced."""
     validity, offsets, data = values.buffers()
     wide = values.type in WIDE_TYPES
-    return ArrayBuffers(
-        _validity(values, validity), _address(offsets), _address(data), values.offset, wide
-    )
+    addresses = buffer_address(offsets), buffer_address(data)
+    return ArrayBuffers(_validity(values, validity), *addresses, values.offset, wide)
 
 
 def to_arrow(values: np.ndarray) -> pa.Array:
@@ -84,12 +84,8 @@ def load_span(buffers, row):  # type: ignore[no-untyped-def]
     return buffers[2] + start, length
 
 
-def _address(buffer: pa.Buffer | None) -> int:
-    return 0 if buffer is None else buffer.address
-
-
 def _validity(values: pa.Array, buffer: pa.Buffer | None) -> int:
-    return _address(buffer) if values.null_count else 0
+    return buffer_address(buffer) if values.null_count else 0
 
 
 _INFINITY_TEXT = r"^[+-]?(?i:inf|infinity)$"

@@ -6,6 +6,8 @@ the same ids (google/farmhash, `farmhashna::Hash64`, which it is defined to be f
 and must never change either, since sketches of different versions are merged.
 """
 
+# mypy: disable-error-code="no-untyped-def"
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -79,9 +81,6 @@ def hash_bytes(address: int, length: int) -> np.uint64:
             | (np.uint64(load_u8(address + length - 1)) << np.uint64(16))
         )
     return mix64(state ^ tail)
-
-
-# mypy: disable-error-code="no-untyped-def"
 
 
 _K0 = np.uint64(0xC3A5C85C97CB3127)

@@ -6,6 +6,8 @@ hash, id) for strings, whose bytes are compared where the hash agrees. Tokens li
 which is falling frequency, so the bytes of the common ones share few cache lines.
 """
 
+# mypy: disable-error-code="no-untyped-def"
+
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -29,9 +31,6 @@ from etl.encoders.arrow_columns import (
 from etl.encoders.hashing import hash_bytes, hash_to_buckets, mix64
 from etl.encoders.vocabulary import RETIRED_COLUMN
 from etl.tfrecord.codec.kernels import inlined, kernel, load_i64, load_u8, load_u64
-
-# mypy: disable-error-code="no-untyped-def"
-
 
 _EMPTY = 0  # no token has the position 0
 

@@ -25,6 +25,7 @@ from etl.quality.sketches import (
     summarize_counted,
 )
 from etl.tfrecord.codec.kernels import kernel, load_i64
+from etl.tfrecord.types.values import buffer_address
 
 
 @dataclass(frozen=True)
@@ -299,8 +300,7 @@ class BytesValues:
         keys = np.empty(len(wide), np.int64)
         _, offsets, data = wide.buffers()
         if len(wide):
-            start = 0 if data is None else data.address
-            _hash_values(offsets.address + 8 * wide.offset, start, keys)
+            _hash_values(offsets.address + 8 * wide.offset, buffer_address(data), keys)
         fresh = self._counter.add(keys)
         texts = wide.take(pa.array(fresh)).to_pylist()
         for key, text in zip(keys[fresh].tolist(), texts, strict=True):

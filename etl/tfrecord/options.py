@@ -87,7 +87,7 @@ class WriteOptions:
         limits: When a shard is full.
         index: Whether side files with the place of every record are written.
         partition_by: Columns whose values become directories.
-        lowering: How columns become features.
+        type_options: How columns become features.
         job_id: Id that the job is to have, or None for a new one.
         storage: The directory where it lies in an object store, else None.
         slots: Places of encoded columns in packed features.
@@ -110,7 +110,7 @@ class WriteOptions:
     limits: ShardLimits = field(default_factory=ShardLimits)
     index: bool = False
     partition_by: tuple[str, ...] = ()
-    lowering: TypeOptions = field(default_factory=TypeOptions)
+    type_options: TypeOptions = field(default_factory=TypeOptions)
     job_id: str | None = None
     storage: Storage | None = None
     slots: tuple[PackedSlot, ...] = ()
@@ -316,7 +316,7 @@ def parse_write_options(options: Mapping[str, str], overwrite: bool) -> WriteOpt
         limits=limits,
         index=parse_flag(given, "index"),
         partition_by=parse_names(given["partitionby"]) if "partitionby" in given else (),
-        lowering=parse_type_options(given),
+        type_options=parse_type_options(given),
         job_id=_parse_job_id(given),
         storage=storage,
         slots=parse_slots(given["packedslots"]) if "packedslots" in given else (),
@@ -359,7 +359,7 @@ class ReadOptions:
         reads_features: Whether a schema from the manifest is that of the features on the wire, not
             of the columns that were written.
         where: Allowed values, as text, by partition column.
-        lowering: Options that say how columns became features, by lower-case name.
+        type_options: Options that say how columns became features, by lower-case name.
         settings: How to reach object stores.
     """
 
@@ -375,7 +375,7 @@ class ReadOptions:
     infer_records: int | None = INFER_RECORDS
     reads_features: bool = False
     where: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
-    lowering: Mapping[str, str] = field(default_factory=dict)
+    type_options: Mapping[str, str] = field(default_factory=dict)
     settings: Settings = ()
 
     @property
@@ -398,7 +398,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
     given = check_names(options, _READ_OPTIONS)
     stated = "compression" in given or "codec" in given
     base_path, quarantine = given.get("basepath"), given.get("quarantinepath")
-    lowering = {name.lower() for name in TYPE_OPTIONS}
+    names = {name.lower() for name in TYPE_OPTIONS}
     parsed = ReadOptions(
         paths=_parse_paths(given, settings),
         record_type=parse_record_type(given) if "recordtype" in given else None,
@@ -413,7 +413,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         reads_features="readas" in given
         and bool(parse_choice(given, "readAs", {"columns": False, "features": True})),
         where=_parse_where(given),
-        lowering={name: value for name, value in given.items() if name in lowering},
+        type_options={name: value for name, value in given.items() if name in names},
         settings=settings,
     )
     _check_quarantine(parsed)

@@ -17,7 +17,7 @@ from etl.tfrecord.codec.infer import infer_features
 from etl.tfrecord.files.framing import read_record_blocks
 from etl.tfrecord.files.writer import ShardOptions, ShardWriter
 from etl.tfrecord.row_errors import locate_rows
-from etl.tfrecord.types.features import RecordType, WireFeature
+from etl.tfrecord.types.features import BYTE_ARRAY_COLUMN, RecordType, WireFeature
 from etl.tfrecord.types.from_example import plan_from_example
 from etl.tfrecord.types.policies import TypeOptions
 from etl.tfrecord.types.to_example import plan_to_example
@@ -26,13 +26,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-BYTE_ARRAY_COLUMN = "byteArray"  # as the JVM connectors name it
-
 PathLike = str | Path
 
 
 class TableWriter:
-    """Context manager that writes Arrow batches of any liftable type to one TFRecord file.
+    """Context manager that writes Arrow batches to one TFRecord file, by the policies of types.
 
     The file appears whole on a clean exit, and not at all otherwise.
 
@@ -47,7 +45,7 @@ class TableWriter:
         path: PathLike,
         schema: pa.Schema,
         options: ShardOptions | None = None,
-        lowering: TypeOptions | None = None,
+        type_options: TypeOptions | None = None,
     ) -> None:
         """Plans the encoding; touches no file yet.
 
@@ -55,14 +53,14 @@ class TableWriter:
             path: Target file; its directory must exist.
             schema: Schema of the batches.
             options: Record type and compression; the defaults if None.
-            lowering: Policies of types and values; the defaults if None.
+            type_options: Policies of types and values; the defaults if None.
 
         Raises:
             ConfigError: Columns that do not fit, all of them named.
         """
-        options = options or ShardOptions()
-        self._lowering = plan_to_example(schema, options.record_type, lowering or TypeOptions())
-        self._writer = ShardWriter(path, self._lowering.schema, options)
+        options, type_options = options or ShardOptions(), type_options or TypeOptions()
+        self._to_example = plan_to_example(schema, options.record_type, type_options)
+        self._writer = ShardWriter(path, self._to_example.schema, options)
         self._rows = 0
 
     def __enter__(self) -> Self:
@@ -76,7 +74,7 @@ class TableWriter:
             InputDataError: A value that does not fit; names the column and the row.
         """
         with locate_rows(batch, self._rows, "the table"):
-            self._writer.write(self._lowering.apply(batch))
+            self._writer.write(self._to_example.apply(batch))
         self._rows += batch.num_rows
 
     @property
@@ -93,15 +91,15 @@ def write_table(
     path: PathLike,
     *,
     options: ShardOptions | None = None,
-    lowering: TypeOptions | None = None,
+    type_options: TypeOptions | None = None,
 ) -> ShardInfo:
     """Writes a table as one TFRecord file.
 
     Args:
-        data: Rows of any type that the wire or a policy has a place for.
+        data: Rows; each column of a type that an Example or a policy has a place for.
         path: File to create or replace.
         options: Record type and compression; the defaults if None.
-        lowering: Policies of types and values; the defaults if None.
+        type_options: Policies of types and values; the defaults if None.
 
     Returns:
         Name, rows, bytes and checksum of the file.
@@ -114,7 +112,7 @@ def write_table(
         >>> write_table(pa.table({"user": [1, 2], "tags": [["a"], []]}), "train.tfrecord")
     """
     batches = [data] if isinstance(data, pa.RecordBatch) else data.to_batches()
-    with TableWriter(path, data.schema, options, lowering) as writer:
+    with TableWriter(path, data.schema, options, type_options) as writer:
         for batch in batches:
             writer.write(batch)
     return writer.info
@@ -157,17 +155,17 @@ def read_table_batches(
     *,
     schema: pa.Schema | None = None,
     record_type: RecordType = "Example",
-    lowering: TypeOptions | None = None,
+    type_options: TypeOptions | None = None,
     slots: Sequence[PackedSlot] = (),
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Reads files batch by batch, each of some megabytes of records.
 
     Args:
         paths: TFRecord files, plain or compressed.
-        schema: Columns wanted, which are all that is decoded; None to infer them, which reads
+        schema: Columns to read, which are all that is decoded; None to infer them, which reads
             the files once more.
         record_type: What the records are.
-        lowering: The policies that the files were written with, where a date or the like is to
+        type_options: The policies that the files were written with, where a date or the like is to
             come back.
         slots: Places of features in packed features, as a dataset's manifest tells them.
 
@@ -182,16 +180,16 @@ def read_table_batches(
     target = infer_table_schema(paths, record_type, slots) if schema is None else schema
     if record_type == "ByteArray":
         return target, _read_payloads(paths, target)
-    raising = plan_from_example(target, record_type, lowering)
-    decoder = build_decoder(raising.features, record_type, slots)
+    from_example = plan_from_example(target, record_type, type_options)
+    decoder = build_decoder(from_example.features, record_type, slots)
 
     def read() -> Iterator[pa.RecordBatch]:
         for path in paths:
             for block in read_record_blocks(path):
                 batch = decoder.decode_block(block, str(path))
                 with locate_rows(batch, block.first_record, "the file"):
-                    raised = raising.apply(batch, str(path))
-                yield raised
+                    restored = from_example.apply(batch, str(path))
+                yield restored
 
     return target, read()
 
@@ -212,7 +210,7 @@ def read_table(
     *,
     schema: pa.Schema | None = None,
     record_type: RecordType = "Example",
-    lowering: TypeOptions | None = None,
+    type_options: TypeOptions | None = None,
 ) -> pa.Table:
     """Reads whole files; arguments and errors as for `read_table_batches`.
 
@@ -222,7 +220,7 @@ def read_table(
     """
     listed = [paths] if isinstance(paths, str | Path) else list(paths)
     found, batches = read_table_batches(
-        listed, schema=schema, record_type=record_type, lowering=lowering
+        listed, schema=schema, record_type=record_type, type_options=type_options
     )
     return pa.Table.from_batches(batches, found)
 
@@ -232,7 +230,7 @@ def write_frame(
     path: PathLike,
     *,
     options: ShardOptions | None = None,
-    lowering: TypeOptions | None = None,
+    type_options: TypeOptions | None = None,
 ) -> ShardInfo:
     """Writes a frame as one TFRecord file; its index is left out.
 
@@ -241,7 +239,7 @@ def write_frame(
             float column is a null, as everywhere in pandas, and so a feature left out.
         path: File to create or replace.
         options: Record type and compression; the defaults if None.
-        lowering: Policies of types and values; the defaults if None.
+        type_options: Policies of types and values; the defaults if None.
 
     Returns:
         Name, rows, bytes and checksum of the file.
@@ -259,7 +257,7 @@ def write_frame(
             received=str(error),
             fix="convert it with `astype`, rename it, or drop it",
         ) from error
-    return write_table(table, path, options=options, lowering=lowering)
+    return write_table(table, path, options=options, type_options=type_options)
 
 
 def read_frame(
@@ -267,7 +265,7 @@ def read_frame(
     *,
     schema: pa.Schema | None = None,
     record_type: RecordType = "Example",
-    lowering: TypeOptions | None = None,
+    type_options: TypeOptions | None = None,
 ) -> pd.DataFrame:
     """Reads whole files as a frame; arguments and errors as for `read_table`.
 
@@ -275,7 +273,7 @@ def read_frame(
         One column per feature. An int64 column with nulls becomes pandas' nullable `Int64`, so
         that no id passes through a float.
     """
-    table = read_table(paths, schema=schema, record_type=record_type, lowering=lowering)
+    table = read_table(paths, schema=schema, record_type=record_type, type_options=type_options)
     import pandas as pd
 
     nullable = {pa.int64(): pd.Int64Dtype(), pa.int32(): pd.Int32Dtype()}

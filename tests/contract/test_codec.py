@@ -147,9 +147,9 @@ def test_ten_thousand_columns_in_linear_time(record_type: str) -> None:
 
     def work(batch: pa.RecordBatch) -> None:
         block = block_of(build_encoder(batch.schema, record_type).encode(batch))
-        survey = FeatureCollector(record_type)
-        survey.update(block)
-        features = survey.features()
+        collector = FeatureCollector(record_type)
+        collector.update(block)
+        features = collector.features()
         assert [f.name for f in features] == batch.schema.names
         assert build_decoder(features, record_type).decode_block(block).equals(batch)
 
@@ -222,10 +222,10 @@ def test_no_columns(record_type: str) -> None:
     assert len(block.index) == 3
     for record in range(3):
         assert message_of(record_type, block, record).ByteSize() in (0, 2, 4)
-    survey = FeatureCollector(record_type)
-    survey.update(block)
-    assert survey.features() == []
-    assert survey.records == 3
+    collector = FeatureCollector(record_type)
+    collector.update(block)
+    assert collector.features() == []
+    assert collector.records == 3
 
 
 TFX_BSL_FEATURES = [

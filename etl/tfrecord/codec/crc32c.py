@@ -5,6 +5,8 @@ The polynomial is that of RFC 3720, appendix B.4. The instruction used (SSE4.2 `
 runs the code; long buffers are folded where it can.
 """
 
+# mypy: disable-error-code="no-untyped-def"
+
 from collections.abc import Callable
 from typing import Any
 
@@ -269,9 +271,6 @@ def crc32c(data: bytes | bytearray | memoryview | np.ndarray, crc: int = 0) -> i
         raise ValueError("crc32c needs a contiguous buffer; pass a copy of the data instead")
     buffer = np.frombuffer(view.cast("B"), np.uint8) if view.nbytes else np.empty(0, np.uint8)
     return int(hash_memory(np.uint32(crc), buffer.ctypes.data, buffer.size))
-
-
-# mypy: disable-error-code="no-untyped-def"
 
 
 BLOCK_BYTES = 64

@@ -4,6 +4,8 @@ Records go through in runs that stay in the cache: a run is scanned, which measu
 and byte strings and notes where they are, then what was found is copied into the columns.
 """
 
+# mypy: disable-error-code="no-untyped-def"
+
 import numpy as np
 
 from etl.tfrecord.codec.kernels import (
@@ -69,9 +71,6 @@ from etl.tfrecord.codec.message_kernels import (
     read_simple,
     store_place,
 )
-
-# mypy: disable-error-code="no-untyped-def"
-
 
 _RECORDS_AHEAD = 4  # how far ahead memory is asked for
 
@@ -264,9 +263,6 @@ def scan_rows(
     return np.int64(OK), np.int64(stop), np.int64(-1)
 
 
-# mypy: disable-error-code="no-untyped-def"
-
-
 _ROWS_AHEAD = 6  # how far ahead memory is asked for
 
 
@@ -425,9 +421,6 @@ def fill_rows(features, number, first, stop, limit, outcomes):
         elif feature[KIND] == BYTES:
             features[f, SIZE] = _fill_strings(feature, first, stop, limit)
     return -1, -1
-
-
-# mypy: disable-error-code="no-untyped-def"
 
 
 NO_ROOM = 9  # an outcome of its own

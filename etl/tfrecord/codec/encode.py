@@ -13,11 +13,9 @@ import pyarrow as pa
 from conf.errors import ConfigError, InputDataError
 from conf.schema import PackedSlot
 from etl.tfrecord.codec import encode_kernels as k
-from etl.tfrecord.codec import encode_kernels as sequence
 from etl.tfrecord.codec.encode_columns import (
     BoundBatch,
     bind_column,
-    buffer_address,
     describe_refusal,
     plan_columns,
     read_byte_offsets,
@@ -26,6 +24,7 @@ from etl.tfrecord.codec.encode_kernels import BINARY, measure
 from etl.tfrecord.files.framing import FOOTER_BYTES, HEADER_BYTES, MAX_RECORD_BYTES
 from etl.tfrecord.types.features import RECORD_TYPES, RecordType
 from etl.tfrecord.types.packed_slots import SlotPacking
+from etl.tfrecord.types.values import buffer_address
 
 # Rows encoded into one buffer at a time: small enough for the cache, large enough for the calls.
 CHUNK_ROWS = 2048
@@ -171,13 +170,13 @@ class SequenceEncoder(_ColumnEncoder):
 
     def _measure(self, bound: BoundBatch, first: int, rows: int) -> tuple[Any, int]:
         sizes = np.empty((2, rows), np.int64)
-        total, largest = sequence.measure_sequences(*self._tables(bound), first, *sizes)
+        total, largest = k.measure_sequences(*self._tables(bound), first, *sizes)
         _check_record_bytes(largest, first + int(sizes.sum(axis=0).argmax()) if rows else 0)
         return sizes, total
 
     def _write(self, bound: BoundBatch, first: int, sizes: Any, out: np.ndarray) -> None:
         cursors = np.empty(sizes.shape[1], np.int64)
-        part, column, row = sequence.write_sequences(
+        part, column, row = k.write_sequences(
             *self._tables(bound), first, *sizes, cursors, out.ctypes.data
         )
         if part >= 0:

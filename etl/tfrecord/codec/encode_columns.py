@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.codec import encode_kernels as k
+from etl.tfrecord.types.values import buffer_address
 
 _ALLOWED = (
     "int8/16/32/64, uint8/16/32 and bool (int64 list); float16/32/64 and decimal (float list); "
@@ -147,11 +148,6 @@ def _list_depth(data_type: pa.DataType) -> tuple[int, pa.DataType]:
     while _is_list(data_type):
         depth, data_type = depth + 1, data_type.value_type
     return depth, data_type
-
-
-def buffer_address(buffer: pa.Buffer | None) -> int:
-    """Address of an Arrow buffer, 0 where there is none."""
-    return 0 if buffer is None else buffer.address
 
 
 def _row_offsets(column: pa.Array) -> tuple[pa.Array, np.ndarray]:

@@ -4,6 +4,8 @@ A record is one `tf.train.Example`, a `SequenceExample`, or the bytes as they ar
 as a table of addresses, so that one call serves a whole batch whatever its width.
 """
 
+# mypy: disable-error-code="no-untyped-def"
+
 import numpy as np
 
 from etl.tfrecord.codec.crc32c import masked_crc
@@ -30,9 +32,6 @@ from etl.tfrecord.codec.varint import (
     varint_bytes,
     write_packed,
 )
-
-# mypy: disable-error-code="no-untyped-def"
-
 
 # Kinds of values.
 INT32, INT64, FLOAT32, FLOAT64, BINARY = 0, 1, 2, 3, 4
@@ -159,9 +158,6 @@ def measure(columns, first, sizes):
         total += FRAME_BYTES + record
         largest = max(largest, record)
     return total, largest
-
-
-# mypy: disable-error-code="no-untyped-def"
 
 
 SLACK_BYTES = 16
@@ -408,9 +404,6 @@ def write_raw(values, byte_offsets, start):
         length = byte_offsets[row + 1] - byte_offsets[row]
         copy_bytes(start + HEADER_BYTES, values + byte_offsets[row], length)
         start = frame(start, length)
-
-
-# mypy: disable-error-code="no-untyped-def"
 
 
 _CONTEXT_TAG, _FEATURE_LISTS_TAG, _FEATURE_TAG = 0x0A, 0x12, 0x0A

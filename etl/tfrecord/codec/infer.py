@@ -1,5 +1,7 @@
 """Infers which features TFRecord files hold, from a pass over their records."""
 
+# mypy: disable-error-code="no-untyped-def"
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -26,9 +28,6 @@ from etl.tfrecord.codec.message_kernels import (
 from etl.tfrecord.files.framing import RecordBlock, corrupt_record, read_record_blocks
 from etl.tfrecord.files.locations import Compression
 from etl.tfrecord.types.features import BYTE_ARRAY_FEATURE, KIND_CODES, WireFeature
-
-# mypy: disable-error-code="no-untyped-def"
-
 
 NO_ROOM = 9  # an outcome of its own
 
@@ -96,7 +95,7 @@ def collect_features(
 
     Returns:
         Outcome (`NO_ROOM` where the last record must be gone through again, after what `unknown`
-        holds has been taken over), the record at which the survey ended, and rows of `unknown`.
+        holds has been taken over), the record at which the pass ended, and rows of `unknown`.
     """
     found = np.int64(0)
     for row in range(first, len(index)):
@@ -128,7 +127,7 @@ class _Found:
 
 
 class _MapCollector:
-    """Survey of one map of a record: features, context or feature lists."""
+    """Gathers what one map of the records holds: features, context or feature lists."""
 
     def __init__(self, message: str, tag: int, is_sequence: bool) -> None:
         self.found: dict[bytes, _Found] = {}
@@ -173,7 +172,7 @@ class FeatureCollector:
     """Gathers what records hold, block by block."""
 
     def __init__(self, record_type: str = "Example") -> None:
-        """Starts an empty survey.
+        """Starts with no record.
 
         Args:
             record_type: `"Example"`, `"SequenceExample"` or `"ByteArray"`.
@@ -206,13 +205,13 @@ class FeatureCollector:
         Raises:
             CorruptRecordError: A record is not well-formed.
         """
-        for survey in self._maps:
-            survey.update(block, name)
+        for collector in self._maps:
+            collector.update(block, name)
         self.records += len(block.index)
 
     def names(self) -> list[str]:
         """Names of all features found so far, also of those that never held a value."""
-        keys = [key for survey in self._maps for key in survey.found]
+        keys = [key for collector in self._maps for key in collector.found]
         return [key.decode("utf-8", errors="replace") for key in keys]
 
     def features(self) -> list[WireFeature]:
@@ -228,8 +227,8 @@ class FeatureCollector:
         if self._record_type == "ByteArray":
             return [BYTE_ARRAY_FEATURE]
         features: list[WireFeature] = []
-        for is_sequence, survey in enumerate(self._maps):
-            for key, found in survey.found.items():
+        for is_sequence, collector in enumerate(self._maps):
+            for key, found in collector.found.items():
                 name = key.decode("utf-8", errors="replace")
                 present = [kind for kind, code in KIND_CODES.items() if found.kinds >> code & 1]
                 if len(present) > 1:
@@ -264,7 +263,7 @@ def infer_features(
     record_type: str = "Example",
     max_records: int | None = None,
 ) -> list[WireFeature]:
-    """Finds out which features files hold; see `FeatureSurvey.features`.
+    """Finds out which features files hold; see `FeatureCollector.features`.
 
     Args:
         paths: TFRecord files.
@@ -280,16 +279,16 @@ def infer_features(
         InputDataError: A feature holds different kinds of values in different records.
         ConfigError: Unknown record type or compression.
     """
-    survey = FeatureCollector(record_type)
+    collector = FeatureCollector(record_type)
     if record_type == "ByteArray":
-        return survey.features()
+        return collector.features()
     for path in paths:
-        if max_records is not None and survey.records >= max_records:
+        if max_records is not None and collector.records >= max_records:
             break
         for block in read_record_blocks(path, compression=compression):
-            left = None if max_records is None else max_records - survey.records
+            left = None if max_records is None else max_records - collector.records
             few = RecordBlock(block.data, block.index[:left], block.offset, block.first_record)
-            survey.update(few, str(path))
-            if max_records is not None and survey.records >= max_records:
+            collector.update(few, str(path))
+            if max_records is not None and collector.records >= max_records:
                 break
-    return survey.features()
+    return collector.features()

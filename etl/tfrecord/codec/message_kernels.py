@@ -4,6 +4,8 @@ Every read is checked against the end of the message that holds it. Cells in the
 common writers produce are read in a few word loads; what deviates is walked field by field.
 """
 
+# mypy: disable-error-code="no-untyped-def"
+
 import numpy as np
 
 from etl.tfrecord.codec.kernels import (
@@ -29,9 +31,6 @@ from etl.tfrecord.codec.varint import (
     read_packed,
     read_varint,
 )
-
-# mypy: disable-error-code="no-untyped-def"
-
 
 # Kinds of lists, numbered as the members of Feature's oneof.
 ABSENT, BYTES, FLOAT, INT = 0, 1, 2, 3
@@ -231,9 +230,6 @@ def fill_entry(kind, p, end, since, limit, values, offsets, at, byte_at):
     return at, byte_at
 
 
-# mypy: disable-error-code="no-untyped-def"
-
-
 # Outcomes.
 OK, MALFORMED, OTHER_KIND, NOT_SCALAR, REFUSED = 0, 1, 2, 3, 4
 
@@ -331,9 +327,6 @@ def read_key(p, end):
             key, length = start, stop - start
         p = stop
     return key, length
-
-
-# mypy: disable-error-code="no-untyped-def"
 
 
 # 12 <n + 4> <kind tag> <n + 2> 0A <n>: what follows the key in a cell with n bytes of numbers.

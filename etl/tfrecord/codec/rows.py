@@ -5,6 +5,8 @@ memory of this size comes from the system page by page, at a cost of the order o
 that blocks are used again when nobody holds them any more.
 """
 
+# mypy: disable-error-code="no-untyped-def"
+
 from __future__ import annotations
 
 import threading
@@ -78,9 +80,6 @@ def _give_back(owner: np.ndarray) -> None:
                 del _FREE[large[0]]
         _FREE.append(owner)
         del _FREE[:-_MOST_KEPT]
-
-
-# mypy: disable-error-code="no-untyped-def"
 
 
 _TYPES = {

@@ -6,6 +6,8 @@ packed varints end is read off a bit mask of 64 bytes, so that no value waits fo
 it. Where the CPU has lanes for them (`varint_lanes`) they go through these, all but long ones.
 """
 
+# mypy: disable-error-code="no-untyped-def"
+
 from collections.abc import Callable
 from typing import Any
 
@@ -37,9 +39,6 @@ from etl.tfrecord.codec.varint_lanes import (
     pack_lanes,
     unpack_lanes,
 )
-
-# mypy: disable-error-code="no-untyped-def"
-
 
 _GROUPS = 0x7F7F7F7F7F7F7F7F
 # Their `pext` and `pdep` are microcode of up to some hundred steps.
@@ -118,9 +117,6 @@ gather_groups, spread_groups = select_groups(
 )
 
 
-# mypy: disable-error-code="no-untyped-def"
-
-
 # The bit of each byte that says that more bytes follow.
 CONTINUATION = 0x8080_8080_8080_8080
 FAILED = -1
@@ -175,9 +171,6 @@ def read_varint(p, end):
             return value, p
         shift += np.uint64(7)
     return value, FAILED
-
-
-# mypy: disable-error-code="no-untyped-def"
 
 
 _BLOCK_BYTES = 64

@@ -19,6 +19,8 @@ from etl.tfrecord.types.features import Kind, WireFeature
 
 COMMIT_FILE = "_sluice_commit.json"
 COMMIT_FORMAT_VERSION = 2
+# Keys of the file whose attribute of `OutputManifest` has another name.
+_FILE_KEYS = {"type_options": "lowering"}
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class OutputManifest:
         record_type: Record type of all shards.
         compression: Their compression, None for none.
         features: Features on the wire, in record order; empty for `ByteArray`.
-        lowering: How columns became features, for reading them back.
+        type_options: How columns became features, for reading them back.
         partition_columns: Name and Spark type of each partition column.
         shards: Every file.
         columns: Columns as they were written, in the JSON form of Spark's schemas, partition
@@ -67,14 +69,15 @@ class OutputManifest:
     record_type: str
     compression: str | None
     features: tuple[WireFeature, ...]
-    lowering: Mapping[str, Any]
+    type_options: Mapping[str, Any]
     partition_columns: tuple[tuple[str, str], ...]
     shards: tuple[OutputShard, ...]
     columns: Mapping[str, Any] | None = None
 
     def dumps(self) -> str:
         """Returns the manifest as JSON text."""
-        data = {"format_version": COMMIT_FORMAT_VERSION, **asdict(self)}
+        data = {"format_version": COMMIT_FORMAT_VERSION}
+        data |= {_FILE_KEYS.get(name, name): value for name, value in asdict(self).items()}
         if self.columns is None:
             del data["columns"]
         return json.dumps(data, indent=1) + "\n"
@@ -104,7 +107,7 @@ class OutputManifest:
                 record_type=data.pop("record_type"),
                 compression=data.pop("compression"),
                 features=tuple(_parse_feature(item) for item in data.pop("features")),
-                lowering=data.pop("lowering"),
+                type_options=data.pop(_FILE_KEYS["type_options"]),
                 partition_columns=tuple((n, t) for n, t in data.pop("partition_columns")),
                 shards=tuple(_parse_shard(item) for item in data.pop("shards")),
                 columns=_parse_columns(data.pop("columns", None)),
@@ -217,11 +220,11 @@ def merge_description(
         )
     added = tuple(f for f in new.features if f.name not in kinds)
     # Bytes that one of them knows to be no text are none in either.
-    binary = {*old.lowering.get("binary", ()), *new.lowering.get("binary", ())}
-    lowering = {**new.lowering, **({"binary": sorted(binary)} if binary else {})}
+    binary = {*old.type_options.get("binary", ()), *new.type_options.get("binary", ())}
+    merged = {**new.type_options, **({"binary": sorted(binary)} if binary else {})}
     features = (*old.features, *added)
     columns = _merge_columns(old, new)
-    return replace(new, features=features, lowering=lowering, shards=old.shards, columns=columns)
+    return replace(new, features=features, type_options=merged, shards=old.shards, columns=columns)
 
 
 def _check_case(
@@ -248,7 +251,7 @@ def _merge_columns(old: OutputManifest, new: OutputManifest) -> Mapping[str, Any
 
     One that had two types is left out: it is read as its feature.
     """
-    is_alike = _reading_rules(old.lowering) == _reading_rules(new.lowering)
+    is_alike = _reading_rules(old.type_options) == _reading_rules(new.type_options)
     if old.columns is None or new.columns is None or not is_alike:
         return None
     merged = {column["name"]: column for column in old.columns["fields"]}
@@ -259,31 +262,31 @@ def _merge_columns(old: OutputManifest, new: OutputManifest) -> Mapping[str, Any
     return {**old.columns, "fields": [column for column in merged.values() if column is not None]}
 
 
-def _reading_rules(lowering: Mapping[str, Any]) -> Any:
+def _reading_rules(type_options: Mapping[str, Any]) -> Any:
     """What of a description decides how features are read back."""
-    policies = {"": lowering.get("policy", {}), **lowering.get("columns", {})}
+    policies = {"": type_options.get("policy", {}), **type_options.get("columns", {})}
     rules = {
         name: {key: policy[key] for key in _READING_POLICIES if key in policy}
         for name, policy in policies.items()
     }
-    separator = lowering.get("struct_separator", ".")
-    return rules, separator, lowering.get("renamed", {})
+    separator = type_options.get("struct_separator", ".")
+    return rules, separator, type_options.get("renamed", {})
 
 
 def _traits(committed: OutputManifest) -> dict[str, Any]:
-    lowering: Mapping[str, Any] = committed.lowering
+    type_options: Mapping[str, Any] = committed.type_options
     return {
         "record type": committed.record_type,
         "compression": (committed.compression or "none").lower(),
         "partition columns": [list(column) for column in committed.partition_columns],
-        "layout": lowering.get("layout", "columns"),
-        "timestamps": _timestamp_policies(lowering),
+        "layout": type_options.get("layout", "columns"),
+        "timestamps": _timestamp_policies(type_options),
     }
 
 
-def _timestamp_policies(lowering: Mapping[str, Any]) -> dict[str, Any]:
+def _timestamp_policies(type_options: Mapping[str, Any]) -> dict[str, Any]:
     """Units of time by column, "" for all others: two of them in one feature look alike."""
-    policies = {"": lowering.get("policy", {}), **lowering.get("columns", {})}
+    policies = {"": type_options.get("policy", {}), **type_options.get("columns", {})}
     return {n: p["timestamps"] for n, p in sorted(policies.items()) if "timestamps" in p}
 
 

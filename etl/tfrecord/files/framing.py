@@ -5,6 +5,8 @@ all little-endian. A stream is cut into blocks of whole records, past damage whe
 wanted; `CorruptRecordError` and `BadRange` say what is wrong with the bytes.
 """
 
+# mypy: disable-error-code="no-untyped-def"
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -19,9 +21,6 @@ from etl.tfrecord.codec.crc32c import masked_crc
 from etl.tfrecord.codec.kernels import inlined, kernel, load_u32, load_u64
 from etl.tfrecord.codec.rows import allocate
 from etl.tfrecord.files.locations import ByteSource, Compression, Opener, is_intact, open_local
-
-# mypy: disable-error-code="no-untyped-def"
-
 
 HEADER_BYTES = 12
 FOOTER_BYTES = 4

@@ -327,7 +327,7 @@ def _common_manifest(
             len(unlisted), unlisted[0],
         )  # fmt: skip
         return None
-    kinds = {(m.record_type, m.features, repr(sorted(m.lowering.items()))) for m in found}
+    kinds = {(m.record_type, m.features, repr(sorted(m.type_options.items()))) for m in found}
     return found[0] if len(kinds) == 1 else None
 
 

@@ -21,7 +21,7 @@ from etl.tfrecord.files.data_files import DataFile
 from etl.tfrecord.files.input_files import InputListing
 from etl.tfrecord.options import ReadOptions
 from etl.tfrecord.spark.schema import restore_columns, to_arrow_schema, to_spark_schema
-from etl.tfrecord.types.features import WireFeature
+from etl.tfrecord.types.features import BYTE_ARRAY_COLUMN, WireFeature
 from etl.tfrecord.types.from_example import FromExample, find_name, plan_from_example, read_names
 from etl.tfrecord.types.policies import parse_type_options
 from etl.tfrecord.types.to_example import read_description
@@ -156,8 +156,6 @@ def _is_comparable(value: Any, wanted: Any) -> bool:
     return any(type(value) is kind and type(wanted) is kind for kind in exact)
 
 
-BYTE_ARRAY_COLUMN = "byteArray"  # as the JVM connectors name it
-
 # Where a type's name in SQL differs from that in a schema's JSON form.
 _JSON_NAMES = {"int": "integer", "bigint": "long", "smallint": "short", "tinyint": "byte"}
 
@@ -197,9 +195,9 @@ def _data_schema(options: ReadOptions, listing: InputListing) -> spark_types.Str
         return spark_types.StructType().add(BYTE_ARRAY_COLUMN, spark_types.BinaryType())
     committed = listing.committed
     if committed is not None and committed.record_type == record_type:
-        read_description(committed.lowering)  # refuses one that is damaged
+        read_description(committed.type_options)  # refuses one that is damaged
         features: Sequence[WireFeature] = committed.features
-        binary = committed.lowering.get("binary", ())
+        binary = committed.type_options.get("binary", ())
     else:
         from etl.tfrecord.spark.schema_sample import infer_sample  # compiled, and seldom needed
 
@@ -225,7 +223,7 @@ class ReadPlan:
         record_type: Record type of the files.
         target: Arrow schema that Spark expects.
         features: What to decode.
-        raising: From features to data columns; None for raw payloads.
+        from_example: From features to data columns; None for raw payloads.
         partitions: For each partition column of the files, in their order, the column of `target`
             that it fills, or None.
         suspects: Features to look for in another case where a file lacks them: no manifest told
@@ -235,7 +233,7 @@ class ReadPlan:
     record_type: str
     target: pa.Schema
     features: tuple[WireFeature, ...]
-    raising: FromExample | None
+    from_example: FromExample | None
     partitions: tuple[str | None, ...]
     suspects: frozenset[str] = frozenset()
 
@@ -252,7 +250,7 @@ class ReadPlan:
         Raises:
             InputDataError: A value does not fit its column.
         """
-        columns = (self.raising.apply(batch, name) if self.raising else batch).columns
+        columns = (self.from_example.apply(batch, name) if self.from_example else batch).columns
         if not self.target.names:
             return batch
         if not self.partitions:
@@ -298,12 +296,12 @@ def plan_read(
         features = tuple(WireFeature(name, "bytes") for name in data.names)
         return ReadPlan(record_type, target, features, None, partitions)
     committed = listing.committed
-    lowering = read_description(committed.lowering if committed else {})
-    if options.lowering:
-        lowering = parse_type_options(options.lowering)
-    raising = plan_from_example(data, record_type, lowering, read_names(committed))
-    suspects = frozenset() if committed else frozenset(f.name for f in raising.features)
-    return ReadPlan(record_type, target, raising.features, raising, partitions, suspects)
+    type_options = read_description(committed.type_options if committed else {})
+    if options.type_options:
+        type_options = parse_type_options(options.type_options)
+    from_example = plan_from_example(data, record_type, type_options, read_names(committed))
+    suspects = frozenset() if committed else frozenset(f.name for f in from_example.features)
+    return ReadPlan(record_type, target, from_example.features, from_example, partitions, suspects)
 
 
 def _match_partitions(listing: InputListing, columns: Sequence[str]) -> tuple[str | None, ...]:

@@ -160,7 +160,7 @@ def read_quarantine(directory: str | Path) -> list[QuarantinedRange]:
     return [found[key] for key in sorted(found)]
 
 
-_SURVEYED_RECORDS = 1000
+_CASE_CHECK_RECORDS = 1000
 
 
 class ReadTask:
@@ -233,10 +233,10 @@ class ReadTask:
         self._suspects -= {n for n in self._suspects if batch.column(n).null_count < rows}
         if not self._suspects:
             return
-        survey = FeatureCollector(self._plan.record_type)
-        few = block.index[:_SURVEYED_RECORDS]
-        survey.update(RecordBlock(block.data, few, block.offset, block.first_record), name)
-        present = survey.names()
+        collector = FeatureCollector(self._plan.record_type)
+        few = block.index[:_CASE_CHECK_RECORDS]
+        collector.update(RecordBlock(block.data, few, block.offset, block.first_record), name)
+        present = collector.names()
         for wanted in sorted(self._suspects - set(present)):
             found = find_name(wanted, present)
             if found:

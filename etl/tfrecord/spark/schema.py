@@ -147,7 +147,7 @@ def restore_columns(
     """
     if committed.columns is None:
         return wire
-    options = read_description(committed.lowering)
+    options = read_description(committed.type_options)
     names = read_names(committed)
     left = {field.name: field for field in wire.fields}
     restored = []

@@ -33,7 +33,7 @@ def infer_sample(
         CorruptRecordError: A file is damaged and the read is to fail there.
         InputDataError: A feature holds different kinds of values in different records.
     """
-    survey = FeatureCollector(record_type)
+    collector = FeatureCollector(record_type)
     chosen = [file for file in files if file.bytes]
     quota: int | None = None
     if options.infer_records is not None and chosen:
@@ -41,12 +41,12 @@ def infer_sample(
         chosen = [chosen[int(k)] for k in step]
         quota = -(-options.infer_records // len(chosen))
     for file in chosen:
-        _survey_file(survey, file, options, quota)
-    return survey.features()
+        _collect_file(collector, file, options, quota)
+    return collector.features()
 
 
-def _survey_file(
-    survey: FeatureCollector, file: DataFile, options: ReadOptions, quota: int | None
+def _collect_file(
+    collector: FeatureCollector, file: DataFile, options: ReadOptions, quota: int | None
 ) -> None:
     is_lenient = options.on_corrupt != "fail"
     left = quota
@@ -59,11 +59,11 @@ def _survey_file(
     ):
         sample = RecordBlock(block.data, block.index[:left], block.offset, block.first_record)
         try:
-            survey.update(sample, file.path)
+            collector.update(sample, file.path)
         except CorruptRecordError:
             if not is_lenient:
                 raise
-            _survey_one_by_one(survey, sample, file.path)
+            _collect_one_by_one(collector, sample, file.path)
         if left is not None:
             left -= len(sample.index)
             if left <= 0:
@@ -74,10 +74,10 @@ def _pass_over(bad: object) -> None:
     pass
 
 
-def _survey_one_by_one(survey: FeatureCollector, block: RecordBlock, name: str) -> None:
+def _collect_one_by_one(collector: FeatureCollector, block: RecordBlock, name: str) -> None:
     for row in range(len(block.index)):
         one = RecordBlock(block.data, block.index[row : row + 1], block.offset, block.first_record)
         try:
-            survey.update(one, name)
+            collector.update(one, name)
         except CorruptRecordError:
             continue

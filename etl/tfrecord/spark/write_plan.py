@@ -105,7 +105,7 @@ def plan_write(
         schema: Columns of the rows.
         options: Options of the write.
         partition_types: Spark's simple type name by partition column.
-        columns: Columns for the manifest, see `Committed`; None where it is to hold none.
+        columns: Columns for the manifest, see `OutputManifest`; None where it is to hold none.
         hooks: What others add to the write.
 
     Raises:
@@ -119,20 +119,20 @@ def plan_write(
         encoded = hooks.open_encoders(options.encoders).output_schema
         schema = nest_schema(encoded, options.feature_lists)
     source = pa.schema([field for field in schema if field.name not in options.partition_by])
-    lowering = plan_to_example(source, options.record_type, options.lowering)
-    records = lowering.schema
+    to_example = plan_to_example(source, options.record_type, options.type_options)
+    records = to_example.schema
     if options.slots:
         records = SlotPacking(records, options.slots).schema
     description = OutputManifest(
         record_type=options.record_type,
         compression=options.compression,
         features=describe_features(records, options.record_type),
-        lowering=json.loads(json.dumps(lowering.describe())),
+        type_options=json.loads(json.dumps(to_example.describe())),
         partition_columns=tuple(
             (name, (partition_types or {})[name]) for name in options.partition_by
         ),
         shards=(),
-        columns=None if lowering.renames is None else columns,
+        columns=None if to_example.renames is None else columns,
     )
     job_id = options.job_id or uuid.uuid4().hex
     job = JobPlan(job_id, options.mode, options.replaces_partitions, description)

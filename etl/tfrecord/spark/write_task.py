@@ -72,7 +72,7 @@ class WriteTask:
         self._row_encoder: RowEncoder | None = None
         if options.encoders is not None and hooks.open_encoders is not None:
             self._row_encoder = hooks.open_encoders(options.encoders)
-        self._lower: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
+        self._to_features: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
         self._encoder: Any = None
         self._writers: OrderedDict[PartitionValues, RollingWriter] = OrderedDict()
         self._counters: dict[PartitionValues, Iterator[int]] = {}
@@ -116,9 +116,9 @@ class WriteTask:
         batch = batch.drop_columns([name for name in names if name in batch.schema.names])
         if self._encoder is None:
             self._plan_records(batch.schema)
-        if self._lower is not None:
+        if self._to_features is not None:
             with locate_rows(batch, first_row, place):
-                batch = self._lower(batch)
+                batch = self._to_features(batch)
         if not names:
             with locate_rows(batch, first_row, place):
                 self._find_writer(()).write(batch)
@@ -132,13 +132,13 @@ class WriteTask:
         """Plans by the batches' own types, which settings of the session may vary."""
         fields = [field.with_metadata(self._metadata(field.name)) for field in schema]
         options = self._options
-        lowering = plan_to_example(pa.schema(fields), options.record_type, options.lowering)
-        self._lower = None if lowering.is_identity else lowering.apply
+        to_example = plan_to_example(pa.schema(fields), options.record_type, options.type_options)
+        self._to_features = None if to_example.is_identity else to_example.apply
         if options.slots:
-            # Outside of the lowering: statistics are of the features, not of what is packed.
-            self._encoder = PackedEncoder(lowering.schema, options.record_type, options.slots)
+            # Packing is left to the encoder: statistics are of the features, not of what is packed.
+            self._encoder = PackedEncoder(to_example.schema, options.record_type, options.slots)
         else:
-            self._encoder = build_encoder(lowering.schema, options.record_type)
+            self._encoder = build_encoder(to_example.schema, options.record_type)
 
     def _metadata(self, name: str) -> dict[bytes, bytes] | None:
         return self._marks.get(name)

@@ -28,7 +28,7 @@ class FeatureColumn:
 
 
 class ColumnNode(Protocol):
-    """Lowers one column, or one field of a struct; picklable."""
+    """Turns one column, or one field of a struct, into features; picklable."""
 
     @property
     def outputs(self) -> tuple[FeatureColumn, ...]:
@@ -39,7 +39,7 @@ class ColumnNode(Protocol):
         """Whether it gives the column itself."""
 
     def apply(self, column: pa.Array) -> list[pa.Array]:
-        """Lowers the column of a batch.
+        """Turns the column of a batch into features.
 
         Raises:
             InputDataError: A value that the policies refuse; names the column and the row.
@@ -69,16 +69,16 @@ class ColumnLeaf:
 
     @property
     def outputs(self) -> tuple[FeatureColumn, ...]:
-        """See `Node`."""
+        """See `ColumnNode`."""
         return (FeatureColumn(self.name, self.rule.target),)
 
     @property
     def is_identity(self) -> bool:
-        """See `Node`."""
+        """See `ColumnNode`."""
         return self.rule.is_identity and self.nulls == "absent"
 
     def apply(self, column: pa.Array) -> list[pa.Array]:
-        """See `Node`."""
+        """See `ColumnNode`."""
         converted, refusal = self.rule.convert(column)
         if refusal is not None:
             raise InputDataError(
@@ -117,11 +117,11 @@ class FlattenStruct:
 
     @property
     def outputs(self) -> tuple[FeatureColumn, ...]:
-        """See `Node`."""
+        """See `ColumnNode`."""
         return join_feature_columns(self.children)
 
     def apply(self, column: pa.Array) -> list[pa.Array]:
-        """See `Node`."""
+        """See `ColumnNode`."""
         pairs = zip(self.children, column.flatten(), strict=True)
         return [array for child, field in pairs for array in child.apply(field)]
 
@@ -146,8 +146,8 @@ class MapEntries:
     """A map as the list of its keys and the list of its values, in the same order.
 
     Attributes:
-        keys: Lowers the lists of keys.
-        values: Lowers the lists of values.
+        keys: For the lists of keys.
+        values: For the lists of values.
         key_lists: Type of the lists of keys.
         value_lists: Type of the lists of values.
         drop_null_values: Whether entries without a value are left out, keys included.
@@ -162,11 +162,11 @@ class MapEntries:
 
     @property
     def outputs(self) -> tuple[FeatureColumn, ...]:
-        """See `Node`."""
+        """See `ColumnNode`."""
         return (*self.keys.outputs, *self.values.outputs)
 
     def apply(self, column: pa.Array) -> list[pa.Array]:
-        """See `Node`."""
+        """See `ColumnNode`."""
         keys, values, rows = _split_maps(column)
         if self.drop_null_values and values.null_count:
             mask = np.asarray(values.is_valid())
@@ -184,7 +184,7 @@ class MapKeys:
     Attributes:
         keys: The keys, of the map's key type.
         key_type: That type, without a dictionary.
-        children: Lowers the values, one per key.
+        children: For the values, one per key.
     """
 
     keys: tuple[Any, ...]
@@ -194,11 +194,11 @@ class MapKeys:
 
     @property
     def outputs(self) -> tuple[FeatureColumn, ...]:
-        """See `Node`."""
+        """See `ColumnNode`."""
         return join_feature_columns(self.children)
 
     def apply(self, column: pa.Array) -> list[pa.Array]:
-        """See `Node`."""
+        """See `ColumnNode`."""
         keys, values, rows = _split_maps(column)
         if pa.types.is_dictionary(keys.type):
             keys = keys.dictionary_decode()
@@ -276,7 +276,7 @@ class DenseVectors:
     """Vectors as lists of all their values.
 
     Attributes:
-        leaf: Lowers the lists.
+        leaf: For the lists.
     """
 
     leaf: ColumnLeaf
@@ -284,11 +284,11 @@ class DenseVectors:
 
     @property
     def outputs(self) -> tuple[FeatureColumn, ...]:
-        """See `Node`."""
+        """See `ColumnNode`."""
         return self.leaf.outputs
 
     def apply(self, column: pa.Array) -> list[pa.Array]:
-        """See `Node`."""
+        """See `ColumnNode`."""
         vectors = _Vectors.split(column)
         offsets = np.zeros(len(column) + 1, np.int64)
         np.cumsum(vectors.sizes, out=offsets[1:])
@@ -305,9 +305,9 @@ class SparseVectors:
     """Vectors as indices, values and size; of a dense one, what is not zero.
 
     Attributes:
-        indices: Lowers the lists of indices.
-        values: Lowers the lists of values.
-        size: Lowers the sizes.
+        indices: For the lists of indices.
+        values: For the lists of values.
+        size: For the sizes.
     """
 
     indices: ColumnLeaf
@@ -317,11 +317,11 @@ class SparseVectors:
 
     @property
     def outputs(self) -> tuple[FeatureColumn, ...]:
-        """See `Node`."""
+        """See `ColumnNode`."""
         return (*self.indices.outputs, *self.values.outputs, *self.size.outputs)
 
     def apply(self, column: pa.Array) -> list[pa.Array]:
-        """See `Node`."""
+        """See `ColumnNode`."""
         vectors = _Vectors.split(column)
         lengths = vectors.value_rows.lengths
         keep = ~np.repeat(vectors.is_dense, lengths) | (vectors.values != 0)

@@ -49,7 +49,8 @@ class WireFeature:
 
 
 # A ByteArray record as a column; the name is the one that other Spark connectors give it.
-BYTE_ARRAY_FEATURE = WireFeature("byteArray", "bytes")
+BYTE_ARRAY_COLUMN = "byteArray"
+BYTE_ARRAY_FEATURE = WireFeature(BYTE_ARRAY_COLUMN, "bytes")
 
 
 RecordType = Literal["Example", "SequenceExample", "ByteArray"]

@@ -58,7 +58,7 @@ class FeatureNames:
 
     Attributes:
         known: All features; empty where no manifest lists them.
-        renames: By column, the names that its features got, see `Lowering.renames`.
+        renames: By column, the names that its features got, see `ToExample.renames`.
         separator: Between a struct's name and its field's.
     """
 
@@ -102,9 +102,9 @@ def read_names(committed: OutputManifest | None) -> FeatureNames:
     """
     if committed is None:
         return FeatureNames()
-    separator = read_description(committed.lowering).struct_separator
+    separator = read_description(committed.type_options).struct_separator
     names = tuple(feature.name for feature in committed.features)
-    return FeatureNames(names, read_renames(committed.lowering), separator)
+    return FeatureNames(names, read_renames(committed.type_options), separator)
 
 
 @dataclass
@@ -113,7 +113,7 @@ class FromExamplePlanner:
 
     Attributes:
         record_type: Record type to be read.
-        options: How columns were lowered.
+        options: How columns became features.
         names: What the features are called.
         features: What is to be decoded so far, by name.
         problems: What cannot be read, one sentence each.
@@ -232,7 +232,7 @@ class FromExample:
     nodes: tuple[DecodedNode, ...]
 
     def apply(self, batch: pa.RecordBatch, name: str = "<buffer>") -> pa.RecordBatch:
-        """Raises a batch.
+        """Turns a decoded batch into columns.
 
         Args:
             batch: One column per feature, in the order of `features`.

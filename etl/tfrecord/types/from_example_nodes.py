@@ -105,7 +105,7 @@ class DecodedLeaf:
     shown: str
 
     def build(self, batch: pa.RecordBatch, name: str) -> pa.Array:
-        """See `Node`."""
+        """See `DecodedNode`."""
         column = batch.column(self.feature)
         try:
             return cast_values(column, self.target, self.form)
@@ -133,7 +133,7 @@ class DecodedStruct:
     shown: str
 
     def build(self, batch: pa.RecordBatch, name: str) -> pa.Array:
-        """See `Node`."""
+        """See `DecodedNode`."""
         if not self.children:
             return pa.StructArray.from_buffers(self.target, batch.num_rows, [None])
         arrays = [child.build(batch, name) for child in self.children]
@@ -168,7 +168,7 @@ class DecodedMapEntries:
     shown: str
 
     def build(self, batch: pa.RecordBatch, name: str) -> pa.Array:
-        """See `Node`."""
+        """See `DecodedNode`."""
         keys, rows = split_lists(self.keys.build(batch, name))
         values, value_rows = split_lists(self.values.build(batch, name))
         if not np.array_equal(rows.offsets, value_rows.offsets):
@@ -197,7 +197,7 @@ class DecodedMapKeys:
     children: tuple[DecodedNode, ...]
 
     def build(self, batch: pa.RecordBatch, name: str) -> pa.Array:
-        """See `Node`."""
+        """See `DecodedNode`."""
         arrays = [child.build(batch, name) for child in self.children]
         present = np.stack([np.asarray(array.is_valid()) for array in arrays], axis=1)
         row, key = np.nonzero(present)
@@ -229,7 +229,7 @@ class DecodedVector:
     parts: tuple[DecodedNode, ...]
 
     def build(self, batch: pa.RecordBatch, name: str) -> pa.Array:
-        """See `Node`."""
+        """See `DecodedNode`."""
         arrays = [part.build(batch, name) for part in self.parts]
         is_sparse = len(arrays) > 1
         indices, values, size = arrays if is_sparse else (None, arrays[0], None)

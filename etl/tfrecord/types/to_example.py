@@ -81,7 +81,7 @@ def read_description(description: Mapping[str, Any]) -> TypeOptions:
 
 
 def read_renames(description: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Reads what `nameCollisions=rename` did; see `Lowering.renames`.
+    """Reads what `nameCollisions=rename` did; see `ToExample.renames`.
 
     Raises:
         InputDataError: It is not of that form.
@@ -392,7 +392,7 @@ class ToExample:
         return self.source is self.schema
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Lowers a batch.
+        """Turns a batch into features.
 
         Args:
             batch: Rows in the planned schema, sliced or not.

@@ -119,6 +119,11 @@ def as_numbers(values: pa.Array) -> np.ndarray:
     return values.to_numpy(zero_copy_only=False)
 
 
+def buffer_address(buffer: pa.Buffer | None) -> int:
+    """Address of an Arrow buffer, 0 where there is none."""
+    return 0 if buffer is None else buffer.address
+
+
 def null_mask(values: pa.Array) -> np.ndarray | None:
     """Which values are null, bool `[values]`, or None where none is."""
     return values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None

@@ -44,7 +44,7 @@ def test_a_build_without_the_connector_is_refused_before_anything_is_touched(spa
 
 
 @pytest.mark.parametrize("compression", [None, "GZIP"])
-def test_a_surveyed_file_gives_what_its_writer_knew(tmp_path, compression):
+def test_a_file_read_back_gives_what_its_writer_knew(tmp_path, compression):
     path = tmp_path / "part-00003-1234-c000.tfrecord"
     with ShardWriter(path, BATCH.schema, ShardOptions(compression=compression)) as writer:
         writer.write(BATCH)

@@ -192,8 +192,8 @@ def test_what_would_lose_data_silently_is_refused() -> None:
         parse(onCorupt="skip")
 
 
-def test_lowering_options_pass() -> None:
-    assert parse(timestamps="ms").lowering == {"timestamps": "ms"}
+def test_type_options_pass() -> None:
+    assert parse(timestamps="ms").type_options == {"timestamps": "ms"}
 
 
 def test_nothing_given_is_the_default_and_other_options_are_ignored() -> None:

@@ -65,10 +65,10 @@ def test_policies_on_both_ways(tmp_path):
     path = tmp_path / "a.tfrecord"
     with pytest.raises(ConfigError, match="day"):
         write_table(table, path)
-    lowering = TypeOptions(ColumnPolicy(dates="days"))
-    write_table(table, path, lowering=lowering)
+    type_options = TypeOptions(ColumnPolicy(dates="days"))
+    write_table(table, path, type_options=type_options)
     assert read_table(path).column("day").to_pylist() == [20455, None]
-    assert read_table(path, schema=table.schema, lowering=lowering).equals(table)
+    assert read_table(path, schema=table.schema, type_options=type_options).equals(table)
 
 
 def test_an_error_leaves_no_file(tmp_path):
@@ -163,9 +163,9 @@ def test_tables_name_their_own_row(tmp_path: Path) -> None:
         write_table(table, tmp_path / "f")
     write_table(pa.table({"m.keys": [["a"], ["b"]], "m.values": [[1], []]}), tmp_path / "f")
     schema = pa.schema({"m": pa.map_(pa.string(), pa.int64())})
-    lowering = TypeOptions(ColumnPolicy(maps="entries"))
+    type_options = TypeOptions(ColumnPolicy(maps="entries"))
     with pytest.raises(InputDataError, match=r"row 1 \(from 0\) of the file"):
-        read_table(tmp_path / "f", schema=schema, lowering=lowering)
+        read_table(tmp_path / "f", schema=schema, type_options=type_options)
 
 
 @pytest.mark.parametrize("column", ["x", "d", "l"])

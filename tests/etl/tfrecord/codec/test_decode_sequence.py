@@ -190,10 +190,10 @@ def test_round_trip_with_encoder() -> None:
         part = SequenceDecoder(few).decode(data, index)
         assert part.num_rows == rows
         assert all(part[f.name].equals(batch[f.name]) for f in few)
-    survey = FeatureCollector("SequenceExample")
-    survey.update(RecordBlock(data, index, 0, 0))
-    assert set(survey.features()) == set(WANTED)
-    assert survey.records == rows
+    collector = FeatureCollector("SequenceExample")
+    collector.update(RecordBlock(data, index, 0, 0))
+    assert set(collector.features()) == set(WANTED)
+    assert collector.records == rows
 
 
 def overlong(name: bytes) -> bytes:
@@ -287,7 +287,7 @@ def test_inference_reads_no_more_than_asked(tmp_path) -> None:
 def test_a_name_in_both_parts_is_refused_by_inference() -> None:
     context = field(1, field(1, field(1, b"x") + field(2, field(3, b""))))
     lists = field(2, field(1, field(1, b"x") + field(2, field(1, field(3, b"")))))
-    survey = FeatureCollector("SequenceExample")
-    survey.update(block_of([context + lists]))
+    collector = FeatureCollector("SequenceExample")
+    collector.update(block_of([context + lists]))
     with pytest.raises(InputDataError, match="'x' occurs twice"):
-        survey.features()
+        collector.features()

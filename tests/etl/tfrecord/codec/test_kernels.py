@@ -107,9 +107,9 @@ for record_type, columns in (("Example", ["i", "f", "s", "l", "t"]), ("ByteArray
     data = np.concatenate(list(encoder.encode_chunks(part, 2)))
     crc32c(data, 7)
     block = RecordBlock(data, index_records(data), 0, 0)
-    survey = FeatureCollector(record_type)
-    survey.update(block)
-    decoder = build_decoder(survey.features(), record_type)
+    collector = FeatureCollector(record_type)
+    collector.update(block)
+    decoder = build_decoder(collector.features(), record_type)
     decoder.decode_block(block)
     decoder.decode_sound(RecordBlock(data, np.array([[0, 3]]), 0, 0))
 after = {d.py_func.__name__: (before[d], len(d.signatures)) for d in entries

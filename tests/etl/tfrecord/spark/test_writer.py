@@ -43,7 +43,7 @@ def test_every_setting_arrives() -> None:
         statistics=True, deterministic_names=True, encoders="/enc",
     )  # fmt: skip
     parsed = parse(config)
-    assert parsed.lowering == TypeOptions(policy, columns)
+    assert parsed.type_options == TypeOptions(policy, columns)
     assert parsed.limits == ShardLimits(5, 999)
     assert (parsed.partition_by, parsed.replaces_partitions) == (("d", "a,b"), True)
     assert (parsed.compression, parsed.compression_level) == ("GZIP", 3)
@@ -305,7 +305,7 @@ def test_policies_apply_in_the_task(tmp_path: Path) -> None:
     batch = pa.record_batch({"x": pa.array([1.5, None])})
     policy = TypeOptions(columns={"x": ColumnPolicy(nulls="error")})
     with pytest.raises(InputDataError, match="x"):
-        run(tmp_path, [batch], lowering=policy)
+        run(tmp_path, [batch], type_options=policy)
 
 
 def test_planning_time_grows_with_the_columns_not_with_their_square(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Lowering in plain Python, row by row: an independent reference."""
+"""Columns to features in plain Python, row by row: an independent reference."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ MICROSECOND = datetime.timedelta(microseconds=1)
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
-def lower_row(row: dict[str, Any], schema: pa.Schema, options: TypeOptions) -> dict[str, Any]:
+def features_of(row: dict[str, Any], schema: pa.Schema, options: TypeOptions) -> dict[str, Any]:
     """Features of a row; None where one is absent."""
     features: dict[str, Any] = {}
     for field in schema:
-        features.update(lower_column(field.name, row[field.name], field, options))
+        features.update(column_features(field.name, row[field.name], field, options))
     return features
 
 
-def lower_column(name: str, value: Any, field: pa.Field, options: TypeOptions) -> dict:
+def column_features(name: str, value: Any, field: pa.Field, options: TypeOptions) -> dict:
     policy, join = options.policy(name), f"{name}{options.struct_separator}"
     if (field.metadata or {}).get(b"sluice.type") == b"vector":
-        return lower_vector(name, join, value, policy)
+        return vector_features(name, join, value, policy)
     if pa.types.is_struct(field.type):
         features = {}
         for child in field.type:
             inner = None if value is None else value[child.name]
-            features.update(lower_column(join + child.name, inner, child, options))
+            features.update(column_features(join + child.name, inner, child, options))
         return features
     if pa.types.is_map(field.type):
-        return lower_map(join, value, field.type, policy, options)
-    return {name: lower_leaf(value, field.type, policy)}
+        return map_features(join, value, field.type, policy, options)
+    return {name: leaf_feature(value, field.type, policy)}
 
 
-def lower_map(
+def map_features(
     join: str, value: Any, kind: pa.MapType, policy: ColumnPolicy, options: TypeOptions
 ) -> dict:
     if policy.maps == "keys":
@@ -48,19 +48,19 @@ def lower_map(
         features = {}
         for key in policy.map_keys:
             inner = entries.get(key)
-            features.update(lower_column(join + key, inner, kind.item_field, options))
+            features.update(column_features(join + key, inner, kind.item_field, options))
         return features
     if value is not None and policy.null_elements == "drop":
         value = [(k, v) for k, v in value if v is not None]
     keys = None if value is None else [k for k, _ in value]
     values = None if value is None else [v for _, v in value]
     return {
-        f"{join}keys": lower_leaf(keys, pa.list_(kind.key_type), policy),
-        f"{join}values": lower_leaf(values, pa.list_(kind.item_type), policy),
+        f"{join}keys": leaf_feature(keys, pa.list_(kind.key_type), policy),
+        f"{join}values": leaf_feature(values, pa.list_(kind.item_type), policy),
     }
 
 
-def lower_vector(name: str, join: str, value: Any, policy: ColumnPolicy) -> dict:
+def vector_features(name: str, join: str, value: Any, policy: ColumnPolicy) -> dict:
     indices = values = size = None
     if value is not None:
         values, size = value["values"], value["size"]
@@ -73,16 +73,16 @@ def lower_vector(name: str, join: str, value: Any, policy: ColumnPolicy) -> dict
     if policy.vectors == "sparse":
         doubles = pa.list_(pa.float64())
         return {
-            f"{join}indices": lower_leaf(indices, pa.list_(pa.int32()), policy),
-            f"{join}values": lower_leaf(values, doubles, policy),
-            f"{join}size": lower_leaf(size, pa.int32(), policy),
+            f"{join}indices": leaf_feature(indices, pa.list_(pa.int32()), policy),
+            f"{join}values": leaf_feature(values, doubles, policy),
+            f"{join}size": leaf_feature(size, pa.int32(), policy),
         }
     dense = None
     if value is not None:
         dense = [0.0] * size
         for index, number in zip(indices, values, strict=True):
             dense[index] = number
-    return {name: lower_leaf(dense, pa.list_(pa.float64()), policy)}
+    return {name: leaf_feature(dense, pa.list_(pa.float64()), policy)}
 
 
 def is_list(kind: pa.DataType) -> bool:
@@ -90,11 +90,11 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def default_of(kind: pa.DataType, policy: ColumnPolicy) -> Any:
-    lowered = lower_scalar(None, kind, policy)
-    return lowered if policy.default is None else type(lowered)(policy.default)
+    zero = scalar_feature(None, kind, policy)
+    return zero if policy.default is None else type(zero)(policy.default)
 
 
-def lower_leaf(value: Any, kind: pa.DataType, policy: ColumnPolicy) -> Any:
+def leaf_feature(value: Any, kind: pa.DataType, policy: ColumnPolicy) -> Any:
     if value is None:
         if policy.nulls != "default":
             return None
@@ -102,7 +102,7 @@ def lower_leaf(value: Any, kind: pa.DataType, policy: ColumnPolicy) -> Any:
             return [default_of(kind.value_type, policy)] * kind.list_size
         return [] if is_list(kind) else default_of(kind, policy)
     if not is_list(kind):
-        return lower_scalar(value, kind, policy)
+        return scalar_feature(value, kind, policy)
     elements = list(value)
     if policy.null_elements == "drop":
         elements = [v for v in elements if v is not None]
@@ -110,18 +110,18 @@ def lower_leaf(value: Any, kind: pa.DataType, policy: ColumnPolicy) -> Any:
         return [
             ([] if policy.null_elements == "default" else None)
             if v is None
-            else lower_leaf(v, kind.value_type, policy)
+            else leaf_feature(v, kind.value_type, policy)
             for v in elements
         ]
     return [
         (default_of(kind.value_type, policy) if policy.null_elements == "default" else None)
         if v is None
-        else lower_scalar(v, kind.value_type, policy)
+        else scalar_feature(v, kind.value_type, policy)
         for v in elements
     ]
 
 
-def lower_scalar(value: Any, kind: pa.DataType, policy: ColumnPolicy) -> Any:
+def scalar_feature(value: Any, kind: pa.DataType, policy: ColumnPolicy) -> Any:
     """Value on the wire; the zero of its kind for None."""
     t = pa.types
     if t.is_dictionary(kind):
@@ -135,7 +135,7 @@ def lower_scalar(value: Any, kind: pa.DataType, policy: ColumnPolicy) -> Any:
             return "" if value is None else value.isoformat()
         return 0 if value is None else (value - EPOCH.date()).days
     if t.is_timestamp(kind):
-        return lower_timestamp(value, kind, policy)
+        return timestamp_feature(value, kind, policy)
     if t.is_string(kind) or t.is_large_string(kind):
         return value or ""
     return value or b""
@@ -149,7 +149,7 @@ def narrow(value: float, mode: str) -> float:
     return narrowed
 
 
-def lower_timestamp(value: Any, kind: pa.TimestampType, policy: ColumnPolicy) -> Any:
+def timestamp_feature(value: Any, kind: pa.TimestampType, policy: ColumnPolicy) -> Any:
     if policy.timestamps == "iso":
         if value is None:
             return ""
@@ -247,8 +247,8 @@ def batches(draw: st.DrawFn, plain: bool = False) -> pa.RecordBatch:
     return batch.slice(start, draw(st.integers(0, rows - start)))
 
 
-def to_wire(column: pa.Array) -> pa.Array:
-    """What the decoder makes of a lowered column: int64, float32, binary, lists of these."""
+def as_decoded(column: pa.Array) -> pa.Array:
+    """What the decoder makes of a feature: int64, float32, binary, lists of these."""
     return pa.array([_plain(value) for value in column.to_pylist()], wire_type(column.type))
 
 

@@ -57,8 +57,8 @@ def test_a_null_struct_makes_its_fields_absent() -> None:
         [pa.array([1, 7, 2]), pa.array([5, 6, 7])], ["a", "b"], mask=pa.array([False, True, False])
     )
     batch = pa.record_batch({"s": pa.array(values, STRUCT), "hidden": full})
-    lowered = plan_to_example(batch.schema, "Example").apply(batch.slice(1))
-    assert lowered.to_pylist() == [
+    features = plan_to_example(batch.schema, "Example").apply(batch.slice(1))
+    assert features.to_pylist() == [
         {"s.x": None, "s.y.z": None, "hidden.a": None, "hidden.b": None},
         {"s.x": 2, "s.y.z": None, "hidden.a": 2, "hidden.b": 7},
     ]
@@ -83,14 +83,14 @@ MAP = pa.map_(pa.string(), pa.float64())
 VALUES = [[("z", 9.0)], [("a", 1.0), ("b", None)], None, [], [("b", 2.0)]]
 
 
-def lower(column: pa.Array, record_type: str = "Example", **policy: object) -> list[dict]:
+def features_of(column: pa.Array, record_type: str = "Example", **policy: object) -> list[dict]:
     batch = pa.record_batch({"m": column}).slice(1)
     options = TypeOptions(ColumnPolicy(**policy))  # type: ignore[arg-type]
     return plan_to_example(batch.schema, record_type, options).apply(batch).to_pylist()
 
 
 def test_entries_drop_keys_with_their_null_values() -> None:
-    assert lower(pa.array(VALUES, MAP), maps="entries", null_elements="drop") == [
+    assert features_of(pa.array(VALUES, MAP), maps="entries", null_elements="drop") == [
         {"m.keys": ["a"], "m.values": [1.0]}, {"m.keys": None, "m.values": None},
         {"m.keys": [], "m.values": []}, {"m.keys": ["b"], "m.values": [2.0]},
     ]  # fmt: skip
@@ -99,13 +99,13 @@ def test_entries_drop_keys_with_their_null_values() -> None:
 def test_entries_fill_null_values_and_rows() -> None:
     given = {"maps": "entries", "null_elements": "default", "nulls": "default", "default": -1}
     column = pa.array([None, [("a", None)], None], MAP)
-    assert lower(column, **given) == [
+    assert features_of(column, **given) == [
         {"m.keys": ["a"], "m.values": [-1.0]}, {"m.keys": [], "m.values": []}
     ]  # fmt: skip
 
 
 def test_keys_become_features() -> None:
-    assert lower(pa.array(VALUES, MAP), maps="keys", map_keys=("b", "a", "c")) == [
+    assert features_of(pa.array(VALUES, MAP), maps="keys", map_keys=("b", "a", "c")) == [
         {"m.b": None, "m.a": 1.0, "m.c": None}, {"m.b": None, "m.a": None, "m.c": None},
         {"m.b": None, "m.a": None, "m.c": None}, {"m.b": 2.0, "m.a": None, "m.c": None},
     ]  # fmt: skip
@@ -113,17 +113,17 @@ def test_keys_become_features() -> None:
 
 def test_a_key_that_occurs_twice_counts_once() -> None:
     column = pa.array([None, [("a", 1.0), ("a", 2.0)]], MAP)
-    assert lower(column, maps="keys", map_keys=("a",)) == [{"m.a": 2.0}]
+    assert features_of(column, maps="keys", map_keys=("a",)) == [{"m.a": 2.0}]
 
 
 def test_keys_may_be_numbers_and_values_structs() -> None:
     kind = pa.map_(pa.int32(), pa.struct({"x": pa.int64(), "l": pa.list_(pa.string())}))
     column = pa.array([None, [(7, {"x": 1, "l": ["u"]})], [(8, None)]], kind)
-    assert lower(column, maps="keys", map_keys=("7",)) == [
+    assert features_of(column, maps="keys", map_keys=("7",)) == [
         {"m.7.x": 1, "m.7.l": ["u"]}, {"m.7.x": None, "m.7.l": None}
     ]  # fmt: skip
     with pytest.raises(ConfigError, match=r"mapKeys are no int32"):
-        lower(column, maps="keys", map_keys=("seven",))
+        features_of(column, maps="keys", map_keys=("seven",))
 
 
 def test_entries_of_lists_need_a_sequence_example() -> None:
@@ -131,8 +131,8 @@ def test_entries_of_lists_need_a_sequence_example() -> None:
         [None, [("a", [1, 2]), ("b", [])]], pa.map_(pa.string(), pa.list_(pa.int64()))
     )
     with pytest.raises(ConfigError, match="SequenceExample"):
-        lower(column, maps="entries")
-    assert lower(column, "SequenceExample", maps="entries") == [
+        features_of(column, maps="entries")
+    assert features_of(column, "SequenceExample", maps="entries") == [
         {"m.keys": ["a", "b"], "m.values": [[1, 2], []]}
     ]
 
@@ -140,8 +140,8 @@ def test_entries_of_lists_need_a_sequence_example() -> None:
 def test_dictionary_encoded_keys() -> None:
     keys = pa.array(["q", "a", "b"]).dictionary_encode()
     column = pa.MapArray.from_arrays(pa.array([0, 1, 3], pa.int32()), keys, pa.array([0, 1, 2]))
-    assert lower(column, maps="keys", map_keys=("b",)) == [{"m.b": 2}]
-    assert lower(column, maps="entries") == [{"m.keys": ["a", "b"], "m.values": [1, 2]}]
+    assert features_of(column, maps="keys", map_keys=("b",)) == [{"m.b": 2}]
+    assert features_of(column, maps="entries") == [{"m.keys": ["a", "b"], "m.values": [1, 2]}]
 
 
 FLOATS = st.floats(width=32, allow_nan=False)
@@ -158,7 +158,7 @@ def column_of(vectors: list[Any]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(rows, VECTOR_STORAGE)], schema=schema)
 
 
-def vectors_lower(batch: pa.RecordBatch, **policy: Any) -> list[dict]:
+def vector_features(batch: pa.RecordBatch, **policy: Any) -> list[dict]:
     options = TypeOptions(ColumnPolicy(**policy))
     return plan_to_example(batch.schema, "Example", options).apply(batch).to_pylist()
 
@@ -166,7 +166,7 @@ def vectors_lower(batch: pa.RecordBatch, **policy: Any) -> list[dict]:
 @given(st.lists(st.none() | DENSE | SPARSE, max_size=6))
 def test_dense(vectors: list[Any]) -> None:
     batch = column_of([None, DenseVector([1.0]), *vectors]).slice(1)
-    assert vectors_lower(batch)[1:] == [
+    assert vector_features(batch)[1:] == [
         {"v": None if v is None else v.toArray().tolist()} for v in vectors
     ]
 
@@ -174,7 +174,7 @@ def test_dense(vectors: list[Any]) -> None:
 @given(st.lists(st.none() | DENSE | SPARSE, max_size=6))
 def test_sparse_gives_the_same_vectors(vectors: list[Any]) -> None:
     batch = column_of([SparseVector(3, {2: 1.0}), *vectors]).slice(1)
-    for row, vector in zip(vectors_lower(batch, vectors="sparse"), vectors, strict=True):
+    for row, vector in zip(vector_features(batch, vectors="sparse"), vectors, strict=True):
         if vector is None:
             assert set(row.values()) == {None}
             continue
@@ -186,8 +186,8 @@ def test_sparse_gives_the_same_vectors(vectors: list[Any]) -> None:
 def test_values_go_by_the_policy_of_doubles() -> None:
     batch = column_of([DenseVector([0.5]), SparseVector(4, {1: 1e300})])
     with pytest.raises(InputDataError, match=r"(?s)'v' has a double.*row 1"):
-        vectors_lower(batch, float64="exact")
-    assert vectors_lower(batch, float64="cast")[1] == {"v": [0.0, float("inf"), 0.0, 0.0]}
+        vector_features(batch, float64="exact")
+    assert vector_features(batch, float64="cast")[1] == {"v": [0.0, float("inf"), 0.0, 0.0]}
 
 
 def test_vectors_in_lists_are_refused() -> None:

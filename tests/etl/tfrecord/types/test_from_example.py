@@ -1,4 +1,4 @@
-"""Decoded features back to columns: the way back of lowering, and what does not fit."""
+"""Decoded features back to the columns that they were made of, and what does not fit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from etl.tfrecord.types.from_example_nodes import cast_values
 from etl.tfrecord.types.policies import ColumnPolicy, TypeOptions
 from etl.tfrecord.types.to_example import plan_to_example, read_description
 from etl.tfrecord.types.value_rules import UnfitError
-from tests.etl.tfrecord.types.reference import batches, to_wire
+from tests.etl.tfrecord.types.reference import as_decoded, batches
 from tests.machine import examples
 
 WRITTEN = st.builds(
@@ -36,14 +36,14 @@ WRITTEN = st.builds(
 )  # fmt: skip
 
 
-def decode(lowered: pa.RecordBatch, raising: Any) -> pa.RecordBatch:
+def decode(encoded: pa.RecordBatch, from_example: Any) -> pa.RecordBatch:
     """What the decoder gives for the features that are wanted."""
-    by_name = dict(zip(lowered.schema.names, lowered.columns, strict=True))
-    features = raising.features
+    by_name = dict(zip(encoded.schema.names, encoded.columns, strict=True))
+    features = from_example.features
     if not features:
-        return pa.RecordBatch.from_struct_array(pa.array([{}] * lowered.num_rows, pa.struct([])))
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * encoded.num_rows, pa.struct([])))
     return pa.RecordBatch.from_arrays(
-        [to_wire(by_name[f.name]).cast(f.arrow_type) for f in features],
+        [as_decoded(by_name[f.name]).cast(f.arrow_type) for f in features],
         schema=pa.schema([(f.name, f.arrow_type) for f in features]),
     )
 
@@ -65,14 +65,14 @@ def expected(value: Any, kind: pa.DataType, maps: str) -> Any:
 
 @settings(max_examples=examples(150), deadline=None)
 @given(batches(plain=True), WRITTEN)
-def test_undoes_lowering(batch: pa.RecordBatch, policy: ColumnPolicy) -> None:
+def test_undoes_to_example(batch: pa.RecordBatch, policy: ColumnPolicy) -> None:
     options = TypeOptions(policy)
-    lowered = plan_to_example(batch.schema, "Example", options).apply(batch)
-    raising = pickle.loads(pickle.dumps(plan_from_example(batch.schema, "Example", options)))
-    raised = raising.apply(decode(lowered, raising))
-    raised.validate(full=True)
-    assert raised.schema.types == batch.schema.types
-    assert raised.to_pylist() == [
+    encoded = plan_to_example(batch.schema, "Example", options).apply(batch)
+    from_example = pickle.loads(pickle.dumps(plan_from_example(batch.schema, "Example", options)))
+    restored = from_example.apply(decode(encoded, from_example))
+    restored.validate(full=True)
+    assert restored.schema.types == batch.schema.types
+    assert restored.to_pylist() == [
         {f.name: expected(row[f.name], f.type, policy.maps) for f in batch.schema}
         for row in batch.to_pylist()
     ]
@@ -82,10 +82,10 @@ def raise_one(
     values: list, wire: pa.DataType, target: pa.DataType, nullable: bool = True, **given: Any
 ) -> list:
     schema = pa.schema([pa.field("x", target, nullable)])
-    raising = plan_from_example(schema, "SequenceExample", TypeOptions(ColumnPolicy(**given)))
-    assert [f.arrow_type for f in raising.features] == [wire]
+    from_example = plan_from_example(schema, "SequenceExample", TypeOptions(ColumnPolicy(**given)))
+    assert [f.arrow_type for f in from_example.features] == [wire]
     batch = pa.record_batch({"x": pa.array(values, wire)})
-    return raising.apply(batch, "part-7").column(0).to_pylist()
+    return from_example.apply(batch, "part-7").column(0).to_pylist()
 
 
 @pytest.mark.parametrize(
@@ -138,19 +138,19 @@ def test_missing_values_need_a_nullable_column() -> None:
         raise_one([None, 1, None], pa.int64(), pa.int64(), nullable=False)
     assert raise_one([1], pa.int64(), pa.int64(), nullable=False) == [1]
     strict = pa.struct([pa.field("a", pa.int64(), False), pa.field("b", pa.int64())])
-    raising = plan_from_example(pa.schema({"s": strict}), "Example")
-    assert raising.apply(pa.record_batch({"s.a": pa.nulls(1, pa.int64()),
+    from_example = plan_from_example(pa.schema({"s": strict}), "Example")
+    assert from_example.apply(pa.record_batch({"s.a": pa.nulls(1, pa.int64()),
                          "s.b": pa.nulls(1, pa.int64())})).to_pylist() == [{"s": None}]  # fmt: skip
     with pytest.raises(InputDataError, match=r"(?s)'a' of 's' is missing in 1"):
-        raising.apply(pa.record_batch({"s.a": pa.nulls(1, pa.int64()), "s.b": [1]}))
+        from_example.apply(pa.record_batch({"s.a": pa.nulls(1, pa.int64()), "s.b": [1]}))
 
 
 def test_feature_lists_are_arrays_of_arrays() -> None:
     lists = pa.list_(pa.list_(pa.float32()))
     values = [[[1.5], []], None, []]
     assert raise_one(values, lists, pa.list_(pa.large_list(pa.float64()))) == values
-    raising = plan_from_example(pa.schema({"x": lists}), "SequenceExample")
-    assert raising.features == (WireFeature("x", "float32", is_sequence=True),)
+    from_example = plan_from_example(pa.schema({"x": lists}), "SequenceExample")
+    assert from_example.features == (WireFeature("x", "float32", is_sequence=True),)
 
 
 def test_columns_that_cannot_be_read_are_all_named() -> None:
@@ -181,15 +181,15 @@ def test_one_feature_in_two_forms_is_refused() -> None:
 
 def test_maps_with_keys_and_values_out_of_line_are_refused() -> None:
     options = TypeOptions(ColumnPolicy(maps="entries"))
-    raising = plan_from_example(
+    from_example = plan_from_example(
         pa.schema({"m": pa.map_(pa.string(), pa.int32())}), "Example", options
     )
-    assert raising.features == (
+    assert from_example.features == (
         WireFeature("m.keys", "bytes", True), WireFeature("m.values", "int64", True)
     )  # fmt: skip
     keys = pa.array([[b"a"], [b"b", b"c"]])
     with pytest.raises(InputDataError, match=r"(?s)f: map 'm'.*2 keys and 1 values in row 1"):
-        raising.apply(pa.record_batch({"m.keys": keys, "m.values": [[1], [2]]}), "f")
+        from_example.apply(pa.record_batch({"m.keys": keys, "m.values": [[1], [2]]}), "f")
 
 
 @pytest.mark.parametrize("form", ["dense", "sparse"])
@@ -201,11 +201,11 @@ def test_vectors_come_back_in_sparks_storage(form: str) -> None:
     }
     batch = pa.record_batch([pa.array([values[form], None], VECTOR_STORAGE)], schema=schema)
     options = TypeOptions(ColumnPolicy(vectors=form))
-    raising = plan_from_example(schema, "Example", options)
-    lowered = plan_to_example(schema, "Example", options).apply(batch)
-    raised = raising.apply(decode(lowered, raising))
-    assert raised.column(0).type == VECTOR_STORAGE
-    assert raised.to_pylist() == batch.to_pylist()
+    from_example = plan_from_example(schema, "Example", options)
+    encoded = plan_to_example(schema, "Example", options).apply(batch)
+    restored = from_example.apply(decode(encoded, from_example))
+    assert restored.column(0).type == VECTOR_STORAGE
+    assert restored.to_pylist() == batch.to_pylist()
 
 
 def test_no_column_keeps_the_rows() -> None:
@@ -228,12 +228,12 @@ def test_through_the_codec() -> None:
         }
     )
     options = TypeOptions(ColumnPolicy(timestamps="iso", maps="entries"))
-    lowering = plan_to_example(batch.schema, "Example", options)
-    described = read_description(json.loads(json.dumps(lowering.describe())))
-    raising = plan_from_example(batch.schema, "Example", described)
-    data = encode(lowering.apply(batch))
-    decoded = ExampleDecoder(raising.features).decode(data, index_records(data))
-    assert raising.apply(decoded).to_pylist() == [
+    to_example = plan_to_example(batch.schema, "Example", options)
+    described = read_description(json.loads(json.dumps(to_example.describe())))
+    from_example = plan_from_example(batch.schema, "Example", described)
+    data = encode(to_example.apply(batch))
+    decoded = ExampleDecoder(from_example.features).decode(data, index_records(data))
+    assert from_example.apply(decoded).to_pylist() == [
         {f.name: expected(row[f.name], f.type, "entries") for f in batch.schema}
         for row in batch.to_pylist()
     ]
@@ -259,8 +259,8 @@ def test_structs_and_fields_are_found_in_another_case() -> None:
 def test_policies_of_a_column_hold_in_another_case() -> None:
     options = TypeOptions(ColumnPolicy(timestamps="ms"), {"ts": ColumnPolicy(timestamps="us")})
     target = pa.schema({"TS": pa.timestamp("us", "UTC")})
-    raising = plan_from_example(target, "Example", options, FeatureNames(("ts",)))
-    batch = raising.apply(pa.record_batch({"ts": [1_500_000]}))
+    from_example = plan_from_example(target, "Example", options, FeatureNames(("ts",)))
+    batch = from_example.apply(pa.record_batch({"ts": [1_500_000]}))
     assert batch.schema.names == ["TS"]
     assert batch.column("TS").cast(pa.int64()).to_pylist() == [1_500_000]
 
@@ -277,13 +277,13 @@ def test_renamed_features_find_their_way_back() -> None:
     struct = pa.struct([("b", pa.int64()), ("c", pa.int64())])
     batch = pa.record_batch({"a.b": pa.array([1]), "a": pa.array([{"b": 2, "c": 3}], struct)})
     options = TypeOptions(name_collisions="rename")
-    lowering = plan_to_example(batch.schema, "Example", options)
-    assert lowering.renames == {"a": {"a.b": "a.b_2"}}
-    names = FeatureNames(tuple(lowering.schema.names), lowering.renames)
-    raising = plan_from_example(batch.schema, "Example", options, names)
-    lowered = lowering.apply(batch)
-    wanted = pa.record_batch({f.name: lowered.column(f.name) for f in raising.features})
-    assert raising.apply(wanted).equals(batch)
+    to_example = plan_to_example(batch.schema, "Example", options)
+    assert to_example.renames == {"a": {"a.b": "a.b_2"}}
+    names = FeatureNames(tuple(to_example.schema.names), to_example.renames)
+    from_example = plan_from_example(batch.schema, "Example", options, names)
+    encoded = to_example.apply(batch)
+    decoded = pa.record_batch({f.name: encoded.column(f.name) for f in from_example.features})
+    assert from_example.apply(decoded).equals(batch)
 
 
 def test_two_parts_of_one_column_under_one_name_cannot_be_told_apart() -> None:

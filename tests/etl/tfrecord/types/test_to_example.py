@@ -1,4 +1,4 @@
-"""Lowering as a whole: against a plain reference, free where nothing is to do, errors at once."""
+"""Columns to features: against a plain reference, free where nothing is to do, errors at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from etl.tfrecord.codec.encode_columns import plan_columns
 from etl.tfrecord.types.column_nodes import ColumnLeaf, FlattenStruct, MapKeys
 from etl.tfrecord.types.policies import ColumnPolicy, TypeOptions
 from etl.tfrecord.types.to_example import ToExamplePlanner, plan_to_example, read_description
-from tests.etl.tfrecord.types.reference import batches, lower_row
+from tests.etl.tfrecord.types.reference import batches, features_of
 from tests.machine import examples
 
 POLICIES = st.builds(
@@ -52,14 +52,14 @@ def normal(value: Any) -> Any:
 @given(batches(), POLICIES)
 def test_equals_the_reference(batch: pa.RecordBatch, policy: ColumnPolicy) -> None:
     options = TypeOptions(policy)
-    lowering = plan_to_example(batch.schema, "Example", options)
-    lowered = pickle.loads(pickle.dumps(lowering)).apply(batch)
-    lowered.validate(full=True)
-    assert lowered.schema == lowering.schema
-    assert lowered.num_rows == batch.num_rows
-    plan_columns(lowered.schema)  # the encoder takes it
-    expected = [lower_row(row, batch.schema, options) for row in batch.to_pylist()]
-    assert [{n: normal(v) for n, v in row.items()} for row in lowered.to_pylist()] == expected
+    to_example = plan_to_example(batch.schema, "Example", options)
+    features = pickle.loads(pickle.dumps(to_example)).apply(batch)
+    features.validate(full=True)
+    assert features.schema == to_example.schema
+    assert features.num_rows == batch.num_rows
+    plan_columns(features.schema)  # the encoder takes it
+    expected = [features_of(row, batch.schema, options) for row in batch.to_pylist()]
+    assert [{n: normal(v) for n, v in row.items()} for row in features.to_pylist()] == expected
 
 
 def test_costs_nothing_where_nothing_is_to_do() -> None:
@@ -67,9 +67,9 @@ def test_costs_nothing_where_nothing_is_to_do() -> None:
         {"x": pa.array([1, None]), "d": [0.1, 1e300], "l": pa.array([["a"], None]),
          "c": pa.array(["u", None]).dictionary_encode()}
     )  # fmt: skip
-    lowering = pickle.loads(pickle.dumps(plan_to_example(batch.schema, "Example")))
-    assert lowering.is_identity
-    assert lowering.apply(batch) is batch
+    to_example = pickle.loads(pickle.dumps(plan_to_example(batch.schema, "Example")))
+    assert to_example.is_identity
+    assert to_example.apply(batch) is batch
 
 
 def test_one_error_names_every_column_and_what_would_make_it_fit() -> None:
@@ -114,8 +114,8 @@ def test_sequence_example_takes_arrays_of_arrays_and_no_deeper_ones() -> None:
     options = TypeOptions(ColumnPolicy(float64="cast", null_elements="drop"))
     batch = pa.record_batch({"x": pa.array([[[1.0, None], None, []], None], two), "y": [[1], []]},
                             schema=schema)  # fmt: skip
-    lowered = plan_to_example(schema, "SequenceExample", options).apply(batch)
-    assert lowered.to_pylist() == [{"x": [[1.0], []], "y": [1]}, {"x": None, "y": []}]
+    features = plan_to_example(schema, "SequenceExample", options).apply(batch)
+    assert features.to_pylist() == [{"x": [[1.0], []], "y": [1]}, {"x": None, "y": []}]
     with pytest.raises(ConfigError, match="nested twice at most"):
         plan_to_example(pa.schema({"x": pa.list_(two)}), "SequenceExample")
 
@@ -134,15 +134,15 @@ def test_value_errors_name_column_and_row() -> None:
 
 def test_batches_may_differ_in_zone_and_nullability_only() -> None:
     planned = pa.schema({"t": pa.timestamp("us", "UTC"), "l": pa.list_(pa.int64())})
-    lowering = plan_to_example(planned, "Example", TypeOptions(ColumnPolicy(timestamps="us")))
+    to_example = plan_to_example(planned, "Example", TypeOptions(ColumnPolicy(timestamps="us")))
     lists = pa.list_(pa.field("element", pa.int64(), nullable=False))
     zoned = pa.timestamp("us", "Europe/Berlin")
     batch = pa.record_batch({"t": pa.array([5], zoned), "l": pa.array([[1]], lists)})
-    assert lowering.apply(batch).to_pylist() == [{"t": 5, "l": [1]}]
+    assert to_example.apply(batch).to_pylist() == [{"t": 5, "l": [1]}]
     for other in ({"t": pa.array([5], zoned), "l": [["a"]]}, {"t": [5], "l": [[1]]},
                   {"t": pa.array([5], zoned), "k": [[1]]}):  # fmt: skip
         with pytest.raises(InputDataError, match="another schema"):
-            lowering.apply(pa.record_batch(other))
+            to_example.apply(pa.record_batch(other))
 
 
 def test_keeps_rows_where_there_is_no_column() -> None:
@@ -160,8 +160,8 @@ def test_columns_have_their_own_policies() -> None:
             "s.x": ColumnPolicy(nulls="default", default=7),
         }
     )
-    lowered = plan_to_example(batch.schema, "Example", options).apply(batch).to_pylist()
-    assert lowered == [{"a": float(np.finfo(np.float32).max), "s.x": 7, "s.y": ""}]
+    features = plan_to_example(batch.schema, "Example", options).apply(batch).to_pylist()
+    assert features == [{"a": float(np.finfo(np.float32).max), "s.x": 7, "s.y": ""}]
 
 
 def test_bytes_that_need_not_be_text_are_described() -> None:
@@ -283,15 +283,15 @@ def test_comes_back_from_json() -> None:
         name_collisions="rename",
     )
     schema = pa.schema({"x": pa.int64(), "y": pa.list_(pa.float32(), 3)})
-    lowering = plan_to_example(schema, "Example", options)
-    text = json.dumps(lowering.describe())
+    to_example = plan_to_example(schema, "Example", options)
+    text = json.dumps(to_example.describe())
     assert read_description(json.loads(text)) == options
 
 
 def test_nothing_said_means_the_defaults() -> None:
     assert read_description({}) == TypeOptions()
-    lowering = plan_to_example(pa.schema({"x": pa.int64()}), "Example")
-    assert read_description(lowering.describe()) == TypeOptions()
+    to_example = plan_to_example(pa.schema({"x": pa.int64()}), "Example")
+    assert read_description(to_example.describe()) == TypeOptions()
 
 
 @pytest.mark.parametrize(
