@@ -130,12 +130,12 @@ def detect_format(path: Path) -> Format:
     )
 
 
-def list_inputs(path: Path, wanted: Format | None) -> list[Path]:
+def list_inputs(path: Path, file_format: Format | None) -> list[Path]:
     """Lists the files of an input in the order of their names.
 
     Args:
         path: A file, or a directory with files of one format; hidden ones are left out.
-        wanted: Format of the files; None to tell by their names.
+        file_format: Format of the files; None to tell by their names.
 
     Raises:
         ConfigError: Nothing is there, or a directory holds several formats.
@@ -150,7 +150,7 @@ def list_inputs(path: Path, wanted: Format | None) -> list[Path]:
             received=path if path.is_dir() else f"{path} (does not exist)",
             allowed="a file, or a directory with files",
         )
-    found = set() if wanted else {detect_format(file) for file in files}
+    found = set() if file_format else {detect_format(file) for file in files}
     if len(found) > 1:
         raise ConfigError(
             f"{path} holds files of several formats",
@@ -236,12 +236,12 @@ def _open_stream(files: Sequence[Path], source: Format, options: ConvertOptions)
     return Stream(first.schema, read())
 
 
-def _require_schema(path: Path, found: pa.Schema, wanted: pa.Schema) -> None:
-    if not found.equals(wanted):
+def _require_schema(path: Path, found: pa.Schema, expected: pa.Schema) -> None:
+    if not found.equals(expected):
         raise InputDataError(
             f"{path} has other columns than the files before it",
             received=", ".join(f"{field.name} {field.type}" for field in found),
-            allowed=", ".join(f"{field.name} {field.type}" for field in wanted),
+            allowed=", ".join(f"{field.name} {field.type}" for field in expected),
             fix="convert it alone, or give the types with --types",
         )
 

@@ -78,7 +78,7 @@ class _Columns:
 
 
 def _source_columns(config: BuildConfig, source: str, *, declared: bool = False) -> _Columns:
-    """The columns of a source; their types are as read unless those `declared` are wanted."""
+    """The columns of a source, with the types that they are read as, or those `declared`."""
     outputs = config.sources[source].outputs
     types = {column.name: column.type if declared else column.read_type for column in outputs}
     return _Columns(repr(source), types, {column.name for column in outputs if column.nullable})
@@ -193,10 +193,10 @@ def _check_key(
     key = config.sources[dictionary].key
     if key is None:
         raise ValueError(f"{where}: dictionaries need a `key`: {dictionary}")
-    kind, wanted = columns.require(where, name), config.sources[dictionary].column_types[key]
-    if kind != wanted:
+    kind, expected = columns.require(where, name), config.sources[dictionary].column_types[key]
+    if kind != expected:
         raise ValueError(
-            f"{where}: column {name!r} is {kind}; in {dictionary!r} the key {key!r} is {wanted}"
+            f"{where}: column {name!r} is {kind}; in {dictionary!r} the key {key!r} is {expected}"
         )
 
 

@@ -56,8 +56,8 @@ class PairConfig(Strict):
 
     @model_validator(mode="after")
     def _default_has_type(self) -> PairConfig:
-        wanted = int if self.type == "int64" else str
-        if not isinstance(self.default, wanted):
+        expected = int if self.type == "int64" else str
+        if not isinstance(self.default, expected):
             raise ValueError(
                 f"pair {self.name!r} needs a `default` of type {self.type} for entries without "
                 "a second value"
@@ -361,12 +361,12 @@ class SourceConfig(Strict):
         return self
 
     def _check_origin(self) -> None:
-        places = {"table": self.table, "jdbc": self.jdbc}
-        wanted = self.format if self.format in places else "path"
-        given = [k for k, v in {"path": self.path, **places}.items() if v is not None]
-        if given != [wanted]:
+        others = {"table": self.table, "jdbc": self.jdbc}
+        expected = self.format if self.format in others else "path"
+        given = [k for k, v in {"path": self.path, **others}.items() if v is not None]
+        if given != [expected]:
             raise ValueError(
-                f"format {self.format} is read from `{wanted}`, and from nothing else; "
+                f"format {self.format} is read from `{expected}`, and from nothing else; "
                 f"given: {', '.join(given) or 'nothing'}"
             )
 

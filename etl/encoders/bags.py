@@ -55,8 +55,8 @@ class MultiHotEncoder:
             pa.array(vectors.reshape(-1))
         )
 
-    def _add_weights(self, places: np.ndarray, columns: Sequence[pa.Array]) -> np.ndarray:
-        """Adds each value's weight in its place, float32 `[rows * size]`."""
+    def _add_weights(self, positions: np.ndarray, columns: Sequence[pa.Array]) -> np.ndarray:
+        """Adds each value's weight at its position, float32 `[rows * size]`."""
         weights = columns[1]
         if self.is_list:
             lists = flatten_lists(weights)
@@ -64,7 +64,7 @@ class MultiHotEncoder:
             weights = lists.values
         numbers = read_numbers(weights, self.weight_type)
         present = np.where(np.isnan(numbers), 0.0, numbers)
-        sums = np.bincount(places, present, len(columns[0]) * self.operation.size)
+        sums = np.bincount(positions, present, len(columns[0]) * self.operation.size)
         with np.errstate(over="ignore"):  # beyond the range is infinite, as anywhere in training
             return sums.astype(np.float32)
 

@@ -111,9 +111,9 @@ def extend_vocabulary(
 def _update_known(
     found: pa.Table, known: pa.Table, fit: IncrementalFit, last_day: datetime.date | None
 ) -> pa.Table:
-    place = pc.index_in(known["token"], value_set=found["token"])
-    counts = pc.fill_null(found["count"].take(place), 0)
-    seen = found[LAST_SEEN_COLUMN].take(place)
+    rows = pc.index_in(known["token"], value_set=found["token"])
+    counts = pc.fill_null(found["count"].take(rows), 0)
+    seen = found[LAST_SEEN_COLUMN].take(rows)
     # A token whose last day is not known ages from the first incremental version.
     before = pc.fill_null(known[LAST_SEEN_COLUMN], pa.scalar(last_day, pa.date32()))
     last_seen = pc.max_element_wise(seen, before)
@@ -211,5 +211,5 @@ def diff_vocabularies(
 
 
 def _name_some(tokens: pa.ChunkedArray, mask: np.ndarray) -> list[str]:
-    places = np.flatnonzero(mask)[:_SAMPLE]
-    return [str(token) for token in tokens.take(pa.array(places)).to_pylist()]
+    rows = np.flatnonzero(mask)[:_SAMPLE]
+    return [str(token) for token in tokens.take(pa.array(rows)).to_pylist()]

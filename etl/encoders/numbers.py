@@ -127,7 +127,7 @@ class NumberRequest:
         column: Its name.
         is_list: Whether it holds lists, of which each value counts.
         prepare: What is done to values before they are scaled, or None.
-        probabilities: Quantiles that are wanted, in [0, 1].
+        probabilities: Quantiles to compute, in [0, 1].
     """
 
     column: str

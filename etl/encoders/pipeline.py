@@ -126,8 +126,8 @@ def _build_cross(
     operation: Cross, spec: FeatureSpec, column: ColumnEncoding, fitted: Fitted
 ) -> RowEncoder:
     fields = []
-    for place, raw in enumerate(column.inputs):
-        raw_type, preparation = RAW_TYPES[raw.dtype], operation.preparation(place)
+    for number, raw in enumerate(column.inputs):
+        raw_type, preparation = RAW_TYPES[raw.dtype], operation.preparation(number)
         encoder: Encoder | None = None
         if isinstance(preparation, Bucketize):
             encoder = BucketizeEncoder(raw_type, preparation)

@@ -212,8 +212,8 @@ def fit_counts(vocabulary: pa.Table, log1p: bool) -> np.ndarray:
 
 def _matrices(grouped: pa.Table, vocabulary: pa.Table, folds: int) -> tuple[np.ndarray, np.ndarray]:
     """Counts and sums per token of the vocabulary and fold, float64 `[tokens, folds]`."""
-    place = pc.index_in(grouped["token"], value_set=vocabulary["token"].combine_chunks())
-    rows, columns = place.to_numpy(), grouped["fold"].to_numpy()
+    found = pc.index_in(grouped["token"], value_set=vocabulary["token"].combine_chunks())
+    rows, columns = found.to_numpy(), grouped["fold"].to_numpy()
     counts, sums = np.zeros((len(vocabulary), folds)), np.zeros((len(vocabulary), folds))
     counts[rows, columns] = grouped["n"].to_numpy()
     sums[rows, columns] = grouped["total"].to_numpy()

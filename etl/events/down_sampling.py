@@ -58,8 +58,8 @@ def _sample_exposures(
     ranked = whole.orderBy(F.col("__draw_fraction"), *event_columns(config)).rowsBetween(
         Window.unboundedPreceding, Window.currentRow
     )
-    wanted = F.lit(negatives.per_positive) * F.col("__positives")
-    probability = F.least(F.lit(1.0), wanted / F.col("__exposures"))
+    quota = F.lit(negatives.per_positive) * F.col("__positives")
+    probability = F.least(F.lit(1.0), quota / F.col("__exposures"))
     return (
         events.withColumn("__exposed", exposed)
         .withColumn("__draw_fraction", _draw(config, negatives.seed, "exposure"))
@@ -72,7 +72,7 @@ def _sample_exposures(
         )
         .withColumn(
             NOT_SAMPLED_COLUMN,
-            F.when(F.col("__exposed") & (F.col("__rank") > wanted), F.lit(EXPOSURE_NOT_SAMPLED)),
+            F.when(F.col("__exposed") & (F.col("__rank") > quota), F.lit(EXPOSURE_NOT_SAMPLED)),
         )
         .drop("__exposed", "__draw_fraction", "__rank", "__positives", "__exposures")
     )

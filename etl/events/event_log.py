@@ -252,8 +252,8 @@ def count_events(
             dropped[row["__reason"]] = dropped.get(row["__reason"], 0) + row["n"]
     good = [row for row in rows if row[DROP_COLUMN] is None]
     splits = {row[SPLIT_COLUMN]: row["n"] for row in good if row["__reason"] is None}
-    wanted = [s for s in EVENT_SPLITS if s != "validation" or config.split.has_validation]
-    empty = [split for split in wanted if not splits.get(split)]
+    required = [s for s in EVENT_SPLITS if s != "validation" or config.split.has_validation]
+    empty = [split for split in required if not splits.get(split)]
     if empty and not allow_empty:
         raise InputDataError(
             f"the {' and the '.join(empty)} split would be empty",

@@ -53,7 +53,7 @@ def build_sequences(events: DataFrame, user: str, item: str) -> DataFrame:
 
 
 def add_seen(
-    events: DataFrame, sequences: DataFrame, user: str, name: str, wanted: Column
+    events: DataFrame, sequences: DataFrame, user: str, name: str, condition: Column
 ) -> DataFrame:
     """Adds all distinct items that the user met strictly before an event, unbounded.
 
@@ -65,10 +65,10 @@ def add_seen(
         sequences: `build_sequences` of the same events.
         user: Column of the user.
         name: Column to add.
-        wanted: Condition of the rows that get the items.
+        condition: Condition of the rows that get the items.
     """
     sequences = sequences.withColumnRenamed(user, _OWNER)
-    joined = events.join(sequences, (F.col(user) == F.col(_OWNER)) & wanted, "left")
+    joined = events.join(sequences, (F.col(user) == F.col(_OWNER)) & condition, "left")
     seen = F.array_distinct(F.slice(F.col(_SEQUENCE), F.lit(1), F.col(POSITION_COLUMN) - F.lit(1)))
     return joined.withColumn(name, seen).drop(_SEQUENCE, _OWNER)
 

@@ -117,8 +117,8 @@ def _judge_feature(rule: ContractValueRule, version: VersionView) -> RuleResult:
     name = str(rule.feature)
     found = version.feature(rule.split, name)
     if found is None or name not in version.schema:
-        wanted = "records with the feature"
-        return build_result(cast(TypeRule, rule), False, "no such records", wanted)
+        expected = "records with the feature"
+        return build_result(cast(TypeRule, rule), False, "no such records", expected)
     if isinstance(rule, TypeRule):
         return judge_type(rule, version.schema[name].dtype, 0, found["rows"])
     if isinstance(rule, NullRateRule):

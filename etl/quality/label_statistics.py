@@ -38,7 +38,7 @@ class LabelFocus:
 
     Attributes:
         label: The label's feature: numbers, or truth values.
-        slices: Features whose label rate is wanted by value.
+        slices: Features for whose values the label rate is given.
     """
 
     label: str
@@ -175,10 +175,10 @@ def _group(column: pa.Array, label: np.ndarray, known: np.ndarray) -> Groups | N
     size = len(encoded.dictionary)
     if size > MAX_GROUPS:
         return None
-    places, values = encoded.indices.to_numpy(zero_copy_only=False)[known], label[known]
-    rows = np.bincount(places, minlength=size).tolist()
-    sums = np.bincount(places, weights=values, minlength=size).tolist()
-    squares = np.bincount(places, weights=values * values, minlength=size).tolist()
+    codes, values = encoded.indices.to_numpy(zero_copy_only=False)[known], label[known]
+    rows = np.bincount(codes, minlength=size).tolist()
+    sums = np.bincount(codes, weights=values, minlength=size).tolist()
+    squares = np.bincount(codes, weights=values * values, minlength=size).tolist()
     names = [_plain(value) for value in encoded.dictionary.to_pylist()]
     return _add({}, zip(names, rows, sums, squares, strict=True))
 

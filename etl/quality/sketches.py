@@ -345,7 +345,7 @@ class StratifiedSample:
             values: Numbers `[values]`; NaN and infinities take part in the counting only.
         """
         first, self._seen = self._seen, self._seen + len(values)
-        taken = values if self._level == 0 else values[_places(first, self._seen, self._level)]
+        taken = values if self._level == 0 else values[_positions(first, self._seen, self._level)]
         if not len(taken):
             return
         self._kept.append(taken.astype(np.float64))
@@ -382,8 +382,8 @@ def _coins(blocks: np.ndarray, level: int) -> np.ndarray:
     return ((mixed >> np.uint64(31)) & np.uint64(1)).astype(np.int64)
 
 
-def _places(first: int, last: int, level: int) -> np.ndarray:
-    """The places drawn from `first` up to `last`, counted from `first`."""
+def _positions(first: int, last: int, level: int) -> np.ndarray:
+    """The positions drawn from `first` up to `last`, counted from `first`."""
     bits = level + _WINDOW_BITS
     parts = []
     for window in range(first >> bits, (last - 1 >> bits) + 1):
@@ -395,11 +395,11 @@ def _places(first: int, last: int, level: int) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _drawn(window: int, level: int) -> np.ndarray:
-    """The place drawn from each block of a window; the same for all features of a shard."""
-    places = np.arange(window << _WINDOW_BITS, (window + 1) << _WINDOW_BITS, dtype=np.int64)
+    """The position drawn from each block of a window; the same for all features of a shard."""
+    positions = np.arange(window << _WINDOW_BITS, (window + 1) << _WINDOW_BITS, dtype=np.int64)
     for below in range(level, 0, -1):
-        places = 2 * places + _coins(places, below)
-    return places
+        positions = 2 * positions + _coins(positions, below)
+    return positions
 
 
 @dataclass(frozen=True)
@@ -452,8 +452,8 @@ def build_summary(values: np.ndarray, weights: np.ndarray, exact: bool) -> Quant
         weights: How many values each stands for, `[values]`.
         exact: Whether they are all the values.
     """
-    distinct, places = np.unique(values, return_inverse=True)
-    summed = np.bincount(places, weights=weights, minlength=len(distinct)).astype(np.float64)
+    distinct, groups = np.unique(values, return_inverse=True)
+    summed = np.bincount(groups, weights=weights, minlength=len(distinct)).astype(np.float64)
     if len(distinct) <= SUMMARY_POINTS:
         return QuantileSummary(distinct, summed, exact)
     cumulated = np.cumsum(summed)

@@ -114,21 +114,21 @@ def compare_features(logged: DataFrame, recomputed: DataFrame, config: SkewConfi
     joined = left.join(right, list(config.keys), "full_outer")
     once = (F.col("logged_rows") == 1) & (F.col("recomputed_rows") == 1)
     both = F.col("logged_rows").isNotNull() & F.col("recomputed_rows").isNotNull()
-    wanted = [
+    aggregates = [
         F.sum("logged_rows").alias("logged"),
         F.sum("recomputed_rows").alias("recomputed"),
         F.count_if(once).alias("compared"),
         F.count_if(both & ~once).alias("ambiguous"),
     ]
-    for place, name in enumerate(config.features):
+    for number, name in enumerate(config.features):
         differs = once & _differs(name, types[name], config.tolerance)
         example = F.when(differs, _example(config.keys, name))
-        wanted += [
-            F.count_if(differs).alias(f"bad_{place}"),
-            F.min(example).alias(f"first_{place}"),
-            F.max(example).alias(f"last_{place}"),
+        aggregates += [
+            F.count_if(differs).alias(f"bad_{number}"),
+            F.min(example).alias(f"first_{number}"),
+            F.max(example).alias(f"last_{number}"),
         ]
-    return _report(joined.agg(*wanted).collect()[0].asDict(), config.features)
+    return _report(joined.agg(*aggregates).collect()[0].asDict(), config.features)
 
 
 def _check_columns(side: str, frame: DataFrame, config: SkewConfig) -> None:
@@ -190,10 +190,10 @@ def _example(keys: Sequence[str], name: str) -> Column:
 def _report(found: dict[str, Any], features: Sequence[str]) -> SkewReport:
     compared = found["compared"]
     skews = []
-    for place, name in enumerate(features):
-        bad = found[f"bad_{place}"]
+    for number, name in enumerate(features):
+        bad = found[f"bad_{number}"]
         rows = dict.fromkeys(
-            tuple(row) for row in (found[f"first_{place}"], found[f"last_{place}"]) if row
+            tuple(row) for row in (found[f"first_{number}"], found[f"last_{number}"]) if row
         )
         examples = tuple(SkewExample(row[:-2], row[-2], row[-1]) for row in rows)
         skews.append(FeatureSkew(name, bad, bad / compared if compared else 0.0, examples))
@@ -264,21 +264,21 @@ def read_logged(spark: SparkSession, path: str, file_format: str | None = None) 
     Raises:
         ConfigError: The format cannot be told, or there is no such file.
     """
-    place = local_path(path)
-    if not place.exists():
+    location = local_path(path)
+    if not location.exists():
         raise ConfigError("there is no such serving log", received=path)
     known = {"parquet": "parquet", "json": "json", "tfrecord": "sluice"}
-    chosen = known.get(file_format or "") or _format_of(place)
+    chosen = known.get(file_format or "") or _format_of(location)
     if chosen is None:
         raise ConfigError(
             "the format of the serving log cannot be told by its name",
             received=path,
             allowed=f"a name that ends in {', '.join(_FORMATS)}, or --format",
         )
-    manifest = find_manifest(place / "_") if chosen == "sluice" and place.is_dir() else None
+    manifest = find_manifest(location / "_") if chosen == "sluice" and location.is_dir() else None
     if manifest is not None and manifest.slots:
-        return _read_packed(spark, place, manifest)
-    return spark.read.format(chosen).load(str(place))
+        return _read_packed(spark, location, manifest)
+    return spark.read.format(chosen).load(str(location))
 
 
 def _format_of(path: Path) -> str | None:
@@ -358,9 +358,9 @@ def find_features(
     names, left_out = [], {}
     for column in plan.columns:
         served = [raw.name for raw in column.inputs if raw.is_served] or [column.column]
-        wanted = [column.feature] if encoded else served
-        missing = [name for name in wanted if name not in columns]
-        if len(missing) == len(wanted):
+        expected = [column.feature] if encoded else served
+        missing = [name for name in expected if name not in columns]
+        if len(missing) == len(expected):
             continue
         if missing:
             left_out[column.feature] = f"the log lacks {', '.join(missing)}"

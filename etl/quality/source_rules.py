@@ -57,24 +57,24 @@ def aggregate_source(
     """
     rows = sources[name].good
     columns: list[Column] = []
-    for place, rule in enumerate(rules):
-        mark = f"__rule_{place}"
+    for number, rule in enumerate(rules):
+        mark = f"__rule_{number}"
         if isinstance(rule, ReferencesRule):
             key = str(config.sources[rule.dictionary].key)
             keys = sources[rule.dictionary].good.select(F.col(key).alias(f"{mark}_key"))
             rows = _mark_unknown(rows, rule.column, keys.distinct(), mark)
         build = _AGGREGATES.get(type(rule))
         for what, column in (build(rule, rows, mark) if build else {}).items():
-            columns.append(column.alias(f"{place} {what}"))
+            columns.append(column.alias(f"{number} {what}"))
     if not columns:
         return [{} for _ in rules]
     found = rows.agg(F.count(F.lit(1)).alias("rows"), *columns).collect()[0].asDict()
     return [
         {
             "rows": found["rows"],
-            **{k.partition(" ")[2]: v for k, v in found.items() if k.startswith(f"{place} ")},
+            **{k.partition(" ")[2]: v for k, v in found.items() if k.startswith(f"{number} ")},
         }
-        for place in range(len(rules))
+        for number in range(len(rules))
     ]
 
 
@@ -204,10 +204,10 @@ def check_source_rules(config: BuildConfig, read: SourcesAsRead) -> list[RuleRes
             _deadline_ms(rule, read.run_date)
     found: dict[int, RuleResult] = {}
     for name in dict.fromkeys(source for _, source in rules):
-        places = [i for i, (_, source) in enumerate(rules) if source == name]
-        chosen = [rules[i][0] for i in places]
+        numbers = [i for i, (_, source) in enumerate(rules) if source == name]
+        chosen = [rules[i][0] for i in numbers]
         counted = aggregate_source(config, read.sources, name, chosen)
-        for i, rule, values in zip(places, chosen, counted, strict=True):
+        for i, rule, values in zip(numbers, chosen, counted, strict=True):
             found[i] = _judge(config, read, rule, values)
     return [found[i] for i in sorted(found)]
 

@@ -102,7 +102,7 @@ def build_samples(events: DataFrame, config: BuildConfig) -> DataFrame:
     if not config.seen:
         return samples
     sequences = build_sequences(events, user, item)
-    return add_seen(samples, sequences, user, SEEN, wanted=F.col(SPLIT_COLUMN) != TRAIN)
+    return add_seen(samples, sequences, user, SEEN, condition=F.col(SPLIT_COLUMN) != TRAIN)
 
 
 def drop_short_histories(samples: DataFrame, config: BuildConfig) -> DataFrame:
@@ -165,9 +165,9 @@ def build_catalog(
         if join.column == item and join.as_of is None
     ]
     for dictionary in (*fixed, *_latest_entries(config, sources, kept(log), item)):
-        wanted = sorted(columns & set(dictionary.columns))
-        if wanted:
-            catalog = catalog.join(dictionary.select(item, *wanted), item, "left")
+        attributes = sorted(columns & set(dictionary.columns))
+        if attributes:
+            catalog = catalog.join(dictionary.select(item, *attributes), item, "left")
     return catalog.withColumn(SPLIT_COLUMN, F.lit(CATALOG))
 
 

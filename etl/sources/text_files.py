@@ -205,12 +205,12 @@ def _file_place(name: str, files: Sequence[InputFile]) -> Column:
         tail = F.substring_index(path, "/", -count_levels(files))
         return F.concat(F.lit(f"{name}/"), tail)
     digits = len(str(len(paths)))
-    places = {
+    names = {
         f"{root}{file}": f"{name}/{number:0{digits}d}"
         for number, file in enumerate(paths)
         for root in _ROOTS
     }
-    found = F.try_element_at(F.from_json(F.lit(json.dumps(places)), "map<string,string>"), path)
+    found = F.try_element_at(F.from_json(F.lit(json.dumps(names)), "map<string,string>"), path)
     unknown = F.raise_error(F.concat(F.lit("not one of the input's files: "), path))
     return F.coalesce(found, unknown.cast("string"))
 

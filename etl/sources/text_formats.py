@@ -282,11 +282,11 @@ def _scalar(column: ColumnConfig, text: Column) -> ParsedColumn:
     return ParsedColumn(text.try_cast(SPARK_TYPES[column.type]), text.isNotNull(), text)
 
 
-def _list(column: ColumnConfig, place: int, colons: int) -> ParsedColumn:
+def _list(column: ColumnConfig, number: int, colons: int) -> ParsedColumn:
     def part(pair: Column) -> Column:
-        if place == colons:
+        if number == colons:
             return F.substring_index(pair, ":", -1)
-        head = F.substring_index(pair, ":", place + 1)
+        head = F.substring_index(pair, ":", number + 1)
         return F.substring_index(head, ":", -1)
 
     texts = F.transform(_PAIRS, part)

@@ -83,7 +83,7 @@ class WriteOptions:
         feature_lists: Encoded list columns whose values become steps of feature lists.
         statistics: Whether statistics of the written features are collected.
         statistics_label: Feature that the statistics compare the others with, or None.
-        statistics_slices: Features whose mean label is wanted by value.
+        statistics_slices: Features for whose values the mean label is given.
         limits: When a shard is full.
         index: Whether side files with the place of every record are written.
         partition_by: Columns whose values become directories.

@@ -17,18 +17,18 @@ _SHOWN_COLUMNS, _SHOWN_CHARACTERS = 6, 40
 
 @contextlib.contextmanager
 def locate_rows(
-    batch: pa.RecordBatch | None, first_row: int | np.ndarray | None, place: str
+    batch: pa.RecordBatch | None, first_row: int | np.ndarray | None, origin: str
 ) -> Iterator[None]:
-    """Puts the place of a row into the errors of the block, which know its place in a batch.
+    """Numbers a row in the errors of the block, which know its number in the batch alone.
 
     Args:
         batch: Rows that the block works on, whose values are shown; None to show none.
         first_row: Number of the first of them, from 0, or of each, int64 `[rows]`; None where
             that is not known.
-        place: What the number counts the rows of.
+        origin: What the number counts the rows of.
 
     Raises:
-        InputDataError: What the block raises, with the row's number in `place`.
+        InputDataError: What the block raises, with the row's number in `origin`.
     """
     try:
         yield
@@ -39,7 +39,7 @@ def locate_rows(
         number = int(match[1])
         counted = "a row" if first_row is None else f"row {_count(first_row, number)} (from 0)"
         shown = "" if batch is None else _show(batch, number)
-        received = _ROW.sub(lambda _: f"{counted} of {place}{shown}", str(error.received))
+        received = _ROW.sub(lambda _: f"{counted} of {origin}{shown}", str(error.received))
         raise type(error)(
             error.what, received=received, allowed=error.allowed, fix=error.fix
         ) from error

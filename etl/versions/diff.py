@@ -47,8 +47,8 @@ def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
     elif isinstance(value, list | tuple) and any(isinstance(v, Mapping | list) for v in value):
         # By name where elements have one, so that an element put in between is one difference.
         children = [
-            (str(child.get("name", place)) if isinstance(child, Mapping) else str(place), child)
-            for place, child in enumerate(value)
+            (str(child.get("name", number)) if isinstance(child, Mapping) else str(number), child)
+            for number, child in enumerate(value)
         ]
     else:
         return {prefix: value}

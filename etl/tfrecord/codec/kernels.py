@@ -79,11 +79,11 @@ def digest_kernels(folder: Path) -> str:
 
 
 def _candidates(folder: Path) -> Iterator[tuple[Path, int]]:
-    """Places for the kernels of a folder of sources, best first, and whose writers to trust."""
+    """Folders for the kernels of a folder of sources, best first, and whose writers to trust."""
     given = os.environ.get("NUMBA_CACHE_DIR")
     if given:
         yield Path(given).absolute(), 0
-    if folder.is_dir():  # whoever may change the sources may change the cache next to them
+    if folder.is_dir():  # who may change the sources may change the cache next to them
         yield folder / "__pycache__", folder.stat().st_mode
     caches = os.environ.get("XDG_CACHE_HOME", "")
     with contextlib.suppress(RuntimeError):  # a user without a home
@@ -124,8 +124,8 @@ def find_cache(folder: Path) -> Path | None:
     """Finds where the compiled kernels of a folder of sources are kept.
 
     Next to the sources, in the user's cache directory, or in a private directory under the
-    system's temporary one: the first that can be written to, and by nobody else, or was filled by
-    whoever installed the sources.
+    system's temporary one: the first that can be written to, and by nobody else, or was filled
+    by the user that installed the sources.
 
     Args:
         folder: Folder of the sources.
@@ -144,7 +144,7 @@ def find_cache(folder: Path) -> Path | None:
 
 
 class _KernelLocator(caching._CacheLocator):
-    """What numba asks of a cache's place."""
+    """What numba asks of the folder of a cache."""
 
     def __init__(self, folder: Path, line: int) -> None:
         self._folder, self._line = folder, line

@@ -67,13 +67,13 @@ def create_job(storage: Storage, job_id: str, baseline: Baseline) -> None:
     Raises:
         ConfigError: There is such a job already.
     """
-    place, owner = temporary_storage(storage, job_id), find_owner()
-    if place.find(JOB_FILE) is not None:
+    temporary, owner = temporary_storage(storage, job_id), find_owner()
+    if temporary.find(JOB_FILE) is not None:
         raise ConfigError(
             "there is a job of this id already", received=job_id, fix="give each write its own"
         )
     data = {"owner": None if owner is None else asdict(owner), "baseline": baseline.dumps()}
-    place.put(JOB_FILE, json.dumps(data).encode())
+    temporary.put(JOB_FILE, json.dumps(data).encode())
 
 
 def read_job_baseline(storage: Storage, job_id: str) -> Baseline:
@@ -88,8 +88,8 @@ def read_job_baseline(storage: Storage, job_id: str) -> Baseline:
     return Baseline.loads(data["baseline"])
 
 
-def _read_job(place: Storage) -> dict[str, Any] | None:
-    text = place.read(JOB_FILE)
+def _read_job(temporary: Storage) -> dict[str, Any] | None:
+    text = temporary.read(JOB_FILE)
     return None if text is None else json.loads(text)
 
 
@@ -122,8 +122,8 @@ def hold_object_attempt(storage: Storage, job_id: str, name: str) -> Iterator[St
     Raises:
         InternalError: The job has ended.
     """
-    place = temporary_storage(storage, job_id)
-    attempt = place.child(name)
+    temporary = temporary_storage(storage, job_id)
+    attempt = temporary.child(name)
     _check_open(storage, job_id)
     try:
         yield attempt
@@ -136,19 +136,19 @@ def hold_object_attempt(storage: Storage, job_id: str, name: str) -> Iterator[St
 
 def discard_job(storage: Storage, job_id: str) -> None:
     """Removes what a job left, and what dead jobs left."""
-    place = temporary_storage(storage, job_id)
-    data = _read_job(place)
+    temporary = temporary_storage(storage, job_id)
+    data = _read_job(temporary)
     if data is not None:  # attempts still under way clear up by themselves once they see this
-        place.put(JOB_FILE, json.dumps({**data, "is_over": True}).encode())
-    _remove(place)
+        temporary.put(JOB_FILE, json.dumps({**data, "is_over": True}).encode())
+    _remove(temporary)
     sweep_dead_jobs(storage)
 
 
-def _remove(place: Storage) -> None:
+def _remove(temporary: Storage) -> None:
     """Removes attempts, and last what tells whose they are: killed in between, it is needed."""
-    place.delete_all(sorted(place.list_objects().keys() - {JOB_FILE}))
-    place.delete(JOB_FILE)
-    place.delete_tree()
+    temporary.delete_all(sorted(temporary.list_objects().keys() - {JOB_FILE}))
+    temporary.delete(JOB_FILE)
+    temporary.delete_tree()
 
 
 def sweep_dead_jobs(storage: Storage) -> list[str]:
@@ -367,8 +367,8 @@ def _check_names(storage: Storage, view: ObjectView, moves: dict[str, str]) -> N
 
 def _check_attempts(storage: Storage, job_id: str, results: Sequence[TaskResult]) -> None:
     """Refuses to publish anything unless every attempt is there in full."""
-    place = temporary_storage(storage, job_id)
-    found = place.list_objects()
+    temporary = temporary_storage(storage, job_id)
+    found = temporary.list_objects()
     for result in results:
         for item in result.shards:
             info = item.shard.info
@@ -377,7 +377,7 @@ def _check_attempts(storage: Storage, job_id: str, results: Sequence[TaskResult]
             if size != info.bytes:
                 raise InternalError(
                     f"the output of partition {result.partition} is not where its task left it",
-                    received=f"{place.uri}/{key}: "
+                    received=f"{temporary.uri}/{key}: "
                     + ("no object" if size is None else f"{size} bytes"),
                     allowed=f"{info.bytes} bytes",
                     fix="executors and driver must reach the same store; earlier data there is "

@@ -248,7 +248,7 @@ def abandon_intent(storage: Storage, job_id: str) -> None:
 
 
 def _clear_up(storage: Storage, intent: Intent) -> None:
-    """Settles; a failure is left to whoever publishes next, for what counts is decided."""
+    """Settles; a failure is left to the next write, for what counts is decided."""
     try:
         settle_intent(storage, intent)
     except Exception as error:  # no error of any kind may hide what the block has done

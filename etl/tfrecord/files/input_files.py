@@ -62,8 +62,8 @@ def list_object_files(
     directory = _find_directory(place)
     inside = place.root[len(directory.root) + 1 :]
     view = view_directory(directory)
-    wanted = f"{inside}/{only}".strip("/") if only else inside
-    sizes = _list_sizes(directory, view, wanted, options.is_recursive)
+    prefix = f"{inside}/{only}".strip("/") if only else inside
+    sizes = _list_sizes(directory, view, prefix, options.is_recursive)
     if not sizes and view.manifest is None:
         raise ConfigError(
             "no such TFRecord path",
@@ -79,24 +79,24 @@ def list_object_files(
     return view.committed, files
 
 
-def _find_directory(place: Storage) -> Storage:
+def _find_directory(start: Storage) -> Storage:
     """The directory that a path was written as, possibly some partition directories further up."""
-    directory: Storage | None = place
+    directory: Storage | None = start
     while directory is not None:
         if directory.find(COMMIT_FILE) is not None:
             return directory
         directory = directory.parent if "=" in directory.name else None
-    return place
+    return start
 
 
 def _list_sizes(
-    directory: Storage, view: ObjectView, wanted: str, is_recursive: bool
+    directory: Storage, view: ObjectView, prefix: str, is_recursive: bool
 ) -> dict[str, StoredObject]:
     """The objects to read below a key, or of that key."""
     if view.committed is None:
         found = [k for k in view.objects if k not in view.unfinished and _is_shown(k, is_recursive)]
-        return {key: view.objects[key] for key in found if _is_within(key, wanted)}
-    keys = [key for key in view.visible if _is_within(key, wanted)]
+        return {key: view.objects[key] for key in found if _is_within(key, prefix)}
+    keys = [key for key in view.visible if _is_within(key, prefix)]
     missing = sorted(key for key in keys if key not in view.objects)
     if missing:
         raise InputDataError(
@@ -105,7 +105,7 @@ def _list_sizes(
             fix="copy or write them again; nothing but a write through this format should "
             "remove them",
         )
-    others = [k for k in view.data_keys if _is_within(k, wanted) and k not in view.visible]
+    others = [k for k in view.data_keys if _is_within(k, prefix) and k not in view.visible]
     strangers = [k for k in others if not _OWN_NAME.fullmatch(k.rpartition("/")[2])]
     if strangers:
         _LOGGER.warning(
@@ -115,8 +115,8 @@ def _list_sizes(
     return {key: view.objects[key] for key in keys}
 
 
-def _is_within(key: str, wanted: str) -> bool:
-    return not wanted or key == wanted or key.startswith(f"{wanted}/")
+def _is_within(key: str, prefix: str) -> bool:
+    return not prefix or key == prefix or key.startswith(f"{prefix}/")
 
 
 def _is_shown(key: str, is_recursive: bool) -> bool:
@@ -366,16 +366,16 @@ def plan_splits(
         files: What to read.
         compression: As for `read_record_blocks`; a compressed file is never split.
         split_bytes: Bytes per partition at most, where records allow it.
-        min_partitions: Partitions wanted at least; None for one per CPU of this machine.
+        min_partitions: Partitions to make at least; None for one per CPU of this machine.
         opener: Opens the files; None for local ones.
 
     Returns:
         The splits of each partition; none for files without a byte.
     """
     files = [file for file in files if file.bytes]
-    wanted = min_partitions or os.cpu_count() or 1
+    count = min_partitions or os.cpu_count() or 1
     total = sum(file.bytes + OPEN_COST_BYTES for file in files)
-    size = min(split_bytes, max(OPEN_COST_BYTES, -(-total // wanted)))
+    size = min(split_bytes, max(OPEN_COST_BYTES, -(-total // count)))
     partitions: list[tuple[FileSplit, ...]] = []
     current: list[FileSplit] = []
     filled = 0

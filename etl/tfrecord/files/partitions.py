@@ -273,8 +273,8 @@ def split_partitions(
 def _look_up(code: int, dictionaries: Sequence[list[str | None]]) -> PartitionValues:
     values: list[str | None] = []
     for dictionary in reversed(dictionaries):
-        code, place = divmod(code, len(dictionary))
-        values.append(dictionary[place])
+        code, index = divmod(code, len(dictionary))
+        values.append(dictionary[index])
     return tuple(reversed(values))
 
 

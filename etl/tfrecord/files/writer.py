@@ -287,11 +287,11 @@ class ShardFile:
 
     def _note_splits(self, starts: np.ndarray) -> None:
         while True:
-            wanted = (self.split_offsets[-1] if self.split_offsets else 0) + SPLIT_POINT_BYTES
-            place = int(np.searchsorted(starts, wanted - self._bytes))
-            if place >= len(starts) - 1:  # the end of these records need not begin another one
+            offset = (self.split_offsets[-1] if self.split_offsets else 0) + SPLIT_POINT_BYTES
+            record = int(np.searchsorted(starts, offset - self._bytes))
+            if record >= len(starts) - 1:  # the end of these records need not begin another one
                 return
-            self.split_offsets.append(self._bytes + int(starts[place]))
+            self.split_offsets.append(self._bytes + int(starts[record]))
 
     def fits(self, framed: np.ndarray, limit_bytes: int) -> bool:
         """Whether the finished file would not pass a limit, were it to get these records too."""

@@ -150,10 +150,10 @@ def _judge(condition: f.Filter, row: Mapping[str, Any]) -> bool | None:
     return compare(value, wanted) != is_negated
 
 
-def _is_comparable(value: Any, wanted: Any) -> bool:
+def _is_comparable(value: Any, limit: Any) -> bool:
     """Whether Python compares two values as SQL does."""
     exact: Sequence[type] = (int, str, datetime.date)
-    return any(type(value) is kind and type(wanted) is kind for kind in exact)
+    return any(type(value) is kind and type(limit) is kind for kind in exact)
 
 
 # Where a type's name in SQL differs from that in a schema's JSON form.
@@ -276,7 +276,7 @@ def plan_read(
     Args:
         options: Options of the read.
         listing: Its files.
-        schema: Columns wanted: features, and partition columns by their names.
+        schema: Columns to read: features, and partition columns by their names.
 
     Raises:
         ConfigError: Columns that cannot be read, all of them in one message.

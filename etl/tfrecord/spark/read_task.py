@@ -184,9 +184,9 @@ class ReadTask:
             CorruptRecordError: The file is damaged; names it and the byte offset.
             InputDataError: A feature does not fit its column.
         """
-        place = f"the file from byte {split.start} on" if split.start else "the file"
+        origin = f"the file from byte {split.start} on" if split.start else "the file"
         for first_record, batch in self._decode(split):
-            with locate_rows(batch, first_record, place):
+            with locate_rows(batch, first_record, origin):
                 completed = self._plan.complete(batch, split.partition, split.path)
             yield completed
 
@@ -237,12 +237,12 @@ class ReadTask:
         few = block.index[:_CASE_CHECK_RECORDS]
         collector.update(RecordBlock(block.data, few, block.offset, block.first_record), name)
         present = collector.names()
-        for wanted in sorted(self._suspects - set(present)):
-            found = find_name(wanted, present)
+        for column in sorted(self._suspects - set(present)):
+            found = find_name(column, present)
             if found:
                 raise InputDataError(
-                    f"{name}: no record has a feature {wanted!r}, but the case of letters matters",
-                    received=f"column {wanted}",
+                    f"{name}: no record has a feature {column!r}, but the case of letters matters",
+                    received=f"column {column}",
                     allowed=", ".join(found),
                     fix="give a schema with the names as they are in the file",
                 )

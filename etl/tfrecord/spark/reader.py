@@ -1,6 +1,6 @@
 """Reads TFRecord files into Spark: the reader of the data source, and `read_tfrecords`.
 
-`read_tfrecords` decodes only what is wanted: chosen columns of chosen partitions. Nothing
+`read_tfrecords` decodes only what is asked for: chosen columns of chosen partitions. Nothing
 compiled is imported here: Spark's planner processes do without.
 """
 

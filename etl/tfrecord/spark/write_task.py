@@ -79,13 +79,13 @@ class WriteTask:
         self._shards: list[TaskShard] = []
 
     def write_all(
-        self, batches: Iterator[pa.RecordBatch], place: str = "the rows"
+        self, batches: Iterator[pa.RecordBatch], origin: str = "the rows"
     ) -> tuple[TaskShard, ...]:
         """Writes all rows; without any, no file.
 
         Args:
             batches: Batches of one schema.
-            place: What to call all of them in an error.
+            origin: What to call all of them in an error.
 
         Returns:
             The files, by partition value and number.
@@ -98,7 +98,7 @@ class WriteTask:
         try:
             for batch in batches:
                 if batch.num_rows:
-                    self._write(batch, first_row, place)
+                    self._write(batch, first_row, origin)
                 first_row += batch.num_rows
             while self._writers:
                 self._retire()
@@ -108,7 +108,7 @@ class WriteTask:
             raise
         return tuple(sorted(self._shards, key=lambda item: item.shard.info.path))
 
-    def _write(self, batch: pa.RecordBatch, first_row: int, place: str) -> None:
+    def _write(self, batch: pa.RecordBatch, first_row: int, origin: str) -> None:
         names = self._options.partition_by
         keys = [batch.column(name) for name in names]
         if self._row_encoder is not None:
@@ -117,15 +117,15 @@ class WriteTask:
         if self._encoder is None:
             self._plan_records(batch.schema)
         if self._to_features is not None:
-            with locate_rows(batch, first_row, place):
+            with locate_rows(batch, first_row, origin):
                 batch = self._to_features(batch)
         if not names:
-            with locate_rows(batch, first_row, place):
+            with locate_rows(batch, first_row, origin):
                 self._find_writer(()).write(batch)
             return
         for values, rows, numbers in split_partitions(batch, keys):
             directory = partition_path(names, values)
-            with locate_rows(rows, first_row + numbers, f"{place}, of {directory}"):
+            with locate_rows(rows, first_row + numbers, f"{origin}, of {directory}"):
                 self._find_writer(values).write(rows)
 
     def _plan_records(self, schema: pa.Schema) -> None:

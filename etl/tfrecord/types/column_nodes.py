@@ -206,9 +206,9 @@ class MapKeys:
         arrays: list[pa.Array] = []
         for key, child in zip(self.keys, self.children, strict=True):
             found = np.flatnonzero(np.asarray(pc.equal(keys, pa.scalar(key, self.key_type))))
-            places = np.full(len(column), -1, np.int64)
-            places[row_of_entry[found]] = found  # of a key that occurs twice, the last
-            arrays += child.apply(values.take(pa.array(places, mask=places < 0)))
+            entries = np.full(len(column), -1, np.int64)
+            entries[row_of_entry[found]] = found  # of a key that occurs twice, the last
+            arrays += child.apply(values.take(pa.array(entries, mask=entries < 0)))
         return arrays
 
 
@@ -263,12 +263,12 @@ class _Vectors:
         return cls(is_dense, is_null, lengths, as_numbers(flat_indices), as_numbers(flat_values),
                    value_rows)  # fmt: skip
 
-    def places(self) -> np.ndarray:
+    def positions(self) -> np.ndarray:
         """Index of each value in its vector, int64 `[values]`."""
         lengths = self.value_rows.lengths
-        places = np.arange(len(self.values)) - np.repeat(self.value_rows.offsets[:-1], lengths)
-        places[~np.repeat(self.is_dense, lengths)] = self.indices
-        return places
+        positions = np.arange(len(self.values)) - np.repeat(self.value_rows.offsets[:-1], lengths)
+        positions[~np.repeat(self.is_dense, lengths)] = self.indices
+        return positions
 
 
 @dataclass(frozen=True)
@@ -293,7 +293,7 @@ class DenseVectors:
         offsets = np.zeros(len(column) + 1, np.int64)
         np.cumsum(vectors.sizes, out=offsets[1:])
         values = np.zeros(offsets[-1], np.float64)
-        values[np.repeat(offsets[:-1], vectors.value_rows.lengths) + vectors.places()] = (
+        values[np.repeat(offsets[:-1], vectors.value_rows.lengths) + vectors.positions()] = (
             vectors.values
         )
         lists = ListRows(offsets, vectors.is_null).build(pa.array(values), DENSE_LISTS)
@@ -326,7 +326,7 @@ class SparseVectors:
         lengths = vectors.value_rows.lengths
         keep = ~np.repeat(vectors.is_dense, lengths) | (vectors.values != 0)
         rows = ListRows(vectors.value_rows.offsets, vectors.is_null).keep(keep)
-        indices = pa.array(vectors.places()[keep].astype(np.int32))
+        indices = pa.array(vectors.positions()[keep].astype(np.int32))
         sizes = pa.array(vectors.sizes.astype(np.int32), mask=vectors.is_null)
         return [
             *self.indices.apply(rows.build(indices, pa.list_(pa.int32()))),

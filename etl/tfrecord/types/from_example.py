@@ -1,4 +1,4 @@
-"""The plan that turns decoded features back into the columns of a wanted schema.
+"""The plan that turns decoded features back into the columns of a schema.
 
 Names may differ in case, or have been changed by the write: the manifest says by which rules.
 """
@@ -69,9 +69,9 @@ class FeatureNames:
     @cached_property
     def _paths(self) -> dict[str, set[str]]:
         """All features and the structs around them, by their names in lower case."""
-        wanted = [name for renamed in self.renames.values() for name in renamed]
+        changed = [name for renamed in self.renames.values() for name in renamed]
         paths: dict[str, set[str]] = {}
-        for name in (*self.known, *wanted):
+        for name in (*self.known, *changed):
             parts = name.split(self.separator)
             for count in range(1, len(parts) + 1):
                 path = self.separator.join(parts[:count])
@@ -165,7 +165,7 @@ class FromExamplePlanner:
         name = self.names.resolve(self._column, path)
         feature = WireFeature(name, kind, depth == 1, depth == 2)
         if self.features.setdefault(feature.name, feature) != feature:
-            raise UnfitError(f"feature {feature.name} is also wanted in another form")
+            raise UnfitError(f"feature {feature.name} is also asked for in another form")
         return DecodedLeaf(feature.name, target, form, path)
 
     def _plan_map(self, path: str, target: pa.MapType, policy: ColumnPolicy) -> DecodedNode:
@@ -219,10 +219,10 @@ def _wire_kind(data_type: pa.DataType, policy: ColumnPolicy) -> tuple[Kind, str]
 
 @dataclass(frozen=True)
 class FromExample:
-    """Turns decoded batches into batches of a wanted schema; picklable.
+    """Turns decoded batches into batches of one schema; picklable.
 
     Attributes:
-        target: The wanted schema, without metadata.
+        target: That schema, without metadata.
         features: What to decode, in this order.
         nodes: One per column.
     """
@@ -268,7 +268,7 @@ def plan_from_example(
     """Plans how features become the columns of a schema.
 
     Args:
-        target: The wanted schema; see `etl.tfrecord.spark.schema.to_arrow_schema`.
+        target: The schema; see `etl.tfrecord.spark.schema.to_arrow_schema`.
         record_type: `"Example"` or `"SequenceExample"`.
         options: How dates, timestamps, maps, vectors and structs were written; None for the
             defaults.

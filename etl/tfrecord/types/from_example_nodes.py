@@ -19,12 +19,12 @@ def cast_values(column: pa.Array, target: pa.DataType, form: str) -> pa.Array:
 
     Args:
         column: int64, float32, binary, lists or lists of lists of these `[rows]`.
-        target: Wanted type, as deep in lists.
+        target: Type to cast to, as deep in lists.
         form: How dates (`days`, `iso`) or timestamps (`s`, `ms`, `us`, `iso`) were written; of no
             meaning for other types.
 
     Returns:
-        The column in the wanted type `[rows]`.
+        The column in that type `[rows]`.
 
     Raises:
         pa.ArrowInvalid: A value does not fit.

@@ -88,7 +88,7 @@ def read_renames(description: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """
     try:
         return {
-            str(column): {str(wanted): str(name) for wanted, name in names.items()}
+            str(column): {str(given): str(name) for given, name in names.items()}
             for column, names in description.get("renamed", {}).items()
         }
     except AttributeError as error:
@@ -275,19 +275,19 @@ def resolve_names(
     outputs: list[FeatureColumn], options: TypeOptions
 ) -> tuple[list[str], list[str]]:
     """Names of the features, and what is wrong with them."""
-    wanted = [output.name for output in outputs]
+    given = [output.name for output in outputs]
     if options.name_collisions == "error":
-        counts = Counter(wanted)
+        counts = Counter(given)
         problems = [
             f"{name}: {count} columns end up under this name (name occurs twice): rename one, or "
             "option nameCollisions=rename"
             for name, count in counts.items()
             if count > 1
         ]
-        return wanted, problems
+        return given, problems
     names: dict[str, None] = {}
-    taken = set(wanted)
-    for name in wanted:
+    taken = set(given)
+    for name in given:
         number, free = 1, name
         while free in names or (free != name and free in taken):
             number += 1
@@ -377,13 +377,13 @@ class ToExample:
         names, seen = iter(self._outputs), set()
         renames: dict[str, dict[str, str]] = {}
         for column, node in zip(self.source.names, self.nodes, strict=True):
-            for wanted in (output.name for output in node.outputs):
-                if (column, wanted) in seen:
+            for given in (output.name for output in node.outputs):
+                if (column, given) in seen:
                     return None
-                seen.add((column, wanted))
+                seen.add((column, given))
                 name = next(names).name
-                if name != wanted:
-                    renames.setdefault(column, {})[wanted] = name
+                if name != given:
+                    renames.setdefault(column, {})[given] = name
         return renames
 
     @property

@@ -221,10 +221,10 @@ class ListRows:
     def _build_fixed(self, values: pa.Array, target: pa.DataType) -> pa.Array:
         if self.is_null is None:
             return pa.FixedSizeListArray.from_arrays(values, type=target)
-        places = np.zeros((len(self.is_null), target.list_size), np.int64)
-        places[~self.is_null] = np.arange(len(values)).reshape(-1, target.list_size)
+        positions = np.zeros((len(self.is_null), target.list_size), np.int64)
+        positions[~self.is_null] = np.arange(len(values)).reshape(-1, target.list_size)
         absent = np.repeat(self.is_null, target.list_size)
-        values = values.take(pa.array(places.reshape(-1), mask=absent))
+        values = values.take(pa.array(positions.reshape(-1), mask=absent))
         mask = pa.array(self.is_null)
         return pa.FixedSizeListArray.from_arrays(values, type=target, mask=mask)
 
@@ -319,10 +319,10 @@ def fill_nulls(column: pa.Array, default: Any) -> pa.Array:
     if not pa.types.is_fixed_size_list(column.type):
         return ListRows(rows.offsets, None).build(values, column.type)
     is_null = np.repeat(np.asarray(rows.is_null), column.type.list_size)
-    places = np.cumsum(~is_null) - 1
-    places[is_null] = len(values)
+    positions = np.cumsum(~is_null) - 1
+    positions[is_null] = len(values)
     filled = pa.array([default], column.type.value_type)
-    values = pa.concat_arrays([values, filled]).take(pa.array(places))
+    values = pa.concat_arrays([values, filled]).take(pa.array(positions))
     return pa.FixedSizeListArray.from_arrays(values, type=column.type)
 
 
