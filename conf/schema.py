@@ -190,7 +190,7 @@ def plan_slots(schema: FeatureSchema) -> tuple[PackedSlot, ...]:
     """Plans the packed layout of a schema: scalars get slots, lists stay features of their own.
 
     Returns:
-        The slots, type by type, each in record order; their numbers are what `ABSENT_FEATURE`
+        The slots, type by type, each in record order; their numbers are what `ABSENT_SLOTS_FEATURE`
         holds.
     """
     return tuple(

@@ -332,7 +332,7 @@ def read_run_manifest(
         version_dir: Directory of the version.
         expected_sha256: Fingerprint of the manifest that the run read.
         specs: Features that its model was built for.
-        tolerates: As for `conf.paths.load_manifest`.
+        tolerates: As for `conf.paths.read_manifest`.
 
     Raises:
         InputDataError: It is gone, or is not the one that the run read; names the feature that

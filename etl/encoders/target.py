@@ -76,7 +76,7 @@ def write_statistic_table(table: pa.Table, path: Path) -> TableSpec:
     """Writes a table; the same values give the same bytes.
 
     Args:
-        table: As from `build_table`.
+        table: As from `build_statistic_table`.
         path: `<name>.table.parquet`.
     """
     data = to_parquet(table, _schema(table.schema.names))

@@ -115,8 +115,8 @@ def add_histories(samples: DataFrame, config: BuildConfig) -> DataFrame:
         config: The build's config.
 
     Returns:
-        The events, one row each, with the columns of each history (`made_columns`); empty lists
-        where nothing came before.
+        The events, one row each, with the columns of each history (`made_history_columns`);
+        empty lists where nothing came before.
     """
     for history in all_histories(config):
         samples = _add_history(samples, config, history)

@@ -18,8 +18,8 @@ from etl.tfrecord.files.framing import CorruptRecordError, RecordBlock, corrupt_
 from etl.tfrecord.types.features import KIND_CODES, WireFeature
 
 
-def _cell_head(key: bytes) -> np.ndarray:
-    """First bytes of a cell, its own length left out, padded to whole words with zeros."""
+def _entry_head(key: bytes) -> np.ndarray:
+    """First bytes of an entry, its own length left out, padded to whole words with zeros."""
     lengths = bytes([0x0A, 0, 0x0A, len(key) & 0xFF])
     return np.frombuffer(lengths + key + bytes(-(len(key) + 4) % 8), np.uint8)
 
@@ -28,7 +28,7 @@ class KeyTable:
     """Feature keys in memory, and their hash table."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
-        heads = [_cell_head(key) for key in keys]
+        heads = [_entry_head(key) for key in keys]
         self._memory = np.concatenate([*heads, np.zeros(8, np.uint8)])
         starts = np.cumsum([0, *(head.size for head in heads)], dtype=np.int64)
         self.places = [

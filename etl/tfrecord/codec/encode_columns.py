@@ -26,7 +26,7 @@ class ColumnPlan:
     Attributes:
         name: Column name, the feature's key.
         key: The same in UTF-8.
-        kind: Value kind of `encode_kernels_sizes`.
+        kind: Value kind of `encode_kernels`.
         value_type: Arrow type that values are cast to first, or None where they are used as is.
         is_list: Whether a row holds a list.
         is_sequence: Whether a row holds a list of lists: a feature list of a SequenceExample.
@@ -41,7 +41,7 @@ class ColumnPlan:
 
     @property
     def is_compact(self) -> bool:
-        """Whether a cell is one number under a short key, which has kernels of its own."""
+        """Whether an entry is one number under a short key, which has kernels of its own."""
         is_number = self.kind != k.BINARY and not self.is_list
         return is_number and len(self.key) <= k.COMPACT_KEY_BYTES
 
@@ -244,15 +244,15 @@ def bind_column(plan: ColumnPlan, column: pa.Array, first_row: int = 0) -> Bound
     if plan.is_sequence:
         keep.append(np.empty(len(column), np.int64))
         outer_sizes = keep[-1].ctypes.data
-    head = _cell_head(plan.key)
+    head = _entry_head(plan.key)
     bitmap = buffer_address(column.buffers()[0]) if column.null_count else 0
     fields = (plan.kind, plan.is_list, address, bitmap, column.offset, row_offsets, byte_offsets,
               head.ctypes.data, len(plan.key), sizes, outer_offsets, outer_sizes)  # fmt: skip
     return BoundColumn(tuple(int(field) for field in fields), (*keep, head, column, values))
 
 
-def _cell_head(key: bytes) -> np.ndarray:
-    """First bytes of a compact cell, padded to whole words; the key starts at the fifth byte."""
+def _entry_head(key: bytes) -> np.ndarray:
+    """First bytes of a compact entry, padded to whole words; the key starts at the fifth byte."""
     lengths = bytes([0x0A, (len(key) + 8) & 0xFF, 0x0A, len(key) & 0xFF])
     padding = bytes(-(len(key) + 4) % 8)
     return np.frombuffer(lengths + key + padding, np.uint8)

@@ -45,15 +45,15 @@ INT32, INT64, FLOAT32, FLOAT64, BINARY = 0, 1, 2, 3, 4
     VALIDITY_BIT,  # bit of the bitmap that belongs to row 0
     ROW_OFFSETS,  # address of int64 [lists + 1], lists only
     BYTE_OFFSETS,  # address of int64 [values + 1], binary only
-    HEAD,  # address of the cell's first bytes, with the lengths of a zero-byte payload
+    HEAD,  # address of the entry's first bytes, with the lengths of a zero-byte payload
     KEY_BYTES,
-    SIZES,  # address of int64 [lists] of payload sizes, or 0 where a cell knows its own
+    SIZES,  # address of int64 [lists] of payload sizes, or 0 where an entry knows its own
     OUTER_OFFSETS,  # address of int64 [rows + 1] into the lists, feature lists only
     OUTER_SIZES,  # address of int64 [rows] of FeatureList sizes, feature lists only
 ) = range(12)
 COLUMN_FIELDS = 12
 
-# Up to this key length every length in a cell that holds one number takes one byte.
+# Up to this key length every length in an entry that holds one number takes one byte.
 COMPACT_KEY_BYTES = 100
 
 FRAME_BYTES = 16  # header and footer of a TFRecord
@@ -99,7 +99,7 @@ def payload_bytes(kind, values, byte_offsets, first, last):
 
 @inlined
 def _measure_compact(column, first, sizes):
-    """Adds the cells of a column of single numbers under a short key."""
+    """Adds the entries of a column of single numbers under a short key."""
     kind, values, bitmap = column[KIND], column[VALUES], column[VALIDITY]
     fixed = column[KEY_BYTES] + 10
     if bitmap == 0 and FLOAT32 <= kind <= FLOAT64:
@@ -176,7 +176,7 @@ _BYTES_TAIL, _TAIL_STEP = 0x0000_000A_020A_0412, 0x0000_0100_0100_0100
 
 @inlined
 def _store_cell_head(head, head_bytes, p, tail, size):
-    """Writes a cell up to a value of `size` bytes, all lengths taking a byte; returns the end."""
+    """Writes an entry up to a value of `size` bytes, all lengths taking a byte; returns the end."""
     store_u64(p, load_u64(head) + (np.uint64(size) << np.uint64(8)))
     for i in range(8, head_bytes, 8):
         store_u64(p + i, load_u64(head + i))
@@ -284,7 +284,7 @@ def write_entry_head(column, p, value_size):
 
 @inlined
 def _write_short_string(column, row, p):
-    """Writes the cell of a byte string whose lengths take a byte each; returns the end."""
+    """Writes the entry of a byte string whose lengths take a byte each; returns the end."""
     start = load_i64(column[BYTE_OFFSETS] + 8 * row)
     size = load_i64(column[BYTE_OFFSETS] + 8 * (row + 1)) - start
     p = _store_cell_head(column[HEAD], column[KEY_BYTES] + 4, p, _BYTES_TAIL, size)
@@ -535,7 +535,7 @@ def write_sequences(context, lists, first, context_sizes, list_sizes, cursors, s
         column, row = write_entries(context, first + low, cursors[low:high])
         if column >= 0:
             return 0, column, row
-        # What the context's last cells overshot is written over from here on.
+        # What the context's last entries overshot is written over from here on.
         for i in range(low, high):
             store_u8(cursors[i], np.uint8(_FEATURE_LISTS_TAG))
             cursors[i] = store_exact_varint(cursors[i] + 1, list_sizes[i])

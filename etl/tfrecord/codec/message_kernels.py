@@ -1,6 +1,6 @@
-"""Compiled reads of protobuf messages: fields, keys of features, and cells; no byte is trusted.
+"""Compiled reads of protobuf messages: fields, keys and entries of features; no byte is trusted.
 
-Every read is checked against the end of the message that holds it. Cells in the form that all
+Every read is checked against the end of the message that holds it. Entries in the form that all
 common writers produce are read in a few word loads; what deviates is walked field by field.
 """
 
@@ -329,7 +329,7 @@ def read_key(p, end):
     return key, length
 
 
-# 12 <n + 4> <kind tag> <n + 2> 0A <n>: what follows the key in a cell with n bytes of numbers.
+# 12 <n + 4> <kind tag> <n + 2> 0A <n>: what follows the key in an entry with n bytes of numbers.
 _INT_TAIL = 0x0000_000A_021A_0412
 _FLOAT_TAIL = 0x0000_000A_0212_0412
 _BYTES_TAIL = 0x0000_000A_020A_0412
@@ -353,7 +353,7 @@ def store_place(feature, row, start, end, since, count, total):
 
 @inlined
 def _has_head(p, head, head_bytes):
-    """Whether a cell begins as `head` does, its own length aside; reads whole words."""
+    """Whether an entry begins as `head` does, its own length aside; reads whole words."""
     word, i = load_u64(p) & ~np.uint64(0xFF00), 0
     while i + 8 < head_bytes:
         if word != load_u64(head + i):
@@ -366,10 +366,10 @@ def _has_head(p, head, head_bytes):
 
 @inlined
 def read_compact(feature, p, end, limit, row):
-    """Reads a cell with the expected key and one number or short string in canonical form.
+    """Reads an entry with the expected key and one number or short string in canonical form.
 
     Returns:
-        The address past the cell, or `FAILED` where it is anything else: nothing is stored then.
+        The address past the entry, or `FAILED` where it is anything else: nothing is stored then.
     """
     kind, head, head_bytes = feature[KIND], feature[HEAD], feature[KEY_BYTES] + 4
     if feature[DEPTH] != 0 or p + head_bytes + 8 > limit:
@@ -377,7 +377,7 @@ def read_compact(feature, p, end, limit, row):
     size = np.int64(load_u8(p + 1))
     stop = p + 2 + size
     rest = stop - p - head_bytes
-    # All loads below end within 16 bytes of the cell's end.
+    # All loads below end within 16 bytes of the entry's end.
     if size > 127 or rest < 6 or stop > end or stop + 16 > limit:
         return np.int64(FAILED)
     if kind != BYTES and (rest < 7 or rest > 14):
@@ -447,7 +447,7 @@ def read_simple(feature, p, end, row):
     """Takes over a list or byte string under the expected key, in the form that writers produce.
 
     Returns:
-        The address past the cell, or `FAILED` where it is anything else: nothing is stored then.
+        The address past the entry, or `FAILED` where it is anything else: nothing is stored then.
     """
     kind, failed = feature[KIND], np.int64(FAILED)
     is_list = feature[DEPTH] != 0

@@ -246,8 +246,8 @@ class ShardFile:
 
     Attributes:
         rows: Records so far.
-        split_offsets: Byte offsets at which records begin, `SPLIT_BYTES` apart or a little more,
-            zero left out; empty where the file is compressed.
+        split_offsets: Byte offsets at which records begin, `SPLIT_POINT_BYTES` apart or a little
+            more, zero left out; empty where the file is compressed.
     """
 
     def __init__(self, target: ShardTarget, options: ShardOptions) -> None:

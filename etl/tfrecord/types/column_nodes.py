@@ -238,8 +238,8 @@ def is_vector(field: pa.Field) -> bool:
 class _Vectors:
     """The parts of a column of vectors.
 
-    `is_dense` and `sizes` are per row; `indices` and `values` are of all rows, split by
-    `index_rows` and `value_rows`.
+    `is_dense` and `sizes` are per row; `indices` and `values` are of all rows; `value_rows` splits
+    the values into rows.
     """
 
     is_dense: np.ndarray

@@ -45,7 +45,7 @@ class NarrowDoubles:
     is_identity: bool = False
 
     def convert(self, values: pa.Array) -> Converted:
-        """See `ValueRule`."""
+        """See `ValueConversion`."""
         wide = as_numbers(values)
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             narrow = wide.astype(np.float32)
@@ -88,7 +88,7 @@ class NarrowDecimals:
     is_identity: bool = False
 
     def convert(self, values: pa.Array) -> Converted:
-        """See `ValueRule`."""
+        """See `ValueConversion`."""
         wide = as_numbers(values.cast(pa.float64()))
         with np.errstate(over="ignore"):
             narrow = wide.astype(np.float32)
@@ -122,7 +122,7 @@ class NarrowUnsigned:
     is_identity: bool = False
 
     def convert(self, values: pa.Array) -> Converted:
-        """See `ValueRule`."""
+        """See `ValueConversion`."""
         wide, refusal = as_numbers(values), None
         if self.mode == "clip":
             wide = np.minimum(wide, np.uint64(_INT64_MAX))
@@ -153,7 +153,7 @@ class DatesToDays:
     is_identity: bool = False
 
     def convert(self, values: pa.Array) -> Converted:
-        """See `ValueRule`."""
+        """See `ValueConversion`."""
         if pa.types.is_date32(values.type):
             return values.cast(pa.int32()), None
         days = np.floor_divide(as_numbers(values.cast(pa.int64())), _DAY_MS)
@@ -168,7 +168,7 @@ class DatesToText:
     is_identity: bool = False
 
     def convert(self, values: pa.Array) -> Converted:
-        """See `ValueRule`."""
+        """See `ValueConversion`."""
         days = DatesToDays().convert(values)[0]
         refusal = _refuse_years(as_numbers(days), _FIRST_DAY, _LAST_DAY, values, "dates=days")
         return days.cast(pa.date32()).cast(pa.string()), refusal
@@ -189,7 +189,7 @@ class TimestampsToIntegers:
     is_identity: bool = False
 
     def convert(self, values: pa.Array) -> Converted:
-        """See `ValueRule`."""
+        """See `ValueConversion`."""
         ticks = values.cast(pa.int64())
         source, wanted = _NANOSECONDS[self.source_unit], _NANOSECONDS[self.unit]
         if source == wanted:
@@ -222,7 +222,7 @@ class TimestampsToText:
     is_identity: bool = False
 
     def convert(self, values: pa.Array) -> Converted:
-        """See `ValueRule`."""
+        """See `ValueConversion`."""
         ticks = as_numbers(values.cast(pa.int64()))
         per_day = _NANOSECONDS["s"] * 86_400 // _NANOSECONDS[self.source.unit]
         int64 = np.iinfo(np.int64)

@@ -58,7 +58,7 @@ class KeepValues:
     is_identity: bool = True
 
     def convert(self, values: pa.Array) -> Converted:
-        """See `ValueRule`."""
+        """See `ValueConversion`."""
         return values, None
 
 
@@ -70,7 +70,7 @@ class CastValues:
     is_identity: bool = False
 
     def convert(self, values: pa.Array) -> Converted:
-        """See `ValueRule`."""
+        """See `ValueConversion`."""
         return values.cast(self.target), None
 
 
@@ -82,7 +82,7 @@ class DecodeDictionary:
     is_identity: bool = False
 
     def convert(self, values: pa.Array) -> Converted:
-        """See `ValueRule`."""
+        """See `ValueConversion`."""
         return values.dictionary_decode(), None
 
 
@@ -100,7 +100,7 @@ class ChainedRules:
         return self.second.target
 
     def convert(self, values: pa.Array) -> Converted:
-        """See `ValueRule`."""
+        """See `ValueConversion`."""
         values, refusal = self.first.convert(values)
         return self.second.convert(values) if refusal is None else (values, refusal)
 
@@ -285,7 +285,7 @@ class ConvertLists:
         return pa.list_(self.element.target)
 
     def convert(self, values: pa.Array) -> Converted:
-        """See `ValueRule`."""
+        """See `ValueConversion`."""
         if self.is_identity:
             return values, None
         elements, rows = split_lists(values)

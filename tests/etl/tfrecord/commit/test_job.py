@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from dataclasses import replace
@@ -186,6 +187,7 @@ def test_a_feature_in_another_case_is_refused() -> None:
 
 def test_the_manifest_round_trips(tmp_path) -> None:
     assert read_output_manifest(tmp_path) is None
+    assert json.loads(OLD.dumps())["lowering"] == OLD.type_options  # the key of the file format
     (tmp_path / "_sluice_commit.json").write_text(OLD.dumps())
     assert read_output_manifest(tmp_path) == OLD
     (tmp_path / "_sluice_commit.json").write_text(OLD.dumps().replace('"rows"', '"lines"'))
