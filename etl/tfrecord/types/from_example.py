@@ -165,7 +165,7 @@ class FromExamplePlanner:
         name = self.names.resolve(self._column, path)
         feature = WireFeature(name, kind, depth == 1, depth == 2)
         if self.features.setdefault(feature.name, feature) != feature:
-            raise UnfitError(f"feature {feature.name} is also asked for in another form")
+            raise UnfitError(f"feature {feature.name} is also wanted in another form")
         return DecodedLeaf(feature.name, target, form, path)
 
     def _plan_map(self, path: str, target: pa.MapType, policy: ColumnPolicy) -> DecodedNode:
