@@ -226,9 +226,7 @@ PAIRS = st.lists(
 )
 
 
-@settings(
-    max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.integers(-5, 5), PAIRS), min_size=100, max_size=100))
 def test_what_is_written_is_read_back(spark, tmp_path, rows):
     lines = (f"{label} {' '.join(f'{i}:{v!r}' for i, v in pairs)}" for label, pairs in rows)
