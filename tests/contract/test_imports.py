@@ -26,7 +26,6 @@ CONF_PURE = ("errors", "dates", "schema", "manifest", "paths", "run", "encoders"
 TENSORFLOW = {"tensorflow", "keras"}
 # Modules of the wire that are Spark's own side of it.
 SPARK_FACING = {"datasource"}
-PACKAGES = ("conf", "etl", "jobs", "training")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # Installed to be used beside Sluice: nothing imports it.
 TOOLS = {"tensorboard"}
