@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from conf.errors import ConfigError, did_you_mean
 from etl.convert import (
@@ -26,6 +24,7 @@ from etl.tfrecord.files.locations import Compression
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.types.features import RECORD_TYPES
 from etl.tfrecord.types.policies import TYPE_OPTIONS, parse_type_options
+from jobs.support.terminal import show_progress
 
 app = typer.Typer(help=__doc__, add_completion=False)
 
@@ -79,7 +78,8 @@ def main(
         types=_parse_types(types),
     )
     target = _parse_format(target_format) or detect_format(output)
-    with _show_rows() as on_rows:
+    columns = (SpinnerColumn(), TextColumn("{task.completed:,} rows"), TimeElapsedColumn())
+    with show_progress(None, *columns) as on_rows:
         rows = convert_files(
             files, read_as or detect_format(files[0]), output, target, options, on_rows
         )
@@ -134,17 +134,6 @@ def _parse_types(text: str | None) -> dict[str, Any]:
         elif pair.strip():
             raise ConfigError("--types takes name=type pairs", received=pair)
     return types
-
-
-@contextmanager
-def _show_rows() -> Iterator[Any]:
-    """Shows the rows so far on a terminal's standard error; elsewhere nothing."""
-    console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.completed:,} rows"), TimeElapsedColumn())
-    hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda count: bar.advance(task, count)
 
 
 if __name__ == "__main__":

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
 
 from conf.errors import ConfigError, InputDataError
 from conf.manifest import MANIFEST_FILE, Manifest
 from conf.paths import read_manifest
-from jobs.inspection.records import read_dataset_head, read_first, wire_features
+from jobs.inspection.records import read_dataset_head
 from jobs.inspection.summary import (
     Target,
-    find_shard,
     find_target,
     list_record_files,
     summarize_dataset,
@@ -28,15 +26,9 @@ from jobs.inspection.summary import (
     summarize_shard,
 )
 from jobs.inspection.summary_tables import list_summary, print_tables
-from jobs.inspection.verify import (
-    OnBytes,
-    Problem,
-    Verification,
-    count_records,
-    verify_dataset,
-    verify_shard,
-)
+from jobs.inspection.verify import OnBytes, verify_dataset
 from jobs.reporting.dataset_page import write_dataset_page
+from jobs.support.terminal import show_progress
 
 app = typer.Typer(add_completion=False)
 
@@ -92,8 +84,11 @@ def inspect(
     if target.kind == "dataset":
         return _inspect_dataset(target.path, verify, head, split)
     if target.kind == "files":
-        return _inspect_files(target.path, head)
-    return _inspect_shard(target, verify, head)
+        size = sum(file.stat().st_size for file in list_record_files(target.path))
+        with _show_verifying(size) as on_bytes:
+            return summarize_files(target.path, head, on_bytes)
+    manifest = _load_manifest(target.version) if target.version else None
+    return summarize_shard(target, manifest, verify=verify, head=head)
 
 
 def _inspect_dataset(
@@ -103,7 +98,7 @@ def _inspect_dataset(
     manifest = _load_manifest(version) if verify else read_manifest(version)
     summary = summarize_dataset(version, manifest)
     if verify:
-        with _show_progress(manifest.bytes) as on_bytes:
+        with _show_verifying(manifest.bytes) as on_bytes:
             result = verify_dataset(version, manifest, on_bytes)
         summary["verification"] = result.to_json()
         if result.problems:
@@ -113,64 +108,14 @@ def _inspect_dataset(
     return summary
 
 
-def _inspect_files(directory: Path, head: int | None) -> dict[str, Any]:
-    """Reads, and so verifies, every file: nothing else can tell what they hold."""
-    files = list_record_files(directory)
-    with _show_progress(sum(file.stat().st_size for file in files)) as on_bytes:
-        summary, result = summarize_files(directory, on_bytes)
-    summary["verification"] = result.to_json()
-    if head is not None and not result.problems:
-        summary["head"] = read_first(files, head, record_type=summary["record_type"])
-    return summary
-
-
-def _inspect_shard(target: Target, verify: bool, head: int | None) -> dict[str, Any]:
-    manifest = _load_manifest(target.version) if target.version else None
-    if verify:
-        result = _verify_file(target, manifest)
-        if result.problems:
-            return {"kind": "shard", "path": str(target.path), "manifest": None, "features": [],
-                    "rows": result.rows, "bytes": result.bytes, "crc32c": None,
-                    "compression": None, "verification": result.to_json()}  # fmt: skip
-    summary = summarize_shard(target.path, target.version, manifest)
-    if verify:
-        summary["verification"] = result.to_json()
-    if head is not None:
-        if manifest is not None and summary["listed"]:
-            wanted = wire_features(manifest.schema)
-            summary["head"] = read_first([target.path], head, wanted, slots=manifest.slots)
-        else:
-            summary["head"] = read_first([target.path], head)
-    return summary
-
-
-def _verify_file(target: Target, manifest: Manifest | None) -> Verification:
-    """Checks a shard against its manifest, or only for damage where no manifest lists it."""
-    size = target.path.stat().st_size
-    found = find_shard(target.path, target.version, manifest)
-    if found is not None and manifest is not None and target.version is not None:
-        shard = found[1]
-        rows, whats = verify_shard(target.version, shard, manifest.compression)
-        return Verification(1, rows, size, tuple(Problem(shard.path, what) for what in whats))
-    rows, damage = count_records(target.path, "auto")
-    problems = () if damage is None else (Problem(str(target.path), damage),)
-    return Verification(1, rows, size, problems)
-
-
 def _load_manifest(version: Path) -> Manifest:
     file = version / MANIFEST_FILE
     return Manifest.loads(file.read_text(encoding="utf-8"), origin=str(file))
 
 
-@contextmanager
-def _show_progress(total_bytes: int) -> Iterator[OnBytes]:
-    """Shows a bar on a terminal's standard error; elsewhere nothing."""
-    console = Console(stderr=True)
+def _show_verifying(total_bytes: int) -> AbstractContextManager[OnBytes]:
     columns = ("verifying", BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
-        task = bar.add_task("", total=total_bytes)
-        yield lambda count: bar.advance(task, count)
+    return show_progress(total_bytes, *columns)
 
 
 def _refuse_problems(target: Target, summary: dict[str, Any]) -> None:

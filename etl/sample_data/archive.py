@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 import stat
@@ -10,11 +9,10 @@ import time
 import urllib.parse
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from conf.atomic_output import staged_directory
 from conf.errors import ConfigError, InputDataError, InternalError, UpstreamNotReadyError
@@ -24,8 +22,10 @@ if TYPE_CHECKING:
 
 BASE_URL = "https://files.grouplens.org/datasets/movielens"
 ARCHIVE_CARD_NAME = "DOWNLOAD.json"
-_BLOCK_BYTES = 1 << 18
+MAX_BYTES, MAX_UNPACKED_BYTES = 64 << 20, 512 << 20
+_ATTEMPTS, _TIMEOUT_S = 3, 30.0
 _RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+_LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 @contextmanager
@@ -57,44 +57,43 @@ def replace_directory(out_dir: Path, marker: str, *, overwrite: bool) -> Iterato
 
 
 def _require_replaceable(out_dir: Path, marker: str, overwrite: bool) -> None:
+    names = [path.name for path in out_dir.iterdir()] if out_dir.is_dir() else []
     if out_dir.is_symlink() or (out_dir.exists() and not out_dir.is_dir()):
-        what, allowed = "the output path is not a directory", "a path that does not exist yet"
-        fix = "pass another --out"
-    elif not out_dir.exists() or not any(out_dir.iterdir()):
-        return
-    elif not overwrite:
-        what, allowed = "the output directory is not empty", "a new or empty directory"
-        fix = "pass another --out, or --overwrite to replace it"
-    elif not (out_dir / marker).is_file():
+        what = "the output path is not a directory"
+    elif names and not overwrite:
+        what = "the output directory is not empty"
+    elif names and marker not in names:
         what = "refusing to overwrite a directory that was not written by this command"
-        allowed = f"a directory that holds {marker}"
-        fix = "pass another --out, or remove the directory yourself"
     else:
         return
-    raise ConfigError(what, received=out_dir, allowed=allowed, fix=fix)
+    raise ConfigError(
+        what,
+        received=out_dir,
+        allowed=f"a new or empty directory; with --overwrite, one that holds {marker}",
+        fix="pass another --out, or --overwrite to replace an earlier output",
+    )
 
 
-def write_card(path: Path, card: dict[str, object]) -> None:
+def write_card(path: Path, card: dict[str, Any]) -> None:
     """Writes the JSON file that explains a directory."""
     path.write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
 
 
-@dataclass(frozen=True)
-class Archive:
-    """A zip archive that is known by its checksums.
+def file_sizes(directory: Path) -> dict[str, dict[str, int]]:
+    """Returns the size of every file below a directory, by its relative path."""
+    return {
+        path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size}
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
 
-    Args:
-        checksums: By algorithm: the `md5` that the publisher gives beside the file, and `sha256`.
-        required: Files that the archive must hold, below its one top folder.
-        max_bytes: Refuse a download larger than this.
-        max_unpacked_bytes: Refuse content larger than this.
-    """
+
+class Archive(NamedTuple):
+    """A zip archive that is known by its checksums."""
 
     name: str
-    checksums: dict[str, str]
-    required: tuple[str, ...]
-    max_bytes: int = 64 << 20
-    max_unpacked_bytes: int = 512 << 20
+    checksums: dict[str, str]  # the `md5` that the publisher gives beside the file, and `sha256`
+    required: tuple[str, ...]  # files that it must hold, below its one top folder
 
 
 _ML_1M = {
@@ -111,36 +110,19 @@ ARCHIVES = {
 }
 
 
-@dataclass(frozen=True)
-class DownloadOptions:
-    """How to reach the publisher.
-
-    Args:
-        base_url: Folder of the archive, https (plain http for this machine only).
-        retries: Further attempts after a failure that may pass.
-        timeout_s: Longest wait for the next bytes.
-        on_progress: Called with (bytes received, total bytes or None).
-    """
-
-    base_url: str = BASE_URL
-    retries: int = 2
-    timeout_s: float = 30.0
-    on_progress: Callable[[int, int | None], None] = lambda done, total: None
-
-
 def fetch_archive(
     archive: Archive,
     out_dir: Path,
-    options: DownloadOptions | None = None,
+    base_url: str = BASE_URL,
     *,
     overwrite: bool = False,
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Downloads and unpacks an archive into a directory that appears complete or not at all.
 
     Args:
         archive: What to download and what it must be.
         out_dir: Directory to create; the archive's top folder is stripped.
-        options: Address, retries and time limits.
+        base_url: Folder of the archive, https (plain http for this machine only).
         overwrite: Whether an earlier download in `out_dir` may be replaced.
 
     Returns:
@@ -151,28 +133,21 @@ def fetch_archive(
         UpstreamNotReadyError: The server cannot be reached or does not hold the file.
         InputDataError: Wrong checksum, too large, or an archive with unsafe content.
     """
-    options = options or DownloadOptions()
-    url = f"{options.base_url.rstrip('/')}/{archive.name}.zip"
+    url = f"{base_url.rstrip('/')}/{archive.name}.zip"
     _require_secure(url)
     with replace_directory(out_dir, ARCHIVE_CARD_NAME, overwrite=overwrite) as staging:
-        zip_path = _download(url, staging, archive.max_bytes, options)
+        zip_path = _download(url, staging)
         _verify(zip_path, archive)
-        unpack_zip(zip_path, staging, archive.max_unpacked_bytes)
+        unpack_zip(zip_path, staging, MAX_UNPACKED_BYTES)
         zip_path.unlink()
-        missing = [name for name in archive.required if not (staging / name).is_file()]
-        if missing:
+        files = file_sizes(staging)
+        if missing := set(archive.required) - set(files):
             raise InputDataError(
                 f"{archive.name}.zip lacks files",
-                received=f"no {missing}",
+                received=f"no {sorted(missing)}",
                 allowed=f"all of {list(archive.required)}",
             )
-        files = {
-            path.relative_to(staging).as_posix(): {"bytes": path.stat().st_size}
-            for path in sorted(staging.rglob("*"))
-            if path.is_file()
-        }
-        card: dict[str, object] = {"name": archive.name, "url": url, **archive.checksums}
-        card["files"] = files
+        card = {"name": archive.name, "url": url, **archive.checksums, "files": files}
         write_card(staging / ARCHIVE_CARD_NAME, card)
     return card
 
@@ -182,16 +157,14 @@ def unpack_zip(zip_path: Path, target: Path, max_bytes: int) -> None:
 
     Raises:
         InputDataError: The archive is damaged, unpacks to more than `max_bytes`, or has an entry
-            that is a link, is encrypted, or would land outside `target`.
+            that is in no folder, is a link, is encrypted, or would land outside `target`.
     """
     try:
         with zipfile.ZipFile(zip_path) as archive:
             entries = [entry for entry in archive.infolist() if not entry.is_dir()]
             _require_safe(entries, max_bytes)
-            tops = {entry.filename.partition("/")[::2] for entry in entries}
-            strip = len({top for top, _ in tops}) == 1 and all(rest for _, rest in tops)
             for entry in entries:
-                entry.filename = entry.filename.partition("/")[2] if strip else entry.filename
+                entry.filename = entry.filename.partition("/")[2]
                 archive.extract(entry, target)
     except (zipfile.BadZipFile, NotImplementedError, EOFError, zlib.error) as error:
         raise InputDataError(
@@ -203,11 +176,12 @@ def _require_safe(entries: list[zipfile.ZipInfo], max_bytes: int) -> None:
     for entry in entries:
         path = PurePosixPath(entry.filename)
         outside = path.is_absolute() or ".." in path.parts or set("\\:") & set(str(path))
-        if outside or stat.S_ISLNK(entry.external_attr >> 16) or entry.flag_bits & 0x1:
+        is_link = stat.S_ISLNK(entry.external_attr >> 16)
+        if outside or len(path.parts) < 2 or is_link or entry.flag_bits & 0x1:
             raise InputDataError(
                 "the archive has an unsafe entry",
                 received=repr(entry.filename),
-                allowed="plain, unencrypted files below the target directory",
+                allowed="plain, unencrypted files below one folder",
                 fix="do not use this archive; nothing was unpacked",
             )
     # No entry gives more bytes than it states: zipfile stops there.
@@ -232,50 +206,18 @@ def _verify(path: Path, archive: Archive) -> None:
         )
 
 
-class _Meter:
-    """Stands where pooch has a progress bar: counts bytes, and refuses too many."""
-
-    def __init__(self, max_bytes: int, on_progress: Callable[[int, int | None], None]) -> None:
-        self.total = 0  # set by pooch; 0 where the server does not say
-        self._received, self._max_bytes, self._on_progress = 0, max_bytes, on_progress
-
-    def update(self, count: int) -> None:
-        self._received += count  # a whole block, although the last one is shorter
-        received = min(self._received, self.total or self._received)
-        if max(received, self.total) > self._max_bytes:
-            raise InputDataError(
-                "the download is too large",
-                received=f"{max(received, self.total)} bytes",
-                allowed=f"at most {self._max_bytes} bytes",
-            )
-        self._on_progress(received, self.total or None)
-
-    def reset(self) -> None:
-        self._received = 0
-
-    def close(self) -> None:
-        pass
-
-
-def _download(url: str, folder: Path, max_bytes: int, options: DownloadOptions) -> Path:
+def _download(url: str, folder: Path) -> Path:
     # Imported late: together they take longer than most commands.
     import pooch
     import requests
 
     pooch.get_logger().setLevel("WARNING")
-    for attempt in range(options.retries + 1):
-        if attempt:
-            time.sleep(2.0 ** (attempt - 1))
-        downloader = pooch.HTTPDownloader(
-            progressbar=_Meter(max_bytes, options.on_progress),
-            chunk_size=_BLOCK_BYTES,
-            timeout=options.timeout_s,
-            hooks={"response": _check_redirect},
-        )
+    downloader = pooch.HTTPDownloader(timeout=_TIMEOUT_S, hooks={"response": _check_response})
+    for attempt in range(_ATTEMPTS):
+        time.sleep(attempt)
         try:
             # The checksums are compared afterwards, both of them.
-            found = pooch.retrieve(url, None, ".archive.zip", folder, downloader=downloader)
-            return Path(found)
+            return Path(pooch.retrieve(url, None, ".archive.zip", folder, downloader=downloader))
         except requests.RequestException as error:
             reason = error
             if error.response is not None and error.response.status_code not in _RETRIED_STATUS:
@@ -287,26 +229,24 @@ def _download(url: str, folder: Path, max_bytes: int, options: DownloadOptions) 
     ) from reason
 
 
-def _check_redirect(response: requests.Response, **_: object) -> None:
+def _check_response(response: requests.Response, **_: object) -> None:
     if response.is_redirect:
         _require_secure(urllib.parse.urljoin(response.url, response.headers["location"]))
+    if (size := int(response.headers.get("content-length", 0))) > MAX_BYTES:
+        raise InputDataError(
+            "the download is too large",
+            received=f"{size} bytes",
+            allowed=f"at most {MAX_BYTES} bytes",
+        )
 
 
 def _require_secure(url: str) -> None:
     parts = urllib.parse.urlsplit(url)
-    host = parts.hostname or ""
-    if host and (parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(host))):
-        return
-    raise ConfigError(
-        "the download address is not secure",
-        received=url,
-        allowed="https://… (http:// for this machine only)",
-        fix="pass --base-url",
-    )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    is_local = parts.scheme == "http" and parts.hostname in _LOCAL_HOSTS
+    if not is_local and not (parts.scheme == "https" and parts.hostname):
+        raise ConfigError(
+            "the download address is not secure",
+            received=url,
+            allowed="https://… (http:// for this machine only)",
+            fix="pass --base-url",
+        )

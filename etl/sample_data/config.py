@@ -10,24 +10,38 @@ import numpy as np
 
 from conf.errors import ConfigError
 
-MAX_DIRT_RATE = 0.5
 MIN_MOVIES = 20
 MIN_RATINGS_PER_USER = 3  # leave-one-out needs a test, a validation and a train event
 
+_BOUNDS = {
+    "ratings": (100, 1_000_000_000),
+    "users": (2, 100_000_000),
+    "movies": (MIN_MOVIES, 1_000_000),
+    "sessions": (50, 10_000_000),
+    "videos": (MIN_MOVIES, 1_000_000),
+    "seed": (0, 2**63 - 1),
+    "rows_per_chunk": (1_000, 10_000_000),
+    "dirty_rate": (0, 0.5),
+    "duplicate_rate": (0, 0.5),
+    "unknown_rate": (0, 0.5),
+}
 
-def require_range(name: str, value: float, low: float, high: float) -> None:
-    """Refuses a number outside of its bounds.
+
+def require_bounds(**options: float | None) -> None:
+    """Refuses options of the command line that are out of bounds; None is always within.
 
     Raises:
-        ConfigError: Names the option of the command line.
+        ConfigError: Names the option.
     """
-    if not low <= value <= high:
-        raise ConfigError(
-            f"{name} is out of range",
-            received=value,
-            allowed=f"{low} to {high}",
-            fix=f"pass --{name.replace('_', '-')} within these bounds",
-        )
+    for name, value in options.items():
+        low, high = _BOUNDS[name]
+        if value is not None and not low <= value <= high:
+            raise ConfigError(
+                f"{name} is out of range",
+                received=value,
+                allowed=f"{low} to {high}",
+                fix=f"pass --{name.replace('_', '-')} within these bounds",
+            )
 
 
 class SampleSize(NamedTuple):
@@ -53,8 +67,7 @@ class DirtRates:
     unknown: float = 0.002
 
     def __post_init__(self) -> None:
-        for name, rate in vars(self).items():
-            require_range(f"{name}_rate", rate, 0, MAX_DIRT_RATE)
+        require_bounds(**{f"{name}_rate": rate for name, rate in vars(self).items()})
 
 
 @dataclass(frozen=True)
@@ -81,13 +94,7 @@ class SampleConfig:
     rows_per_chunk: int = 250_000
 
     def __post_init__(self) -> None:
-        require_range("ratings", self.ratings, 100, 1_000_000_000)
-        require_range("seed", self.seed, 0, 2**63 - 1)
-        require_range("rows_per_chunk", self.rows_per_chunk, 1_000, 10_000_000)
-        if self.users is not None:
-            require_range("users", self.users, 2, 100_000_000)
-        if self.movies is not None:
-            require_range("movies", self.movies, MIN_MOVIES, 1_000_000)
+        require_bounds(**{name: value for name, value in vars(self).items() if name != "dirt"})
         low, high = (self.size.users * n for n in (MIN_RATINGS_PER_USER, self.most_per_user))
         if not low <= self.ratings <= high:
             raise ConfigError(

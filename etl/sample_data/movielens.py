@@ -2,265 +2,219 @@
 
 Movies form niches within the genres, users prefer niches by a latent taste that depends on their
 attributes and drifts, popularity is Zipfian. The bytes depend on the config (and on NumPy's
-generators), never on the number of workers: users are cut into fixed chunks with random streams
-of their own.
+generators): users are cut into fixed chunks with random streams of their own.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.errors import ConfigError
-from etl.sample_data.archive import replace_directory, write_card
+from etl.sample_data.archive import file_sizes, replace_directory, write_card
 from etl.sample_data.config import SampleConfig
-from etl.sample_data.movies import Catalogue, Int64s, build_catalogue, format_movies
+from etl.sample_data.movies import GENRES, build_catalogue, build_titles
 from etl.sample_data.ratings import (
+    AGE_CODES,
+    USER_STREAM,
     RatingEvents,
     Users,
     draw_activity,
     draw_events,
     draw_users,
-    format_users,
 )
 
 CARD_NAME = "SAMPLE.json"
-MAX_SINGLE_FILE_RATINGS = 10_000_000
-MALFORMED_KINDS = ("wrong_field_count", "non_numeric_id", "rating_out_of_range", "empty_line")
-UNKNOWN_KINDS = ("unknown_movie", "unknown_user")
-DUPLICATE = "duplicate"
+_MALFORMED_KINDS = ("wrong_field_count", "non_numeric_id", "rating_out_of_range", "empty_line")
+_UNKNOWN_KINDS = ("unknown_movie", "unknown_user")
 _BAD_RATINGS = (0, 6, -1, 11, 99)
-_EVENT_STREAM, _DIRT_STREAM = 6, 7
+_TITLE_STREAM, _EVENT_STREAM, _DIRT_STREAM = 2, 6, 7
 
 
-@dataclass(frozen=True)
-class SampleChunk:
-    """One unit of work: a range of users (0-based) and what comes before it."""
+class SampleChunk(NamedTuple):
+    """One unit of work: some users with all of their ratings."""
 
-    index: int
-    users: range
-    rows: int
-    rows_before: int
+    number: int
+    users: range  # 0-based
+    rows: range  # of the valid ratings of the sample
 
 
-@dataclass(frozen=True)
-class DirtShare:
-    """The part of the sample's dirt that falls on one chunk, as ranges of a global count.
+class DirtShare(NamedTuple):
+    """The part of the sample's dirt that falls on one chunk, as ranges of a global count."""
 
-    Args:
-        malformed: Malformed lines; kinds take turns along the range.
-        unknown: Lines with an unknown id; an unknown movie and an unknown user take turns.
-        duplicates: Exact copies.
-    """
-
-    malformed: range
-    unknown: range
+    malformed: range  # the kinds take turns along the range
+    unknown: range  # an unknown movie and an unknown user take turns
     duplicates: range
 
-    def count_kinds(self) -> dict[str, int]:
+    def count_kinds(self) -> dict[str, Any]:
         """Returns the number of lines of each kind."""
-        counts = Counter(MALFORMED_KINDS[n % len(MALFORMED_KINDS)] for n in self.malformed)
-        counts.update(UNKNOWN_KINDS[n % len(UNKNOWN_KINDS)] for n in self.unknown)
-        counts[DUPLICATE] = len(self.duplicates)
-        return {kind: counts[kind] for kind in (*MALFORMED_KINDS, *UNKNOWN_KINDS, DUPLICATE)}
+        return {
+            "malformed": count_turns(_MALFORMED_KINDS, self.malformed),
+            "unknown": count_turns(_UNKNOWN_KINDS, self.unknown),
+            "duplicate": len(self.duplicates),
+        }
 
 
-def share_dirt(config: SampleConfig, rows_before: int, rows: int) -> DirtShare:
+def count_turns(kinds: Sequence[str], numbers: range) -> dict[str, int]:
+    """Returns how often each kind comes where the kinds take turns along the numbers."""
+    turns = Counter(number % len(kinds) for number in numbers)
+    return {kind: turns[turn] for turn, kind in enumerate(kinds)}
+
+
+def share_dirt(config: SampleConfig, rows: range) -> DirtShare:
     """Splits the exact total of each kind over chunks in proportion to their rows."""
-    rates, edges = config.dirt, (rows_before, rows_before + rows)
+    rates = config.dirt
     totals = [round(r * config.ratings) for r in (rates.dirty, rates.unknown, rates.duplicate)]
-    return DirtShare(*(range(*(total * e // config.ratings for e in edges)) for total in totals))
+    edges = ([total * e // config.ratings for e in (rows.start, rows.stop)] for total in totals)
+    return DirtShare(*(range(first, end) for first, end in edges))
 
 
 def write_sample(
     config: SampleConfig,
     out_dir: Path,
-    workers: int | None = None,
     *,
     overwrite: bool = False,
-    on_progress: Callable[[int], None] = lambda _: None,
-) -> dict[str, object]:
+    on_ratings: Callable[[int], None] = lambda _: None,
+) -> dict[str, Any]:
     """Generates a sample into a directory that appears complete or not at all.
-
-    Above ten million ratings `ratings.dat` is a folder of part files.
 
     Args:
         config: Size, seed and dirt; decides every byte.
         out_dir: Directory to create.
-        workers: Processes to use; None takes one per available core. With one worker, or one
-            chunk, everything runs in this process.
         overwrite: Whether an earlier sample in `out_dir` may be replaced.
-        on_progress: Called with the number of ratings written so far.
+        on_ratings: Called with the number of ratings that were written since the last call.
 
     Returns:
         The content of `SAMPLE.json`: config, files, and the exact number of lines of each kind.
 
     Raises:
-        ConfigError: `out_dir` may not be replaced, or `workers` is below one.
+        ConfigError: `out_dir` may not be replaced.
         InternalError: The file system refused.
     """
-    if workers is not None and workers < 1:
-        raise ConfigError(
-            "too few workers", received=workers, allowed="1 or more", fix="leave --workers out"
-        )
-    kinds: Counter[str] = Counter()
     with replace_directory(out_dir, CARD_NAME, overwrite=overwrite) as staging:
         chunks = plan_chunks(config)
-        (staging / "movies.dat").write_bytes(format_movies(build_world(config), config))
-        ratings = staging / "ratings.dat"
-        if many := config.ratings > MAX_SINGLE_FILE_RATINGS:
-            ratings.mkdir()
-        workers = workers or len(os.sched_getaffinity(0))
-        for chunk, counts in _run_chunks(config, chunks, staging, workers):
-            kinds.update(counts)
-            _append(staging / "users.dat", _part(staging, "users", chunk))
-            part = ratings / f"part-{chunk.index:05d}" if many else ratings
-            _append(part, _part(staging, "ratings", chunk))
-            on_progress(chunk.rows_before + chunk.rows)
-        card = _build_card(config, kinds, staging, len(chunks))
+        (staging / "movies.dat").write_bytes(format_movies(config))
+        users, ratings = staging / "users.dat", staging / "ratings.dat"
+        with users.open("wb") as user_file, ratings.open("wb") as rating_file:
+            for chunk in chunks:
+                drawn, events = draw_chunk(config, chunk)
+                user_file.write(format_users(drawn, config, chunk))
+                rating_file.write(format_ratings(events, config, chunk))
+                on_ratings(len(chunk.rows))
+        card = _build_card(config, file_sizes(staging), len(chunks))
         write_card(staging / CARD_NAME, card)
     return card
 
 
 def plan_chunks(config: SampleConfig) -> list[SampleChunk]:
     """Cuts the users into ranges of about `rows_per_chunk` ratings; no user is split."""
-    rows_after = np.cumsum(_activity(config))
-    number = (rows_after - 1) // config.rows_per_chunk
-    ends = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(rows_after)]
-    before = [0, *(int(rows_after[end - 1]) for end in ends[1:])]
+    rows_after = np.cumsum(draw_activity(config))
+    is_last = np.diff((rows_after - 1) // config.rows_per_chunk, append=-1) != 0
+    users = pairwise([0, *(np.flatnonzero(is_last) + 1).tolist()])
+    rows = pairwise([0, *rows_after[is_last].tolist()])
     return [
-        SampleChunk(i, range(ends[i], ends[i + 1]), before[i + 1] - before[i], before[i])
-        for i in range(len(ends) - 1)
+        SampleChunk(number, range(*own_users), range(*own_rows))
+        for number, (own_users, own_rows) in enumerate(zip(users, rows, strict=True))
     ]
-
-
-def _run_chunks(
-    config: SampleConfig, chunks: list[SampleChunk], staging: Path, workers: int
-) -> Iterator[tuple[SampleChunk, dict[str, int]]]:
-    """Yields chunks in order, each with its dirt counts, as soon as its parts are on disk."""
-    write = partial(_write_chunk, config, staging)
-    if workers == 1 or len(chunks) == 1:
-        yield from zip(chunks, map(write, chunks), strict=True)
-        return
-    # Spawned, not forked: the caller may hold threads (Arrow, a JVM gateway).
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(chunks)), mp_context=context) as pool:
-        yield from zip(chunks, pool.map(write, chunks), strict=True)
-
-
-def _write_chunk(config: SampleConfig, staging: Path, chunk: SampleChunk) -> dict[str, int]:
-    """Writes the user and rating lines of one chunk; returns its lines of dirt by kind."""
-    users, events = draw_chunk(config, chunk)
-    share = share_dirt(config, chunk.rows_before, chunk.rows)
-    first_unknown = (config.size.users + 1, int(build_world(config).movie_ids.max()) + 1)
-    lines = format_ratings(events, share, first_unknown, config.rng(_DIRT_STREAM, chunk.index))
-    _part(staging, "ratings", chunk).write_bytes(lines)
-    _part(staging, "users", chunk).write_bytes(format_users(users, config, chunk.index))
-    return share.count_kinds()
 
 
 def draw_chunk(config: SampleConfig, chunk: SampleChunk) -> tuple[Users, RatingEvents]:
     """Draws the users of one chunk and all of their events."""
-    users = draw_users(config, chunk.users, chunk.index)
-    activity = _activity(config)[chunk.users.start : chunk.users.stop]
-    rng = config.rng(_EVENT_STREAM, chunk.index)
-    return users, draw_events(build_world(config), users, activity, rng)
+    users = draw_users(config, chunk.users, chunk.number)
+    activity = draw_activity(config)[chunk.users.start : chunk.users.stop]
+    rng = config.rng(_EVENT_STREAM, chunk.number)
+    return users, draw_events(build_catalogue(config), users, activity, rng)
 
 
-@lru_cache(maxsize=1)
-def build_world(config: SampleConfig) -> Catalogue:
-    """Returns the catalogue of a sample, built once per process."""
-    return build_catalogue(config)
+def format_movies(config: SampleConfig) -> bytes:
+    """Renders `movies.dat`: `MovieID::Title (Year)::Genre|Genre`, by id, Latin-1."""
+    catalogue = build_catalogue(config)
+    genres = [[GENRES[code] for code in codes if code >= 0] for codes in catalogue.genre_codes]
+    titles = build_titles([main for main, *_ in genres], config.rng(_TITLE_STREAM))
+    lines = _join_fields(catalogue.movie_ids, titles, ["|".join(sorted(own)) for own in genres])
+    return _encode(lines[np.argsort(catalogue.movie_ids)])
 
 
-@lru_cache(maxsize=1)
-def _activity(config: SampleConfig) -> Int64s:
-    return draw_activity(config)
+def format_users(users: Users, config: SampleConfig, chunk: SampleChunk) -> bytes:
+    """Renders a chunk of `users.dat`: `UserID::Gender::Age::Occupation::Zip`."""
+    rng, count = config.rng(USER_STREAM, chunk.number).spawn(1)[0], len(users.gender)
+    codes, extensions = rng.integers(1_000, 100_000, count), rng.integers(1, 10_000, count)
+    extended = rng.random(count) < 0.01  # MovieLens has a few ZIP+4 codes
+    zips = [
+        f"{code:05d}-{extension:04d}" if extend else f"{code:05d}"
+        for code, extension, extend in zip(codes, extensions, extended, strict=True)
+    ]
+    ids, ages = users.first_id + np.arange(count), np.array(AGE_CODES)[users.age]
+    genders = np.array(["F", "M"])[users.gender]
+    return _encode(_join_fields(ids, genders, ages, users.occupation, zips))
 
 
-def format_ratings(
-    events: RatingEvents, share: DirtShare, first_unknown: tuple[int, int], rng: np.random.Generator
-) -> bytes:
+def format_ratings(events: RatingEvents, config: SampleConfig, chunk: SampleChunk) -> bytes:
     """Renders a chunk of `ratings.dat`, its dirt mixed in.
 
     Args:
         events: The valid ratings.
-        share: The dirt of this chunk.
-        first_unknown: Smallest (user id, movie id) above every known one; the n-th unknown
-            line takes the n-th id from there, so that no two are equal.
-        rng: The chunk's stream of dirt.
+        config: The sample, which decides how much dirt the chunk has.
+        chunk: The place of the ratings in the sample.
 
     Returns:
         Lines `UserID::MovieID::Rating::Timestamp`, each ended by a line feed.
     """
-    columns = (events.user_ids, events.movie_ids, events.ratings, events.event_ts)
-    # Column by column in Arrow: no Python object per rating.
-    *texts, stamps = (pa.array(column).cast(pa.string()) for column in columns)
-    stamps = pc.binary_join_element_wise(stamps, "\n", "")
-    clean = pc.binary_join_element_wise(*texts, stamps, "::")
-    count = len(share.malformed) + len(share.unknown)
-    source = rng.choice(len(clean), count, replace=False).astype(np.int64)
-    fields = np.stack([column[source] for column in columns], 1).tolist()
-    extra = [_malform(n, row) for n, row in zip(share.malformed, fields, strict=False)]
-    for number, row in zip(share.unknown, fields[len(extra) :], strict=True):
-        column = 1 - number % len(UNKNOWN_KINDS)  # turn 0 is the movie, turn 1 the user
-        row[column] = first_unknown[column] + number
-        extra.append("::".join(map(str, row)) + "\n")
-    copied, places = _draw_duplicates(events.user_ids, len(share.duplicates), rng)
-    lines = pa.concat_arrays([clean, pa.array(extra, pa.string()), clean.take(pa.array(copied))])
-    anchors = np.concatenate([source, places])  # the row before which each extra line goes
-    added = np.argsort(anchors, kind="stable")
-    order = np.insert(np.arange(len(clean)), anchors[added], added + len(clean))
-    merged = lines.take(pa.array(order)) if len(added) else clean
-    # The lines of an Arrow array lie end to end in its value buffer: that is the file.
-    offsets = np.frombuffer(merged.buffers()[1], dtype=np.int32)
-    start, end = offsets[merged.offset], offsets[merged.offset + len(merged)]
-    return merged.buffers()[2].slice(int(start), int(end - start)).to_pybytes()
-
-
-def _malform(number: int, fields: list[int]) -> str:
-    texts = [str(field) for field in fields]
-    variant, turn = divmod(number, len(MALFORMED_KINDS))
-    kind = MALFORMED_KINDS[turn]
-    if kind == "empty_line":
-        return "\n"
-    if kind == "wrong_field_count":
-        texts = texts[:3] if variant % 2 == 0 else [*texts, texts[2]]
-    elif kind == "non_numeric_id":
-        texts[variant % 2] = f"u{texts[0]}" if variant % 2 == 0 else f"{texts[1]}x"
-    else:
-        texts[2] = str(_BAD_RATINGS[variant % len(_BAD_RATINGS)])
-    return "::".join(texts) + "\n"
-
-
-def _draw_duplicates(
-    user_ids: Int64s, count: int, rng: np.random.Generator
-) -> tuple[Int64s, Int64s]:
-    """Returns the rows to copy, each once, and a place for each copy within its user's rows."""
-    copied = rng.choice(len(user_ids), count, replace=False).astype(np.int64)
+    rng, share = config.rng(_DIRT_STREAM, chunk.number), share_dirt(config, chunk.rows)
+    clean, user_ids = _join_fields(*events), events.user_ids
+    source = rng.choice(len(clean), len(share.malformed) + len(share.unknown), replace=False)
+    rows = [line.split("::") for line in clean[source]]
+    extra = [_malform(n, row) for n, row in zip(share.malformed, rows, strict=False)]
+    # The n-th unknown line has the n-th id above every known one, so that no two are equal.
+    last_known = (config.size.users, int(build_catalogue(config).movie_ids.max()))
+    for number, row in zip(share.unknown, rows[len(extra) :], strict=True):
+        column = 1 - number % len(_UNKNOWN_KINDS)  # turn 0 is the movie, turn 1 the user
+        row[column] = str(last_known[column] + 1 + number)
+        extra.append(row)
+    # Rows to copy, each once, and a place for each copy within its user's rows.
+    copied = rng.choice(len(clean), len(share.duplicates), replace=False)
     low, high = (np.searchsorted(user_ids, user_ids[copied], side) for side in ("left", "right"))
-    return copied, low + np.floor(rng.random(count) * (high - low + 1)).astype(np.int64)
+    places = low + np.floor(rng.random(len(copied)) * (high - low + 1)).astype(np.int64)
+    added = np.array([*map("::".join, extra), *clean[copied]], dtype=object)
+    return _encode(np.insert(clean, np.concatenate([source, places]), added))
 
 
-def _build_card(
-    config: SampleConfig, kinds: Counter[str], staging: Path, chunks: int
-) -> dict[str, object]:
-    size = config.size
-    rows = (size.users, size.movies, size.ratings + kinds.total())
-    files = {
-        path.name: {"bytes": sum(f.stat().st_size for f in (path, *path.rglob("*")) if f.is_file())}
-        for path in sorted(staging.iterdir())
-    }
+def _malform(number: int, fields: list[str]) -> list[str]:
+    variant, turn = divmod(number, len(_MALFORMED_KINDS))
+    user, movie, rating, stamp = fields
+    match _MALFORMED_KINDS[turn]:
+        case "wrong_field_count":
+            return [user, movie, rating] if variant % 2 == 0 else [*fields, rating]
+        case "non_numeric_id":
+            ids = [f"u{user}", movie] if variant % 2 == 0 else [user, f"{movie}x"]
+            return [*ids, rating, stamp]
+        case "rating_out_of_range":
+            return [user, movie, str(_BAD_RATINGS[variant % len(_BAD_RATINGS)]), stamp]
+    return []  # an empty line
+
+
+def _join_fields(*columns: Any) -> npt.NDArray[np.object_]:
+    """Returns a line per row, `::` between its fields."""
+    texts = (pa.array(column).cast(pa.string()) for column in columns)
+    lines = pc.binary_join_element_wise(*texts, "::").to_numpy(zero_copy_only=False)
+    return np.asarray(lines, dtype=object)
+
+
+def _encode(lines: npt.NDArray[np.object_]) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode("latin-1")
+
+
+def _build_card(config: SampleConfig, files: dict[str, Any], chunks: int) -> dict[str, Any]:
+    size, dirt = config.size, share_dirt(config, range(config.ratings))
+    rows = (size.users, size.movies, size.ratings + sum(map(len, dirt)))
     return {
         "format_version": 1,
         "config": {**asdict(config), "users": size.users, "movies": size.movies},
@@ -269,20 +223,5 @@ def _build_card(
         "chunks": chunks,
         "files": files,
         "lines": dict(zip(("users.dat", "movies.dat", "ratings.dat"), rows, strict=True)),
-        "ratings": {
-            "valid": size.ratings,
-            "malformed": {kind: kinds[kind] for kind in MALFORMED_KINDS},
-            "unknown": {kind: kinds[kind] for kind in UNKNOWN_KINDS},
-            "duplicate": kinds[DUPLICATE],
-        },
+        "ratings": {"valid": size.ratings, **dirt.count_kinds()},
     }
-
-
-def _part(staging: Path, name: str, chunk: SampleChunk) -> Path:
-    return staging / f".{name}-{chunk.index:05d}"
-
-
-def _append(target: Path, part: Path) -> None:
-    with target.open("ab") as sink:
-        sink.write(part.read_bytes())
-    part.unlink()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -43,48 +43,31 @@ GENRES = tuple(_NOUNS)
 LATENT_DIM = 8
 QUANTILES = 1 << 16  # resolution of the inverse distribution tables
 NEIGHBOURS = 4
-_STREAM, _TITLE_STREAM = 1, 2
+_STREAM = 1
 _MOVIES_PER_NICHE, _MAX_NICHES = 16, 128
 
 
-@dataclass(frozen=True, eq=False)
-class Niches:
-    """Clusters of like movies within the genres, and their inverse distributions.
+class Niches(NamedTuple):
+    """Clusters of like movies within the genres, and their inverse distributions."""
 
-    Args:
-        starts: `[niches + 1]`, first movie index of each niche.
-        centres: `[niches, LATENT_DIM]` unit vectors.
-        neighbours: `[niches, NEIGHBOURS]`, the most similar other niches.
-        rank_table: `[QUANTILES]`, quantile -> popularity rank within a niche.
-        popular_table: `[QUANTILES]`, quantile -> movie index over the whole catalogue.
-    """
-
-    starts: Int64s
-    centres: Float32s
-    neighbours: Int64s
-    rank_table: Int64s
-    popular_table: Int64s
+    starts: Int64s  # `[niches + 1]`, first movie index of each niche
+    centres: Float32s  # `[niches, LATENT_DIM]` unit vectors
+    neighbours: Int64s  # `[niches, NEIGHBOURS]`, the most similar other niches
+    rank_table: Int64s  # `[QUANTILES]`, quantile -> popularity rank within a niche
+    popular_table: Int64s  # `[QUANTILES]`, quantile -> movie index over the whole catalogue
 
 
-@dataclass(frozen=True, eq=False)
-class Catalogue:
-    """Movies, indexed by niche and within a niche by falling popularity.
+class Catalogue(NamedTuple):
+    """Movies, indexed by niche and within a niche by falling popularity."""
 
-    Args:
-        movie_ids: `[movies]`, the id of each index: distinct, with gaps, in random order.
-        genre_codes: `[movies, 3]` indices into `GENRES`, -1 where there is none.
-        vectors: `[movies, LATENT_DIM]` latent vectors.
-        quality: `[movies]`, what the movie adds to any rating.
-        niches: Where each niche lies and how popular its movies are.
-    """
-
-    movie_ids: Int64s
-    genre_codes: Int64s
-    vectors: Float32s
-    quality: Float32s
-    niches: Niches
+    movie_ids: Int64s  # `[movies]`, the id of each index: distinct, with gaps, in random order
+    genre_codes: Int64s  # `[movies, 3]` indices into `GENRES`, -1 where there is none
+    vectors: Float32s  # `[movies, LATENT_DIM]` latent vectors
+    quality: Float32s  # `[movies]`, what the movie adds to any rating
+    niches: Niches  # where each niche lies and how popular its movies are
 
 
+@lru_cache(maxsize=1)
 def build_catalogue(config: SampleConfig) -> Catalogue:
     """Builds the catalogue of a sample; the same config gives the same catalogue anywhere."""
     rng, movies = config.rng(_STREAM), config.size.movies
@@ -109,11 +92,9 @@ def build_catalogue(config: SampleConfig) -> Catalogue:
     id_space = movies + movies // 50  # gaps, as in MovieLens-1M: 3,883 movies up to id 3,952
     movie_ids = rng.permutation(id_space)[:movies].astype(np.int64) + 1
     genres = _draw_genres(main[niche_of], second[niche_of], rng)
-    vectors = centres[niche_of] + 0.15 * rng.normal(size=(movies, LATENT_DIM))
-    quality = rng.normal(0.0, 0.3, movies)
-    return Catalogue(
-        movie_ids, genres, vectors.astype(np.float32), quality.astype(np.float32), niches
-    )
+    vectors = (centres[niche_of] + 0.15 * rng.normal(size=(movies, LATENT_DIM))).astype(np.float32)
+    quality = rng.normal(0.0, 0.3, movies).astype(np.float32)
+    return Catalogue(movie_ids, genres, vectors, quality, niches)
 
 
 def build_titles(genres: Sequence[str], rng: np.random.Generator) -> list[str]:
@@ -140,18 +121,6 @@ def build_titles(genres: Sequence[str], rng: np.random.Generator) -> list[str]:
         sequel = f" {number}" if number > 1 else ""
         titles.append(f"{name}{sequel}{', The' if articles[row] else ''} ({years[row]})")
     return titles
-
-
-def format_movies(catalogue: Catalogue, config: SampleConfig) -> bytes:
-    """Renders `movies.dat`: `MovieID::Title (Year)::Genre|Genre`, by id, Latin-1."""
-    main = [GENRES[code] for code in catalogue.genre_codes[:, 0].tolist()]
-    titles = build_titles(main, config.rng(_TITLE_STREAM))
-    lines = []
-    for index in np.argsort(catalogue.movie_ids).tolist():
-        codes = sorted(c for c in catalogue.genre_codes[index].tolist() if c >= 0)
-        genres = "|".join(GENRES[code] for code in codes)
-        lines.append(f"{catalogue.movie_ids[index]}::{titles[index]}::{genres}\n")
-    return "".join(lines).encode("latin-1")
 
 
 def _draw_genres(main: Int64s, second: Int64s, rng: np.random.Generator) -> Int64s:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,52 +23,36 @@ from etl.sample_data.movies import (
 Flags = npt.NDArray[np.bool_]
 
 FIRST_TS, LAST_TS = 956_703_932, 1_046_454_590  # seconds; the span of MovieLens-1M
-_AGE_CODES = (1, 18, 25, 35, 45, 50, 56)
+AGE_CODES = (1, 18, 25, 35, 45, 50, 56)
 _AGE_SHARES = (0.037, 0.183, 0.347, 0.197, 0.091, 0.082, 0.063)  # MovieLens-1M
 _MALE_SHARE, _OCCUPATIONS = 0.717, 21
-_ACTIVITY_STREAM, _EFFECT_STREAM, _USER_STREAM = 3, 4, 5
+_ACTIVITY_STREAM, _EFFECT_STREAM, USER_STREAM = 3, 4, 5
 _SEGMENT_EVENTS = 8  # mean number of consecutive events in one niche
 _POPULAR_SHARE = 0.15  # events that follow the crowd and not the taste
 _TASTE_SHARPNESS = 2.2
 _SAME_NICHE_TRIES, _TRIES = 2, 8
 
 
-@dataclass(frozen=True, eq=False)
-class Users:
-    """A contiguous range of users.
+class Users(NamedTuple):
+    """A contiguous range of users."""
 
-    Args:
-        first_id: Id of the first user; the others follow.
-        gender: `[users]`, 0 female, 1 male.
-        age: `[users]`, number of the age group, 0-6.
-        occupation: `[users]` in 0-20.
-        tastes: `[2, users, LATENT_DIM]`, taste at the first and at the last event.
-    """
-
-    first_id: int
-    gender: Int64s
-    age: Int64s
-    occupation: Int64s
-    tastes: Float32s
+    first_id: int  # id of the first user; the others follow
+    gender: Int64s  # `[users]`, 0 female, 1 male
+    age: Int64s  # `[users]`, number of the age group, 0-6
+    occupation: Int64s  # `[users]` in 0-20
+    tastes: Float32s  # `[2, users, LATENT_DIM]`, taste at the first and at the last event
 
 
-@dataclass(frozen=True, eq=False)
-class RatingEvents:
-    """Valid ratings of a chunk, grouped by user, not in time order within a user.
+class RatingEvents(NamedTuple):
+    """Valid ratings of a chunk, grouped by user, not in time order within a user."""
 
-    Args:
-        user_ids: `[rows]`, ascending.
-        movie_ids: `[rows]`, distinct within a user.
-        ratings: `[rows]` in 1-5.
-        event_ts: `[rows]` seconds since the epoch; a few ties within a user.
-    """
-
-    user_ids: Int64s
-    movie_ids: Int64s
-    ratings: Int64s
-    event_ts: Int64s
+    user_ids: Int64s  # `[rows]`, ascending
+    movie_ids: Int64s  # `[rows]`, distinct within a user
+    ratings: Int64s  # `[rows]` in 1-5
+    event_ts: Int64s  # `[rows]` seconds since the epoch; a few ties within a user
 
 
+@lru_cache(maxsize=1)
 def draw_activity(config: SampleConfig) -> Int64s:
     """Draws how many ratings each user gives: a floor plus a log-normal share.
 
@@ -96,9 +81,9 @@ def draw_users(config: SampleConfig, users: range, chunk: int) -> Users:
     shares only a part with the first, so recent events tell more than old ones.
     """
     by_gender, by_age, by_occupation = _draw_effects(config.rng(_EFFECT_STREAM))
-    rng, count = config.rng(_USER_STREAM, chunk), len(users)
+    rng, count = config.rng(USER_STREAM, chunk), len(users)
     gender = (rng.random(count) < _MALE_SHARE).astype(np.int64)
-    age = rng.choice(len(_AGE_CODES), count, p=np.array(_AGE_SHARES) / sum(_AGE_SHARES))
+    age = rng.choice(len(AGE_CODES), count, p=np.array(_AGE_SHARES) / sum(_AGE_SHARES))
     occupation = rng.integers(_OCCUPATIONS, size=count)
     shared = by_gender[gender] + by_age[age] + by_occupation[occupation]
     first, fresh = (rng.normal(0.0, 0.9, (count, LATENT_DIM)).astype(np.float32) for _ in range(2))
@@ -119,42 +104,16 @@ def _draw_effects(rng: np.random.Generator) -> list[Float32s]:
     return [draw(genders, 0.7), draw(_AGE_SHARES, 0.7), draw(occupations, 0.4)]
 
 
-def format_users(users: Users, config: SampleConfig, chunk: int) -> bytes:
-    """Renders lines of `users.dat`: `UserID::Gender::Age::Occupation::Zip`."""
-    rng, count = config.rng(_USER_STREAM, chunk).spawn(1)[0], len(users.gender)
-    zips, extensions = rng.integers(1_000, 100_000, count), rng.integers(1, 10_000, count)
-    extended = rng.random(count) < 0.01  # MovieLens has a few ZIP+4 codes
-    columns = (users.gender, users.age, users.occupation, zips, extensions, extended)
-    lines = []
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    for user_id, (gender, age, occupation, code, extension, extend) in enumerate(
-        rows, users.first_id
-    ):
-        zip_code = f"{code:05d}-{extension:04d}" if extend else f"{code:05d}"
-        lines.append(f"{user_id}::{'FM'[gender]}::{_AGE_CODES[age]}::{occupation}::{zip_code}\n")
-    return "".join(lines).encode("latin-1")
-
-
 def draw_events(
     catalogue: Catalogue, users: Users, activity: Int64s, rng: np.random.Generator
 ) -> RatingEvents:
-    """Draws all events of a range of users.
+    """Draws all events of a range of users, `activity` `[users]` of each.
 
     A user's events form segments of about eight; each segment stays in one niche, drawn by a
     softmax over the taste of that moment, which drifts from the user's first to the last taste.
-
-    Args:
-        catalogue: The movies.
-        users: The users of the chunk.
-        activity: `[users]`, number of events of each user.
-        rng: The chunk's stream.
-
-    Returns:
-        Exactly `activity.sum()` events.
     """
     user = np.repeat(np.arange(len(activity)), activity)
-    is_first = np.zeros(len(user), dtype=bool)
-    is_first[np.cumsum(activity) - activity] = True
+    is_first = np.diff(user, prepend=-1) > 0
     opens = is_first | (rng.random(len(user)) < 1.0 / _SEGMENT_EVENTS)
     segment = np.cumsum(opens) - 1
     taste = _drift_tastes(users, user[opens])
@@ -195,7 +154,7 @@ def _draw_movies(
     """
     movies, niches = len(catalogue.movie_ids), catalogue.niches
     movie = np.empty(len(user), dtype=np.int64)
-    taken: list[Int64s] = []  # per attempt: sorted user * movies + movie of accepted events
+    taken = np.empty(0, dtype=np.int64)  # user * movies + movie of the accepted events
     clashing = np.arange(len(user))
     crowd = rng.random(len(user)) < _POPULAR_SHARE
     for attempt in range(_TRIES):
@@ -207,17 +166,18 @@ def _draw_movies(
         drawn = _draw_from_niches(niches, drawn_niche, rng)
         by_crowd = crowd[clashing] | (attempt >= _TRIES - 2)
         drawn[by_crowd] = niches.popular_table[rng.integers(QUANTILES, size=int(by_crowd.sum()))]
-        keys, accepted = _first_of_each(user[clashing] * movies + drawn, taken)
-        movie[clashing[accepted]] = drawn[accepted]
-        taken.append(keys)
-        clashing = np.delete(clashing, accepted)
+        keys, first = np.unique(user[clashing] * movies + drawn, return_index=True)
+        is_new = ~np.isin(keys, taken, assume_unique=True)
+        movie[clashing[first[is_new]]] = drawn[first[is_new]]
+        taken = np.append(taken, keys[is_new])
+        clashing = np.delete(clashing, first[is_new])
         if not len(clashing):
             return movie
-    rated = np.sort(np.concatenate(taken))
+    taken.sort()
     for row in np.unique(user[clashing]).tolist():
         own = clashing[user[clashing] == row]
-        low, high = np.searchsorted(rated, (row * movies, (row + 1) * movies))
-        unseen = np.setdiff1d(np.arange(movies), rated[low:high] - row * movies)
+        low, high = np.searchsorted(taken, (row * movies, (row + 1) * movies))
+        unseen = np.setdiff1d(np.arange(movies), taken[low:high] - row * movies)
         movie[own] = rng.choice(unseen, len(own), replace=False)
     return movie
 
@@ -226,20 +186,6 @@ def _draw_from_niches(niches: Niches, niche: Int64s, rng: np.random.Generator) -
     rank = niches.rank_table[rng.integers(QUANTILES, size=len(niche))]
     start = niches.starts[niche]
     return start + np.minimum(rank, niches.starts[niche + 1] - start - 1)
-
-
-def _first_of_each(keys: Int64s, taken: list[Int64s]) -> tuple[Int64s, Int64s]:
-    """Returns the distinct keys not yet taken, sorted, and the position of the first of each."""
-    # The position rides in the low bits: one plain sort, the fastest that numpy has.
-    bits = max(1, (len(keys) - 1).bit_length())
-    packed = np.sort((keys << bits) | np.arange(len(keys)))
-    key, position = packed >> bits, packed & ((1 << bits) - 1)
-    keep = np.append(True, key[1:] != key[:-1])
-    for earlier in taken:
-        if len(earlier):
-            found = np.minimum(np.searchsorted(earlier, key), len(earlier) - 1)
-            keep &= earlier[found] != key
-    return key[keep], position[keep]
 
 
 def _draw_ratings(

@@ -1,52 +1,37 @@
-"""The first records of shards as plain values, features of the packed layout by name."""
+"""What TFRecord files hold: the first records as plain values, features and lengths of all."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from conf.errors import InputDataError
 from conf.manifest import Manifest
-from conf.schema import FeatureSchema, PackedSlot
+from conf.schema import PackedSlot
 from etl.tfrecord.codec.decode import read_batches
-from etl.tfrecord.codec.infer import infer_features
+from etl.tfrecord.codec.infer import FeatureCollector, infer_features
+from etl.tfrecord.files.framing import HEADER_BYTES, RecordBlock, detect_compression
 from etl.tfrecord.types.features import RecordType, WireFeature
-
-
-def list_packed_features(manifest: Manifest) -> list[dict[str, Any]]:
-    """Returns as JSON which features share list features, and their places in these, from 0."""
-    return [
-        {
-            "name": slot.feature,
-            "feature": slot.packed,
-            "places": [slot.offset, slot.offset + slot.length - 1],
-            "type": manifest.schema[slot.feature].dtype,
-        }
-        for slot in manifest.slots
-    ]
-
-
-def wire_features(schema: FeatureSchema) -> list[WireFeature]:
-    """Returns what the codec must decode for a schema."""
-    return [WireFeature(spec.name, spec.dtype, spec.is_list) for spec in schema.features]
+from jobs.inspection.verify import count_records
 
 
 def read_first(
     files: Sequence[Path],
     count: int,
-    features: Sequence[WireFeature] | None = None,
+    manifest: Manifest | None = None,
     record_type: RecordType = "Example",
-    slots: Sequence[PackedSlot] = (),
 ) -> list[dict[str, Any]]:
     """Reads the first records of some files.
 
     Args:
         files: TFRecord files, in order.
         count: Records wanted.
-        features: Features to decode; None infers them, which reads all files.
+        manifest: Says which features there are; None infers them, which reads all files.
         record_type: Type of the payloads.
-        slots: Places of features in packed features, from the manifest.
 
     Returns:
         One dictionary per record, without the features that the record lacks.
@@ -54,12 +39,15 @@ def read_first(
     Raises:
         InputDataError: A file is damaged, or holds other records.
     """
-    if features is None and record_type == "ByteArray":
-        features = [WireFeature("byteArray", "bytes")]
-    wanted = infer_features(files, record_type=record_type) if features is None else features
+    slots: Sequence[PackedSlot] = ()
+    if manifest is None:
+        features = infer_features(files, record_type=record_type)
+    else:
+        specs, slots = manifest.schema.features, manifest.slots
+        features = [WireFeature(spec.name, spec.dtype, spec.is_list) for spec in specs]
     records: list[dict[str, Any]] = []
     for path in files:
-        for batch in read_batches(path, wanted, record_type=record_type, slots=slots):
+        for batch in read_batches(path, features, record_type=record_type, slots=slots):
             for row in batch.slice(0, count - len(records)).to_pylist():
                 records.append({k: _plain(value) for k, value in row.items() if value is not None})
             if len(records) >= count:
@@ -84,8 +72,7 @@ def read_dataset_head(
     name = split or next((s.name for s in manifest.splits if s.rows), None)
     if name is None:
         raise InputDataError("this dataset version holds no records", received=version)
-    shards = [version / shard.path for shard in manifest.split(name).shards]
-    return read_first(shards, count, wire_features(manifest.schema), slots=manifest.slots)
+    return read_first([version / s.path for s in manifest.split(name).shards], count, manifest)
 
 
 def _plain(value: Any) -> Any:
@@ -94,3 +81,79 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return value
+
+
+class Content:
+    """Content of the files read so far.
+
+    Attributes:
+        rows: Sound records.
+        bytes: Size of the files.
+        compressions: Of the files; `none` for plain ones.
+        lengths: Records by length, without their framing.
+    """
+
+    def __init__(self) -> None:
+        """Starts with no file."""
+        self.rows = self.bytes = 0
+        self.compressions: set[str] = set()
+        self.lengths: Counter[int] = Counter()
+        # Every Example reads as a SequenceExample without feature lists; None for raw payloads.
+        self._collector: FeatureCollector | None = FeatureCollector("SequenceExample")
+
+    def read(self, path: Path) -> str | None:
+        """Adds a file; returns its damage, or None."""
+        with path.open("rb") as file:
+            self.compressions.add(detect_compression(file.read(HEADER_BYTES)) or "none")
+        rows, damage = count_records(path, lambda block: self._add(block, str(path)))
+        self.rows += rows
+        self.bytes += path.stat().st_size
+        return damage
+
+    def _add(self, block: RecordBlock, name: str) -> None:
+        """Adds a block; the first one decides whether the payloads are Examples at all."""
+        lengths, counts = np.unique(block.index[:, 1], return_counts=True)
+        self.lengths.update(dict(zip(lengths.tolist(), counts.tolist(), strict=True)))
+        if self._collector is not None:
+            try:
+                self._collector.update(block, name)
+            except InputDataError:
+                if self._collector.records:
+                    raise
+                self._collector = None
+
+    @property
+    def features(self) -> list[WireFeature]:
+        """Features found; none in raw payloads."""
+        return [] if self._collector is None else self._collector.features()
+
+    @property
+    def record_type(self) -> RecordType:
+        """The record type that the payloads look like."""
+        if self._collector is None or not self._collector.records:
+            return "ByteArray"
+        is_sequence = any(feature.is_sequence for feature in self.features)
+        return "SequenceExample" if is_sequence else "Example"
+
+
+def describe_lengths(lengths: Mapping[int, int]) -> dict[str, Any]:
+    """Returns a histogram of records by length, in bins whose bounds are powers of two.
+
+    Args:
+        lengths: Number of records by length.
+    """
+    if not lengths:
+        return {"shortest": None, "longest": None, "mean": None, "bins": []}
+    by_bits: Counter[int] = Counter()
+    for length, records in lengths.items():
+        by_bits[length.bit_length()] += records
+    total = sum(length * records for length, records in lengths.items())
+    return {
+        "shortest": min(lengths),
+        "longest": max(lengths),
+        "mean": total / by_bits.total(),
+        "bins": [
+            {"from": (1 << bits) >> 1, "to": (1 << bits) - 1, "records": by_bits[bits]}
+            for bits in range(min(by_bits), max(by_bits) + 1)
+        ],
+    }

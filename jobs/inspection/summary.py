@@ -6,11 +6,9 @@ Files that no dataset version lists are read whole, in one pass.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
-
-import numpy as np
 
 from conf.errors import InputDataError, SluiceError, UpstreamNotReadyError
 from conf.manifest import MANIFEST_FILE, Manifest, ShardInfo
@@ -24,195 +22,11 @@ from conf.paths import (
     resolve_version,
 )
 from conf.run import METRICS_FILE, RUN_CARD_FILE, RUNS_DIR, read_json, resolve_run
-from etl.tfrecord.codec.infer import FeatureCollector, infer_features
+from etl.records.parquet_copy import describe_file
 from etl.tfrecord.commit.output_manifest import read_output_manifest
-from etl.tfrecord.files.framing import (
-    HEADER_BYTES,
-    RecordBlock,
-    detect_compression,
-    read_record_blocks,
-)
-from etl.tfrecord.files.locations import Compression
 from etl.tfrecord.types.features import WireFeature
-from jobs.inspection.records import list_packed_features
-from jobs.inspection.verify import (
-    OnBytes,
-    Problem,
-    Verification,
-    check_files,
-    count_records,
-    read_checksum,
-)
-
-_SIZE_BINS = 33  # record lengths are below 2**31
-BYTE_ARRAY = "ByteArray"
-
-
-@dataclass
-class RecordSizes:
-    """Lengths of records without their framing.
-
-    Attributes:
-        counts: Records by bit length: bin k holds lengths in [2**(k - 1), 2**k), bin 0 holds 0.
-        shortest: Shortest length, None before the first record.
-        longest: Longest length, None before the first record.
-        total: Sum of the lengths.
-    """
-
-    counts: np.ndarray = field(default_factory=lambda: np.zeros(_SIZE_BINS, np.int64))
-    shortest: int | None = None
-    longest: int | None = None
-    total: int = 0
-
-    def update(self, lengths: np.ndarray) -> None:
-        """Adds records.
-
-        Args:
-            lengths: Bytes per record, int64 `[records]`, 0 or more.
-        """
-        if len(lengths):
-            # frexp gives the exponent of the next power of two: the bit length, exact below 2**53.
-            bits = np.frexp(lengths.astype(np.float64))[1]
-            self.counts += np.bincount(bits, minlength=_SIZE_BINS)
-            low, high = int(lengths.min()), int(lengths.max())
-            self.shortest = low if self.shortest is None else min(self.shortest, low)
-            self.longest = high if self.longest is None else max(self.longest, high)
-            self.total += int(lengths.sum())
-
-    @property
-    def records(self) -> int:
-        """Records added."""
-        return int(self.counts.sum())
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the histogram: each bin's bounds, both inclusive, and its count."""
-        used = [int(k) for k in np.flatnonzero(self.counts)]
-        mean = self.total / self.records if used else None
-        bins = [
-            {"from": (1 << k) >> 1, "to": (1 << k) - 1, "records": int(self.counts[k])}
-            for k in (range(used[0], used[-1] + 1) if used else ())
-        ]
-        return {"shortest": self.shortest, "longest": self.longest, "mean": mean, "bins": bins}
-
-
-def list_record_files(directory: Path) -> list[Path]:
-    """Returns the data files below a directory: names that do not begin with `.` or `_`."""
-    return sorted(
-        path
-        for path in directory.rglob("*")
-        if path.is_file() and not any(part[0] in "._" for part in path.relative_to(directory).parts)
-    )
-
-
-@dataclass
-class _Content:
-    """Content of the files read so far; `is_raw` where the payloads are not Examples."""
-
-    rows: int = 0
-    bytes: int = 0
-    compressions: set[str] = field(default_factory=set)
-    sizes: RecordSizes = field(default_factory=RecordSizes)
-    collector: FeatureCollector | None = None
-    is_raw: bool = False
-
-    def read(self, path: Path, progress: OnBytes) -> str | None:
-        """Adds a file; returns its damage, or None."""
-        size, done = path.stat().st_size, 0
-        compression = _find_compression(path)
-        self.bytes += size
-        self.compressions.add(compression or "none")
-        try:
-            for block in read_record_blocks(path, compression=compression):
-                self._add(block, str(path))
-                if compression is None:
-                    progress(block.data.size)
-                    done += block.data.size
-        except InputDataError as error:
-            return error.what.removeprefix(f"{path}: ")
-        finally:
-            progress(max(0, size - done))
-        return None
-
-    def _add(self, block: RecordBlock, name: str) -> None:
-        """Adds a block; the first one decides whether the payloads are Examples at all."""
-        self.rows += len(block.index)
-        self.sizes.update(block.index[:, 1])
-        if self.is_raw:
-            return
-        # Every Example reads as a SequenceExample without feature lists.
-        collector = self.collector or FeatureCollector("SequenceExample")
-        try:
-            collector.update(block, name)
-        except InputDataError:
-            if self.collector is not None:
-                raise
-            self.is_raw = True
-            return
-        self.collector = collector
-
-    @property
-    def features(self) -> list[WireFeature]:
-        """Features found; none in raw payloads."""
-        return [] if self.is_raw or self.collector is None else self.collector.features()
-
-    @property
-    def record_type(self) -> str:
-        """The record type that the payloads look like."""
-        if self.is_raw or self.collector is None:
-            return BYTE_ARRAY
-        is_sequence = any(feature.is_sequence for feature in self.features)
-        return "SequenceExample" if is_sequence else "Example"
-
-
-def _find_compression(path: Path) -> Compression | None:
-    with path.open("rb") as file:
-        return detect_compression(file.read(HEADER_BYTES))
-
-
-def _features_to_json(features: Iterable[WireFeature]) -> list[dict[str, Any]]:
-    return [
-        {"name": f.name, "dtype": f.kind, "shape": [None] * (2 if f.is_sequence else f.is_list)}
-        for f in features
-    ]
-
-
-def summarize_files(
-    directory: Path, progress: OnBytes = lambda _: None
-) -> tuple[dict[str, Any], Verification]:
-    """Reads every file below a directory.
-
-    Args:
-        directory: Folder of the files, with partition directories or without.
-        progress: Called with the number of bytes read.
-
-    Returns:
-        The content of the files as JSON values, and their problems: damage, and differences
-        from the directory's own manifest where there is one.
-    """
-    committed = read_output_manifest(directory)
-    listed = () if committed is None else committed.shards
-    files, content, problems = list_record_files(directory), _Content(), []
-    for path in files:
-        if damage := content.read(path, progress):
-            problems.append(Problem(str(path.relative_to(directory)), damage))
-    problems += check_files(directory, listed)
-    names = {str(path.relative_to(directory)) for path in files}
-    summary = {
-        "kind": "files",
-        "path": str(directory),
-        "manifest": committed is not None,
-        "not_in_manifest": sorted(names - {s.path for s in listed}) if committed else [],
-        "files": len(files),
-        "rows": content.rows,
-        "bytes": content.bytes,
-        "record_type": content.record_type,
-        "compressions": sorted(content.compressions),
-        "partition_columns": list(committed.partition_columns) if committed else [],
-        "record_sizes": content.sizes.to_json(),
-        "features": _features_to_json(content.features),
-    }
-    return summary, Verification(len(files), content.rows, content.bytes, tuple(problems))
-
+from jobs.inspection.records import Content, describe_lengths, read_first
+from jobs.inspection.verify import OnBytes, Problem, Verification, verify_files
 
 TargetKind = Literal["dataset", "shard", "files", "run"]
 
@@ -259,80 +73,182 @@ def find_target(path: str) -> Target:
     )
 
 
+def list_record_files(directory: Path) -> list[Path]:
+    """Returns the data files below a directory: names that do not begin with `.` or `_`."""
+    return sorted(
+        path
+        for path in directory.rglob("*")
+        if path.is_file() and not any(part[0] in "._" for part in path.relative_to(directory).parts)
+    )
+
+
+_OF_MANIFEST = ("created_at", "code_version", "record_type", "compression", "layout")
+_OF_SPLIT = ("name", "rows", "bytes")
+_OF_COUNTS = ("read", "quarantined", "joined", "kept", "dropped")
+
+
+def _pick(source: object, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(source, name) for name in names}
+
+
 def summarize_dataset(version: Path, manifest: Manifest) -> dict[str, Any]:
     """Returns what a dataset version holds."""
-    base = version.resolve().parent.parent
+    base, rates = version.resolve().parent.parent, manifest.label_rate
     return {
         "kind": "dataset",
         "path": str(version),
         "name": manifest.dataset_name,
         "version": manifest.dataset_version,
         "published_versions": published_versions(base) or [manifest.dataset_version],
-        "created_at": manifest.created_at,
-        "code_version": manifest.code_version,
-        "record_type": manifest.record_type,
-        "compression": manifest.compression,
-        "layout": manifest.layout,
+        **_pick(manifest, _OF_MANIFEST),
         "schema_fingerprint": manifest.schema.fingerprint,
         "encoders_fingerprint": manifest.encoders_fingerprint,
-        "config_sha256": manifest.source.config_sha256,
-        "event_ts_ms_range": manifest.source.event_ts_ms_range,
+        **_pick(manifest.source, ("config_sha256", "event_ts_ms_range")),
         "splits": [
-            {
-                "name": split.name,
-                "rows": split.rows,
-                "bytes": split.bytes,
-                "shards": len(split.shards),
-                "label_rate": manifest.label_rate.get(split.name),
-            }
-            for split in manifest.splits
+            {**_pick(s, _OF_SPLIT), "shards": len(s.shards), "label_rate": rates.get(s.name)}
+            for s in manifest.splits
         ],
         "unlisted": list_unlisted_files(version, manifest),
         "features": manifest.schema.to_json(),
-        "packed_columns": list_packed_features(manifest),
+        "packed_columns": _list_packed_features(manifest),
         "keys": asdict(manifest.keys),
-        "counts": {
-            key: getattr(manifest.counts, key)
-            for key in ("read", "quarantined", "joined", "kept", "dropped")
-        },
+        "counts": _pick(manifest.counts, _OF_COUNTS),
     }
 
 
-def find_shard(
-    path: Path, version: Path | None, manifest: Manifest | None
-) -> tuple[str, ShardInfo] | None:
-    """Returns the split of a shard and its entry in the manifest, None where it is not listed."""
-    if version is None or manifest is None:
-        return None
-    relative = str(path.resolve().relative_to(version.resolve()))
-    listed = ((split.name, shard) for split in manifest.splits for shard in split.shards)
-    return next((found for found in listed if found[1].path == relative), None)
+def _list_packed_features(manifest: Manifest) -> list[dict[str, Any]]:
+    """Which features share list features, and their places in these, from 0."""
+    return [
+        {
+            "name": slot.feature,
+            "feature": slot.packed,
+            "places": [slot.offset, slot.offset + slot.length - 1],
+            "type": manifest.schema[slot.feature].dtype,
+        }
+        for slot in manifest.slots
+    ]
 
 
-def summarize_shard(path: Path, version: Path | None, manifest: Manifest | None) -> dict[str, Any]:
-    """Returns what a shard holds: from its manifest, or by reading it where there is none.
+def summarize_files(
+    directory: Path, head: int | None = None, progress: OnBytes = lambda _: None
+) -> dict[str, Any]:
+    """Returns what the files below a directory hold: reads, and so verifies, every one.
+
+    Args:
+        directory: Folder of the files, with partition directories or without.
+        head: How many of the first records to show, unless a file is damaged; None for none.
+        progress: Called with the number of bytes read.
+    """
+    committed = read_output_manifest(directory)
+    listed = () if committed is None else committed.shards
+    files, content, problems = list_record_files(directory), Content(), []
+    names = [str(path.relative_to(directory)) for path in files]
+    for name, path in zip(names, files, strict=True):
+        if damage := content.read(path):
+            problems.append(Problem(name, damage))
+        progress(path.stat().st_size)
+    problems += verify_files(directory, listed).problems
+    summary = {
+        "kind": "files",
+        "path": str(directory),
+        "manifest": committed is not None,
+        "not_in_manifest": sorted(set(names) - {s.path for s in listed}) if committed else [],
+        "files": len(files),
+        "rows": content.rows,
+        "bytes": content.bytes,
+        "record_type": content.record_type,
+        "compressions": sorted(content.compressions),
+        "partition_columns": list(committed.partition_columns) if committed else [],
+        "record_sizes": describe_lengths(content.lengths),
+        "features": _features_to_json(content.features),
+    }
+    result = Verification(len(files), content.rows, content.bytes, tuple(problems))
+    summary["verification"] = result.to_json()
+    if head is not None and not problems:
+        summary["head"] = read_first(files, head, record_type=content.record_type)
+    return summary
+
+
+def _features_to_json(features: Iterable[WireFeature]) -> list[dict[str, Any]]:
+    return [
+        {"name": f.name, "dtype": f.kind, "shape": [None] * (2 if f.is_sequence else f.is_list)}
+        for f in features
+    ]
+
+
+def summarize_shard(
+    target: Target, manifest: Manifest | None, *, verify: bool = False, head: int | None = None
+) -> dict[str, Any]:
+    """Returns what a shard holds: from its manifest, or by reading it where none lists it.
+
+    Args:
+        target: The shard.
+        manifest: That of the version that it lies in, or None.
+        verify: Whether to read every byte, and to list damage rather than to refuse it.
+        head: How many of the first records to show, unless the file is damaged; None for none.
 
     Raises:
-        InputDataError: The file is damaged, or holds other records than `tf.train.Example`.
+        InputDataError: The file is damaged.
     """
-    summary: dict[str, Any] = {"kind": "shard", "path": str(path), "bytes": path.stat().st_size}
-    if manifest is not None and (found := find_shard(path, version, manifest)) is not None:
-        split, shard = found
-        listed = {"split": split, "rows": shard.rows, "crc32c": shard.crc32c}
-        return {**summary, "manifest": str(version), "listed": True, **listed,
-                "compression": manifest.compression,
-                "features": manifest.schema.to_json()}  # fmt: skip
-    compression = _find_compression(path)
-    rows, _ = count_records(path, compression)
+    listed = _find_shard(target, manifest)
+    if manifest is None or target.version is None or listed is None:
+        manifest, content = None, Content()
+        summary, result = _summarize_bare_shard(target.path, content)
+        record_type = content.record_type
+    else:
+        summary = _summarize_listed_shard(target, manifest, *listed)
+        result = verify_files(target.version, [listed[1]] if verify else [])
+        record_type = "Example"
+    if verify:
+        summary["verification"] = result.to_json()
+    elif result.problems:
+        raise InputDataError(f"{target.path} is damaged", received=result.problems[0].what)
+    if head is not None and not result.problems:
+        summary["head"] = read_first([target.path], head, manifest, record_type)
+    return summary
+
+
+def _summarize_listed_shard(
+    target: Target, manifest: Manifest, split: str, shard: ShardInfo
+) -> dict[str, Any]:
     return {
-        **summary,
+        "kind": "shard",
+        "path": str(target.path),
+        "bytes": target.path.stat().st_size,
+        "manifest": str(target.version),
+        "listed": True,
+        "split": split,
+        "rows": shard.rows,
+        "crc32c": shard.crc32c,
+        "compression": manifest.compression,
+        "features": manifest.schema.to_json(),
+    }
+
+
+def _summarize_bare_shard(path: Path, content: Content) -> tuple[dict[str, Any], Verification]:
+    damage = content.read(path)
+    problems = () if damage is None else (Problem(str(path), damage),)
+    summary = {
+        "kind": "shard",
+        "path": str(path),
+        "bytes": content.bytes,
         "manifest": None,
         "listed": False,
-        "rows": rows,
-        "crc32c": read_checksum(path),
-        "compression": compression,
-        "features": _features_to_json(infer_features([path])),
+        "rows": content.rows,
+        "crc32c": describe_file(path.parent, path).crc32c,
+        "compression": next(iter(content.compressions - {"none"}), None),
+        "features": _features_to_json(content.features),
     }
+    return summary, Verification(1, content.rows, content.bytes, problems)
+
+
+def _find_shard(target: Target, manifest: Manifest | None) -> tuple[str, ShardInfo] | None:
+    """The split of a shard and its entry in the manifest, None where it is not listed."""
+    if target.version is None or manifest is None:
+        return None
+    relative = str(target.path.resolve().relative_to(target.version.resolve()))
+    listed = ((split.name, shard) for split in manifest.splits for shard in split.shards)
+    return next((found for found in listed if found[1].path == relative), None)
 
 
 def summarize_run(run: Path) -> dict[str, Any]:
@@ -342,12 +258,10 @@ def summarize_run(run: Path) -> dict[str, Any]:
         InputDataError: The card is damaged.
     """
     card = read_json(run / RUN_CARD_FILE)
-    metrics: dict[str, Any] | None = None
-    problem = None
+    summary = {"kind": "run", "path": str(run), "card": card, "metrics": None}
     if (run / METRICS_FILE).exists():
         try:
-            metrics = read_json(run / METRICS_FILE)
+            summary["metrics"] = read_json(run / METRICS_FILE)
         except SluiceError as error:
-            problem = error.what
-    summary = {"kind": "run", "path": str(run), "card": card, "metrics": metrics}
-    return summary if problem is None else {**summary, "metrics_problem": problem}
+            summary["metrics_problem"] = error.what
+    return summary

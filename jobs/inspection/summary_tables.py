@@ -1,4 +1,4 @@
-"""Summaries as tables: coloured on a terminal, aligned plain text otherwise.
+"""Summaries as tables of aligned text.
 
 Tables follow the keys of the summary: single values first, then a table of each group of values
 and of each list of entries.
@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from jobs.reporting.formatting import (
     MISSING,
@@ -51,12 +50,11 @@ class TextTable:
 
 
 def print_tables(listings: Sequence[TextTable], console: Console) -> None:
-    """Prints tables one below the other."""
+    """Prints tables one below the other, their titles bold on a terminal."""
     for listing in listings:
-        if console.is_terminal:
-            console.print(_rich_table(listing), end="\n\n")
-        else:
-            console.file.write(render_plain(listing))
+        title, _, rest = render_plain(listing).partition("\n")
+        console.print(Text(title, "bold"), soft_wrap=True)
+        console.print(Text(rest), end="", soft_wrap=True)
 
 
 def render_plain(listing: TextTable) -> str:
@@ -79,26 +77,6 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _rich_table(listing: TextTable) -> Table:
-    table = Table(
-        title=escape(printable(listing.title)),
-        title_justify="left",
-        title_style="bold",
-        header_style="dim",
-        show_header=any(listing.columns),
-        box=None,
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-    )
-    for name in listing.columns:
-        right = name in listing.numeric
-        table.add_column(name, justify="right" if right else "left", no_wrap=right,
-                         overflow="fold")  # fmt: skip
-    for row in listing.rows:
-        table.add_row(*(escape(printable(text)) for text in row))
-    return table
-
-
 def list_summary(summary: Mapping[str, Any]) -> tuple[TextTable, ...]:
     """Returns the tables of a summary of any kind."""
     own = {"kind", "verification", "head", "card", "metrics"}
@@ -115,18 +93,16 @@ def list_summary(summary: Mapping[str, Any]) -> tuple[TextTable, ...]:
 
 
 def _list_values(title: str, values: Mapping[str, Any]) -> Iterator[TextTable]:
-    entries = {key: value for key, value in values.items() if _is_entries(value)}
-    groups = {key: value for key, value in values.items() if isinstance(value, Mapping)}
-    single = {key: v for key, v in values.items() if key not in entries and key not in groups}
-    yield _facts(title, {plain_words(key): value for key, value in single.items()})
+    single = {plain_words(key): value for key, value in values.items()}
+    yield _facts(title, {key: v for key, v in single.items() if not isinstance(v, Mapping)})
     for key, value in values.items():
-        if key in entries:
-            yield _list_entries(plain_words(key), value)
-        elif key in groups:
+        nested = {key: value}
+        if isinstance(value, Mapping):
             yield _facts(plain_words(key), dict(_flatten(value)), is_count=key == _COUNTS)
-            for name, inner in value.items():
-                if _is_entries(inner):
-                    yield _list_entries(plain_words(f"{key}, {name}"), inner)
+            nested = {f"{key}, {name}": inner for name, inner in value.items()}
+        for name, inner in nested.items():
+            if _is_entries(inner):
+                yield _list_entries(plain_words(name), inner)
 
 
 def _is_entries(value: Any) -> bool:
@@ -167,15 +143,14 @@ def _verification(result: Mapping[str, Any]) -> TextTable:
     if result["ok"]:
         read = {key: result[key] for key in ("files", "rows", "bytes")}
         return _facts("verification", {"result": "every byte is as it was written", **read})
-    rows = tuple((problem["file"], problem["what"]) for problem in result["problems"])
-    return TextTable("verification: FAILED", ("file", "problem"), rows)
+    return _list_entries("verification: FAILED", result["problems"])
 
 
 def _facts(title: str, values: Mapping[str, Any], is_count: bool = False) -> TextTable:
     rows = tuple(
         (key, format_count(value) if is_count else _show(key, value))
         for key, value in values.items()
-        if value is not None and value != [] and not _is_entries(value)
+        if value not in (None, []) and not _is_entries(value)
     )
     return TextTable(title, ("", ""), rows)
 

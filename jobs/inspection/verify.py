@@ -2,112 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 from conf.errors import InputDataError
 from conf.manifest import FileInfo, Manifest, ShardInfo
-from etl.tfrecord.codec.crc32c import crc32c
+from etl.records.parquet_copy import describe_file
 from etl.tfrecord.commit.output_manifest import OutputShard
-from etl.tfrecord.files.framing import read_record_blocks
-from etl.tfrecord.files.locations import Compression
-
-_PIECE_BYTES = 4 << 20
+from etl.tfrecord.files.framing import RecordBlock, read_record_blocks
 
 OnBytes = Callable[[int], None]
 """Called with the number of bytes just read."""
 
 
-@dataclass(frozen=True)
-class Problem:
-    """A file that is not what the manifest says.
+class Problem(NamedTuple):
+    """A file that is not what the manifest says."""
 
-    Attributes:
-        file: Relative to the version, or the file as given.
-        what: The difference; where a record is damaged, its byte offset.
-    """
-
-    file: str
-    what: str
+    file: str  # relative to the version, or the file as given
+    what: str  # the difference; where a record is damaged, its byte offset
 
 
-@dataclass(frozen=True)
-class Verification:
-    """Outcome of reading everything.
-
-    Attributes:
-        files: Files read.
-        rows: Sound records found; of a damaged file a lower bound.
-        bytes: Bytes read.
-        problems: Differences; empty where all is well.
-    """
+class Verification(NamedTuple):
+    """Outcome of reading everything."""
 
     files: int
-    rows: int
-    bytes: int
-    problems: tuple[Problem, ...]
+    rows: int  # sound records found; of a damaged file a lower bound
+    bytes: int  # of the files as they should be
+    problems: tuple[Problem, ...]  # empty where all is well
 
     def to_json(self) -> dict[str, Any]:
         """Returns the outcome as a JSON object."""
-        return {"ok": not self.problems, **asdict(self)}
+        problems = [problem._asdict() for problem in self.problems]
+        return {"ok": not problems, **self._asdict(), "problems": problems}
 
 
 def verify_dataset(
     version: Path, manifest: Manifest, progress: OnBytes = lambda _: None
 ) -> Verification:
-    """Recomputes size, CRC-32C and row count of each listed file; goes on after a bad one.
-
-    Args:
-        version: Directory of the version.
-        manifest: Its manifest.
-        progress: Called with the size of each piece read.
-    """
-    rows, problems = 0, []
+    """Compares all files of a version with its manifest, see `verify_files`."""
     shards = [shard for split in manifest.splits for shard in split.shards]
-    for shard in shards:
-        found, whats = verify_shard(version, shard, manifest.compression, progress)
-        rows += found
-        problems += [Problem(shard.path, what) for what in whats]
-    problems += check_files(version, manifest.other_files, progress)
-    files = len(shards) + len(manifest.other_files)
-    return Verification(files, rows, manifest.bytes, tuple(problems))
+    return verify_files(version, [*shards, *manifest.other_files], progress)
 
 
-def verify_shard(
-    version: Path, shard: ShardInfo, compression: str | None, progress: OnBytes = lambda _: None
-) -> tuple[int, list[str]]:
-    """Reads one shard.
+def verify_files(
+    root: Path,
+    listed: Iterable[ShardInfo | FileInfo | OutputShard],
+    progress: OnBytes = lambda _: None,
+) -> Verification:
+    """Compares size, CRC-32C and, of shards, row count of each file; goes on after a bad one.
 
     Args:
-        version: Directory that its path starts from.
-        shard: Its entry in the manifest.
-        compression: The manifest's compression.
-        progress: Called with the size of each piece read.
-
-    Returns:
-        Sound records found, and what differs.
+        root: Directory that the manifest's paths start from.
+        listed: The manifest's entries.
+        progress: Called with the size of each file read.
     """
-    whats = [problem.what for problem in check_files(version, [shard], progress)]
-    path = version / shard.path
-    if not path.is_file() or not path.resolve().is_relative_to(version.resolve()):
+    entries, rows, problems = list(listed), 0, []
+    for entry in entries:
+        found, whats = _verify_file(root, entry)
+        rows += found
+        problems += [Problem(entry.path, what) for what in whats]
+        progress(entry.bytes)
+    return Verification(len(entries), rows, sum(e.bytes for e in entries), tuple(problems))
+
+
+def _verify_file(root: Path, entry: ShardInfo | FileInfo | OutputShard) -> tuple[int, list[str]]:
+    """Returns the sound records of a shard, and what differs."""
+    path = root / entry.path
+    if not path.resolve().is_relative_to(root.resolve()):
+        return 0, ["lies outside its dataset version"]
+    if not path.is_file():
+        return 0, ["is missing"]
+    file, whats = describe_file(root, path), []
+    if file.bytes != entry.bytes:
+        whats.append(f"is {file.bytes:,} bytes long, the manifest says {entry.bytes:,}")
+    if file.crc32c != entry.crc32c:
+        whats.append(f"CRC-32C is {file.crc32c}, the manifest says {entry.crc32c}")
+    if not isinstance(entry, ShardInfo):
         return 0, whats
-    named: dict[str | None, Compression] = {"gzip": "GZIP", "zlib": "ZLIB"}
-    rows, damage = count_records(path, named.get(compression and compression.lower()))
+    rows, damage = count_records(path)
     if damage:
         whats.append(damage)
-    elif rows != shard.rows:
-        whats.append(f"holds {rows:,} records, the manifest says {shard.rows:,}")
+    elif rows != entry.rows:
+        whats.append(f"holds {rows:,} records, the manifest says {entry.rows:,}")
     elif whats:
         whats.append("every record is whole, so no offset can be named: another file?")
     return rows, whats
 
 
 def count_records(
-    path: Path, compression: Compression | Literal["auto"] | None
+    path: Path, on_block: Callable[[RecordBlock], None] = lambda _: None
 ) -> tuple[int, str | None]:
     """Counts a file's records and verifies each.
+
+    Args:
+        path: TFRecord file, plain or compressed.
+        on_block: Called with the records; may refuse them by `InputDataError`.
 
     Returns:
         The count, and None; for a damaged file a lower bound of the sound records before the
@@ -115,45 +105,9 @@ def count_records(
     """
     rows = 0
     try:
-        for block in read_record_blocks(path, compression=compression):
+        for block in read_record_blocks(path):
             rows += len(block.index)
+            on_block(block)
     except InputDataError as error:
         return rows, error.what.removeprefix(f"{path}: ")
     return rows, None
-
-
-def check_files(
-    root: Path,
-    listed: Iterable[ShardInfo | FileInfo | OutputShard],
-    progress: OnBytes = lambda _: None,
-) -> Iterator[Problem]:
-    """Compares the size and checksum of files with what a manifest says.
-
-    Args:
-        root: Directory that the manifest's paths start from.
-        listed: The manifest's entries.
-        progress: Called with the size of each piece read.
-    """
-    for item in listed:
-        path = root / item.path
-        if not path.resolve().is_relative_to(root.resolve()):
-            yield Problem(item.path, "lies outside its dataset version")
-        elif not path.is_file():
-            yield Problem(item.path, "is missing")
-        else:
-            size, checksum = path.stat().st_size, read_checksum(path, progress)
-            if size != item.bytes:
-                what = f"is {size:,} bytes long, the manifest says {item.bytes:,}"
-                yield Problem(item.path, what)
-            if checksum != item.crc32c:
-                yield Problem(item.path, f"CRC-32C is {checksum}, the manifest says {item.crc32c}")
-
-
-def read_checksum(path: Path, progress: OnBytes = lambda _: None) -> str:
-    """Returns the CRC-32C of a file's bytes, 8 hex digits."""
-    checksum = 0
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE_BYTES):
-            checksum = crc32c(piece, checksum)
-            progress(len(piece))
-    return f"{checksum:08x}"

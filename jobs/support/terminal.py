@@ -7,14 +7,17 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from conf.errors import render_event
+
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
 
 # Packages whose modules log under their own names, as libraries do.
 _LOGGING_PACKAGES = ("etl", "training")
@@ -86,6 +89,29 @@ def list_overrides(overrides: Sequence[str] | None, options: Mapping[str, str | 
         if value is not None
     ]
     return [*given, *(overrides or [])]
+
+
+@contextmanager
+def show_progress(
+    total: int | None, *columns: str | ProgressColumn
+) -> Iterator[Callable[[int], None]]:
+    """Shows progress on a terminal's standard error; elsewhere nothing.
+
+    Args:
+        total: How much there is to do; None where that is not known.
+        columns: What the line shows; by default a bar and the time that is left.
+
+    Yields:
+        Called with how much was done since the last call.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda count: bar.advance(task, count)
 
 
 TENSORFLOW_LOG_LEVEL_VARIABLE = "TF_CPP_MIN_LOG_LEVEL"

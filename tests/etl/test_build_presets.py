@@ -15,7 +15,7 @@ from conf.etl.encodings import FeatureConfig
 from conf.load import load_config
 from etl.build import BuildResult, build_dataset
 from etl.feature_plan import plan_features
-from etl.sample_data.clicks import ClickSampleConfig, write_clicks
+from etl.sample_data.clicks import plan_clicks, write_clicks
 from tests.etl.built_versions import read_sparse, read_split
 from tests.etl.logs import build_config
 
@@ -33,7 +33,7 @@ def test_libfm_lines_become_rows_of_a_sparse_tensor(spark, tmp_path):
 
 
 def test_click_sequences_become_aligned_lists_latest_first(spark, tmp_path):
-    write_clicks(ClickSampleConfig(sessions=400, videos=60, dirty=0.01), tmp_path / "log")
+    write_clicks(plan_clicks(sessions=400, videos=60, dirty=0.01), tmp_path / "log")
     overrides = [f"data_dir={tmp_path / 'log'}", f"output.root={tmp_path / 'out'}"]
     overrides += ["output.shards=1", "output.eval_shards=1"]
     result = build_dataset(spark, load_config(BuildConfig, "etl", "clicks", overrides))

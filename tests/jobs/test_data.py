@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from etl.sample_data import archive
 from etl.sample_data.archive import ARCHIVES
 from jobs.cli import run_app
 from jobs.data import app
@@ -25,8 +26,6 @@ def test_generate_writes_the_sample_it_was_asked_for(tmp_path, capsys):
         "200",
         "--seed",
         "5",
-        "--workers",
-        "1",
         "--dirty-rate",
         "0.01",
         "--duplicate-rate",
@@ -57,7 +56,7 @@ def test_clicks_writes_the_sessions_it_was_asked_for(tmp_path, capsys):
 
 def test_generate_keeps_an_earlier_sample_unless_told(tmp_path, capsys):
     out = tmp_path / "sample"
-    arguments = ["generate", "--out", str(out), "--ratings", "1000", "--workers", "1"]
+    arguments = ["generate", "--out", str(out), "--ratings", "1000"]
     assert run_app(app, arguments) == 0
     before = (out / "ratings.dat").read_bytes()
     assert run_app(app, [*arguments, "--seed", "8"]) == 2
@@ -73,7 +72,7 @@ def test_generate_keeps_an_earlier_sample_unless_told(tmp_path, capsys):
         ["--ratings", "many"],
         ["--ratings", "5"],
         ["--dirty-rate", "2"],
-        ["--workers", "0"],
+        ["--users", "1"],
         ["--ratings", "1000", "--users", "999"],
     ],
 )
@@ -82,30 +81,18 @@ def test_generate_refuses_wrong_options_with_exit_code_2(tmp_path, wrong):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_generate_runs_in_parallel_as_a_module(tmp_path):
+def test_generate_runs_as_a_module(tmp_path):
     arguments = ["generate", "--ratings", "300_000", "--users", "4_000", "--movies", "500"]
-    for workers in ("1", "2"):
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "jobs.data",
-                *arguments,
-                "--workers",
-                workers,
-                "--out",
-                str(tmp_path / workers),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stderr == ""  # no progress where there is no terminal
-    assert json.loads((tmp_path / "2" / "SAMPLE.json").read_text())["chunks"] == 2
-    for name in ("users.dat", "movies.dat", "ratings.dat"):
-        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
+    done = subprocess.run(
+        [sys.executable, "-m", "jobs.data", *arguments, "--out", str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""  # no progress where there is no terminal
+    assert json.loads((tmp_path / "out" / "SAMPLE.json").read_text())["chunks"] == 2
 
 
 def test_fetch_unpacks_a_verified_archive(tmp_path, monkeypatch):
@@ -129,23 +116,13 @@ def test_fetch_refuses_a_file_that_is_not_the_published_one(tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == [".out.lock"]
 
 
-def test_fetch_without_a_network_ends_in_exit_code_4(tmp_path, capsys):
+def test_fetch_without_a_network_ends_in_exit_code_4(tmp_path, capsys, monkeypatch):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        code = run_app(
-            app,
-            [
-                "fetch",
-                "ml-100k",
-                "--out",
-                str(tmp_path / "out"),
-                "--base-url",
-                url,
-                "--retries",
-                "0",
-            ],
-        )
+        monkeypatch.setattr(archive, "_ATTEMPTS", 1)
+        arguments = ["fetch", "ml-100k", "--out", str(tmp_path / "out"), "--base-url", url]
+        code = run_app(app, arguments)
     assert code == 4
     assert "cannot download" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == [".out.lock"]

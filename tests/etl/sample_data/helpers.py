@@ -27,16 +27,9 @@ def make_zip(files: dict[str, bytes] | None = None) -> bytes:
     return buffer.getvalue()
 
 
-def make_archive(content: bytes, **changes) -> Archive:
-    settings = {
-        "name": "ml-x",
-        "checksums": {
-            "md5": hashlib.md5(content).hexdigest(),
-            "sha256": hashlib.sha256(content).hexdigest(),
-        },
-        "required": ("users.dat",),
-    }
-    return Archive(**{**settings, **changes})
+def make_archive(content: bytes) -> Archive:
+    checksums = {kind: hashlib.new(kind, content).hexdigest() for kind in ("md5", "sha256")}
+    return Archive("ml-x", checksums, ("users.dat",))
 
 
 @dataclass

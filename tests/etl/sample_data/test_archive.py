@@ -13,7 +13,6 @@ from etl.sample_data import archive as archive_module
 from etl.sample_data.archive import (
     ARCHIVES,
     BASE_URL,
-    DownloadOptions,
     fetch_archive,
     replace_directory,
     unpack_zip,
@@ -122,24 +121,20 @@ def _no_waiting(monkeypatch):
     monkeypatch.setattr(archive_module.time, "sleep", lambda seconds: None)
 
 
-def fetch(script, out, archive=None, *, overwrite=False, **options):
+def fetch(script, out, archive=None, *, overwrite=False):
     with serve(script):
-        options = DownloadOptions(base_url=script.base_url, **options)
-        return fetch_archive(
-            archive or make_archive(script.body), out, options, overwrite=overwrite
-        )
+        known = archive or make_archive(script.body)
+        return fetch_archive(known, out, script.base_url, overwrite=overwrite)
 
 
 @pytest.mark.usefixtures("_no_waiting")
 def test_downloads_verifies_and_strips_the_top_folder(tmp_path):
-    seen: list[tuple[int, int | None]] = []
     script = Script(make_zip())
-    card = fetch(script, tmp_path / "out", on_progress=lambda *args: seen.append(args))
+    card = fetch(script, tmp_path / "out")
     assert script.asked == ["/sets/ml-x.zip"]
     assert sorted(os.listdir(tmp_path / "out")) == ["DOWNLOAD.json", "README", "users.dat"]
     assert (tmp_path / "out" / "README").read_bytes() == FILES["ml-x/README"]
     assert json.loads((tmp_path / "out" / "DOWNLOAD.json").read_text()) == card
-    assert seen[-1] == (len(script.body), len(script.body))
 
 
 @pytest.mark.usefixtures("_no_waiting")
@@ -188,12 +183,14 @@ def test_refuses_links(tmp_path):
 
 
 @pytest.mark.usefixtures("_no_waiting")
-def test_refuses_too_many_bytes_packed_and_unpacked(tmp_path):
+def test_refuses_too_many_bytes_packed_and_unpacked(tmp_path, monkeypatch):
     bomb = make_zip({"ml-x/users.dat": bytes(1_000_000)})
+    monkeypatch.setattr(archive_module, "MAX_UNPACKED_BYTES", 999_999)
     with pytest.raises(InputDataError, match="unpacks to too many"):
-        fetch(Script(bomb), tmp_path / "out", make_archive(bomb, max_unpacked_bytes=999_999))
+        fetch(Script(bomb), tmp_path / "out")
+    monkeypatch.setattr(archive_module, "MAX_BYTES", 100)
     with pytest.raises(InputDataError, match="download is too large"):
-        fetch(Script(bomb), tmp_path / "out", make_archive(bomb, max_bytes=100))
+        fetch(Script(bomb), tmp_path / "out")
     assert listed(tmp_path) == []
 
 
@@ -231,10 +228,11 @@ def test_does_not_try_again_where_it_is_useless(tmp_path):
 
 
 @pytest.mark.usefixtures("_no_waiting")
-def test_a_cut_connection_is_not_taken_for_the_whole_file(tmp_path):
+def test_a_cut_connection_is_not_taken_for_the_whole_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(archive_module, "_ATTEMPTS", 2)
     script = Script(make_zip(), stated_length=10_000)
     with pytest.raises(UpstreamNotReadyError, match=r"connection closed|IncompleteRead"):
-        fetch(script, tmp_path / "out", retries=1)
+        fetch(script, tmp_path / "out")
     assert len(script.asked) == 2
     assert listed(tmp_path) == []
 
@@ -245,7 +243,7 @@ def test_no_server_is_upstream_not_ready(tmp_path):
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
         with pytest.raises(UpstreamNotReadyError) as caught:
-            fetch_archive(make_archive(b""), tmp_path / "out", DownloadOptions(base_url=url))
+            fetch_archive(make_archive(b""), tmp_path / "out", url)
     assert caught.value.exit_code == 4
     assert listed(tmp_path) == []
 
@@ -254,7 +252,7 @@ def test_no_server_is_upstream_not_ready(tmp_path):
 @pytest.mark.parametrize("url", ["http://example.org/x", "file:///etc", "ftp://localhost/x", "x"])
 def test_refuses_addresses_that_are_not_https(tmp_path, url):
     with pytest.raises(ConfigError, match="not secure"):
-        fetch_archive(make_archive(b""), tmp_path / "out", DownloadOptions(base_url=url))
+        fetch_archive(make_archive(b""), tmp_path / "out", url)
 
 
 @pytest.mark.usefixtures("_no_waiting")

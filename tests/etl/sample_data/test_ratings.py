@@ -8,15 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etl.sample_data.config import SampleConfig
-from etl.sample_data.movies import GENRES, build_catalogue, build_titles, format_movies
-from etl.sample_data.ratings import (
-    FIRST_TS,
-    LAST_TS,
-    draw_activity,
-    draw_events,
-    draw_users,
-    format_users,
-)
+from etl.sample_data.movielens import SampleChunk, format_movies, format_users
+from etl.sample_data.movies import GENRES, build_catalogue, build_titles
+from etl.sample_data.ratings import FIRST_TS, LAST_TS, draw_activity, draw_events, draw_users
 
 
 def test_titles_are_distinct_latin1_with_a_year():
@@ -34,7 +28,7 @@ CONFIG = SampleConfig(ratings=20_000)
 
 
 def test_movies_file_has_every_movie_once_in_order_with_known_genres():
-    lines = format_movies(build_catalogue(CONFIG), CONFIG).decode("latin-1").splitlines()
+    lines = format_movies(CONFIG).decode("latin-1").splitlines()
     fields = [line.split("::") for line in lines]
     ids = [int(row[0]) for row in fields]
     assert ids == sorted(set(ids))
@@ -87,8 +81,9 @@ def test_activity_has_the_floor_and_the_long_tail_of_movielens():
 
 def test_user_lines_keep_to_the_domains_of_movielens():
     config = SampleConfig()
-    users = draw_users(config, range(10, 1_000), chunk=0)
-    rows = [line.split("::") for line in format_users(users, config, 0).decode().splitlines()]
+    chunk = SampleChunk(0, range(10, 1_000), range(0))
+    text = format_users(draw_users(config, chunk.users, chunk=0), config, chunk)
+    rows = [line.split("::") for line in text.decode().splitlines()]
     assert [int(row[0]) for row in rows] == list(range(11, 1_001))
     assert {row[1] for row in rows} == {"F", "M"}
     assert {int(row[2]) for row in rows} == {1, 18, 25, 35, 45, 50, 56}

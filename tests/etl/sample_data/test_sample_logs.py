@@ -14,9 +14,17 @@ from hypothesis import strategies as st
 
 from conf.errors import ConfigError
 from etl.sample_data import movielens
-from etl.sample_data.clicks import ClickSampleConfig, write_clicks
+from etl.sample_data.clicks import plan_clicks, write_clicks
 from etl.sample_data.config import DirtRates, SampleConfig
-from etl.sample_data.movielens import format_ratings, plan_chunks, share_dirt, write_sample
+from etl.sample_data.movielens import (
+    DirtShare,
+    SampleChunk,
+    format_ratings,
+    plan_chunks,
+    share_dirt,
+    write_sample,
+)
+from etl.sample_data.movies import build_catalogue
 from etl.sample_data.ratings import RatingEvents
 from tests.etl.sample_data.helpers import classify, hit_rate, leave_last_out, read_ids, read_lines
 
@@ -60,7 +68,22 @@ def test_refuses_rates_out_of_range(rate):
         DirtRates(unknown=rate)
 
 
-USERS, MOVIES = set(range(1, 11)), set(range(1, 51))
+USERS = set(range(1, 11))
+
+
+def dirty_config(*rates: float) -> SampleConfig:
+    return SampleConfig(ratings=200, users=10, movies=50, seed=1, dirt=DirtRates(*rates))
+
+
+def mix_dirt(config: SampleConfig) -> str:
+    """The lines of 200 ratings by ten users, with all of the sample's dirt."""
+    chunk = SampleChunk(0, range(10), range(200))
+    return format_ratings(make_events(), config, chunk).decode("latin-1")
+
+
+def flat_counts(share: DirtShare) -> dict[str, int]:
+    counts = share.count_kinds()
+    return {**counts["malformed"], **counts["unknown"], "duplicate": counts["duplicate"]}
 
 
 def make_events(rows: int = 200) -> RatingEvents:
@@ -75,8 +98,8 @@ def make_events(rows: int = 200) -> RatingEvents:
 def test_shares_add_up_to_the_exact_totals(rates, cuts):
     config = SampleConfig(ratings=1_000, dirt=DirtRates(*rates))
     edges = [0, *sorted(cuts), 1_000]
-    shares = [share_dirt(config, low, high - low) for low, high in itertools.pairwise(edges)]
-    total = sum((Counter(share.count_kinds()) for share in shares), Counter())
+    shares = [share_dirt(config, range(*bounds)) for bounds in itertools.pairwise(edges)]
+    total = sum((Counter(flat_counts(share)) for share in shares), Counter())
     assert total["duplicate"] == round(1_000 * rates[1])
     assert total["unknown_movie"] + total["unknown_user"] == round(1_000 * rates[2])
     assert total.total() == sum(round(1_000 * rate) for rate in rates)
@@ -84,12 +107,10 @@ def test_shares_add_up_to_the_exact_totals(rates, cuts):
 
 @pytest.mark.parametrize("rate", [0.0, 0.05, 0.5])
 def test_lines_hold_exactly_the_counted_dirt(rate):
-    events = make_events()
-    config = SampleConfig(ratings=200, dirt=DirtRates(rate, rate, rate))
-    share = share_dirt(config, 0, 200)
-    text = format_ratings(events, share, (11, 51), np.random.default_rng(1))
-    valid, counts = classify(text.decode("latin-1").split("\n")[:-1], USERS, MOVIES)
-    assert counts == share.count_kinds()
+    events, config = make_events(), dirty_config(rate, rate, rate)
+    movies = {*events.movie_ids.tolist(), *build_catalogue(config).movie_ids.tolist()}
+    valid, counts = classify(mix_dirt(config).split("\n")[:-1], USERS, movies)
+    assert counts == flat_counts(share_dirt(config, range(200)))
     expected = zip(
         events.user_ids.tolist(),
         events.movie_ids.tolist(),
@@ -101,8 +122,7 @@ def test_lines_hold_exactly_the_counted_dirt(rate):
 
 
 def test_duplicates_stay_with_their_user():
-    share = share_dirt(SampleConfig(ratings=200, dirt=DirtRates(0, 0.5, 0)), 0, 200)
-    text = format_ratings(make_events(), share, (11, 51), np.random.default_rng(1)).decode()
+    text = mix_dirt(dirty_config(0, 0.5, 0))
     users = [int(line.split("::")[0]) for line in text.splitlines()]
     assert users == sorted(users)
     assert max(Counter(text.splitlines()).values()) == 2
@@ -118,30 +138,30 @@ def read_all(out):
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     out = tmp_path_factory.mktemp("samples") / "demo"
-    card = write_sample(SampleConfig(), out, workers=1)
+    card = write_sample(SampleConfig(), out)
     rows, counts = classify(
         read_lines(out / "ratings.dat"), read_ids(out / "users.dat"), read_ids(out / "movies.dat")
     )
     return card, rows, counts
 
 
-def test_bytes_do_not_depend_on_the_number_of_workers(tmp_path):
-    write_sample(SMALL, tmp_path / "one", workers=1)
-    write_sample(SMALL, tmp_path / "three", workers=3)
-    one, three = read_all(tmp_path / "one"), read_all(tmp_path / "three")
+def test_a_sample_is_of_four_files_and_the_same_each_time(tmp_path):
+    write_sample(SMALL, tmp_path / "one")
+    write_sample(SMALL, tmp_path / "two")
+    one, two = read_all(tmp_path / "one"), read_all(tmp_path / "two")
     assert set(one) == {"users.dat", "movies.dat", "ratings.dat", "SAMPLE.json"}
-    assert one == three
+    assert one == two
 
 
 def test_seed_changes_every_file(tmp_path):
-    write_sample(SMALL, tmp_path / "a", workers=1)
-    write_sample(replace(SMALL, seed=8), tmp_path / "b", workers=1)
+    write_sample(SMALL, tmp_path / "a")
+    write_sample(replace(SMALL, seed=8), tmp_path / "b")
     a, b = read_all(tmp_path / "a"), read_all(tmp_path / "b")
     assert all(a[name] != b[name] for name in a)
 
 
 def test_card_counts_every_line_of_dirt_exactly(tmp_path):
-    card = write_sample(SMALL, tmp_path / "out", workers=1)
+    card = write_sample(SMALL, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "SAMPLE.json").read_text()) == card
     lines = read_lines(tmp_path / "out" / "ratings.dat")
     users, movies = (
@@ -210,30 +230,18 @@ def test_chunks_cover_every_user_once():
     chunks = plan_chunks(SMALL)
     assert len(chunks) > 3
     assert [u for c in chunks for u in c.users] == list(range(SMALL.size.users))
-    assert sum(c.rows for c in chunks) == SMALL.ratings
-    assert all(c.rows_before == sum(b.rows for b in chunks[: c.index]) for c in chunks)
-
-
-def test_large_samples_come_in_parts_with_the_same_lines(tmp_path, monkeypatch):
-    write_sample(SMALL, tmp_path / "single", workers=1)
-    monkeypatch.setattr(movielens, "MAX_SINGLE_FILE_RATINGS", 5_000)
-    write_sample(SMALL, tmp_path / "parts", workers=1)
-    parts = sorted(p.name for p in (tmp_path / "parts" / "ratings.dat").iterdir())
-    assert parts == [f"part-{i:05d}" for i in range(len(plan_chunks(SMALL)))]
-    assert read_lines(tmp_path / "parts" / "ratings.dat") == read_lines(
-        tmp_path / "single" / "ratings.dat"
-    )
+    assert [row for c in chunks for row in c.rows] == list(range(SMALL.ratings))
 
 
 def test_progress_ends_at_all_ratings(tmp_path):
     seen: list[int] = []
-    write_sample(SMALL, tmp_path / "out", workers=1, on_progress=seen.append)
-    assert seen == sorted(seen)
-    assert seen[-1] == SMALL.ratings
+    write_sample(SMALL, tmp_path / "out", on_ratings=seen.append)
+    assert len(seen) == len(plan_chunks(SMALL))
+    assert sum(seen) == SMALL.ratings
 
 
 def test_a_failing_chunk_leaves_the_earlier_sample(tmp_path, monkeypatch):
-    write_sample(SMALL, tmp_path / "out", workers=1)
+    write_sample(SMALL, tmp_path / "out")
     before = read_all(tmp_path / "out")
 
     def fail(*args):
@@ -241,17 +249,12 @@ def test_a_failing_chunk_leaves_the_earlier_sample(tmp_path, monkeypatch):
 
     monkeypatch.setattr(movielens, "draw_events", fail)
     with pytest.raises(MemoryError):
-        write_sample(replace(SMALL, seed=8), tmp_path / "out", workers=1, overwrite=True)
+        write_sample(replace(SMALL, seed=8), tmp_path / "out", overwrite=True)
     assert read_all(tmp_path / "out") == before
     assert [name for name in os.listdir(tmp_path) if not name.endswith(".lock")] == ["out"]
 
 
-def test_refuses_no_workers(tmp_path):
-    with pytest.raises(ConfigError, match="workers"):
-        write_sample(SMALL, tmp_path / "out", workers=0)
-
-
-CLICKS_SMALL = ClickSampleConfig(sessions=3_000, videos=200, dirty=0.01)
+CLICKS_SMALL = plan_clicks(sessions=3_000, videos=200, dirty=0.01)
 # The grammar as it is documented, read without Sluice's code.
 CLICK = r"[1-9]\d*(?:_[1-9]\d*)?"
 SESSION = re.compile(rf"{CLICK}(?: {CLICK})*\t{CLICK}")
@@ -294,17 +297,15 @@ def test_clicks_stand_in_columns_and_outside_of_them(lines):
 
 
 def test_bytes_hang_on_the_config_alone(tmp_path):
-    def text(config: ClickSampleConfig, name: str) -> bytes:
+    def text(config: SampleConfig, name: str) -> bytes:
         write_clicks(config, tmp_path / name)
         return (tmp_path / name / "clicks.tsv").read_bytes()
 
     assert text(CLICKS_SMALL, "a") == text(CLICKS_SMALL, "b")
-    assert text(ClickSampleConfig(3_000, 200, seed=8), "c") != text(
-        ClickSampleConfig(3_000, 200, seed=7), "d"
-    )
+    assert text(plan_clicks(3_000, 200, seed=8), "c") != text(plan_clicks(3_000, 200, seed=7), "d")
 
 
 @pytest.mark.parametrize("wrong", [{"sessions": 1}, {"dirty": 0.9}, {"seed": -1}, {"videos": 4}])
 def test_refuses_what_is_out_of_range(wrong):
     with pytest.raises(ConfigError, match="out of range"):
-        ClickSampleConfig(**wrong)
+        plan_clicks(**wrong)

@@ -8,8 +8,9 @@ import pytest
 from conf.errors import InputDataError
 from conf.manifest import ShardInfo, SplitInfo
 from conf.paths import read_manifest
-from jobs.inspection.records import read_dataset_head, read_first, wire_features
-from jobs.inspection.verify import count_records, read_checksum, verify_dataset
+from etl.records.parquet_copy import describe_file
+from jobs.inspection.records import read_dataset_head, read_first
+from jobs.inspection.verify import count_records, verify_dataset
 from tests.jobs.inspection.conftest import CONFIG
 from tests.jobs.reporting.fixtures import FakeConfig, write_dataset
 
@@ -42,7 +43,7 @@ def test_no_more_than_there_are(version):
 def test_features_inferred_from_a_bare_shard_agree_with_the_schema(version):
     manifest = read_manifest(version)
     path = version / manifest.split("train").shards[0].path
-    known = read_first([path], 5, wire_features(manifest.schema))
+    known = read_first([path], 5, manifest)
     inferred = read_first([path], 5)
     for one, other in zip(known, inferred, strict=True):
         assert {k: v for k, v in one.items() if v != []} == {
@@ -162,7 +163,7 @@ def test_a_manifest_that_lies_about_the_rows(version):
 def test_a_manifest_cannot_make_it_read_elsewhere(version, tmp_path):
     outside = tmp_path / "outside"
     outside.write_bytes(b"secret")
-    link = SplitInfo("test", (ShardInfo("../../../outside", 1, 6, read_checksum(outside)),))
+    link = SplitInfo("test", (ShardInfo("../../../outside", 1, 6, _reference_crc32c(b"secret")),))
     manifest = replace(read_manifest(version), splits=(link,))
     result = verify_dataset(version, manifest)
     assert [problem.what for problem in result.problems] == ["lies outside its dataset version"]
@@ -172,15 +173,16 @@ def test_a_manifest_cannot_make_it_read_elsewhere(version, tmp_path):
 def test_checksums_agree_with_the_definition(tmp_path, size):
     file = tmp_path / "file"
     file.write_bytes(bytes(i * 31 % 256 for i in range(size)))
-    assert read_checksum(file) == _reference_crc32c(file.read_bytes())
+    found = describe_file(tmp_path, file)
+    assert (found.bytes, found.crc32c) == (size, _reference_crc32c(file.read_bytes()))
 
 
 def test_records_are_counted_and_damage_is_named(tmp_path):
     version = write_dataset(tmp_path, FakeConfig(users=10, items=5))
     file = version / read_manifest(version).split("catalog").shards[0].path
-    assert count_records(file, "auto") == (3, None)
+    assert count_records(file) == (3, None)
     file.write_bytes(file.read_bytes()[:-1])
-    rows, damage = count_records(file, None)
+    rows, damage = count_records(file)
     assert rows <= 2
     assert "truncated payload" in damage
     assert "(record 2)" in damage

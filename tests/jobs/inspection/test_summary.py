@@ -3,8 +3,8 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from collections import Counter
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -15,9 +15,9 @@ from conf.errors import InputDataError, UpstreamNotReadyError
 from conf.paths import read_manifest
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import write_table
-from jobs.inspection.records import read_first
+from jobs.inspection.records import Content, describe_lengths, read_first
 from jobs.inspection.summary import (
-    RecordSizes,
+    Target,
     find_target,
     list_record_files,
     summarize_dataset,
@@ -90,7 +90,7 @@ def test_a_dataset(version):
 def test_a_shard_of_a_version_is_described_by_its_manifest(version):
     manifest = read_manifest(version)
     shard = manifest.split("test").shards[0]
-    summary = summarize_shard(version / shard.path, version, manifest)
+    summary = summarize_shard(Target("shard", version / shard.path, version), manifest)
     assert (summary["split"], summary["rows"], summary["crc32c"]) == (
         "test", shard.rows, shard.crc32c,
     )  # fmt: skip
@@ -99,7 +99,7 @@ def test_a_shard_of_a_version_is_described_by_its_manifest(version):
 def test_a_bare_shard_is_described_by_its_content(version, tmp_path):
     shard = read_manifest(version).split("train").shards[0]
     bare = shutil.copy(version / shard.path, tmp_path / "bare")
-    summary = summarize_shard(bare, None, None)
+    summary = summarize_shard(Target("shard", bare), None)
     assert (summary["rows"], summary["crc32c"]) == (shard.rows, shard.crc32c)
     kinds = {f["name"]: (f["dtype"], f["shape"]) for f in summary["features"]}
     assert kinds["history"] == ("int64", [None])
@@ -110,14 +110,14 @@ def test_a_file_inside_a_version_that_it_does_not_list(version):
     manifest = read_manifest(version)
     stray = version / "test" / "stray.tfrecord"
     shutil.copy(version / manifest.split("test").shards[0].path, stray)
-    assert summarize_shard(stray, version, manifest)["listed"] is False
+    assert summarize_shard(Target("shard", stray, version), manifest)["listed"] is False
 
 
 def test_a_file_that_is_no_tfrecord_is_refused(tmp_path):
     file = tmp_path / "notes.txt"
     file.write_text("these are notes, not records")
     with pytest.raises(InputDataError):
-        summarize_shard(file, None, None)
+        summarize_shard(Target("shard", file), None)
 
 
 def test_a_run(inspected):
@@ -151,8 +151,8 @@ def directory(tmp_path):
 
 def test_counts_schema_and_sizes(directory):
     read = []
-    summary, verification = summarize_files(directory, read.append)
-    assert verification.problems == ()
+    summary = summarize_files(directory, progress=read.append)
+    assert summary["verification"]["ok"]
     assert (summary["files"], summary["rows"]) == (2, 6)
     size = sum(path.stat().st_size for path in list_record_files(directory))
     assert summary["bytes"] == sum(read) == size
@@ -170,11 +170,13 @@ def test_damage_names_file_and_offset_and_the_rest_is_read(directory):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    summary, verification = summarize_files(directory)
-    assert [problem.file for problem in verification.problems] == ["part-0.tfrecord"]
-    assert "byte offset" in verification.problems[0].what
+    summary = summarize_files(directory, head=1)
+    problems = summary["verification"]["problems"]
+    assert [problem["file"] for problem in problems] == ["part-0.tfrecord"]
+    assert "byte offset" in problems[0]["what"]
     assert summary["files"] == 2
-    assert verification.rows >= 3
+    assert summary["verification"]["rows"] >= 3
+    assert "head" not in summary
 
 
 def test_sequence_examples_and_raw_payloads_are_told_apart(tmp_path):
@@ -191,12 +193,12 @@ def test_sequence_examples_and_raw_payloads_are_told_apart(tmp_path):
         raw / "a.tfrecord",
         options=ShardOptions(record_type="ByteArray"),
     )
-    found = summarize_files(sequence)[0]
+    found = summarize_files(sequence)
     assert found["record_type"] == "SequenceExample"
     assert [f["shape"] for f in found["features"]] == [[], [None, None]]
-    found, verification = summarize_files(raw)
+    found = summarize_files(raw)
     assert (found["record_type"], found["features"]) == ("ByteArray", [])
-    assert verification.problems == ()
+    assert found["verification"]["ok"]
 
 
 def test_the_head_of_raw_payloads(tmp_path):
@@ -206,19 +208,25 @@ def test_the_head_of_raw_payloads(tmp_path):
     assert read_first([path], 1, record_type="ByteArray") == [{"byteArray": "one"}]
 
 
-@given(st.lists(st.lists(st.integers(0, 2**31 - 1))))
-def test_every_record_is_in_the_bin_that_holds_its_length(blocks):
-    sizes = RecordSizes()
-    for block in blocks:
-        sizes.update(np.array(block, np.int64))
-    lengths = [length for block in blocks for length in block]
-    found = sizes.to_json()
-    assert sizes.records == len(lengths)
+@given(st.lists(st.integers(0, 2**31 - 1)))
+def test_every_record_is_in_the_bin_that_holds_its_length(lengths):
+    found = describe_lengths(Counter(lengths))
     assert found["shortest"] == min(lengths, default=None)
     assert found["longest"] == max(lengths, default=None)
+    assert found["mean"] == (pytest.approx(sum(lengths) / len(lengths)) if lengths else None)
     for bin_ in found["bins"]:
         assert bin_["records"] == sum(bin_["from"] <= n <= bin_["to"] for n in lengths)
     assert sum(bin_["records"] for bin_ in found["bins"]) == len(lengths)
+
+
+def test_the_lengths_of_all_files_are_counted(tmp_path):
+    content = Content()
+    for name, payloads in {"a": [b"", b"one", b"two"], "b": [b"four"]}.items():
+        table = pa.table({"byteArray": payloads})
+        write_table(table, tmp_path / name, options=ShardOptions(record_type="ByteArray"))
+        assert content.read(tmp_path / name) is None
+    assert content.lengths == {0: 1, 3: 2, 4: 1}
+    assert content.rows == 4
 
 
 LISTING_TABLE = TextTable("title", ("name", "rows"), (("a", "1,000"), ("long name", "7")),
