@@ -25,7 +25,7 @@ from training.loop.epoch_records import LOSS_METRIC, TrainingResult
 from training.loop.interruption import stop_on_signals
 from training.loop.trainer import Trainer
 from training.loop.validation import build_validate, check_held_out, is_validated
-from training.models.retrieval import RetrievalModel
+from training.models.model import Model
 from training.monitoring.progress import NoProgress, TrainingProgress
 from training.run_directory import (
     RunStart,
@@ -103,7 +103,7 @@ def _train(
     return run
 
 
-def _finish(config: TrainConfig, run: Path, result: TrainingResult, model: RetrievalModel) -> None:
+def _finish(config: TrainConfig, run: Path, result: TrainingResult, model: Model) -> None:
     """Publishes a run. The status comes last: one killed in between is resumed, and published."""
     publish_run(config, run)
     update_run_card(run, **describe_end(result, model))
@@ -141,10 +141,7 @@ def plan_run(config: TrainConfig) -> dict[str, Any]:
         "parameters": trainer.model.parameter_count,
         "tables": describe_tables(trainer.model),
         "warm_start": None if warm is None else asdict(warm),
-        "features": {
-            "user": list(trainer.model.user_inputs),
-            "item": list(trainer.model.item_inputs),
-        },
+        "features": trainer.model.describe_inputs(),
         "selected_by": _find_metric(config, data.manifest),
         "devices": devices.to_json(),
     }

@@ -37,7 +37,7 @@ from training.distribution.workers import Workers
 from training.input.feature_columns import check_specs
 from training.input.split_source import TrainingData
 from training.loop.epoch_records import TrainingResult
-from training.models.retrieval import RetrievalModel
+from training.models.model import Model
 from training.monitoring.progress import TrainingProgress
 from training.tensorflow_runtime import peak_device_memory_bytes, peak_memory_bytes
 
@@ -177,7 +177,7 @@ def describe_start(
     config: TrainConfig,
     run: Path,
     data: TrainingData,
-    model: RetrievalModel,
+    model: Model,
     devices: Devices,
 ) -> dict[str, Any]:
     """Returns what the card of a run says from its start on."""
@@ -195,12 +195,9 @@ def describe_start(
             "name": config.model.name,
             "parameters": model.parameter_count,
             "tables": describe_tables(model),
-            "user_inputs": list(model.user_inputs),
-            "item_inputs": list(model.item_inputs),
-            "specs": [
-                data.manifest.schema[name].to_json()
-                for name in dict.fromkeys((*model.user_inputs, *model.item_inputs))
-            ],
+            "kind": config.model.kind,
+            "inputs": model.describe_inputs(),
+            "specs": [data.manifest.schema[name].to_json() for name in model.inputs],
         },
         "timing": {"training_started_at": _now()},
     }
@@ -216,7 +213,7 @@ def _describe_dataset(version_dir: ReadablePath, manifest: Manifest) -> dict[str
     }
 
 
-def describe_tables(model: RetrievalModel) -> dict[str, list[int]]:
+def describe_tables(model: Model) -> dict[str, list[int]]:
     """Returns rows and row length of each table."""
     return {name: [table.vocabulary_size, table.dim] for name, table in model.tables.items()}
 
@@ -237,7 +234,7 @@ def counted_seconds(run: Path, workers: Workers) -> Iterator[None]:
             update_run_card(run, timing={"train_seconds": seconds})
 
 
-def describe_end(result: TrainingResult, model: RetrievalModel) -> dict[str, Any]:
+def describe_end(result: TrainingResult, model: Model) -> dict[str, Any]:
     """Returns what the card says once the run is trained and published."""
     return {
         "status": STATUS_TRAINED,

@@ -1,12 +1,13 @@
-"""Models, their objectives, and which of their embedding tables grow."""
+"""Models, their objectives and tasks, pooling, and which of their embedding tables grow."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag, field_validator
 
-from conf.config_base import StrictFinite, default_tag
+from conf.config_base import Name, StrictFinite, default_tag
 
 MOST_ROWS = 1 << 40
 """More than any machine has memory for, and far from where 64 bits end."""
@@ -74,9 +75,43 @@ ObjectiveConfig = Annotated[
 ]
 
 
+class SquaredErrorConfig(StrictFinite):
+    """Squared difference of score and label; makes RMSE and MAE meaningful."""
+
+    kind: Literal["squared_error"] = "squared_error"
+
+
+TaskObjectiveConfig = Annotated[
+    BinaryConfig | SquaredErrorConfig,
+    Field(discriminator="kind"),
+    default_tag("kind", "binary", alone=True),
+]
+
+
+class TaskConfig(StrictFinite):
+    """A score that a ranking model learns from one label."""
+
+    label: str | None = Field(None, description="Feature of role label; None: the task's name.")
+    objective: TaskObjectiveConfig = BinaryConfig()
+    weight: float = Field(1.0, gt=0, description="Of the task's loss in the sum over tasks.")
+
+
+class PoolingConfig(StrictFinite):
+    """How a list of ids becomes one vector, or the input of a network that reads each position."""
+
+    combiner: Literal["mean", "sum", "max", "none"] = Field(
+        "mean", description="none: all positions, with a mask."
+    )
+    weights: str | None = Field(
+        None, description="List feature that the positions' rows are multiplied by."
+    )
+    softmax: bool = Field(False, description="Weights by softmax over the list's tokens.")
+
+
 class MFConfig(StrictFinite):
     """Matrix factorization: dot product of a user's and an item's embedding, plus item bias."""
 
+    kind: Literal["retrieval"] = "retrieval"
     name: Literal["mf"] = "mf"
     embedding_dim: int = Field(64, ge=1)
     item_bias: bool = True
@@ -91,6 +126,7 @@ class MFConfig(StrictFinite):
 class DSSMConfig(StrictFinite):
     """Two towers over pooled embeddings, L2-normalised, compared by a scaled cosine."""
 
+    kind: Literal["retrieval"] = "retrieval"
     name: Literal["dssm"] = "dssm"
     embedding_dim: int = Field(32, ge=1)
     user_hidden_units: tuple[int, ...] = ()
@@ -108,6 +144,58 @@ class DSSMConfig(StrictFinite):
     objective: ObjectiveConfig = SampledSoftmaxConfig()
 
 
-ModelConfig = Annotated[
+class RankingConfig(StrictFinite):
+    """A score per task from every feature of a row, by a built-in network or one of one's own."""
+
+    kind: Literal["ranking"] = "ranking"
+    network: str = Field(
+        "deepfm", description="A built-in network, or `package.module:function` of one's own."
+    )
+    params: dict[str, Any] = Field(
+        default_factory=dict, description="Arguments of the network's function."
+    )
+    features: tuple[str, ...] | None = Field(
+        None, description="None: all but labels, weights of rows and features of role id."
+    )
+    pooling: dict[str, PoolingConfig] = Field(
+        default_factory=dict, description="Of list features, by name; left out: mean."
+    )
+    biases: bool | None = Field(
+        None, description="A weight per id beside its vector; None: as the network needs."
+    )
+    tasks: dict[Name, TaskConfig] = Field(
+        default_factory=dict, description="Empty: one binary task of the dataset's label."
+    )
+    embedding_dim: int = Field(16, ge=1)
+    embedding_stddev: float = Field(0.05, gt=0, description="Of the tables' first values.")
+    embeddings: EmbeddingsConfig = Field(default_factory=dict)
+    embedding_l2: float | None = Field(None, gt=0, description="On the rows of the batch.")
+
+    @property
+    def name(self) -> str:
+        """Name of the network."""
+        return self.network
+
+    @field_validator("params")
+    @classmethod
+    def _keep_tasks_apart(cls, params: dict[str, Any]) -> dict[str, Any]:
+        if taken := {"inputs", "tasks"} & set(params):
+            raise ValueError(f"{', '.join(sorted(taken))}: Sluice sets it; leave it out of params")
+        return params
+
+
+RetrievalConfig = Annotated[
     MFConfig | DSSMConfig, Field(discriminator="name"), default_tag("name", "dssm")
+]
+
+
+def _find_kind(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return str(value.get("kind", "retrieval"))
+    return str(getattr(value, "kind", "retrieval"))
+
+
+ModelConfig = Annotated[
+    Annotated[RetrievalConfig, Tag("retrieval")] | Annotated[RankingConfig, Tag("ranking")],
+    Discriminator(_find_kind),
 ]

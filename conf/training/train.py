@@ -62,13 +62,20 @@ class ComputeConfig(StrictFinite):
     loss_scale_growth_steps: int = Field(2000, ge=1, description="Finite steps until it doubles.")
 
 
-METRIC_PATTERN = r"^(hit_rate|recall|ndcg)@[1-9][0-9]*$|^mrr$|^loss$"
+METRIC_PATTERN = (
+    r"^(hit_rate|recall|ndcg)@[1-9][0-9]*$|^mrr$|^loss$"
+    r"|^([A-Za-z][A-Za-z0-9_]*/)?(auc|gauc|log_loss|rmse|mae)$"
+)
 
 
 class EarlyStoppingConfig(StrictFinite):
     """Stops when the metric has not improved for `patience` epochs; the best epoch is kept."""
 
-    metric: str = Field("ndcg@10", pattern=METRIC_PATTERN)
+    metric: str | None = Field(
+        None,
+        pattern=METRIC_PATTERN,
+        description="None: ndcg@10; of ranking models auc, or rmse, of the first task.",
+    )
     patience: int = Field(3, ge=1)
 
 

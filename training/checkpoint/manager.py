@@ -40,7 +40,7 @@ from training.checkpoint.saved_tensors import (
 from training.distribution.workers import Workers
 from training.loop.diverged_batch import build_divergence_error
 from training.loop.optimizers import Optimizers
-from training.models.retrieval import RetrievalModel
+from training.models.model import Model
 from training.tensorflow_runtime import disk_errors
 
 
@@ -108,7 +108,7 @@ class CheckpointManager:
     def __init__(
         self,
         run: Path,
-        model: RetrievalModel,
+        model: Model,
         optimizers: Optimizers,
         config: CheckpointConfig | None = None,
         workers: Workers | None = None,
@@ -259,7 +259,7 @@ def restore_newest(
     return None, []
 
 
-def describe_layout(state: TrainingState, model: RetrievalModel) -> CheckpointLayout:
+def describe_layout(state: TrainingState, model: Model) -> CheckpointLayout:
     """Returns which tensor holds which of a model's weights."""
     tables = {name: model.tables[name].rows for name in sorted(model.tables)}
     keys = {name: state.name_of_keys(rows) for name, rows in tables.items()}

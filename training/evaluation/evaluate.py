@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.schema import OOV_ID, PAD_ID
 from conf.training.input import InputConfig
+from conf.training.models import RankingConfig
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import build_item_index
 from training.evaluation.label_metrics import LabelScores, find_user_ids
@@ -34,11 +35,12 @@ from training.evaluation.scorers import (
     PopularityScorer,
     RandomScorer,
     Scorer,
+    score_pairs,
 )
+from training.evaluation.task_metrics import evaluate_tasks
+from training.models.ranking import RankingModel
+from training.models.retrieval import RetrievalModel, require_retrieval
 from training.objectives.item_catalog import read_catalog_counts
-
-if TYPE_CHECKING:
-    from training.models.retrieval import RetrievalModel
 
 LIST_LENGTH = 10
 
@@ -96,24 +98,40 @@ def evaluate_split(trained: TrainedModel, split: str) -> dict[str, Any]:
             not finite.
     """
     require_rows(trained.manifest, split)
+    if isinstance(trained.model, RankingModel):
+        return {
+            **_describe_split(trained, split),
+            **_evaluate_ranking(trained, trained.model, split),
+        }
+    model = require_retrieval(trained.model)
     warn_unmasked(trained.manifest, trained.config.evaluation.mask_seen, split)
-    evaluation = _Evaluation(trained, split)
+    evaluation = _Evaluation(trained, model, split)
     for batch in evaluation.read():
         evaluation.update(batch)
+    return {**_describe_split(trained, split), **evaluation.result()}
+
+
+def _describe_split(trained: TrainedModel, split: str) -> dict[str, Any]:
     return {
+        "kind": trained.config.model.kind,
         "dataset": trained.manifest.dataset_name,
         "dataset_version": trained.manifest.dataset_version,
         "split": split,
-        **evaluation.result(),
     }
+
+
+def _evaluate_ranking(trained: TrainedModel, model: RankingModel, split: str) -> dict[str, Any]:
+    batch_size = trained.config.evaluation.batch_size
+    tasks = evaluate_tasks(model, trained.version_dir, trained.manifest, split, batch_size)
+    return {"rows": trained.manifest.split(split).rows, "tasks": tasks}
 
 
 class _Evaluation:
     """One pass over a split: every system, every protocol."""
 
-    def __init__(self, trained: TrainedModel, split: str) -> None:
-        self.trained, self.split = trained, split
-        model, manifest = trained.model, trained.manifest
+    def __init__(self, trained: TrainedModel, model: RetrievalModel, split: str) -> None:
+        self.trained, self.model, self.split = trained, model, split
+        manifest = trained.manifest
         config = trained.config.evaluation
         self.index = build_item_index(model, trained.version_dir, manifest, config.batch_size)
         counts = read_catalog_counts(trained.version_dir, manifest, self.index.ids)
@@ -134,20 +152,18 @@ class _Evaluation:
 
     def _build_labels(self) -> LabelScores | None:
         manifest, config = self.trained.manifest, self.trained.config.model
-        if not manifest.keys.label:
+        if not manifest.keys.label or isinstance(config, RankingConfig):
             return None
+        is_binary = config.objective.kind == "binary"
         return LabelScores(
-            self.trained.model,
-            manifest.keys.label,
-            find_user_ids(manifest),
-            config.temperature if config.objective.kind == "binary" else None,
+            manifest.keys.label, find_user_ids(manifest), config.temperature if is_binary else None
         )
 
     def read(self) -> Iterator[RankingBatch]:
         trained, config = self.trained, self.trained.config.evaluation
         inputs = (
-            *trained.model.user_inputs,
-            *((self.labels and self.labels.inputs) or ()),
+            *self.model.user_inputs,
+            *((self.labels and (*self.model.item_inputs, *self.labels.inputs)) or ()),
             *((self.users.name,) if self.users.name else ()),
         )
         negatives = None
@@ -171,7 +187,7 @@ class _Evaluation:
         self.users.update(batch)
         self.pool.update(batch.candidates, batch.rows)
         if self.labels is not None:
-            self.labels.update(batch.features)
+            self.labels.update(batch.features, score_pairs(self.model, batch.features))
         for system in self.systems:
             scores = system.scores(batch.features, batch.rows)
             for protocol, ranks in rank_by_protocol(scores, batch, self.sampled).items():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 import tensorflow as tf
@@ -19,10 +19,7 @@ from numpy.typing import NDArray
 from conf.manifest import Manifest
 from conf.schema import OOV_ID
 from training.evaluation.metrics import IntArray, auc, constant_log_loss, log_loss
-
-if TYPE_CHECKING:
-    from training.models.retrieval import RetrievalModel
-
+from training.input.batches import Features
 
 CALIBRATION_BINS = 20
 
@@ -297,14 +294,12 @@ class LabelScores:
     """Takes one score and one label per row, in memory that does not grow with the rows.
 
     Attributes:
-        model: Trained model.
         label: Name of the label feature.
         user: Name of the feature that rows are grouped by for GAUC; None: no GAUC.
         temperature: Divisor of the scores that gives logits; None where the objective does not
             calibrate them, which leaves log loss and calibration undefined.
     """
 
-    model: RetrievalModel
     label: str
     user: str | None = None
     temperature: float | None = None
@@ -317,26 +312,23 @@ class LabelScores:
     @property
     def inputs(self) -> tuple[str, ...]:
         """Features that are read."""
-        users = () if self.user is None else (self.user,)
-        return (self.label, *self.model.user_inputs, *self.model.item_inputs, *users)
+        return (self.label,) if self.user is None else (self.label, self.user)
 
-    def update(self, features: dict[str, Any]) -> None:
-        """Adds a batch: the dot product of each row's user with its own target item.
+    def update(self, features: Features, scores: NDArray[np.floating]) -> None:
+        """Adds a batch.
 
         Args:
             features: Features by name. The label is `[rows]`, or ragged `[rows, None]` where
                 records may lack it; rows without one are left out.
+            scores: `[rows]`.
         """
-        users = self.model.embed_users({n: features[n] for n in self.model.user_inputs})
-        items = self.model.embed_items({n: features[n] for n in self.model.item_inputs})
-        dots = np.einsum("rd,rd->r", np.asarray(users), np.asarray(items))
         ids = None if self.user is None else np.asarray(features[self.user])
         label = features[self.label]
         if isinstance(label, tf.RaggedTensor):
             rows = label.value_rowids().numpy()
-            dots, label = dots[rows], label.flat_values
+            scores, label = scores[rows], label.flat_values
             ids = None if ids is None else ids[rows]
-        self._add(ids, np.asarray(label) > 0.5, dots.astype(np.float32))
+        self._add(ids, np.asarray(label) > 0.5, scores.astype(np.float32))
 
     def _add(
         self, ids: NDArray[np.int64] | None, labels: NDArray[np.bool_], scores: NDArray[np.float32]

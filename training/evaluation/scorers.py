@@ -67,6 +67,13 @@ class ModelScorer:
         return vectors @ self._transposed
 
 
+def score_pairs(model: RetrievalModel, features: Mapping[str, tf.Tensor]) -> NDArray[np.float32]:
+    """Returns the dot product of each row's user with its own target item, `[rows]`."""
+    users = model.embed_users({name: features[name] for name in model.user_inputs})
+    items = model.embed_items({name: features[name] for name in model.item_inputs})
+    return np.einsum("rd,rd->r", np.asarray(users), np.asarray(items))
+
+
 class PopularityScorer:
     """The same list for everyone: items by falling number of training events, ties by id.
 

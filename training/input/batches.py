@@ -30,6 +30,8 @@ from training.input.vocabularies import read_plan
 from training.tensorflow_runtime import close_iterators_at_exit
 
 Batch = dict[str, Any]
+Features = Mapping[str, Any]
+"""Features of rows by name: tensors, ragged or sparse ones."""
 ARRIVALS = "arrivals"
 """Key of a batch whose value holds the rows of dynamic tables that are new in it."""
 

@@ -66,7 +66,7 @@ class ReadPlan:
         decoder: `block` or `tensorflow`.
         threads: Threads that read and decode.
         damage: What becomes of damage.
-        binary_label: Feature whose values must be 0 or 1; None checks none.
+        binary_labels: Features whose values must be 0 or 1.
         has_lengths: Whether to deliver the length of each row's longest list.
         cache: Where decoded shards are kept; None for nowhere.
         slots: Positions of features in packed features.
@@ -86,7 +86,7 @@ class ReadPlan:
     decoder: str = "block"
     threads: int = 1
     damage: DamagePolicy = field(default_factory=DamagePolicy)
-    binary_label: str | None = None
+    binary_labels: tuple[str, ...] = ()
     has_lengths: bool = False
     cache: ShardCache | None = None
     slots: tuple[PackedSlot, ...] = ()
@@ -341,7 +341,7 @@ class _Filling:
             array = join_steps(array)
         if array.null_count or column.is_fixed_list:
             array = fill_absent(column, array, where)
-        if column.name == self._plan.binary_label:
+        if column.name in self._plan.binary_labels:
             check_binary(column.name, array, where)
         return array
 

@@ -37,13 +37,13 @@ class InputOptions:
     """What a run asks of the input beside its config.
 
     Attributes:
-        binary_label: Feature whose values must be 0 or 1; None checks none.
+        binary_labels: Features whose values must be 0 or 1.
         worker: Number of this worker and of all of them: each reads its own files and makes its
             part of the global batch.
         counts: Is told what was left out.
     """
 
-    binary_label: str | None = None
+    binary_labels: tuple[str, ...] = ()
     worker: tuple[int, int] = (0, 1)
     counts: InputCounts = field(default_factory=InputCounts)
 
@@ -125,7 +125,7 @@ class SplitSource:
             decoder=config.decoder,
             threads=config.parallel_parses or min(MAX_THREADS, _cores()),
             damage=DamagePolicy(config.on_corrupt, options.counts),
-            binary_label=options.binary_label,
+            binary_labels=options.binary_labels,
             has_lengths=is_shuffled and config.bucket_boundaries is not None,
             slots=manifest.slots,
         )

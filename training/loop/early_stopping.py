@@ -6,9 +6,13 @@ import math
 from collections.abc import Sequence
 
 from conf.errors import ConfigError
+from conf.training.models import RankingConfig, TaskConfig
 from conf.training.train import EarlyStoppingConfig, TrainConfig
 from training.loop.epoch_records import LOSS_METRIC, EpochRecord
 from training.loop.validation import is_scored_by_label
+
+RETRIEVAL_METRIC = "ndcg@10"
+"""What chooses the epoch of a retrieval model where nothing is said."""
 
 
 def find_best_epoch(history: Sequence[EpochRecord], metric: str | None) -> int:
@@ -33,7 +37,7 @@ def latest_metric(history: Sequence[EpochRecord], metric: str | None) -> tuple[s
 
 def should_stop(history: Sequence[EpochRecord], config: EarlyStoppingConfig | None) -> bool:
     """Whether the metric has not improved for `patience` epochs."""
-    if config is None or not history:
+    if config is None or config.metric is None or not history:
         return False
     return history[-1].epoch - find_best_epoch(history, config.metric) >= config.patience
 
@@ -45,8 +49,8 @@ def _comparable(value: float) -> float:
 def selection_metric(config: TrainConfig) -> str | None:
     """Returns the metric that chooses the epoch, or None: the last one is kept.
 
-    Held-out rows of a binary objective are not ranked: the held-out loss stands in for a metric
-    of ranking.
+    Held-out rows of a retrieval model's binary objective are not ranked: the held-out loss stands
+    in for a metric of ranking.
 
     Raises:
         ConfigError: The metric's cut-off is not evaluated.
@@ -54,14 +58,30 @@ def selection_metric(config: TrainConfig) -> str | None:
     stopping = config.fit.early_stopping
     if stopping is None:
         return None
+    if isinstance(config.model, RankingConfig):
+        return _choose_task_metric(config.model, stopping.metric)
     if is_scored_by_label(config):
         return LOSS_METRIC
-    cut_off = stopping.metric.partition("@")[2]
+    metric = stopping.metric or RETRIEVAL_METRIC
+    cut_off = metric.partition("@")[2]
     if cut_off and int(cut_off) not in config.evaluation.ks:
         raise ConfigError(
             "fit.early_stopping.metric has a cut-off that is not evaluated",
-            received=stopping.metric,
+            received=metric,
             allowed=f"cut-offs of evaluation.ks: {config.evaluation.ks}",
             fix=f"add {cut_off} to evaluation.ks, or choose another metric",
         )
-    return stopping.metric
+    return metric
+
+
+def _choose_task_metric(model: RankingConfig, metric: str | None) -> str:
+    if metric is None:
+        first = next(iter(model.tasks.values()), TaskConfig())
+        return "auc" if first.objective.kind == "binary" else "rmse"
+    if "@" in metric or metric == "mrr":
+        raise ConfigError(
+            "fit.early_stopping.metric is one of retrieval models",
+            received=metric,
+            allowed="auc, gauc, log_loss, rmse, mae, loss; of further tasks <task>/auc and so on",
+        )
+    return metric

@@ -30,11 +30,13 @@ class StepInputs:
         features: Names of features.
         lookups: Those whose distinct ids are found ahead of the step, or None.
         keyed: Those whose keys are mapped to rows ahead of the step.
+        binary_labels: Those whose values must be 0 or 1.
     """
 
     features: tuple[str, ...]
     lookups: tuple[Lookups, ...] | None = None
     keyed: tuple[KeyedFeatures, ...] = ()
+    binary_labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,6 @@ class EpochInput:
         self.config, self.data, self.inputs = config, data, inputs
         self.steps_per_epoch = data.steps_per_epoch(config.input)
         self._strategy = strategy
-        is_binary = config.model.objective.kind == "binary"
-        self._binary_label = data.manifest.keys.label if is_binary else None
         self._counts: dict[int, InputCounts] = {}
 
     @contextmanager
@@ -180,7 +180,7 @@ class EpochInput:
             seed=self.config.seed,
             features=self.inputs.features,
             start_batch=position.batch,
-            options=InputOptions(binary_label=self._binary_label, counts=counts),
+            options=InputOptions(binary_labels=self.inputs.binary_labels, counts=counts),
         )
 
 

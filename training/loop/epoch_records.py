@@ -13,6 +13,7 @@ from conf.errors import ConfigError, InputDataError, did_you_mean
 from conf.run import HISTORY_FILE
 
 LOSS_METRIC = "loss"
+LOWER_IS_BETTER = ("log_loss", "rmse", "mae")
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class EpochRecord:
     left_out: Mapping[str, int] = field(default_factory=dict)
 
     def metric(self, name: str) -> float:
-        """Returns a metric so that higher is better (the loss with its sign turned).
+        """Returns a metric so that higher is better (losses and errors with their sign turned).
 
         The loss is that of the held-out rows where they give one, else that of training.
 
@@ -58,7 +59,8 @@ class EpochRecord:
                 allowed=", ".join(names),
                 fix=did_you_mean(name, names) + "; cut-offs are set by evaluation.ks",
             )
-        return self.validation[name]
+        value = self.validation[name]
+        return -value if name.rpartition("/")[2] in LOWER_IS_BETTER else value
 
 
 @dataclass(frozen=True)

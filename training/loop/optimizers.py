@@ -22,7 +22,7 @@ from training.loop.gradients import (
     clip_global_norm,
 )
 from training.loop.schedules import build_learning_rate
-from training.models.retrieval import RetrievalModel
+from training.models.model import Model
 
 # Arguments that the config sets for tables and dense weights together, and those without use.
 _SET_ELSEWHERE = {
@@ -181,7 +181,7 @@ class Optimizers(tf.Module):
     def __init__(
         self,
         config: OptimizerConfig,
-        model: RetrievalModel,
+        model: Model,
         total_steps: int,
         loss_scale: LossScale | None = None,
     ) -> None:

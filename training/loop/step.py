@@ -20,8 +20,9 @@ from training.embedding.key_space import reading_rows
 from training.input.batches import ARRIVALS, Batch
 from training.loop.gradients import Gradient, LossScale, add_parts, are_finite
 from training.loop.optimizers import Optimizers
-from training.models.retrieval import RetrievalModel
+from training.models.model import Model
 from training.networks.layers import computing_in
+from training.networks.network import TrainingPass
 from training.objectives.objective import Objective
 
 StepFunction = Callable[[Batch], tf.Tensor]
@@ -76,7 +77,7 @@ class TrainStep:
 
     def __init__(
         self,
-        model: RetrievalModel,
+        model: Model,
         objective: Objective,
         optimizers: Optimizers,
         options: StepOptions,
@@ -89,6 +90,7 @@ class TrainStep:
         self._options = options
         self._lookups = lookups
         self._keyed = tuple(keyed)
+        self._state_variables = model.state_variables
         self._differentiate = self._compute_part
         if options.xla:
             self._differentiate = tf.function(self._compute_part, jit_compile=True)
@@ -109,38 +111,69 @@ class TrainStep:
         shared = None if self._lookups is None else BatchRows(batch, self._lookups)
         losses: list[tf.Tensor] = []
         gradients: list[list[Gradient]] = []
+        state = [variable.read_value() for variable in self._state_variables]
         for part, rows in enumerate(split_batch(batch, parts)):
             # One after the other: all at once they would need the memory of the whole batch.
             with tf.control_dependencies(losses), sharing_rows(shared), reading_rows():
                 part_seed = tf.random.experimental.stateless_fold_in(seed, part) if part else seed
-                loss, found = self._differentiate(rows, part_seed, share, factor)
+                loss, found, state = self._differentiate(rows, part_seed, share, factor, state)
             losses.append(loss)
             gradients.append(found)
         known = None if shared is None else [shared.rows_of(t) for t in self._model.table_variables]
         total = gradients[0] if parts == 1 else add_parts(gradients)
         self._optimizers.apply(total, known)
+        assign_state(self._state_variables, state)
         loss = tf.add_n(losses)
         return require_finite(loss, total) if self._options.check_gradients else loss
 
     def _compute_part(
-        self, batch: Batch, seed: tf.Tensor, share: float, factor: tf.Tensor
-    ) -> tuple[tf.Tensor, list[Gradient]]:
-        """Returns the mean loss of rows times their share, and its gradients times a factor."""
+        self,
+        batch: Batch,
+        seed: tf.Tensor,
+        share: float,
+        factor: tf.Tensor,
+        state: list[tf.Tensor],
+    ) -> tuple[tf.Tensor, list[Gradient], list[tf.Tensor]]:
+        """Returns the mean loss of rows times their share, its gradients times a factor, and state.
+
+        The loss has no penalties; the gradients are those of both.
+        """
         variables = self._optimizers.variables_in_step_order
         with (
             computing_in(self._options.dtype),
             tf.GradientTape(watch_accessed_variables=False) as tape,
         ):
             tape.watch(variables)
-            losses = self._objective(self._model, batch, seed)
+            training = TrainingPass(seed, self._state_variables, state)
+            losses = self._objective(self._model, batch, training)
             rows = tf.cast(tf.size(losses), tf.float32)
             loss = tf.reduce_sum(losses) * (share / rows)
-            target = loss
+            target = loss + share * training.penalty
             if self._options.embedding_l2 is not None:
                 norms = tf.reduce_sum(self._model.sum_squared_rows(batch))
                 target += self._options.embedding_l2 * norms * (share / rows)
             target *= factor
-        return loss, tape.gradient(target, variables)
+        return loss, tape.gradient(target, variables), training.values
+
+
+def assign_state(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> None:
+    """Sets moving statistics to the mean over replicas of what their passes have left.
+
+    Args:
+        variables: The variables, equal on all replicas.
+        values: This replica's new values.
+    """
+    if not variables:
+        return
+    context = tf.distribute.get_replica_context()
+    if context.num_replicas_in_sync > 1:
+        values = context.all_reduce(tf.distribute.ReduceOp.MEAN, list(values))
+
+    def assign(strategy: tf.distribute.Strategy, found: Sequence[tf.Tensor]) -> None:
+        for variable, value in zip(variables, found, strict=True):
+            strategy.extended.update(variable, lambda v, new: v.assign(new), args=(value,))
+
+    context.merge_call(assign, args=(list(values),))
 
 
 def require_finite(loss: tf.Tensor, gradients: Sequence[Gradient]) -> tf.Tensor:
@@ -194,7 +227,7 @@ def build_step_options(config: TrainConfig, strategy: tf.distribute.Strategy) ->
 
 
 def plan_shared_rows(
-    model: RetrievalModel, config: TrainConfig, strategy: tf.distribute.Strategy
+    model: Model, config: TrainConfig, strategy: tf.distribute.Strategy
 ) -> tuple[Lookups, ...] | None:
     """Returns which rows a step gathers once for all; None where each lookup gathers its own.
 

@@ -101,7 +101,7 @@ class Trainer:
             profile.require_within(total_steps)
         options = build_step_options(config, strategy)
         with strategy.scope():
-            self.model = build_model(config.model, data.manifest, config.seed)
+            self.model = build_model(config.model, data.manifest, config.seed, options.dtype)
             loss_scale = build_loss_scale(config.compute)
             self._optimizers = Optimizers(config.optimizer, self.model, total_steps, loss_scale)
         objective = self._build_objective()
@@ -184,11 +184,12 @@ class Trainer:
     def _build_inputs(self, objective: Objective) -> StepInputs:
         """Returns what steps read; refuses a mix of datasets that does not fit."""
         model, manifest = self.model, self._data.manifest
-        features = tuple(dict.fromkeys((*model.user_inputs, *model.item_inputs, *objective.inputs)))
+        features = tuple(dict.fromkeys((*model.inputs, *objective.inputs)))
         keyed = plan_keyed_features(model.embedded_features, model.tables, objective.inputs)
         mixed = find_mixed(self._config.input, manifest, features)
         check_mixed_ids(self._data.version_dir, manifest, mixed, features)
-        return StepInputs(features, plan_shared_rows(model, self._config, self._strategy), keyed)
+        shared = plan_shared_rows(model, self._config, self._strategy)
+        return StepInputs(features, shared, keyed, objective.binary_labels)
 
     def _compile(self, objective: Objective, options: StepOptions, inputs: StepInputs) -> RunSteps:
         """Returns the compiled steps: on parameter servers, one GPU, or any other devices."""
@@ -209,10 +210,11 @@ class Trainer:
                 "the dataset has no validation split: no early stopping, the last epoch is kept"
             )
         stopping = self._config.fit.early_stopping
-        if metric is not None and stopping is not None and stopping.metric != metric:
+        asked = None if stopping is None else stopping.metric
+        if metric is not None and asked is not None and asked != metric:
             self._progress.message(
                 f"rows with labels are not ranked: {metric} of the held-out rows chooses the "
-                f"epoch, not {stopping.metric}"
+                f"epoch, not {asked}"
             )
         return metric
 

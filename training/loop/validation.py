@@ -11,16 +11,21 @@ from collections.abc import Callable
 
 from conf.errors import TooFewRowsError
 from conf.manifest import Manifest
+from conf.training.models import RankingConfig
 from conf.training.train import TrainConfig
 from training.evaluation.evaluate import evaluate_full
 from training.evaluation.label_metrics import LabelScores
 from training.evaluation.protocols import TRAIN_SPLIT, warn_unmasked
-from training.input.batches import build_held_out_dataset, read_batches
+from training.evaluation.scorers import score_pairs
+from training.evaluation.task_metrics import TaskScores, summarize_tasks
+from training.input.batches import build_eval_dataset, build_held_out_dataset, read_batches
 from training.input.split_source import InputOptions, TrainingData
 from training.loop.epoch_records import LOSS_METRIC
-from training.models.retrieval import RetrievalModel
+from training.models.model import Model
+from training.models.ranking import RankingModel
+from training.models.retrieval import require_retrieval
 
-Validate = Callable[[RetrievalModel], dict[str, float]]
+Validate = Callable[[Model], dict[str, float]]
 
 
 def is_validated(config: TrainConfig, manifest: Manifest) -> bool:
@@ -30,6 +35,8 @@ def is_validated(config: TrainConfig, manifest: Manifest) -> bool:
 
 def is_scored_by_label(config: TrainConfig) -> bool:
     """Whether validation compares scores with labels, rather than ranking targets."""
+    if isinstance(config.model, RankingConfig):
+        return True
     return config.input.validation is not None and config.model.objective.kind == "binary"
 
 
@@ -41,6 +48,8 @@ def build_validate(config: TrainConfig, data: TrainingData) -> Validate | None:
     """
     if not is_validated(config, data.manifest):
         return None
+    if isinstance(config.model, RankingConfig):
+        return _build_task_metrics(config, data)
     label = data.manifest.keys.label
     if is_scored_by_label(config) and label is not None:
         return _build_scoring(config, data, label)
@@ -70,25 +79,46 @@ def _build_ranking(config: TrainConfig, data: TrainingData) -> Validate:
     split = "validation" if held_out is None else TRAIN_SPLIT
     warn_unmasked(data.manifest, evaluation.mask_seen, split)
 
-    def validate(model: RetrievalModel) -> dict[str, float]:
+    def validate(model: Model) -> dict[str, float]:
         return evaluate_full(
-            model, data.version_dir, data.manifest, split,
+            require_retrieval(model), data.version_dir, data.manifest, split,
             evaluation.ks, evaluation.mask_seen, evaluation.batch_size, held_out,
         )  # fmt: skip
 
     return validate
 
 
+def _build_task_metrics(config: TrainConfig, data: TrainingData) -> Validate:
+    where, batch_size = (data.version_dir, data.manifest), config.evaluation.batch_size
+
+    def validate(model: Model) -> dict[str, float]:
+        if not isinstance(model, RankingModel):
+            raise TypeError(f"a {type(model).__name__} has no tasks")
+        scores = TaskScores(model, data.manifest)
+        if config.input.validation is None:
+            split = "validation"
+            dataset = build_eval_dataset(*where, split, batch_size, scores.inputs)
+        else:
+            split = TRAIN_SPLIT
+            dataset = build_held_out_dataset(*where, config.input, batch_size, scores.inputs)
+        for batch in read_batches(dataset, *where, split):
+            scores.update(batch)
+        return summarize_tasks(model, scores.result())
+
+    return validate
+
+
 def _build_scoring(config: TrainConfig, data: TrainingData, label: str) -> Validate:
-    def validate(model: RetrievalModel) -> dict[str, float]:
-        scores = LabelScores(model, label, temperature=model.temperature)
+    def validate(model: Model) -> dict[str, float]:
+        towers = require_retrieval(model)
+        scores = LabelScores(label, temperature=towers.temperature)
         where = (data.version_dir, data.manifest)
         dataset = build_held_out_dataset(
-            *where, config.input, config.evaluation.batch_size, scores.inputs,
-            options=InputOptions(binary_label=label),
+            *where, config.input, config.evaluation.batch_size, (*towers.inputs, label),
+            options=InputOptions(binary_labels=(label,)),
         )  # fmt: skip
         for batch in read_batches(dataset, *where, "train"):
-            scores.update(batch)
+            scores.update(batch, score_pairs(towers, batch))
         found = scores.result(None) or {}
         metrics = {LOSS_METRIC: found.get("log_loss"), "auc": found.get("auc")}
         return {name: value for name, value in metrics.items() if value is not None}

@@ -37,7 +37,7 @@ from training.input.vocabularies import (
     read_encoded_version,
 )
 from training.loop.optimizers import Optimizers
-from training.models.retrieval import RetrievalModel
+from training.models.model import Model
 from training.run_directory import RunReference
 
 ITEM_OF_LIST = re.compile(r"(.+)/([0-9]+)")
@@ -162,7 +162,7 @@ class MatchedKeys:
 
 
 def match_dynamic_table(
-    model: RetrievalModel,
+    model: Model,
     table: DynamicTable,
     earlier: np.ndarray,
     versions: tuple[EncodedVersion, EncodedVersion],
@@ -190,7 +190,7 @@ def match_dynamic_table(
     return MatchedKeys(found[kept], rows)
 
 
-def set_keys(model: RetrievalModel, space: KeySpace, keys: np.ndarray) -> None:
+def set_keys(model: Model, space: KeySpace, keys: np.ndarray) -> None:
     """Gives keys rows with first values, in all tables and optimizer state that have the keys."""
     space.set_keys(keys)
     for matrix in space.matrices:
@@ -211,7 +211,7 @@ class WarmTarget:
         data: Its dataset version.
     """
 
-    model: RetrievalModel
+    model: Model
     optimizers: Optimizers
     data: TrainingData
 

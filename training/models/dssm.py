@@ -6,90 +6,119 @@ clickthrough data", with embeddings in place of word hashing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import tensorflow as tf
 
 from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.schema import FeatureSpec
 from conf.training.models import DSSMConfig
-from training.embedding.static_table import EmbeddingTable
+from training.input.batches import Features
 from training.input.feature_columns import bound_list, list_length
+from training.models.embedded_inputs import EmbeddedInputs
 from training.models.embedding_tables import TableBuilder
-from training.models.retrieval import RetrievalModel, find_feature
-from training.networks.tower import Features, Tower, TowerConfig
+from training.models.model import find_feature
+from training.models.retrieval import RetrievalModel
+from training.networks.layers import PositionWeights, normalize_rows
+from training.networks.network import Network, TrainingPass, build_keras_model, building_layers
+from training.networks.tower import build_tower
 
 
 class DSSM(RetrievalModel):
     """A user tower and an item tower that share embedding tables; vectors have length one.
 
+    A single embedded scalar without hidden layers is the vector itself: an item tower over the
+    item id alone stays a plain table.
+
     Args:
         config: The model's config.
         manifest: The dataset version whose features it reads.
         seed: Seed of the first weights.
+        dtype: Type that the towers compute in.
+
+    Attributes:
+        user_tower: Network of the user tower; None: the vector itself.
+        item_tower: Network of the item tower; None: the vector itself.
 
     Raises:
         ConfigError: The config names features that the model cannot read, or asks for weights of
             history positions where there is no history of a known length.
     """
 
-    def __init__(self, config: DSSMConfig, manifest: Manifest, seed: int) -> None:
+    def __init__(
+        self, config: DSSMConfig, manifest: Manifest, seed: int, dtype: tf.DType = tf.float32
+    ) -> None:
         super().__init__(name="dssm")
         users = _side(manifest, config.user_features, "user")
         items = _side(manifest, config.item_features, "item")
-        self.user_inputs = tuple(spec.name for spec in users)
-        self.item_inputs = tuple(spec.name for spec in items)
         self.temperature = config.temperature
         builder = TableBuilder(config, manifest, (*users, *items), seed)
-        users, items = ([builder.resolve(spec) for spec in side] for side in (users, items))
-        embedded = [spec for spec in (*users, *items) if builder.is_embedded(spec)]
-        self.tables = builder.build_all(embedded)
-        of_features = {spec.name: self.tables[spec.table] for spec in embedded}
-        ordered = None
+        weighted: dict[str, PositionWeights] = {}
         if config.history_pooling == "position_weighted":
-            users, ordered = _bound_history(manifest, users, [spec.name for spec in embedded])
-        self.user_tower = Tower(
-            TowerConfig(
-                "user_tower",
-                config.user_hidden_units,
-                config.embedding_dim,
-                config.dropout,
-                ordered,
-            ),
-            users,
-            of_features,
-            seed,
-        )
-        self.item_tower = Tower(
-            TowerConfig(
-                "item_tower", config.item_hidden_units, config.embedding_dim, config.dropout
-            ),
-            items,
-            of_features,
-            seed,
-        )
+            embedded = [spec.name for spec in users if builder.is_embedded(spec)]
+            users, history = _bound_history(manifest, users, embedded)
+            length = list_length(next(spec for spec in users if spec.name == history)) or 0
+            weighted[history] = PositionWeights(f"user_tower/{history}", length)
+        sides = [
+            [builder.plan_input(spec, config.embedding_dim) for spec in side]
+            for side in (users, items)
+        ]
+        built = builder.build_tables([*sides[0], *sides[1]])
+        self.tables = built.tables
+        self._users = built.build_inputs(sides[0], weighted)
+        self._items = built.build_inputs(sides[1])
+        self.user_inputs, self.item_inputs = self._users.names, self._items.names
+        with building_layers("dssm", seed, dtype):
+            self.user_tower = _build_network("user", self._users, config)
+            first = 0 if self.user_tower is None else self.user_tower.random_layers
+            self.item_tower = _build_network("item", self._items, config, first)
 
-    def embed_users(self, features: Features, dropout_seed: tf.Tensor | None = None) -> tf.Tensor:
+    @property
+    def embedded_inputs(self) -> Sequence[EmbeddedInputs]:
+        """Users and items."""
+        return self._users, self._items
+
+    @property
+    def networks(self) -> Sequence[Network]:
+        """The towers that have layers."""
+        return [tower for tower in (self.user_tower, self.item_tower) if tower is not None]
+
+    def embed_users(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
         """Returns unit user vectors `[batch, embedding_dim]`."""
-        return self.user_tower(features, dropout_seed)
+        return _embed(self._users(features), self.user_tower, training)
 
-    def embed_items(self, features: Features, dropout_seed: tf.Tensor | None = None) -> tf.Tensor:
+    def embed_items(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
         """Returns unit item vectors `[batch, embedding_dim]`."""
-        return self.item_tower(features, dropout_seed)
+        return _embed(self._items(features), self.item_tower, training)
 
-    @property
-    def lookups(self) -> list[tuple[str, tf.Variable]]:
-        """Scalars and pooled lists."""
-        pooled = {**self.user_tower.pooled_tables, **self.item_tower.pooled_tables}
-        return [*super().lookups, *((name, table.variable) for name, table in pooled.items())]
 
-    @property
-    def embedded_features(self) -> dict[str, EmbeddingTable]:
-        """Table of each feature, lists of any pooling included."""
-        return {**self.user_tower.tables, **self.item_tower.tables}
+def _embed(
+    inputs: Mapping[str, tf.Tensor], tower: Network | None, training: TrainingPass | None
+) -> tf.Tensor:
+    vectors = next(iter(inputs.values())) if tower is None else tower(inputs, training)
+    return normalize_rows(vectors)
 
-    @property
-    def _scalar_tables(self) -> dict[str, EmbeddingTable]:
-        return {**self.user_tower.scalar_tables, **self.item_tower.scalar_tables}
+
+def _build_network(
+    side: str, inputs: EmbeddedInputs, config: DSSMConfig, first_seed: int = 0
+) -> Network | None:
+    """Builds the network of a tower, None where the only input is the vector."""
+    if not inputs.features:
+        raise ConfigError(
+            f"the {side}_tower has no input feature",
+            allowed="one or more features of the dataset",
+        )
+    tensors = inputs.build_keras_inputs()
+    units = config.user_hidden_units if side == "user" else config.item_hidden_units
+    only = inputs.features[0]
+    is_vector = only.dim == config.embedding_dim and not only.spec.is_list
+    if len(inputs.features) == 1 and is_vector and not units:
+        return None
+    output = build_tower(
+        tensors, hidden_units=units, output_dim=config.embedding_dim, dropout=config.dropout
+    )
+    return Network(build_keras_model(f"{side}_tower", tensors, output), first_seed)
 
 
 def _bound_history(

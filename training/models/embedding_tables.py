@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from conf.errors import ConfigError, did_you_mean
 from conf.manifest import Manifest
 from conf.schema import FeatureSpec
-from conf.training.models import DynamicTableConfig, ModelConfig
+from conf.training.models import DynamicTableConfig, ModelConfig, PoolingConfig
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_space import KeySpace
 from training.embedding.static_table import EmbeddingTable
-from training.models.retrieval import table_size
+from training.models.embedded_inputs import BIAS_SUFFIX, EmbeddedInputs, InputFeature
+from training.networks.layers import PositionWeights
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,31 @@ class _Dynamic:
     name: str
     config: DynamicTableConfig
     features: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class BuiltTables:
+    """Tables of a model.
+
+    Attributes:
+        tables: By name, those of biases among them.
+    """
+
+    tables: dict[str, EmbeddingTable]
+
+    def build_inputs(
+        self,
+        features: Sequence[InputFeature],
+        position_weights: Mapping[str, PositionWeights] | None = None,
+    ) -> EmbeddedInputs:
+        """Returns what looks features up in the tables."""
+        embedded = [feature for feature in features if feature.dim is not None]
+        return EmbeddedInputs(
+            features,
+            {f.name: self.tables[f.spec.table] for f in embedded if f.has_vector},
+            {f.name: self.tables[f"{f.spec.table}{BIAS_SUFFIX}"] for f in embedded if f.has_bias},
+            position_weights,
+        )
 
 
 class TableBuilder:
@@ -50,6 +76,7 @@ class TableBuilder:
         self._config, self._manifest, self._seed = config, manifest, seed
         by_name = {spec.name: spec for spec in specs}
         self._of_feature: dict[str, _Dynamic] = {}
+        self._keys: dict[str, KeySpace] = {}
         for name, table in config.embeddings.items():
             features = _find_features(name, table, by_name)
             if isinstance(table, DynamicTableConfig):
@@ -67,33 +94,60 @@ class TableBuilder:
         """Whether a feature's values are ids, that is, rows of a table."""
         return spec.vocabulary_size is not None or spec.name in self._of_feature
 
-    def build(self, spec: FeatureSpec) -> EmbeddingTable:
-        """Builds the table of a feature.
+    def plan_input(
+        self,
+        spec: FeatureSpec,
+        dim: int,
+        pooling: PoolingConfig | None = None,
+        *,
+        bias: bool = False,
+    ) -> InputFeature:
+        """Returns how a feature enters a network: its rows, or the numbers that it holds."""
+        if not self.is_embedded(spec):
+            return InputFeature(spec, None)
+        return InputFeature(self.resolve(spec), dim, pooling or PoolingConfig(), has_bias=bias)
+
+    def build_tables(self, features: Sequence[InputFeature]) -> BuiltTables:
+        """Builds the tables of features, one for those that share it, and those of biases.
 
         Raises:
-            ConfigError: The feature has neither a vocabulary nor a dynamic table.
+            ConfigError: A feature has neither a vocabulary nor a dynamic table, or two tables
+                would have one name.
         """
-        dim, stddev = self._config.embedding_dim, self._config.embedding_stddev
+        tables: dict[str, EmbeddingTable] = {}
+        stddev = self._config.embedding_stddev
+        for feature in features:
+            if feature.dim is not None and feature.has_vector and feature.spec.table not in tables:
+                name = feature.spec.table
+                tables[name] = self._build(name, feature.spec, feature.dim, stddev)
+        biases: dict[str, EmbeddingTable] = {}
+        for feature in features:
+            name = f"{feature.spec.table}{BIAS_SUFFIX}"
+            if not feature.has_bias or name in biases:
+                continue
+            if name in tables:
+                raise ConfigError(
+                    "the table of a feature's biases has the name of another table",
+                    received=name,
+                    fix="call that table something else, or switch the biases off",
+                )
+            biases[name] = self._build(name, feature.spec, 1, None)
+        return BuiltTables({**tables, **biases})
+
+    def _build(
+        self, name: str, spec: FeatureSpec, dim: int, stddev: float | None
+    ) -> EmbeddingTable:
+        """Builds a table of a feature's ids."""
         found = self._of_feature.get(spec.name)
         if found is None:
             size = table_size(self._manifest, spec)
-            return EmbeddingTable(spec.table, size, dim, seed=self._seed, stddev=stddev)
-        keys = KeySpace(found.name, max_rows=found.config.max_rows, capacity=found.config.capacity)
-        return DynamicTable(found.name, keys, dim, seed=self._seed, stddev=stddev)
-
-    def build_all(self, specs: Iterable[FeatureSpec]) -> dict[str, EmbeddingTable]:
-        """Builds the tables of features by name, one for those that share it.
-
-        Raises:
-            ConfigError: As for `build`.
-        """
-        return {name: self.build(spec) for name, spec in {s.table: s for s in specs}.items()}
-
-    def build_beside(self, name: str, table: EmbeddingTable, dim: int) -> EmbeddingTable:
-        """Builds a table of zeros with a row for each row of another one."""
-        if isinstance(table, DynamicTable):
-            return DynamicTable(name, table.keys, dim, seed=self._seed, stddev=None)
-        return EmbeddingTable(name, table.vocabulary_size, dim, seed=self._seed, stddev=None)
+            return EmbeddingTable(name, size, dim, seed=self._seed, stddev=stddev)
+        if found.name not in self._keys:
+            table = found.config
+            self._keys[found.name] = KeySpace(
+                found.name, max_rows=table.max_rows, capacity=table.capacity
+            )
+        return DynamicTable(name, self._keys[found.name], dim, seed=self._seed, stddev=stddev)
 
     def _add(self, table: _Dynamic, specs: Mapping[str, FeatureSpec]) -> None:
         key = f"model.embeddings.{table.name}"
@@ -172,3 +226,26 @@ def _describe_keys(spec: FeatureSpec) -> str:
     if spec.vocabulary_size is not None:
         return f"vocabulary {spec.encoding}"
     return spec.encoding.partition(":")[0]
+
+
+def table_size(manifest: Manifest, spec: FeatureSpec) -> int:
+    """Returns the number of ids of the table that a feature reads.
+
+    Raises:
+        ConfigError: The feature has no vocabulary, or shares its table with a feature that has
+            another one.
+    """
+    sizes = {
+        other.name: other.vocabulary_size
+        for other in manifest.schema.features
+        if other.table == spec.table and other.vocabulary_size is not None
+    }
+    if spec.name not in sizes or len(set(sizes.values())) != 1:
+        raise ConfigError(
+            f"feature {spec.name!r} cannot be embedded from table {spec.table!r}",
+            received=f"vocabulary sizes {sizes}",
+            allowed="one vocabulary per embedding table",
+            fix="encode the feature with a vocabulary, the same for all that share its table; or, "
+            f"for keys of any value, set model.embeddings.{spec.table}.kind=dynamic",
+        )
+    return int(sizes[spec.name] or 0)

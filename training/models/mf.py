@@ -6,18 +6,19 @@ without the user bias and the mean, which move all items alike.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
-from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.training.models import MFConfig
-from training.embedding.static_table import EmbeddingTable
+from training.input.batches import Features
+from training.models.embedded_inputs import BIAS_SUFFIX, EmbeddedInputs, InputFeature
 from training.models.embedding_tables import TableBuilder
-from training.models.retrieval import RetrievalModel, find_feature
+from training.models.model import find_feature
+from training.models.retrieval import RetrievalModel
 from training.networks.layers import normalize_rows
-from training.networks.tower import Features
-
-BIAS_SUFFIX = "_bias"
+from training.networks.network import TrainingPass
 
 
 class MatrixFactorization(RetrievalModel):
@@ -37,57 +38,37 @@ class MatrixFactorization(RetrievalModel):
         user = find_feature(manifest, manifest.require_key("user"))
         item = find_feature(manifest, manifest.require_key("item"))
         builder = TableBuilder(config, manifest, (user, item), seed)
-        user, item = builder.resolve(user), builder.resolve(item)
-        self.user_inputs = (user.name,)
-        self.item_inputs = (item.name,)
+        users = InputFeature(builder.resolve(user), config.embedding_dim)
+        items = InputFeature(builder.resolve(item), config.embedding_dim, has_bias=config.item_bias)
+        self.user_inputs, self.item_inputs = (user.name,), (item.name,)
         self.temperature = config.temperature
         self._normalize = config.normalize
         # Users who are items too, as where users follow users, may share a table.
-        self.tables = builder.build_all((user, item))
-        self.user_table, self.item_table = self.tables[user.table], self.tables[item.table]
-        self.item_bias: EmbeddingTable | None = None
-        if config.item_bias:
-            name = f"{item.table}{BIAS_SUFFIX}"
-            if name in self.tables:
-                raise ConfigError(
-                    "the table of the items' bias has the name of another table",
-                    received=name,
-                    fix=f"call the table of {user.name} something else, or set "
-                    "model.item_bias=false",
-                )
-            self.item_bias = builder.build_beside(name, self.item_table, 1)
-            self.tables[name] = self.item_bias
+        built = builder.build_tables((users, items))
+        self.tables = built.tables
+        self._users = built.build_inputs((users,))
+        self._items = built.build_inputs((items,))
 
     @property
-    def id_spaces(self) -> dict[str, str]:
-        """As for every model; the item's bias has the item's ids."""
-        spaces = super().id_spaces
-        return {name: spaces.get(name.removesuffix(BIAS_SUFFIX), name) for name in spaces}
+    def embedded_inputs(self) -> Sequence[EmbeddedInputs]:
+        """Users and items."""
+        return self._users, self._items
 
-    def embed_users(self, features: Features, dropout_seed: tf.Tensor | None = None) -> tf.Tensor:
+    def embed_users(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
         """Returns `[batch, embedding_dim]`, or one column of ones more with an item bias."""
-        vectors = self._scale(self.user_table.lookup(features[self.user_inputs[0]]))
-        if self.item_bias is None:
+        vectors = self._scale(self._users(features)[self.user_inputs[0]])
+        if not self._items.biases:
             return vectors
         return tf.concat([vectors, tf.ones_like(vectors[:, :1])], axis=1)
 
-    def embed_items(self, features: Features, dropout_seed: tf.Tensor | None = None) -> tf.Tensor:
+    def embed_items(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
         """Returns `[batch, embedding_dim]`, or the item's bias as one column more."""
-        ids = features[self.item_inputs[0]]
-        vectors = self._scale(self.item_table.lookup(ids))
-        if self.item_bias is None:
+        name = self.item_inputs[0]
+        inputs = self._items(features)
+        vectors = self._scale(inputs[name])
+        if not self._items.biases:
             return vectors
-        return tf.concat([vectors, self.item_bias.lookup(ids)], axis=1)
-
-    @property
-    def lookups(self) -> list[tuple[str, tf.Variable]]:
-        """Users, items and, if there is one, the items' bias."""
-        bias = [] if self.item_bias is None else [(self.item_inputs[0], self.item_bias.variable)]
-        return [*super().lookups, *bias]
+        return tf.concat([vectors, inputs[name + BIAS_SUFFIX]], axis=1)
 
     def _scale(self, vectors: tf.Tensor) -> tf.Tensor:
         return normalize_rows(vectors) if self._normalize else vectors
-
-    @property
-    def _scalar_tables(self) -> dict[str, EmbeddingTable]:
-        return {self.user_inputs[0]: self.user_table, self.item_inputs[0]: self.item_table}

@@ -1,36 +1,33 @@
-"""Registry of models: from a config's `name` to the class that builds it."""
+"""Registry of models: from a config to the class that builds it."""
 
 from __future__ import annotations
 
-from conf.errors import ConfigError, did_you_mean
+import tensorflow as tf
+
 from conf.manifest import Manifest
-from conf.training.models import ModelConfig
+from conf.training.models import DSSMConfig, ModelConfig, RankingConfig
 from training.models.dssm import DSSM
 from training.models.mf import MatrixFactorization
-from training.models.retrieval import RetrievalModel
-
-MODELS: dict[str, type[RetrievalModel]] = {
-    "dssm": DSSM,
-    "mf": MatrixFactorization,
-}
+from training.models.model import Model
+from training.models.ranking import RankingModel
 
 
-def build_model(config: ModelConfig, manifest: Manifest, seed: int) -> RetrievalModel:
+def build_model(
+    config: ModelConfig, manifest: Manifest, seed: int, dtype: tf.DType = tf.float32
+) -> Model:
     """Builds a model with its first weights; call it under the strategy's scope.
 
     Args:
-        config: The model's config; its `name` picks the class.
+        config: The model's config; its kind and name pick the class.
         manifest: The dataset version whose features the model reads.
         seed: Seed of the first weights.
+        dtype: Type that its networks compute in; weights are float32 in any case.
 
     Raises:
-        ConfigError: The model is unknown, or names features that it cannot read.
+        ConfigError: The model names features that it cannot read.
     """
-    if config.name not in MODELS:
-        raise ConfigError(
-            "no such model",
-            received=config.name,
-            allowed=", ".join(sorted(MODELS)),
-            fix=did_you_mean(config.name, MODELS),
-        )
-    return MODELS[config.name](config, manifest, seed)
+    if isinstance(config, RankingConfig):
+        return RankingModel(config, manifest, seed, dtype)
+    if isinstance(config, DSSMConfig):
+        return DSSM(config, manifest, seed, dtype)
+    return MatrixFactorization(config, manifest, seed)

@@ -20,7 +20,7 @@ from conf.training.train import StepRange
 from training.embedding.static_table import read_rows
 from training.loop.epoch_records import EpochRecord
 from training.loop.step import RunSteps, StepsResult
-from training.models.retrieval import RetrievalModel
+from training.models.model import Model
 from training.monitoring.progress import TrainingProgress
 from training.tensorflow_runtime import disk_errors
 
@@ -109,7 +109,7 @@ def _truncate(file: Path, finished_steps: int) -> None:
 SAMPLED_PIECE_ROWS = 1 << 16
 
 
-def read_weight_samples(model: RetrievalModel, sampled_rows: int) -> dict[str, tf.Tensor]:
+def read_weight_samples(model: Model, sampled_rows: int) -> dict[str, tf.Tensor]:
     """Returns the values that histograms show, by tag.
 
     Args:

@@ -1,15 +1,15 @@
-"""Layers: multi-layer perceptron, pooling of lists, row normalization, compute precision."""
+"""Layers: pooling of lists, row normalization, products in half precision."""
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 import tensorflow as tf
 
 from conf.schema import PAD_ID
+from training.embedding.distinct_rows import spread_rows
 from training.embedding.static_table import EmbeddingTable
 
 _compute_dtype: ContextVar[tf.DType] = ContextVar("compute_dtype", default=tf.float32)
@@ -47,82 +47,6 @@ def matmul_rows(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
     dtype = compute_dtype()
     product = tf.matmul(tf.cast(left, dtype), tf.cast(right, dtype), transpose_b=True)
     return tf.cast(product, tf.float32)
-
-
-class Dense(tf.Module):
-    """Affine map `x W + b`, W uniform after Glorot & Bengio 2010 (eq. 16), b zero.
-
-    Args:
-        name: Name; with the seed it fixes the first weights.
-        input_dim: Length of the input.
-        output_dim: Length of the output.
-        seed: Seed of the first weights.
-    """
-
-    def __init__(self, name: str, input_dim: int, output_dim: int, *, seed: int) -> None:
-        super().__init__(name="dense")
-        limit = (6.0 / (input_dim + output_dim)) ** 0.5
-        draws = tf.random.stateless_uniform(
-            [input_dim, output_dim], [seed, zlib.crc32(name.encode())], -limit, limit
-        )
-        self.kernel = tf.Variable(draws, name=f"{name}/kernel")
-        self.bias = tf.Variable(tf.zeros([output_dim]), name=f"{name}/bias")
-
-    def __call__(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Maps `[batch, input_dim]` to `[batch, output_dim]`, in the type of the input."""
-        kernel, bias = tf.cast(self.kernel, inputs.dtype), tf.cast(self.bias, inputs.dtype)
-        return tf.matmul(inputs, kernel) + bias
-
-
-class MLP(tf.Module):
-    """Hidden layers and a linear output layer.
-
-    Args:
-        name: Name of the tower; also seeds its weights apart from other towers'.
-        input_dim: Length of the input.
-        units: Lengths of the hidden layers; empty: a linear map.
-        output_dim: Length of the output.
-        seed: Seed of the first weights.
-        dropout: Share of hidden units dropped in training, in (0, 1), or None.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        input_dim: int,
-        units: Sequence[int],
-        output_dim: int,
-        *,
-        seed: int,
-        dropout: float | None = None,
-    ) -> None:
-        super().__init__(name="mlp")
-        sizes = [input_dim, *units, output_dim]
-        self.layers = [
-            Dense(f"{name}/dense_{i}", sizes[i], sizes[i + 1], seed=seed)
-            for i in range(len(sizes) - 1)
-        ]
-        self._dropout = dropout
-        self._stream = zlib.crc32(name.encode()) % 2**20  # Towers drop out independently.
-
-    def __call__(self, inputs: tf.Tensor, dropout_seed: tf.Tensor | None = None) -> tf.Tensor:
-        """Maps `[batch, input_dim]` to `[batch, output_dim]`.
-
-        Args:
-            inputs: float32 `[batch, input_dim]`.
-            dropout_seed: int32 `[2]` that fixes which units drop out; None outside training.
-
-        Returns:
-            float32, whatever the layers between compute in.
-        """
-        hidden = tf.cast(inputs, compute_dtype())
-        for index, layer in enumerate(self.layers[:-1]):
-            hidden = tf.nn.relu(layer(hidden))
-            if self._dropout is not None and dropout_seed is not None:
-                # Stateless: a resumed run drops the same units as one that never stopped.
-                seed = dropout_seed + tf.constant([self._stream, index + 1], dropout_seed.dtype)
-                hidden = tf.nn.experimental.stateless_dropout(hidden, self._dropout, seed=seed)
-        return tf.cast(self.layers[-1](hidden), tf.float32)
 
 
 GRADIENT_FLOOR = 1e-2
@@ -213,6 +137,72 @@ def _sum_weighted(
         return by_weight, by_embedding
 
     return pooled, gradient
+
+
+def gather_positions(table: EmbeddingTable, ids: tf.Tensor) -> tf.Tensor:
+    """Returns the row of each position of lists, `[batch, length, dim]`.
+
+    Args:
+        table: Embeds the ids.
+        ids: int `[batch, length]`; what stands at padded positions (0) is not defined.
+    """
+    found = table.find_rows(ids)
+    if found is None:
+        return table.gather(ids)
+    # The step has each token's row once; padding has none.
+    tokens = tf.cast(tf.reshape(tf.not_equal(ids, PAD_ID), [-1]), tf.int32)
+    number = tf.cumsum(tokens, exclusive=True) * tokens
+    padded = tf.concat([found.positions, [0]], axis=0)  # A batch may hold no token at all.
+    none = tf.zeros([1, table.dim])
+    rows = tf.cond(tf.shape(found.rows)[0] > 0, lambda: found.rows, lambda: none)
+    each = spread_rows(rows, tf.gather(padded, number))
+    shape = tf.concat([tf.shape(ids), [table.dim]], axis=0)
+    return tf.ensure_shape(tf.reshape(each, shape), [*ids.shape, table.dim])
+
+
+def combine_positions(
+    embeddings: tf.Tensor, ids: tf.Tensor, weights: tf.Tensor | None, combiner: str
+) -> tf.Tensor:
+    """Combines the positions of lists that hold a token.
+
+    Args:
+        embeddings: float32 `[batch, length, dim]`; what stands at padded positions is ignored.
+        ids: int `[batch, length]`, 0 for padding.
+        weights: float32 `[batch, length]` that rows are multiplied by first, or None.
+        combiner: `sum`, `mean` (of the tokens, whatever their weights), `max`, or `none`.
+
+    Returns:
+        float32 `[batch, dim]`, zeros for lists without a token; for `none` `[batch, length, dim]`,
+        zeros at padded positions.
+    """
+    is_token = tf.not_equal(ids, PAD_ID)
+    factors = tf.cast(is_token, embeddings.dtype)
+    if combiner in ("sum", "mean"):
+        counts = tf.reduce_sum(factors, axis=1, keepdims=True)
+        factors = factors if weights is None else _keep(is_token, weights)
+        total = _sum_weighted(factors, _keep(is_token, embeddings))
+        return total if combiner == "sum" else total / (counts + 1e-8)
+    rows = _keep(is_token, embeddings)
+    if weights is not None:
+        rows *= _keep(is_token, weights)[..., tf.newaxis]
+    if combiner == "none":
+        return rows
+    lowest = (1.0 - factors)[..., tf.newaxis] * 1e9
+    has_token = tf.reduce_any(is_token, axis=1, keepdims=True)
+    return _keep(has_token[:, 0], tf.reduce_max(rows - lowest, axis=1))
+
+
+def normalize_weights(weights: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
+    """Softmax of the weights over the positions that hold a token, `[batch, length]`."""
+    padding = tf.constant(-(2.0**32) + 1.0)
+    return tf.nn.softmax(tf.where(tf.not_equal(ids, PAD_ID), weights, padding), axis=1)
+
+
+def _keep(mask: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """Returns values where a mask is true and zeros elsewhere, even where a value is NaN."""
+    if len(values.shape) > len(mask.shape):
+        mask = mask[..., tf.newaxis]
+    return tf.where(mask, values, tf.zeros_like(values))
 
 
 class PositionWeights(tf.Module):

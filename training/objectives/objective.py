@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -10,11 +11,14 @@ from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.schema import FeatureSpec
-from conf.training.models import ModelConfig, SampledSoftmaxConfig
+from conf.training.models import ModelConfig, RankingConfig, SampledSoftmaxConfig
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_mapping import read_keys
 from training.input.batches import Batch
+from training.models.model import Model
+from training.models.ranking import RankingModel, Task
 from training.models.retrieval import RetrievalModel
+from training.networks.network import TrainingPass
 from training.objectives.item_catalog import ItemFeatures, read_drawable_items, read_item_counts
 from training.objectives.sampled_softmax import (
     SoftmaxCandidates,
@@ -50,9 +54,25 @@ def compute_binary_loss(
     )
 
 
+def compute_task_loss(kind: str, logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    """Loss of each row of a task.
+
+    Args:
+        kind: `binary`: sigmoid cross-entropy; `squared_error`.
+        logits: float32 `[batch]`.
+        labels: `[batch]`; of binary tasks in `[0, 1]`.
+
+    Returns:
+        float32 `[batch]`.
+    """
+    labels = tf.cast(tf.reshape(labels, tf.shape(logits)), logits.dtype)
+    if kind == "squared_error":
+        return tf.square(logits - labels)
+    return tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
+
+
 NEGATIVES_STREAM = 1
 DROPOUT_STREAM = 2
-REPLICA_STRIDE = 1 << 20
 
 
 class Objective(Protocol):
@@ -60,17 +80,19 @@ class Objective(Protocol):
 
     Attributes:
         inputs: Features that it reads beside the model's own.
+        binary_labels: Those of them whose values must be 0 or 1.
     """
 
     inputs: tuple[str, ...]
+    binary_labels: tuple[str, ...]
 
-    def __call__(self, model: RetrievalModel, batch: Batch, seed: tf.Tensor) -> tf.Tensor:
+    def __call__(self, model: Any, batch: Batch, training: TrainingPass) -> tf.Tensor:
         """Returns the loss of each row of this replica's part of the batch, `[local_batch]`.
 
         Args:
-            model: The model in training.
+            model: The model in training, of the kind that the objective is for.
             batch: This replica's rows.
-            seed: int32 `[2]`, another one for each step, the same on all replicas.
+            training: The pass; its seed is another one for each step.
         """
         ...
 
@@ -95,17 +117,17 @@ class SampledSoftmax:
         drawable: tf.Tensor | None = None,
     ) -> None:
         self.inputs: tuple[str, ...] = (item_key,)
+        self.binary_labels: tuple[str, ...] = ()
         self._config = config
         self._item_key = item_key
         self._log_expected_counts = log_expected_counts
         self._items = items
         self._drawable = drawable
 
-    def __call__(self, model: RetrievalModel, batch: Batch, seed: tf.Tensor) -> tf.Tensor:
+    def __call__(self, model: RetrievalModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
         """Returns the loss of each row, `[local_batch]`."""
-        dropout_seed = _replica_seed(seed)
-        user_vectors = model.embed_users(batch, dropout_seed)
-        item_vectors = model.embed_items(batch, dropout_seed)
+        user_vectors = model.embed_users(batch, training)
+        item_vectors = model.embed_items(batch, training)
         ids = read_keys(batch, self._item_key)
         local_batch = tf.shape(ids)[0]
         positions = tf.range(local_batch) + replica_offset(local_batch)
@@ -116,10 +138,11 @@ class SampledSoftmax:
             drawn = draw_uniform_items(
                 self._config.uniform_negatives,
                 self._drawable,
-                _offset(seed, NEGATIVES_STREAM),
+                training.seed + tf.constant([0, NEGATIVES_STREAM], training.seed.dtype),
             )
             # The same negatives on every replica; each adds the gradient of its own rows.
-            negatives = model.embed_items(self._items.lookup(drawn), _offset(seed, DROPOUT_STREAM))
+            with training.drawing_from(DROPOUT_STREAM):
+                negatives = model.embed_items(self._items.lookup(drawn), training)
             vectors = tf.concat([vectors, negatives], axis=0)
             candidate_ids = tf.concat([candidate_ids, drawn], axis=0)
         log_counts = None
@@ -143,17 +166,39 @@ class BinaryCrossEntropy:
 
     def __init__(self, label: str) -> None:
         self.inputs: tuple[str, ...] = (label,)
+        self.binary_labels: tuple[str, ...] = (label,)
         self._label = label
 
-    def __call__(self, model: RetrievalModel, batch: Batch, seed: tf.Tensor) -> tf.Tensor:
+    def __call__(self, model: RetrievalModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
         """Returns the loss of each row, `[local_batch]`."""
-        dropout_seed = _replica_seed(seed)
         return compute_binary_loss(
-            model.embed_users(batch, dropout_seed),
-            model.embed_items(batch, dropout_seed),
+            model.embed_users(batch, training),
+            model.embed_items(batch, training),
             batch[self._label],
             temperature=model.temperature,
         )
+
+
+class TaskLosses:
+    """Sum of the losses of a ranking model's tasks, each by its weight.
+
+    Args:
+        tasks: The tasks.
+    """
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self.inputs: tuple[str, ...] = tuple(dict.fromkeys(task.label for task in tasks))
+        self.binary_labels = tuple(task.label for task in tasks if task.is_binary)
+        self._tasks = tuple(tasks)
+
+    def __call__(self, model: RankingModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
+        """Returns the loss of each row, `[local_batch]`."""
+        logits = model.compute_logits(batch, training)
+        losses = [
+            task.weight * compute_task_loss(task.kind, logits[task.name], batch[task.label])
+            for task in self._tasks
+        ]
+        return tf.add_n(losses)
 
 
 class Weighted:
@@ -169,12 +214,13 @@ class Weighted:
 
     def __init__(self, objective: Objective, weight: str) -> None:
         self.inputs: tuple[str, ...] = (*objective.inputs, weight)
+        self.binary_labels = objective.binary_labels
         self._objective = objective
         self._weight = weight
 
-    def __call__(self, model: RetrievalModel, batch: Batch, seed: tf.Tensor) -> tf.Tensor:
+    def __call__(self, model: Any, batch: Batch, training: TrainingPass) -> tf.Tensor:
         """Returns the weighted loss of each row, `[local_batch]`."""
-        losses = self._objective(model, batch, seed)
+        losses = self._objective(model, batch, training)
         return losses * tf.cast(tf.reshape(batch[self._weight], tf.shape(losses)), losses.dtype)
 
 
@@ -182,7 +228,7 @@ def build_objective(
     config: ModelConfig,
     version_dir: ReadablePath,
     manifest: Manifest,
-    model: RetrievalModel,
+    model: Model,
     batch_size: int,
 ) -> Objective:
     """Builds the objective that a model's config asks for, weighted where rows have weights.
@@ -199,21 +245,37 @@ def build_objective(
         ConfigError: A binary objective on a dataset without label, a softmax over items on one
             without items or with drawn negatives, or uniform negatives where no item is left.
     """
-    objective = config.objective
     built: Objective
+    if isinstance(model, RankingModel):
+        built = TaskLosses(model.tasks)
+    elif isinstance(model, RetrievalModel):
+        built = _build_retrieval(config, version_dir, manifest, model, batch_size)
+    else:
+        raise TypeError(f"no objective is known for a {type(model).__name__}")
+    weight = _find_weight(manifest)
+    return built if weight is None else Weighted(built, weight)
+
+
+def _build_retrieval(
+    config: ModelConfig,
+    version_dir: ReadablePath,
+    manifest: Manifest,
+    model: RetrievalModel,
+    batch_size: int,
+) -> Objective:
+    if isinstance(config, RankingConfig):
+        raise TypeError("a ranking model has no users and items to compare")
+    objective = config.objective
     if isinstance(objective, SampledSoftmaxConfig):
-        built = _build_softmax(objective, version_dir, manifest, model, batch_size)
-    elif manifest.keys.label is None:
+        return _build_softmax(objective, version_dir, manifest, model, batch_size)
+    if manifest.keys.label is None:
         raise ConfigError(
             "a binary objective needs a label, and the dataset has none",
             received="model.objective.kind = binary",
             allowed="sampled_softmax, or a dataset with keys.label",
             fix="set model.objective.kind=sampled_softmax, or declare `label` in the build",
         )
-    else:
-        built = BinaryCrossEntropy(manifest.keys.label)
-    weight = _find_weight(manifest)
-    return built if weight is None else Weighted(built, weight)
+    return BinaryCrossEntropy(manifest.keys.label)
 
 
 def _build_softmax(
@@ -294,17 +356,3 @@ def _refuse_keyed_items(
             received=", ".join(keyed),
             fix="set model.objective.uniform_negatives=null, or embed items by vocabularies",
         )
-
-
-def _offset(seed: tf.Tensor, stream: int) -> tf.Tensor:
-    """Another seed of the same step; steps are eight apart."""
-    return seed + tf.constant([0, stream], seed.dtype)
-
-
-def _replica_seed(seed: tf.Tensor) -> tf.Tensor:
-    """Another seed on each replica, as each holds other rows."""
-    context = tf.distribute.get_replica_context()
-    if context is None or context.num_replicas_in_sync == 1:
-        return seed
-    replica = tf.cast(context.replica_id_in_sync_group, tf.int32)
-    return seed + tf.stack([replica * REPLICA_STRIDE, 0])

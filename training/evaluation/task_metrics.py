@@ -1,0 +1,202 @@
+"""Metrics of a ranking model's tasks: AUC, GAUC and log loss of binary ones, errors of values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from conf.errors import InputDataError
+from conf.manifest import Manifest
+from conf.paths import ReadablePath
+from training.embedding.dynamic_table import DynamicTable
+from training.evaluation.label_metrics import LabelScores, find_user_ids
+from training.input.batches import Batch, Features, build_eval_dataset, read_batches
+from training.models.ranking import RankingModel, Task
+
+ScoreRows = Callable[[Features], Mapping[str, tf.Tensor]]
+
+
+@dataclass
+class ErrorScores:
+    """Errors of predicted values, beside those of the mean.
+
+    Attributes:
+        label: Name of the label feature.
+        train_mean: Mean label of the train split, which the constant predicts; None: that of the
+            rows themselves.
+    """
+
+    label: str
+    train_mean: float | None = None
+    _rows: int = 0
+    _labels: float = 0.0
+    _squared_labels: float = 0.0
+    _squared: float = 0.0
+    _absolute: float = 0.0
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Features that are read."""
+        return (self.label,)
+
+    def update(self, features: Features, scores: NDArray[np.floating]) -> None:
+        """Adds rows, with their scores `[rows]`."""
+        labels = np.asarray(features[self.label], np.float64)
+        errors = scores.astype(np.float64) - labels
+        self._rows += len(labels)
+        self._labels += float(labels.sum())
+        self._squared_labels += float(np.square(labels).sum())
+        self._squared += float(np.square(errors).sum())
+        self._absolute += float(np.abs(errors).sum())
+
+    def result(self) -> dict[str, Any] | None:
+        """Returns RMSE and MAE beside the RMSE of a constant; None without a row."""
+        if not self._rows:
+            return None
+        rows, mean = self._rows, self._labels / self._rows
+        constant = mean if self.train_mean is None else self.train_mean
+        squared = self._squared_labels / rows - 2 * constant * mean + constant**2
+        return {
+            "rows": rows,
+            "rmse": float(np.sqrt(self._squared / rows)),
+            "mae": self._absolute / rows,
+            "constant": {"value": constant, "rmse": float(np.sqrt(max(squared, 0.0)))},
+        }
+
+
+class TaskScores:
+    """Metrics of every task over the rows of a split.
+
+    Args:
+        model: The model.
+        manifest: Manifest of the rows' dataset version.
+    """
+
+    def __init__(self, model: RankingModel, manifest: Manifest) -> None:
+        self._model, self._score = model, compile_scores(model)
+        self._rate = manifest.label_rate.get("train")
+        self._label = manifest.keys.label
+        user = find_user_ids(manifest)
+        self._scores: dict[str, LabelScores | ErrorScores] = {
+            task.name: LabelScores(task.label, user, temperature=1.0)
+            if task.is_binary
+            else ErrorScores(task.label, _read_train_mean(manifest, task.label))
+            for task in model.tasks
+        }
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Features that are read."""
+        others = [name for scores in self._scores.values() for name in scores.inputs]
+        return tuple(dict.fromkeys((*self._model.inputs, *others)))
+
+    def update(self, batch: Batch) -> None:
+        """Adds the rows of a batch.
+
+        Raises:
+            InputDataError: A score is no number, or a label of a binary task neither 0 nor 1.
+        """
+        logits = self._score({name: batch[name] for name in self._model.inputs if name in batch})
+        for task in self._model.tasks:
+            scores = np.asarray(logits[task.name], np.float32)
+            if np.isnan(scores).any():
+                raise InputDataError(
+                    f"the model's scores of task {task.name} are no numbers",
+                    received=f"{int(np.isnan(scores).sum())} of {len(scores)} rows are NaN",
+                    fix="look for numbers in the features that are not finite",
+                )
+            if task.is_binary:
+                _check_binary(task, np.asarray(batch[task.label]))
+            self._scores[task.name].update(batch, scores)
+
+    def result(self) -> dict[str, dict[str, Any]]:
+        """Returns the metrics of each task."""
+        results = {}
+        for task in self._model.tasks:
+            scores = self._scores[task.name]
+            if isinstance(scores, ErrorScores):
+                found = scores.result()
+            else:
+                found = scores.result(self._rate if task.label == self._label else None)
+            results[task.name] = {"kind": task.kind, "label": task.label, **(found or {})}
+        return results
+
+
+def compile_scores(model: RankingModel) -> ScoreRows:
+    """Returns the model's logits as one compiled call; keys of dynamic tables are found outside."""
+    if any(isinstance(table, DynamicTable) for table in model.tables.values()):
+        return model.compute_logits
+    return tf.function(model.compute_logits, reduce_retracing=True)
+
+
+def summarize_tasks(
+    model: RankingModel, results: Mapping[str, Mapping[str, Any]]
+) -> dict[str, float]:
+    """Returns the metrics that validation shows and early stopping knows.
+
+    The first task's are `loss`, `auc`, `gauc`, or `loss` (the mean squared error), `rmse`, `mae`;
+    those of further tasks have the task's name in front, as in `like/auc`, and `loss` is then the
+    weighted sum over tasks.
+    """
+    metrics: dict[str, float] = {}
+    losses = 0.0
+    for number, task in enumerate(model.tasks):
+        found = results[task.name]
+        prefix = f"{task.name}/" if number else ""
+        gauc = found.get("gauc") or {}
+        values = {
+            "log_loss": found.get("log_loss"),
+            "auc": found.get("auc"),
+            "gauc": gauc.get("value"),
+            "rmse": found.get("rmse"),
+            "mae": found.get("mae"),
+        }
+        metrics |= {f"{prefix}{name}": v for name, v in values.items() if v is not None}
+        loss = found.get("log_loss") if task.is_binary else np.square(found.get("rmse", np.nan))
+        losses += task.weight * float(np.nan if loss is None else loss)
+    return {"loss": losses, **metrics}
+
+
+def evaluate_tasks(
+    model: RankingModel,
+    version_dir: ReadablePath,
+    manifest: Manifest,
+    split: str,
+    batch_size: int,
+) -> dict[str, dict[str, Any]]:
+    """Returns the metrics of each task on a split.
+
+    Raises:
+        InputDataError: The split is empty, a record is damaged, or a score is no number.
+    """
+    scores = TaskScores(model, manifest)
+    dataset = build_eval_dataset(version_dir, manifest, split, batch_size, scores.inputs)
+    update_all(scores, read_batches(dataset, version_dir, manifest, split))
+    return scores.result()
+
+
+def update_all(scores: TaskScores, batches: Iterator[Batch]) -> None:
+    """Adds all batches."""
+    for batch in batches:
+        scores.update(batch)
+
+
+def _check_binary(task: Task, labels: NDArray[np.generic]) -> None:
+    bad = (labels != 0) & (labels != 1)
+    if bad.any():
+        raise InputDataError(
+            f"label {task.label!r} holds a value that the binary task {task.name} does not know",
+            received=str(labels[int(bad.argmax())]),
+            allowed="0 or 1",
+            fix="map the label in the build config, or set the task's objective to squared_error",
+        )
+
+
+def _read_train_mean(manifest: Manifest, label: str) -> float | None:
+    mean = manifest.statistics.get("train", {}).get(label, {}).get("mean")
+    return None if mean is None else float(mean)

@@ -1,0 +1,122 @@
+"""What every model is: tables of rows, inputs that look them up, networks over these."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from conf.errors import ConfigError, did_you_mean
+from conf.manifest import Manifest
+from conf.schema import FeatureSpec
+from training.embedding.static_table import EmbeddingTable, list_variables
+from training.input.batches import Features
+from training.models.embedded_inputs import BIAS_SUFFIX, EmbeddedInputs
+from training.networks.layers import PositionWeights
+from training.networks.network import Network
+
+
+class Model(tf.Module):
+    """Tables, embedded inputs and networks; `RetrievalModel` and `RankingModel` say what comes out.
+
+    Variables are made in the constructor, so that a checkpoint restores into a fresh model and a
+    SavedModel needs no build call.
+
+    Attributes:
+        tables: Embedding tables by name; updated lazily.
+    """
+
+    tables: dict[str, EmbeddingTable]
+
+    @property
+    @abstractmethod
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the features that the model reads."""
+
+    @abstractmethod
+    def describe_inputs(self) -> dict[str, list[str]]:
+        """Returns the names of the features by what reads them."""
+
+    @property
+    @abstractmethod
+    def embedded_inputs(self) -> Sequence[EmbeddedInputs]:
+        """What turns features into the inputs of the networks."""
+
+    @property
+    def networks(self) -> Sequence[Network]:
+        """The networks, in a fixed order."""
+        return ()
+
+    @property
+    def table_variables(self) -> list[tf.Variable]:
+        """Variables of the embedding tables, by table name; several where a table is split."""
+        return [v for name in sorted(self.tables) for v in list_variables(self.tables[name].rows)]
+
+    @property
+    def id_spaces(self) -> dict[str, str]:
+        """For each table, the feature table whose ids number its rows: itself, but for biases."""
+        biases = {id(t) for part in self.embedded_inputs for t in part.biases.values()}
+        return {
+            name: name.removesuffix(BIAS_SUFFIX) if id(table) in biases else name
+            for name, table in self.tables.items()
+        }
+
+    @property
+    def dense_variables(self) -> list[tf.Variable]:
+        """All other trainable variables, in a fixed order."""
+        weights: list[PositionWeights] = [
+            part.position_weights[name]
+            for part in self.embedded_inputs
+            for name in sorted(part.position_weights)
+        ]
+        trained = [v for network in self.networks for v in network.trained_variables]
+        return [*(one.logits for one in weights), *trained]
+
+    @property
+    def state_variables(self) -> list[tf.Variable]:
+        """Variables that the passes of training set, such as moving statistics."""
+        return [v for network in self.networks for v in network.state_variables]
+
+    @property
+    def parameter_count(self) -> int:
+        """Number of trainable numbers; of a table that grows, those of its rows so far."""
+        dense = sum(variable.shape.num_elements() for variable in self.dense_variables)
+        return dense + sum(t.vocabulary_size * t.dim for t in self.tables.values())
+
+    @property
+    def lookups(self) -> list[tuple[str, tf.Variable]]:
+        """Features whose ids are looked up as a batch holds them, and the tables; in any order."""
+        return [pair for part in self.embedded_inputs for pair in part.lookups]
+
+    @property
+    def embedded_features(self) -> Mapping[str, EmbeddingTable]:
+        """Table of each feature that the model looks up, scalar or list."""
+        found: dict[str, EmbeddingTable] = {}
+        for part in self.embedded_inputs:
+            found |= {**part.biases, **part.tables}
+        return found
+
+    def sum_squared_rows(self, features: Features) -> tf.Tensor:
+        """Squared norms of the rows that the scalar features of a batch look up, `[batch]`."""
+        total: tf.Tensor = 0.0
+        for part in self.embedded_inputs:
+            for name, table in part.scalar_tables.items():
+                total += tf.reduce_sum(tf.square(table.lookup(features[name])), axis=1)
+        return total
+
+
+def find_feature(manifest: Manifest, name: str) -> FeatureSpec:
+    """Returns a feature that a model's config names.
+
+    Raises:
+        ConfigError: The dataset has no such feature.
+    """
+    if name not in manifest.schema:
+        raise ConfigError(
+            "the model names a feature that the dataset does not have",
+            received=name,
+            allowed=", ".join(manifest.schema.names),
+            fix=did_you_mean(name, manifest.schema.names),
+        )
+    return manifest.schema[name]

@@ -1,0 +1,260 @@
+"""Ranking models: a score per task from every feature of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import tensorflow as tf
+
+from conf.errors import ConfigError, did_you_mean
+from conf.manifest import Manifest
+from conf.schema import FeatureSpec
+from conf.training.models import PoolingConfig, RankingConfig, TaskConfig
+from training.input.batches import Features
+from training.models.embedded_inputs import EmbeddedInputs, InputFeature, build_keras_inputs
+from training.models.embedding_tables import TableBuilder
+from training.models.model import Model, find_feature
+from training.networks.network import Network, TrainingPass, build_keras_model, building_layers
+from training.networks.registry import NetworkKind, build_logits, find_network
+
+NO_INPUTS = ("label", "weight", "id")
+"""Roles of features that say something of a row that is not known when it is scored."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A score and the label that it is learned from.
+
+    Attributes:
+        name: Its name.
+        label: Feature of the label.
+        kind: `binary`: the score is the log-odds of label 1; `squared_error`: the label itself.
+        weight: Of its loss.
+    """
+
+    name: str
+    label: str
+    kind: str
+    weight: float
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether the label is 0 or 1."""
+        return self.kind == "binary"
+
+
+class RankingModel(Model):
+    """A network over the embedded features of a row; one score for each task.
+
+    Args:
+        config: The model's config.
+        manifest: The dataset version whose features it reads.
+        seed: Seed of the first weights.
+        dtype: Type that the network computes in.
+
+    Attributes:
+        tasks: What it scores.
+        network: The network.
+
+    Raises:
+        ConfigError: The config names features, labels or a network that do not fit.
+    """
+
+    def __init__(
+        self, config: RankingConfig, manifest: Manifest, seed: int, dtype: tf.DType = tf.float32
+    ) -> None:
+        super().__init__(name="ranking")
+        self.tasks = plan_tasks(config, manifest)
+        kind = find_network(config.network)
+        specs = _find_features(config, manifest)
+        builder = TableBuilder(config, manifest, specs, seed)
+        planned = _plan_inputs(config, manifest, kind, builder, specs)
+        tensors = build_keras_inputs(planned)
+        with building_layers(config.network, seed, dtype):
+            names = [task.name for task in self.tasks]
+            logits = build_logits(config.network, kind, tensors, config.params, names)
+            self.network = Network(build_keras_model("network", tensors, logits))
+        features = _drop_unread(config, planned, self.network)
+        built = builder.build_tables(features)
+        self.tables = built.tables
+        self._inputs = built.build_inputs(features)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the features that the network reads."""
+        return self._inputs.names
+
+    def describe_inputs(self) -> dict[str, list[str]]:
+        """Returns the names of the features, and those of the tasks' labels."""
+        return {"row": list(self.inputs), "labels": [task.label for task in self.tasks]}
+
+    @property
+    def embedded_inputs(self) -> Sequence[EmbeddedInputs]:
+        """Those of the network."""
+        return (self._inputs,)
+
+    @property
+    def networks(self) -> Sequence[Network]:
+        """The network."""
+        return (self.network,)
+
+    def compute_logits(
+        self, features: Features, training: TrainingPass | None = None
+    ) -> dict[str, tf.Tensor]:
+        """Returns what the network says of each task: log-odds, or the label's value; `[batch]`.
+
+        Args:
+            features: At least `inputs`: scalars `[batch]`, lists `[batch, length]` padded with 0,
+                ragged, or sparse.
+            training: The pass of a training step; None elsewhere.
+        """
+        outputs = self.network(self._inputs(features), training)
+        return {task.name: tf.squeeze(outputs[task.name], axis=1) for task in self.tasks}
+
+    def predict(self, features: Features) -> dict[str, tf.Tensor]:
+        """Returns the score of each task, `[batch]`: a probability, or the label's value."""
+        logits = self.compute_logits(features)
+        return {
+            task.name: tf.sigmoid(logits[task.name]) if task.is_binary else logits[task.name]
+            for task in self.tasks
+        }
+
+
+def plan_tasks(config: RankingConfig, manifest: Manifest) -> tuple[Task, ...]:
+    """Returns the tasks of a model.
+
+    Raises:
+        ConfigError: The dataset lacks a label, or it is no number.
+    """
+    asked = dict(config.tasks)
+    if not asked:
+        label = manifest.keys.label
+        if label is None:
+            raise ConfigError(
+                "a ranking model learns from labels, and the dataset has none",
+                received="model.kind = ranking",
+                fix="declare `label` in the build, or choose model.kind=retrieval",
+            )
+        asked = {label: TaskConfig()}
+    labels = [spec.name for spec in manifest.schema.features if spec.role == "label"]
+    tasks = []
+    for name, task in asked.items():
+        found = task.label or name
+        if found not in labels:
+            raise ConfigError(
+                f"model.tasks.{name} learns from a label that the dataset does not have",
+                received=found,
+                allowed=", ".join(labels) or "the dataset has no label",
+                fix=did_you_mean(found, labels) or f"set model.tasks.{name}.label",
+            )
+        spec = manifest.schema[found]
+        if spec.dtype == "bytes" or spec.is_list:
+            raise ConfigError(
+                f"model.tasks.{name} needs a number for each row",
+                received=f"{found}: {spec.dtype}, shape {spec.shape}",
+                fix="map the label to a number in the build",
+            )
+        tasks.append(Task(name, found, task.objective.kind, task.weight))
+    return tuple(tasks)
+
+
+def _find_features(config: RankingConfig, manifest: Manifest) -> list[FeatureSpec]:
+    """Returns the features that a network may read; weights of a list are none by themselves."""
+    if config.features is None:
+        specs = [spec for spec in manifest.schema.features if spec.role not in NO_INPUTS]
+    else:
+        specs = [find_feature(manifest, name) for name in dict.fromkeys(config.features)]
+        labels = [spec.name for spec in specs if spec.role in NO_INPUTS]
+        if labels:
+            raise ConfigError(
+                "model.features names what is not known when a row is scored",
+                received=", ".join(f"{n} (role {manifest.schema[n].role})" for n in labels),
+                allowed="features of role user, item or context",
+            )
+    if not specs:
+        raise ConfigError(
+            "the model has no input feature", allowed=", ".join(manifest.schema.names)
+        )
+    weights = {pooling.weights for pooling in config.pooling.values()}
+    weights |= set(find_weights(manifest).values())
+    return [spec for spec in specs if spec.name not in weights]
+
+
+def find_weights(manifest: Manifest) -> dict[str, str]:
+    """Returns the feature that holds the weights of each sparse list, as the build says it."""
+    features = manifest.source.config.get("features") or []
+    found: dict[str, str] = {}
+    for feature in features:
+        encoding = feature.get("encoding") or {}
+        of = encoding.get("of")
+        if encoding.get("kind") == "weights" and of in manifest.schema:
+            found[str(of)] = str(feature["name"])
+    return found
+
+
+def _plan_inputs(
+    config: RankingConfig,
+    manifest: Manifest,
+    kind: NetworkKind,
+    builder: TableBuilder,
+    specs: Sequence[FeatureSpec],
+) -> list[InputFeature]:
+    has_biases = kind.has_biases if config.biases is None else config.biases
+    weights = find_weights(manifest)
+    by_name = {spec.name: spec for spec in specs}
+    for name, pooling in config.pooling.items():
+        _check_pooling(name, pooling, manifest, by_name)
+    planned = []
+    for spec in specs:
+        pooling = config.pooling.get(spec.name)
+        if spec.name in weights:
+            given = pooling or PoolingConfig(combiner="sum")
+            own = given.weights or weights[spec.name]
+            pooling = given.model_copy(update={"weights": own})
+        feature = builder.plan_input(spec, config.embedding_dim, pooling, bias=has_biases)
+        planned.append(replace(feature, has_vector=kind.has_vectors))
+    return planned
+
+
+def _check_pooling(
+    name: str, pooling: PoolingConfig, manifest: Manifest, specs: dict[str, FeatureSpec]
+) -> None:
+    key = f"model.pooling.{name}"
+    if name not in specs or not specs[name].is_list:
+        lists = [spec.name for spec in specs.values() if spec.is_list]
+        raise ConfigError(
+            f"{key} names no list that the model reads",
+            received=name,
+            allowed=", ".join(lists) or "the model reads no list",
+            fix=did_you_mean(name, lists),
+        )
+    if pooling.weights is None:
+        return
+    spec = find_feature(manifest, pooling.weights)
+    if not spec.is_list or spec.dtype == "bytes" or spec.vocabulary_size is not None:
+        raise ConfigError(
+            f"{key}.weights must be a list of numbers, one for each position",
+            received=f"{spec.name}: {spec.dtype}, shape {spec.shape}",
+            fix="name a list feature of numbers, as long as the list that it weighs",
+        )
+
+
+def _drop_unread(
+    config: RankingConfig, planned: Sequence[InputFeature], network: Network
+) -> list[InputFeature]:
+    """Returns the features that the network reads.
+
+    Raises:
+        ConfigError: It ignores a feature that the config names, or reads none.
+    """
+    read = set(network.input_names)
+    kept = [feature for feature in planned if read & set(feature.shapes)]
+    ignored = [feature.name for feature in planned if feature not in kept]
+    if not kept or (ignored and config.features is not None):
+        raise ConfigError(
+            f"network {config.network} does not read every feature of model.features",
+            received=f"it ignores {', '.join(ignored)}",
+            fix="leave these out of model.features, or connect them to the output",
+        )
+    return kept

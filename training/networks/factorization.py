@@ -1,0 +1,181 @@
+"""Linear models, factorization machines and what deep networks add to them.
+
+lr         w0 + Σ w x                                   weights of ids, numbers
+fm         lr + ½ ((Σ v x)² - (Σ (v x)²))               Rendle 2010, equations 1 and 5
+wide_deep  lr + a multi-layer perceptron                Cheng et al. 2016, section 3
+deepfm     fm + a multi-layer perceptron                Guo et al. 2017, equations 1 to 4
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import keras
+
+from conf.errors import ConfigError
+from training.networks.network import NetworkInputs
+from training.networks.tower import build_mlp, concatenate
+
+HIDDEN_UNITS = (256, 128)
+
+
+def build_lr(inputs: NetworkInputs) -> keras.KerasTensor:
+    """Builds logistic regression.
+
+    Args:
+        inputs: Biases and numbers.
+
+    Returns:
+        Logits `[batch, 1]`.
+    """
+    terms = [inputs[name] for name in inputs.biases]
+    if inputs.numbers:
+        numbers = concatenate([inputs[name] for name in inputs.numbers])
+        terms.append(keras.layers.Dense(1, use_bias=False)(numbers))
+    total = terms[0] if len(terms) == 1 else keras.layers.Add()(terms)
+    return Bias()(total)
+
+
+def build_fm(inputs: NetworkInputs, *, dropout: float | None = None) -> keras.KerasTensor:
+    """Builds a factorization machine of second order.
+
+    Args:
+        inputs: Biases, numbers and vectors; a list whose positions are kept is as many fields.
+        dropout: Share of the interactions' numbers dropped in training, or None.
+
+    Returns:
+        Logits `[batch, 1]`.
+    """
+    pairs = Interactions()(stack_fields(inputs))
+    if dropout is not None:
+        pairs = keras.layers.Dropout(dropout)(pairs)
+    return keras.layers.Add()([build_lr(inputs), keras.ops.sum(pairs, axis=1, keepdims=True)])
+
+
+def build_wide_deep(
+    inputs: NetworkInputs,
+    *,
+    hidden_units: Sequence[int] = HIDDEN_UNITS,
+    activation: str = "relu",
+    dropout: float | None = None,
+    batch_normalization: bool = False,
+) -> keras.KerasTensor:
+    """Builds Wide & Deep: a linear model beside a multi-layer perceptron.
+
+    Args:
+        inputs: Biases, numbers and vectors.
+        hidden_units: Lengths of the hidden layers.
+        activation: Name of a Keras activation.
+        dropout: Share of hidden units dropped in training, or None.
+        batch_normalization: Whether layers normalize before the activation.
+
+    Returns:
+        Logits `[batch, 1]`.
+    """
+    hidden = build_mlp(
+        flatten_inputs(inputs),
+        hidden_units,
+        activation=activation,
+        dropout=dropout,
+        batch_normalization=batch_normalization,
+    )
+    return keras.layers.Add()([build_lr(inputs), keras.layers.Dense(1, use_bias=False)(hidden)])
+
+
+def build_deepfm(
+    inputs: NetworkInputs,
+    *,
+    hidden_units: Sequence[int] = HIDDEN_UNITS,
+    activation: str = "relu",
+    dropout: float | None = None,
+    batch_normalization: bool = False,
+) -> keras.KerasTensor:
+    """Builds DeepFM: a factorization machine and a perceptron over the same vectors.
+
+    Args:
+        inputs: As for `build_fm`.
+        hidden_units: As for `build_wide_deep`, like the arguments behind it.
+        activation: Name of a Keras activation.
+        dropout: Share of hidden units dropped in training, or None.
+        batch_normalization: Whether layers normalize before the activation.
+
+    Returns:
+        Logits `[batch, 1]`.
+    """
+    pairs = keras.ops.sum(Interactions()(stack_fields(inputs)), axis=1, keepdims=True)
+    deep = build_wide_deep(
+        inputs,
+        hidden_units=hidden_units,
+        activation=activation,
+        dropout=dropout,
+        batch_normalization=batch_normalization,
+    )
+    return keras.layers.Add()([deep, pairs])
+
+
+@keras.saving.register_keras_serializable("sluice")
+class Bias(keras.layers.Layer):
+    """Adds one trained number, which starts at zero."""
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Makes the number."""
+        self.bias = self.add_weight(shape=(1,), initializer="zeros", name="bias")
+
+    def call(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
+        """Returns `inputs + b`, of the same shape."""
+        return inputs + self.bias
+
+
+@keras.saving.register_keras_serializable("sluice")
+class Interactions(keras.layers.Layer):
+    """Products of all pairs of fields, summed: (Σ v)² - Σ v², halved, Rendle 2010, lemma 3.1.
+
+    keras-rs has dot products of pairs (`DotInteraction`), at quadratic cost in the fields.
+    """
+
+    def call(self, fields: keras.KerasTensor) -> keras.KerasTensor:
+        """Maps fields `[batch, fields, dim]` to `[batch, dim]`."""
+        total = keras.ops.sum(fields, axis=1)
+        squares = keras.ops.sum(keras.ops.square(fields), axis=1)
+        return 0.5 * (keras.ops.square(total) - squares)
+
+
+def stack_fields(inputs: NetworkInputs) -> keras.KerasTensor:
+    """Returns the vectors of all ids, `[batch, fields, dim]`.
+
+    Raises:
+        ConfigError: There are none, or they differ in length.
+    """
+    dims = {name: inputs[name].shape[-1] for name in inputs.vectors}
+    if len(set(dims.values())) != 1:
+        raise ConfigError(
+            "a factorization machine multiplies vectors of one length",
+            received=", ".join(f"{name}: {dim}" for name, dim in dims.items()) or "no vectors",
+            fix="give the tables one `dim`, or leave features out of model.features",
+        )
+    fields = []
+    for name in inputs.vectors:
+        tensor = inputs[name]
+        fields.append(tensor if len(tensor.shape) == 3 else keras.ops.expand_dims(tensor, 1))
+    return fields[0] if len(fields) == 1 else keras.layers.Concatenate(axis=1)(fields)
+
+
+def flatten_inputs(inputs: NetworkInputs) -> keras.KerasTensor:
+    """Returns vectors and numbers one beside the other, `[batch, width]`.
+
+    Raises:
+        ConfigError: The positions of a list of unknown length are kept.
+    """
+    parts = []
+    for name in (*inputs.vectors, *inputs.numbers):
+        tensor = inputs[name]
+        if len(tensor.shape) == 3:
+            if tensor.shape[1] is None:
+                raise ConfigError(
+                    "a perceptron needs lists of a known length where it reads each position",
+                    received=f"model.pooling.{name}.combiner = none, without a length",
+                    fix="choose the combiner mean, sum or max, or build the feature with a max_len",
+                )
+            tensor = keras.layers.Flatten()(tensor)
+        parts.append(tensor)
+    return concatenate(parts)

@@ -1,0 +1,282 @@
+"""Keras networks inside the training step: calls without side effects, seeds by step.
+
+A network is a functional Keras model from named inputs to its outputs. In training its layers read
+their moving statistics and seeds from a `TrainingPass` and leave new statistics there: so a step
+can be compiled by XLA and computed in parts, and one that is repeated after a resume draws the same
+numbers.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from conf.errors import ConfigError, did_you_mean
+
+_REPLICA_STRIDE = 1 << 20
+_POLICIES = {tf.float16: "mixed_float16", tf.bfloat16: "mixed_bfloat16"}
+_NUMBERED = re.compile(r"(.*?)_\d+")
+
+
+class NetworkInputs(dict[str, keras.KerasTensor]):
+    """The inputs of a network by name; it knows what stands for what.
+
+    Args:
+        tensors: All inputs by name.
+        vectors: Names of embedded ids: `[batch, dim]`, or `[batch, length, dim]` with a mask.
+        numbers: Names of numbers, `[batch, n]`.
+        biases: Names of weights of ids, `[batch, 1]`.
+        masks: Name of the mask, `[batch, length]`, of each list whose positions are read.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, keras.KerasTensor],
+        vectors: Sequence[str] = (),
+        numbers: Sequence[str] = (),
+        biases: Sequence[str] = (),
+        masks: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(tensors)
+        self.vectors, self.numbers, self.biases = tuple(vectors), tuple(numbers), tuple(biases)
+        self.masks = dict(masks or {})
+
+    def __missing__(self, name: str) -> keras.KerasTensor:
+        """Refuses a name that a network asks for.
+
+        Raises:
+            ConfigError: There is no such input.
+        """
+        raise ConfigError(
+            "the network reads an input that the model does not have",
+            received=name,
+            allowed=", ".join(self),
+            fix=did_you_mean(name, self) or "add the feature to model.features",
+        )
+
+
+class TrainingPass:
+    """A forward pass of a training step: what its random layers draw from and what it leaves.
+
+    Args:
+        seed: int32 `[2]`, another one for each step and part of a batch, the same on all replicas.
+        variables: Variables that the pass may set: moving statistics.
+        values: Their values before the pass.
+
+    Attributes:
+        seed: As given.
+        penalty: Sum of what layers add to the loss of a batch, such as L2 of kernels; scalar.
+    """
+
+    def __init__(
+        self,
+        seed: tf.Tensor,
+        variables: Sequence[tf.Variable] = (),
+        values: Sequence[tf.Tensor] = (),
+    ) -> None:
+        self.seed = seed
+        self.penalty: tf.Tensor = tf.zeros([])
+        self._variables = tuple(variables)
+        self._values = {id(v): x for v, x in zip(variables, values, strict=True)}
+        self._stream = tf.zeros([], tf.int32)
+
+    @property
+    def values(self) -> list[tf.Tensor]:
+        """Values of the variables after the pass."""
+        return [self._values[id(variable)] for variable in self._variables]
+
+    @contextmanager
+    def drawing_from(self, stream: int) -> Iterator[None]:
+        """Lets networks that are called in the block draw other numbers, equal on all replicas."""
+        before = self._stream
+        self._stream = tf.constant(-stream, tf.int32)
+        try:
+            yield
+        finally:
+            self._stream = before
+
+    def draw_seed(self, number: int) -> tf.Tensor:
+        """Returns the seed of a random layer on this replica, as each holds other rows."""
+        context = tf.distribute.get_replica_context()
+        stream = self._stream
+        if context is not None and context.num_replicas_in_sync > 1:
+            replica = tf.cast(context.replica_id_in_sync_group, tf.int32)
+            stream = tf.where(stream < 0, stream, replica * _REPLICA_STRIDE)
+        seed = tf.random.experimental.stateless_fold_in(self.seed, stream)
+        return tf.random.experimental.stateless_fold_in(seed, number)
+
+    def read(self, variable: tf.Variable) -> tf.Tensor:
+        """Returns the value of a variable so far."""
+        return self._values[id(variable)]
+
+    def write(self, variable: tf.Variable, value: tf.Tensor) -> None:
+        """Sets the value that a variable has after the pass."""
+        self._values[id(variable)] = value
+
+
+class Network(tf.Module):
+    """A functional Keras model whose weights are named alike in every process.
+
+    Args:
+        model: From a mapping of inputs to one output, or a mapping of outputs.
+        first_seed: Number of its first random layer among those of the whole model.
+
+    Attributes:
+        weights: All weights by name, moving statistics included.
+    """
+
+    def __init__(self, model: keras.Model, first_seed: int = 0) -> None:
+        super().__init__(name="network")
+        # In a closure: TensorFlow would track Keras' own names, which count layers of the process.
+        self._get_model = lambda: model
+        self._first_seed = first_seed
+        names = name_weights(model)
+        self.weights = {name: weight.value for name, weight in names.items()}
+
+    @property
+    def keras_model(self) -> keras.Model:
+        """The Keras model."""
+        return self._get_model()
+
+    @property
+    def trained_variables(self) -> list[tf.Variable]:
+        """Weights that gradients update, in the order of the layers."""
+        return [weight.value for weight in self.keras_model.trainable_weights]
+
+    @property
+    def state_variables(self) -> list[tf.Variable]:
+        """Weights that passes set, such as moving statistics."""
+        return [weight.value for weight in self.keras_model.non_trainable_weights]
+
+    @property
+    def random_layers(self) -> int:
+        """Number of layers that draw random numbers."""
+        model = self.keras_model
+        return len(model.non_trainable_variables) - len(model.non_trainable_weights)
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Names of the inputs."""
+        return tuple(self.keras_model.input)
+
+    def __call__(
+        self, inputs: Mapping[str, tf.Tensor], training: TrainingPass | None = None
+    ) -> Any:
+        """Returns the outputs, as float32.
+
+        Args:
+            inputs: At least `input_names`, `[batch, …]` each.
+            training: The pass of a training step; None elsewhere.
+        """
+        model = self.keras_model
+        known = {name: inputs[name] for name in self.input_names}
+        if training is None:
+            outputs = model(known, training=False)
+        else:
+            outputs = self._train(model, known, training)
+        return tf.nest.map_structure(lambda output: tf.cast(output, tf.float32), outputs)
+
+    def _train(self, model: keras.Model, inputs: Mapping[str, Any], training: TrainingPass) -> Any:
+        kept = {id(weight) for weight in model.non_trainable_weights}
+        state, number = [], self._first_seed
+        for variable in model.non_trainable_variables:
+            if id(variable) in kept:
+                state.append(training.read(variable.value))
+            else:
+                number += 1
+                state.append(tf.cast(training.draw_seed(number), variable.dtype))
+        outputs, after, losses = model.stateless_call(
+            [variable.value for variable in model.trainable_variables],
+            state,
+            dict(inputs),
+            training=True,
+            return_losses=True,
+        )
+        for variable, value in zip(model.non_trainable_variables, after, strict=True):
+            if id(variable) in kept:
+                training.write(variable.value, tf.convert_to_tensor(value))
+        if losses:
+            training.penalty += tf.add_n([tf.cast(loss, tf.float32) for loss in losses])
+        return outputs
+
+
+@contextmanager
+def building_layers(name: str, seed: int, dtype: tf.DType = tf.float32) -> Iterator[None]:
+    """Lets Keras layers that are built in the block begin alike in every process.
+
+    Args:
+        name: Name of the network: networks of other names begin otherwise.
+        seed: Seed of the first weights.
+        dtype: Type that they compute in; weights are float32 in any case.
+    """
+    state, policy = random.getstate(), keras.config.dtype_policy()
+    random.seed(f"{name} {seed}")  # Keras draws the seeds of its initializers from here.
+    keras.config.set_dtype_policy(_POLICIES.get(dtype, "float32"))
+    try:
+        yield
+    finally:
+        random.setstate(state)
+        keras.config.set_dtype_policy(policy)
+
+
+def build_keras_model(
+    name: str, inputs: Mapping[str, keras.KerasTensor], outputs: Any
+) -> keras.Model:
+    """Builds the model of those inputs that the outputs depend on."""
+    read = find_read_inputs(inputs, outputs)
+    return keras.Model({key: inputs[key] for key in read}, outputs, name=name)
+
+
+def find_read_inputs(inputs: Mapping[str, keras.KerasTensor], outputs: Any) -> tuple[str, ...]:
+    """Returns the names of the inputs that outputs depend on."""
+    names = {id(tensor): name for name, tensor in inputs.items()}
+    found: set[str] = set()
+    seen: set[int] = set()
+    queue = list(keras.tree.flatten(outputs))
+    while queue:
+        tensor = queue.pop()
+        if id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        if id(tensor) in names:
+            found.add(names[id(tensor)])
+            continue
+        history = tensor._keras_history  # Public for as long as Keras has functional models.
+        queue.extend(history.operation._inbound_nodes[history.node_index].input_tensors)
+    return tuple(name for name in inputs if name in found)
+
+
+def name_weights(model: keras.Model) -> dict[str, Any]:
+    """Returns the weights of a model by names that are alike in every process.
+
+    Keras numbers layers of one class over the whole process, as in `dense_7/kernel`; here they are
+    numbered within the model, in order.
+    """
+    numbers: dict[str, dict[str, str]] = {}
+    named: dict[str, Any] = {}
+    for weight in model.weights:
+        path = ""
+        for part in weight.path.split("/"):
+            known = numbers.setdefault(path, {})
+            if part not in known:
+                known[part] = _number(part, known.values())
+            path = f"{path}/{known[part]}" if path else known[part]
+        named[_number(path, named) if path in named else path] = weight
+    return named
+
+
+def _number(part: str, taken: Any) -> str:
+    """Returns a name without Keras' number, and with one where others have the same."""
+    match = _NUMBERED.fullmatch(part)
+    base = match[1] if match else part
+    count, name = 0, base
+    while name in taken:
+        count += 1
+        name = f"{base}_{count}"
+    return name
