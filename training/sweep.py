@@ -37,13 +37,13 @@ from conf.training.sweep import ChoicesConfig, RangeConfig, SweepConfig
 from conf.training.train import TrainConfig
 from etl.tfrecord.reading import find_path
 from training.fit import fit_run
+from training.loop.early_stopping import default_metric, list_metrics, selection_metric
 from training.loop.epoch_records import LOSS_METRIC, EpochRecord, read_history
-from training.loop.validation import is_scored_by_label, is_validated
+from training.loop.validation import is_validated
 from training.monitoring.progress import TrainingProgress
 from training.run_directory import find_unfinished_run, locked, make_entry, run_paths
 
 BEST_FILE = "best.yaml"
-DEFAULT_METRIC = "ndcg@10"
 
 
 @dataclass(frozen=True)
@@ -162,9 +162,7 @@ def find_metric(config: TrainConfig, sweep: SweepConfig) -> str:
     Raises:
         ConfigError: Trials would not measure it.
     """
-    stopping, is_scored = config.fit.early_stopping, is_scored_by_label(config)
-    default = LOSS_METRIC if is_scored else stopping.metric if stopping else DEFAULT_METRIC
-    metric = sweep.metric or default
+    metric = sweep.metric or selection_metric(config) or default_metric(config)
     if metric == LOSS_METRIC:
         return metric
     version = resolve_version(find_path(config.dataset))
@@ -177,10 +175,7 @@ def find_metric(config: TrainConfig, sweep: SweepConfig) -> str:
             fix="set `metric: loss` in the sweep's file, hold rows of train out by "
             "input.validation, or build the dataset with a validation split",
         )
-    names = [LOSS_METRIC]  # Held-out rows with labels are not ranked.
-    if not is_scored:
-        kinds = ("hit_rate", "recall", "ndcg")
-        names += ["mrr", *(f"{kind}@{k}" for kind in kinds for k in config.evaluation.ks)]
+    names = list_metrics(config)
     if metric not in names:
         raise ConfigError(
             "the metric of the sweep is not evaluated",

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+import keras
 import tensorflow as tf
 
 from conf.manifest import Manifest
+from conf.schema import FeatureSpec
 from training.embedding.static_table import EmbeddingTable
-from training.input.batches import Batch
+from training.input.batches import Batch, Features
+from training.models.embedded_inputs import EmbeddedInputs, InputFeature
 from training.models.retrieval import RetrievalModel
-from training.networks.layers import MLP, pool_rows
-from training.networks.tower import Features
+from training.networks.network import Network, TrainingPass, build_keras_model, building_layers
 
 
-class TinyTowers(tf.Module):
+class TinyTowers(RetrievalModel):
     """Sums of embeddings; lists are mean-pooled over their non-padded positions."""
 
     def __init__(self, manifest: Manifest, dim: int = 6, seed: int = 3) -> None:
@@ -28,10 +32,10 @@ class TinyTowers(tf.Module):
         }
         self.table_of = {spec.name: spec.table for spec in schema.features}
 
-    def embed_users(self, features: dict[str, tf.Tensor]) -> tf.Tensor:
+    def embed_users(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
         return self._sum(features, self.user_inputs)
 
-    def embed_items(self, features: dict[str, tf.Tensor]) -> tf.Tensor:
+    def embed_items(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
         return self._sum(features, self.item_inputs)
 
     def _sum(self, features: dict[str, tf.Tensor], names: tuple[str, ...]) -> tf.Tensor:
@@ -48,52 +52,77 @@ class TinyTowers(tf.Module):
 VOCABULARY, DIM, LENGTH = 23, 4, 3
 
 
+def _spec(name: str, table: str, shape: tuple[int, ...] = ()) -> FeatureSpec:
+    return FeatureSpec(
+        name, "int64", "user", shape, vocabulary_size=VOCABULARY, shared_embedding=table
+    )
+
+
 class ToyModel(RetrievalModel):
     """A pooled list through a hidden layer; list and item share a table, users have their own.
 
     Args:
         seed: Seed of the first weights.
         tables: The tables `items` and `users`; None: static ones.
+        dtype: Type that the network computes in.
+        layers: Further layers of the network, between its two.
     """
 
-    def __init__(self, seed: int = 1, tables: dict[str, EmbeddingTable] | None = None) -> None:
+    def __init__(
+        self,
+        seed: int = 1,
+        tables: dict[str, EmbeddingTable] | None = None,
+        dtype: tf.DType = tf.float32,
+        layers: Callable[[], list[keras.layers.Layer]] = list,
+    ) -> None:
         super().__init__(name="toy_model")
         self.user_inputs, self.item_inputs, self.temperature = ("user", "list"), ("item",), 1.0
         self.tables = tables or {
             name: EmbeddingTable(name, VOCABULARY, DIM, seed=seed, stddev=0.5)
             for name in ("items", "users")
         }
-        self.mlp = MLP("toy", DIM, [5], DIM, seed=seed)
+        items, users = self.tables["items"], self.tables["users"]
+        of_users = [
+            InputFeature(_spec("user", "users"), DIM),
+            InputFeature(_spec("list", "items", (LENGTH,)), DIM),
+        ]
+        of_items = [InputFeature(_spec("item", "items"), DIM)]
+        self.parts = (
+            EmbeddedInputs(of_users, {"user": users, "list": items}),
+            EmbeddedInputs(of_items, {"item": items}),
+        )
+        with building_layers("toy", seed, dtype):
+            tensors = {"list": keras.Input((DIM,), name="list")}
+            hidden = keras.layers.Dense(5, activation="relu")(tensors["list"])
+            for layer in layers():
+                hidden = layer(hidden)
+            output = keras.layers.Dense(DIM)(hidden)
+            self.network = Network(build_keras_model("toy", tensors, output))
 
-    def embed_users(self, features: Features, dropout_seed: tf.Tensor | None = None) -> tf.Tensor:
+    @property
+    def embedded_inputs(self) -> Sequence[EmbeddedInputs]:
+        """Users and items."""
+        return self.parts
+
+    @property
+    def networks(self) -> Sequence[Network]:
+        """That of users."""
+        return (self.network,)
+
+    def embed_users(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
         """Returns user vectors `[batch, DIM]`."""
-        ids = features["list"]
-        pooled = pool_rows(self.tables["items"], ids)
-        return self.mlp(pooled) + self.tables["users"].lookup(features["user"])
+        inputs = self.parts[0](features)
+        return self.network(inputs, training) + inputs["user"]
 
-    def embed_items(self, features: Features, dropout_seed: tf.Tensor | None = None) -> tf.Tensor:
+    def embed_items(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
         """Returns item vectors `[batch, DIM]`."""
-        return self.tables["items"].lookup(features["item"])
-
-    @property
-    def lookups(self) -> list[tuple[str, tf.Variable]]:
-        """All features."""
-        return [*super().lookups, ("list", self.tables["items"].variable)]
-
-    @property
-    def embedded_features(self) -> dict[str, EmbeddingTable]:
-        """All features."""
-        return {**self._scalar_tables, "list": self.tables["items"]}
-
-    @property
-    def _scalar_tables(self) -> dict[str, EmbeddingTable]:
-        return {"user": self.tables["users"], "item": self.tables["items"]}
+        return self.parts[1](features)["item"]
 
 
-def squared_error(model: RetrievalModel, batch: Batch, seed: tf.Tensor) -> tf.Tensor:
+def squared_error(model: RetrievalModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
     """Squared error of the dot product against the label, `[local_batch]`."""
-    scores = tf.reduce_sum(model.embed_users(batch) * model.embed_items(batch), axis=1)
-    return tf.square(scores - batch["label"])
+    users, items = model.embed_users(batch, training), model.embed_items(batch, training)
+    return tf.square(tf.reduce_sum(users * items, axis=1) - batch["label"])
 
 
 def build_toy_batches(rows: int, count: int = 8, seed: int = 0) -> tf.data.Dataset:

@@ -11,6 +11,7 @@ from conf.training.train import EarlyStoppingConfig, TrainConfig
 from training.loop.epoch_records import LOSS_METRIC, EpochRecord
 from training.loop.validation import is_scored_by_label
 
+TASK_METRICS = ("auc", "gauc", "log_loss", "rmse", "mae")
 RETRIEVAL_METRIC = "ndcg@10"
 """What chooses the epoch of a retrieval model where nothing is said."""
 
@@ -58,11 +59,12 @@ def selection_metric(config: TrainConfig) -> str | None:
     stopping = config.fit.early_stopping
     if stopping is None:
         return None
+    metric = stopping.metric or default_metric(config)
     if isinstance(config.model, RankingConfig):
-        return _choose_task_metric(config.model, stopping.metric)
+        _check_task_metric(metric)
+        return metric
     if is_scored_by_label(config):
         return LOSS_METRIC
-    metric = stopping.metric or RETRIEVAL_METRIC
     cut_off = metric.partition("@")[2]
     if cut_off and int(cut_off) not in config.evaluation.ks:
         raise ConfigError(
@@ -74,14 +76,32 @@ def selection_metric(config: TrainConfig) -> str | None:
     return metric
 
 
-def _choose_task_metric(model: RankingConfig, metric: str | None) -> str:
-    if metric is None:
+def default_metric(config: TrainConfig) -> str:
+    """Returns the metric that chooses the epoch where the config names none."""
+    model = config.model
+    if isinstance(model, RankingConfig):
         first = next(iter(model.tasks.values()), TaskConfig())
         return "auc" if first.objective.kind == "binary" else "rmse"
-    if "@" in metric or metric == "mrr":
+    return LOSS_METRIC if is_scored_by_label(config) else RETRIEVAL_METRIC
+
+
+def list_metrics(config: TrainConfig) -> list[str]:
+    """Returns the names of the metrics that validation may measure."""
+    model = config.model
+    if isinstance(model, RankingConfig):
+        further = [f"{task}/{name}" for task in list(model.tasks)[1:] for name in TASK_METRICS]
+        return [LOSS_METRIC, *TASK_METRICS, *further]
+    if is_scored_by_label(config):
+        return [LOSS_METRIC]
+    kinds = ("hit_rate", "recall", "ndcg")
+    return [LOSS_METRIC, "mrr", *(f"{kind}@{k}" for kind in kinds for k in config.evaluation.ks)]
+
+
+def _check_task_metric(metric: str) -> None:
+    if metric != LOSS_METRIC and metric.rpartition("/")[2] not in TASK_METRICS:
         raise ConfigError(
             "fit.early_stopping.metric is one of retrieval models",
             received=metric,
-            allowed="auc, gauc, log_loss, rmse, mae, loss; of further tasks <task>/auc and so on",
+            allowed=f"{', '.join((LOSS_METRIC, *TASK_METRICS))}; of a further task <task>/auc",
+            fix="leave it out: auc, or rmse, chooses the epoch",
         )
-    return metric

@@ -302,7 +302,7 @@ class Trainer:
         The chief validates for all: numbers that differ in the last bit on other machines would
         have the processes stop at different epochs.
         """
-        name = find_non_finite((v.name, v) for v in self.model.trainable_variables)
+        name = find_non_finite(self.model.named_variables.items())
         if name is not None:
             runner.diverge(state.position, f"{name} is not finite")
 

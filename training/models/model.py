@@ -13,7 +13,6 @@ from conf.schema import FeatureSpec
 from training.embedding.static_table import EmbeddingTable, list_variables
 from training.input.batches import Features
 from training.models.embedded_inputs import BIAS_SUFFIX, EmbeddedInputs
-from training.networks.layers import PositionWeights
 from training.networks.network import Network
 
 
@@ -65,13 +64,31 @@ class Model(tf.Module):
     @property
     def dense_variables(self) -> list[tf.Variable]:
         """All other trainable variables, in a fixed order."""
-        weights: list[PositionWeights] = [
-            part.position_weights[name]
-            for part in self.embedded_inputs
-            for name in sorted(part.position_weights)
-        ]
-        trained = [v for network in self.networks for v in network.trained_variables]
-        return [*(one.logits for one in weights), *trained]
+        return list(self.named_weights.values())
+
+    @property
+    def named_weights(self) -> dict[str, tf.Variable]:
+        """The same by name, such as `user_tower/dense/kernel`."""
+        found: dict[str, tf.Variable] = {}
+        for part in self.embedded_inputs:
+            for name, weights in sorted(part.position_weights.items()):
+                found[f"{name}/position_logits"] = weights.logits
+        for network in self.networks:
+            trained = {id(variable) for variable in network.trained_variables}
+            weights_of = network.weights.items()
+            found |= {f"{network.label}/{n}": v for n, v in weights_of if id(v) in trained}
+        return found
+
+    @property
+    def named_variables(self) -> dict[str, tf.Variable]:
+        """All variables that a step may set, by name."""
+        tables = {v.name.partition(":")[0]: v for v in self.table_variables}
+        state = {
+            f"{network.label}/{name}": variable
+            for network in self.networks
+            for name, variable in network.weights.items()
+        }
+        return {**tables, **self.named_weights, **state}
 
     @property
     def state_variables(self) -> list[tf.Variable]:

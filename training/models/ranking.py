@@ -203,11 +203,11 @@ def _plan_inputs(
     has_biases = kind.has_biases if config.biases is None else config.biases
     weights = find_weights(manifest)
     by_name = {spec.name: spec for spec in specs}
-    for name, pooling in config.pooling.items():
-        _check_pooling(name, pooling, manifest, by_name)
+    for name, asked in config.pooling.items():
+        _check_pooling(name, asked, manifest, by_name)
     planned = []
     for spec in specs:
-        pooling = config.pooling.get(spec.name)
+        pooling: PoolingConfig | None = config.pooling.get(spec.name)
         if spec.name in weights:
             given = pooling or PoolingConfig(combiner="sum")
             own = given.weights or weights[spec.name]

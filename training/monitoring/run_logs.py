@@ -121,8 +121,8 @@ def read_weight_samples(model: Model, sampled_rows: int) -> dict[str, tf.Tensor]
         `weights/<name>`: a dense weight as it is; `row_norms/<table>`: Euclidean norms of rows,
         float32 `[rows]`, padding left out.
     """
-    samples = {f"weights/{v.name.partition(':')[0]}": tf.convert_to_tensor(v)
-               for v in model.dense_variables}  # fmt: skip
+    weights = model.named_weights.items()
+    samples = {f"weights/{name}": tf.convert_to_tensor(variable) for name, variable in weights}
     for name, table in sorted(model.tables.items()):
         ids = sample_ids(table.vocabulary_size, sampled_rows)
         norms = [

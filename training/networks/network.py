@@ -128,6 +128,7 @@ class Network(tf.Module):
         first_seed: Number of its first random layer among those of the whole model.
 
     Attributes:
+        label: Name of the network within its model.
         weights: All weights by name, moving statistics included.
     """
 
@@ -135,7 +136,7 @@ class Network(tf.Module):
         super().__init__(name="network")
         # In a closure: TensorFlow would track Keras' own names, which count layers of the process.
         self._get_model = lambda: model
-        self._first_seed = first_seed
+        self.label, self._first_seed = str(model.name), first_seed
         names = name_weights(model)
         self.weights = {name: weight.value for name, weight in names.items()}
 
@@ -175,7 +176,11 @@ class Network(tf.Module):
             training: The pass of a training step; None elsewhere.
         """
         model = self.keras_model
-        known = {name: inputs[name] for name in self.input_names}
+        # What is looked up inside a served graph has lost its shape.
+        known = {
+            name: tf.ensure_shape(inputs[name], tensor.shape)
+            for name, tensor in model.input.items()
+        }
         if training is None:
             outputs = model(known, training=False)
         else:

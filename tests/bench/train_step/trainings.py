@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,18 +10,20 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from conf.schema import FIRST_TOKEN_ID
+from conf.schema import FIRST_TOKEN_ID, FeatureSpec
 from conf.training.optimizer import OptimizerConfig
 from training.embedding.distinct_rows import add_distinct_ids, plan_lookups
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_mapping import map_keys, plan_keyed_features
 from training.embedding.key_space import KeySpace
 from training.embedding.static_table import EmbeddingTable
+from training.input.batches import Features
 from training.loop.optimizers import Optimizers
 from training.loop.step import StepOptions, TrainStep, build_run_steps
+from training.models.embedded_inputs import EmbeddedInputs, InputFeature
 from training.models.retrieval import RetrievalModel
-from training.networks.layers import MLP, pool_rows
-from training.networks.tower import Features
+from training.networks.network import Network, TrainingPass, build_keras_model, building_layers
+from training.networks.tower import build_tower
 from training.objectives.objective import BinaryCrossEntropy
 
 
@@ -98,37 +101,40 @@ class HistoryModel(RetrievalModel):
 
     Args:
         table: The table.
+        length: Items per history.
     """
 
-    def __init__(self, table: EmbeddingTable) -> None:
+    def __init__(self, table: EmbeddingTable, length: int) -> None:
         super().__init__(name="history_model")
         self.user_inputs, self.item_inputs, self.temperature = ("history",), ("item",), 1.0
-        self.table, dim = table, table.dim
-        self.tables = {"item": self.table}
-        self.mlp = MLP("user", dim, [HIDDEN_UNITS], dim, seed=1)
+        dim = table.dim
+        self.tables = {"item": table}
+        history = FeatureSpec("history", "int64", "user", (length,))
+        item = FeatureSpec("item", "int64", "item")
+        self._users = EmbeddedInputs([InputFeature(history, dim)], {"history": table})
+        self._items = EmbeddedInputs([InputFeature(item, dim)], {"item": table})
+        with building_layers("history_model", 1):
+            tensors = self._users.build_keras_inputs()
+            output = build_tower(tensors, hidden_units=[HIDDEN_UNITS], output_dim=dim)
+            self.network = Network(build_keras_model("user_tower", tensors, output))
 
-    def embed_users(self, features: Features, dropout_seed: tf.Tensor | None = None) -> tf.Tensor:
+    @property
+    def embedded_inputs(self) -> Sequence[EmbeddedInputs]:
+        """History and item."""
+        return self._users, self._items
+
+    @property
+    def networks(self) -> Sequence[Network]:
+        """The user tower."""
+        return (self.network,)
+
+    def embed_users(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
         """Returns user vectors `[batch, dim]`."""
-        ids = features["history"]
-        return self.mlp(pool_rows(self.table, ids))
+        return self.network(self._users(features), training)
 
-    def embed_items(self, features: Features, dropout_seed: tf.Tensor | None = None) -> tf.Tensor:
+    def embed_items(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
         """Returns item vectors `[batch, dim]`."""
-        return self.table.lookup(features["item"])
-
-    @property
-    def lookups(self) -> list[tuple[str, tf.Variable]]:
-        """History and item."""
-        return [("history", self.table.variable), ("item", self.table.variable)]
-
-    @property
-    def embedded_features(self) -> dict[str, EmbeddingTable]:
-        """History and item."""
-        return {"history": self.table, "item": self.table}
-
-    @property
-    def _scalar_tables(self) -> dict[str, EmbeddingTable]:
-        return {"item": self.table}
+        return self._items(features)["item"]
 
 
 def build_static_table(rows: int, dim: int) -> EmbeddingTable:
@@ -156,7 +162,8 @@ class SluiceTraining:
     def __init__(
         self, table: EmbeddingTable, dataset: tf.data.Dataset, sparse: str = "adam"
     ) -> None:
-        self._model = HistoryModel(table)
+        length = int(dataset.element_spec["history"].shape[1])
+        self._model = HistoryModel(table, length)
         config = OptimizerConfig.model_validate({"sparse": {"kind": sparse}})
         self._optimizers = Optimizers(config, self._model, TOTAL_STEPS)
         self._lookups = plan_lookups(self._model.lookups)

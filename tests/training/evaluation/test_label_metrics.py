@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from conf.manifest import Manifest
 from tests.training.toy_models import TinyTowers
 from training.evaluation.label_metrics import Calibration, GroupedAUC, LabelScores, StreamedAUC
+from training.evaluation.scorers import score_pairs
 from training.input.batches import build_eval_dataset
 
 ROWS = st.lists(st.tuples(st.booleans(), st.floats(-12, 12)), min_size=1, max_size=60)
@@ -161,10 +162,10 @@ def test_scores_are_dot_products_of_each_row_in_float64(
     tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
     model = TinyTowers(tiny_manifest)
-    collected = LabelScores(model, "label", "user_id", temperature=2.0)
+    collected = LabelScores("label", "user_id", temperature=2.0)
     labels, dots, users_of = [], [], []
-    for batch in build_eval_dataset(tiny_version, tiny_manifest, "test", 13, collected.inputs):
-        collected.update(batch)
+    for batch in build_eval_dataset(tiny_version, tiny_manifest, "test", 13):
+        collected.update(batch, score_pairs(model, batch))
         labels.append(batch["label"].numpy())
         users_of.append(batch["user_id"].numpy())
         users = model.embed_users(batch).numpy().astype(np.float64)
@@ -194,29 +195,16 @@ def test_scores_are_dot_products_of_each_row_in_float64(
         assert found["gauc"]["value"] == pytest.approx(np.average(values, weights=sizes))
 
 
-def test_rows_of_unknown_users_are_in_no_group(tiny_manifest: Manifest) -> None:
-    collected = LabelScores(TinyTowers(tiny_manifest), "label", "user_id")
+def test_rows_of_unknown_users_are_in_no_group() -> None:
+    collected = LabelScores("label", "user_id")
     ids = np.array([0, 1, 5, 5])
     collected._add(ids, np.array([True, False, True, False]), np.array([1, 2, 4, 3], np.float32))
     assert collected.result(None)["gauc"] == {"value": 1.0, "users": 1, "rows": 2}
 
 
-def test_one_class_has_no_auc_and_no_rate_means_that_of_the_rows(
-    tiny_manifest: Manifest,
-) -> None:
-    collected = LabelScores(TinyTowers(tiny_manifest), "label")
-    one = tf.ones([3], tf.int64)
-    lists = tf.ones([3, 2], tf.int64)
-    collected.update(
-        {
-            "label": tf.ones([3]),
-            "user_id": one,
-            "gender": one,
-            "history": lists,
-            "movie_id": one,
-            "genres": lists,
-        }
-    )
+def test_one_class_has_no_auc_and_no_rate_means_that_of_the_rows() -> None:
+    collected = LabelScores("label")
+    collected.update({"label": tf.ones([3])}, np.ones(3, np.float32))
     found = collected.result(train_rate=None)
     assert found["auc"] is None
     assert found["log_loss"] is None

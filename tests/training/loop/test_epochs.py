@@ -18,7 +18,6 @@ from conf.manifest import Manifest
 from conf.paths import read_manifest
 from conf.schema import FeatureSchema
 from conf.training.input import InputConfig
-from conf.training.models import BinaryConfig, DSSMConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import CheckpointConfig, DevicesConfig, FitConfig, TrainConfig
 from tests.training.killed_run import CONFIG
@@ -152,11 +151,12 @@ class Unsaved:
 
 def build_input(version: Path, manifest: Manifest, inputs=("movie_id",), **changes) -> EpochInput:
     settings = {"batch_size": 64, **changes.pop("input", {})}
+    step_inputs = StepInputs(tuple(inputs), binary_labels=changes.pop("binary_labels", ()))
     config = TrainConfig(
         dataset="d", name="n", input=InputConfig.model_validate(settings), **changes
     )
     data = TrainingData(version, manifest)
-    return EpochInput(config, data, tf.distribute.get_strategy(), StepInputs(tuple(inputs)))
+    return EpochInput(config, data, tf.distribute.get_strategy(), step_inputs)
 
 
 FILTER = {"filter": [{"feature": "history", "op": ">", "value": 3}]}
@@ -239,9 +239,8 @@ def test_a_binary_objective_reads_labels_of_0_and_1_alone(tmp_path: Path) -> Non
     other = replace(manifest, keys=replace(manifest.keys, label="gender"))
     inputs = ("movie_id", "gender")
     assert run_epoch(build_input(version, other, inputs), Position(0, 0))
-    binary = DSSMConfig(objective=BinaryConfig())
     with pytest.raises(InputDataError, match="'gender' holds a value that a binary objective"):
-        run_epoch(build_input(version, other, inputs, model=binary), Position(0, 0))
+        run_epoch(build_input(version, other, inputs, binary_labels=("gender",)), Position(0, 0))
 
 
 CULPRIT = Position(1, 4)  # step 17 of the run
@@ -254,11 +253,11 @@ def objective_that_trips(*, in_gradient: bool):
     class Tripping:
         def __init__(self, objective) -> None:
             self._objective = objective
-            self.inputs = objective.inputs
+            self.inputs, self.binary_labels = objective.inputs, ()
 
-        def __call__(self, model, batch, seed) -> tf.Tensor:
-            losses = self._objective(model, batch, seed)
-            hit = seed[1] == 8 * CULPRIT.step(12)  # the counter of random numbers
+        def __call__(self, model, batch, training) -> tf.Tensor:
+            losses = self._objective(model, batch, training)
+            hit = training.seed[1] == 8 * CULPRIT.step(12)  # the counter of random numbers
             if not in_gradient:
                 return tf.where(hit, tf.constant(np.inf), losses)
             # The root of zero has a value and no derivative.

@@ -34,6 +34,7 @@ from training.loop.step import (
 )
 from training.loop.trainer import Trainer
 from training.networks.layers import compute_dtype
+from training.networks.network import TrainingPass
 
 
 class Sum:
@@ -89,10 +90,11 @@ def train(
     objective: Callable[..., tf.Tensor] = squared_error,
 ) -> tuple[ToyModel, Optimizers, list[float]]:
     """Trains a small model; returns it, its optimizers and the losses."""
-    model = ToyModel()
+    options = options or StepOptions(seed=1)
+    model = ToyModel(dtype=options.dtype)
     config = OptimizerConfig.model_validate({"learning_rate": 0.02, **(optimizer or {})})
     optimizers = Optimizers(config, model, 10, loss_scale)
-    step = TrainStep(model, objective, optimizers, options or StepOptions(seed=1))
+    step = TrainStep(model, objective, optimizers, options)
     run_steps = build_run_steps(tf.distribute.get_strategy(), step)
     batches = iter(build_toy_batches(rows))
     return (
@@ -144,9 +146,9 @@ def test_parts_hold_the_same_rows_on_any_number_of_replicas(replicas: int) -> No
 def test_each_part_has_a_seed_of_its_own() -> None:
     seeds: list[list[int]] = []
 
-    def objective(model: ToyModel, batch: Batch, seed: tf.Tensor) -> tf.Tensor:
-        tf.py_function(lambda s: seeds.append(s.numpy().tolist()), [seed], [])
-        return squared_error(model, batch, seed)
+    def objective(model: ToyModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
+        tf.py_function(lambda s: seeds.append(s.numpy().tolist()), [training.seed], [])
+        return squared_error(model, batch, training)
 
     train(2, optimizer={"accumulate_steps": 3}, objective=objective)
     assert len({tuple(seed) for seed in seeds}) == 6
@@ -164,9 +166,9 @@ def test_xla_changes_nothing_but_speed() -> None:
 def test_mixed_precision_keeps_weights_and_losses_in_float32(dtype: tf.DType) -> None:
     kinds: set[tf.DType] = set()
 
-    def objective(model: ToyModel, batch: Batch, seed: tf.Tensor) -> tf.Tensor:
+    def objective(model: ToyModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
         kinds.add(compute_dtype())
-        losses = squared_error(model, batch, seed)
+        losses = squared_error(model, batch, training)
         assert losses.dtype == tf.float32
         return losses
 
@@ -187,8 +189,8 @@ def test_mixed_precision_keeps_weights_and_losses_in_float32(dtype: tf.DType) ->
 
 
 def test_a_scaled_step_that_overflows_changes_nothing_but_the_scale() -> None:
-    def overflow(model: ToyModel, batch: Batch, seed: tf.Tensor) -> tf.Tensor:
-        return squared_error(model, batch, seed) * 1e36
+    def overflow(model: ToyModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
+        return squared_error(model, batch, training) * 1e36
 
     scale = LossScale(2.0**20, 1000)
     model, optimizers, _ = train(3, loss_scale=scale, objective=overflow)

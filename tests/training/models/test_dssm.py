@@ -12,7 +12,9 @@ from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.models import DSSMConfig
 from training.embedding.static_table import EmbeddingTable
 from training.models.dssm import DSSM
-from training.networks.tower import Tower, TowerConfig
+from training.models.embedded_inputs import EmbeddedInputs, InputFeature
+from training.networks.network import Network, build_keras_model
+from training.networks.tower import build_tower
 
 USERS = {
     "user_id": tf.constant([2, 3], tf.int64),
@@ -63,7 +65,7 @@ def test_positions_matter_once_they_are_learned(tiny_manifest: Manifest) -> None
     config = DSSMConfig(embedding_dim=4, history_pooling="position_weighted")
     model = DSSM(config, tiny_manifest, 1)
     np.testing.assert_allclose(model.embed_users(USERS), model.embed_users(reversed_), atol=1e-6)
-    model.user_tower.position_weights["history"].logits.assign([3.0, 0, 0, 0, 0, 0, 0, 0])
+    model.embedded_inputs[0].position_weights["history"].logits.assign([3.0, 0, 0, 0, 0, 0, 0, 0])
     different = model.embed_users(USERS) - model.embed_users(reversed_)
     assert np.abs(different[0]).max() > 1e-3
 
@@ -102,7 +104,7 @@ def test_a_history_without_max_len_takes_the_longest_of_train(tiny_manifest: Man
     statistics = {"train": {"history": {"length": {"max": 5}}}}
     manifest = replace(unbound_history(tiny_manifest), statistics=statistics)
     model = DSSM(config, manifest, 1)
-    assert model.user_tower.position_weights["history"].max_len == 5
+    assert model.embedded_inputs[0].position_weights["history"].max_len == 5
     longer = {**USERS, "history": tf.ragged.constant([[2, 3, 4, 5, 6, 7], [8]], dtype=tf.int64)}
     assert model.embed_users(longer).shape == (2, 4)
 
@@ -115,7 +117,10 @@ def unbound_history(manifest: Manifest) -> Manifest:
     return replace(manifest, schema=FeatureSchema(tuple(specs)))
 
 
-CONFIG = TowerConfig("user_tower", (), 3, None)
+def build_inputs(specs: list[FeatureSpec], dims: dict[str, int]) -> EmbeddedInputs:
+    tables = {name: EmbeddingTable(name, 9, dim, seed=1) for name, dim in dims.items()}
+    features = [InputFeature(spec, dims.get(spec.name)) for spec in specs]
+    return EmbeddedInputs(features, tables)
 
 
 def test_numbers_are_read_as_they_are() -> None:
@@ -124,35 +129,41 @@ def test_numbers_are_read_as_they_are() -> None:
         FeatureSpec("size", "float32", "item", shape=(2,)),
         FeatureSpec("year", "int64", "item"),
     ]
-    tower = Tower(CONFIG, specs, {}, seed=1)
-    assert tower.mlp is not None
-    features = {
-        "price": tf.constant([0.5]),
-        "size": tf.constant([[1.0, 2.0]]),
-        "year": tf.constant([3]),
+    inputs = build_inputs(specs, {})
+    found = inputs(
+        {
+            "price": tf.constant([0.5]),
+            "size": tf.constant([[1.0, 2.0]]),
+            "year": tf.constant([3]),
+        }
+    )
+    assert {name: value.numpy().tolist() for name, value in found.items()} == {
+        "price": [[0.5]],
+        "size": [[1.0, 2.0]],
+        "year": [[3.0]],
     }
-    layer = tower.mlp.layers[0]
-    expected = np.array([[0.5, 1, 2, 3]]) @ layer.kernel.numpy().astype(np.float64)
-    expected /= np.linalg.norm(expected)
-    np.testing.assert_allclose(tower(features), expected, rtol=1e-5)
+    assert {n: t.shape for n, t in inputs.build_keras_inputs().items()} == {
+        "price": (None, 1),
+        "size": (None, 2),
+        "year": (None, 1),
+    }
 
 
 def test_blocks_stand_in_the_order_of_the_specs() -> None:
-    tables = {"a": EmbeddingTable("a", 9, 2, seed=1), "b": EmbeddingTable("b", 9, 2, seed=1)}
     specs = [
-        FeatureSpec("x", "int64", "item", shared_embedding="a", vocabulary_size=9),
-        FeatureSpec(
-            "y", "int64", "item", shape=(None,), max_len=4, shared_embedding="b", vocabulary_size=9
-        ),
+        FeatureSpec("x", "int64", "item", vocabulary_size=9),
+        FeatureSpec("y", "int64", "item", shape=(None,), max_len=4, vocabulary_size=9),
     ]
-    tower = Tower(CONFIG, specs, {"x": tables["a"], "y": tables["b"]}, seed=1)
-    assert tower.mlp is not None
-    found = tower({"x": tf.constant([4]), "y": tf.constant([[3, 5, 0, 0]])})
-    rows_a, rows_b = tables["a"].rows.numpy(), tables["b"].rows.numpy()
-    block = np.concatenate([rows_a[4], (rows_b[3] + rows_b[5]) / 2]).astype(np.float64)
-    expected = block @ tower.mlp.layers[0].kernel.numpy()
-    np.testing.assert_allclose(found[0], expected / np.linalg.norm(expected), rtol=1e-4)
-    assert set(tower.scalar_tables) == {"x"}
+    inputs = build_inputs(specs, {"x": 2, "y": 2})
+    tensors = inputs.build_keras_inputs()
+    output = build_tower(tensors, hidden_units=(), output_dim=3)
+    tower = Network(build_keras_model("tower", tensors, output))
+    found = tower(inputs({"x": tf.constant([4]), "y": tf.constant([[3, 5, 0, 0]])}))
+    rows_x, rows_y = (inputs.tables[name].rows.numpy() for name in "xy")
+    block = np.concatenate([rows_x[4], (rows_y[3] + rows_y[5]) / 2]).astype(np.float64)
+    expected = block @ tower.weights["dense/kernel"].numpy()
+    np.testing.assert_allclose(found[0], expected, rtol=1e-4)
+    assert set(inputs.scalar_tables) == {"x"}
 
 
 @pytest.mark.parametrize(
@@ -164,4 +175,4 @@ def test_blocks_stand_in_the_order_of_the_specs() -> None:
 )
 def test_what_is_neither_number_nor_id_is_refused(spec: FeatureSpec) -> None:
     with pytest.raises(ConfigError, match="vocabulary"):
-        Tower(CONFIG, [spec], {}, seed=1)
+        build_inputs([spec], {}).build_keras_inputs()

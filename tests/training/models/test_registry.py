@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,15 +10,15 @@ import tensorflow as tf
 
 from conf.errors import ConfigError
 from conf.manifest import Manifest
-from conf.schema import FeatureSchema
+from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.models import DSSMConfig, MFConfig
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.static_table import EmbeddingTable
 from training.input.batches import Batch, build_eval_dataset
-from training.models.embedding_tables import TableBuilder
+from training.models.embedding_tables import TableBuilder, table_size
 from training.models.mf import MatrixFactorization
-from training.models.registry import MODELS, build_model
-from training.models.retrieval import find_feature, table_size
+from training.models.model import find_feature
+from training.models.registry import build_model
 
 CONFIGS = [
     MFConfig(embedding_dim=4),
@@ -32,15 +31,6 @@ CONFIGS = [
 @pytest.fixture(scope="module")
 def batch(tiny_version: Path, tiny_manifest: Manifest) -> Batch:
     return next(iter(build_eval_dataset(tiny_version, tiny_manifest, "test", 8)))
-
-
-def test_an_unknown_model_is_refused(tiny_manifest: Manifest) -> None:
-    with pytest.raises(ConfigError, match="dssm"):
-        build_model(SimpleNamespace(name="dsmm"), tiny_manifest, 0)  # type: ignore[arg-type]
-
-
-def test_every_model_of_the_config_is_registered() -> None:
-    assert {config.name for config in CONFIGS} == set(MODELS)
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -160,7 +150,7 @@ def test_the_bias_starts_at_zero_and_can_be_left_out(tiny_manifest: Manifest) ->
 
 def test_an_unknown_user_ranks_by_the_items_bias(tiny_manifest: Manifest) -> None:
     model = MatrixFactorization(MFConfig(embedding_dim=3), tiny_manifest, 1)
-    size = model.item_table.vocabulary_size
+    size = model.tables["movie_id"].vocabulary_size
     bias = tf.random.stateless_normal([size, 1], [1, 2])
     model.tables["movie_id_bias"].rows.assign(bias)
     user = model.embed_users({"user_id": tf.constant([1], tf.int64)})
@@ -178,7 +168,8 @@ def test_users_who_are_items_share_a_table(kind: str, tiny_manifest: Manifest) -
     manifest = replace(tiny_manifest, schema=FeatureSchema(tuple(features)))
     config = MFConfig.model_validate({"embedding_dim": 3, "embeddings": {"movie_id": kind}})
     model = MatrixFactorization(config, manifest, 1)
-    assert model.user_table is model.item_table is model.tables["movie_id"]
+    users, items = (part.tables for part in model.embedded_inputs)
+    assert users["user_id"] is items["movie_id"] is model.tables["movie_id"]
     assert not model.dense_variables
     assert len(model.table_variables) == len(model.trainable_variables) == 2
 
@@ -198,10 +189,14 @@ def build(manifest: Manifest, **embeddings: Any) -> TableBuilder:
     return TableBuilder(config, manifest, [manifest.schema[name] for name in FEATURES], 1)
 
 
+def build_tables(builder: TableBuilder, *specs: FeatureSpec) -> dict[str, EmbeddingTable]:
+    return builder.build_tables([builder.plan_input(spec, 3, bias=True) for spec in specs]).tables
+
+
 def test_a_table_that_is_not_named_is_static(tiny_manifest: Manifest) -> None:
     builder = build(tiny_manifest, movie_id="static")
     spec = tiny_manifest.schema["movie_id"]
-    table = builder.build(spec)
+    table = build_tables(builder, spec)["movie_id"]
     assert not isinstance(table, DynamicTable)
     assert table.rows.shape == [spec.vocabulary_size, 3]
     assert builder.resolve(spec) == spec
@@ -211,10 +206,10 @@ def test_a_table_that_is_not_named_is_static(tiny_manifest: Manifest) -> None:
 def test_features_of_one_vocabulary_share_its_dynamic_table(tiny_manifest: Manifest) -> None:
     builder = build(tiny_manifest, movie_id={"max_rows": 5})
     assert builder.resolve(tiny_manifest.schema["history"]).table == "movie_id"
-    table = builder.build(tiny_manifest.schema["history"])
+    tables = build_tables(builder, tiny_manifest.schema["history"])
+    table, bias = tables["movie_id"], tables["movie_id_bias"]
     assert isinstance(table, DynamicTable)
     assert (table.dim, table.keys.max_rows, table.vocabulary_size) == (3, 5, 2)
-    bias = builder.build_beside("bias", table, 1)
     assert isinstance(bias, DynamicTable)
     assert bias.keys is table.keys
     assert not bias.is_drawn
@@ -224,14 +219,14 @@ def test_a_new_name_takes_its_features(tiny_manifest: Manifest) -> None:
     builder = build(tiny_manifest, recent={"features": ["history"]})
     assert builder.resolve(tiny_manifest.schema["history"]).table == "recent"
     assert builder.resolve(tiny_manifest.schema["movie_id"]).table == "movie_id"
-    assert isinstance(builder.build(tiny_manifest.schema["history"]), DynamicTable)
-    assert type(builder.build(tiny_manifest.schema["movie_id"])) is EmbeddingTable
+    tables = build_tables(builder, *(tiny_manifest.schema[n] for n in ("history", "movie_id")))
+    assert isinstance(tables["recent"], DynamicTable)
+    assert type(tables["movie_id"]) is EmbeddingTable
 
 
 def test_a_table_beside_a_static_one_is_static(tiny_manifest: Manifest) -> None:
-    builder = build(tiny_manifest)
-    table = builder.build(tiny_manifest.schema["genres"])
-    assert builder.build_beside("bias", table, 1).rows.shape == [table.vocabulary_size, 1]
+    tables = build_tables(build(tiny_manifest), tiny_manifest.schema["genres"])
+    assert tables["genres_bias"].rows.shape == [tables["genres"].vocabulary_size, 1]
 
 
 @pytest.mark.parametrize(

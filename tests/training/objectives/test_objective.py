@@ -23,6 +23,7 @@ from training.input.vocabularies import Vocabulary
 from training.loop.optimizers import Optimizers
 from training.loop.step import StepOptions, TrainStep
 from training.models.registry import build_model
+from training.networks.network import TrainingPass
 from training.objectives import item_catalog
 from training.objectives.item_catalog import ItemFeatures, read_drawable_items, read_item_counts
 from training.objectives.objective import Weighted, build_objective, compute_binary_loss
@@ -49,6 +50,7 @@ def test_a_huge_score_stays_finite() -> None:
 
 
 SEED = tf.constant([1, 8])
+PASS = TrainingPass(SEED)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +62,7 @@ def batch(tiny_version: Path, tiny_manifest: Manifest) -> Batch:
 def compute(config, version: Path, manifest: Manifest, batch: Batch, seed=SEED) -> np.ndarray:
     model = build_model(config, manifest, 1)
     objective = build_objective(config, version, manifest, model, 32)
-    return objective(model, batch, seed).numpy()
+    return objective(model, batch, TrainingPass(seed)).numpy()
 
 
 def test_in_batch_softmax_equals_the_reference(
@@ -159,7 +161,7 @@ def test_weights_multiply_the_losses_of_rows(
     plain = compute(config, tiny_version, tiny_manifest, batch)
     values = np.linspace(0, 3, 32).astype(np.float32)
     for column in (values, values[:, None]):  # a scalar may come as a list of one
-        found = weighted(model, {**batch, "w": tf.constant(column)}, SEED)
+        found = weighted(model, {**batch, "w": tf.constant(column)}, PASS)
         np.testing.assert_allclose(found, values * plain, rtol=1e-6)
 
 
@@ -168,18 +170,19 @@ def test_the_loss_of_a_step_is_the_weighted_sum_over_the_number_of_rows() -> Non
     batch = next(iter(build_toy_batches(4)))
     batch["w"] = tf.constant([2.0, 0.0, 1.0, 0.5])
     model = ToyModel()
-    rows = squared_error(model, batch, SEED).numpy()
+    rows = squared_error(model, batch, PASS).numpy()
     expected = (2 * rows[0] + rows[2] + 0.5 * rows[3]) / 4
     variables = model.table_variables
     with tf.GradientTape() as tape:
         tape.watch(variables)
-        losses = squared_error(model, batch, SEED)
+        losses = squared_error(model, batch, PASS)
         by_hand = (2 * losses[0] + losses[2] + 0.5 * losses[3]) / 4
     gradients = [tf.convert_to_tensor(g).numpy() for g in tape.gradient(by_hand, variables)]
     before = [variable.numpy() for variable in variables]
 
     class Rows:
         inputs: tuple[str, ...] = ()
+        binary_labels: tuple[str, ...] = ()
         __call__ = staticmethod(squared_error)
 
     sgd = {"kind": "sgd"}
@@ -202,8 +205,8 @@ def test_uniform_negatives_are_items_that_may_be_drawn(
     model = build_model(config, tiny_manifest, 1)
     objective = build_objective(config, tiny_version, tiny_manifest, model, 32)
     with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(objective(model, batch, SEED))
-    rows = set(tape.gradient(loss, model.item_table.rows).indices.numpy().tolist())
+        loss = tf.reduce_sum(objective(model, batch, PASS))
+    rows = set(tape.gradient(loss, model.tables["movie_id"].rows).indices.numpy().tolist())
     assert rows - set(batch["movie_id"].numpy().tolist()) <= {30, 35}
     assert rows >= {30, 35}
 
