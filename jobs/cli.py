@@ -31,6 +31,7 @@ EXTRAS = {
     "pandas": "etl",
     "tensorflow": "training",
     "keras": "training",
+    "keras_rs": "training",
     "optuna": "sweep",
     "sqlalchemy": "sweep",
 }

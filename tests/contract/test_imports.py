@@ -28,6 +28,7 @@ TENSORFLOW = {"tensorflow", "keras"}
 SPARK_FACING = {"datasource"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # Installed to be used beside Sluice: nothing imports it.
+IMPORT_NAMES = {"pyyaml": "yaml", "keras-rs": "keras_rs"}
 TOOLS = {"tensorboard"}
 
 
@@ -139,7 +140,7 @@ def test_what_a_live_import_brings(module, banned):
 def declared(requirements: list[str]) -> set[str]:
     """Top-level modules of the distributions that a list of requirements names."""
     names = {re.split(r"[\[<>=!~ ]", requirement)[0] for requirement in requirements}
-    return {{"pyyaml": "yaml"}.get(name, name) for name in names - {DISTRIBUTION}}
+    return {IMPORT_NAMES.get(name, name) for name in names - {DISTRIBUTION}}
 
 
 def third_party(packages: tuple[str, ...]) -> set[str]:
