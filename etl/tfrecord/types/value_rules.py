@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
@@ -12,14 +11,13 @@ import pyarrow.compute as pc
 
 from etl.tfrecord.types.policies import ColumnPolicy
 from etl.tfrecord.types.values import (
-    CastValues,
     Converted,
-    DecodeDictionary,
-    KeepValues,
     Refusal,
-    ValueConversion,
+    ValueRule,
     as_numbers,
+    cast_values,
     chain_rules,
+    decode_dictionary,
     is_list,
     null_mask,
     refuse_first,
@@ -32,40 +30,28 @@ _EXACT_INTEGERS = 2.0**24
 _FIX_FLOATS = "policy float64=cast or clip, or cast the column before the write"
 
 
-@dataclass(frozen=True)
-class NarrowDoubles:
-    """float64 to the nearest float32.
-
-    Attributes:
-        mode: Policy `float64`, see `ColumnPolicy`.
-    """
-
-    mode: Literal["error", "exact", "cast", "clip"]
-    target: pa.DataType = field(default_factory=pa.float32)
-    is_identity: bool = False
-
-    def convert(self, values: pa.Array) -> Converted:
-        """See `ValueConversion`."""
-        wide = as_numbers(values)
-        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            narrow = wide.astype(np.float32)
-            refusal = None
-            if self.mode == "clip":
-                beyond = np.isinf(narrow) & np.isfinite(wide)
-                if beyond.any():
-                    narrow[beyond] = np.copysign(np.float32(FLOAT32_MAX), narrow[beyond])
-            elif self.mode != "cast":
-                changed = (narrow != wide) & ~np.isnan(wide)
-                if self.mode == "error":
-                    changed = changed & _is_gross(wide, narrow)
-                refusal = refuse_first(
-                    changed,
-                    values,
-                    "a double that float32 cannot hold",
-                    _ALLOWED_FLOATS[self.mode],
-                    _FIX_FLOATS,
-                )
-        return pa.array(narrow, mask=null_mask(values)), refusal
+def narrow_doubles(values: pa.Array, mode: Literal["error", "exact", "cast", "clip"]) -> Converted:
+    """float64 to the nearest float32; `mode` is policy `float64`, see `ColumnPolicy`."""
+    wide = as_numbers(values)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        narrow = wide.astype(np.float32)
+        refusal = None
+        if mode == "clip":
+            beyond = np.isinf(narrow) & np.isfinite(wide)
+            if beyond.any():
+                narrow[beyond] = np.copysign(np.float32(FLOAT32_MAX), narrow[beyond])
+        elif mode != "cast":
+            changed = (narrow != wide) & ~np.isnan(wide)
+            if mode == "error":
+                changed = changed & _is_gross(wide, narrow)
+            refusal = refuse_first(
+                changed,
+                values,
+                "a double that float32 cannot hold",
+                _ALLOWED_FLOATS[mode],
+                _FIX_FLOATS,
+            )
+    return pa.array(narrow, mask=null_mask(values)), refusal
 
 
 _ALLOWED_FLOATS = {
@@ -80,61 +66,42 @@ def _is_gross(wide: np.ndarray, narrow: np.ndarray) -> np.ndarray:
     return beyond | ((np.abs(wide) > _EXACT_INTEGERS) & (np.trunc(wide) == wide))
 
 
-@dataclass(frozen=True)
-class NarrowDecimals:
+def narrow_decimals(values: pa.Array) -> Converted:
     """Decimals to float32 where it holds them exactly, which 0.5 is and 0.1 is not."""
-
-    target: pa.DataType = field(default_factory=pa.float32)
-    is_identity: bool = False
-
-    def convert(self, values: pa.Array) -> Converted:
-        """See `ValueConversion`."""
-        wide = as_numbers(values.cast(pa.float64()))
-        with np.errstate(over="ignore"):
-            narrow = wide.astype(np.float32)
-        bad = narrow != wide
-        # A double may itself be a rounded decimal, so what it stands for is compared too.
-        back = pa.array(np.where(bad, 0, narrow).astype(np.float64)).cast(values.type, safe=False)
-        same = as_numbers(pc.equal(back, values.fill_null(0) if values.null_count else values))
-        refusal = refuse_first(
-            bad | ~same,
-            values,
-            "a decimal that float32 cannot hold",
-            _ALLOWED_FLOATS["exact"],
-            _FIX_FLOATS,
-        )
-        return pa.array(narrow, mask=null_mask(values)), refusal
+    wide = as_numbers(values.cast(pa.float64()))
+    with np.errstate(over="ignore"):
+        narrow = wide.astype(np.float32)
+    bad = narrow != wide
+    # A double may itself be a rounded decimal, so what it stands for is compared too.
+    back = pa.array(np.where(bad, 0, narrow).astype(np.float64)).cast(values.type, safe=False)
+    same = as_numbers(pc.equal(back, values.fill_null(0) if values.null_count else values))
+    refusal = refuse_first(
+        bad | ~same,
+        values,
+        "a decimal that float32 cannot hold",
+        _ALLOWED_FLOATS["exact"],
+        _FIX_FLOATS,
+    )
+    return pa.array(narrow, mask=null_mask(values)), refusal
 
 
 _INT64_MAX = np.iinfo(np.int64).max
 
 
-@dataclass(frozen=True)
-class NarrowUnsigned:
-    """uint64 to int64.
-
-    Attributes:
-        mode: Policy `integers`, see `ColumnPolicy`.
-    """
-
-    mode: Literal["error", "clip"]
-    target: pa.DataType = field(default_factory=pa.int64)
-    is_identity: bool = False
-
-    def convert(self, values: pa.Array) -> Converted:
-        """See `ValueConversion`."""
-        wide, refusal = as_numbers(values), None
-        if self.mode == "clip":
-            wide = np.minimum(wide, np.uint64(_INT64_MAX))
-        else:
-            refusal = refuse_first(
-                wide > _INT64_MAX,
-                values,
-                "an unsigned integer beyond int64",
-                f"at most {_INT64_MAX}",
-                "policy integers=clip, or cast the column before the write",
-            )
-        return pa.array(wide.view(np.int64), mask=null_mask(values)), refusal
+def narrow_unsigned(values: pa.Array, mode: Literal["error", "clip"]) -> Converted:
+    """uint64 to int64; `mode` is policy `integers`, see `ColumnPolicy`."""
+    wide, refusal = as_numbers(values), None
+    if mode == "clip":
+        wide = np.minimum(wide, np.uint64(_INT64_MAX))
+    else:
+        refusal = refuse_first(
+            wide > _INT64_MAX,
+            values,
+            "an unsigned integer beyond int64",
+            f"at most {_INT64_MAX}",
+            "policy integers=clip, or cast the column before the write",
+        )
+    return pa.array(wide.view(np.int64), mask=null_mask(values)), refusal
 
 
 _NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
@@ -145,96 +112,56 @@ _ISO_YEARS = "years 1 to 9999"
 _AS_NUMBERS = "write them as numbers ({}), or filter the rows"
 
 
-@dataclass(frozen=True)
-class DatesToDays:
+def dates_to_days(values: pa.Array) -> Converted:
     """Dates to days since 1970-01-01."""
-
-    target: pa.DataType = field(default_factory=pa.int32)
-    is_identity: bool = False
-
-    def convert(self, values: pa.Array) -> Converted:
-        """See `ValueConversion`."""
-        if pa.types.is_date32(values.type):
-            return values.cast(pa.int32()), None
-        days = np.floor_divide(as_numbers(values.cast(pa.int64())), _DAY_MS)
-        return pa.array(days.astype(np.int32), mask=null_mask(values)), None
+    if pa.types.is_date32(values.type):
+        return values.cast(pa.int32()), None
+    days = np.floor_divide(as_numbers(values.cast(pa.int64())), _DAY_MS)
+    return pa.array(days.astype(np.int32), mask=null_mask(values)), None
 
 
-@dataclass(frozen=True)
-class DatesToText:
+def dates_to_text(values: pa.Array) -> Converted:
     """Dates to text such as `2026-01-02`."""
-
-    target: pa.DataType = field(default_factory=pa.string)
-    is_identity: bool = False
-
-    def convert(self, values: pa.Array) -> Converted:
-        """See `ValueConversion`."""
-        days = DatesToDays().convert(values)[0]
-        refusal = _refuse_years(as_numbers(days), _FIRST_DAY, _LAST_DAY, values, "dates=days")
-        return days.cast(pa.date32()).cast(pa.string()), refusal
+    days = dates_to_days(values)[0]
+    refusal = _refuse_years(as_numbers(days), _FIRST_DAY, _LAST_DAY, values, "dates=days")
+    return days.cast(pa.date32()).cast(pa.string()), refusal
 
 
-@dataclass(frozen=True)
-class TimestampsToIntegers:
-    """Timestamps to a number of units since 1970 UTC, rounded down.
-
-    Attributes:
-        unit: Unit of the result.
-        source_unit: Unit of the timestamps.
-    """
-
-    unit: Literal["s", "ms", "us"]
-    source_unit: str
-    target: pa.DataType = field(default_factory=pa.int64)
-    is_identity: bool = False
-
-    def convert(self, values: pa.Array) -> Converted:
-        """See `ValueConversion`."""
-        ticks = values.cast(pa.int64())
-        source, wanted = _NANOSECONDS[self.source_unit], _NANOSECONDS[self.unit]
-        if source == wanted:
-            return ticks, None
-        if source < wanted:
-            return pa.array(as_numbers(ticks) // (wanted // source), mask=null_mask(values)), None
-        counts, factor = as_numbers(ticks), source // wanted
-        limit = np.iinfo(np.int64).max // factor
-        refusal = refuse_first(
-            (counts > limit) | (counts < -limit),
-            values,
-            f"a timestamp beyond int64 in {self.unit}",
-            f"at most {limit} {self.source_unit} from 1970",
-            "policy timestamps with a coarser unit",
-        )
-        with np.errstate(over="ignore"):
-            return pa.array(counts * factor, mask=null_mask(values)), refusal
+def timestamps_to_integers(values: pa.Array, unit: Literal["s", "ms", "us"]) -> Converted:
+    """Timestamps to a number of units since 1970 UTC, rounded down."""
+    ticks = values.cast(pa.int64())
+    source, wanted = _NANOSECONDS[values.type.unit], _NANOSECONDS[unit]
+    if source == wanted:
+        return ticks, None
+    if source < wanted:
+        return pa.array(as_numbers(ticks) // (wanted // source), mask=null_mask(values)), None
+    counts, factor = as_numbers(ticks), source // wanted
+    limit = np.iinfo(np.int64).max // factor
+    refusal = refuse_first(
+        (counts > limit) | (counts < -limit),
+        values,
+        f"a timestamp beyond int64 in {unit}",
+        f"at most {limit} {values.type.unit} from 1970",
+        "policy timestamps with a coarser unit",
+    )
+    with np.errstate(over="ignore"):
+        return pa.array(counts * factor, mask=null_mask(values)), refusal
 
 
-@dataclass(frozen=True)
-class TimestampsToText:
-    """Timestamps to text such as `2026-01-02T03:04:05.678901Z`, without Z where they have no zone.
-
-    Attributes:
-        source: Type of the timestamps.
-    """
-
-    source: pa.TimestampType
-    target: pa.DataType = field(default_factory=pa.string)
-    is_identity: bool = False
-
-    def convert(self, values: pa.Array) -> Converted:
-        """See `ValueConversion`."""
-        ticks = as_numbers(values.cast(pa.int64()))
-        per_day = _NANOSECONDS["s"] * 86_400 // _NANOSECONDS[self.source.unit]
-        int64 = np.iinfo(np.int64)
-        limits = max(_FIRST_DAY * per_day, int64.min), min((_LAST_DAY + 1) * per_day - 1, int64.max)
-        refusal = _refuse_years(ticks, limits[0], limits[1], values, "timestamps=us")
-        if refusal is not None:
-            return values, refusal
-        local = pa.array(ticks, mask=null_mask(values)).cast(pa.timestamp(self.source.unit))
-        text = pc.replace_substring(local.cast(pa.string()), " ", "T")
-        if self.source.tz is None:
-            return text, None
-        return pc.binary_join_element_wise(text, "Z", ""), None
+def timestamps_to_text(values: pa.Array) -> Converted:
+    """Timestamps to text such as `2026-01-02T03:04:05.678901Z`; without a zone there is no Z."""
+    ticks = as_numbers(values.cast(pa.int64()))
+    per_day = _NANOSECONDS["s"] * 86_400 // _NANOSECONDS[values.type.unit]
+    int64 = np.iinfo(np.int64)
+    limits = max(_FIRST_DAY * per_day, int64.min), min((_LAST_DAY + 1) * per_day - 1, int64.max)
+    refusal = _refuse_years(ticks, limits[0], limits[1], values, "timestamps=us")
+    if refusal is not None:
+        return values, refusal
+    local = pa.array(ticks, mask=null_mask(values)).cast(pa.timestamp(values.type.unit))
+    text = pc.replace_substring(local.cast(pa.string()), " ", "T")
+    if values.type.tz is None:
+        return text, None
+    return pc.binary_join_element_wise(text, "Z", ""), None
 
 
 def _refuse_years(
@@ -318,7 +245,7 @@ class UnfitError(ValueError):
         return f"{path} ({spark_type.decode() if spark_type else column.type}): {self}"
 
 
-def plan_value(data_type: pa.DataType, policy: ColumnPolicy, in_place: bool) -> ValueConversion:
+def plan_value(data_type: pa.DataType, policy: ColumnPolicy, in_place: bool) -> ValueRule:
     """Picks the conversion of values that are no lists, structs or maps.
 
     Args:
@@ -334,53 +261,63 @@ def plan_value(data_type: pa.DataType, policy: ColumnPolicy, in_place: bool) -> 
     if t.is_dictionary(data_type):
         rule = plan_value(data_type.value_type, policy, in_place)
         if rule.is_identity and not in_place:
-            return KeepValues(data_type)
-        return chain_rules(DecodeDictionary(data_type.value_type), rule)
+            return ValueRule(data_type)
+        return chain_rules(ValueRule(data_type.value_type, decode_dictionary), rule)
     if t.is_float64(data_type):
         return _plan_double(policy, in_place)
     if t.is_decimal(data_type):
         return _plan_decimal(data_type, policy, in_place)
     if t.is_uint64(data_type):
-        return NarrowUnsigned(policy.integers)
+        return ValueRule(pa.int64(), narrow_unsigned, (policy.integers,))
     if t.is_date(data_type) or t.is_timestamp(data_type):
         return _plan_date(data_type, policy)
     if (t.is_integer(data_type) or t.is_boolean(data_type) or t.is_floating(data_type)
             or t.is_string(data_type) or t.is_large_string(data_type) or t.is_binary(data_type)
             or t.is_large_binary(data_type)):  # fmt: skip
-        return KeepValues(data_type)
+        return ValueRule(data_type)
     if t.is_string_view(data_type):
-        return CastValues(pa.large_string())
+        return _cast_to(pa.large_string())
     if t.is_binary_view(data_type):
-        return CastValues(pa.large_binary())
+        return _cast_to(pa.large_binary())
     if t.is_fixed_size_binary(data_type):
-        return CastValues(pa.binary())
+        return _cast_to(pa.binary())
     raise UnfitError(_advise(data_type))
 
 
-def _plan_double(policy: ColumnPolicy, in_place: bool) -> ValueConversion:
+def _cast_to(target: pa.DataType) -> ValueRule:
+    return ValueRule(target, cast_values, (target,))
+
+
+def _narrow(policy: ColumnPolicy) -> ValueRule:
+    return ValueRule(pa.float32(), narrow_doubles, (policy.float64,))
+
+
+def _plan_double(policy: ColumnPolicy, in_place: bool) -> ValueRule:
     if policy.float64 == "error" and not in_place:
-        return KeepValues(pa.float64())  # the encoder refuses by the same rule
-    return NarrowDoubles(policy.float64)
+        return ValueRule(pa.float64())  # the encoder refuses by the same rule
+    return _narrow(policy)
 
 
-def _plan_decimal(data_type: pa.DataType, policy: ColumnPolicy, in_place: bool) -> ValueConversion:
+def _plan_decimal(data_type: pa.DataType, policy: ColumnPolicy, in_place: bool) -> ValueRule:
     if policy.float64 == "exact":
-        return NarrowDecimals()
+        return ValueRule(pa.float32(), narrow_decimals)
     if policy.float64 == "error" and not in_place:
-        return KeepValues(data_type)
-    return chain_rules(CastValues(pa.float64()), NarrowDoubles(policy.float64))
+        return ValueRule(data_type)
+    return chain_rules(_cast_to(pa.float64()), _narrow(policy))
 
 
-def _plan_date(data_type: pa.DataType, policy: ColumnPolicy) -> ValueConversion:
+def _plan_date(data_type: pa.DataType, policy: ColumnPolicy) -> ValueRule:
     if pa.types.is_date(data_type):
         if policy.dates == "error":
             raise UnfitError("option dates=days or iso")
-        return DatesToDays() if policy.dates == "days" else DatesToText()
+        if policy.dates == "days":
+            return ValueRule(pa.int32(), dates_to_days)
+        return ValueRule(pa.string(), dates_to_text)
     if policy.timestamps == "error":
         raise UnfitError("option timestamps=s, ms, us or iso")
     if policy.timestamps == "iso":
-        return TimestampsToText(data_type)
-    return TimestampsToIntegers(policy.timestamps, data_type.unit)
+        return ValueRule(pa.string(), timestamps_to_text)
+    return ValueRule(pa.int64(), timestamps_to_integers, (policy.timestamps,))
 
 
 def _advise(data_type: pa.DataType) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -35,81 +35,53 @@ class Refusal:
 Converted = tuple[pa.Array, Refusal | None]
 
 
-class ValueConversion(Protocol):
-    """Conversion of values of one type; picklable."""
+@dataclass(frozen=True)
+class ValueRule:
+    """Conversion of values of one type; picklable.
 
-    @property
-    def target(self) -> pa.DataType:
-        """Type of the result."""
+    Attributes:
+        target: Type of the result.
+        function: Converts values, nulls remaining nulls, and finds the first that is refused;
+            None where values stay as they are.
+        arguments: What the function takes beside the values.
+    """
+
+    target: pa.DataType
+    function: Callable[..., Converted] | None = None
+    arguments: tuple[Any, ...] = ()
 
     @property
     def is_identity(self) -> bool:
         """Whether nothing is converted."""
+        return self.function is None
 
     def convert(self, values: pa.Array) -> Converted:
-        """Converts values, nulls remaining nulls; also returns the first that is refused."""
+        """Converts values; also returns the first that is refused."""
+        return (values, None) if self.function is None else self.function(values, *self.arguments)
 
 
-@dataclass(frozen=True)
-class KeepValues:
-    """Leaves values as they are."""
-
-    target: pa.DataType
-    is_identity: bool = True
-
-    def convert(self, values: pa.Array) -> Converted:
-        """See `ValueConversion`."""
-        return values, None
-
-
-@dataclass(frozen=True)
-class CastValues:
+def cast_values(values: pa.Array, target: pa.DataType) -> Converted:
     """Casts to a type that holds all values of the source type."""
-
-    target: pa.DataType
-    is_identity: bool = False
-
-    def convert(self, values: pa.Array) -> Converted:
-        """See `ValueConversion`."""
-        return values.cast(self.target), None
+    return values.cast(target), None
 
 
-@dataclass(frozen=True)
-class DecodeDictionary:
+def decode_dictionary(values: pa.Array) -> Converted:
     """Replaces dictionary indices by what they stand for."""
-
-    target: pa.DataType
-    is_identity: bool = False
-
-    def convert(self, values: pa.Array) -> Converted:
-        """See `ValueConversion`."""
-        return values.dictionary_decode(), None
+    return values.dictionary_decode(), None
 
 
-@dataclass(frozen=True)
-class ChainedRules:
-    """One rule after another; each keeps the number of values."""
-
-    first: ValueConversion
-    second: ValueConversion
-    is_identity: bool = False
-
-    @property
-    def target(self) -> pa.DataType:
-        """Type of the result."""
-        return self.second.target
-
-    def convert(self, values: pa.Array) -> Converted:
-        """See `ValueConversion`."""
-        values, refusal = self.first.convert(values)
-        return self.second.convert(values) if refusal is None else (values, refusal)
-
-
-def chain_rules(first: ValueConversion, second: ValueConversion) -> ValueConversion:
-    """Both rules in turn, without what does nothing."""
+def chain_rules(first: ValueRule, second: ValueRule) -> ValueRule:
+    """Both rules in turn, without what does nothing; each keeps the number of values."""
     if first.is_identity:
         return second
-    return first if second.is_identity else ChainedRules(first, second)
+    if second.is_identity:
+        return first
+    return ValueRule(second.target, _convert_in_turn, (first, second))
+
+
+def _convert_in_turn(values: pa.Array, first: ValueRule, second: ValueRule) -> Converted:
+    values, refusal = first.convert(values)
+    return second.convert(values) if refusal is None else (values, refusal)
 
 
 def as_numbers(values: pa.Array) -> np.ndarray:
@@ -263,7 +235,7 @@ class ConvertLists:
     """
 
     source: pa.DataType
-    element: ValueConversion
+    element: ValueRule | ConvertLists
     null_elements: Literal["error", "drop", "default"] = "error"
     default: Any = None
 
@@ -285,7 +257,7 @@ class ConvertLists:
         return pa.list_(self.element.target)
 
     def convert(self, values: pa.Array) -> Converted:
-        """See `ValueConversion`."""
+        """Converts lists; also returns the first that is refused."""
         if self.is_identity:
             return values, None
         elements, rows = split_lists(values)
@@ -301,6 +273,9 @@ class ConvertLists:
         elif converted.null_count and self.null_elements == "default":
             converted = fill_nulls(converted, self.default)
         return rows.build(converted, self.target), None
+
+
+ValueConversion = ValueRule | ConvertLists
 
 
 def fill_nulls(column: pa.Array, default: Any) -> pa.Array:

@@ -20,12 +20,12 @@ from etl.tfrecord.types.column_nodes import (
 )
 from etl.tfrecord.types.policies import ColumnPolicy, TypeOptions
 from etl.tfrecord.types.to_example import plan_to_example
-from etl.tfrecord.types.value_rules import NarrowUnsigned
-from etl.tfrecord.types.values import KeepValues
+from etl.tfrecord.types.value_rules import narrow_unsigned
+from etl.tfrecord.types.values import ValueRule
 
 
 def test_a_leaf_that_does_nothing_gives_the_column_itself() -> None:
-    leaf, column = ColumnLeaf("x", KeepValues(pa.int64())), pa.array([1, None])
+    leaf, column = ColumnLeaf("x", ValueRule(pa.int64())), pa.array([1, None])
     assert leaf.is_identity
     assert leaf.outputs == (FeatureColumn("x", pa.int64()),)
     assert leaf.apply(column)[0] is column
@@ -33,19 +33,19 @@ def test_a_leaf_that_does_nothing_gives_the_column_itself() -> None:
 
 def test_null_rows_take_the_default_or_are_refused() -> None:
     column = pa.array([1, None, 3])
-    assert ColumnLeaf("x", KeepValues(pa.int64()), "default", 9).apply(column)[0].to_pylist() == [
+    assert ColumnLeaf("x", ValueRule(pa.int64()), "default", 9).apply(column)[0].to_pylist() == [
         1,
         9,
         3,
     ]
     with pytest.raises(InputDataError, match=r"(?s)column 'x' has a null.*row 1 of the batch"):
-        ColumnLeaf("x", KeepValues(pa.int64()), "error").apply(column)
+        ColumnLeaf("x", ValueRule(pa.int64()), "error").apply(column)
 
 
 def test_refused_values_are_named() -> None:
     column = pa.array([1, 2**63], pa.uint64())
     with pytest.raises(InputDataError, match=rf"(?s)'x' has an unsigned.*{2**63} in row 1.*clip"):
-        ColumnLeaf("x", NarrowUnsigned("error")).apply(column)
+        ColumnLeaf("x", ValueRule(pa.int64(), narrow_unsigned, ("error",))).apply(column)
 
 
 STRUCT = pa.struct({"x": pa.int64(), "y": pa.struct({"z": pa.list_(pa.string())})})

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from conf.errors import ConfigError
 from etl.tfrecord.codec.encode import build_encoder
-from etl.tfrecord.types.value_rules import NarrowDoubles
+from etl.tfrecord.types.value_rules import narrow_doubles
 from etl.tfrecord.types.values import (
-    CastValues,
     ConvertLists,
-    DecodeDictionary,
-    KeepValues,
+    ValueRule,
     as_numbers,
+    cast_values,
     chain_rules,
+    decode_dictionary,
     fill_nulls,
     flatten_lists,
     holds_same,
@@ -28,15 +28,18 @@ from etl.tfrecord.types.values import (
     split_lists,
 )
 
+EXACT = ValueRule(pa.float32(), narrow_doubles, ("exact",))
+TO_LARGE = ValueRule(pa.large_string(), cast_values, (pa.large_string(),))
+
 
 def test_chains_leave_out_what_does_nothing() -> None:
-    keep, cast = KeepValues(pa.int64()), CastValues(pa.large_string())
+    keep, cast = ValueRule(pa.int64()), TO_LARGE
     assert chain_rules(keep, cast) is cast
     assert chain_rules(cast, keep) is cast
 
 
 def test_a_chain_reports_the_refusal_of_either_rule() -> None:
-    rule = chain_rules(DecodeDictionary(pa.float64()), NarrowDoubles("exact"))
+    rule = chain_rules(ValueRule(pa.float64(), decode_dictionary), EXACT)
     values = pa.array([0.5, 0.1, None]).dictionary_encode()
     assert rule.target == pa.float32()
     assert rule.convert(values)[1].index == 1  # type: ignore[union-attr]
@@ -97,45 +100,41 @@ def test_what_lies_below_a_null_is_not_seen() -> None:
     column = pa.ListArray.from_arrays(
         pa.array([0, 1, 2, 3], pa.int32()), hidden, mask=pa.array([True, False, False])
     )
-    rule = ConvertLists(column.type, NarrowDoubles("exact"))
+    rule = ConvertLists(column.type, EXACT)
     assert rule.convert(column)[0].to_pylist() == [None, [0.5], [0.25]]
     fixed = pa.FixedSizeListArray.from_arrays(hidden, 1, mask=pa.array([True, False, False]))
-    rule = ConvertLists(fixed.type, NarrowDoubles("exact"))
+    rule = ConvertLists(fixed.type, EXACT)
     assert rule.convert(fixed)[0].to_pylist() == [None, [0.5], [0.25]]
 
 
 def test_a_refusal_names_the_row() -> None:
     column = pa.array([[0.5], [], None, [0.5, 0.25], [0.1]])
-    rule = ConvertLists(column.type, NarrowDoubles("exact"))
+    rule = ConvertLists(column.type, EXACT)
     assert rule.convert(column)[1].index == 4  # type: ignore[union-attr]
     nested = pa.array([[[0.5]], None, [[], [0.5, 0.1]]])
-    outer = ConvertLists(nested.type, ConvertLists(nested.type.value_type, NarrowDoubles("exact")))
+    outer = ConvertLists(nested.type, ConvertLists(nested.type.value_type, EXACT))
     assert outer.convert(nested)[1].index == 2  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_null_elements(kind: pa.DataType) -> None:
     column = pa.array([[9, 9], [1, None], None, [None, None], [2, 3]], kind).slice(1)
-    dropped = ConvertLists(kind, KeepValues(pa.int64()), "drop")
+    dropped = ConvertLists(kind, ValueRule(pa.int64()), "drop")
     assert dropped.convert(column)[0].to_pylist() == [[1], None, [], [2, 3]]
-    filled = ConvertLists(kind, KeepValues(pa.int64()), "default", 7)
+    filled = ConvertLists(kind, ValueRule(pa.int64()), "default", 7)
     assert filled.convert(column)[0].to_pylist() == [[1, 7], None, [7, 7], [2, 3]]
     assert filled.convert(column)[0].type == filled.target == kind
 
 
 def test_fixed_sizes_stay_where_no_element_is_left_out() -> None:
     fixed = pa.list_(pa.string_view(), 2)
-    assert ConvertLists(fixed, CastValues(pa.large_string())).target == pa.list_(
-        pa.large_string(), 2
-    )
-    assert ConvertLists(fixed, CastValues(pa.large_string()), "drop").target == pa.list_(
-        pa.large_string()
-    )
+    assert ConvertLists(fixed, TO_LARGE).target == pa.list_(pa.large_string(), 2)
+    assert ConvertLists(fixed, TO_LARGE, "drop").target == pa.list_(pa.large_string())
 
 
 def test_lists_of_no_length_at_all() -> None:
     column = pa.array([[], None], pa.list_(pa.float64(), 0))
-    rule = ConvertLists(column.type, NarrowDoubles("cast"))
+    rule = ConvertLists(column.type, ValueRule(pa.float32(), narrow_doubles, ("cast",)))
     assert rule.convert(column)[0].to_pylist() == [[], None]
 
 
