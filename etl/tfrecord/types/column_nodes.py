@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -27,30 +27,6 @@ class FeatureColumn:
     type: pa.DataType
 
 
-class ColumnNode(Protocol):
-    """Turns one column, or one field of a struct, into features; picklable."""
-
-    @property
-    def outputs(self) -> tuple[FeatureColumn, ...]:
-        """What it gives."""
-
-    @property
-    def is_identity(self) -> bool:
-        """Whether it gives the column itself."""
-
-    def apply(self, column: pa.Array) -> list[pa.Array]:
-        """Turns the column of a batch into features.
-
-        Raises:
-            InputDataError: A value that the policies refuse; names the column and the row.
-        """
-
-
-def join_feature_columns(nodes: Iterable[ColumnNode]) -> tuple[FeatureColumn, ...]:
-    """What several nodes give, one after the other."""
-    return tuple(output for node in nodes for output in node.outputs)
-
-
 @dataclass(frozen=True)
 class ColumnLeaf:
     """A column that gives one feature.
@@ -69,16 +45,20 @@ class ColumnLeaf:
 
     @property
     def outputs(self) -> tuple[FeatureColumn, ...]:
-        """See `ColumnNode`."""
+        """What it gives."""
         return (FeatureColumn(self.name, self.rule.target),)
 
     @property
     def is_identity(self) -> bool:
-        """See `ColumnNode`."""
+        """Whether it gives the column itself."""
         return self.rule.is_identity and self.nulls == "absent"
 
     def apply(self, column: pa.Array) -> list[pa.Array]:
-        """See `ColumnNode`."""
+        """Turns the column of a batch into features.
+
+        Raises:
+            InputDataError: A value that the policies refuse; names the column and the row.
+        """
         converted, refusal = self.rule.convert(column)
         if refusal is not None:
             raise InputDataError(
@@ -105,25 +85,48 @@ def refuse_null(name: str, column: pa.Array, why: str) -> None:
 
 
 @dataclass(frozen=True)
-class FlattenStruct:
-    """A struct's fields, null where the struct is.
+class ColumnBranch:
+    """A struct, map or ML vector that gives the features of its parts; picklable.
 
     Attributes:
-        children: One per field.
+        children: One per part.
+        split: Takes a column apart: an array per child.
+        arguments: What `split` takes beside the column.
     """
 
     children: tuple[ColumnNode, ...]
-    is_identity: bool = False
+    split: Callable[..., Sequence[pa.Array]]
+    arguments: tuple[Any, ...] = ()
+    is_identity: ClassVar[bool] = False
 
     @property
     def outputs(self) -> tuple[FeatureColumn, ...]:
-        """See `ColumnNode`."""
+        """What it gives."""
         return join_feature_columns(self.children)
 
     def apply(self, column: pa.Array) -> list[pa.Array]:
-        """See `ColumnNode`."""
-        pairs = zip(self.children, column.flatten(), strict=True)
-        return [array for child, field in pairs for array in child.apply(field)]
+        """Turns the column of a batch into features.
+
+        Raises:
+            InputDataError: A value that the policies refuse; names the column and the row.
+        """
+        parts = zip(self.children, self.split(column, *self.arguments), strict=True)
+        return [feature for child, part in parts for feature in child.apply(part)]
+
+
+ColumnNode = ColumnLeaf | ColumnBranch
+"""How one column, or one field of a struct, becomes features."""
+
+
+def join_feature_columns(nodes: Iterable[ColumnNode]) -> tuple[FeatureColumn, ...]:
+    """What several nodes give, one after the other."""
+    return tuple(output for node in nodes for output in node.outputs)
+
+
+def split_struct(column: pa.Array) -> list[pa.Array]:
+    """A struct's fields, null where the struct is."""
+    fields: list[pa.Array] = column.flatten()
+    return fields
 
 
 def _split_maps(column: pa.Array) -> tuple[pa.Array, pa.Array, ListRows]:
@@ -141,75 +144,45 @@ def _split_maps(column: pa.Array) -> tuple[pa.Array, pa.Array, ListRows]:
     return visible.field(0), visible.field(1), rows
 
 
-@dataclass(frozen=True)
-class MapEntries:
+def split_map_entries(
+    column: pa.Array, key_lists: pa.DataType, value_lists: pa.DataType, drop_null_values: bool
+) -> list[pa.Array]:
     """A map as the list of its keys and the list of its values, in the same order.
 
-    Attributes:
-        keys: For the lists of keys.
-        values: For the lists of values.
+    Args:
+        column: Maps `[rows]`.
         key_lists: Type of the lists of keys.
         value_lists: Type of the lists of values.
         drop_null_values: Whether entries without a value are left out, keys included.
     """
-
-    keys: ColumnLeaf
-    values: ColumnLeaf
-    key_lists: pa.DataType
-    value_lists: pa.DataType
-    drop_null_values: bool
-    is_identity: bool = False
-
-    @property
-    def outputs(self) -> tuple[FeatureColumn, ...]:
-        """See `ColumnNode`."""
-        return (*self.keys.outputs, *self.values.outputs)
-
-    def apply(self, column: pa.Array) -> list[pa.Array]:
-        """See `ColumnNode`."""
-        keys, values, rows = _split_maps(column)
-        if self.drop_null_values and values.null_count:
-            mask = np.asarray(values.is_valid())
-            keys, values, rows = keys.filter(mask), values.drop_null(), rows.keep(mask)
-        return [
-            *self.keys.apply(rows.build(keys, self.key_lists)),
-            *self.values.apply(rows.build(values, self.value_lists)),
-        ]
+    keys, values, rows = _split_maps(column)
+    if drop_null_values and values.null_count:
+        mask = np.asarray(values.is_valid())
+        keys, values, rows = keys.filter(mask), values.drop_null(), rows.keep(mask)
+    return [rows.build(keys, key_lists), rows.build(values, value_lists)]
 
 
-@dataclass(frozen=True)
-class MapKeys:
+def split_map_keys(
+    column: pa.Array, chosen: Sequence[Any], key_type: pa.DataType
+) -> list[pa.Array]:
     """A map's values under some keys; null where a row lacks the key.
 
-    Attributes:
-        keys: The keys, of the map's key type.
+    Args:
+        column: Maps `[rows]`.
+        chosen: The keys, of the map's key type.
         key_type: That type, without a dictionary.
-        children: For the values, one per key.
     """
-
-    keys: tuple[Any, ...]
-    key_type: pa.DataType
-    children: tuple[ColumnNode, ...]
-    is_identity: bool = False
-
-    @property
-    def outputs(self) -> tuple[FeatureColumn, ...]:
-        """See `ColumnNode`."""
-        return join_feature_columns(self.children)
-
-    def apply(self, column: pa.Array) -> list[pa.Array]:
-        """See `ColumnNode`."""
-        keys, values, rows = _split_maps(column)
-        if pa.types.is_dictionary(keys.type):
-            keys = keys.dictionary_decode()
-        row_of_entry = np.repeat(np.arange(len(column)), rows.lengths)
-        arrays: list[pa.Array] = []
-        for key, child in zip(self.keys, self.children, strict=True):
-            found = np.flatnonzero(np.asarray(pc.equal(keys, pa.scalar(key, self.key_type))))
-            entries = np.full(len(column), -1, np.int64)
-            entries[row_of_entry[found]] = found  # of a key that occurs twice, the last
-            arrays += child.apply(values.take(pa.array(entries, mask=entries < 0)))
-        return arrays
+    keys, values, rows = _split_maps(column)
+    if pa.types.is_dictionary(keys.type):
+        keys = keys.dictionary_decode()
+    row_of_entry = np.repeat(np.arange(len(column)), rows.lengths)
+    arrays: list[pa.Array] = []
+    for key in chosen:
+        found = np.flatnonzero(np.asarray(pc.equal(keys, pa.scalar(key, key_type))))
+        entries = np.full(len(column), -1, np.int64)
+        entries[row_of_entry[found]] = found  # of a key that occurs twice, the last
+        arrays.append(values.take(pa.array(entries, mask=entries < 0)))
+    return arrays
 
 
 # How a column of vectors is marked in an Arrow schema.
@@ -271,65 +244,26 @@ class _Vectors:
         return positions
 
 
-@dataclass(frozen=True)
-class DenseVectors:
-    """Vectors as lists of all their values.
-
-    Attributes:
-        leaf: For the lists.
-    """
-
-    leaf: ColumnLeaf
-    is_identity: bool = False
-
-    @property
-    def outputs(self) -> tuple[FeatureColumn, ...]:
-        """See `ColumnNode`."""
-        return self.leaf.outputs
-
-    def apply(self, column: pa.Array) -> list[pa.Array]:
-        """See `ColumnNode`."""
-        vectors = _Vectors.split(column)
-        offsets = np.zeros(len(column) + 1, np.int64)
-        np.cumsum(vectors.sizes, out=offsets[1:])
-        values = np.zeros(offsets[-1], np.float64)
-        values[np.repeat(offsets[:-1], vectors.value_rows.lengths) + vectors.positions()] = (
-            vectors.values
-        )
-        lists = ListRows(offsets, vectors.is_null).build(pa.array(values), DENSE_LISTS)
-        return self.leaf.apply(lists)
+def split_dense_vectors(column: pa.Array) -> list[pa.Array]:
+    """Vectors as lists of all their values."""
+    vectors = _Vectors.split(column)
+    offsets = np.zeros(len(column) + 1, np.int64)
+    np.cumsum(vectors.sizes, out=offsets[1:])
+    values = np.zeros(offsets[-1], np.float64)
+    places = np.repeat(offsets[:-1], vectors.value_rows.lengths) + vectors.positions()
+    values[places] = vectors.values
+    return [ListRows(offsets, vectors.is_null).build(pa.array(values), DENSE_LISTS)]
 
 
-@dataclass(frozen=True)
-class SparseVectors:
-    """Vectors as indices, values and size; of a dense one, what is not zero.
-
-    Attributes:
-        indices: For the lists of indices.
-        values: For the lists of values.
-        size: For the sizes.
-    """
-
-    indices: ColumnLeaf
-    values: ColumnLeaf
-    size: ColumnLeaf
-    is_identity: bool = False
-
-    @property
-    def outputs(self) -> tuple[FeatureColumn, ...]:
-        """See `ColumnNode`."""
-        return (*self.indices.outputs, *self.values.outputs, *self.size.outputs)
-
-    def apply(self, column: pa.Array) -> list[pa.Array]:
-        """See `ColumnNode`."""
-        vectors = _Vectors.split(column)
-        lengths = vectors.value_rows.lengths
-        keep = ~np.repeat(vectors.is_dense, lengths) | (vectors.values != 0)
-        rows = ListRows(vectors.value_rows.offsets, vectors.is_null).keep(keep)
-        indices = pa.array(vectors.positions()[keep].astype(np.int32))
-        sizes = pa.array(vectors.sizes.astype(np.int32), mask=vectors.is_null)
-        return [
-            *self.indices.apply(rows.build(indices, pa.list_(pa.int32()))),
-            *self.values.apply(rows.build(pa.array(vectors.values[keep]), pa.list_(pa.float64()))),
-            *self.size.apply(sizes),
-        ]
+def split_sparse_vectors(column: pa.Array) -> list[pa.Array]:
+    """Vectors as indices, values and size; of a dense one, what is not zero."""
+    vectors = _Vectors.split(column)
+    lengths = vectors.value_rows.lengths
+    keep = ~np.repeat(vectors.is_dense, lengths) | (vectors.values != 0)
+    rows = ListRows(vectors.value_rows.offsets, vectors.is_null).keep(keep)
+    indices = pa.array(vectors.positions()[keep].astype(np.int32))
+    return [
+        rows.build(indices, pa.list_(pa.int32())),
+        rows.build(pa.array(vectors.values[keep]), pa.list_(pa.float64())),
+        pa.array(vectors.sizes.astype(np.int32), mask=vectors.is_null),
+    ]

@@ -15,16 +15,17 @@ import pyarrow as pa
 from conf.errors import ConfigError, InputDataError, did_you_mean
 from etl.tfrecord.types.column_nodes import (
     DENSE_LISTS,
+    ColumnBranch,
     ColumnLeaf,
     ColumnNode,
-    DenseVectors,
     FeatureColumn,
-    FlattenStruct,
-    MapEntries,
-    MapKeys,
-    SparseVectors,
     is_vector,
     join_feature_columns,
+    split_dense_vectors,
+    split_map_entries,
+    split_map_keys,
+    split_sparse_vectors,
+    split_struct,
 )
 from etl.tfrecord.types.policies import ColumnPolicy, TypeOptions, option_name
 from etl.tfrecord.types.value_rules import (
@@ -149,7 +150,9 @@ class ToExamplePlanner:
             if not column.type.num_fields:
                 raise UnfitError("a struct without fields holds nothing: drop it")
             children = [self.plan(self.join(path, f.name), f) for f in column.type]
-            return FlattenStruct(tuple(child for child in children if child is not None))
+            return ColumnBranch(
+                tuple(child for child in children if child is not None), split_struct
+            )
         if pa.types.is_map(column.type):
             return self._plan_map(path, column.type, policy)
         return self._plan_leaf(path, column.type, policy)
@@ -199,12 +202,14 @@ class ToExamplePlanner:
     def _plan_vector(self, path: str, policy: ColumnPolicy) -> ColumnNode:
         self.meanings.setdefault(path, set()).update(_NULLS, {"vectors", "float64"})
         if policy.vectors == "dense":
-            return DenseVectors(self._plan_leaf(path, DENSE_LISTS, policy))
-        return SparseVectors(
+            leaf = self._plan_leaf(path, DENSE_LISTS, policy)
+            return ColumnBranch((leaf,), split_dense_vectors)
+        parts = (
             self._plan_part(self.join(path, VECTOR_INDICES), pa.list_(pa.int32())),
             self._plan_part(self.join(path, VECTOR_VALUES), pa.list_(pa.float64())),
             self._plan_part(self.join(path, VECTOR_SIZE), pa.int32()),
         )
+        return ColumnBranch(parts, split_sparse_vectors)
 
     def _plan_part(self, name: str, data_type: pa.DataType, has_nulls: bool = False) -> ColumnLeaf:
         """Leaf of a part of a column, with no null elements but where so stated."""
@@ -224,7 +229,7 @@ class ToExamplePlanner:
         keys = self._plan_part(key_name, key_lists)
         values = self._plan_part(value_name, value_lists, has_nulls=True)
         drops = self.options.policy(value_name).null_elements == "drop"
-        return MapEntries(keys, values, key_lists, value_lists, drops)
+        return ColumnBranch((keys, values), split_map_entries, (key_lists, value_lists, drops))
 
     def _plan_map_keys(self, path: str, data_type: pa.DataType, policy: ColumnPolicy) -> ColumnNode:
         if not policy.map_keys:
@@ -238,7 +243,7 @@ class ToExamplePlanner:
             raise UnfitError(f"mapKeys are no {key_type}: {error}") from error
         names = [self.join(path, key) for key in policy.map_keys]
         children = [self._plan(n, data_type.item_field, self.options.policy(n)) for n in names]
-        return MapKeys(keys, key_type, tuple(children))
+        return ColumnBranch(tuple(children), split_map_keys, (keys, key_type))
 
 
 def _default_type(data_type: pa.DataType) -> pa.DataType | None:
