@@ -12,9 +12,17 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
 
-from conf.errors import ConfigError, InputDataError
+from conf.atomic_output import write_text_atomic
+from conf.errors import ConfigError, InputDataError, did_you_mean
 from conf.manifest import MANIFEST_FILE, Manifest
-from conf.paths import read_manifest
+from conf.paths import (
+    ENTRY_NAME_PATTERN,
+    VERSIONS_DIR,
+    local_path,
+    published_versions,
+    read_manifest,
+    resolve_version,
+)
 from jobs.inspection.records import read_dataset_head
 from jobs.inspection.summary import (
     Target,
@@ -27,8 +35,10 @@ from jobs.inspection.summary import (
 )
 from jobs.inspection.summary_tables import list_summary, print_tables
 from jobs.inspection.verify import OnBytes, verify_dataset
-from jobs.reporting.dataset_page import write_dataset_page
+from jobs.reporting.dataset_page import render_dataset
 from jobs.support.terminal import show_progress
+
+PREVIOUS = "previous"
 
 app = typer.Typer(add_completion=False)
 
@@ -69,6 +79,58 @@ def main(
     else:
         print_tables(list_summary(summary), Console())
     _refuse_problems(target, summary)
+
+
+def write_dataset_page(target: Target, html: str | None, against: str | None) -> Path:
+    """Writes the page about a dataset version: one self-contained file.
+
+    Args:
+        target: The dataset to show.
+        html: File to write; an earlier one is replaced whole or not at all.
+        against: Version to compare with: its id, its path, a dataset, or `previous`; or None.
+
+    Returns:
+        The file.
+
+    Raises:
+        ConfigError: No file is given, or the target is not a dataset, or there is no such version.
+        InputDataError: A manifest or the statistics are damaged.
+    """
+    if target.kind != "dataset" or html is None:
+        raise ConfigError(
+            "--html writes a page about a dataset, and --against goes with it",
+            received=f"a {target.kind}: {target.path}",
+            allowed="--html FILE with a dataset or one of its versions",
+            fix="a run's page is written by `sluice report`",
+        )
+    other = None if against is None else find_other(target.path, against)
+    file = local_path(html)
+    write_text_atomic(file, render_dataset(target.path, other))
+    return file
+
+
+def find_other(version: Path, against: str) -> Path:
+    """Returns the directory of the version to compare with.
+
+    Raises:
+        ConfigError: There is no such version.
+    """
+    base = version.resolve().parent.parent
+    known = published_versions(base)
+    if against == PREVIOUS:
+        earlier = [name for name in known if name < version.resolve().name]
+        if earlier:
+            return base / VERSIONS_DIR / earlier[-1]
+    elif ENTRY_NAME_PATTERN.fullmatch(against) and against in known:
+        return base / VERSIONS_DIR / against
+    elif local_path(against).exists():
+        return resolve_version(local_path(against))
+    raise ConfigError(
+        "there is no such version to compare with",
+        received=against,
+        allowed=f"a version's id or path, a dataset's path, or {PREVIOUS}",
+        fix=did_you_mean(against, known),
+    )
 
 
 def inspect(

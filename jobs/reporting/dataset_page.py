@@ -2,47 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from conf.atomic_output import write_text_atomic
-from conf.errors import ConfigError, did_you_mean
 from conf.manifest import Manifest
-from conf.paths import (
-    ENTRY_NAME_PATTERN,
-    VERSIONS_DIR,
-    local_path,
-    published_versions,
-    read_manifest,
-    resolve_version,
-)
+from conf.paths import read_manifest
 from etl.quality.drift import OTHER, Distribution, Overlay, measure_drift, overlay
 from etl.quality.version_view import VersionView, view_version
-from jobs.inspection.summary import Target
-from jobs.reporting.formatting import (
-    MISSING,
-    Cell,
-    as_mapping,
-    format_bytes,
-    format_count,
-    format_share,
-    share_of,
-    to_float,
-)
+from jobs.reporting.formatting import MISSING, as_mapping, share_of
 from jobs.reporting.page import DATASET_SECTIONS, PageHead, View, render_html, render_sections
-from jobs.reporting.plots import plot_bars
 from jobs.reporting.run_data import MissingPartError, RunData
-from jobs.reporting.verdict import Outcome, Verdict
+from jobs.reporting.run_sections import Outcome, Verdict
 
 TRAIN = "train"
 SHIFTED_PSI = 0.2
-_PLOTTED = 8
-_SHOWN_BINS = 10
-_NO_DISTRIBUTION = 1e-9
 CARRIED_ROLE = "id"
+_SHOWN_BINS = 10
+_TOP_VALUES = 10
+_NO_DISTRIBUTION = 1e-9
+_SHIFTED = "Shifted: PSI above 0.2 in the train split. Features that no model reads do not count."
 
 
 @dataclass(frozen=True)
@@ -70,6 +51,11 @@ class DatasetPageData:
         return None if self.other is None else view_version(*self.other)
 
     @cached_property
+    def roles(self) -> dict[str, str]:
+        """Role by feature."""
+        return {spec.name: spec.role for spec in self.manifest.schema.features}
+
+    @cached_property
     def shifts(self) -> tuple[FeatureShift, ...]:
         """Every feature that both versions have, the most shifted first."""
         if self.other_view is None:
@@ -91,75 +77,38 @@ class FeatureShift:
     before: Distribution
     after: Distribution
 
+    def distance(self, metric: str) -> float | None:
+        """Returns a distance of the distributions; None where it is of numbers only."""
+        return measure_drift(metric, self.before, self.after)
+
     @cached_property
     def psi(self) -> float:
         """Population stability index."""
-        return measure_drift("psi", self.before, self.after) or 0.0
+        return self.distance("psi") or 0.0
 
+    @cached_property
+    def bars(self) -> Bars:
+        """Bins of both versions to plot."""
+        return shorten(overlay(self.before, self.after))
 
-def count_shifted(data: DatasetPageData) -> int:
-    """Returns how many features have shifted, without those that no model reads."""
-    roles = {spec.name: spec.role for spec in data.manifest.schema.features}
-    return sum(s.psi > SHIFTED_PSI for s in data.shifts if roles[s.name] != CARRIED_ROLE)
+    @property
+    def is_bound(self) -> bool:
+        """Whether a share among the bars is only the most that it may be."""
+        laid = overlay(self.before, self.after)
+        return not laid.ordered and any(
+            laid.bins[place] not in part.counts and not part.is_complete
+            for place in self.bars.places
+            for part in (self.before, self.after)
+        )
 
 
 def view_changes(data: DatasetPageData) -> dict[str, Any]:
-    """Returns rows and label rate of both versions, drift by feature, plots of the most shifted."""
+    """Returns the versions; of an earlier one the lead as well."""
     if data.other is None:
-        return {"is_compared": False}
-    schema, earlier = data.manifest.schema, data.other[1]
-    roles = {spec.name: spec.role for spec in schema.features}
-    return {
-        "is_compared": True,
-        "lead": f"Now: this version. Before: {earlier.dataset_version}. "
-        "Drift is that of the train split.",
-        "splits": list(_compare_splits(data.manifest, earlier)),
-        "drift": [_drift_row(shift, roles[shift.name]) for shift in data.shifts],
-        "new": ", ".join(name for name in schema.names if name not in earlier.schema),
-        "gone": ", ".join(name for name in earlier.schema.names if name not in schema),
-        "plots": [_plot_drift(i, shift) for i, shift in enumerate(data.shifts[:_PLOTTED])],
-    }
-
-
-def _compare_splits(manifest: Manifest, other: Manifest) -> Iterator[list[Any]]:
-    earlier = {split.name: split.rows for split in other.splits}
-    for split in manifest.splits:
-        before = earlier.get(split.name)
-        change = f"{100 * (split.rows / before - 1):+.1f}%" if before else MISSING
-        rates = (other.label_rate.get(split.name), manifest.label_rate.get(split.name))
-        yield [split.name, before, split.rows, change, *rates]
-
-
-def _drift_row(shift: FeatureShift, role: str) -> list[Any]:
-    tone = "loss" if shift.psi > SHIFTED_PSI else "model"
-    distances = [measure_drift(metric, shift.before, shift.after) for metric in ("js", "ks")]
-    psi = Cell(shift.psi, bar=min(shift.psi, 1.0) or None, tone=tone)
-    return [shift.name, role, psi, *distances, shift.before.total, shift.after.total]
-
-
-def _plot_drift(index: int, shift: FeatureShift) -> tuple[Any, str]:
-    """A plot and its caption."""
-    laid = overlay(shift.before, shift.after)
-    bars = shorten(laid)
-    label = f"Bar chart: shares of the values of {shift.name} before and now; PSI {shift.psi:.4f}."
-    shares = {"before": bars.before, "now": bars.after}
-    caption = f"{shift.name}: PSI {shift.psi:.4f}."
-    if bars.has_rest:
-        before, now = map(format_share, bars.rest)
-        caption += f" All other values: {before} before, {now} now."
-    if not laid.ordered and any(
-        laid.bins[place] not in part.counts and not part.is_complete
-        for place in bars.places
-        for part in (shift.before, shift.after)
-    ):
-        caption += " A value too rare to have been counted by itself has the most it may have."
-    return _plot_shares(f"shift-{index}", label, shares, bars.names), caption
-
-
-def _plot_shares(
-    name: str, label: str, shares: Mapping[str, Sequence[float]], ticks: Sequence[str]
-) -> Any:
-    return plot_bars(name, label, {"share of the values": shares}, ticks, as_shares=True)
+        return {"page": data}
+    lead = f"Now: this version. Before: {data.other[1].dataset_version}. "
+    lead += "Drift is that of the train split."
+    return {"page": data, "lead": lead, "shifted_psi": SHIFTED_PSI}
 
 
 class Bars(NamedTuple):
@@ -193,32 +142,9 @@ def shorten(laid: Overlay) -> Bars:
     return Bars(named, [names[i] for i in named], shown_p, shown_q, rest)
 
 
-def count_violated(manifest: Manifest) -> int:
-    """Returns how many rules are violated."""
-    return sum(not rule.get("passed") for rule in manifest.contract)
-
-
-def view_contract(data: DatasetPageData) -> dict[str, Any]:
-    """Returns the rules, violated ones first."""
-    rules = sorted(data.manifest.contract, key=lambda rule: bool(rule["passed"]))
-    return {
-        "rules": [
-            [
-                rule["rule"],
-                Cell("holds" if rule["passed"] else "violated", best=not rule["passed"]),
-                *(rule[key] for key in ("severity", "received", "allowed")),
-            ]
-            for rule in rules
-        ]
-    }
-
-
 def view_label(data: DatasetPageData) -> dict[str, Any]:
     """Returns a table per slice, and the association of every feature with the label."""
-    statistics = as_mapping(data.manifest.statistics.get(TRAIN))
-    found = {name: as_mapping(as_mapping(s).get("label")) for name, s in statistics.items()}
-    compared = {name: label for name, label in found.items() if label}
-    roles = {spec.name: spec.role for spec in data.manifest.schema.features}
+    compared = _read_label(data.manifest)
     ordered = sorted(compared.items(), key=lambda item: (-_strength(item[1]), item[0]))
     values = ("correlation", "correlation_ratio", "rows")
     return {
@@ -226,10 +152,17 @@ def view_label(data: DatasetPageData) -> dict[str, Any]:
             _view_slices(data, name, label) for name, label in compared.items() if "slices" in label
         ],
         "associations": [
-            [name, roles.get(name, MISSING), *(label.get(value) for value in values)]
+            [name, data.roles.get(name, MISSING), *map(label.get, values)]
             for name, label in ordered
         ],
     }
+
+
+def _read_label(manifest: Manifest) -> dict[str, Mapping[str, Any]]:
+    """What the train split's statistics say of the label beside each feature."""
+    statistics = as_mapping(manifest.statistics.get(TRAIN))
+    found = {name: as_mapping(as_mapping(s).get("label")) for name, s in statistics.items()}
+    return {name: label for name, label in found.items() if label}
 
 
 def _strength(label: Mapping[str, Any]) -> float:
@@ -237,34 +170,26 @@ def _strength(label: Mapping[str, Any]) -> float:
 
 
 def _view_slices(data: DatasetPageData, name: str, label: Mapping[str, Any]) -> dict[str, Any]:
-    """The label rate by value; no rows where the feature has too many values."""
-    before: dict[str, float] = {}
+    """The label rate by value, of both versions; None where the feature has too many values."""
+    before = []
     if data.other is not None and data.other_view is not None:
-        statistics = as_mapping(data.other[1].statistics.get(TRAIN))
-        earlier = as_mapping(as_mapping(statistics.get(name)).get("label")).get("slices") or ()
-        named = _name_slices(data.other_view, name, earlier)
-        before = {shown: rate for shown, _, rate in named}
-    columns = [[name], ["Records", "count"], ["Label rate", "share"]]
-    columns += [["Rate before", "share"]] if before else []
-    rows = []
-    for shown, count, rate in _name_slices(data.view, name, label["slices"] or ()):
-        share = to_float(rate)
-        bar = share if share is not None and 0 < share <= 1 else None
-        rows.append([shown, count, Cell(rate, bar=bar), *([before.get(shown)] if before else [])])
-    too_many = label["slices"] is None
-    return {"name": name, "too_many": too_many, "columns": columns, "rows": rows}
+        before = _name_slices(data.other_view, name, _read_label(data.other[1]).get(name, {}))
+    rates = {shown: rate for shown, _, rate in before}
+    rows = [(*found, rates.get(found[0])) for found in _name_slices(data.view, name, label)]
+    is_short = label["slices"] is not None
+    return {"name": name, "rows": rows if is_short else None, "before": bool(before)}
 
 
 def _name_slices(
-    view: VersionView, name: str, slices: Sequence[tuple[Any, int, float]]
-) -> Iterator[tuple[str, int, float]]:
-    """Slices with tokens in the place of ids."""
+    view: VersionView, name: str, label: Mapping[str, Any]
+) -> list[tuple[str, int, float]]:
+    """Value, records and label rate of each slice, with tokens in the place of ids."""
+    slices = label.get("slices") or ()
     tokens = view.tokens(name, [value for value, _, _ in slices if isinstance(value, int)]) or {}
-    for value, count, rate in slices:
-        yield "(null)" if value is None else tokens.get(value, str(value)), count, rate
-
-
-_TOP_VALUES = 10
+    return [
+        ("(null)" if value is None else tokens.get(value, str(value)), count, rate)
+        for value, count, rate in slices
+    ]
 
 
 def view_values(data: DatasetPageData) -> dict[str, Any]:
@@ -273,19 +198,17 @@ def view_values(data: DatasetPageData) -> dict[str, Any]:
     if not statistics:
         raise MissingPartError("This dataset version carries no statistics of its train split.")
     quantiles = [
-        (name, feature["quantiles"])
+        (name if found["exact"] else f"{name} ~", found["values"])
         for name, feature in statistics.items()
-        if as_mapping(feature.get("quantiles")).get("values") and not data.view.is_vocabulary(name)
+        if (found := as_mapping(feature.get("quantiles"))).get("values")
+        and not data.view.is_vocabulary(name)
     ]
-    points = quantiles[0][1]["values"] if quantiles else ()
+    points = quantiles[0][1] if quantiles else ()
     return {
         "columns": [["Feature"], *([f"{100 * share:g}%", "number"] for share, _ in points)],
-        "quantiles": [
-            [name if found["exact"] else f"{name} ~", *(value for _, value in found["values"])]
-            for name, found in quantiles
-        ],
+        "quantiles": [[name, *(value for _, value in values)] for name, values in quantiles],
         "features": [
-            _view_feature(data, index, name, feature)
+            _view_feature(data, name, feature, index)
             for index, (name, feature) in enumerate(statistics.items())
             if feature.get("values")
         ],
@@ -293,89 +216,30 @@ def view_values(data: DatasetPageData) -> dict[str, Any]:
 
 
 def _view_feature(
-    data: DatasetPageData, index: int, name: str, feature: Mapping[str, Any]
+    data: DatasetPageData, name: str, feature: Mapping[str, Any], index: int
 ) -> dict[str, Any]:
     top, total = as_mapping(feature.get("top")), feature["values"]
     values = list(top.get("values", ()))[:_TOP_VALUES]
     tokens = data.view.tokens(name, [v for v, _ in values if isinstance(v, int)]) or {}
-    rows = [
-        [tokens.get(value, value), Cell(count, bar=share_of(count, total) or None), count / total]
-        for value, count in values
-    ]
-    plot, caption = None, f"{name}."
-    if (distribution := data.view.distribution(TRAIN, name)) is not None:
-        bars = shorten(overlay(distribution, distribution))
-        label = f"Bar chart: shares of the values of {name}."
-        plot = _plot_shares(f"values-{index}", label, {"now": bars.after}, bars.names)
-        caption += f" All other values: {format_share(bars.rest[0])}." if bars.has_rest else ""
-    mark = "" if top.get("exact", True) else ", counts estimated"
-    title = f"Most frequent values of {name}{mark}."
-    return {"name": name, "is_open": index == 0, "title": title, "rows": rows, "plot": plot,
-            "caption": caption}  # fmt: skip
+    distribution = data.view.distribution(TRAIN, name)
+    return {
+        "name": name,
+        "index": index,
+        "is_exact": top.get("exact", True),
+        "rows": [
+            [tokens.get(v, v), {"value": n, "bar": share_of(n, total) or None}, n / total]
+            for v, n in values
+        ],
+        "bars": None if distribution is None else shorten(overlay(distribution, distribution)),
+    }
 
 
 COMPARISON_SECTIONS: Mapping[str, View[DatasetPageData]] = {
-    "contract": view_contract,
+    "contract": lambda data: {"rules": data.manifest.contract},
     "changes": view_changes,
     "label": view_label,
     "values": view_values,
 }
-
-
-PREVIOUS = "previous"
-_SHIFTED = "Shifted: PSI above 0.2 in the train split. Features that no model reads do not count."
-
-
-def write_dataset_page(target: Target, html: str | None, against: str | None) -> Path:
-    """Writes the page about a dataset version: one self-contained file.
-
-    Args:
-        target: The dataset to show.
-        html: File to write; an earlier one is replaced whole or not at all.
-        against: Version to compare with: its id, its path, a dataset, or `previous`; or None.
-
-    Returns:
-        The file.
-
-    Raises:
-        ConfigError: No file is given, or the target is not a dataset, or there is no such version.
-        InputDataError: A manifest or the statistics are damaged.
-    """
-    if target.kind != "dataset" or html is None:
-        raise ConfigError(
-            "--html writes a page about a dataset, and --against goes with it",
-            received=f"a {target.kind}: {target.path}",
-            allowed="--html FILE with a dataset or one of its versions",
-            fix="a run's page is written by `sluice report`",
-        )
-    other = None if against is None else find_other(target.path, against)
-    file = local_path(html)
-    write_text_atomic(file, render_dataset(target.path, other))
-    return file
-
-
-def find_other(version: Path, against: str) -> Path:
-    """Returns the directory of the version to compare with.
-
-    Raises:
-        ConfigError: There is no such version.
-    """
-    base = version.resolve().parent.parent
-    known = published_versions(base)
-    if against == PREVIOUS:
-        earlier = [name for name in known if name < version.resolve().name]
-        if earlier:
-            return base / VERSIONS_DIR / earlier[-1]
-    elif ENTRY_NAME_PATTERN.fullmatch(against) and against in known:
-        return base / VERSIONS_DIR / against
-    elif local_path(against).exists():
-        return resolve_version(local_path(against))
-    raise ConfigError(
-        "there is no such version to compare with",
-        received=against,
-        allowed=f"a version's id or path, a dataset's path, or {PREVIOUS}",
-        fix=did_you_mean(against, known),
-    )
 
 
 def render_dataset(version: Path, other: Path | None = None) -> str:
@@ -393,23 +257,23 @@ def _head(data: DatasetPageData) -> PageHead:
     subtitle = f"dataset version {manifest.dataset_version} · {manifest.created_at}"
     if data.other is not None:
         subtitle += f" · compared with {data.other[1].dataset_version}"
-    tiles = [(format_count(split.rows), f"{split.name} records") for split in manifest.splits]
-    tiles.append(
-        (format_bytes(sum(split.bytes for split in manifest.splits)), "of TFRecord shards")
+    tiles = (
+        *((f"{split.name} records", split.rows, "count") for split in manifest.splits),
+        ("of TFRecord shards", sum(split.bytes for split in manifest.splits), "bytes"),
+        ("label rate in train", manifest.label_rate.get(TRAIN), "share"),
     )
-    if TRAIN in manifest.label_rate:
-        tiles.append((format_share(manifest.label_rate[TRAIN]), "label rate in train"))
-    return PageHead(manifest.dataset_name, subtitle, _verdict(data), tuple(tiles))
+    return PageHead(manifest.dataset_name, subtitle, _verdict(data), tiles)
 
 
 def _verdict(data: DatasetPageData) -> Verdict:
-    violated, rules = count_violated(data.manifest), len(data.manifest.contract)
+    rules = len(data.manifest.contract)
+    violated = sum(not rule.get("passed") for rule in data.manifest.contract)
     kept = f"All {rules} rules of its contract hold." if rules else "It has no contract."
     if violated:
         kept = f"{violated} of {rules} rules of its contract are violated."
     if data.other is None:
-        return Verdict("behind" if violated else "ahead" if rules else "unknown", kept, "")
-    shifted = count_shifted(data)
+        return Verdict("behind" if violated else "ahead" if rules else "unknown", kept)
+    shifted = sum(s.psi > SHIFTED_PSI for s in data.shifts if data.roles[s.name] != CARRIED_ROLE)
     moved = f"{shifted} features have shifted." if shifted != 1 else "1 feature has shifted."
     outcome: Outcome = "behind" if violated else "level" if shifted else "ahead"
     return Verdict(outcome, f"{kept} {moved}", _SHIFTED)

@@ -1,35 +1,14 @@
-"""Numbers, names of metrics and cells of tables as people read them."""
+"""Numbers and names of metrics as people read them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from functools import wraps
 from typing import Any
 
 MISSING = "\N{EN DASH}"
-TIMES = "\N{MULTIPLICATION SIGN}"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A table's cell that is more than a value.
-
-    Attributes:
-        value: The value; the column's form turns it into text.
-        best: Whether it is the best of its row, shown in bold.
-        bar: Length of a bar behind the text, in [0, 1]; None for no bar.
-        tone: Colour of the bar: a key of `plots.COLOURS`.
-        href: Page beside this one that the text leads to, as a relative URL; None for no link.
-        bins: Name and count of each bin of a small histogram, shown instead of the value.
-    """
-
-    value: Any
-    best: bool = False
-    bar: float | None = None
-    tone: str = "model"
-    href: str | None = None
-    bins: Sequence[tuple[str, float]] = ()
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:
@@ -42,21 +21,21 @@ def plain_words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def capital_words(name: str) -> str:
-    """Returns an identifier as words, the first letter a capital."""
-    words = plain_words(name)
-    return words[:1].upper() + words[1:]
+def reason_words(reason: str) -> str:
+    """Returns a reason as words; the column after its colon keeps its underscores."""
+    what, colon, column = reason.partition(":")
+    return f"{plain_words(what)}: {column.strip()}" if colon else plain_words(what)
+
+
+def utc(ts_ms: int, pattern: str) -> str:
+    """Returns a time in milliseconds since 1970 as text, such as `%Y-%m-%d`."""
+    return f"{datetime.fromtimestamp(ts_ms / 1000, UTC):{pattern}}"
 
 
 def share_of(part: Any, whole: Any) -> float | None:
-    """Returns a part as a share of the whole, None where either is not a number or the whole is 0.
-
-    The share is at most 1.
-    """
+    """Returns a part as a share of the whole, at most 1; None where there is no such share."""
     numerator, denominator = to_float(part), to_float(whole)
-    if numerator is None or not denominator:
-        return None
-    return min(numerator / denominator, 1.0)
+    return None if numerator is None or not denominator else min(numerator / denominator, 1.0)
 
 
 def to_float(value: Any) -> float | None:
@@ -66,17 +45,26 @@ def to_float(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def format_count(value: Any) -> str:
+def _of_number(write: Callable[[float], str]) -> Callable[[Any], str]:
+    """Makes a form of any value out of one of numbers: anything else is missing."""
+
+    @wraps(write)
+    def form(value: Any) -> str:
+        number = to_float(value)
+        return MISSING if number is None else write(number)
+
+    return form
+
+
+@_of_number
+def format_count(number: float) -> str:
     """Returns a count with thousands separators: `1,000,209`."""
-    number = to_float(value)
-    return MISSING if number is None else f"{number:,.0f}"
+    return f"{number:,.0f}"
 
 
-def format_bytes(value: Any) -> str:
+@_of_number
+def format_bytes(number: float) -> str:
     """Returns a size in decimal units: `12.3 MB`."""
-    number = to_float(value)
-    if number is None:
-        return MISSING
     if abs(number) < 999.5:
         return f"{number:,.0f} B"
     for unit in ("kB", "MB", "GB"):
@@ -86,11 +74,9 @@ def format_bytes(value: Any) -> str:
     return f"{number / 1000:,.1f} TB"
 
 
-def format_seconds(value: Any) -> str:
+@_of_number
+def format_seconds(number: float) -> str:
     """Returns a duration: `84 ms`, `12.3 s`, `2 min 05 s`, `3 h 20 min`."""
-    number = to_float(value)
-    if number is None:
-        return MISSING
     if number < 0.9995:
         return f"{number * 1000:.0f} ms"
     if number < 59.95:
@@ -101,11 +87,9 @@ def format_seconds(value: Any) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def format_share(value: Any) -> str:
+@_of_number
+def format_share(number: float) -> str:
     """Returns a share of one as a percentage; a share that is not quite 0 or 1 never reads so."""
-    number = to_float(value)
-    if number is None:
-        return MISSING
     if 0 < number < 0.0005:
         return "<0.1%"
     if 0.9995 <= number < 1:
@@ -113,18 +97,16 @@ def format_share(value: Any) -> str:
     return f"{number:.0%}" if number in (0, 1) else f"{number:.1%}"
 
 
-def format_metric(value: Any) -> str:
+@_of_number
+def format_metric(number: float) -> str:
     """Returns a quality metric with four decimals, as papers print it."""
-    number = to_float(value)
     # Rounded first, so that a value near 0 does not read as -0.0000.
-    return MISSING if number is None else f"{round(number, 4) + 0.0:.4f}"
+    return f"{round(number, 4) + 0.0:.4f}"
 
 
-def format_number(value: Any) -> str:
+@_of_number
+def format_number(number: float) -> str:
     """Returns any plain value: whole and large numbers in full, others with four digits."""
-    number = to_float(value)
-    if number is None:
-        return MISSING
     if number == int(number) and abs(number) < 1e12:
         return f"{int(number):,}"
     return f"{number:,.0f}" if 1e4 <= abs(number) < 1e12 else f"{number:.4g}"
@@ -136,7 +118,6 @@ def format_value(value: Any) -> str:
 
 
 _TITLES = {"hit_rate": "HR", "ndcg": "NDCG", "recall": "Recall", "mrr": "MRR", "loss": "Loss"}
-_FAMILIES = ("hit_rate", "ndcg", "recall", "mrr")
 
 
 def metric_title(metric: str) -> str:
@@ -148,7 +129,7 @@ def metric_title(metric: str) -> str:
 def metric_order(metric: str) -> tuple[int, str, int]:
     """Returns a sort key: by family, then by cut-off as a number."""
     family, _, k = metric.partition("@")
-    rank = _FAMILIES.index(family) if family in _FAMILIES else len(_FAMILIES)
+    rank = [*_TITLES, family].index(family)
     return rank, family, int(k) if k.isdigit() else 0
 
 

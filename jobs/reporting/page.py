@@ -2,49 +2,40 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
 from markupsafe import Markup
 
 from conf.atomic_output import write_text_atomic
 from conf.errors import SluiceError
 from conf.run import REPORT_FILE
-from jobs.reporting.dataset_sections import view_features, view_flow, view_popularity, view_shards
+from jobs.reporting import dataset_sections, formatting, plots, run_sections
 from jobs.reporting.formatting import (
-    FORMS,
-    MISSING,
-    Cell,
     as_mapping,
-    format_bytes,
-    format_count,
     format_metric,
-    format_seconds,
     format_value,
     metric_title,
     to_float,
 )
-from jobs.reporting.learning import best_epoch, view_learning, view_steps
-from jobs.reporting.plots import COLOURS
-from jobs.reporting.provenance import view_provenance, view_timings
 from jobs.reporting.run_data import MissingPartError, RunData
-from jobs.reporting.verdict import Verdict, build_verdict, view_lists, view_quality
+from jobs.reporting.run_sections import Verdict, build_verdict
 
 if TYPE_CHECKING:
     from training.sweep import SweepResult, TrialRecord
 
 T = TypeVar("T")
-U = TypeVar("U")
 
 # Errors of code that meets another type than it expects.
-WRONG_TYPES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-
+WRONG_TYPES = (ArithmeticError, AttributeError, LookupError, TypeError, UndefinedError, ValueError)
 
 View = Callable[[T], Mapping[str, Any]]
 """Computes what a section's macro shows; its `lead` replaces the sentence below the heading."""
@@ -68,34 +59,30 @@ class PageHead:
         name: Title.
         subtitle: The run, version or sweep of the page.
         verdict: The sentence that sums it up.
-        tiles: Figures of size, each with its label.
+        tiles: Figures of size: label, value, and its form (a key of `formatting.FORMS`).
         problem: A sentence about a failure, or None.
     """
 
     name: str
     subtitle: str
     verdict: Verdict
-    tiles: tuple[tuple[str, str], ...] = ()
+    tiles: Sequence[tuple[str, Any, str]] = ()
     problem: str | None = None
 
 
-DATASET_SECTIONS: Mapping[str, View[RunData]] = {
-    "flow": view_flow,
-    "features": view_features,
-    "shards": view_shards,
-}
 RUN_SECTIONS: Mapping[str, View[RunData]] = {
-    "quality": view_quality,
-    "learning": view_learning,
-    "steps": view_steps,
-    "lists": view_lists,
-    "flow": view_flow,
-    "features": view_features,
-    "popularity": view_popularity,
-    "shards": view_shards,
-    "timings": view_timings,
-    "provenance": view_provenance,
+    "quality": run_sections.view_quality,
+    "learning": run_sections.view_learning,
+    "steps": run_sections.view_steps,
+    "lists": run_sections.view_lists,
+    "flow": dataset_sections.view_flow,
+    "features": dataset_sections.view_features,
+    "popularity": dataset_sections.view_popularity,
+    "shards": dataset_sections.view_shards,
+    "timings": dataset_sections.view_timings,
+    "provenance": dataset_sections.view_provenance,
 }
+DATASET_SECTIONS = {name: RUN_SECTIONS[name] for name in ("flow", "features", "shards")}
 
 
 @cache
@@ -105,18 +92,24 @@ def load_templates() -> Environment:
         loader=PackageLoader("jobs.reporting"),
         autoescape=True,
         undefined=StrictUndefined,
+        extensions=["jinja2.ext.do"],
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["form"] = lambda value, name: FORMS[name](value)
-    environment.filters["cell"] = lambda value: value if isinstance(value, Cell) else Cell(value)
+    environment.filters |= {
+        "form": lambda value, name: formatting.FORMS[name](value),
+        "json": partial(json.dumps, indent=2, sort_keys=True, default=str, ensure_ascii=False),
+        "reason_words": formatting.reason_words,
+        "utc": formatting.utc,
+    }
+    environment.globals["plots"] = plots
     return environment
 
 
 def render_html(head: PageHead, sections: Sequence[Section]) -> str:
     """Returns a page of sections as HTML."""
     template = load_templates().get_template("page.html.j2")
-    return template.render(**vars(head), sections=sections, colours=COLOURS)
+    return template.render(**vars(head), sections=sections)
 
 
 def render_sections(views: Mapping[str, View[T]], data: T) -> list[Section]:
@@ -139,31 +132,20 @@ def render_section(name: str, view: View[T], data: T) -> Section:
         reason = str(error)
     except (SluiceError, *WRONG_TYPES) as error:
         reason = f"What the run recorded here cannot be read: {error!r}"
-    blocks: Any = load_templates().get_template("blocks.html.j2").module
-    return Section(name, title, lead, blocks.missing(reason))
+    return Section(name, title, lead, macros.nothing(reason))
 
 
 def render_page(data: RunData) -> str:
     """Returns the report as HTML; the same run always gives the same text."""
-    head = PageHead(
-        name=run_title(data),
-        subtitle=_run_subtitle(data),
-        verdict=_build_or_else(lambda: build_verdict(data), _unknown_verdict),
-        tiles=_build_or_else(lambda: tuple(_run_tiles(data)), lambda _: ()),
-        problem=_run_problem(data),
-    )
-    return render_html(head, render_sections(RUN_SECTIONS, data))
-
-
-def _build_or_else(build: Callable[[], U], otherwise: Callable[[Exception], U]) -> U:
     try:
-        return build()
+        summary = build_verdict(data)
     except (SluiceError, *WRONG_TYPES) as error:
-        return otherwise(error)
-
-
-def _unknown_verdict(error: Exception) -> Verdict:
-    return Verdict("unknown", "The evaluation cannot be read.", repr(error))
+        summary = Verdict("unknown", "The evaluation cannot be read.", repr(error))
+    tiles: list[tuple[str, Any, str]] = []
+    with suppress(SluiceError, *WRONG_TYPES):
+        tiles.extend(_run_tiles(data))
+    head = PageHead(run_title(data), _run_subtitle(data), summary, tiles, _run_problem(data))
+    return render_html(head, render_sections(RUN_SECTIONS, data))
 
 
 def run_title(data: RunData) -> str:
@@ -171,33 +153,31 @@ def run_title(data: RunData) -> str:
     return str(data.config.get("name") or data.run.name)
 
 
-def _run_tiles(data: RunData) -> Iterator[tuple[str, str]]:
+def _run_tiles(data: RunData) -> Iterator[tuple[str, Any, str]]:
     """Figures of size: data, model, training."""
     if data.manifest is not None:
         if data.manifest.has_split("train"):
-            yield format_count(data.manifest.split("train").rows), "training records"
-        size = sum(split.bytes for split in data.manifest.splits)
-        yield format_bytes(size), "of TFRecord shards"
+            yield "training records", data.manifest.split("train").rows, "count"
+        yield "of TFRecord shards", sum(split.bytes for split in data.manifest.splits), "bytes"
     if data.catalogue is not None:
-        yield format_count(len(data.catalogue.counts)), "items"
+        yield "items", len(data.catalogue.counts), "count"
     parameters = as_mapping(data.card.get("model")).get("parameters")
     if isinstance(parameters, int):
-        yield format_count(parameters), "parameters"
+        yield "parameters", parameters, "count"
     if data.epochs:
-        best = best_epoch(data)
+        best = run_sections.best_epoch(data)
         seconds = [to_float(as_mapping(entry).get("seconds")) for entry in data.epochs]
         known = [value for value in seconds if value is not None]
         kept = f", best {best}" if best is not None else ""
         label = f"of training, {len(data.epochs)} epochs{kept}"
-        yield format_seconds(sum(known)) if known else MISSING, label
+        yield label, sum(known) if known else math.nan, "seconds"
 
 
 def _run_problem(data: RunData) -> str | None:
     """A sentence about a run that has failed or not ended yet, else None."""
-    status = data.card.get("status")
+    status, error = data.card.get("status"), data.card.get("error")
     if status in (None, "trained"):
         return None
-    error = data.card.get("error")
     return f"The run's status is {status!r}{f': {error}' if error else '.'}"
 
 
@@ -218,15 +198,13 @@ def write_sweep_page(result: SweepResult) -> Path:
 def render_sweep(result: SweepResult) -> str:
     """Returns the page as HTML; it links to the reports that exist by now."""
     complete = sum(trial.value is not None for trial in result.trials)
-    seconds = sum(trial.seconds or 0.0 for trial in result.trials)
     tiles = (
-        (format_count(len(result.trials)), "trials"),
-        (format_count(complete), "complete"),
-        (format_seconds(seconds), "of training"),
+        ("trials", len(result.trials), "count"),
+        ("complete", complete, "count"),
+        ("of training", sum(trial.seconds or 0.0 for trial in result.trials), "seconds"),
     )
-    head = PageHead(
-        "Sweep", f"sweep {result.directory.name}", _sweep_verdict(result, complete), tiles
-    )
+    subtitle = f"sweep {result.directory.name}"
+    head = PageHead("Sweep", subtitle, _sweep_verdict(result, complete), tiles)
     return render_html(head, render_sections({"trials": view_trials}, result))
 
 
@@ -234,32 +212,18 @@ def view_trials(result: SweepResult) -> dict[str, Any]:
     """Returns the trials: values, metric, time, and why those ended that are not complete."""
     if not result.trials:
         raise MissingPartError("No trial has begun.")
-    keys = list(dict.fromkeys(key for trial in result.trials for key in trial.values))
-    title = metric_title(result.metric)
     sign = 1 if result.is_minimised else -1
     ordered = sorted(
         result.trials,
         key=lambda trial: (math.inf if trial.value is None else sign * trial.value, trial.number),
     )
+    title = metric_title(result.metric)
     return {
         "lead": f"Best {title} first; a trial's number leads to its report.",
-        "caption": f"{len(ordered)} trials by {title}.",
-        "columns": [["Trial", "right"], *([key, "value"] for key in keys), [title, "right"],
-                    ["Time", "right"], ["State"]],
-        "rows": [_trial_row(trial, keys, result) for trial in ordered],
-    }  # fmt: skip
-
-
-def _trial_row(trial: TrialRecord, keys: list[str], result: SweepResult) -> list[Any]:
-    is_best = result.best is not None and result.best.number == trial.number
-    state = trial.state if trial.run is not None else f"{trial.state}: {trial.detail}".strip(": ")
-    return [
-        Cell(trial.number, best=is_best, href=_find_report(trial, result.directory)),
-        *(trial.values.get(key) for key in keys),
-        Cell("" if trial.value is None else format_metric(trial.value), best=is_best),
-        "" if trial.seconds is None else format_seconds(trial.seconds),
-        state,
-    ]
+        "title": title,
+        "result": result,
+        "trials": [(trial, _find_report(trial, result.directory)) for trial in ordered],
+    }
 
 
 def _find_report(trial: TrialRecord, directory: Path) -> str | None:
@@ -272,8 +236,8 @@ def _find_report(trial: TrialRecord, directory: Path) -> str | None:
 
 def _sweep_verdict(result: SweepResult, complete: int) -> Verdict:
     if result.best is None or result.best.value is None:
-        return Verdict("unknown", "No trial is complete.", "")
-    values = ", ".join(f"{key} {format_value(v)}" for key, v in result.best.values.items())
+        return Verdict("unknown", "No trial is complete.")
+    values = [f"{key} {format_value(value)}" for key, value in result.best.values.items()]
     best = f"{metric_title(result.metric)} {format_metric(result.best.value)}"
     sentence = f"Trial {result.best.number} is the best of {complete}: {best}."
-    return Verdict("ahead", sentence, f"With {values}.")
+    return Verdict("ahead", sentence, f"With {', '.join(values)}.")

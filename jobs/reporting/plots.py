@@ -1,7 +1,6 @@
-"""Plots of the report: plain numbers in, an inline SVG in the page's colours and fonts out.
+"""Bars and curves of the report: plain numbers in, an inline SVG in the page's colours out.
 
-Three kinds: bars, curves, and the flow of rows. The same numbers always give the same bytes: no
-date, no random ids, no font paths.
+The same numbers always give the same bytes: no date, no random ids, no font paths.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import cycle
 from pathlib import Path
@@ -21,7 +19,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from jobs.reporting.formatting import format_count, format_share
 
@@ -46,16 +44,15 @@ _SVG_FONT = re.compile(r"font-family:[^;\"]*;?|font:\s*([\d.]+px)[^;\"]*(;?)")
 _SVG_COLOUR = re.compile(r"#[0-9a-fA-F]{6}\b")
 # An inline <style> would apply to the whole page; the page's own sheet has its rule.
 _SVG_UNWANTED = re.compile(r"<metadata>.*?</metadata>|<!--.*?-->|<style.*?</style>", re.DOTALL)
-_TEXT_SPLIT = re.compile(r"(<[^>]*>)")
-
-
+_SVG_TAG = re.compile(r"<[^>]*>")
 WIDTH_PT = 440.0
 _TONES = ("model", "rival", "neutral", "model-soft", "loss")
-_FLOW_TONES = ("model", "model-soft", "model-pale", "neutral")
 _MARKED_POINTS = 30
 _TICK_CHARS = 44
+_VARIABLES = {value: f"var(--{role})" for role, value in COLOURS.items()}
 
 Values = Sequence[float] | np.ndarray
+Series = Mapping[str, Values]
 
 
 def draw(name: str, label: str, height_pt: float, paint: Callable[[Canvas], None]) -> Markup:
@@ -72,9 +69,8 @@ def draw(name: str, label: str, height_pt: float, paint: Callable[[Canvas], None
         canvas = Canvas(figsize=size, dpi=72, layout="constrained")
         paint(canvas)
         buffer = io.StringIO()
-        FigureCanvasSVG(canvas).print_svg(
-            buffer, metadata={"Date": None, "Creator": None, "Type": None, "Format": None}
-        )
+        undated = {"Date": None, "Creator": None, "Type": None, "Format": None}
+        FigureCanvasSVG(canvas).print_svg(buffer, metadata=undated)
     return _inline(buffer.getvalue(), name, label)
 
 
@@ -86,34 +82,26 @@ def _read_style() -> Any:
 
 
 def _inline(svg: str, name: str, label: str) -> Markup:
-    body = svg[svg.index(">", svg.index("<svg")) + 1 :]
-    body = _SVG_UNWANTED.sub("", body)
-    box = re.search(r'viewBox="([\d. -]+)"', svg)
-    view_box = "" if box is None else box.group(1)
-    pieces = _TEXT_SPLIT.split(body)
-    body = "".join(_restyle(piece, name) if piece.startswith("<") else piece for piece in pieces)
-    # The body is matplotlib's own output, which escapes the text that it draws.
-    head = Markup('<svg class="plot" viewBox="{}" role="img" aria-label="{}">').format(
-        view_box, label
-    )
-    return head + Markup(body.strip())  # noqa: S704
+    """The drawing's content in an element of the page's own."""
+    content = _SVG_UNWANTED.sub("", svg[svg.index(">", svg.index("<svg")) + 1 :]).strip()
+    view_box = re.findall(r'viewBox="([\d. -]+)"', svg)[0]
+    head = Markup('<svg class="plot" viewBox="{}" role="img" aria-label="{}">')
+    # The content is matplotlib's own output, which escapes the text that it draws.
+    body = Markup(_SVG_TAG.sub(lambda tag: _restyle(tag.group(0), name), content))  # noqa: S704
+    return head.format(view_box, label) + body
 
 
 def _restyle(tag: str, name: str) -> str:
+    """A tag with ids of its own, the page's font, and the page's colours."""
     tag = _SVG_ID.sub(lambda match: f"{match.group(1)}{name}-{match.group(2)}", tag)
     tag = _SVG_FONT.sub(lambda m: f"font-size: {m.group(1)}{m.group(2)}" if m.group(1) else "", tag)
-    return _SVG_COLOUR.sub(
-        lambda match: _VARIABLES.get(match.group(0).lower(), match.group(0)), tag
-    )
-
-
-_VARIABLES = {value: f"var(--{role})" for role, value in COLOURS.items()}
+    return _SVG_COLOUR.sub(lambda m: _VARIABLES.get(m.group(0).lower(), m.group(0)), tag)
 
 
 def plot_bars(
     name: str,
     label: str,
-    panels: Mapping[str, Mapping[str, Sequence[float]]],
+    panels: Mapping[str, Series],
     ticks: Sequence[str],
     as_shares: bool = False,
 ) -> Markup:
@@ -135,7 +123,7 @@ def plot_bars(
             _draw_bars(axis, series, ticks, None if as_shares and len(series) > 1 else form)
             axis.set_title(title)
             if as_shares:
-                axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
+                axis.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
             if sum(map(len, ticks)) > _TICK_CHARS:
                 axis.tick_params(axis="x", labelrotation=35, labelsize=9)
         handles, names = axes[0].get_legend_handles_labels()
@@ -150,21 +138,17 @@ def _short_metric(value: float) -> str:
 
 
 def _draw_bars(
-    axis: Axes,
-    series: Mapping[str, Sequence[float]],
-    ticks: Sequence[str],
-    form: Callable[[float], str] | None,
+    axis: Axes, series: Series, ticks: Sequence[str], form: Callable[[float], str] | None
 ) -> None:
     width = 0.8 / max(len(series), 1)
     centres = np.arange(len(ticks))
     for index, (name, values) in enumerate(series.items()):
         offsets = centres + (index - (len(series) - 1) / 2) * width
-        colour = COLOURS[_TONES[index % len(_TONES)]]
-        axis.bar(offsets, values, width * 0.92, color=colour, label=name)
+        bars = axis.bar(
+            offsets, values, width * 0.92, color=COLOURS[_TONES[index % len(_TONES)]], label=name
+        )
         if index == 0 and form is not None:
-            for x, value in zip(offsets, values, strict=True):
-                axis.annotate(form(value), (x, value), (0, 3), textcoords="offset points",
-                              ha="center", fontsize=9.5, color=COLOURS["ink"])  # fmt: skip
+            axis.bar_label(bars, fmt=form, padding=3, fontsize=9.5, color=COLOURS["ink"])
     axis.set_xticks(centres, ticks)
     axis.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
     axis.margins(x=0.02, y=0.14)
@@ -174,7 +158,7 @@ def plot_curves(
     name: str,
     label: str,
     x: tuple[str, Values],
-    curves: Mapping[str, Values],
+    curves: Series,
     *,
     best: float | None = None,
     is_log: bool = False,
@@ -203,9 +187,8 @@ def plot_curves(
             axis.set_title(panel)
             if is_log and points:
                 _draw_log(axis, points, values)
-            if best in points:
-                at = points.index(best)
-                _mark_best(axis, points[at], values[at], colour)
+            if best is not None and best in points:
+                _mark_best(axis, best, values[points.index(best)], colour)
         axes[-1].set_xlabel(title)
 
     return draw(name, label, (235.0 if is_log else 135.0) * len(curves) + 15, paint)
@@ -222,8 +205,8 @@ def _draw_log(axis: Axes, points: Values, values: Values) -> None:
     if values[0] < 300 * values[-1]:  # few decades: name the steps between them too
         axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     for which in (axis.xaxis, axis.yaxis):
-        which.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
-        which.set_minor_formatter(FuncFormatter(lambda value, _: ""))
+        which.set_major_formatter(lambda value, _: format_count(value))
+        which.set_minor_formatter("")
 
 
 def _mark_best(axis: Axes, x: float, value: float, colour: str) -> None:
@@ -231,61 +214,3 @@ def _mark_best(axis: Axes, x: float, value: float, colour: str) -> None:
     if np.isfinite(value):
         axis.plot([x], [value], marker="o", markersize=9, color=COLOURS["surface"],
                   markeredgecolor=colour, markeredgewidth=2)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class FlowStep:
-    """A stage of the data flow.
-
-    Attributes:
-        name: The last step that these rows have passed.
-        kept: Rows that go on, by part (one part, or one per split).
-        lost: Rows that stop here.
-        why: Reasons, for the label.
-    """
-
-    name: str
-    kept: Mapping[str, int]
-    lost: int = 0
-    why: str = ""
-
-
-def plot_flow(name: str, label: str, steps: Sequence[FlowStep]) -> Markup:
-    """The way of the event rows: one bar per stage, with the rows left out in another colour.
-
-    Args:
-        name: Prefix of the drawing's ids; unique on the page.
-        label: Description of the plot for readers who cannot see it.
-        steps: Stages in order, at least one.
-    """
-    widest = max(sum(step.kept.values()) + step.lost for step in steps) or 1
-    parts = [part for part in steps[-1].kept if len(steps[-1].kept) > 1]
-
-    def paint(canvas: Canvas) -> None:
-        axis = canvas.subplots()
-        for row, step in enumerate(steps):
-            _draw_step(axis, row, step, widest)
-        axis.set_ylim(len(steps) - 0.35, -0.75)
-        axis.set_xlim(0, widest * 1.005)
-        axis.set_axis_off()
-        for part, tone in zip(parts, _FLOW_TONES, strict=False):
-            axis.bar(0, 0, color=COLOURS[tone], label=part)
-        axis.bar(0, 0, color=COLOURS["loss"], label="left out")
-        canvas.legend(loc="outside lower left", ncols=4, handlelength=1, handleheight=0.9)
-
-    return draw(name, label, 58.0 * len(steps) + 22, paint)
-
-
-def _draw_step(axis: Axes, row: int, step: FlowStep, widest: int) -> None:
-    left = 0.0
-    for rows, tone in zip(step.kept.values(), _FLOW_TONES, strict=False):
-        axis.barh(row, rows, 0.5, left=left, color=COLOURS[tone], edgecolor=COLOURS["surface"],
-                  linewidth=0.8)  # fmt: skip
-        left += rows
-    if step.lost:  # a thin sliver stays visible, however few rows it stands for
-        axis.barh(row, max(step.lost, widest * 0.006), 0.5, left=left, color=COLOURS["loss"])
-    axis.text(0, row - 0.36, step.name, va="bottom", fontweight="bold")
-    tail = format_count(sum(step.kept.values()))
-    if step.lost:
-        tail += f" (left out: {format_count(step.lost)}{step.why and ', '}{step.why})"
-    axis.text(widest, row - 0.36, tail, va="bottom", ha="right", color=COLOURS["muted"])

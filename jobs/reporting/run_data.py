@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,6 +38,15 @@ from etl.tfrecord.types.features import WireFeature
 from jobs.reporting.formatting import as_mapping
 
 CATALOG_SPLIT = "catalog"
+SAMPLE_USERS = 12
+_LONGEST_LINE_CHARS = 1_000_000
+_NOT_YET = (
+    ("metrics", METRICS_FILE, "This run is not evaluated yet; sluice evaluate does that."),
+    ("lists", RECOMMENDATIONS_FILE,
+     "No ranked lists have been written yet; sluice predict does that."),
+)  # fmt: skip
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -81,9 +91,8 @@ def read_catalogue(version: ReadablePath, manifest: Manifest) -> ItemCatalogue |
         return None
     directory = version / ENCODERS_DIR
     plan = EncoderPlan.from_json(json.loads((directory / ENCODERS_FILE).read_text("utf-8")))
-    encoding = manifest.schema[manifest.keys.item].encoding
     try:
-        spec = plan.vocabulary(encoding)
+        spec = plan.vocabulary(manifest.schema[manifest.keys.item].encoding)
     except KeyError:
         return None
     table = load_vocabulary(directory, spec).sort_by([("count", "descending"), ("id", "ascending")])
@@ -95,34 +104,25 @@ def read_catalogue(version: ReadablePath, manifest: Manifest) -> ItemCatalogue |
 
 
 def _read_titles(version: ReadablePath, manifest: Manifest, vocabulary: pa.Table) -> dict[str, str]:
-    feature = _title_feature(manifest)
-    if feature is None or not manifest.has_split(CATALOG_SPLIT):
+    """Titles by token: a plain text of the item whose name says that it is one."""
+    named = [
+        spec.name
+        for spec in manifest.schema.by_role("item", "id")
+        if (spec.dtype, spec.is_list, spec.encoding) == ("bytes", False, "identity")
+        and any(word in spec.name.lower() for word in ("title", "name"))
+    ]
+    if not named or not manifest.has_split(CATALOG_SPLIT):
         return {}
     tokens = dict(zip(vocabulary["id"].to_pylist(), vocabulary["token"].to_pylist(), strict=True))
-    wanted = [WireFeature(manifest.require_key("item"), "int64"), WireFeature(feature, "bytes")]
+    read = [WireFeature(manifest.require_key("item"), "int64"), WireFeature(named[0], "bytes")]
     titles: dict[str, str] = {}
     for shard in manifest.split(CATALOG_SPLIT).shards:
-        path, opener, slots = str(version / shard.path), FileOpener(), manifest.slots
-        for batch in read_batches(path, wanted, opener=opener, slots=slots):
+        path, slots = str(version / shard.path), manifest.slots
+        for batch in read_batches(path, read, opener=FileOpener(), slots=slots):
             for item, title in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 if item in tokens and title is not None:
                     titles[str(tokens[item])] = title.decode("utf-8", "replace")
     return titles
-
-
-def _title_feature(manifest: Manifest) -> str | None:
-    """A plain text of the item whose name says that it is a title."""
-    for spec in manifest.schema.by_role("item", "id"):
-        is_text = spec.dtype == "bytes" and not spec.is_list and spec.encoding == "identity"
-        if is_text and any(word in spec.name.lower() for word in ("title", "name")):
-            return spec.name
-    return None
-
-
-SAMPLE_USERS = 12
-_LONGEST_LINE_CHARS = 1_000_000
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -174,8 +174,8 @@ class RunData:
     @property
     def model_name(self) -> str:
         """The model's name as people write it."""
-        name = as_mapping(self.config.get("model")).get("name") or "the model"
-        return str(name).replace("_", " ").upper() if name != "the model" else "The model"
+        name = as_mapping(self.config.get("model")).get("name")
+        return str(name).replace("_", " ").upper() if name else "The model"
 
     def require_manifest(self) -> Manifest:
         """Returns the dataset version's manifest.
@@ -198,37 +198,31 @@ def read_run(run: Path) -> RunData:
         InputDataError: The run card itself cannot be read.
     """
     card = read_json(run / RUN_CARD_FILE)
-    gaps: dict[str, str] = {}
-    epochs = _attempt("history", gaps, lambda: _read_history(run))
-    steps = _attempt("steps", gaps, lambda: _read_steps(run / STEPS_FILE))
-    metrics = _attempt("metrics", gaps, lambda: _read_optional(run / METRICS_FILE))
-    if metrics is None:
-        gaps.setdefault("metrics", "This run is not evaluated yet; sluice evaluate does that.")
-    version = _attempt("dataset", gaps, lambda: resolve_version(find_path(_dataset_path(card))))
-    manifest: Manifest | None = None
-    catalogue: ItemCatalogue | None = None
-    if version is not None:
-        manifest = _attempt("dataset", gaps, lambda: read_manifest(version, _shard_policy(card)))
-    if version is not None and manifest is not None:
-        catalogue = _attempt("catalogue", gaps, lambda: read_catalogue(version, manifest))
-    lists = _attempt("lists", gaps, lambda: _read_lists(run / RECOMMENDATIONS_FILE))
-    if lists is None:
-        gaps.setdefault("lists", "No ranked lists have been written yet; sluice predict does that.")
+    files = {path.name: path for path in run.iterdir()}.get
+    gaps = {part: why for part, file, why in _NOT_YET if not files(file)}
+    attempt = partial(_attempt, gaps)
+    version = attempt("dataset", resolve_version, attempt("dataset", _find_dataset, card))
+    manifest = attempt("dataset", read_manifest, version, _shard_policy(card))
     return RunData(
-        run, card, epochs or (), metrics, version, manifest, catalogue, lists or (), gaps,
-        steps or (),
-    )  # fmt: skip
+        run,
+        card,
+        epochs=attempt("history", _read_history, files(HISTORY_FILE)) or (),
+        metrics=attempt("metrics", read_json, files(METRICS_FILE)),
+        version=version,
+        manifest=manifest,
+        catalogue=attempt("catalogue", read_catalogue, version, manifest),
+        lists=attempt("lists", _read_lists, files(RECOMMENDATIONS_FILE)) or (),
+        gaps=gaps,
+        steps=attempt("steps", _read_steps, files(STEPS_FILE)) or (),
+    )
 
 
-def _shard_policy(card: Mapping[str, Any]) -> ToleratesShard:
-    """Shards that the run itself was allowed to skip do not hide the dataset."""
-    policy = as_mapping(as_mapping(card.get("config")).get("input")).get("on_corrupt", "fail")
-    return InputConfig.model_construct(on_corrupt=policy).tolerates
-
-
-def _attempt(part: str, gaps: dict[str, str], read: Callable[[], T]) -> T | None:
+def _attempt(gaps: dict[str, str], part: str, read: Callable[..., T], *given: Any) -> T | None:
+    """Reads from what is given, or notes a gap; None where any of it is missing."""
+    if None in given:
+        return None
     try:
-        return read()
+        return read(*given)
     except SluiceError as error:
         received = "" if error.received is None else f" ({error.received})"
         gaps[part] = f"{error.what[:1].upper()}{error.what[1:]}{received}."
@@ -237,23 +231,22 @@ def _attempt(part: str, gaps: dict[str, str], read: Callable[[], T]) -> T | None
     return None
 
 
-def _dataset_path(card: Mapping[str, Any]) -> str:
+def _shard_policy(card: Mapping[str, Any]) -> ToleratesShard:
+    """Shards that the run itself was allowed to skip do not hide the dataset."""
+    policy = as_mapping(as_mapping(card.get("config")).get("input")).get("on_corrupt", "fail")
+    return InputConfig.model_construct(on_corrupt=policy).tolerates
+
+
+def _find_dataset(card: Mapping[str, Any]) -> ReadablePath:
     """The version that the card names, else the dataset of the config."""
-    dataset = card.get("dataset")
-    if isinstance(dataset, Mapping):
-        for key in ("version_dir", "directory", "path"):
-            if dataset.get(key):
-                return str(dataset[key])
     configured = as_mapping(card.get("config")).get("dataset")
-    if isinstance(configured, str):
-        return configured
-    raise InputDataError("The run card does not say which dataset it was trained on.")
+    named = as_mapping(card.get("dataset")).get("path") or configured
+    if not isinstance(named, str):
+        raise InputDataError("The run card does not say which dataset it was trained on.")
+    return find_path(named)
 
 
-def _read_history(run: Path) -> tuple[Mapping[str, Any], ...]:
-    file = run / HISTORY_FILE
-    if not file.exists():
-        return ()
+def _read_history(file: Path) -> tuple[Mapping[str, Any], ...]:
     data = json.loads(file.read_text(encoding="utf-8"))
     if not isinstance(data, list) or not all(isinstance(entry, dict) for entry in data):
         raise InputDataError(f"{file} must hold a list of epochs", received=type(data).__name__)
@@ -263,24 +256,17 @@ def _read_history(run: Path) -> tuple[Mapping[str, Any], ...]:
 def _read_steps(file: Path) -> tuple[Mapping[str, Any], ...]:
     """The lines up to the first damaged one: a run that is going on may be writing its last."""
     lines: list[Mapping[str, Any]] = []
-    if file.exists():
-        with suppress(ValueError), file.open(encoding="utf-8") as handle:
-            lines.extend(as_mapping(json.loads(line)) for line in handle)
+    with suppress(ValueError), file.open(encoding="utf-8") as handle:
+        lines.extend(as_mapping(json.loads(line)) for line in handle)
     return tuple(lines)
 
 
-def _read_optional(file: Path) -> Mapping[str, Any] | None:
-    return read_json(file) if file.exists() else None
-
-
-def _read_lists(file: Path) -> tuple[RankedList, ...] | None:
-    if not file.exists():
-        return None
+def _read_lists(file: Path) -> tuple[RankedList, ...]:
     with gzip.open(file, "rt", encoding="utf-8") as handle:
         lines = list(islice(iter(lambda: handle.readline(_LONGEST_LINE_CHARS), ""), SAMPLE_USERS))
     return tuple(_ranked_list(json.loads(line)) for line in lines)
 
 
-def _ranked_list(data: Mapping[str, Any]) -> RankedList:
-    items = tuple(str(item) for item in data["items"])
-    return RankedList(str(data["user"]), items, tuple(float(s) for s in data.get("scores", ())))
+def _ranked_list(found: Mapping[str, Any]) -> RankedList:
+    items, scores = map(str, found["items"]), map(float, found.get("scores", ()))
+    return RankedList(str(found["user"]), tuple(items), tuple(scores))

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from xml.etree.ElementTree import tostring
 
 import pytest
 
-from jobs.reporting.learning import STEP_POINTS, best_epoch, view_steps
 from jobs.reporting.run_data import RunData
+from jobs.reporting.run_sections import STEP_POINTS, best_epoch
 from tests.jobs.reporting.fixtures import build_steps as write_steps
 from tests.jobs.reporting.pages import show
 
@@ -108,10 +109,10 @@ def test_curves_and_devices_are_shown(finished: RunData) -> None:
 
 
 def test_a_long_run_is_drawn_by_few_points(finished: RunData) -> None:
-    short = view_steps(replace(finished, steps=lines(write_steps(STEP_POINTS))))
-    long = view_steps(replace(finished, steps=lines(write_steps(20 * STEP_POINTS))))
-    assert "20 compiled loops" in long["caption"]
-    assert len(long["plot"]) < 1.5 * len(short["plot"])
+    short = show("steps", replace(finished, steps=lines(write_steps(STEP_POINTS))))
+    long = show("steps", replace(finished, steps=lines(write_steps(20 * STEP_POINTS))))
+    assert "20 compiled loops" in long.captions[0]
+    assert len(tostring(long.plots[0])) < 1.5 * len(tostring(short.plots[0]))
 
 
 @pytest.mark.parametrize("steps", [(), ({"step": "many"},), ({},)])

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pickle
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -154,18 +153,9 @@ def test_wrong_types_inside_readable_json_become_a_note(finished, changes):
 @pytest.fixture
 def drawn_once(monkeypatch):
     """Plots are drawn once for the same arguments: drawing is nearly all that a page costs."""
-    plots = {plot for plot in vars(jobs.reporting.plots).values() if is_plot(plot)}
-    remembered = {plot: remember(plot) for plot in plots}
-    for name, module in list(sys.modules.items()):
-        if name.startswith("jobs.reporting.") and name != "jobs.reporting.plots":
-            for attribute, value in list(vars(module).items()):
-                if is_plot(value):
-                    monkeypatch.setattr(module, attribute, remembered[value])
-    return remembered
-
-
-def is_plot(value):
-    return getattr(value, "__name__", "").startswith("plot_")
+    for name, plot in list(vars(jobs.reporting.plots).items()):
+        if name.startswith("plot_"):
+            monkeypatch.setattr(jobs.reporting.plots, name, remember(plot))
 
 
 def remember(plot):
@@ -215,6 +205,12 @@ def test_what_ended_a_trial_is_told_and_escaped(tmp_path: Path) -> None:
     text = render_sweep(build_result(tmp_path))
     assert "<script>" not in text
     assert "fail: &lt;script&gt;diverged" in text
+
+
+def test_a_value_that_is_a_mapping_is_shown_as_it_is(tmp_path: Path) -> None:
+    trial = TrialRecord(0, "fail", {"a": {"value": 7, "href": "x"}}, None, None, "diverged")
+    text = "".join(Page(render_sweep(SweepResult(tmp_path, "mrr", (trial,), None))).text)
+    assert "{'value': 7, 'href': 'x'}" in text
 
 
 def test_a_report_that_is_not_there_is_not_led_to(tmp_path: Path) -> None:

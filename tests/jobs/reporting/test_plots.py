@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
 
 import matplotlib
 import numpy as np
@@ -12,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from jobs.reporting.dataset_sections import draw_popularity
+from jobs.reporting.dataset_sections import FlowStep
 from jobs.reporting.formatting import (
     MISSING,
     format_bytes,
@@ -25,9 +27,9 @@ from jobs.reporting.formatting import (
     metric_title,
 )
 from jobs.reporting.page import load_templates
-from jobs.reporting.plots import COLOURS, FlowStep, draw, plot_bars, plot_curves, plot_flow
-from jobs.reporting.run_data import ItemCatalogue
-from tests.jobs.reporting.pages import Page
+from jobs.reporting.plots import COLOURS, draw, plot_bars, plot_curves
+from jobs.reporting.run_data import ItemCatalogue, RunData
+from tests.jobs.reporting.pages import Page, show
 
 
 def _draw(name: str = "demo", text: str = "title") -> str:
@@ -110,14 +112,14 @@ def _text(svg: object) -> str:
     return " ".join(t for t in ElementTree.fromstring(source).itertext() if t.strip())
 
 
+def _funnel(steps: list[FlowStep]) -> object:
+    return load_templates().get_template("blocks.html.j2").module.funnel("flow", steps)
+
+
 def _widths(svg: object, variable: str) -> list[float]:
-    """Widths of the rectangles of a colour, bottom edge to right edge."""
-    found = []
-    for path, style in re.findall(r'<path d="([^"]+)"[^>]*style="([^"]*)"', str(svg)):
-        if f"fill: var(--{variable})" in style:
-            xs = [float(x) for x in re.findall(r"[ML] ([\d.]+) [\d.]+", path)]
-            found.append(max(xs) - min(xs))
-    return found
+    """Widths of the rectangles of a colour."""
+    found = re.findall(r'<rect [^>]*width="([^"]+)"[^>]*style="([^"]*)"', str(svg))
+    return [float(width) for width, style in found if f"fill: var(--{variable})" in style]
 
 
 def test_metric_bars_name_the_systems_and_cut_offs():
@@ -135,7 +137,7 @@ def test_the_flow_s_bars_are_as_long_as_their_rows():
         FlowStep("Parsed", {"rows": 750}, 250, "bad rows"),
         FlowStep("Written", {"train": 500, "test": 250}),
     ]
-    svg = plot_flow("flow", "flow", steps)
+    svg = _funnel(steps)
     read, parsed, train = _widths(svg, "model")[:3]
     assert parsed / read == pytest.approx(0.75, abs=0.01)
     assert train / read == pytest.approx(0.5, abs=0.01)
@@ -144,7 +146,7 @@ def test_the_flow_s_bars_are_as_long_as_their_rows():
 
 
 def test_the_flow_of_no_rows_is_drawn():
-    assert "Read" in _text(plot_flow("flow", "flow", [FlowStep("Read", {"rows": 0})]))
+    assert "Read" in _text(_funnel([FlowStep("Read", {"rows": 0})]))
 
 
 def test_learning_curves_leave_gaps_where_a_value_is_missing():
@@ -157,18 +159,21 @@ def test_a_single_epoch_is_drawn():
     assert "Loss" in _text(plot_curves("learning", "curves", ("epoch", [1]), {"Loss": [3.0]}))
 
 
-def _popularity(counts: np.ndarray) -> object:
-    return draw_popularity(ItemCatalogue(counts, pa.array(["token"] * len(counts))))
+def _popularity(counts: np.ndarray) -> Element:
+    catalogue = ItemCatalogue(counts, pa.array(["token"] * len(counts)))
+    return show("popularity", RunData(Path("run"), {}, catalogue=catalogue)).plots[0]
 
 
 @pytest.mark.parametrize("counts", [[0, 0], [5], [7, 7, 7], [10_000_000, 3, 1, 0]])
 def test_any_popularity_is_drawn(counts):
-    assert "occurrences" in _text(_popularity(np.array(counts, np.int64)))
+    plot = _popularity(np.array(counts, np.int64))
+    assert "occurrences" in " ".join(plot.itertext())
+    assert f"from {counts[0]:,} down to {counts[-1]}." in plot.get("aria-label")
 
 
 def test_the_popularity_curve_stays_small_for_a_large_catalogue():
     counts = np.arange(2_000_000, 0, -1)
-    assert len(str(_popularity(counts))) < 60_000
+    assert len(ElementTree.tostring(_popularity(counts))) < 60_000
 
 
 def test_shares_of_two_versions_have_a_legend_and_no_numbers_above_the_bars():

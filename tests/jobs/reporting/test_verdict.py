@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jobs.reporting.run_data import RankedList
-from jobs.reporting.verdict import (
+from jobs.reporting.run_sections import (
     build_verdict,
     describe_protocol,
     headline_metric,
