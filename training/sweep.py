@@ -10,11 +10,11 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from conf.load import override_config
 from conf.paths import read_manifest, resolve_version
 from conf.run import RUN_CARD_FILE, read_json, resolve_run, write_json
 from conf.schema import fingerprint
-from conf.training.sweep import ChoicesConfig, RangeConfig, SweepConfig
+from conf.training.sweep import ChoicesConfig, SweepConfig
 from conf.training.train import TrainConfig
 from etl.tfrecord.reading import find_path
 from training.fit import fit_run
@@ -85,6 +85,11 @@ class SweepResult:
     def is_minimised(self) -> bool:
         """Whether a lower metric is better."""
         return self.metric == LOSS_METRIC
+
+    @property
+    def keys(self) -> list[str]:
+        """Keys of the space, in the order of the trials' values."""
+        return list(dict.fromkeys(key for trial in self.trials for key in trial.values))
 
     @property
     def best_config(self) -> Path | None:
@@ -147,13 +152,13 @@ def run_sweep(
     directory = _open_directory(config, sweep, resume)
     with locked(directory):
         runner = _Sweep(config, sweep, progress, directory, metric)
-        while True:
-            is_done = not runner.run_next()
+        is_left = True
+        while is_left:
+            is_left = runner.run_next()
             result = runner.write()
             if after is not None:
                 after(result)
-            if is_done:
-                return result
+        return result
 
 
 def find_metric(config: TrainConfig, sweep: SweepConfig) -> str:
@@ -166,8 +171,7 @@ def find_metric(config: TrainConfig, sweep: SweepConfig) -> str:
     if metric == LOSS_METRIC:
         return metric
     version = resolve_version(find_path(config.dataset))
-    manifest = read_manifest(version, config.input.tolerates)
-    if not is_validated(config, manifest):
+    if not is_validated(config, read_manifest(version, config.input.tolerates)):
         raise ConfigError(
             "trials are compared by a validation metric, and the dataset has no validation split",
             received=metric,
@@ -195,10 +199,8 @@ def check_space(config: TrainConfig, sweep: SweepConfig) -> None:
         ConfigError: A key is unknown, or a value or the end of a range is refused.
     """
     for key, found in sweep.space.items():
-        tried = found.choices if isinstance(found, ChoicesConfig) else (found.low, found.high)
-        for value in tried:
-            whole = int(value) if isinstance(found, RangeConfig) and found.integer else value
-            override_config(config, {key: whole}, f"of the sweep, {key}")
+        for value in found.choices if isinstance(found, ChoicesConfig) else found.ends:
+            override_config(config, {key: value}, f"of the sweep, {key}")
 
 
 def suggest_values(trial: Any, sweep: SweepConfig) -> dict[str, Any]:
@@ -206,12 +208,12 @@ def suggest_values(trial: Any, sweep: SweepConfig) -> dict[str, Any]:
     values = {}
     for key, found in sweep.space.items():
         if isinstance(found, ChoicesConfig):
-            values[key] = json.loads(trial.suggest_categorical(key, _texts(found)))
-            continue
-        kind = int if found.integer else float
-        suggest = trial.suggest_int if found.integer else trial.suggest_float
-        step = (1 if found.integer else None) if found.step is None else kind(found.step)
-        values[key] = suggest(key, kind(found.low), kind(found.high), step=step, log=found.log)
+            values[key] = json.loads(trial.suggest_categorical(key, found.texts))
+        elif found.integer:
+            step = int(found.step or 1)
+            values[key] = trial.suggest_int(key, *found.ends, step=step, log=found.log)
+        else:
+            values[key] = trial.suggest_float(key, *found.ends, step=found.step, log=found.log)
     return values
 
 
@@ -225,14 +227,9 @@ def read_values(params: Mapping[str, Any], sweep: SweepConfig) -> dict[str, Any]
 
 def list_grid(sweep: SweepConfig) -> list[dict[str, str]]:
     """Returns all points of a grid, the last key running fastest, as Optuna keeps them."""
-    choices = [_texts(d) for d in sweep.space.values() if isinstance(d, ChoicesConfig)]
-    points = itertools.islice(itertools.product(*choices), sweep.trial_count)
+    choices = [found.texts for found in sweep.space.values() if isinstance(found, ChoicesConfig)]
+    points = islice(product(*choices), sweep.trial_count)
     return [dict(zip(sweep.space, point, strict=True)) for point in points]
-
-
-def _texts(found: ChoicesConfig) -> list[str]:
-    """Choices as JSON: Optuna stores plain values only, and a choice may be a list."""
-    return [json.dumps(choice) for choice in found.choices]
 
 
 def _read_metric(record: EpochRecord, metric: str) -> float:
@@ -268,22 +265,20 @@ class _Sweep:
     directory: Path
     metric: str
 
-    @functools.cached_property
+    @cached_property
     def study(self) -> Any:
         """The Optuna study, made where there is none yet."""
         import optuna
         from sqlalchemy.engine import URL
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
-        if self.sweep.prune_after_epochs is not None:
-            pruner = optuna.pruners.MedianPruner(n_warmup_steps=self.sweep.prune_after_epochs - 1)
+        warmup = (self.sweep.prune_after_epochs or 1) - 1  # Without pruning no trial asks.
         url = URL.create("sqlite", database=str((self.directory / "study.sqlite3").resolve()))
         study = optuna.create_study(
             storage=url.render_as_string(),
             study_name="sweep",
             direction="minimize" if self.metric == LOSS_METRIC else "maximize",
-            pruner=pruner,
+            pruner=optuna.pruners.MedianPruner(n_warmup_steps=warmup),
             load_if_exists=True,
         )
         for point in list_grid(self.sweep) if self.sweep.sampler == "grid" else ():

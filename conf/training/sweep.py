@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,11 @@ class ChoicesConfig(StrictFinite):
     """One of some values, of any kind."""
 
     choices: tuple[Any, ...] = Field(min_length=1)
+
+    @property
+    def texts(self) -> list[str]:
+        """The choices as JSON: Optuna stores plain values only, and a choice may be a list."""
+        return [json.dumps(choice) for choice in self.choices]
 
 
 class RangeConfig(StrictFinite):
@@ -36,6 +42,12 @@ class RangeConfig(StrictFinite):
         if self.integer and any(number != int(number) for number in numbers):
             raise ValueError("an integer range needs whole numbers")
         return self
+
+    @property
+    def ends(self) -> tuple[Any, Any]:
+        """Low and high, as int where the range is of whole numbers."""
+        kind = int if self.integer else float
+        return kind(self.low), kind(self.high)
 
 
 def _list_alone(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from conf.run import REPORT_FILE
@@ -32,12 +33,9 @@ def sweep_configs(
         from training.sweep import run_sweep
     from training.monitoring.progress import build_progress
 
-    progress = build_progress(log_format.value, config.fit.log_every_seconds)
-    try:
-        after = report_trials if report else None
+    after = report_trials if report else None
+    with closing(build_progress(log_format.value, config.fit.log_every_seconds)) as progress:
         result = run_sweep(config, sweep, progress, resume=resume, after=after)
-    finally:
-        progress.close()
     _print_sweep(result, log_format)
     return result
 
@@ -77,10 +75,9 @@ def build_trials_table(result: SweepResult) -> Table:
 
     from jobs.reporting.formatting import format_value
 
-    keys = list(dict.fromkeys(key for trial in result.trials for key in trial.values))
-    table = Table("trial", *keys, result.metric, "time", "state", title="Trials")
+    table = Table("trial", *result.keys, result.metric, "time", "state", title="Trials")
     for trial in result.trials:
-        values = [format_value(trial.values.get(key)) for key in keys]
+        values = [format_value(trial.values.get(key)) for key in result.keys]
         value = "" if trial.value is None else f"{trial.value:.4f}"
         seconds = "" if trial.seconds is None else f"{trial.seconds:.0f} s"
         # As text: a value may look like markup.
