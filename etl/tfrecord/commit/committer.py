@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from etl.tfrecord.commit.job import SaveMode, holds_output, take_baseline
 from etl.tfrecord.commit.local_commit import (
@@ -37,28 +36,6 @@ from etl.tfrecord.files.object_store import Storage
 from etl.tfrecord.options import WriteOptions
 
 
-class Committer(Protocol):
-    """What a write needs of its output directory."""
-
-    def check_mode(self, mode: SaveMode) -> bool:
-        """Refuses what the mode protects; tells whether there is output."""
-
-    def begin(self, plan: JobPlan) -> None:
-        """Opens a job; see `begin_job`."""
-
-    def hold_attempt(self, job_id: str, name: str) -> AbstractContextManager[Path | Storage]:
-        """Gives a task attempt a place of its own."""
-
-    def publish(self, plan: JobPlan, results: Sequence[TaskResult]) -> bool:
-        """Makes the shards visible; see `publish`."""
-
-    def discard(self, job_id: str) -> None:
-        """Removes what a job left aside."""
-
-    def read(self) -> OutputManifest | None:
-        """Reads the manifest."""
-
-
 @dataclass(frozen=True)
 class LocalCommitter:
     """A directory of a file system.
@@ -75,7 +52,7 @@ class LocalCommitter:
         return holds_output(Path(self.directory))
 
     def begin(self, plan: JobPlan) -> None:
-        """Opens a job."""
+        """Opens a job; see `begin_job`."""
         begin_job(self.directory, plan)
 
     def hold_attempt(self, job_id: str, name: str) -> AbstractContextManager[Path | Storage]:
@@ -83,7 +60,7 @@ class LocalCommitter:
         return hold_attempt(self.directory, job_id, name)
 
     def publish(self, plan: JobPlan, results: Sequence[TaskResult]) -> bool:
-        """Makes the shards visible."""
+        """Makes the shards visible; see `publish`."""
         return publish(self.directory, plan, results)
 
     def discard(self, job_id: str) -> None:
@@ -143,6 +120,10 @@ class ObjectCommitter:
     def read(self) -> OutputManifest | None:
         """Reads the manifest."""
         return read_object_manifest(self.storage)
+
+
+Committer = LocalCommitter | ObjectCommitter
+"""What a write needs of its output directory."""
 
 
 def build_committer(options: WriteOptions) -> Committer:

@@ -17,12 +17,13 @@ from etl.tfrecord.commit.output_manifest import OutputManifest
 from etl.tfrecord.types.column_nodes import is_vector
 from etl.tfrecord.types.features import Kind, WireFeature
 from etl.tfrecord.types.from_example_nodes import (
+    DecodedBranch,
     DecodedLeaf,
-    DecodedMapEntries,
-    DecodedMapKeys,
     DecodedNode,
-    DecodedStruct,
-    DecodedVector,
+    join_map_entries,
+    join_map_keys,
+    join_struct,
+    join_vector,
 )
 from etl.tfrecord.types.policies import ColumnPolicy, TypeOptions
 from etl.tfrecord.types.to_example import (
@@ -150,7 +151,8 @@ class FromExamplePlanner:
             return self._plan_vector(path, column.type, policy)
         if pa.types.is_struct(column.type):
             children = [self.plan(self._join(path, f.name), f) for f in column.type]
-            return DecodedStruct(column.type, tuple(c for c in children if c is not None), path)
+            found = tuple(child for child in children if child is not None)
+            return DecodedBranch(column.type, found, join_struct, (path,))
         if pa.types.is_map(column.type):
             return self._plan_map(path, column.type, policy)
         return self._plan_leaf(path, column.type, policy)
@@ -176,14 +178,13 @@ class FromExamplePlanner:
                 raise UnfitError("maps=keys needs the keys: option mapKeys")
             names = [self._join(path, key) for key in policy.map_keys]
             children = [self._plan(name, target.item_field) for name in names]
-            return DecodedMapKeys(target, policy.map_keys, tuple(children))
+            return DecodedBranch(target, tuple(children), join_map_keys, (policy.map_keys,))
         keys, values = self._join(path, MAP_KEYS), self._join(path, MAP_VALUES)
-        return DecodedMapEntries(
-            target,
+        parts = (
             self._plan_leaf(keys, pa.list_(target.key_type), self.options.policy(keys)),
             self._plan_leaf(values, pa.list_(target.item_type), self.options.policy(values)),
-            path,
         )
+        return DecodedBranch(target, parts, join_map_entries, (path,))
 
     def _plan_vector(self, path: str, target: pa.StructType, policy: ColumnPolicy) -> DecodedNode:
         _, size, indices, values = (f.type for f in target)
@@ -193,7 +194,7 @@ class FromExamplePlanner:
             types = (indices, values, size)
             parts = tuple(zip((self._join(path, n) for n in names), types, strict=True))
         leaves = tuple(self._plan_leaf(name, part, policy) for name, part in parts)
-        return DecodedVector(target, leaves)
+        return DecodedBranch(target, leaves, join_vector)
 
 
 def _wire_kind(data_type: pa.DataType, policy: ColumnPolicy) -> tuple[Kind, str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -77,17 +78,6 @@ def _is_ascii(values: pa.Array) -> bool:
     return not text.size or bool(text.min() >= 0)
 
 
-class DecodedNode(Protocol):
-    """Builds a column, or a field of a struct, from decoded features; picklable."""
-
-    def build(self, batch: pa.RecordBatch, name: str) -> pa.Array:
-        """Builds it for a decoded batch of the origin `name`.
-
-        Raises:
-            InputDataError: A value that does not fit; names the origin and the feature.
-        """
-
-
 @dataclass(frozen=True)
 class DecodedLeaf:
     """A column from one feature.
@@ -105,7 +95,11 @@ class DecodedLeaf:
     shown: str
 
     def build(self, batch: pa.RecordBatch, name: str) -> pa.Array:
-        """See `DecodedNode`."""
+        """Builds it for a decoded batch of the origin `name`.
+
+        Raises:
+            InputDataError: A value that does not fit; names the origin and the feature.
+        """
         column = batch.column(self.feature)
         try:
             return cast_values(column, self.target, self.form)
@@ -119,94 +113,89 @@ class DecodedLeaf:
 
 
 @dataclass(frozen=True)
-class DecodedStruct:
-    """A struct from its fields; null where all of them are.
+class DecodedBranch:
+    """A struct, map or ML vector from its parts; picklable.
 
     Attributes:
         target: Type of the column.
-        children: One per field.
-        shown: The column's name in an error.
+        children: One per part.
+        join: Puts the parts together: takes their arrays, the type, and what else there is.
+        arguments: What `join` takes beside these.
     """
 
-    target: pa.StructType
+    target: pa.DataType
     children: tuple[DecodedNode, ...]
-    shown: str
+    join: Callable[..., pa.Array]
+    arguments: tuple[Any, ...] = ()
 
     def build(self, batch: pa.RecordBatch, name: str) -> pa.Array:
-        """See `DecodedNode`."""
-        if not self.children:
+        """Builds it for a decoded batch of the origin `name`.
+
+        Raises:
+            InputDataError: A value that does not fit; names the origin and the feature.
+        """
+        if not self.children:  # a struct without fields
             return pa.StructArray.from_buffers(self.target, batch.num_rows, [None])
         arrays = [child.build(batch, name) for child in self.children]
-        absent = np.logical_and.reduce([np.asarray(array.is_null()) for array in arrays])
-        for field, array in zip(self.target, arrays, strict=True):
-            missing = np.asarray(array.is_null()) & ~absent
-            if not field.nullable and missing.any():
-                raise InputDataError(
-                    f"{name}: field {field.name!r} of {self.shown!r} is missing in "
-                    f"{missing.sum()} record(s), but is not nullable",
-                    fix="make the field nullable in the schema",
-                )
-        return pa.StructArray.from_arrays(
-            arrays, fields=list(self.target), mask=pa.array(absent) if absent.any() else None
-        )
+        try:
+            return self.join(arrays, self.target, *self.arguments)
+        except InputDataError as error:
+            what, fix = f"{name}: {error.what}", error.fix
+            raise InputDataError(
+                what, received=error.received, allowed=error.allowed, fix=fix
+            ) from None
 
 
-@dataclass(frozen=True)
-class DecodedMapEntries:
+DecodedNode = DecodedLeaf | DecodedBranch
+"""Builds a column, or a field of a struct, from decoded features."""
+
+
+def join_struct(arrays: list[pa.Array], target: pa.StructType, shown: str) -> pa.Array:
+    """A struct from its fields; null where all of them are.
+
+    Raises:
+        InputDataError: A field that is not nullable is missing; names the column by `shown`.
+    """
+    absent = np.logical_and.reduce([np.asarray(array.is_null()) for array in arrays])
+    for field, array in zip(target, arrays, strict=True):
+        missing = np.asarray(array.is_null()) & ~absent
+        if not field.nullable and missing.any():
+            raise InputDataError(
+                f"field {field.name!r} of {shown!r} is missing in {missing.sum()} record(s), but "
+                "is not nullable",
+                fix="make the field nullable in the schema",
+            )
+    mask = pa.array(absent) if absent.any() else None
+    return pa.StructArray.from_arrays(arrays, fields=list(target), mask=mask)
+
+
+def join_map_entries(arrays: list[pa.Array], target: pa.MapType, shown: str) -> pa.Array:
     """A map from the list of its keys and the list of its values.
 
-    Attributes:
-        target: Type of the column.
-        keys: Reads the keys.
-        values: Reads the values.
-        shown: The column's name in an error.
+    Raises:
+        InputDataError: Their numbers differ; names the column by `shown`.
     """
-
-    target: pa.MapType
-    keys: DecodedNode
-    values: DecodedNode
-    shown: str
-
-    def build(self, batch: pa.RecordBatch, name: str) -> pa.Array:
-        """See `DecodedNode`."""
-        keys, rows = split_lists(self.keys.build(batch, name))
-        values, value_rows = split_lists(self.values.build(batch, name))
-        if not np.array_equal(rows.offsets, value_rows.offsets):
-            row = int(np.argmax(rows.lengths != value_rows.lengths))
-            raise InputDataError(
-                f"{name}: map {self.shown!r} has other numbers of keys than of values",
-                received=f"{rows.lengths[row]} keys and {value_rows.lengths[row]} values in row "
-                f"{row} of the batch",
-                allowed="a value for each key",
-            )
-        return build_maps(keys, values, rows, self.target)
+    (keys, rows), (values, value_rows) = map(split_lists, arrays)
+    if not np.array_equal(rows.offsets, value_rows.offsets):
+        row = int(np.argmax(rows.lengths != value_rows.lengths))
+        raise InputDataError(
+            f"map {shown!r} has other numbers of keys than of values",
+            received=f"{rows.lengths[row]} keys and {value_rows.lengths[row]} values in row "
+            f"{row} of the batch",
+            allowed="a value for each key",
+        )
+    return build_maps(keys, values, rows, target)
 
 
-@dataclass(frozen=True)
-class DecodedMapKeys:
-    """A map from a feature for each of some keys; null where a row has none of them.
-
-    Attributes:
-        target: Type of the column.
-        keys: The keys, as text.
-        children: Reads the values, one per key.
-    """
-
-    target: pa.MapType
-    keys: tuple[str, ...]
-    children: tuple[DecodedNode, ...]
-
-    def build(self, batch: pa.RecordBatch, name: str) -> pa.Array:
-        """See `DecodedNode`."""
-        arrays = [child.build(batch, name) for child in self.children]
-        present = np.stack([np.asarray(array.is_valid()) for array in arrays], axis=1)
-        row, key = np.nonzero(present)
-        offsets = np.concatenate([[0], np.cumsum(present.sum(axis=1))])
-        values = pa.concat_arrays(arrays).take(pa.array(key * batch.num_rows + row))
-        keys = pa.array(self.keys).cast(self.target.key_type).take(pa.array(key))
-        absent = np.asarray(~present.any(axis=1))
-        return build_maps(keys, values, ListRows(offsets, absent if absent.any() else None),
-                          self.target)  # fmt: skip
+def join_map_keys(arrays: list[pa.Array], target: pa.MapType, keys: tuple[str, ...]) -> pa.Array:
+    """A map from a feature for each of some keys, given as text; null where a row has none."""
+    present = np.stack([np.asarray(array.is_valid()) for array in arrays], axis=1)
+    row, key = np.nonzero(present)
+    offsets = np.concatenate([[0], np.cumsum(present.sum(axis=1))])
+    values = pa.concat_arrays(arrays).take(pa.array(key * len(present) + row))
+    found = pa.array(keys).cast(target.key_type).take(pa.array(key))
+    absent = np.asarray(~present.any(axis=1))
+    return build_maps(found, values, ListRows(offsets, absent if absent.any() else None), target)
 
 
 def build_maps(keys: pa.Array, values: pa.Array, rows: ListRows, target: pa.MapType) -> pa.Array:
@@ -216,33 +205,19 @@ def build_maps(keys: pa.Array, values: pa.Array, rows: ListRows, target: pa.MapT
     return pa.MapArray.from_arrays(offsets, keys, values, type=target, mask=mask)
 
 
-@dataclass(frozen=True)
-class DecodedVector:
-    """An ML vector in Spark's storage, from a list or from indices, values and size.
-
-    Attributes:
-        target: Type of the column.
-        parts: Reads the values; or indices, values and size.
-    """
-
-    target: pa.StructType
-    parts: tuple[DecodedNode, ...]
-
-    def build(self, batch: pa.RecordBatch, name: str) -> pa.Array:
-        """See `DecodedNode`."""
-        arrays = [part.build(batch, name) for part in self.parts]
-        is_sparse = len(arrays) > 1
-        indices, values, size = arrays if is_sparse else (None, arrays[0], None)
-        absent = np.logical_or.reduce([np.asarray(array.is_null()) for array in arrays])
-        kinds = pa.array(np.full(len(values), 0 if is_sparse else 1, np.int8))
-        fields = list(self.target)
-        nothing = [pa.nulls(len(values), field.type) for field in fields]
-        return pa.StructArray.from_arrays(
-            [kinds, size if is_sparse else nothing[1], indices if is_sparse else nothing[2],
-             values],
-            fields=fields,
-            mask=pa.array(absent) if absent.any() else None,
-        )  # fmt: skip
+def join_vector(arrays: list[pa.Array], target: pa.StructType) -> pa.Array:
+    """An ML vector in Spark's storage, from a list of values or from indices, values and size."""
+    is_sparse = len(arrays) > 1
+    indices, values, size = arrays if is_sparse else (None, arrays[0], None)
+    absent = np.logical_or.reduce([np.asarray(array.is_null()) for array in arrays])
+    kinds = pa.array(np.full(len(values), 0 if is_sparse else 1, np.int8))
+    fields = list(target)
+    nothing = [pa.nulls(len(values), field.type) for field in fields]
+    return pa.StructArray.from_arrays(
+        [kinds, size if is_sparse else nothing[1], indices if is_sparse else nothing[2], values],
+        fields=fields,
+        mask=pa.array(absent) if absent.any() else None,
+    )
 
 
 def _advise(wire: pa.DataType, target: pa.DataType, shown: str) -> str:
