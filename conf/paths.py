@@ -313,6 +313,15 @@ def read_manifest(version: ReadablePath, tolerates: ToleratesShard | None = None
     return manifest
 
 
+def list_visible_files(directory: Path) -> list[Path]:
+    """Returns the files below a directory, sorted: names that do not begin with `.` or `_`."""
+    return sorted(
+        path
+        for path in directory.rglob("*")
+        if path.is_file() and not any(part[0] in "._" for part in path.relative_to(directory).parts)
+    )
+
+
 def list_unlisted_files(version_dir: Path | str, manifest: Manifest) -> list[str]:
     """Files in the folders of the splits that the manifest does not list, sorted."""
     root = Path(version_dir)

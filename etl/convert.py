@@ -22,7 +22,7 @@ from pyarrow import csv
 
 from conf.atomic_output import atomic_file
 from conf.errors import ConfigError, InputDataError, did_you_mean
-from conf.paths import find_manifest
+from conf.paths import find_manifest, list_visible_files
 from conf.schema import PackedSlot
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.row_errors import refuse_unknown
@@ -142,8 +142,7 @@ def list_inputs(path: Path, file_format: Format | None) -> list[Path]:
     """
     if path.is_file():
         return [path]
-    parts = {p: p.relative_to(path).parts for p in path.rglob("*") if p.is_file()}
-    files = sorted(p for p in parts if not any(part[0] in "._" for part in parts[p]))
+    files = list_visible_files(path)
     if not files:
         raise ConfigError(
             "there is nothing to convert",

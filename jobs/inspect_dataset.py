@@ -18,6 +18,7 @@ from conf.manifest import MANIFEST_FILE, Manifest
 from conf.paths import (
     ENTRY_NAME_PATTERN,
     VERSIONS_DIR,
+    list_visible_files,
     local_path,
     published_versions,
     read_manifest,
@@ -27,7 +28,6 @@ from jobs.inspection.records import read_dataset_head
 from jobs.inspection.summary import (
     Target,
     find_target,
-    list_record_files,
     summarize_dataset,
     summarize_files,
     summarize_run,
@@ -146,7 +146,7 @@ def inspect(
     if target.kind == "dataset":
         return _inspect_dataset(target.path, verify, head, split)
     if target.kind == "files":
-        size = sum(file.stat().st_size for file in list_record_files(target.path))
+        size = sum(file.stat().st_size for file in list_visible_files(target.path))
         with _show_verifying(size) as on_bytes:
             return summarize_files(target.path, head, on_bytes)
     manifest = _load_manifest(target.version) if target.version else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from conf.errors import ConfigError, InternalError
 from etl.encoders.pipeline import read_pipeline
 from etl.quality.label_statistics import LabelFocus
 from etl.quality.statistics import StatisticsAccumulator
-from etl.tfrecord.codec.crc32c import crc32c
+from etl.records.parquet_copy import describe_file
 from etl.tfrecord.codec.decode import ExampleDecoder
 from etl.tfrecord.files.data_files import ShardRange, find_stem, make_folders
 from etl.tfrecord.files.framing import read_record_blocks
@@ -29,7 +29,6 @@ CONNECTOR_PACKAGE = "com.linkedin.sparktfrecord:spark-tfrecord_2.13:0.7.0"
 GZIP_CODEC = "org.apache.hadoop.io.compress.GzipCodec"
 
 _PART = re.compile(r"part-(\d+)-")
-_READ_BYTES = 4 << 20
 
 
 def has_connector(spark: SparkSession) -> bool:
@@ -231,15 +230,9 @@ def summarize_file(
         batch = decoder.decode_block(block, path)
         accumulator.update(batch)
         rows += batch.num_rows
-    checksum = size = 0
-    with Path(path).open("rb") as file:
-        while piece := file.read(_READ_BYTES):
-            checksum, size = crc32c(piece, checksum), size + len(piece)
     return {
-        "path": Path(path).name,
+        **asdict(describe_file(Path(path).parent, Path(path))),
         "rows": rows,
-        "bytes": size,
-        "crc32c": f"{checksum:08x}",
         "partition": partition,
         "statistics": accumulator.to_dict(),
     }

@@ -17,6 +17,7 @@ from conf.paths import (
     VERSIONS_DIR,
     find_version,
     list_unlisted_files,
+    list_visible_files,
     local_path,
     published_versions,
     resolve_version,
@@ -63,22 +64,13 @@ def find_target(path: str) -> Target:
     is_dataset = (place / MANIFEST_FILE).is_file() or (place / CURRENT_FILE).is_file()
     if is_dataset or (place / VERSIONS_DIR).is_dir():
         return Target("dataset", resolve_version(place))
-    if place.is_dir() and list_record_files(place):
+    if place.is_dir() and list_visible_files(place):
         return Target("files", place)
     raise UpstreamNotReadyError(
         "there is nothing here to inspect",
         received=place if place.exists() else f"{place} (does not exist)",
         allowed="a dataset, one of its versions, a run, TFRecord files or one of them",
         fix="correct the path, or run `sluice build` or `sluice train` first",
-    )
-
-
-def list_record_files(directory: Path) -> list[Path]:
-    """Returns the data files below a directory: names that do not begin with `.` or `_`."""
-    return sorted(
-        path
-        for path in directory.rglob("*")
-        if path.is_file() and not any(part[0] in "._" for part in path.relative_to(directory).parts)
     )
 
 
@@ -141,7 +133,7 @@ def summarize_files(
     """
     committed = read_output_manifest(directory)
     listed = () if committed is None else committed.shards
-    files, content, problems = list_record_files(directory), Content(), []
+    files, content, problems = list_visible_files(directory), Content(), []
     names = [str(path.relative_to(directory)) for path in files]
     for name, path in zip(names, files, strict=True):
         if damage := content.read(path):

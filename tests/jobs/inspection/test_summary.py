@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from conf.errors import InputDataError, UpstreamNotReadyError
-from conf.paths import read_manifest
+from conf.paths import list_visible_files, read_manifest
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import write_table
 from jobs.inspection.records import Content, describe_lengths, read_first
 from jobs.inspection.summary import (
     Target,
     find_target,
-    list_record_files,
     summarize_dataset,
     summarize_files,
     summarize_run,
@@ -154,7 +153,7 @@ def test_counts_schema_and_sizes(directory):
     summary = summarize_files(directory, progress=read.append)
     assert summary["verification"]["ok"]
     assert (summary["files"], summary["rows"]) == (2, 6)
-    size = sum(path.stat().st_size for path in list_record_files(directory))
+    size = sum(path.stat().st_size for path in list_visible_files(directory))
     assert summary["bytes"] == sum(read) == size
     assert summary["record_type"] == "Example"
     assert summary["compressions"] == ["GZIP", "none"]
