@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -160,10 +161,10 @@ def _sweep(config: TrainConfig, file: Path, switches: Switches, log_format: LogF
     space = load_config(SweepConfig, "training", str(file.resolve()))
     if switches.dry_run:
         with quiet_tensorflow():
-            from training.sweep import check_space, find_metric
+            from training.sweep import find_metric
         plan = {"sweep": space.model_dump(mode="json"), "trials": space.trial_count}
         plan["metric"] = find_metric(config, space)
-        check_space(config, space)
+        space.check(config)
         print(json.dumps(plan, indent=1))
         return ExitCode.OK
     options = {"resume": switches.resume, "report": switches.report}
@@ -207,10 +208,8 @@ def train(
 
     json_lines = LogFormat(log_format) is LogFormat.JSON
     progress = build_progress("json" if json_lines else "text", config.fit.log_every_seconds)
-    try:
+    with closing(progress):
         return fit_run(config, progress, resume=resume, profile=profile)
-    finally:
-        progress.close()
 
 
 def serve(config: TrainConfig, log_format: LogFormat | str = LogFormat.TEXT) -> int | None:
@@ -236,10 +235,8 @@ def serve(config: TrainConfig, log_format: LogFormat | str = LogFormat.TEXT) -> 
         return None
     json_lines = LogFormat(log_format) is LogFormat.JSON
     progress = build_progress("json" if json_lines else "text", config.fit.log_every_seconds)
-    try:
+    with closing(progress):
         return serve_chief(cluster, config.devices.worker_timeout_s, progress)
-    finally:
-        progress.close()
 
 
 def _writes_run(config: TrainConfig) -> bool:

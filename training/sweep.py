@@ -14,7 +14,6 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,7 @@ import numpy as np
 import yaml
 
 from conf.atomic_output import write_text_atomic
-from conf.errors import (
-    ConfigError,
-    SluiceError,
-    TooFewRowsError,
-    TrainingDivergedError,
-    did_you_mean,
-)
+from conf.errors import ConfigError, SluiceError, TooFewRowsError, TrainingDivergedError
 from conf.load import override_config
 from conf.paths import read_manifest, resolve_version
 from conf.run import RUN_CARD_FILE, read_json, resolve_run, write_json
@@ -37,8 +30,8 @@ from conf.training.sweep import ChoicesConfig, SweepConfig
 from conf.training.train import TrainConfig
 from etl.tfrecord.reading import find_path
 from training.fit import fit_run
-from training.loop.early_stopping import default_metric, list_metrics, selection_metric
-from training.loop.epoch_records import LOSS_METRIC, EpochRecord, read_history
+from training.loop.early_stopping import check_evaluated, default_metric, selection_metric
+from training.loop.epoch_records import LOSS_METRIC, EpochRecord, is_minimised, read_history
 from training.loop.validation import is_validated
 from training.monitoring.progress import TrainingProgress
 from training.run_directory import find_unfinished_run, locked, make_entry, run_paths
@@ -84,7 +77,7 @@ class SweepResult:
     @property
     def is_minimised(self) -> bool:
         """Whether a lower metric is better."""
-        return self.metric == LOSS_METRIC
+        return is_minimised(self.metric)
 
     @property
     def keys(self) -> list[str]:
@@ -111,12 +104,10 @@ class _PruningProgress:
     def epoch(self, record: EpochRecord, best: bool) -> None:
         """Shows the epoch, and ends the trial where its metric is worse than the median."""
         self._show(record, best)
-        self._trial.report(_read_metric(record, self._metric), record.epoch - 1)
+        self._trial.report(record.value(self._metric), record.epoch - 1)
         if self._trial.should_prune():
-            raise TrialPrunedError(
-                f"pruned after epoch {record.epoch}: {self._metric} is below the median of the "
-                "trials before"
-            )
+            why = f"{self._metric} is worse than the median of the trials before"
+            raise TrialPrunedError(f"pruned after epoch {record.epoch}: {why}")
 
 
 def run_sweep(
@@ -148,7 +139,7 @@ def run_sweep(
     import optuna  # noqa: F401  # refused before anything is made
 
     metric = find_metric(config, sweep)
-    check_space(config, sweep)
+    sweep.check(config)
     directory = _open_directory(config, sweep, resume)
     with locked(directory):
         runner = _Sweep(config, sweep, progress, directory, metric)
@@ -179,28 +170,8 @@ def find_metric(config: TrainConfig, sweep: SweepConfig) -> str:
             fix="set `metric: loss` in the sweep's file, hold rows of train out by "
             "input.validation, or build the dataset with a validation split",
         )
-    names = list_metrics(config)
-    if metric not in names:
-        raise ConfigError(
-            "the metric of the sweep is not evaluated",
-            received=metric,
-            allowed=", ".join(names),
-            fix=did_you_mean(metric, names),
-        )
+    check_evaluated(config, metric, "the metric of the sweep")
     return metric
-
-
-def check_space(config: TrainConfig, sweep: SweepConfig) -> None:
-    """Refuses keys and values that the config does not take, before anything is trained.
-
-    Each value is checked alone; values that do not go together end their trial.
-
-    Raises:
-        ConfigError: A key is unknown, or a value or the end of a range is refused.
-    """
-    for key, found in sweep.space.items():
-        for value in found.choices if isinstance(found, ChoicesConfig) else found.ends:
-            override_config(config, {key: value}, f"of the sweep, {key}")
 
 
 def suggest_values(trial: Any, sweep: SweepConfig) -> dict[str, Any]:
@@ -223,19 +194,6 @@ def read_values(params: Mapping[str, Any], sweep: SweepConfig) -> dict[str, Any]
         key: json.loads(value) if isinstance(sweep.space[key], ChoicesConfig) else value
         for key, value in params.items()
     }
-
-
-def list_grid(sweep: SweepConfig) -> list[dict[str, str]]:
-    """Returns all points of a grid, the last key running fastest, as Optuna keeps them."""
-    choices = [found.texts for found in sweep.space.values() if isinstance(found, ChoicesConfig)]
-    points = islice(product(*choices), sweep.trial_count)
-    return [dict(zip(sweep.space, point, strict=True)) for point in points]
-
-
-def _read_metric(record: EpochRecord, metric: str) -> float:
-    """A metric of an epoch, the loss with its own sign."""
-    value = record.metric(metric)
-    return -value if metric == LOSS_METRIC else value
 
 
 def _open_directory(config: TrainConfig, sweep: SweepConfig, resume: bool) -> Path:
@@ -277,11 +235,11 @@ class _Sweep:
         study = optuna.create_study(
             storage=url.render_as_string(),
             study_name="sweep",
-            direction="minimize" if self.metric == LOSS_METRIC else "maximize",
+            direction="minimize" if is_minimised(self.metric) else "maximize",
             pruner=optuna.pruners.MedianPruner(n_warmup_steps=warmup),
             load_if_exists=True,
         )
-        for point in list_grid(self.sweep) if self.sweep.sampler == "grid" else ():
+        for point in self.sweep.list_grid() if self.sweep.sampler == "grid" else ():
             study.enqueue_trial(point, skip_if_exists=True)
         return study
 
@@ -315,7 +273,7 @@ class _Sweep:
         try:
             run = self._fit(trial, values)
             best = read_json(run / RUN_CARD_FILE)["training"]["best_epoch"]
-            value = _read_metric(read_history(run)[best - 1], self.metric)
+            value = read_history(run)[best - 1].value(self.metric)
         except (TrialPrunedError, TrainingDivergedError, ConfigError, TooFewRowsError) as error:
             self.progress.message(f"trial {trial.number + 1}: {error.what}", trial=trial.number)
             trial.set_user_attr("detail", error.what)
@@ -346,9 +304,8 @@ class _Sweep:
             config = override_config(self.config, best.values, f"of trial {best.number}")
             text = yaml.safe_dump(config.resolved(), sort_keys=False)
             write_text_atomic(self.directory / BEST_FILE, text)
-        number = None if best is None else best.number
-        content = {"metric": self.metric, "best": number, "trials": [asdict(t) for t in trials]}
-        write_json(self.directory / "trials.json", content)
+        listed = {"best": best and best.number, "trials": [asdict(trial) for trial in trials]}
+        write_json(self.directory / "trials.json", {"metric": self.metric, **listed})
         return SweepResult(self.directory, self.metric, trials, best)
 
     def _describe(self, trial: Any) -> TrialRecord:

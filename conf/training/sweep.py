@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import islice, product
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from conf.config_base import StrictFinite
-from conf.training.train import METRIC_PATTERN
+from conf.load import override_config
+from conf.training.train import METRIC_PATTERN, TrainConfig
 
 
 class ChoicesConfig(StrictFinite):
@@ -93,3 +95,21 @@ class SweepConfig(StrictFinite):
         sizes = [len(d.choices) for d in self.space.values() if isinstance(d, ChoicesConfig)]
         whole = math.prod(sizes)
         return whole if self.trials is None else min(whole, self.trials)
+
+    def list_grid(self) -> list[dict[str, str]]:
+        """Returns all points of a grid, the last key running fastest, each value as JSON."""
+        choices = [found.texts for found in self.space.values() if isinstance(found, ChoicesConfig)]
+        points = islice(product(*choices), self.trial_count)
+        return [dict(zip(self.space, point, strict=True)) for point in points]
+
+    def check(self, config: TrainConfig) -> None:
+        """Refuses keys and values that a config does not take, before anything is trained.
+
+        Each value is checked alone; values that do not go together end their trial.
+
+        Raises:
+            ConfigError: A key is unknown, or a value or the end of a range is refused.
+        """
+        for key, found in self.space.items():
+            for value in found.choices if isinstance(found, ChoicesConfig) else found.ends:
+                override_config(config, {key: value}, f"of the sweep, {key}")

@@ -168,8 +168,7 @@ def _run_tiles(data: RunData) -> Iterator[tuple[str, Any, str]]:
         best = run_sections.best_epoch(data)
         seconds = [to_float(as_mapping(entry).get("seconds")) for entry in data.epochs]
         known = [value for value in seconds if value is not None]
-        kept = f", best {best}" if best is not None else ""
-        label = f"of training, {len(data.epochs)} epochs{kept}"
+        label = f"of training, {len(data.epochs)} epochs{'' if best is None else f', best {best}'}"
         yield label, sum(known) if known else math.nan, "seconds"
 
 

@@ -198,22 +198,22 @@ def read_run(run: Path) -> RunData:
         InputDataError: The run card itself cannot be read.
     """
     card = read_json(run / RUN_CARD_FILE)
-    files = {path.name: path for path in run.iterdir()}.get
-    gaps = {part: why for part, file, why in _NOT_YET if not files(file)}
+    find_file = {path.name: path for path in run.iterdir()}.get
+    gaps = {part: why for part, file, why in _NOT_YET if not find_file(file)}
     attempt = partial(_attempt, gaps)
     version = attempt("dataset", resolve_version, attempt("dataset", _find_dataset, card))
     manifest = attempt("dataset", read_manifest, version, _shard_policy(card))
     return RunData(
         run,
         card,
-        epochs=attempt("history", _read_history, files(HISTORY_FILE)) or (),
-        metrics=attempt("metrics", read_json, files(METRICS_FILE)),
+        epochs=attempt("history", _read_history, find_file(HISTORY_FILE)) or (),
+        metrics=attempt("metrics", read_json, find_file(METRICS_FILE)),
         version=version,
         manifest=manifest,
         catalogue=attempt("catalogue", read_catalogue, version, manifest),
-        lists=attempt("lists", _read_lists, files(RECOMMENDATIONS_FILE)) or (),
+        lists=attempt("lists", _read_lists, find_file(RECOMMENDATIONS_FILE)) or (),
         gaps=gaps,
-        steps=attempt("steps", _read_steps, files(STEPS_FILE)) or (),
+        steps=attempt("steps", _read_steps, find_file(STEPS_FILE)) or (),
     )
 
 

@@ -21,15 +21,14 @@ from jobs.reporting.formatting import (
     to_float,
 )
 from jobs.reporting.run_data import MissingPartError, RunData
+from training.loop.epoch_records import LOSS_METRIC, is_minimised
 
 PREFERRED_METRICS = ("hit_rate@10", "ndcg@10", "recall@10", "mrr")
 SHOWN_ITEMS = 5
 _Z_95 = 1.959963984540054
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _SYSTEMS = ("model", "popularity", "random")
-_LOWER_IS_BETTER = ("loss", "log_loss")
 _FAMILIES = {"hit_rate": "Hit rate", "ndcg": "NDCG"}
-LOSS_METRIC = "loss"
 STEP_POINTS = 300
 STEP_CURVES = {
     "loss": "Loss",
@@ -194,7 +193,7 @@ def _view_protocol(protocol: Mapping[str, Any], data: RunData) -> dict[str, Any]
 
 def _mark_best(metric: str, values: Sequence[Any]) -> list[Any]:
     known = [value for value in values if to_float(value) is not None]
-    best = (min if metric in _LOWER_IS_BETTER else max)(known, default=None)
+    best = (min if is_minimised(metric) else max)(known, default=None)
     return [{"value": value, "best": value is not None and value == best} for value in values]
 
 
@@ -284,7 +283,7 @@ def best_epoch(data: RunData) -> int | None:
     values = np.array(_values(data, metric))
     if np.isnan(values).all():
         return None
-    index = int(np.nanargmin(values) if metric == LOSS_METRIC else np.nanargmax(values))
+    index = int(np.nanargmin(values) if is_minimised(metric) else np.nanargmax(values))
     return int(data.epochs[index].get("epoch", index + 1))
 
 

@@ -18,12 +18,7 @@ if TYPE_CHECKING:
 
 
 def sweep_configs(
-    config: TrainConfig,
-    sweep: SweepConfig,
-    *,
-    resume: bool,
-    report: bool = True,
-    log_format: LogFormat = LogFormat.TEXT,
+    config: TrainConfig, sweep: SweepConfig, *, resume: bool, report: bool, log_format: LogFormat
 ) -> SweepResult:
     """Runs a sweep as `run_sweep` does, prints its trials, and returns them.
 
@@ -54,10 +49,9 @@ def report_trials(result: SweepResult) -> None:
 def _print_sweep(result: SweepResult, log_format: LogFormat) -> None:
     page, best = result.directory / REPORT_FILE, result.best
     if log_format is LogFormat.JSON:
-        paths: dict[str, str | None] = {"report": str(page)} if page.exists() else {}
-        paths["best"] = None if best is None else best.detail
-        paths["best_config"] = None if best is None else str(result.best_config)
-        print(json.dumps({"sweep": str(result.directory), **paths}))
+        report = {"report": page} if page.exists() else {}
+        found = {"best": best and best.detail, "best_config": result.best_config}
+        print(json.dumps({"sweep": result.directory, **report, **found}, default=str))
         return
     from rich.console import Console
 

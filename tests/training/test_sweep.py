@@ -13,9 +13,9 @@ from conf.training.sweep import SweepConfig
 from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training import sweep
-from training.loop.epoch_records import read_history
+from training.loop.epoch_records import EpochRecord, read_history
 from training.monitoring.progress import NoProgress
-from training.sweep import find_metric, list_grid, read_values, run_sweep, suggest_values
+from training.sweep import SweepResult, find_metric, read_values, run_sweep, suggest_values
 
 
 @pytest.fixture(scope="module")
@@ -81,10 +81,21 @@ def test_a_grid_lists_every_point_once() -> None:
     grid = SweepConfig.model_validate(
         {"sampler": "grid", "space": {"a": [1, "x"], "b": [True, None, [2]]}}
     )
-    points = [read_values(point, grid) for point in list_grid(grid)]
+    points = [read_values(point, grid) for point in grid.list_grid()]
     assert len(points) == 6
     assert points[0] == {"a": 1, "b": True}
     assert points[-1] == {"a": "x", "b": [2]}
+
+
+@pytest.mark.parametrize(
+    ("metric", "better"), [("loss", -0.5), ("buy/rmse", -2.0), ("auc", 0.7), ("ndcg@10", 0.1)]
+)
+def test_losses_and_errors_are_better_the_lower_they_are(metric: str, better: float) -> None:
+    measured = {"loss": 0.5, "buy/rmse": 2.0, "auc": 0.7, "ndcg@10": 0.1}
+    record = EpochRecord(1, 9.0, 1.0, 1, 1.0, 0.0, measured)
+    assert record.value(metric) == measured[metric]
+    assert record.metric(metric) == better
+    assert SweepResult(Path("x"), metric, (), None).is_minimised == (better < 0)
 
 
 pytest.importorskip("optuna", reason="needs optuna: pip install 'sluice-recsys[sweep]'")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, did_you_mean
 from conf.training.models import RankingConfig, TaskConfig
 from conf.training.train import EarlyStoppingConfig, TrainConfig
 from training.loop.epoch_records import LOSS_METRIC, EpochRecord
@@ -85,8 +85,29 @@ def default_metric(config: TrainConfig) -> str:
     return LOSS_METRIC if is_scored_by_label(config) else RETRIEVAL_METRIC
 
 
-def list_metrics(config: TrainConfig) -> list[str]:
-    """Returns the names of the metrics that validation may measure."""
+def check_evaluated(config: TrainConfig, metric: str, name: str) -> None:
+    """Refuses a metric that validation does not measure.
+
+    Args:
+        config: What is trained.
+        metric: The metric.
+        name: What it is called in the message.
+
+    Raises:
+        ConfigError: It is not measured.
+    """
+    known = _list_metrics(config)
+    if metric not in known:
+        raise ConfigError(
+            f"{name} is not evaluated",
+            received=metric,
+            allowed=", ".join(known),
+            fix=did_you_mean(metric, known),
+        )
+
+
+def _list_metrics(config: TrainConfig) -> list[str]:
+    """The metrics that validation may measure."""
     model = config.model
     if isinstance(model, RankingConfig):
         further = [f"{task}/{name}" for task in list(model.tasks)[1:] for name in TASK_METRICS]

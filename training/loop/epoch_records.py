@@ -13,7 +13,12 @@ from conf.errors import ConfigError, InputDataError, did_you_mean
 from conf.run import HISTORY_FILE
 
 LOSS_METRIC = "loss"
-LOWER_IS_BETTER = ("log_loss", "rmse", "mae")
+LOWER_IS_BETTER = (LOSS_METRIC, "log_loss", "rmse", "mae")
+
+
+def is_minimised(metric: str) -> bool:
+    """Returns whether a lower value of a metric is better; of several tasks' too: `buy/rmse`."""
+    return metric.rpartition("/")[2] in LOWER_IS_BETTER
 
 
 @dataclass(frozen=True)
@@ -44,13 +49,21 @@ class EpochRecord:
     def metric(self, name: str) -> float:
         """Returns a metric so that higher is better (losses and errors with their sign turned).
 
+        Raises:
+            ConfigError: The epoch has no such metric.
+        """
+        return -self.value(name) if is_minimised(name) else self.value(name)
+
+    def value(self, name: str) -> float:
+        """Returns a metric as it was measured.
+
         The loss is that of the held-out rows where they give one, else that of training.
 
         Raises:
             ConfigError: The epoch has no such metric.
         """
         if name == LOSS_METRIC:
-            return -self.validation.get(LOSS_METRIC, self.loss)
+            return self.validation.get(LOSS_METRIC, self.loss)
         if name not in self.validation:
             names = sorted({LOSS_METRIC, *self.validation})
             raise ConfigError(
@@ -59,8 +72,7 @@ class EpochRecord:
                 allowed=", ".join(names),
                 fix=did_you_mean(name, names) + "; cut-offs are set by evaluation.ks",
             )
-        value = self.validation[name]
-        return -value if name.rpartition("/")[2] in LOWER_IS_BETTER else value
+        return self.validation[name]
 
 
 @dataclass(frozen=True)

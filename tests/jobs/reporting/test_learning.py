@@ -50,6 +50,16 @@ def test_ties_go_to_the_earlier_epoch_and_missing_values_lose(finished):
     assert best_epoch(replace(finished, epochs=epochs, card=card)) == 2
 
 
+def test_the_epoch_with_the_least_error_is_the_best(finished):
+    errors = (0.9, 0.4, 0.7)
+    epochs = tuple(
+        {"epoch": n + 1, "loss": 1.0, "validation": {"rmse": error}}
+        for n, error in enumerate(errors)
+    )
+    data = _with_fit(replace(finished, epochs=epochs), early_stopping={"metric": "rmse"})
+    assert best_epoch(replace(data, card={**data.card, "training": {}})) == 2
+
+
 def test_what_the_input_left_out_is_told(finished):
     lost = {"bad_records": 2404, "shards": 1}
     epochs = (*finished.epochs[:-1], {**finished.epochs[-1], "left_out": lost})
