@@ -200,6 +200,24 @@ def test_sequence_examples_and_raw_payloads_are_told_apart(tmp_path):
     assert found["verification"]["ok"]
 
 
+def test_a_single_file_of_any_record_type(tmp_path):
+    tables = {
+        "SequenceExample": pa.table({"steps": [[[1], [2, 3]]]}),
+        "ByteArray": pa.table({"byteArray": [b"\xff\xff"]}),
+    }
+    heads = {}
+    for record_type, table in tables.items():
+        path = tmp_path / record_type
+        write_table(table, path, options=ShardOptions(record_type=record_type))
+        summary = summarize_shard(Target("shard", path), None, verify=True, head=1)
+        assert summary["verification"]["ok"]
+        heads[record_type] = summary["head"]
+    assert heads == {
+        "SequenceExample": [{"steps": [[1], [2, 3]]}],
+        "ByteArray": [{"byteArray": "\\xff\\xff"}],
+    }
+
+
 def test_the_head_of_raw_payloads(tmp_path):
     path = tmp_path / "a.tfrecord"
     table = pa.table({"byteArray": [b"one", b"\xfftwo"]})
