@@ -29,7 +29,7 @@ def build_dcn(
         cross_layers: Layers `x0 * (W x + b) + x`, 1 or more.
         projection_dim: Rank of W = U V, or None for the whole matrix.
         hidden_units: Lengths of the perceptron's layers; empty: cross layers alone.
-        activation: Name of a Keras activation.
+        activation: `dice`, `prelu` or the name of a Keras activation.
         dropout: Share of hidden units dropped in training, or None.
         batch_normalization: Whether layers normalize before the activation.
 

@@ -4,11 +4,13 @@ lr         w0 + Σ w x                                   weights of ids, numbers
 fm         lr + ½ ((Σ v x)² - (Σ (v x)²))               Rendle 2010, equations 1 and 5
 wide_deep  lr + a multi-layer perceptron                Cheng et al. 2016, section 3
 deepfm     fm + a multi-layer perceptron                Guo et al. 2017, equations 1 to 4
+mf         w0 + b_user + b_item + user · item           Koren et al. 2009, equation 4
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import keras
 
@@ -65,7 +67,7 @@ def build_wide_deep(
     Args:
         inputs: Biases, numbers and vectors.
         hidden_units: Lengths of the hidden layers.
-        activation: Name of a Keras activation.
+        activation: `dice`, `prelu` or the name of a Keras activation.
         dropout: Share of hidden units dropped in training, or None.
         batch_normalization: Whether layers normalize before the activation.
 
@@ -95,7 +97,7 @@ def build_deepfm(
     Args:
         inputs: As for `build_fm`.
         hidden_units: As for `build_wide_deep`, like the arguments behind it.
-        activation: Name of a Keras activation.
+        activation: `dice`, `prelu` or the name of a Keras activation.
         dropout: Share of hidden units dropped in training, or None.
         batch_normalization: Whether layers normalize before the activation.
 
@@ -113,13 +115,46 @@ def build_deepfm(
     return keras.layers.Add()([deep, pairs])
 
 
+def build_mf(
+    inputs: NetworkInputs, *, user: str, item: str, base_scores: Mapping[str, float]
+) -> keras.KerasTensor:
+    """Builds matrix factorization with biases.
+
+    Args:
+        inputs: Vectors and biases.
+        user: The feature of the user.
+        item: The feature of the item.
+        base_scores: Score of a constant for each task; Sluice sets it. The global mean starts
+            there and is trained.
+
+    Returns:
+        Scores `[batch, 1]`: the rating, or its log-odds where the task is binary.
+    """
+    product = keras.layers.Dot(axes=1)([inputs[user], inputs[item]])
+    terms = [product, *(inputs[f"{name}_bias"] for name in (user, item))]
+    return Bias(next(iter(base_scores.values())))(keras.layers.Add()(terms))
+
+
 @keras.saving.register_keras_serializable("sluice")
 class Bias(keras.layers.Layer):
-    """Adds one trained number, which starts at zero."""
+    """Adds one trained number.
+
+    Args:
+        start: Its first value.
+    """
+
+    def __init__(self, start: float = 0.0, **options: Any) -> None:
+        super().__init__(**options)
+        self.start = start
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Makes the number."""
-        self.bias = self.add_weight(shape=(1,), initializer="zeros", name="bias")
+        first = keras.initializers.Constant(self.start)
+        self.bias = self.add_weight(shape=(1,), initializer=first, name="bias")
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns what the layer was made from."""
+        return {**super().get_config(), "start": self.start}
 
     def call(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
         """Returns `inputs + b`, of the same shape."""
@@ -166,16 +201,26 @@ def flatten_inputs(inputs: NetworkInputs) -> keras.KerasTensor:
     Raises:
         ConfigError: The positions of a list of unknown length are kept.
     """
-    parts = []
-    for name in (*inputs.vectors, *inputs.numbers):
-        tensor = inputs[name]
-        if len(tensor.shape) == 3:
-            if tensor.shape[1] is None:
-                raise ConfigError(
-                    "a perceptron needs lists of a known length where it reads each position",
-                    received=f"model.pooling.{name}.combiner = none, without a length",
-                    fix="choose the combiner mean, sum or max, or build the feature with a max_len",
-                )
-            tensor = keras.layers.Flatten()(tensor)
-        parts.append(tensor)
-    return concatenate(parts)
+    return concatenate(flatten_each(inputs))
+
+
+def flatten_each(inputs: NetworkInputs, without: Sequence[str] = ()) -> list[keras.KerasTensor]:
+    """Returns vectors and numbers as `[batch, width]` each, but for some of them.
+
+    Raises:
+        ConfigError: The positions of a list of unknown length are kept.
+    """
+    names = [name for name in (*inputs.vectors, *inputs.numbers) if name not in without]
+    return [_flatten(name, inputs[name]) for name in names]
+
+
+def _flatten(name: str, tensor: keras.KerasTensor) -> keras.KerasTensor:
+    if len(tensor.shape) == 2:
+        return tensor
+    if tensor.shape[1] is None:
+        raise ConfigError(
+            "a perceptron needs lists of a known length where it reads each position",
+            received=f"model.pooling.{name}.combiner = none, without a length",
+            fix="choose the combiner mean, sum or max, or build the feature with a max_len",
+        )
+    return keras.layers.Flatten()(tensor)

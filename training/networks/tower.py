@@ -1,8 +1,9 @@
-"""Tower of a two-tower model: the inputs of one side in, one vector out."""
+"""Multi-layer perceptrons, their activations, and the tower of a two-tower model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import keras
 
@@ -37,29 +38,74 @@ def build_mlp(
     dropout: float | None = None,
     batch_normalization: bool = False,
     l2: float | None = None,
+    mask: keras.KerasTensor | None = None,
 ) -> keras.KerasTensor:
     """Builds hidden layers: dense, batch normalization if asked for, activation, dropout.
 
     Args:
-        hidden: `[batch, width]`.
+        hidden: `[batch, width]`, or `[batch, length, width]`, of which each position is mapped.
         units: Lengths of the layers.
-        activation: Name of a Keras activation.
+        activation: `dice`, `prelu` or the name of a Keras activation.
         dropout: Share of units dropped in training, in (0, 1), or None.
         batch_normalization: Normalizes before the activation, by the batch of all replicas.
         l2: Weight of the kernels' squared norms in the loss, or None.
+        mask: Positions whose statistics count, bool `[batch, length]`; with it each replica
+            normalizes by its own rows.
 
     Returns:
-        `[batch, units[-1]]`, or `hidden` where there are no layers.
+        `[batch, units[-1]]`, or `[batch, length, units[-1]]`; `hidden` where there are no layers.
     """
     regularizer = None if l2 is None else keras.regularizers.L2(l2)
     for size in units:
         hidden = keras.layers.Dense(size, kernel_regularizer=regularizer)(hidden)
         if batch_normalization:
-            hidden = keras.layers.BatchNormalization(synchronized=True)(hidden)
-        hidden = keras.layers.Activation(activation)(hidden)
+            hidden = keras.layers.BatchNormalization(synchronized=True)(hidden, mask=mask)
+        hidden = activate(hidden, activation, mask)
         if dropout is not None:
             hidden = keras.layers.Dropout(dropout)(hidden)
     return hidden
+
+
+def activate(
+    hidden: keras.KerasTensor, activation: str, mask: keras.KerasTensor | None = None
+) -> keras.KerasTensor:
+    """Applies an activation by its name; arguments as in `build_mlp`."""
+    if activation == "dice":
+        return Dice()(hidden, mask=mask)
+    if activation == "prelu":  # A slope for each unit, not for each position too.
+        return keras.layers.PReLU(shared_axes=list(range(1, len(hidden.shape) - 1)))(hidden)
+    return keras.layers.Activation(activation)(hidden)
+
+
+@keras.saving.register_keras_serializable("sluice")
+class Dice(keras.layers.Layer):
+    """`p x + (1 - p) a x`: p the sigmoid of x normalized by the batch, a trained (DIN, equation 4).
+
+    At a = 0 it is the unit's own gate; the kink of a PReLU moves to where the batch's mean is.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.normalize = keras.layers.BatchNormalization(
+            center=False, scale=False, epsilon=1e-8, synchronized=True
+        )
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Makes the slopes, one for each unit."""
+        self.normalize.build(input_shape)
+        self.slope = self.add_weight(
+            shape=(input_shape[-1],), initializer="zeros", name="slope"
+        )
+
+    def call(
+        self,
+        inputs: keras.KerasTensor,
+        training: bool | None = None,
+        mask: keras.KerasTensor | None = None,
+    ) -> keras.KerasTensor:
+        """Returns the activation of `[batch, …, units]`; the mask is as for `build_mlp`."""
+        gate = keras.ops.sigmoid(self.normalize(inputs, training=training, mask=mask))
+        return inputs * (gate + (1.0 - gate) * self.slope)
 
 
 def concatenate(tensors: Sequence[keras.KerasTensor]) -> keras.KerasTensor:
