@@ -158,7 +158,8 @@ class RankingConfig(StrictFinite):
         None, description="None: all but labels, weights of rows and features of role id."
     )
     pooling: dict[str, PoolingConfig] = Field(
-        default_factory=dict, description="Of list features, by name; left out: mean."
+        default_factory=dict,
+        description="Of list features, by name; left out: as the network reads them, else mean.",
     )
     biases: bool | None = Field(
         None, description="A weight per id beside its vector; None: as the network needs."
@@ -179,7 +180,7 @@ class RankingConfig(StrictFinite):
     @field_validator("params")
     @classmethod
     def _keep_tasks_apart(cls, params: dict[str, Any]) -> dict[str, Any]:
-        if taken := {"inputs", "tasks"} & set(params):
+        if taken := {"inputs", "tasks", "base_scores"} & set(params):
             raise ValueError(f"{', '.join(sorted(taken))}: Sluice sets it; leave it out of params")
         return params
 

@@ -104,6 +104,8 @@ class Trainer:
             self.model = build_model(config.model, data.manifest, config.seed, options.dtype)
             loss_scale = build_loss_scale(config.compute)
             self._optimizers = Optimizers(config.optimizer, self.model, total_steps, loss_scale)
+        for note in self.model.notes:
+            progress.message(note)
         objective = self._build_objective()
         inputs = self._build_inputs(objective)
         self.epoch_input = EpochInput(config, data, strategy, inputs)

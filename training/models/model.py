@@ -38,6 +38,11 @@ class Model(tf.Module):
         """Returns the names of the features by what reads them."""
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What to tell those who train the model, a line each."""
+        return ()
+
+    @property
     @abstractmethod
     def embedded_inputs(self) -> Sequence[EmbeddedInputs]:
         """What turns features into the inputs of the networks."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import tensorflow as tf
@@ -12,7 +13,14 @@ from conf.manifest import Manifest
 from conf.schema import FeatureSpec
 from conf.training.models import PoolingConfig, RankingConfig, TaskConfig
 from training.input.batches import Features
-from training.models.embedded_inputs import EmbeddedInputs, InputFeature, build_keras_inputs
+from training.input.feature_columns import bound_list
+from training.models.embedded_inputs import (
+    BIAS_SUFFIX,
+    MASK_SUFFIX,
+    EmbeddedInputs,
+    InputFeature,
+    build_keras_inputs,
+)
 from training.models.embedding_tables import TableBuilder
 from training.models.model import Model, find_feature
 from training.networks.network import Network, TrainingPass, build_keras_model, building_layers
@@ -56,6 +64,7 @@ class RankingModel(Model):
     Attributes:
         tasks: What it scores.
         network: The network.
+        left_out: Features of the dataset that the network does not read.
 
     Raises:
         ConfigError: The config names features, labels or a network that do not fit.
@@ -65,17 +74,22 @@ class RankingModel(Model):
         self, config: RankingConfig, manifest: Manifest, seed: int, dtype: tf.DType = tf.float32
     ) -> None:
         super().__init__(name="ranking")
+        self._name = config.network
         self.tasks = plan_tasks(config, manifest)
         kind = find_network(config.network)
         specs = _find_features(config, manifest)
         builder = TableBuilder(config, manifest, specs, seed)
-        planned = _plan_inputs(config, manifest, kind, builder, specs)
+        params = kind.complete_params(config.params, manifest.keys)
+        poolings = _plan_pooling(config, manifest, specs, kind.find_position_lists(params))
+        planned = _plan_inputs(config, manifest, kind, builder, poolings)
         tensors = build_keras_inputs(planned)
         with building_layers(config.network, seed, dtype):
-            names = [task.name for task in self.tasks]
-            logits = build_logits(config.network, kind, tensors, config.params, names)
+            base = find_base_scores(self.tasks, manifest)
+            logits = build_logits(config.network, kind, tensors, params, base)
             self.network = Network(build_keras_model("network", tensors, logits))
         features = _drop_unread(config, planned, self.network)
+        kept = {feature.name for feature in features}
+        self.left_out = tuple(feature.name for feature in planned if feature.name not in kept)
         built = builder.build_tables(features)
         self.tables = built.tables
         self._inputs = built.build_inputs(features)
@@ -86,8 +100,17 @@ class RankingModel(Model):
         return self._inputs.names
 
     def describe_inputs(self) -> dict[str, list[str]]:
-        """Returns the names of the features, and those of the tasks' labels."""
-        return {"row": list(self.inputs), "labels": [task.label for task in self.tasks]}
+        """Returns the names of the features, of the tasks' labels and of what is not read."""
+        left_out = {"left_out": list(self.left_out)} if self.left_out else {}
+        labels = [task.label for task in self.tasks]
+        return {"row": list(self.inputs), "labels": labels, **left_out}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Says which features the network does not read."""
+        if not self.left_out:
+            return ()
+        return (f"network {self._name} does not read {', '.join(self.left_out)}: left out",)
 
     @property
     def embedded_inputs(self) -> Sequence[EmbeddedInputs]:
@@ -159,6 +182,22 @@ def plan_tasks(config: RankingConfig, manifest: Manifest) -> tuple[Task, ...]:
     return tuple(tasks)
 
 
+def find_base_scores(tasks: Sequence[Task], manifest: Manifest) -> dict[str, float]:
+    """Returns what a constant would score for each task, by name; 0 where it is not known.
+
+    It is the mean label of the train split, of binary tasks its log-odds.
+    """
+    statistics = manifest.statistics.get("train", {})
+    means = {task.name: statistics.get(task.label, {}).get("mean") for task in tasks}
+    scores = {}
+    for task in tasks:
+        mean = float(means[task.name] or 0.0)
+        if task.is_binary:
+            mean = math.log(mean / (1.0 - mean)) if 0.0 < mean < 1.0 else 0.0
+        scores[task.name] = mean
+    return scores
+
+
 def _find_features(config: RankingConfig, manifest: Manifest) -> list[FeatureSpec]:
     """Returns the features that a network may read; weights of a list are none by themselves."""
     if config.features is None:
@@ -193,25 +232,64 @@ def find_weights(manifest: Manifest) -> dict[str, str]:
     return found
 
 
+def _plan_pooling(
+    config: RankingConfig,
+    manifest: Manifest,
+    specs: Sequence[FeatureSpec],
+    positions: Sequence[str],
+) -> dict[str, PoolingConfig]:
+    """Returns how each feature is pooled that is a list, by name.
+
+    Args:
+        config: The model's config.
+        manifest: The dataset version.
+        specs: The features.
+        positions: Lists whose positions the network reads.
+
+    Raises:
+        ConfigError: The config pools what is no list, or a list whose positions are read.
+    """
+    by_name = {spec.name: spec for spec in specs}
+    for name, asked in config.pooling.items():
+        _check_pooling(name, asked, manifest, by_name)
+    weights = find_weights(manifest)
+    planned: dict[str, PoolingConfig] = {}
+    for spec in specs:
+        asked = config.pooling.get(spec.name)
+        default = "none" if spec.name in positions else "sum" if spec.name in weights else "mean"
+        pooling = asked or PoolingConfig(combiner=default)  # type: ignore[arg-type]
+        if spec.name in positions:
+            _check_positions(spec.name, asked)
+            pooling = pooling.model_copy(update={"combiner": "none"})
+        if spec.name in weights and pooling.weights is None:
+            pooling = pooling.model_copy(update={"weights": weights[spec.name]})
+        planned[spec.name] = pooling
+    return planned
+
+
+def _check_positions(name: str, asked: PoolingConfig | None) -> None:
+    if asked and "combiner" in asked.model_fields_set and asked.combiner != "none":
+        raise ConfigError(
+            f"the network reads each position of {name}, and model.pooling combines them",
+            received=f"model.pooling.{name}.combiner = {asked.combiner}",
+            fix="leave the combiner out",
+        )
+
+
 def _plan_inputs(
     config: RankingConfig,
     manifest: Manifest,
     kind: NetworkKind,
     builder: TableBuilder,
-    specs: Sequence[FeatureSpec],
+    poolings: Mapping[str, PoolingConfig],
 ) -> list[InputFeature]:
+    """Returns how each feature enters the network; lists whose positions are read have a bound."""
     has_biases = kind.has_biases if config.biases is None else config.biases
-    weights = find_weights(manifest)
-    by_name = {spec.name: spec for spec in specs}
-    for name, asked in config.pooling.items():
-        _check_pooling(name, asked, manifest, by_name)
     planned = []
-    for spec in specs:
-        pooling: PoolingConfig | None = config.pooling.get(spec.name)
-        if spec.name in weights:
-            given = pooling or PoolingConfig(combiner="sum")
-            own = given.weights or weights[spec.name]
-            pooling = given.model_copy(update={"weights": own})
+    for name, pooling in poolings.items():
+        spec = manifest.schema[name]
+        if pooling.combiner == "none":
+            spec = bound_list(manifest, spec)
         feature = builder.plan_input(spec, config.embedding_dim, pooling, bias=has_biases)
         planned.append(replace(feature, has_vector=kind.has_vectors))
     return planned
@@ -243,18 +321,26 @@ def _check_pooling(
 def _drop_unread(
     config: RankingConfig, planned: Sequence[InputFeature], network: Network
 ) -> list[InputFeature]:
-    """Returns the features that the network reads.
+    """Returns the features that the network reads, without vectors and weights that it does not.
 
     Raises:
-        ConfigError: It ignores a feature that the config names, or reads none.
+        ConfigError: It ignores a feature that the config names.
     """
     read = set(network.input_names)
     kept = [feature for feature in planned if read & set(feature.shapes)]
     ignored = [feature.name for feature in planned if feature not in kept]
-    if not kept or (ignored and config.features is not None):
+    if ignored and config.features is not None:
         raise ConfigError(
             f"network {config.network} does not read every feature of model.features",
             received=f"it ignores {', '.join(ignored)}",
             fix="leave these out of model.features, or connect them to the output",
         )
-    return kept
+    return [
+        replace(
+            feature,
+            has_vector=feature.has_vector
+            and bool(read & {feature.name, feature.name + MASK_SUFFIX}),
+            has_bias=feature.has_bias and feature.name + BIAS_SUFFIX in read,
+        )
+        for feature in kept
+    ]

@@ -57,8 +57,17 @@ class NetworkInputs(dict[str, keras.KerasTensor]):
             "the network reads an input that the model does not have",
             received=name,
             allowed=", ".join(self),
-            fix=did_you_mean(name, self) or "add the feature to model.features",
+            fix=self._advise(name),
         )
+
+    def _advise(self, name: str) -> str:
+        if name.removesuffix("_mask") in self.vectors:
+            return f"set model.pooling.{name.removesuffix('_mask')}.combiner=none: it has a mask"
+        if name.removesuffix("_bias") in self.vectors:
+            return "set model.biases=true: each feature of ids has one"
+        advice = did_you_mean(name, self)
+        is_close = advice.startswith("did you mean")
+        return advice if is_close else "name one of these, or add the feature to model.features"
 
 
 class TrainingPass:
@@ -239,7 +248,11 @@ def build_keras_model(
 
 
 def find_read_inputs(inputs: Mapping[str, keras.KerasTensor], outputs: Any) -> tuple[str, ...]:
-    """Returns the names of the inputs that outputs depend on."""
+    """Returns the names of the inputs that outputs depend on.
+
+    Raises:
+        ConfigError: They depend on another `keras.Input`.
+    """
     names = {id(tensor): name for name, tensor in inputs.items()}
     found: set[str] = set()
     seen: set[int] = set()
@@ -253,6 +266,13 @@ def find_read_inputs(inputs: Mapping[str, keras.KerasTensor], outputs: Any) -> t
             found.add(names[id(tensor)])
             continue
         history = tensor._keras_history  # Public for as long as Keras has functional models.
+        if isinstance(history.operation, keras.layers.InputLayer):
+            raise ConfigError(
+                "the network has a keras.Input of its own, which nothing feeds",
+                received=history.operation.name,
+                allowed=", ".join(inputs),
+                fix="use the tensors of `inputs`",
+            )
         queue.extend(history.operation._inbound_nodes[history.node_index].input_tensors)
     return tuple(name for name in inputs if name in found)
 

@@ -5,18 +5,29 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import sysconfig
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import keras
 
 from conf.errors import ConfigError, SluiceError, did_you_mean
+from conf.manifest import DatasetKeys
+from training.networks.attention import build_bst, build_din, list_names
 from training.networks.cross import build_dcn
-from training.networks.factorization import build_deepfm, build_fm, build_lr, build_wide_deep
-from training.networks.network import NetworkInputs
+from training.networks.factorization import (
+    build_deepfm,
+    build_fm,
+    build_lr,
+    build_mf,
+    build_wide_deep,
+)
+from training.networks.multitask import build_mmoe, build_shared_bottom
+from training.networks.network import NetworkInputs, find_read_inputs
 
 
 @dataclass(frozen=True)
@@ -25,16 +36,32 @@ class NetworkKind:
 
     Attributes:
         build: From `inputs: dict[str, keras.KerasTensor]` and parameters to the logits: one tensor
-            `[batch, 1]`, or one for each task by name. Named `tasks`, a parameter is given the
-            names of the tasks.
+            `[batch, 1]`, or one for each task by name. A parameter that is named `tasks` is given
+            the names of the tasks, one named `base_scores` the score of a constant for each.
         has_biases: Whether it reads a weight of each id.
         has_vectors: Whether it reads a vector of each id.
+        key_params: Parameters that name a feature, and the key of the dataset that is the default.
+        position_params: Parameters that name lists whose positions it reads.
     """
 
     build: Callable[..., Any]
     has_biases: bool = False
     has_vectors: bool = True
+    key_params: Mapping[str, str] = field(default_factory=dict)
+    position_params: tuple[str, ...] = ()
 
+    def complete_params(self, params: Mapping[str, Any], keys: DatasetKeys) -> dict[str, Any]:
+        """Returns parameters, with the dataset's keys in place of features that are not named."""
+        found = {param: getattr(keys, key) for param, key in self.key_params.items()}
+        return {**{param: key for param, key in found.items() if key is not None}, **params}
+
+    def find_position_lists(self, params: Mapping[str, Any]) -> list[str]:
+        """Returns the names of the lists whose positions it reads."""
+        named = [params.get(param) or () for param in self.position_params]
+        return [name for names in named for name in list_names(names)]
+
+
+_OF_HISTORY = {"history": "history", "target": "item"}
 
 NETWORKS: dict[str, NetworkKind] = {
     "lr": NetworkKind(build_lr, has_biases=True, has_vectors=False),
@@ -42,7 +69,17 @@ NETWORKS: dict[str, NetworkKind] = {
     "wide_deep": NetworkKind(build_wide_deep, has_biases=True),
     "deepfm": NetworkKind(build_deepfm, has_biases=True),
     "dcn": NetworkKind(build_dcn),
+    "din": NetworkKind(build_din, key_params=_OF_HISTORY, position_params=("history",)),
+    "bst": NetworkKind(build_bst, key_params=_OF_HISTORY, position_params=("history", "gaps")),
+    "mf": NetworkKind(build_mf, has_biases=True, key_params={"user": "user", "item": "item"}),
+    "shared_bottom": NetworkKind(build_shared_bottom),
+    "mmoe": NetworkKind(build_mmoe),
 }
+
+_LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+
+GIVEN_PARAMS = ("tasks", "base_scores")
+"""Parameters that Sluice sets where a network's function has them."""
 
 
 def find_network(name: str) -> NetworkKind:
@@ -63,31 +100,41 @@ def find_network(name: str) -> NetworkKind:
     return NETWORKS[name]
 
 
-def _import_build(path: str) -> Callable[..., Any]:
-    module_name, _, function = path.partition(":")
+@contextmanager
+def _own_modules() -> Iterator[None]:
+    """Lets modules be imported from the current folder, as `python -m` does."""
     here = str(Path.cwd())
     added = here not in sys.path and "" not in sys.path
     if added:
-        sys.path.insert(0, here)  # As for `python -m`: one's own modules lie where one works.
+        sys.path.insert(0, here)
     try:
-        module = importlib.import_module(module_name)
+        yield
+    finally:
+        if added and here in sys.path:
+            sys.path.remove(here)
+
+
+def _import_build(path: str) -> Callable[..., Any]:
+    module_name, _, function = path.partition(":")
+    try:
+        with _own_modules():
+            module = importlib.import_module(module_name)
     except Exception as error:
         raise ConfigError(
             "the module of model.network cannot be imported",
-            received=f"{path}: {type(error).__name__}: {error}",
+            received=f"{path}: {type(error).__name__}{_find_line(error)}: {error}",
             allowed="a module in the current folder, on PYTHONPATH, or installed",
             fix="run the command in the folder of the module, or add that folder to PYTHONPATH",
         ) from error
-    finally:
-        if added:
-            sys.path.remove(here)
     found = getattr(module, function, None)
     if not callable(found):
+        functions = [name for name, value in vars(module).items() if inspect.isfunction(value)]
         raise ConfigError(
             "the module of model.network has no such function",
             received=path,
-            allowed=", ".join(n for n, v in vars(module).items() if inspect.isfunction(v)),
-            fix="name a function of `inputs` and the keys of model.params",
+            allowed=", ".join(functions) or "the module has no functions",
+            fix=did_you_mean(function, functions)
+            or "name a function of `inputs` and the keys of model.params",
         )
     return found
 
@@ -97,7 +144,7 @@ def build_logits(
     kind: NetworkKind,
     inputs: NetworkInputs,
     params: Mapping[str, Any],
-    tasks: Sequence[str],
+    base_scores: Mapping[str, float],
 ) -> dict[str, keras.KerasTensor]:
     """Builds a network and checks what comes out.
 
@@ -106,28 +153,39 @@ def build_logits(
         kind: The network.
         inputs: Its inputs.
         params: Its parameters.
-        tasks: Names of the tasks.
+        base_scores: Score of a constant, log-odds or a value, of each task by name.
 
     Returns:
         The logits of each task, `[batch, 1]`.
 
     Raises:
-        ConfigError: It takes other parameters, fails, or returns something else than logits.
+        ConfigError: It takes other parameters, fails, returns something else than logits, or
+            reads none of the inputs.
     """
+    tasks = tuple(base_scores)
     parameters = inspect.signature(kind.build).parameters
     _check_params(name, parameters, params)
-    given = {"tasks": tuple(tasks)} if "tasks" in parameters else {}
+    given = {"tasks": tasks, "base_scores": dict(base_scores)}
+    given = {key: value for key, value in given.items() if key in parameters}
     try:
-        outputs = kind.build(inputs, **params, **given)
+        with _own_modules():
+            outputs = kind.build(inputs, **params, **given)
     except SluiceError:
         raise
     except Exception as error:
         raise ConfigError(
             f"network {name} cannot be built",
-            received=f"{type(error).__name__} in {_find_line(error)}: {error}",
+            received=f"{type(error).__name__}{_find_line(error)}: {error}",
             fix="correct the network, or model.params",
         ) from error
-    return _check_outputs(name, outputs, tasks)
+    logits = _check_outputs(name, outputs, tasks)
+    if not find_read_inputs(inputs, logits):
+        raise ConfigError(
+            f"network {name} reads none of its inputs",
+            allowed=", ".join(inputs),
+            fix="connect the tensors of `inputs` to the output",
+        )
+    return logits
 
 
 def _check_params(
@@ -135,22 +193,34 @@ def _check_params(
 ) -> None:
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
-    known = [key for key in list(parameters)[1:] if key != "tasks"]
+    names = [key for key in list(parameters)[1:] if key not in GIVEN_PARAMS]
     for key in params:
-        if key not in known:
+        if key not in names:
             raise ConfigError(
                 f"network {name} takes no such parameter",
                 received=f"model.params.{key}",
-                allowed=", ".join(known) or "none",
-                fix=did_you_mean(key, known),
+                allowed=", ".join(names) or "none",
+                fix=did_you_mean(key, names),
             )
+    missing = [key for key in names if _is_needed(parameters[key]) and key not in params]
+    if missing:
+        raise ConfigError(
+            f"network {name} needs a parameter that has no default",
+            received="model.params without " + ", ".join(missing),
+            fix=f"set model.params.{missing[0]}",
+        )
+
+
+def _is_needed(parameter: inspect.Parameter) -> bool:
+    return parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
 
 
 def _find_line(error: Exception) -> str:
-    frames = [
-        f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename
-    ]
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "the network"
+    """Returns the innermost line of the network's own code, as ` in FILE:LINE`."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__)[1:] if f.filename[0] != "<"]
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    installed = [frame for frame in frames if "-packages" in frame.filename]
+    return "".join(f" in {f.filename}:{f.lineno}" for f in own[-1:] or installed[:1])
 
 
 def _check_outputs(name: str, outputs: Any, tasks: Sequence[str]) -> dict[str, keras.KerasTensor]:
@@ -161,8 +231,8 @@ def _check_outputs(name: str, outputs: Any, tasks: Sequence[str]) -> dict[str, k
             f"network {name} does not return one output for each task",
             received=", ".join(map(str, outputs)),
             allowed=", ".join(tasks),
-            fix="return a dict from the name of each task to its logits; a parameter `tasks` of "
-            "the function is given the names",
+            fix="return a dict from the name of each task to its logits (a parameter `tasks` of "
+            "the function is given the names); or choose shared_bottom or mmoe for several tasks",
         )
     for task in tasks:
         shape = getattr(outputs[task], "shape", None)

@@ -71,7 +71,7 @@ def activate(
 ) -> keras.KerasTensor:
     """Applies an activation by its name; arguments as in `build_mlp`."""
     if activation == "dice":
-        return Dice()(hidden, mask=mask)
+        return Dice()(hidden, tokens=mask)
     if activation == "prelu":  # A slope for each unit, not for each position too.
         return keras.layers.PReLU(shared_axes=list(range(1, len(hidden.shape) - 1)))(hidden)
     return keras.layers.Activation(activation)(hidden)
@@ -93,18 +93,16 @@ class Dice(keras.layers.Layer):
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Makes the slopes, one for each unit."""
         self.normalize.build(input_shape)
-        self.slope = self.add_weight(
-            shape=(input_shape[-1],), initializer="zeros", name="slope"
-        )
+        self.slope = self.add_weight(shape=(input_shape[-1],), initializer="zeros", name="slope")
 
     def call(
         self,
         inputs: keras.KerasTensor,
         training: bool | None = None,
-        mask: keras.KerasTensor | None = None,
+        tokens: keras.KerasTensor | None = None,
     ) -> keras.KerasTensor:
-        """Returns the activation of `[batch, …, units]`; the mask is as for `build_mlp`."""
-        gate = keras.ops.sigmoid(self.normalize(inputs, training=training, mask=mask))
+        """Returns the activation of `[batch, …, units]`; `tokens` is the mask of `build_mlp`."""
+        gate = keras.ops.sigmoid(self.normalize(inputs, training=training, mask=tokens))
         return inputs * (gate + (1.0 - gate) * self.slope)
 
 

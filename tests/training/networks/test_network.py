@@ -1,0 +1,188 @@
+"""Keras networks in the step: names of weights, seeds, moving statistics, penalties."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from conf.errors import ConfigError
+from conf.training.train import DevicesConfig
+from training.distribution.strategy import build_strategy
+from training.networks.network import (
+    Network,
+    NetworkInputs,
+    TrainingPass,
+    build_keras_model,
+    building_layers,
+    find_read_inputs,
+)
+
+ROOT = Path(__file__).parents[3]
+WIDTH = 6
+
+
+def build(*, dropout: float = 0.5, first_seed: int = 0, l2: float | None = None) -> Network:
+    """Builds two dense layers with batch normalization and dropout between them."""
+    regularizer = None if l2 is None else keras.regularizers.L2(l2)
+    with building_layers("net", 3):
+        tensors = {"x": keras.Input((WIDTH,), name="x"), "unread": keras.Input((1,), name="unread")}
+        hidden = keras.layers.Dense(WIDTH, kernel_regularizer=regularizer)(tensors["x"])
+        hidden = keras.layers.BatchNormalization()(hidden)
+        hidden = keras.layers.Dropout(dropout)(hidden)
+        hidden = keras.layers.Dropout(dropout)(hidden)
+        output = keras.layers.Dense(1)(hidden)
+        return Network(build_keras_model("net", tensors, output), first_seed)
+
+
+def begin(network: Network, step: int) -> TrainingPass:
+    """Returns the pass of a step."""
+    state = network.state_variables
+    return TrainingPass(tf.constant([7, step]), state, [v.read_value() for v in state])
+
+
+BATCH = {"x": tf.random.stateless_normal([8, WIDTH], [1, 2])}
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    return build()
+
+
+def test_weights_are_named_by_their_place_in_the_network(network: Network) -> None:
+    names = [
+        "dense/kernel",
+        "dense/bias",
+        "batch_normalization/gamma",
+        "batch_normalization/beta",
+        "batch_normalization/moving_mean",
+        "batch_normalization/moving_variance",
+        "dense_1/kernel",
+        "dense_1/bias",
+    ]
+    assert list(network.weights) == names
+    assert list(build().weights) == names  # Keras calls these layers dense_2 and dense_3.
+    assert network.input_names == ("x",)
+    assert network.random_layers == 2
+    assert len(network.trained_variables) == 6
+
+
+def test_another_process_has_the_same_names_and_first_weights(network: Network) -> None:
+    code = (
+        "import json, keras; [keras.layers.Dense(2)(keras.Input((2,))) for _ in range(5)];"
+        "from tests.training.networks.test_network import build;"
+        "print(json.dumps({n: v.numpy().tolist() for n, v in build().weights.items()}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    found = json.loads(done.stdout)
+    fresh = build()
+    assert list(found) == list(fresh.weights)
+    for name, variable in fresh.weights.items():
+        np.testing.assert_array_equal(np.array(found[name], np.float32), variable.numpy())
+
+
+def test_first_weights_depend_on_name_and_seed_and_leave_pythons_numbers_alone() -> None:
+    def draw(name: str, seed: int) -> np.ndarray:
+        with building_layers(name, seed):
+            layer = keras.layers.Dense(3)
+            layer.build((None, 3))
+        return np.asarray(layer.kernel)
+
+    first = draw("a", 1)
+    np.testing.assert_array_equal(first, draw("a", 1))
+    assert not np.array_equal(first, draw("a", 2))
+    assert not np.array_equal(first, draw("b", 1))
+
+
+def test_a_seed_is_of_its_step_and_its_layer(network: Network) -> None:
+    outputs = {step: network(BATCH, begin(network, step)).numpy() for step in (1, 2)}
+    np.testing.assert_array_equal(network(BATCH, begin(network, 1)), outputs[1])
+    assert not np.array_equal(outputs[1], outputs[2])
+    training = begin(network, 1)
+    seeds = [tuple(training.draw_seed(number).numpy()) for number in (1, 2, 3)]
+    assert len(set(seeds)) == 3
+    with training.drawing_from(1):
+        assert tuple(training.draw_seed(1).numpy()) not in seeds
+    assert tuple(training.draw_seed(1).numpy()) == seeds[0]
+
+
+def test_networks_of_one_model_draw_other_numbers() -> None:
+    first, second = build(), build(first_seed=2)  # After two random layers of another network.
+    outputs = [net(BATCH, begin(net, 1)).numpy() for net in (first, second)]
+    assert not np.array_equal(*outputs)
+
+
+def test_replicas_draw_other_numbers_unless_they_shall_not() -> None:
+    strategy = build_strategy(DevicesConfig(cpu_replicas=2))
+
+    def draw() -> tuple[tf.Tensor, tf.Tensor]:
+        training = TrainingPass(tf.constant([7, 1]))
+        own = training.draw_seed(1)
+        with training.drawing_from(2):
+            return own, training.draw_seed(1)
+
+    own, shared = (strategy.experimental_local_results(v) for v in strategy.run(draw))
+    assert not np.array_equal(*own)
+    np.testing.assert_array_equal(*shared)
+
+
+def test_a_pass_leaves_new_statistics_and_sets_no_variable(network: Network) -> None:
+    before = {name: variable.numpy() for name, variable in network.weights.items()}
+    training = begin(network, 1)
+    network(BATCH, training)
+    for name, variable in network.weights.items():
+        np.testing.assert_array_equal(variable, before[name])
+    hidden = BATCH["x"].numpy() @ before["dense/kernel"] + before["dense/bias"]
+    mean, variance = training.values
+    np.testing.assert_allclose(mean, 0.01 * hidden.mean(axis=0), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(variance, 0.99 + 0.01 * hidden.var(axis=0), rtol=1e-4)
+    network(BATCH, training)  # A second part of the batch goes on from there.
+    np.testing.assert_allclose(
+        training.values[0], (0.99 * 0.01 + 0.01) * hidden.mean(axis=0), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_outside_of_training_nothing_is_drawn(network: Network) -> None:
+    np.testing.assert_array_equal(network(BATCH), network(BATCH))
+
+
+def test_penalties_of_all_calls_are_summed() -> None:
+    network = build(l2=0.1)
+    training = begin(network, 1)
+    network(BATCH, training)
+    expected = 0.1 * np.square(network.weights["dense/kernel"].numpy()).sum()
+    np.testing.assert_allclose(training.penalty, expected, rtol=1e-5)
+    network(BATCH, training)
+    np.testing.assert_allclose(training.penalty, 2 * expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("pricey", "did you mean 'price'"),
+        ("views_mask", "model.pooling.views.combiner=none"),
+        ("views_bias", "model.biases=true"),
+        ("weather", "add the feature to model.features"),
+    ],
+)
+def test_an_input_that_is_not_there_is_named_with_advice(name: str, advice: str) -> None:
+    tensors = {key: keras.Input((1,), name=key) for key in ("price", "views")}
+    inputs = NetworkInputs(tensors, numbers=["price"], vectors=["views"])
+    with pytest.raises(ConfigError, match=advice) as caught:
+        inputs[name]
+    assert name in str(caught.value)
+
+
+def test_an_input_of_the_networks_own_is_refused() -> None:
+    inputs = NetworkInputs({"price": keras.Input((1,), name="price")})
+    output = keras.layers.Add()([inputs["price"], keras.Input((1,), name="mine")])
+    with pytest.raises(ConfigError, match="nothing feeds"):
+        find_read_inputs(inputs, output)
