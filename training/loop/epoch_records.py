@@ -70,9 +70,18 @@ class EpochRecord:
                 "fit.early_stopping.metric is not among the validation metrics",
                 received=name,
                 allowed=", ".join(names),
-                fix=did_you_mean(name, names) + "; cut-offs are set by evaluation.ks",
+                fix=_advise(name, names),
             )
         return self.validation[name]
+
+
+def _advise(name: str, names: Sequence[str]) -> str:
+    if name.rpartition("/")[2] in ("auc", "gauc"):
+        return (
+            "the held-out labels are of one class (for gauc: those of each user), so that no pair "
+            "can be ordered; set fit.early_stopping.metric=log_loss"
+        )
+    return did_you_mean(name, names) + "; cut-offs are set by evaluation.ks"
 
 
 @dataclass(frozen=True)

@@ -255,11 +255,11 @@ def _plan_pooling(
     weights = find_weights(manifest)
     planned: dict[str, PoolingConfig] = {}
     for spec in specs:
-        asked = config.pooling.get(spec.name)
-        default = "none" if spec.name in positions else "sum" if spec.name in weights else "mean"
-        pooling = asked or PoolingConfig(combiner=default)  # type: ignore[arg-type]
+        given = config.pooling.get(spec.name)
+        default = PoolingConfig(combiner="sum") if spec.name in weights else PoolingConfig()
+        pooling = given or default
         if spec.name in positions:
-            _check_positions(spec.name, asked)
+            _check_positions(spec.name, given)
             pooling = pooling.model_copy(update={"combiner": "none"})
         if spec.name in weights and pooling.weights is None:
             pooling = pooling.model_copy(update={"weights": weights[spec.name]})
