@@ -6,6 +6,7 @@ and `is_retired`), ids ascending; tables of statistics as Parquet files of float
 
 Format version 1 knows identity and plain vocabularies alone. A plan that needs no more is still
 written as version 1: its bytes and its fingerprint stay what they were.
+What an encoder computes is declared in `conf/operations.py`; a new one starts there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Fitted vocabularies: Spark counts the tokens of the train split, the driver assigns their ids.
 
-Ids follow falling counts, ties by token. All vocabularies share one scan: the start of a job
-costs more than the counting of most columns.
+Ids follow falling counts, ties by token: `assign_ids` in `vocabulary.py`, and for vocabularies
+that grow from version to version `extend_vocabulary` in `incremental_vocabulary.py`. All
+vocabularies share one scan: the start of a job costs more than the counting of most columns.
 """
 
 from __future__ import annotations

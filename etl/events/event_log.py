@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
 from etl.events.down_sampling import NOT_SAMPLED_COLUMN, mark_not_sampled
-from etl.events.histories import add_sessions, condition_columns
+from etl.events.histories import condition_columns
 from etl.events.identity import (
     DROP_COLUMN,
     EVENT_TS_COLUMN,
@@ -23,6 +23,7 @@ from etl.events.identity import (
 )
 from etl.events.joins import count_unmatched, join_dictionaries, read_unmatched
 from etl.events.labels import add_label
+from etl.events.sessions import add_sessions
 from etl.events.splits import (
     EVENT_SPLITS,
     GIVEN_TEST_COLUMN,

@@ -1,4 +1,8 @@
-"""Statistics of features: gathered per shard in the encoding pass, merged by the driver."""
+"""Statistics of features: gathered per shard in the encoding pass, merged by the driver.
+
+What is kept of each type of value is in `value_statistics.py`; quantiles and distinct counts are
+sketches (`sketches.py`).
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Sample data: a seeded MovieLens-like generator and the download of real archives."""
+"""Sample data: the demo's logs (`movielens.py`), click sequences (`clicks.py`), real archives."""

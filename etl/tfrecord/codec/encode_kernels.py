@@ -1,6 +1,7 @@
 """Compiled passes of the column-wise encoder: first the sizes of all records, then their bytes.
 
-A record is one `tf.train.Example`, a `SequenceExample`, or the bytes as they are. Columns come
+A record is one `tf.train.Example`, a `SequenceExample`, or the bytes as they are, with its length
+and checksums around it (`frame`). Columns come
 as a table of addresses, so that one call serves a whole batch whatever its width.
 """
 

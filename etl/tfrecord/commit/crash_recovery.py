@@ -3,7 +3,8 @@
 The old files wait in `<directory>/_publishing-<job>` until the new ones are in place; renaming
 it to `_replaced-<job>` decides for the new ones. The next writer finishes or takes back what
 was interrupted, by the plan that lies in the same place. The caller holds the directory's lock.
-Readers ask `is_publishing` (`etl/tfrecord/files/input_files.py`).
+Readers ask `is_publishing` (`etl/tfrecord/files/input_files.py`). For object stores, which rename
+nothing, `object_view.py` decides what is there.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A record is `length: uint64 | masked CRC-32C of length | payload | masked CRC-32C of payload`,
 all little-endian. A stream is cut into blocks of whole records, past damage where that is
-wanted; `CorruptRecordError` and `BadRange` say what is wrong with the bytes.
+wanted; `CorruptRecordError` and `BadRange` say what is wrong with the bytes. Records are framed
+as they are encoded: `frame` in `codec/encode_kernels.py`.
 """
 
 # mypy: disable-error-code="no-untyped-def"

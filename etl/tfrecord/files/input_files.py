@@ -1,6 +1,7 @@
 """Data files of a read: listed, with what manifests know of them, and split among tasks.
 
-What a manifest lists is read, else what a listing shows. Large files are split between records,
+On a file system what a listing shows is read, with the sizes and offsets that a manifest knows; in
+object stores what a manifest lists. Large files are split between records,
 small ones share a task.
 """
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from conf.etl.build import BuildConfig
 from etl.events.event_log import kept, prepare_events
-from etl.events.histories import add_histories, add_latest_histories, add_sessions, current_sessions
+from etl.events.histories import add_histories, add_latest_histories
+from etl.events.sessions import add_sessions, current_sessions
 from tests.etl.events.history_reference import Event, history_of, number_sessions
 from tests.etl.logs import behaviour_config, memory_source
 from tests.machine import IS_EXHAUSTIVE
