@@ -3,6 +3,7 @@
 <root>/<name>/runs/<id>/run_card.json     config, versions, status, timings, metrics
                         history.json      one entry per epoch
                         metrics.jsonl     one line per compiled loop of steps
+                        validations.jsonl one line per validation between the ends of epochs
                         checkpoints/      the state of training, best and last
                         diverged/         the batch whose loss was not finite
                         input_counts.json rows that the input leaves, where they had to be counted
@@ -35,6 +36,7 @@ REPORT_FILE = "report.html"
 RECOMMENDATIONS_FILE = "recommendations.json.gz"
 CHECKPOINTS_DIR = "checkpoints"
 STEPS_FILE = "metrics.jsonl"
+VALIDATIONS_FILE = "validations.jsonl"
 DIVERGED_DIR = "diverged"
 INPUT_COUNTS_FILE = "input_counts.json"
 WARM_START_FILE = "warm_start.json"

@@ -137,7 +137,7 @@ def plan_run(config: TrainConfig) -> dict[str, Any]:
         "dataset": str(data.version_dir),
         "rows": splits,
         "steps_per_epoch": trainer.steps_per_epoch,
-        "steps": trainer.steps_per_epoch * config.fit.epochs,
+        "steps": trainer.plan.total,
         "parameters": trainer.model.parameter_count,
         "tables": describe_tables(trainer.model),
         "warm_start": None if warm is None else asdict(warm),

@@ -195,6 +195,7 @@ def describe_start(
             "name": config.model.name,
             "parameters": model.parameter_count,
             "tables": describe_tables(model),
+            "weights": describe_weights(model),
             "kind": config.model.kind,
             "inputs": model.describe_inputs(),
             "specs": [data.manifest.schema[name].to_json() for name in model.inputs],
@@ -216,6 +217,13 @@ def _describe_dataset(version_dir: ReadablePath, manifest: Manifest) -> dict[str
 def describe_tables(model: Model) -> dict[str, list[int]]:
     """Returns rows and row length of each table."""
     return {name: [table.vocabulary_size, table.dim] for name, table in model.tables.items()}
+
+
+def describe_weights(model: Model) -> dict[str, list[int]]:
+    """Returns the shape of each variable of a model that is no table, by name."""
+    tables = {id(variable) for variable in model.table_variables}
+    found = model.named_variables.items()
+    return {name: v.shape.as_list() for name, v in found if id(v) not in tables}
 
 
 @contextmanager
@@ -243,6 +251,7 @@ def describe_end(result: TrainingResult, model: Model) -> dict[str, Any]:
         "timing": {"training_finished_at": _now()},
         "training": {
             "best_epoch": result.best_epoch,
+            "best_step": result.best_step,
             "epochs": result.epochs,
             "steps": result.steps,
             "stopped_early": result.stopped_early,

@@ -6,6 +6,7 @@ The parts of models, optimizers and input have files of their own.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -69,7 +70,7 @@ METRIC_PATTERN = (
 
 
 class EarlyStoppingConfig(StrictFinite):
-    """Stops when the metric has not improved for `patience` epochs; the best epoch is kept."""
+    """Stops when `patience` validations have brought no better metric; keeps the best weights."""
 
     metric: str | None = Field(
         None,
@@ -77,11 +78,15 @@ class EarlyStoppingConfig(StrictFinite):
         description="None: ndcg@10; of ranking models auc, or rmse, of the first task.",
     )
     patience: int = Field(3, ge=1)
+    by: Literal["epochs", "steps"] = Field(
+        "epochs", description="steps: the validations of fit.validation, not those of epochs."
+    )
 
 
 class CheckpointConfig(StrictFinite):
     """When the state of training is saved, beside the end of each epoch, and how much is kept."""
 
+    at_start: bool = Field(False, description="Before the first step, too.")
     every_steps: int | None = Field(None, ge=1, description="Steps, counted over the whole run.")
     every_minutes: float | None = Field(
         None, gt=0, description="Saved at the end of the compiled loop that is running by then."
@@ -121,10 +126,23 @@ def _read_switch(value: Any) -> Any:
     return ({} if value else None) if isinstance(value, bool) else value
 
 
-class FitConfig(StrictFinite):
-    """Length of the training."""
+class StepValidationConfig(StrictFinite):
+    """Validation between the ends of epochs."""
 
-    epochs: int = Field(10, ge=1)
+    every_steps: int = Field(ge=1, description="Steps, counted over the whole run.")
+    batches: int | None = Field(
+        None, ge=1, description="The first ones, of evaluation.batch_size rows; None: all."
+    )
+
+
+class FitConfig(StrictFinite):
+    """Length of the training, and what is done between its steps."""
+
+    epochs: int | None = Field(10, ge=1, description="None: max_steps alone ends training.")
+    max_steps: int | None = Field(
+        None, ge=1, description="Steps of the run; without epochs, as many epochs as they take."
+    )
+    validation: StepValidationConfig | None = None
     early_stopping: EarlyStoppingConfig | None = EarlyStoppingConfig()
     log_every_seconds: float = Field(10.0, gt=0)
     steps_per_loop: int = Field(64, ge=1, description="Steps inside one compiled loop.")
@@ -136,6 +154,34 @@ class FitConfig(StrictFinite):
     histograms: Annotated[HistogramsConfig | None, BeforeValidator(_read_switch)] = Field(
         None, description="true, or a mapping; null: scalars alone."
     )
+    gradient_norms: bool = Field(
+        False, description="In metrics.jsonl and TensorBoard: of all, of each table and network."
+    )
+    graph: bool = Field(False, description="The graph of a step in TensorBoard.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _let_steps_end_it(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping) or values.get("max_steps") is None:
+            return values
+        return {"epochs": None, **values}
+
+    @model_validator(mode="after")
+    def _check_length(self) -> FitConfig:
+        if self.epochs is None and self.max_steps is None:
+            raise ValueError("nothing ends training: set epochs, max_steps or both")
+        stopping = self.early_stopping
+        if stopping is not None and stopping.by == "steps" and self.validation is None:
+            raise ValueError(
+                "early_stopping.by=steps needs validations between steps: set "
+                "validation.every_steps, or early_stopping.by=epochs"
+            )
+        return self
+
+    def count_steps(self, steps_per_epoch: int) -> int:
+        """Returns the steps of a run that nothing stops early."""
+        ends = (self.max_steps, self.epochs and self.epochs * steps_per_epoch)
+        return min(end for end in ends if end is not None)
 
 
 class EvaluationConfig(StrictFinite):
@@ -244,6 +290,12 @@ class TrainConfig(StrictFinite):
             raise ValueError(
                 "compute.xla compiles steps on one device, and devices.strategy=parameter_server "
                 "has the variables on others; set compute.xla=false"
+            )
+        if self.fit.gradient_norms:
+            raise ValueError(
+                "fit.gradient_norms are those of the whole batch, and with "
+                "devices.strategy=parameter_server each worker has a batch of its own; set "
+                "fit.gradient_norms=false"
             )
         if self.compute.mixed_precision and self.compute.half_dtype != "bfloat16":
             raise ValueError(

@@ -179,6 +179,9 @@ class NullWriter:
     def write(self, *record: Any) -> None:
         """Drops a record."""
 
+    def write_scalars(self, *record: Any) -> None:
+        """Drops numbers."""
+
     def sync(self) -> None:
         """Nothing to bring to the disk."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,7 @@ def evaluate_full(
     mask_seen: bool,
     batch_size: int,
     held_out: InputConfig | None = None,
+    batches: int | None = None,
 ) -> dict[str, float]:
     """Ranks each row's target among the whole catalogue; what validation calls every epoch.
 
@@ -68,6 +70,7 @@ def evaluate_full(
         mask_seen: Whether items that the user had met before are left out.
         batch_size: Rows ranked at a time, at most.
         held_out: Ranks the rows of train alone that `validation` of this config keeps apart.
+        batches: How many batches are ranked, the first ones; None: all.
 
     Returns:
         `hit_rate@k`, `recall@k`, `ndcg@k` for each k, and `mrr`.
@@ -80,7 +83,8 @@ def evaluate_full(
     scorer = ModelScorer(model, index)
     reader = BatchReader(version_dir, manifest, index, tuple(model.user_inputs), batch_size)
     means = RankingMeans(ks)
-    for batch in reader.read(split, seen=protocol == FULL_UNSEEN, held_out=held_out):
+    rows = reader.read(split, seen=protocol == FULL_UNSEEN, held_out=held_out)
+    for batch in islice(rows, batches):
         scores = scorer.scores(batch.features, batch.rows)
         means.update(rank_by_protocol(scores, batch, None)[protocol])
     return means.result()

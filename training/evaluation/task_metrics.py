@@ -75,10 +75,13 @@ class TaskScores:
     Args:
         model: The model.
         manifest: Manifest of the rows' dataset version.
+        score: The model's logits, compiled; None: compiled here.
     """
 
-    def __init__(self, model: RankingModel, manifest: Manifest) -> None:
-        self._model, self._score = model, compile_scores(model)
+    def __init__(
+        self, model: RankingModel, manifest: Manifest, score: ScoreRows | None = None
+    ) -> None:
+        self._model, self._score = model, score or compile_scores(model)
         self._rate = manifest.label_rate.get("train")
         self._label = manifest.keys.label
         user = find_user_ids(manifest)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from conf.errors import ConfigError, did_you_mean
 from conf.training.models import RankingConfig, TaskConfig
 from conf.training.train import EarlyStoppingConfig, TrainConfig
-from training.loop.epoch_records import LOSS_METRIC, EpochRecord
+from training.loop.epoch_records import LOSS_METRIC, EpochRecord, StepValidation
 from training.loop.validation import is_scored_by_label
 
 TASK_METRICS = ("auc", "gauc", "log_loss", "rmse", "mae")
@@ -23,10 +23,14 @@ def find_best_epoch(history: Sequence[EpochRecord], metric: str | None) -> int:
         history: At least one epoch, in order.
         metric: Metric to choose by, or None: nothing is held out, the last epoch is kept.
     """
-    if metric is None:
-        return history[-1].epoch
-    best = max(history, key=lambda record: (_comparable(record.metric(metric)), -record.epoch))
-    return best.epoch
+    return history[-1 if metric is None else find_best(history, metric)].epoch
+
+
+def find_best(records: Sequence[EpochRecord] | Sequence[StepValidation], metric: str) -> int:
+    """Returns the position of the first record with the best metric."""
+    values = [record.metric(metric) for record in records]
+    comparable = [-math.inf if math.isnan(value) else value for value in values]
+    return comparable.index(max(comparable))
 
 
 def latest_metric(history: Sequence[EpochRecord], metric: str | None) -> tuple[str, float] | None:
@@ -41,10 +45,6 @@ def should_stop(history: Sequence[EpochRecord], config: EarlyStoppingConfig | No
     if config is None or config.metric is None or not history:
         return False
     return history[-1].epoch - find_best_epoch(history, config.metric) >= config.patience
-
-
-def _comparable(value: float) -> float:
-    return -math.inf if math.isnan(value) else value
 
 
 def selection_metric(config: TrainConfig) -> str | None:

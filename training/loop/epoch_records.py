@@ -62,17 +62,50 @@ class EpochRecord:
         Raises:
             ConfigError: The epoch has no such metric.
         """
-        if name == LOSS_METRIC:
-            return self.validation.get(LOSS_METRIC, self.loss)
-        if name not in self.validation:
-            names = sorted({LOSS_METRIC, *self.validation})
-            raise ConfigError(
-                "fit.early_stopping.metric is not among the validation metrics",
-                received=name,
-                allowed=", ".join(names),
-                fix=_advise(name, names),
-            )
-        return self.validation[name]
+        return _find_value(name, {LOSS_METRIC: self.loss, **self.validation})
+
+
+@dataclass(frozen=True)
+class StepValidation:
+    """What a validation between the ends of epochs found.
+
+    Attributes:
+        step: Steps of the run so far.
+        epoch: One-based epoch.
+        validation: Metrics by name.
+    """
+
+    step: int
+    epoch: int
+    validation: Mapping[str, float]
+
+    def metric(self, name: str) -> float:
+        """Returns a metric so that higher is better.
+
+        Raises:
+            ConfigError: There is no such metric.
+        """
+        return -self.value(name) if is_minimised(name) else self.value(name)
+
+    def value(self, name: str) -> float:
+        """Returns a metric as it was measured.
+
+        Raises:
+            ConfigError: There is no such metric.
+        """
+        return _find_value(name, self.validation)
+
+
+def _find_value(name: str, found: Mapping[str, float]) -> float:
+    if name not in found:
+        names = sorted(found)
+        raise ConfigError(
+            "fit.early_stopping.metric is not among the validation metrics",
+            received=name,
+            allowed=", ".join(names),
+            fix=_advise(name, names),
+        )
+    return found[name]
 
 
 def _advise(name: str, names: Sequence[str]) -> str:
@@ -89,7 +122,8 @@ class TrainingResult:
     """How a run ended.
 
     Attributes:
-        best_epoch: One-based epoch whose weights are kept as the best.
+        best_epoch: One-based epoch whose weights, or in which the weights, are kept as the best.
+        best_step: Steps after which these were validated, where validations of steps choose them.
         epochs: Epochs that ran, those before a resume included.
         steps: Batches trained on in all, those that overflowed a loss scale included.
         stopped_early: Whether early stopping ended the run.
@@ -101,6 +135,7 @@ class TrainingResult:
     steps: int
     stopped_early: bool
     left_out: Mapping[str, int]
+    best_step: int | None = None
 
 
 def write_history(run: Path, history: Sequence[EpochRecord]) -> None:

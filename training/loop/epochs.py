@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,27 +19,14 @@ from training.checkpoint.resume_state import Position, ResumeState
 from training.distribution.workers import NullWriter, Workers
 from training.loop.diverged_batch import DivergedStep, build_divergence_error, write_diverged_batch
 from training.loop.epoch_input import EpochBatches, EpochInput
+from training.loop.gradient_norms import GradientNorms
 from training.loop.interruption import StopRequest
 from training.loop.step import RunSteps
+from training.loop.step_validation import StepPlan, StepValidations
 from training.monitoring.progress import StepStatus, TrainingProgress
-from training.monitoring.run_logs import EpochLog, StepLog, StepRecord
+from training.monitoring.run_logs import EpochLog, StepLog, StepRecord, StepValidationLog
 
 SECONDS_PER_MINUTE = 60
-
-
-def count_steps_of_call(
-    position: Position, steps_per_epoch: int, steps_per_loop: int, every_steps: int | None
-) -> int:
-    """Returns how many steps to run in one call.
-
-    Calls end at fixed positions, whichever position a run is resumed at: at multiples of
-    `steps_per_loop` inside the epoch, where a checkpoint is due, and with the epoch.
-    """
-    batch = position.batch
-    ends = [steps_per_epoch, (batch // steps_per_loop + 1) * steps_per_loop]
-    if every_steps is not None:
-        ends.append(batch + every_steps - position.step(steps_per_epoch) % every_steps)
-    return min(ends) - batch
 
 
 @dataclass(frozen=True)
@@ -77,6 +64,8 @@ class RunContext:
         progress: Shows how training goes.
         stop: Whether a signal has asked to stop.
         workers: The processes of the run, which stop together.
+        validation_log: Its `validations.jsonl`; unwritten by all processes but the chief.
+        norms: Norms of the last steps' gradients, or None.
     """
 
     run: Path
@@ -86,6 +75,8 @@ class RunContext:
     progress: TrainingProgress
     stop: StopRequest
     workers: Workers
+    validation_log: StepValidationLog | NullWriter = field(default_factory=NullWriter)
+    norms: GradientNorms | None = None
 
 
 class EpochRunner:
@@ -100,14 +91,24 @@ class EpochRunner:
     def __init__(self, epoch_input: EpochInput, run_steps: RunSteps, context: RunContext) -> None:
         self._input, self._run_steps, self.context = epoch_input, run_steps, context
         self._config, self._steps = epoch_input.config, epoch_input.steps_per_epoch
+        self._plan = StepPlan.of(self._config.fit, self._steps)
         self._saved_at = time.monotonic()
 
-    def run(self, state: ResumeState, metric: tuple[str, float] | None = None) -> ResumeState:
+    def run(
+        self,
+        state: ResumeState,
+        metric: tuple[str, float] | None = None,
+        validations: StepValidations | None = None,
+    ) -> ResumeState:
         """Trains from a resume state to the end of its epoch and returns the state there.
+
+        The epoch ends with its batches, with the run's last step, or where validations between
+        steps say so.
 
         Args:
             state: Where to begin.
             metric: Name and value of the last epoch's validation that the progress shows.
+            validations: Validations between steps, or None.
 
         Raises:
             TrainingInterruptedError: A signal came; the state is saved.
@@ -117,7 +118,9 @@ class EpochRunner:
         """
         mark = time.monotonic()
         with self._input.open(state.position) as batches:
-            while state.position.batch < self._steps:
+            if self._validate_where_due(state, validations):  # A signal had ended it.
+                mark = time.monotonic()
+            while not self._is_over(state.position, validations):
                 if self.context.workers.any(self.context.stop.requested):
                     self.save_and_stop(state)
                 outcome = self._run_call(batches, state.position)
@@ -126,8 +129,9 @@ class EpochRunner:
                 state = state.after(outcome.steps, outcome.loss, outcome.wait_s, now - mark)
                 self._log(state.position, outcome, now - mark)
                 self._show(state, metric)
+                validated = self._validate_where_due(state, validations)
                 self._save_where_due(state)
-                mark = now
+                mark = time.monotonic() if validated else now
         return state
 
     def save(self, state: ResumeState, *, best: bool = False) -> None:
@@ -176,10 +180,7 @@ class EpochRunner:
 
     def _run_call(self, batches: EpochBatches, position: Position) -> CallOutcome:
         """Runs the steps of one compiled call, and reads the tail after the epoch's last one."""
-        fit = self._config.fit
-        steps = count_steps_of_call(
-            position, self._steps, fit.steps_per_loop, fit.checkpoint.every_steps
-        )
+        steps = self._plan.count_steps_of_call(position)
         with self._input.step_errors(position, steps):
             result = self._run_steps(batches.iterator, tf.constant(steps))
         if position.batch + steps == self._steps:
@@ -193,10 +194,25 @@ class EpochRunner:
             culprit = Position(position.epoch, position.batch + outcome.steps - 1)
             self._diverge(culprit, loss, f"loss {loss}{suffix}")
 
+    def _is_over(self, position: Position, validations: StepValidations | None) -> bool:
+        """Whether an epoch has no further step."""
+        if position.batch >= self._plan.count_steps_of_epoch(position.epoch):
+            return True
+        return validations is not None and validations.should_stop()
+
+    def _validate_where_due(self, state: ResumeState, validations: StepValidations | None) -> bool:
+        """Validates, and saves the best weights; returns whether it was due."""
+        step = state.position.step(self._steps)
+        if validations is None or not validations.is_due(step):
+            return False
+        if validations.update(state, step):
+            self.save(state, best=True)
+        return True
+
     def _save_where_due(self, state: ResumeState) -> None:
         with self._divergence_errors():
             self.context.checkpoints.check()
-        if self._is_due(state.position):
+        if self._is_due(state.position) and self.context.checkpoints.saved != state.position:
             self.save(state)
 
     def _is_due(self, position: Position) -> bool:
@@ -236,6 +252,7 @@ class EpochRunner:
         raise error
 
     def _log(self, position: Position, outcome: CallOutcome, seconds: float) -> None:
+        norms = self._read_norms(position, outcome.steps)
         self.context.step_log.write(
             StepRecord(
                 step=position.step(self._steps),
@@ -243,25 +260,40 @@ class EpochRunner:
                 loss=outcome.loss / outcome.steps,
                 examples_per_s=outcome.steps * self._config.input.batch_size / seconds,
                 input_wait_share=min(1.0, outcome.wait_s / seconds),
+                gradient_norms=norms,
             )
         )
 
+    def _read_norms(self, position: Position, steps: int) -> dict[str, float]:
+        """Writes the norms of each step to TensorBoard; returns their means over the call.
+
+        A step that has overflown its loss scale has none, and counts nowhere.
+        """
+        if self.context.norms is None:
+            return {}
+        found = self.context.norms.read(steps)
+        first = position.step(self._steps) - steps + 1
+        for number in range(steps):
+            norms = {f"gradient_norm/{name}": float(v[number]) for name, v in found.items()}
+            self.context.epoch_log.write_scalars(first + number, norms)
+        finite = {name: values[np.isfinite(values)] for name, values in found.items()}
+        return {name: float(values.mean()) for name, values in finite.items() if values.size}
+
     def _show(self, state: ResumeState, metric: tuple[str, float] | None) -> None:
         position, sums = state.position, state.sums
-        epochs, steps = self._config.fit.epochs, self._steps
-        left = steps * (epochs - position.epoch) - position.batch
+        done, total = position.step(self._steps), self._plan.total
         self.context.progress.step(
             StepStatus(
                 epoch=position.epoch + 1,
-                epochs=epochs,
+                epochs=self._plan.epochs,
                 step=position.batch,
-                steps=steps,
+                steps=self._plan.count_steps_of_epoch(position.epoch),
                 loss=sums.loss / position.batch,
                 examples_per_s=position.batch * self._config.input.batch_size / sums.seconds,
                 input_wait_share=min(1.0, sums.wait_s / sums.seconds),
-                eta_s=left * sums.seconds / position.batch,
-                run_step=position.step(steps),
-                run_steps=epochs * steps,
+                eta_s=(total - done) * sums.seconds / position.batch,
+                run_step=done,
+                run_steps=total,
                 metric=metric,
             )
         )

@@ -55,18 +55,30 @@ def clip_global_norm(
         clip_norm: Above 0.
         are_unique: Whether one replica runs and its tables' gradients name no id twice.
     """
-    squares = [tf.reduce_sum(tf.square(gradient)) for gradient in _sum_replicas(dense)]
-    for slices in tables:
-        if slices is not None:
-            merged = slices if are_unique else sum_repeated_rows(_gather_slices(slices))
-            squares.append(tf.reduce_sum(tf.square(merged.values)))
-    norm = tf.sqrt(tf.add_n(squares))
+    of_tables = [square_rows(s, are_unique=are_unique) for s in tables if s is not None]
+    norm = tf.sqrt(tf.add_n([*square_dense(dense), *of_tables]))
     factor = clip_norm / tf.maximum(norm, clip_norm)
     scaled = [
         None if s is None else tf.IndexedSlices(s.values * factor, s.indices, s.dense_shape)
         for s in tables
     ]
     return scaled, [gradient * factor for gradient in dense]
+
+
+def square_dense(gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the squared norm of each gradient of a dense weight, summed over replicas first."""
+    return [tf.reduce_sum(tf.square(gradient)) for gradient in _sum_replicas(gradients)]
+
+
+def square_rows(slices: tf.IndexedSlices, *, are_unique: bool) -> tf.Tensor:
+    """Returns the squared norm of a table's gradient, summed over replicas and repeated rows first.
+
+    Args:
+        slices: This replica's share.
+        are_unique: Whether one replica runs and no id is named twice.
+    """
+    merged = slices if are_unique else sum_repeated_rows(_gather_slices(slices))
+    return tf.reduce_sum(tf.square(merged.values))
 
 
 def clip_dense_values(gradients: Sequence[tf.Tensor], clip_value: float) -> list[tf.Tensor]:

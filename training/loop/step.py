@@ -18,6 +18,7 @@ from training.embedding.distinct_rows import BatchRows, Lookups, plan_lookups, s
 from training.embedding.key_mapping import KeyedFeatures, admit_arrivals
 from training.embedding.key_space import reading_rows
 from training.input.batches import ARRIVALS, Batch
+from training.loop.gradient_norms import GradientNorms
 from training.loop.gradients import Gradient, LossScale, add_parts, are_finite
 from training.loop.optimizers import Optimizers
 from training.models.model import Model
@@ -54,6 +55,7 @@ class StepOptions:
         dtype: Type that products of matrices are computed in.
         xla: Whether XLA compiles loss and gradients.
         check_gradients: Whether a replica whose gradients are not finite returns a loss of NaN.
+        norms: Takes note of the norms of gradients, or None.
     """
 
     seed: int
@@ -61,6 +63,7 @@ class StepOptions:
     dtype: tf.DType = tf.float32
     xla: bool = False
     check_gradients: bool = False
+    norms: GradientNorms | None = None
 
 
 class TrainStep:
@@ -121,6 +124,9 @@ class TrainStep:
             gradients.append(found)
         known = None if shared is None else [shared.rows_of(t) for t in self._model.table_variables]
         total = gradients[0] if parts == 1 else add_parts(gradients)
+        if self._options.norms is not None:
+            rows_known = [None] * len(self._model.table_variables) if known is None else known
+            self._options.norms.record(total, rows_known, factor)
         self._optimizers.apply(total, known)
         assign_state(self._state_variables, state)
         loss = tf.add_n(losses)

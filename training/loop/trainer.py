@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import tensorflow as tf
 
 from conf.errors import InputDataError
 from conf.run import LOGS_DIR, WARM_START_FILE, write_json
-from conf.training.train import StepRange, TrainConfig
+from conf.training.train import EarlyStoppingConfig, StepRange, TrainConfig
 from training.checkpoint.manager import CheckpointManager
 from training.checkpoint.resume_state import EpochSums, Position, ResumeState
 from training.checkpoint.saved_tensors import MODEL, OPTIMIZERS, collect_state, find_non_finite
@@ -32,11 +32,13 @@ from training.loop.epoch_input import EpochInput, StepInputs
 from training.loop.epoch_records import (
     LOSS_METRIC,
     EpochRecord,
+    StepValidation,
     TrainingResult,
     read_resumed_history,
     write_history,
 )
 from training.loop.epochs import EpochRunner, RunContext
+from training.loop.gradient_norms import build_gradient_norms
 from training.loop.interruption import StopNowError, StopRequest
 from training.loop.optimizers import Optimizers
 from training.loop.step import (
@@ -50,11 +52,20 @@ from training.loop.step import (
     find_prefetch_device,
     plan_shared_rows,
 )
-from training.loop.validation import Validate, check_held_out
+from training.loop.step_validation import StepPlan, StepValidations
+from training.loop.validation import Validate, build_step_validate, check_held_out
 from training.loop.warm_start import WarmStartReport, WarmTarget, transfer_weights
 from training.models.registry import build_model
 from training.monitoring.progress import TrainingProgress
-from training.monitoring.run_logs import EpochLog, StepLog, StepProfiler, read_weight_samples
+from training.monitoring.run_logs import (
+    EpochLog,
+    GraphWriter,
+    StepLog,
+    StepProfiler,
+    StepValidationLog,
+    read_step_validations,
+    read_weight_samples,
+)
 from training.objectives.objective import Objective, build_objective
 from training.tensorflow_runtime import disk_errors
 
@@ -96,7 +107,8 @@ class Trainer:
         self._warm_start: WarmStartReport | None = None
         self._shown: list[str] = []
         self.steps_per_epoch = self._count_steps()
-        total_steps = self.steps_per_epoch * config.fit.epochs
+        self._validate_steps = build_step_validate(config, data)
+        total_steps = self.plan.total
         if profile is not None:
             profile.require_within(total_steps)
         options = build_step_options(config, strategy)
@@ -104,11 +116,16 @@ class Trainer:
             self.model = build_model(config.model, data.manifest, config.seed, options.dtype)
             loss_scale = build_loss_scale(config.compute)
             self._optimizers = Optimizers(config.optimizer, self.model, total_steps, loss_scale)
+            if config.fit.gradient_norms:
+                norms = build_gradient_norms(self.model, config.fit.steps_per_loop)
+                options = replace(options, norms=norms)
+        self._norms = options.norms
         for note in self.model.notes:
             progress.message(note)
         objective = self._build_objective()
         inputs = self._build_inputs(objective)
         self.epoch_input = EpochInput(config, data, strategy, inputs)
+        self._graph_writer: GraphWriter | None = None
         self._run_steps = self._compile(objective, options, inputs)
         self._profiler: StepProfiler | None = None
         if profile is not None and self._workers.is_chief:
@@ -135,18 +152,23 @@ class Trainer:
         """
         metric = self._choose_metric(is_validated=validate is not None)
         with self._open_run(run, stop or StopRequest()) as (runner, state, history):
-            while len(history) < self._config.fit.epochs and not self._stops(history, metric):
-                state = runner.run(state, latest_metric(history, metric))
-                validation = self._validate(runner, state, validate)
-                history.append(self._describe_epoch(state, validation))
-                state = self._end_epoch(runner, history, metric)
+            validations = self._build_validations(runner, metric)
+            while not self._is_over(history, metric, validations):
+                state = runner.run(state, latest_metric(history, metric), validations)
+                found = self._validate(runner, state, validate)
+                history.append(self._describe_epoch(state, found))
+                chosen = None if validations is None else validations.best
+                state = self._end_epoch(runner, history, metric, is_chosen=chosen is not None)
             runner.wait()
+            best = None if validations is None else validations.best
+        steps = self._count_trained(history)
         return TrainingResult(
-            best_epoch=find_best_epoch(history, metric),
+            best_epoch=find_best_epoch(history, metric) if best is None else best.epoch,
             epochs=len(history),
-            steps=len(history) * self.steps_per_epoch,
-            stopped_early=len(history) < self._config.fit.epochs,
+            steps=steps,
+            stopped_early=steps < self.plan.total,
             left_out=history[-1].left_out,
+            best_step=None if best is None else best.step,
         )
 
     def warm_start(self) -> WarmStartReport | None:
@@ -166,6 +188,11 @@ class Trainer:
             state = collect_state(**{MODEL: self.model, OPTIMIZERS: self._optimizers})
             self._workers.share_variables(state.variables.values())
         return self._warm_start
+
+    @property
+    def plan(self) -> StepPlan:
+        """How many steps a run has."""
+        return StepPlan.of(self._config.fit, self.steps_per_epoch)
 
     def _count_steps(self) -> int:
         config, file = self._config.input, self._data.counts_file
@@ -198,11 +225,17 @@ class Trainer:
         step = TrainStep(
             self.model, objective, self._optimizers, options, inputs.lookups, inputs.keyed
         )
+        run_steps: RunSteps
         if isinstance(self._strategy, ParameterServers):
-            return ScheduledSteps(self._strategy, step, self._optimizers)
-        if device := find_prefetch_device(self._strategy):
-            return build_prefetching_steps(step, device)
-        return build_run_steps(self._strategy, step)
+            run_steps = ScheduledSteps(self._strategy, step, self._optimizers)
+        elif device := find_prefetch_device(self._strategy):
+            run_steps = build_prefetching_steps(step, device)
+        else:
+            run_steps = build_run_steps(self._strategy, step)
+        if not self._config.fit.graph:
+            return run_steps
+        self._graph_writer = GraphWriter(run_steps, self._strategy, step)
+        return self._graph_writer
 
     def _choose_metric(self, *, is_validated: bool) -> str | None:
         """Returns the metric that chooses the epoch, None for the last one; says if it differs."""
@@ -242,10 +275,20 @@ class Trainer:
             stack.enter_context(closing(step_log))
             if self._profiler is not None:
                 stack.enter_context(self._profiler.begin(run / LOGS_DIR, done))
+            validation_log: StepValidationLog | NullWriter = NullWriter()
+            if is_chief and self._config.fit.validation is not None:
+                validation_log = StepValidationLog(run, done)
+            stack.enter_context(closing(validation_log))
+            if self._graph_writer is not None:
+                self._graph_writer.begin(epoch_log)
             context = RunContext(
-                run, checkpoints, step_log, epoch_log, self._progress, stop, self._workers
-            )
-            yield EpochRunner(self.epoch_input, self._run_steps, context), state, history
+                run, checkpoints, step_log, epoch_log, self._progress, stop, self._workers,
+                validation_log, self._norms,
+            )  # fmt: skip
+            runner = EpochRunner(self.epoch_input, self._run_steps, context)
+            if self._config.fit.checkpoint.at_start and checkpoints.saved is None:
+                runner.save(state)
+            yield runner, state, history
 
     def _begin(
         self, run: Path, checkpoints: CheckpointManager
@@ -290,11 +333,40 @@ class Trainer:
         )
         return [EpochRecord(**entry) for entry in entries]
 
-    def _stops(self, history: list[EpochRecord], metric: str | None) -> bool:
+    def _build_validations(
+        self, runner: EpochRunner, metric: str | None
+    ) -> StepValidations | None:
+        """Returns the validations between epochs, those before a resume included."""
+        config, validate = self._config.fit.validation, self._validate_steps
+        if config is None:
+            return None
+        context = runner.context
+        earlier = self._workers.share(lambda: list(map(asdict, read_step_validations(context.run))))
+        return StepValidations(
+            config.every_steps,
+            self._choose_stopping("steps", metric),
+            [StepValidation(**record) for record in earlier],
+            (context.validation_log, context.epoch_log),
+            lambda state: self._validate(runner, state, validate),
+        )
+
+    def _choose_stopping(self, by: str, metric: str | None) -> EarlyStoppingConfig | None:
+        """Returns early stopping with its metric, None where something else decides."""
         stopping = self._config.fit.early_stopping
-        if metric is None or stopping is None:
-            return False
-        return should_stop(history, stopping.model_copy(update={"metric": metric}))
+        if metric is None or stopping is None or stopping.by != by:
+            return None
+        return stopping.model_copy(update={"metric": metric})
+
+    def _is_over(
+        self, history: list[EpochRecord], metric: str | None, validations: StepValidations | None
+    ) -> bool:
+        """Whether training ends with the epochs so far."""
+        if len(history) >= self.plan.epochs or (validations and validations.should_stop()):
+            return True
+        return should_stop(history, self._choose_stopping("epochs", metric))
+
+    def _count_trained(self, history: list[EpochRecord]) -> int:
+        return sum(record.examples for record in history) // self._config.input.batch_size
 
     def _validate(
         self, runner: EpochRunner, state: ResumeState, validate: Validate | None
@@ -321,8 +393,8 @@ class Trainer:
         return found
 
     def _describe_epoch(self, state: ResumeState, validation: dict[str, float]) -> EpochRecord:
-        sums = state.sums
-        examples = self.steps_per_epoch * self._config.input.batch_size
+        sums, steps = state.sums, state.position.batch
+        examples = steps * self._config.input.batch_size
         counts = self.epoch_input.count_left_out(state.position.epoch)
         lines = [*counts.describe(), *self.epoch_input.describe_full_tables()]
         for line in lines:
@@ -331,7 +403,7 @@ class Trainer:
         self._shown = lines
         return EpochRecord(
             epoch=state.position.epoch + 1,
-            loss=sums.loss / self.steps_per_epoch,
+            loss=sums.loss / steps,
             seconds=sums.seconds,
             examples=examples,
             examples_per_s=examples / sums.seconds,
@@ -341,11 +413,23 @@ class Trainer:
         )
 
     def _end_epoch(
-        self, runner: EpochRunner, history: list[EpochRecord], metric: str | None
+        self,
+        runner: EpochRunner,
+        history: list[EpochRecord],
+        metric: str | None,
+        *,
+        is_chosen: bool,
     ) -> ResumeState:
-        """Saves a finished epoch; returns where the next one begins."""
+        """Saves a finished epoch; returns where the next one begins.
+
+        Args:
+            runner: Saves.
+            history: The epochs, this one the last.
+            metric: The metric that chooses the epoch.
+            is_chosen: Whether a validation between epochs has chosen the weights to keep.
+        """
         record = history[-1]
-        best = find_best_epoch(history, metric) == record.epoch
+        best = not is_chosen and find_best_epoch(history, metric) == record.epoch
         # The history is at most one epoch ahead of the checkpoints, which come last: they are
         # what says that the epoch is done.
         runner.wait()
@@ -359,6 +443,6 @@ class Trainer:
         runner.save(state, best=best)
         shown = self._config.fit.histograms
         samples = None if shown is None else read_weight_samples(self.model, shown.sampled_rows)
-        runner.context.epoch_log.write(record, state.position.step(self.steps_per_epoch), samples)
+        runner.context.epoch_log.write(record, self._count_trained(history), samples)
         self._progress.epoch(record, best and metric is not None)
         return state

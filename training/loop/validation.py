@@ -1,4 +1,4 @@
-"""Validation after each epoch.
+"""Validation after each epoch, and between them.
 
 The validation split is ranked. Rows of train that `input.validation` holds out stand in its
 place: ranked too where the objective is a softmax over items, so that each row is a positive;
@@ -7,9 +7,11 @@ scored against their labels where it is binary, as rows of label 0 have no targe
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from itertools import islice
 
-from conf.errors import TooFewRowsError
+from conf.errors import ConfigError, TooFewRowsError
 from conf.manifest import Manifest
 from conf.training.models import RankingConfig
 from conf.training.train import TrainConfig
@@ -17,7 +19,7 @@ from training.evaluation.evaluate import evaluate_full
 from training.evaluation.label_metrics import LabelScores
 from training.evaluation.protocols import TRAIN_SPLIT, warn_unmasked
 from training.evaluation.scorers import score_pairs
-from training.evaluation.task_metrics import TaskScores, summarize_tasks
+from training.evaluation.task_metrics import TaskScores, compile_scores, summarize_tasks
 from training.input.batches import build_eval_dataset, build_held_out_dataset, read_batches
 from training.input.split_source import InputOptions, TrainingData
 from training.loop.epoch_records import LOSS_METRIC
@@ -40,20 +42,47 @@ def is_scored_by_label(config: TrainConfig) -> bool:
     return config.input.validation is not None and config.model.objective.kind == "binary"
 
 
-def build_validate(config: TrainConfig, data: TrainingData) -> Validate | None:
+def build_validate(
+    config: TrainConfig, data: TrainingData, batches: int | None = None
+) -> Validate | None:
     """Returns the function of a model to its validation metrics; None: nothing to validate on.
 
     The metrics are those of `evaluate_full`; or, of held-out rows with labels, `loss` (log loss)
     and, where both classes occur, `auc`.
+
+    Args:
+        config: The run's config.
+        data: The dataset version.
+        batches: How many batches are read, the first ones; None: all.
     """
     if not is_validated(config, data.manifest):
         return None
     if isinstance(config.model, RankingConfig):
-        return _build_task_metrics(config, data)
+        return _build_task_metrics(config, data, batches)
     label = data.manifest.keys.label
     if is_scored_by_label(config) and label is not None:
-        return _build_scoring(config, data, label)
-    return _build_ranking(config, data)
+        return _build_scoring(config, data, label, batches)
+    return _build_ranking(config, data, batches)
+
+
+def build_step_validate(config: TrainConfig, data: TrainingData) -> Validate | None:
+    """Returns the validation of `fit.validation`; None: there is none between epochs.
+
+    Raises:
+        ConfigError: There are no rows to validate on.
+    """
+    asked = config.fit.validation
+    if asked is None:
+        return None
+    validate = build_validate(config, data, asked.batches)
+    if validate is None:
+        raise ConfigError(
+            "fit.validation has no rows to validate on",
+            received=f"splits {', '.join(split.name for split in data.manifest.splits)}",
+            fix="build the dataset with a validation split, set input.validation, or leave "
+            "fit.validation out",
+        )
+    return validate
 
 
 def check_held_out(config: TrainConfig, data: TrainingData) -> None:
@@ -73,7 +102,7 @@ def check_held_out(config: TrainConfig, data: TrainingData) -> None:
         )
 
 
-def _build_ranking(config: TrainConfig, data: TrainingData) -> Validate:
+def _build_ranking(config: TrainConfig, data: TrainingData, batches: int | None) -> Validate:
     evaluation = config.evaluation
     held_out = None if config.input.validation is None else config.input
     split = "validation" if held_out is None else TRAIN_SPLIT
@@ -82,33 +111,38 @@ def _build_ranking(config: TrainConfig, data: TrainingData) -> Validate:
     def validate(model: Model) -> dict[str, float]:
         return evaluate_full(
             require_retrieval(model), data.version_dir, data.manifest, split,
-            evaluation.ks, evaluation.mask_seen, evaluation.batch_size, held_out,
+            evaluation.ks, evaluation.mask_seen, evaluation.batch_size, held_out, batches,
         )  # fmt: skip
 
     return validate
 
 
-def _build_task_metrics(config: TrainConfig, data: TrainingData) -> Validate:
+def _build_task_metrics(
+    config: TrainConfig, data: TrainingData, batches: int | None
+) -> Validate:
     where, batch_size = (data.version_dir, data.manifest), config.evaluation.batch_size
+    compiled = functools.cache(compile_scores)
 
     def validate(model: Model) -> dict[str, float]:
         if not isinstance(model, RankingModel):
             raise TypeError(f"a {type(model).__name__} has no tasks")
-        scores = TaskScores(model, data.manifest)
+        scores = TaskScores(model, data.manifest, compiled(model))
         if config.input.validation is None:
             split = "validation"
             dataset = build_eval_dataset(*where, split, batch_size, scores.inputs)
         else:
             split = TRAIN_SPLIT
             dataset = build_held_out_dataset(*where, config.input, batch_size, scores.inputs)
-        for batch in read_batches(dataset, *where, split):
+        for batch in islice(read_batches(dataset, *where, split), batches):
             scores.update(batch)
         return summarize_tasks(model, scores.result())
 
     return validate
 
 
-def _build_scoring(config: TrainConfig, data: TrainingData, label: str) -> Validate:
+def _build_scoring(
+    config: TrainConfig, data: TrainingData, label: str, batches: int | None
+) -> Validate:
     def validate(model: Model) -> dict[str, float]:
         towers = require_retrieval(model)
         scores = LabelScores(label, temperature=towers.temperature)
@@ -117,7 +151,7 @@ def _build_scoring(config: TrainConfig, data: TrainingData, label: str) -> Valid
             *where, config.input, config.evaluation.batch_size, (*towers.inputs, label),
             options=InputOptions(binary_labels=(label,)),
         )  # fmt: skip
-        for batch in read_batches(dataset, *where, "train"):
+        for batch in islice(read_batches(dataset, *where, "train"), batches):
             scores.update(batch, score_pairs(towers, batch))
         found = scores.result(None) or {}
         metrics = {LOSS_METRIC: found.get("log_loss"), "auc": found.get("auc")}

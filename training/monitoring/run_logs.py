@@ -1,4 +1,4 @@
-"""Logs of a run: `metrics.jsonl`, TensorBoard's scalars and histograms, profiles of steps."""
+"""Logs of a run: lines by step, TensorBoard's scalars, histograms and graph, profiles of steps."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Generic, TextIO, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from conf.atomic_output import write_text_atomic
-from conf.run import STEPS_FILE
+from conf.run import STEPS_FILE, VALIDATIONS_FILE
 from conf.schema import PAD_ID
 from conf.training.train import StepRange
+from training.distribution.workers import NullWriter
 from training.embedding.static_table import read_rows
-from training.loop.epoch_records import EpochRecord
-from training.loop.step import RunSteps, StepsResult
+from training.loop.epoch_records import EpochRecord, StepValidation
+from training.loop.step import RunSteps, StepFunction, StepsResult
 from training.models.model import Model
 from training.monitoring.progress import TrainingProgress
 from training.tensorflow_runtime import disk_errors
@@ -35,6 +36,7 @@ class StepRecord:
         loss: Mean loss of these steps.
         examples_per_s: Rows per second of these steps.
         input_wait_share: Share of the time that they waited for their batches, in [0, 1].
+        gradient_norms: Mean norms of the gradients by table and network; empty: not asked for.
     """
 
     step: int
@@ -42,13 +44,18 @@ class StepRecord:
     loss: float
     examples_per_s: float
     input_wait_share: float
+    gradient_norms: Mapping[str, float] = field(default_factory=dict)
 
 
-class StepLog:
-    """Appends to a run's `metrics.jsonl`.
+Record = TypeVar("Record", StepRecord, StepValidation)
+
+
+class RecordLog(Generic[Record]):
+    """Appends records to a file of a run, one JSON object per line.
 
     Args:
-        run: Directory of the run.
+        file: The file.
+        kind: Class of the records.
         finished_steps: Steps that the run goes on after: later lines are of a run that was
             killed, whose steps are done again.
 
@@ -56,16 +63,16 @@ class StepLog:
         InternalError: The file cannot be written.
     """
 
-    def __init__(self, run: Path, finished_steps: int) -> None:
-        self._file = run / STEPS_FILE
+    def __init__(self, file: Path, kind: type[Record], finished_steps: int) -> None:
+        self._file = file
         with self._errors():
-            _truncate(self._file, finished_steps)
-            self._handle: TextIO = self._file.open("a", encoding="utf-8")
+            _truncate(file, kind, finished_steps)
+            self._handle: TextIO = file.open("a", encoding="utf-8")
 
-    def write(self, record: StepRecord) -> None:
+    def write(self, record: Record) -> None:
         """Appends a line, which a kill of the process does not lose."""
         with self._errors():
-            self._handle.write(json.dumps(asdict(record)) + "\n")
+            self._handle.write(_render_line(record))
             self._handle.flush()
 
     def sync(self) -> None:
@@ -85,25 +92,66 @@ class StepLog:
         )
 
 
+class StepLog(RecordLog[StepRecord]):
+    """Appends to a run's `metrics.jsonl`; see `RecordLog`.
+
+    Args:
+        run: Directory of the run.
+        finished_steps: Steps that the run goes on after.
+    """
+
+    def __init__(self, run: Path, finished_steps: int) -> None:
+        super().__init__(run / STEPS_FILE, StepRecord, finished_steps)
+
+
+class StepValidationLog(RecordLog[StepValidation]):
+    """Appends to a run's `validations.jsonl`, each line through to the disk; see `RecordLog`.
+
+    Args:
+        run: Directory of the run.
+        finished_steps: Steps that the run goes on after.
+    """
+
+    def __init__(self, run: Path, finished_steps: int) -> None:
+        super().__init__(run / VALIDATIONS_FILE, StepValidation, finished_steps)
+
+    def write(self, record: StepValidation) -> None:
+        """Appends a line that no later checkpoint is without."""
+        super().write(record)
+        self.sync()
+
+
 def read_steps(run: Path) -> list[StepRecord]:
     """Reads `metrics.jsonl`; a last line that was cut off is left out."""
-    file = run / STEPS_FILE
+    return _read_records(run / STEPS_FILE, StepRecord)
+
+
+def read_step_validations(run: Path) -> list[StepValidation]:
+    """Reads `validations.jsonl`; a last line that was cut off is left out."""
+    return _read_records(run / VALIDATIONS_FILE, StepValidation)
+
+
+def _read_records(file: Path, kind: type[Record]) -> list[Record]:
     if not file.exists():
         return []
     records = []
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            records.append(StepRecord(**json.loads(line)))
+            records.append(kind(**json.loads(line)))
         except (ValueError, TypeError):
             break  # Lines are in order: what follows a damaged one is of no use.
     return records
 
 
-def _truncate(file: Path, finished_steps: int) -> None:
+def _render_line(record: StepRecord | StepValidation) -> str:
+    return json.dumps({k: v for k, v in asdict(record).items() if v != {}}) + "\n"
+
+
+def _truncate(file: Path, kind: type[Record], finished_steps: int) -> None:
     if not file.exists():
         return
-    kept = [record for record in read_steps(file.parent) if record.step <= finished_steps]
-    write_text_atomic(file, "".join(json.dumps(asdict(record)) + "\n" for record in kept))
+    kept = [record for record in _read_records(file, kind) if record.step <= finished_steps]
+    write_text_atomic(file, "".join(map(_render_line, kept)))
 
 
 SAMPLED_PIECE_ROWS = 1 << 16
@@ -178,6 +226,29 @@ class EpochLog:
                     tf.summary.histogram(tag, values)
             self._writer.flush()
 
+    def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Writes numbers of a step.
+
+        Args:
+            step: Steps of the run so far.
+            values: By tag.
+
+        Raises:
+            InternalError: The event file cannot be written.
+        """
+        with self._errors(), self._writer.as_default(step=step):
+            for tag, value in values.items():
+                tf.summary.scalar(tag, value)
+
+    def write_graph(self, graph: tf.Graph) -> None:
+        """Writes a graph.
+
+        Raises:
+            InternalError: The event file cannot be written.
+        """
+        with self._errors(), self._writer.as_default(step=0):
+            tf.summary.graph(graph)
+
     def close(self) -> None:
         """Ends the event file."""
         with self._errors():
@@ -190,6 +261,40 @@ class EpochLog:
             "free some space (or check the permissions), then go on with --resume",
         ):
             yield
+
+
+class GraphWriter:
+    """Runs steps as another function does, and writes the graph of a step before the first.
+
+    Every process traces it, as the collectives of all must be numbered alike.
+
+    Args:
+        run_steps: Runs steps in one compiled call.
+        strategy: Runs each step on all replicas.
+        train_step: One replica's step.
+    """
+
+    def __init__(
+        self, run_steps: RunSteps, strategy: tf.distribute.Strategy, train_step: StepFunction
+    ) -> None:
+        self._run_steps, self._strategy, self._train_step = run_steps, strategy, train_step
+        self._log: EpochLog | NullWriter | None = None
+
+    def begin(self, log: EpochLog | NullWriter) -> None:
+        """Says where to write."""
+        self._log = log
+
+    def __call__(self, iterator: Any, steps: tf.Tensor) -> StepsResult:
+        """Runs the steps."""
+        if self._log is not None:
+            log, self._log = self._log, None
+            step = tf.function(
+                lambda batch: self._strategy.run(self._train_step, args=(batch,)), autograph=False
+            )
+            graph = step.get_concrete_function(iterator.element_spec).graph
+            if isinstance(log, EpochLog):
+                log.write_graph(graph)
+        return self._run_steps(iterator, steps)
 
 
 PROFILE_PLUGIN = "tensorboard-plugin-profile"

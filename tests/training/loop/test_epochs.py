@@ -40,9 +40,10 @@ from training.loop.diverged_batch import (
     write_diverged_batch,
 )
 from training.loop.epoch_input import EpochInput, StepInputs, find_unknown_id
-from training.loop.epochs import EpochRunner, RunContext, count_steps_of_call
+from training.loop.epochs import EpochRunner, RunContext
 from training.loop.interruption import StopRequest
 from training.loop.step import build_run_steps
+from training.loop.step_validation import StepPlan
 from training.loop.trainer import Trainer
 from training.monitoring.progress import NoProgress
 
@@ -78,9 +79,10 @@ counts = st.integers(1, 40)
 
 def ends(start: int, epoch: int, steps: int, loop: int, every: int | None) -> list[int]:
     """Batches at which calls end that begin at a batch."""
+    plan = StepPlan(steps, 6 * steps, loop, () if every is None else (every,))
     found, batch = [], start
     while batch < steps:
-        count = count_steps_of_call(Position(epoch, batch), steps, loop, every)
+        count = plan.count_steps_of_call(Position(epoch, batch))
         assert 1 <= count <= loop
         batch += count
         found.append(batch)
