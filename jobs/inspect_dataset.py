@@ -34,6 +34,7 @@ from jobs.inspection.summary import (
     summarize_shard,
 )
 from jobs.inspection.summary_tables import list_summary, print_tables
+from jobs.inspection.variables import summarize_variable
 from jobs.inspection.verify import OnBytes, verify_dataset
 from jobs.reporting.dataset_page import render_dataset
 from jobs.support.terminal import show_progress
@@ -61,19 +62,30 @@ def main(
         str | None,
         typer.Option(metavar="VERSION", help="Version that --html compares with; or `previous`."),
     ] = None,
+    variable: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Show a run's variable; --head N: its first N rows."),
+    ] = None,
 ) -> None:
     """Show what a dataset, a shard or a run holds."""
     target = find_target(path)
-    if target.kind == "run" and (verify or head is not None):
+    if target.kind == "run" and (verify or (head is not None and variable is None)):
         raise ConfigError(
             "--verify and --head are for datasets and shards",
             received=f"a run: {target.path}",
             fix="give the dataset that the run's card names",
         )
+    if variable is not None and target.kind != "run":
+        raise ConfigError(
+            "--variable is for runs", received=f"a {target.kind}: {target.path}", allowed="a run"
+        )
     if html is not None or against is not None:
         print(write_dataset_page(target, html, against))
         return
-    summary = inspect(target, verify=verify, head=head, split=split)
+    if variable is not None:
+        summary = summarize_variable(target.path, variable, head)
+    else:
+        summary = inspect(target, verify=verify, head=head, split=split)
     if as_json:
         print(json.dumps(summary, indent=1, default=str))
     else:

@@ -31,9 +31,16 @@ from conf.training.train import TrainConfig
 from etl.tfrecord.reading import find_path
 from training.fit import fit_run
 from training.loop.early_stopping import check_evaluated, default_metric, selection_metric
-from training.loop.epoch_records import LOSS_METRIC, EpochRecord, is_minimised, read_history
+from training.loop.epoch_records import (
+    LOSS_METRIC,
+    EpochRecord,
+    StepValidation,
+    is_minimised,
+    read_history,
+)
 from training.loop.validation import is_validated
 from training.monitoring.progress import TrainingProgress
+from training.monitoring.run_logs import read_step_validations
 from training.run_directory import find_unfinished_run, locked, make_entry, run_paths
 
 BEST_FILE = "best.yaml"
@@ -196,6 +203,15 @@ def read_values(params: Mapping[str, Any], sweep: SweepConfig) -> dict[str, Any]
     }
 
 
+def _read_kept(run: Path) -> EpochRecord | StepValidation:
+    """The validation of the weights that a run has kept."""
+    training = read_json(run / RUN_CARD_FILE)["training"]
+    for record in read_step_validations(run):
+        if record.step == training.get("best_step"):
+            return record
+    return read_history(run)[training["best_epoch"] - 1]
+
+
 def _open_directory(config: TrainConfig, sweep: SweepConfig, resume: bool) -> Path:
     """A new directory, or on resuming the newest of the same config and space.
 
@@ -272,8 +288,7 @@ class _Sweep:
         self.progress.message(text, trial=trial.number, values=values)
         try:
             run = self._fit(trial, values)
-            best = read_json(run / RUN_CARD_FILE)["training"]["best_epoch"]
-            value = read_history(run)[best - 1].value(self.metric)
+            value = _read_kept(run).value(self.metric)
         except (TrialPrunedError, TrainingDivergedError, ConfigError, TooFewRowsError) as error:
             self.progress.message(f"trial {trial.number + 1}: {error.what}", trial=trial.number)
             trial.set_user_attr("detail", error.what)

@@ -21,6 +21,7 @@ from conf.run import REPORT_FILE, read_json, resolve_run
 from jobs.cli import run_app
 from jobs.evaluate import app, evaluate
 from jobs.export import app as export_app
+from jobs.inspect_dataset import app as inspect_app
 from jobs.predict import app as predict_app
 from jobs.report import app as report_app
 from jobs.report import write_report
@@ -28,6 +29,7 @@ from jobs.support.trained_run import override_section
 from tests.jobs.reporting.fixtures import FakeConfig, write_dataset, write_run
 from tests.jobs.runs import write_tiny_run
 from tests.training.tiny_dataset import TinyConfig
+from training.checkpoint.restore import load_run
 from training.input.batches import build_eval_dataset
 
 
@@ -126,6 +128,21 @@ def test_overrides_keep_what_the_run_was_trained_with() -> None:
     assert found == EvaluationConfig(ks=(7,), mask_seen=False, batch_size=5)
     with pytest.raises(ConfigError):
         override_section("evaluation", trained, ["predict.k=5"])
+
+
+def test_inspect_shows_a_variable(series: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(resolve_run(str(series)))
+    command = [run, "--variable", "movie_id", "--head", "3", "--json"]
+    assert run_app(inspect_app, command) == ExitCode.OK
+    shown = json.loads(capsys.readouterr().out)
+    rows = load_run(run).model.tables["movie_id"].rows.numpy()
+    assert (shown["dimensions"], shown["dtype"]) == (list(rows.shape), "float32")
+    assert shown["norm"] == pytest.approx(np.linalg.norm(rows))
+    np.testing.assert_array_equal([row["values"] for row in shown["first"]], rows[:3])
+    assert run_app(inspect_app, [run, "--variable", "user_tower/dense/kernel"]) == ExitCode.OK
+    assert "user_tower/dense/kernel" in capsys.readouterr().out
+    assert run_app(inspect_app, [run, "--variable", "movieid"]) == ExitCode.CONFIG
+    assert "movie_id" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

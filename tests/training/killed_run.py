@@ -14,9 +14,14 @@ import tensorflow as tf
 
 from conf.paths import read_manifest
 from conf.training.input import InputConfig
-from conf.training.models import DSSMConfig, SampledSoftmaxConfig
+from conf.training.models import DSSMConfig, RankingConfig, SampledSoftmaxConfig
 from conf.training.optimizer import OptimizerConfig
-from conf.training.train import CheckpointConfig, FitConfig, TrainConfig
+from conf.training.train import (
+    CheckpointConfig,
+    FitConfig,
+    StepValidationConfig,
+    TrainConfig,
+)
 from training.checkpoint import manager as checkpoints_module
 from training.input.split_source import TrainingData
 from training.loop import trainer as trainer_module
@@ -42,6 +47,16 @@ CONFIG = TrainConfig(
         steps_per_loop=5,
         checkpoint=CheckpointConfig(every_steps=3),
     ),
+)
+# Dropout and moving statistics of a Keras network, and validations between epochs.
+RANKING = CONFIG.model_copy(
+    update={
+        "model": RankingConfig(
+            embedding_dim=4,
+            params={"hidden_units": [8], "dropout": 0.2, "batch_normalization": True},
+        ),
+        "fit": CONFIG.fit.model_copy(update={"validation": StepValidationConfig(every_steps=4)}),
+    }
 )
 Key = tuple[int, ...]
 
@@ -89,13 +104,15 @@ class Recorded:
         return build
 
 
-def train(version: Path, run: Path, recorded: Recorded) -> None:
-    """Trains in a directory, or goes on there."""
+def train(version: Path, run: Path, recorded: Recorded, config: TrainConfig = CONFIG) -> Trainer:
+    """Trains in a directory, or goes on there; returns the trainer."""
     build = trainer_module.build_run_steps
     trainer_module.build_run_steps = recorded.wrap(build)
     try:
         data = TrainingData(version, read_manifest(version))
-        Trainer(CONFIG, data, tf.distribute.get_strategy(), NoProgress()).fit(run, None)
+        trainer = Trainer(config, data, tf.distribute.get_strategy(), NoProgress())
+        trainer.fit(run, None)
+        return trainer
     finally:
         trainer_module.build_run_steps = build
 
@@ -104,7 +121,7 @@ def kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(version: str, run: str, log: str, when: str) -> None:
+def main(version: str, run: str, log: str, when: str, config: TrainConfig = CONFIG) -> None:
     """Kills the process at a step, or (`writing`) while the fifth checkpoint is written."""
 
     def then(step: int, rows: list[Key]) -> None:
@@ -122,4 +139,4 @@ def main(version: str, run: str, log: str, when: str) -> None:
             return kill() if next(writes) == 4 else place(*arguments)
 
         checkpoints_module.publish_checkpoint = place_or_die
-    train(Path(version), Path(run), Recorded(then))
+    train(Path(version), Path(run), Recorded(then), config)

@@ -174,6 +174,7 @@ def test_the_card_explains_the_run(finished, tiny_version: Path) -> None:
     assert card["dataset"]["path"] == str(tiny_version.resolve())
     assert card["versions"]["tensorflow"]
     assert card["model"]["parameters"] > 0
+    assert all(card["model"]["weights"].values())
     assert card["training"]["best_epoch"] in (1, 2)
     assert card["training"]["peak_memory_bytes"] > 2**20
     assert card["timing"]["train_seconds"] > 0

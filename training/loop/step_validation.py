@@ -19,7 +19,7 @@ class StepPlan:
 
     Attributes:
         steps_per_epoch: Whole batches of an epoch.
-        total: Steps of the run if nothing stops it early; its last epoch may have fewer than others.
+        total: Steps of the run if nothing stops it early; its last epoch may have fewer.
         steps_per_loop: Most steps of a call.
         stops: Calls end at the multiples of these numbers, counted over the run.
     """
@@ -32,7 +32,8 @@ class StepPlan:
     @classmethod
     def of(cls, fit: FitConfig, steps_per_epoch: int) -> StepPlan:
         """Returns the plan of a config."""
-        every = (fit.checkpoint.every_steps, fit.validation and fit.validation.every_steps)
+        between = None if fit.validation is None else fit.validation.every_steps
+        every = (fit.checkpoint.every_steps, between)
         return cls(
             steps_per_epoch,
             fit.count_steps(steps_per_epoch),

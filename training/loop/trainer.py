@@ -333,9 +333,7 @@ class Trainer:
         )
         return [EpochRecord(**entry) for entry in entries]
 
-    def _build_validations(
-        self, runner: EpochRunner, metric: str | None
-    ) -> StepValidations | None:
+    def _build_validations(self, runner: EpochRunner, metric: str | None) -> StepValidations | None:
         """Returns the validations between epochs, those before a resume included."""
         config, validate = self._config.fit.validation, self._validate_steps
         if config is None:

@@ -117,9 +117,7 @@ def _build_ranking(config: TrainConfig, data: TrainingData, batches: int | None)
     return validate
 
 
-def _build_task_metrics(
-    config: TrainConfig, data: TrainingData, batches: int | None
-) -> Validate:
+def _build_task_metrics(config: TrainConfig, data: TrainingData, batches: int | None) -> Validate:
     where, batch_size = (data.version_dir, data.manifest), config.evaluation.batch_size
     compiled = functools.cache(compile_scores)
 

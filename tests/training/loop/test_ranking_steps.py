@@ -1,0 +1,369 @@
+"""Runs of a network with dropout and batch normalization: resumed, on replicas, by steps."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from conf.errors import ConfigError
+from conf.paths import read_manifest
+from conf.training.train import DevicesConfig, TrainConfig
+from tests.training import killed_run
+from tests.training.dynamic_runs import TABLES, build_trainer, read_state
+from tests.training.killed_run import RANKING, Recorded
+from tests.training.processes import start_forked
+from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
+from training.checkpoint.checkpoint_files import list_checkpoints
+from training.checkpoint.resume_state import EpochSums, Position, ResumeState
+from training.distribution.strategy import build_strategy
+from training.distribution.workers import NullWriter
+from training.input.split_source import TrainingData
+from training.loop.epoch_records import TrainingResult, read_history
+from training.loop.step_validation import StepPlan, StepValidations
+from training.loop.trainer import Trainer
+from training.loop.validation import Validate, build_validate
+from training.monitoring.run_logs import read_step_validations, read_steps
+from training.networks.network import TrainingPass
+
+PARAMS = {"hidden_units": [8], "dropout": 0.2, "batch_normalization": True}
+STEPS = 12  # of an epoch
+SECTIONS: dict[str, dict[str, Any]] = {
+    "lazy tables": {
+        "fit": {
+            "max_steps": 17,
+            "validation": {"every_steps": 4, "batches": 1},
+            "early_stopping": {"by": "steps", "patience": 99},
+            "gradient_norms": True,
+            "graph": True,
+        },
+    },
+    "dynamic tables": {"embeddings": TABLES},
+    "bfloat16 in parts": {
+        "compute": {"mixed_precision": True, "half_dtype": "bfloat16"},
+        "optimizer": {"accumulate_steps": 2},
+    },
+    "float16": {"compute": {"mixed_precision": True, "half_dtype": "float16"}},
+    "XLA in parts": {"compute": {"xla": True}, "optimizer": {"accumulate_steps": 2}},
+}
+
+
+def configure(params: dict[str, Any] | None = None, **sections: Any) -> TrainConfig:
+    model = {
+        "kind": "ranking",
+        "network": "deepfm",
+        "params": PARAMS if params is None else params,
+        "embedding_dim": 4,
+        "embeddings": sections.pop("embeddings", {}),
+    }
+    fit = {
+        "steps_per_loop": 5,
+        "early_stopping": None,
+        "checkpoint": {"every_steps": 7, "at_start": True, "keep_last": 9},
+        **sections.pop("fit", {"epochs": 2}),
+    }
+    optimizer = {"learning_rate": 0.02, **sections.pop("optimizer", {})}
+    return TrainConfig.model_validate(
+        {
+            "dataset": "tiny",
+            "name": "t",
+            "model": model,
+            "input": {"batch_size": 64, "shuffle_buffer": 300},
+            "optimizer": optimizer,
+            "evaluation": {"batch_size": 16},
+            "fit": fit,
+            **sections,
+        }
+    )
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run that nothing has interrupted, and its trainer."""
+
+    trainer: Trainer
+    validate: Validate | None
+    run: Path
+    result: TrainingResult
+    state: dict[str, np.ndarray]
+
+
+def train(sections: dict[str, Any], version: Path, run: Path) -> Trained:
+    config = configure(**sections)
+    trainer = build_trainer(config, version)
+    validate = build_validate(config, TrainingData(version, read_manifest(version)))
+    result = trainer.fit(run, validate)
+    return Trained(trainer, validate, run, result, read_state(trainer))
+
+
+def resume(trained: Trained, position: Position, run: Path) -> dict[str, np.ndarray]:
+    """Goes on from one of the run's checkpoints, as after a kill; returns the state at the end."""
+    name = f"{position.epoch:05d}-{position.batch:09d}"
+    shutil.copytree(trained.run / "checkpoints/last" / name, run / "checkpoints/last" / name)
+    for file in ("metrics.jsonl", "validations.jsonl"):
+        if (trained.run / file).exists():
+            shutil.copy(trained.run / file, run / file)
+    trained.trainer.fit(run, trained.validate)
+    return read_state(trained.trainer)
+
+
+def check_same(state: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert set(state) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(state[name], value, err_msg=name)
+
+
+def list_losses(run: Path) -> list[tuple[int, float]]:
+    return [(record.step, record.loss) for record in read_steps(run)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.exhaustive if name == "float16" else ())
+        for name in list(SECTIONS)[1:]
+    ],
+)
+def test_a_resumed_run_equals_an_uninterrupted_one(
+    name: str, tiny_version: Path, tmp_path: Path
+) -> None:
+    version = tiny_version
+    if "embeddings" in SECTIONS[name]:
+        version = write_tiny_dataset(tmp_path / "keyed", config=TinyConfig(keyed=True))
+    (tmp_path / "whole").mkdir()
+    whole = train(SECTIONS[name], version, tmp_path / "whole")
+    check_same(resume(whole, Position(0, 7), tmp_path / "part"), whole.state)
+    assert list_losses(tmp_path / "part") == list_losses(whole.run)
+    losses = [record.loss for record in read_history(whole.run)]
+    assert losses[1] < losses[0]
+    check_moving_statistics(whole)
+
+
+@pytest.mark.exhaustive
+def test_sigkill_changes_nothing(tiny_version: Path, tmp_path: Path) -> None:
+    """A process of its own is killed inside a compiled call of the second epoch."""
+    for name in ("whole", "part"):
+        (tmp_path / name).mkdir()
+    whole = killed_run.train(tiny_version, tmp_path / "whole", Recorded(), RANKING)
+    run, log = str(tmp_path / "part"), str(tmp_path / "rows.jsonl")
+    process = start_forked(killed_run.main, str(tiny_version), run, log, "17", RANKING)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    again = Recorded()
+    part = killed_run.train(tiny_version, tmp_path / "part", again, RANKING)
+    assert STEPS < min(again.rows) <= 17
+    check_same(read_state(part), read_state(whole))
+    assert list_losses(tmp_path / "part") == list_losses(tmp_path / "whole")
+    found, expected = (read_step_validations(tmp_path / name) for name in ("part", "whole"))
+    assert found == expected
+    assert len(found) == 6
+
+
+def check_moving_statistics(trained: Trained) -> None:
+    network = trained.trainer.model.networks[0].weights
+    moved = {name: v.numpy() for name, v in network.items() if "moving" in name}
+    assert {value.dtype for value in moved.values()} == {np.dtype(np.float32)}
+    means = [value for name, value in moved.items() if "mean" in name]
+    variances = [value for name, value in moved.items() if "variance" in name]
+    assert len(means) == len(variances) == 1
+    assert np.abs(means[0]).max() > 1e-3
+    assert np.abs(variances[0] - 1.0).max() > 1e-3
+
+
+@pytest.fixture(scope="module")
+def by_steps(tiny_version: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Seventeen steps, validated every four, with all that can be looked at."""
+    return train(SECTIONS["lazy tables"], tiny_version, tmp_path_factory.mktemp("by_steps"))
+
+
+def test_training_ends_with_the_last_step_within_an_epoch(by_steps: Trained) -> None:
+    first, last = read_history(by_steps.run)
+    assert (first.examples, last.examples) == (STEPS * 64, 5 * 64)
+    assert by_steps.result.steps == 17
+    assert not by_steps.result.stopped_early
+    assert read_steps(by_steps.run)[-1].step == 17
+    losses = {record.step: record.loss for record in read_steps(by_steps.run)}
+    assert last.loss == pytest.approx((4 * losses[16] + losses[17]) / 5, rel=0.2)
+    check_moving_statistics(by_steps)
+
+
+def test_checkpoints_are_saved_at_the_start_and_by_steps(by_steps: Trained) -> None:
+    found = {entry.position for entry in list_checkpoints(by_steps.run / "checkpoints/last")}
+    due = {Position(0, 0), Position(0, 7), Position(1, 0), Position(1, 2), Position(2, 0)}
+    assert due <= found
+
+
+def test_validations_between_epochs_choose_the_weights(by_steps: Trained) -> None:
+    records = read_step_validations(by_steps.run)
+    assert [(record.step, record.epoch) for record in records] == [
+        (4, 1), (8, 1), (12, 1), (16, 2),
+    ]  # fmt: skip
+    best = max(records, key=lambda record: record.validation["auc"])
+    assert (by_steps.result.best_step, by_steps.result.best_epoch) == (best.step, best.epoch)
+    (kept,) = list_checkpoints(by_steps.run / "checkpoints/best")
+    assert kept.position.step(STEPS) == best.step
+    # Of the first 16 rows alone, so other numbers than those of the epoch's end.
+    epoch = read_history(by_steps.run)[0].validation
+    assert epoch.keys() == records[2].validation.keys()
+    assert epoch != records[2].validation
+
+
+def test_gradient_norms_and_the_graph_are_logged(by_steps: Trained) -> None:
+    (events,) = (by_steps.run / "logs").glob("events.*")
+    scalars: dict[str, dict[int, float]] = {}
+    has_graph = False
+    for event in tf.compat.v1.train.summary_iterator(str(events)):
+        has_graph = has_graph or bool(event.graph_def)
+        for value in event.summary.value:
+            number = tf.make_ndarray(value.tensor)
+            scalars.setdefault(value.tag, {})[event.step] = float(number.ravel()[0])
+    assert has_graph
+    assert list(scalars["step_validation/auc"]) == [4, 8, 12, 16]
+    norms = {tag: values for tag, values in scalars.items() if tag.startswith("gradient_norm/")}
+    assert {"gradient_norm/all", "gradient_norm/network/network"} <= set(norms)
+    assert "gradient_norm/table/movie_id" in norms
+    assert all(list(values) == list(range(1, 18)) for values in norms.values())
+    for step in (1, 17):
+        parts = [v[step] ** 2 for tag, v in norms.items() if tag != "gradient_norm/all"]
+        assert norms["gradient_norm/all"][step] ** 2 == pytest.approx(sum(parts), rel=1e-5)
+    line = read_steps(by_steps.run)[0]
+    of_call = [norms["gradient_norm/all"][step] for step in range(1, line.step + 1)]
+    assert line.gradient_norms["all"] == pytest.approx(np.mean(of_call), rel=1e-6)
+
+
+def test_a_resumed_run_validates_after_the_same_steps(by_steps: Trained, tmp_path: Path) -> None:
+    """Goes on from the first state, too, which holds first weights and no step."""
+    lines = (by_steps.run / "validations.jsonl").read_text()
+    for batch in (0, 7):
+        part = tmp_path / str(batch)
+        check_same(resume(by_steps, Position(0, batch), part), by_steps.state)
+        assert (part / "validations.jsonl").read_text() == lines
+        norms = [record.gradient_norms for record in read_steps(part)]
+        assert norms == [record.gradient_norms for record in read_steps(by_steps.run)]
+
+
+def test_a_validation_that_was_cut_off_is_made_again(by_steps: Trained, tmp_path: Path) -> None:
+    """The state of step 4 was saved, and the process killed while it was validated."""
+    shutil.copytree(by_steps.run / "checkpoints", tmp_path / "from/checkpoints")
+    before = replace(by_steps, run=tmp_path / "from")
+    check_same(resume(before, Position(0, 4), tmp_path / "part"), by_steps.state)
+    found = read_step_validations(tmp_path / "part")
+    assert found == read_step_validations(by_steps.run)
+
+
+def test_training_stops_where_validations_bring_nothing_better(
+    by_steps: Trained, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = iter([0.5, 0.7, 0.6, 0.65])
+    trainer = by_steps.trainer
+    monkeypatch.setattr(trainer, "_validate_steps", lambda model: {"auc": next(found)})
+    stopping = trainer._config.fit.early_stopping.model_copy(update={"patience": 1})
+    fit = trainer._config.fit.model_copy(update={"early_stopping": stopping})
+    monkeypatch.setattr(trainer, "_config", trainer._config.model_copy(update={"fit": fit}))
+    result = trainer.fit(tmp_path, lambda model: {"auc": 0.9})
+    assert (result.steps, result.best_step, result.stopped_early) == (12, 8, True)
+    (kept,) = list_checkpoints(tmp_path / "checkpoints/best")
+    assert kept.position == Position(0, 8)
+
+
+def test_patience_counts_validations() -> None:
+    values = {4: 0.5, 8: 0.7, 12: float("nan"), 16: 0.7}
+    config = configure(**SECTIONS["lazy tables"]).fit.early_stopping
+    assert config is not None
+    stopping = config.model_copy(update={"metric": "auc", "patience": 2})
+    validations = StepValidations(
+        4, stopping, [], (NullWriter(), NullWriter()), lambda s: {"auc": values[s.position.batch]}
+    )
+    assert not validations.is_due(0)
+    seen = []
+    for step in range(1, 17):
+        if validations.is_due(step):
+            state = ResumeState(Position(0, step), EpochSums(), 0)
+            seen.append((step, validations.update(state, step), validations.should_stop()))
+    assert seen == [(4, True, False), (8, True, False), (12, False, False), (16, False, True)]
+    assert not validations.is_due(16)
+
+
+@pytest.mark.parametrize(
+    ("fit", "total", "epochs"),
+    [
+        ({"epochs": 3}, 36, 3),
+        ({"max_steps": 17}, 17, 2),
+        ({"max_steps": 500}, 500, 42),
+        ({"epochs": 1, "max_steps": 17}, 12, 1),
+        ({"epochs": 3, "max_steps": 24}, 24, 2),
+    ],
+)
+def test_steps_and_epochs_end_training(fit: dict[str, int], total: int, epochs: int) -> None:
+    plan = StepPlan.of(configure(fit=fit).fit, STEPS)
+    assert (plan.total, plan.epochs) == (total, epochs)
+    assert sum(map(plan.count_steps_of_epoch, range(plan.epochs))) == total
+    again = TrainConfig.model_validate(configure(fit=fit).resolved())
+    assert StepPlan.of(again.fit, STEPS) == plan
+
+
+@pytest.mark.parametrize(
+    ("fit", "message"),
+    [
+        ({"epochs": None}, "nothing ends training"),
+        ({"early_stopping": {"by": "steps"}}, "needs validations between steps"),
+    ],
+)
+def test_lengths_that_cannot_be_are_refused(fit: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        configure(fit=fit)
+
+
+def test_validation_without_rows_is_refused(tmp_path: Path) -> None:
+    version = write_tiny_dataset(tmp_path, config=TinyConfig(validation=False))
+    with pytest.raises(ConfigError, match="no rows to validate on"):
+        build_trainer(configure(fit={"validation": {"every_steps": 4}}), version)
+
+
+def test_two_replicas_train_as_one(tiny_version: Path, tmp_path: Path) -> None:
+    """Batch normalization is that of the whole batch; dropout would draw by replica."""
+    config = configure(
+        {"hidden_units": [8], "batch_normalization": True},
+        optimizer={"epsilon": 1e-4},
+        fit={"epochs": 1, "gradient_norms": True},
+    )
+    states, runs = [], []
+    for replicas in (1, 2):
+        run = tmp_path / str(replicas)
+        run.mkdir()
+        trainer = build_trainer(config, tiny_version, replicas=replicas)
+        trainer.fit(run, None)
+        states.append(read_state(trainer))
+        runs.append(read_steps(run))
+    for one, two in zip(*runs, strict=True):
+        assert two.loss == pytest.approx(one.loss, rel=1e-5)
+        assert two.gradient_norms == pytest.approx(one.gradient_norms, rel=1e-3)
+    assert states[0].keys() == states[1].keys()
+    for name, value in states[0].items():
+        np.testing.assert_allclose(states[1][name], value, atol=2e-4, err_msg=name)
+
+
+def test_each_replica_and_step_draws_its_own_dropout() -> None:
+    strategy = build_strategy(DevicesConfig(cpu_replicas=2))
+
+    def draw(step: int, stream: int | None = None) -> list[list[int]]:
+        def of_replica() -> tf.Tensor:
+            training = TrainingPass(tf.constant([42, step]))
+            if stream is None:
+                return training.draw_seed(1)
+            with training.drawing_from(stream):
+                return training.draw_seed(1)
+
+        seeds = strategy.experimental_local_results(strategy.run(of_replica))
+        return [seed.numpy().tolist() for seed in seeds]
+
+    assert draw(8) == draw(8)
+    assert len({tuple(seed) for step in (8, 16) for seed in draw(step)}) == 4
+    first, second = draw(8, stream=3)
+    assert first == second
