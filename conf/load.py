@@ -42,6 +42,8 @@ def load_config(
 def preset_names(kind: str) -> list[str]:
     """Returns the names of the presets that come with Sluice."""
     folder = resources.files("conf") / "presets" / kind
+    if not folder.is_dir():
+        return []
     return sorted(
         entry.name.removesuffix(".yaml")
         for entry in folder.iterdir()
@@ -60,11 +62,12 @@ def read_yaml(kind: str, source: str) -> dict[str, Any]:
     elif Path(source).is_file():
         text = _read_text(Path(source))
     else:
+        names = ", ".join(preset_names(kind))
         raise ConfigError(
             "no such config",
             received=source,
-            allowed=f"a YAML file, or a preset: {', '.join(preset_names(kind))}",
-            fix=did_you_mean(source, preset_names(kind)),
+            allowed=f"a YAML file, or a preset: {names}" if names else "a YAML file",
+            fix=did_you_mean(source, preset_names(kind)) if names else "correct the path",
         )
     try:
         data = yaml.safe_load(text)

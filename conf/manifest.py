@@ -186,6 +186,8 @@ class Manifest:
         run: The run that made it; None where an earlier release wrote the manifest.
         exports: Further files: the records as Parquet, statistics of single shards.
         slots: Places of features in packed features; empty where every feature stands by itself.
+        label_rate: By split, of `keys.label`.
+        label_rates: By label and split, of further binary labels.
     """
 
     dataset_name: str
@@ -211,6 +213,7 @@ class Manifest:
     statistics_file: FileInfo | None = None
     contract: tuple[Mapping[str, Any], ...] = ()
     slots: tuple[PackedSlot, ...] = ()
+    label_rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     format_version: int = MANIFEST_FORMAT_VERSION
 
     @property
@@ -260,6 +263,10 @@ class Manifest:
                 fix=f"declare events.{part} and build again, or use what needs a label alone",
             )
         return name
+
+    def find_label_rate(self, label: str) -> Mapping[str, float]:
+        """Returns the mean of a label by split; empty where it is not known."""
+        return self.label_rate if label == self.keys.label else self.label_rates.get(label, {})
 
     def has_split(self, name: str) -> bool:
         """Whether the version has that split with at least one record."""

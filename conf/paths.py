@@ -11,6 +11,7 @@ marker file.
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -350,8 +351,9 @@ def _check_file(
     may_differ: Callable[[int | None, int], bool] | None = None,
 ) -> None:
     relative, expected_bytes = listed
-    target = (root / relative).resolve()
-    if not target.is_relative_to(root):
+    # By its name: an imported shard may be a symbolic link to a file elsewhere.
+    target = root / posixpath.normpath(relative)
+    if relative.startswith("/") or posixpath.normpath(relative).startswith(".."):
         raise InputDataError(
             "the manifest lists a file outside its own directory",
             received=relative,

@@ -316,7 +316,12 @@ def _describe(build: _Build, encoders: FittedEncoders, written: WrittenRecords) 
         "encoders_fingerprint": encoders.plan.fingerprint,
         "statistics": written.statistics,
         "statistics_file": written.statistics_file,
-        "label_rate": _label_rate(build.plan, written),
+        "label_rate": _label_rate(build.plan.keys.label, written),
+        "label_rates": {
+            label.name: _label_rate(label.name, written)
+            for label in build.config.labels
+            if label.is_binary
+        },
         "exports": written.exports,
         "slots": written.slots,
         "reused_rows": written.reused_rows,
@@ -345,11 +350,8 @@ def _sample(build: _Build, log: DataFrame, sources: Mapping[str, Source]) -> Neg
     return add_negatives(samples, log, build.config, sources)
 
 
-def _label_rate(plan: FeaturePlan, written: WrittenRecords) -> dict[str, float]:
-    if plan.keys.label is None:
+def _label_rate(label: str | None, written: WrittenRecords) -> dict[str, float]:
+    if label is None:
         return {}
-    rates = {
-        split: written.statistics[split].get(plan.keys.label, {}).get("mean")
-        for split in EVENT_SPLITS
-    }
+    rates = {split: written.statistics[split].get(label, {}).get("mean") for split in EVENT_SPLITS}
     return {split: float(rate) for split, rate in rates.items() if rate is not None}

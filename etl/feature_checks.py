@@ -187,8 +187,7 @@ def _fitted_columns(config: BuildConfig, types: Mapping[str, str]) -> dict[str, 
     names = {*config.event_column_types, *(rolling.name for rolling in config.rolling)}
     if config.sessions is not None:
         names |= {config.sessions.id_column, config.sessions.position_column}
-    if config.label is not None:
-        names.add(config.label.name)
+    names |= {label.name for label in config.all_labels}
     return {name: types[name] for name in sorted(names) if not is_list_type(types[name])}
 
 

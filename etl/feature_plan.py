@@ -30,6 +30,7 @@ def sampling_columns(config: BuildConfig) -> dict[str, Role]:
     roles: dict[str, Role] = {}
     if config.label_name is not None:
         roles[config.label_name] = "label"
+    roles |= {label.name: "label" for label in config.labels}
     if config.weight_name is not None:
         roles[config.weight_name] = "weight"
     if config.down_sampling is not None:

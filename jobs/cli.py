@@ -43,7 +43,7 @@ NO_JIT_CACHE_VARIABLE = "SLUICE_NO_JIT_CACHE"
 _INTERRUPTED = 130
 
 SUBCOMMANDS = {
-    "data": ("jobs.data", "Generate sample logs, or fetch a public data set."),
+    "data": ("jobs.data", "Generate sample logs, fetch a data set, import TFRecord files."),
     "build": ("jobs.build_dataset", "Logs and dictionaries to a published TFRecord dataset."),
     "versions": ("jobs.versions", "List, compare, roll back and remove dataset versions."),
     "train": ("jobs.train", "Train a model on a dataset version."),

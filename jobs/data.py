@@ -1,18 +1,29 @@
-"""`sluice data`: generate sample logs, or fetch a public data set."""
+"""`sluice data`: generate sample logs, fetch a public data set, or import TFRecord files."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from conf.errors import ConfigError, did_you_mean
+from conf.etl.imported import ImportConfig
+from conf.load import load_config
 from etl.sample_data.archive import ARCHIVES, BASE_URL, fetch_archive
 from etl.sample_data.clicks import CLICKS_NAME, plan_clicks, write_clicks
 from etl.sample_data.config import DirtRates, SampleConfig
 from etl.sample_data.movielens import write_sample
-from jobs.support.terminal import show_progress
+from jobs.support.terminal import (
+    DryRun,
+    LogFormat,
+    LogFormatOption,
+    Overrides,
+    list_overrides,
+    setup_logging,
+    show_progress,
+)
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
 _DEFAULTS, _RATES, _CLICKS = SampleConfig(), DirtRates(), plan_clicks()
@@ -93,6 +104,43 @@ def fetch(
     target = out if out is not None else Path("data") / name
     fetch_archive(ARCHIVES[name], target, base_url, overwrite=overwrite)
     print(f"wrote {target}: checksum verified; its README states the terms of use")
+
+
+@app.command("import")
+def import_files(
+    config: Annotated[str, typer.Argument(help="Path of a YAML file.")],
+    data: Annotated[
+        str | None, typer.Option(help="Folder that the paths of the files start from.")
+    ] = None,
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    log_format: LogFormatOption = LogFormat.TEXT,
+) -> None:
+    """Publishes TFRecord files of one's own as a dataset version, for `sluice train`."""
+    from etl.import_dataset import find_files, import_dataset, plan_features
+
+    setup_logging(log_format)
+    settings = list_overrides(overrides, {"data_dir": data})
+    resolved = load_config(ImportConfig, "import", config, settings)
+    if dry_run:
+        files = find_files(resolved)
+        wire = plan_features(resolved, files).wire
+        planned = {
+            "config": resolved.resolved(),
+            "files": {split: [file.path for file in listed] for split, listed in files.items()},
+            "features": {f.name: f"list of {f.kind}" if f.is_list else f.kind for f in wire},
+        }
+        print(json.dumps(planned, indent=None if log_format is LogFormat.JSON else 1))
+        return
+    result = import_dataset(resolved)
+    kept = dict(result.manifest.counts.kept)
+    if log_format is LogFormat.JSON:
+        card = {"version": str(result.version), "kept": kept, "is_new": result.is_new}
+        print(json.dumps(card))
+        return
+    rows = ", ".join(f"{count:,} {split}" for split, count in kept.items())
+    state = "" if result.is_new else "; nothing has changed since this version was imported"
+    print(f"version: {result.version}: {rows} records{state}")
 
 
 if __name__ == "__main__":

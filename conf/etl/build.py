@@ -42,6 +42,10 @@ class BuildConfig(Strict):
     rolling: tuple[WindowedFeatureConfig, ...] = ()
     seen: bool = Field(True, description="Carry the user's earlier items in evaluation splits.")
     label: LabelConfig | None = None
+    labels: tuple[LabelConfig, ...] = Field(
+        (),
+        description="Further labels, for several tasks; without `label` the first takes its place.",
+    )
     negatives: NegativesConfig | None = None
     down_sampling: DownSamplingConfig | None = None
     weights: WeightsConfig | None = None
@@ -62,11 +66,26 @@ class BuildConfig(Strict):
             return data
         return {"history": None, "seen": False, **data}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _take_first_label(cls, data: Any) -> Any:
+        """Weights, negatives and metrics go by one label: `label`, or the first of `labels`."""
+        labels = data.get("labels") if isinstance(data, Mapping) else None
+        if not isinstance(labels, list | tuple) or not labels or data.get("label"):
+            return data
+        first, *others = labels
+        return {**data, "label": first, "labels": others}
+
     @model_validator(mode="after")
     def _references(self) -> BuildConfig:
         check_references(self)
         check_contract_references(self)
         return self
+
+    @property
+    def all_labels(self) -> tuple[LabelConfig, ...]:
+        """Every declared label, the one that weights and negatives go by first."""
+        return self.labels if self.label is None else (self.label, *self.labels)
 
     @property
     def label_name(self) -> str | None:

@@ -66,6 +66,11 @@ class LabelConfig(Strict):
         return self
 
     @property
+    def is_binary(self) -> bool:
+        """Whether every row has 0 or 1."""
+        return not self.graded
+
+    @property
     def values(self) -> tuple[LabelValue, ...]:
         """The values that make a positive, of `equals` and `one_of`."""
         if self.equals is not None:

@@ -132,13 +132,13 @@ def used_sources(config: BuildConfig) -> tuple[str, ...]:
 
 def _joined_sources(config: BuildConfig) -> tuple[str, ...]:
     """The sources that records are made of."""
-    conversion = config.label.conversion if config.label else None
+    conversions = [label.conversion for label in config.all_labels if label.conversion]
     used = [
         config.events.source,
         config.split.test_source,
         config.split.validation_source,
         *(join.source for join in config.joins),
-        conversion.source if conversion else None,
+        *(conversion.source for conversion in conversions),
     ]
     return tuple(dict.fromkeys(name for name in used if name))
 
@@ -223,6 +223,7 @@ def _made_columns(config: BuildConfig) -> Iterator[str]:
     named = (config.history, config.down_sampling)
     yield from (part.name for part in named if part is not None)
     yield from (name for name in (config.label_name, config.weight_name) if name)
+    yield from (label.name for label in config.labels)
     if config.negatives:
         yield config.negatives.probability
     asked = (config.seen, config.split.candidates is not None)
@@ -304,8 +305,7 @@ def _events_in_time(config: BuildConfig) -> Iterator[str]:
 
 
 def _examples_in_time(config: BuildConfig) -> Iterator[str]:
-    if config.label is not None and config.label.conversion is not None:
-        yield "label.conversion"
+    yield from ("label.conversion" for label in config.all_labels if label.conversion)
     if config.split.strategy in ("temporal", "sliding"):
         yield f"split.strategy {config.split.strategy}"
     if config.weights is not None and config.weights.half_life_days is not None:
@@ -315,8 +315,8 @@ def _examples_in_time(config: BuildConfig) -> Iterator[str]:
 def _check_examples(config: BuildConfig) -> None:
     """Parts that make examples of events name users, items, labels and columns that exist."""
     _check_brought_history(config)
-    if config.label is not None:
-        _check_label(config, config.label)
+    for label in config.all_labels:
+        _check_label(config, label)
     _check_split(config)
     _check_negatives(config)
     _check_weights(config)
@@ -430,7 +430,7 @@ def check_contract_references(config: BuildConfig) -> None:
         ValueError: One is not declared, or cannot play the part it is given.
     """
     features = {feature.name for feature in config.features} | set(_EVALUATION_FEATURES)
-    features |= {config.label.name} if config.label else set()
+    features |= {label.name for label in config.all_labels}
     for name in config.contract.slices:
         _require("contract.slices", "feature", name, features)
     if config.contract.slices and config.label is None:

@@ -22,7 +22,7 @@ from etl.events.identity import (
     drop_events,
 )
 from etl.events.joins import count_unmatched, join_dictionaries, read_unmatched
-from etl.events.labels import add_label
+from etl.events.labels import add_labels
 from etl.events.sessions import add_sessions
 from etl.events.splits import (
     EVENT_SPLITS,
@@ -66,7 +66,7 @@ def prepare_events(config: BuildConfig, sources: Mapping[str, Source]) -> Prepar
         A frame of event and dictionary columns, `__drop` (null, or why the row is left out),
         `__position` (rank among its user's kept events, from 1) and `__total` where there are
         users, `__split`, `__skip` (null, or why a kept event is no sample), `__event_ts_ms` and
-        the label where one is declared.
+        the labels that are declared.
 
     Raises:
         InputDataError: A dictionary's key is not unique, or an event that must match does not.
@@ -77,7 +77,7 @@ def prepare_events(config: BuildConfig, sources: Mapping[str, Source]) -> Prepar
     events = mark_outside_window(events, config.split)
     events = join_dictionaries(events, config, sources)
     events = add_windowed_features(events, config)
-    events = add_label(events, config, sources)
+    events = add_labels(events, config, sources)
     # Persisted before the split, whose choice of users would else run all of this once more.
     positioned = add_sessions(_add_positions(events, config), config).drop(ORDER_COLUMN)
     positioned.persist(StorageLevel.MEMORY_AND_DISK)

@@ -24,7 +24,7 @@ _HOUR_MS = 3_600_000
 
 
 def add_conversion_label(
-    events: DataFrame, config: BuildConfig, conversion: ConversionConfig, source: DataFrame
+    events: DataFrame, name: str, conversion: ConversionConfig, source: DataFrame
 ) -> DataFrame:
     """Adds the label: 1 if a conversion of the same keys came in [event, event + window].
 
@@ -33,7 +33,7 @@ def add_conversion_label(
 
     Args:
         events: Event rows with `__event_ts_ms` and `__drop`.
-        config: The build's config.
+        name: Column of the label.
         conversion: The rule.
         source: Rows of the conversion source.
 
@@ -59,7 +59,6 @@ def add_conversion_label(
         .orderBy(EVENT_TS_COLUMN, F.col(_CONVERTED).asc_nulls_first())
         .rowsBetween(Window.currentRow, Window.unboundedFollowing)
     )
-    label = config.label_name or ""
     next_ms = F.min(_CONVERTED).over(following)
     in_time = F.col("__next_ms") - F.col(EVENT_TS_COLUMN) <= window_ms
     # A given event without a time has no window, hence no label.
@@ -67,7 +66,7 @@ def add_conversion_label(
     labelled = (
         merged.withColumn("__next_ms", next_ms)
         .where(F.col(_CONVERTED).isNull())
-        .withColumn(label, F.when(timed, F.coalesce(in_time, F.lit(False))).cast("float"))
+        .withColumn(name, F.when(timed, F.coalesce(in_time, F.lit(False))).cast("float"))
         .drop("__next_ms", _CONVERTED)
     )
     if conversion.immature == "keep":
@@ -91,23 +90,26 @@ LABEL_REASONS = (UNLABELLED, IMMATURE)
 """Why the label leaves events out: they stay what happened before others."""
 
 
-def add_label(events: DataFrame, config: BuildConfig, sources: Mapping[str, Source]) -> DataFrame:
-    """Adds the label, float32. A given event may lack one, an event of the log may not.
+def add_labels(events: DataFrame, config: BuildConfig, sources: Mapping[str, Source]) -> DataFrame:
+    """Adds the labels, float32. A given event may lack one, an event of the log may not.
 
     Args:
         events: Event rows with `__drop`.
         config: The build's config.
         sources: The sources as read; conversions are one of them.
     """
-    label = config.label
-    if label is None:
-        if config.label_name is None:
-            return events
+    if config.label is None and config.label_name is not None:
         # Drawn negatives get 0: what happened is a positive.
         return events.withColumn(config.label_name, F.lit(1.0).cast("float"))
+    for label in config.all_labels:
+        events = _add_label(events, label, sources)
+    return events
+
+
+def _add_label(events: DataFrame, label: LabelConfig, sources: Mapping[str, Source]) -> DataFrame:
     if label.conversion is not None:
         source = sources[label.conversion.source].good
-        return add_conversion_label(events, config, label.conversion, source)
+        return add_conversion_label(events, label.name, label.conversion, source)
     value = F.col(label.column or "")
     given = F.col(GIVEN_TEST_COLUMN) | F.col(GIVEN_VALIDATION_COLUMN)
     reason = F.when(value.isNull() & ~given, F.lit(UNLABELLED))

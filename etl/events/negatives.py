@@ -386,7 +386,7 @@ def _replace_items(
     drawn: DataFrame, log: DataFrame, config: BuildConfig, sources: Mapping[str, Source]
 ) -> DataFrame:
     """Puts the drawn item into the row, with everything that hangs on it."""
-    item, label = config.events.item or "", config.label
+    item = config.events.item or ""
     rows = drawn.withColumn(item, F.col(CANDIDATE_COLUMN)).drop(CANDIDATE_COLUMN)
     of_item = {item}
     for join in plan_joins(config, sources):
@@ -402,8 +402,8 @@ def _replace_items(
         )
         of_item |= set(added)
     rows = count_again(rows, log, config, of_item)
-    if label is not None and label.column is not None:
+    for column in {label.column for label in config.all_labels if label.column is not None}:
         # It tells of the positive what did not happen with this item.
-        unknown = F.lit(None).cast(drawn.schema[label.column].dataType)
-        rows = rows.withColumn(label.column, unknown)
-    return rows.withColumn(config.label_name or "", F.lit(0.0).cast("float"))
+        rows = rows.withColumn(column, F.lit(None).cast(drawn.schema[column].dataType))
+    names = {config.label_name or "", *(label.name for label in config.labels)}
+    return rows.withColumns({name: F.lit(0.0).cast("float") for name in sorted(names)})

@@ -140,7 +140,7 @@ def infer_table_schema(
     if slots:
         packed = {*(slot.packed for slot in slots), ABSENT_SLOTS_FEATURE}
         rest = [feature for feature in features if feature.name not in packed]
-        features = [*slot_features(slots), *rest]
+        features = [*slot_features(slots, features), *rest]
     return pa.schema([(f.name, _as_text(f.arrow_type)) for f in features])
 
 

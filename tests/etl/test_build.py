@@ -225,10 +225,25 @@ def test_label_bound_has_the_precision_of_its_column(spark, tmp_path):
         logs,
         tmp_path / "data sets",
         sources=base["sources"],
-        label={"column": "rating", "at_least": 4.1},
+        labels=[
+            {"column": "rating", "at_least": 4.1},
+            {"name": "stars", "column": "rating", "graded": True},
+            {"name": "late", "column": "ts", "at_least": 2},
+        ],
+    )
+    assert (config.label_name, [label.name for label in config.labels]) == (
+        "label",
+        ["stars", "late"],
     )
     result = build_dataset(spark, config)
     assert set(result.manifest.label_rate.values()) == {1.0}
+    labels = [spec.name for spec in result.manifest.schema.by_role("label")]
+    assert labels == ["label", "stars", "late"]
+    # Times 0 to 2 are train; a label of grades has no rate.
+    late = {"train": pytest.approx(1 / 3), "validation": 1.0, "test": 1.0}
+    assert result.manifest.label_rates == {"late": late}
+    rows = list(read_split(result.version, result.manifest, "test"))
+    assert [(row["stars"], row["late"]) for row in rows] == [(pytest.approx(4.1), 1.0)]
     assert result.manifest.counts.dropped == {"unlabelled": 1}
 
 

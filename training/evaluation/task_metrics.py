@@ -82,8 +82,7 @@ class TaskScores:
         self, model: RankingModel, manifest: Manifest, score: ScoreRows | None = None
     ) -> None:
         self._model, self._score = model, score or compile_scores(model)
-        self._rate = manifest.label_rate.get("train")
-        self._label = manifest.keys.label
+        self._manifest = manifest
         user = find_user_ids(manifest)
         self._scores: dict[str, LabelScores | ErrorScores] = {
             task.name: LabelScores(task.label, user, temperature=1.0)
@@ -125,7 +124,8 @@ class TaskScores:
             if isinstance(scores, ErrorScores):
                 found = scores.result()
             else:
-                found = scores.result(self._rate if task.label == self._label else None)
+                rate = self._manifest.find_label_rate(task.label).get("train")
+                found = scores.result(rate)
             results[task.name] = {"kind": task.kind, "label": task.label, **(found or {})}
         return results
 

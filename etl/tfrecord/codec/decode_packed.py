@@ -19,7 +19,7 @@ from conf.schema import ABSENT_SLOTS_FEATURE, PACKED_FEATURES, PackedSlot, packe
 from etl.tfrecord.codec.decode_columns import BadRecord, Decoder
 from etl.tfrecord.codec.kernels import kernel, load_u32, load_u64, store_u32, store_u64
 from etl.tfrecord.files.framing import RecordBlock, corrupt_record
-from etl.tfrecord.types.features import WireFeature
+from etl.tfrecord.types.features import Kind, WireFeature
 
 _RUN_ROWS = 64
 _ALIGNMENT = 64
@@ -59,9 +59,17 @@ def has_slots(features: Sequence[WireFeature], slots: Sequence[PackedSlot]) -> b
     return any(feature.name in packed for feature in features)
 
 
-def slot_features(slots: Sequence[PackedSlot]) -> list[WireFeature]:
-    """The features that have slots, in their order."""
-    kinds = {packed: kind for kind, packed in PACKED_FEATURES.items()}
+def slot_features(
+    slots: Sequence[PackedSlot], features: Sequence[WireFeature] = ()
+) -> list[WireFeature]:
+    """The features that have slots, in their order.
+
+    Args:
+        slots: The slots.
+        features: Features of the records, among them packed ones of other names than ours.
+    """
+    kinds: dict[str, Kind] = {feature.name: feature.kind for feature in features}
+    kinds |= {packed: kind for kind, packed in PACKED_FEATURES.items()}
     return [WireFeature(slot.feature, kinds[slot.packed], slot.length > 1) for slot in slots]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from etl.events.labels import add_label
+from etl.events.labels import add_labels
 from etl.sources.source import Source
 from tests.etl.logs import frame, log_config
 
@@ -29,7 +29,7 @@ def test_each_rule_tells_positives_by_its_column(spark):
         "number": {"column": "dwell", "one_of": [3, 4.1]},
     }
     for name, rule in rules.items():
-        events = add_label(events, log_config(label={**rule, "name": name}), {})
+        events = add_labels(events, log_config(label={**rule, "name": name}), {})
     found = {row["item"]: row for row in events.collect()}
     assert [found[i]["at_least"] for i in (1, 2, 3)] == [1, 0, 0]
     assert [found[i]["equals"] for i in (1, 2, 3)] == [1, 0, 0]
@@ -73,9 +73,9 @@ def test_conversions_count_within_the_window_and_recent_events_wait(spark):
     }
     config = log_config(label={"conversion": conversion})
     sources = {"orders": Source("orders", source, ())}
-    found = {r["item"]: r for r in add_label(events, config, sources).collect()}
+    found = {r["item"]: r for r in add_labels(events, config, sources).collect()}
     assert len(found) == len(clicks)
     assert {i: r["label"] for i, r in found.items()} == {1: 1, 2: 0, 3: 0, 4: 1, 5: 1, 6: 0, 7: 0}
     assert {i for i, r in found.items() if r["__drop"] == "immature"} == {5, 7}
     kept = log_config(label={"conversion": {**conversion, "immature": "keep"}})
-    assert not [r for r in add_label(events, kept, sources).collect() if r["__drop"]]
+    assert not [r for r in add_labels(events, kept, sources).collect() if r["__drop"]]

@@ -1,0 +1,472 @@
+"""TFRecord files of one's own as a dataset version: surveyed, linked, published by a manifest.
+
+No record is written anew. One pass over the files verifies their checksums, decodes every declared
+feature and gathers the statistics; what the config leaves open (types, lists, highest ids) is found
+by it. Needs no Spark.
+"""
+
+from __future__ import annotations
+
+import errno
+import glob
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from conf.atomic_output import write_text_atomic
+from conf.encoders import ENCODERS_DIR, ENCODERS_FILE, ColumnEncoding, EncoderPlan
+from conf.errors import InputDataError, did_you_mean, read_code_version
+from conf.etl.imported import ImportConfig, ImportedFeatureConfig
+from conf.manifest import (
+    DatasetKeys,
+    InputFile,
+    Manifest,
+    RowCounts,
+    RunInfo,
+    ShardInfo,
+    SourceSnapshot,
+    SplitInfo,
+)
+from conf.paths import DatasetPaths, local_path, read_manifest
+from conf.schema import FIRST_TOKEN_ID, FeatureSchema, FeatureSpec, PackedSlot, fingerprint
+from etl.quality.label_statistics import LabelFocus
+from etl.quality.statistics import (
+    StatisticsAccumulator,
+    merge_statistics,
+    summarize_statistics,
+)
+from etl.quality.version_view import write_statistics
+from etl.records.parquet_copy import describe_file
+from etl.tfrecord.codec.decode import build_decoder
+from etl.tfrecord.codec.infer import infer_features
+from etl.tfrecord.files.framing import HEADER_BYTES, detect_compression, read_record_blocks
+from etl.tfrecord.types.features import WireFeature
+from etl.versions.locks import hold_lock, sweep_leftovers
+from etl.versions.publish import new_version_id, publish_version, read_current, stage_version
+
+Files = Mapping[str, tuple[InputFile, ...]]
+"""The files of each split, in the order of their names."""
+_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)
+
+
+@dataclass(frozen=True)
+class ImportResult:
+    """A published version.
+
+    Attributes:
+        version: Its directory.
+        manifest: Its manifest.
+        is_new: False where the current version holds these files already.
+    """
+
+    version: Path
+    manifest: Manifest
+    is_new: bool = True
+
+
+def import_dataset(config: ImportConfig) -> ImportResult:
+    """Publishes TFRecord files as a dataset version, unless the current one holds the same.
+
+    Args:
+        config: The files, their features, and where the dataset lies.
+
+    Raises:
+        InputDataError: A file is missing, damaged or changes meanwhile, a split has no record, or
+            records do not hold the features as they are declared.
+        UpstreamNotReadyError: Another build of this dataset is running, or was faster.
+    """
+    files = find_files(config)
+    features = plan_features(config, files)
+    paths = DatasetPaths(local_path(config.output.root).resolve(), config.name)
+    run = RunInfo(_fingerprint(config, files))
+    with hold_lock(paths):
+        sweep_leftovers(paths)
+        parent = read_current(paths)
+        same = _find_same(paths, parent, run)
+        if same is not None:
+            return same
+        version_id = new_version_id(run.fingerprint)
+        with stage_version(paths, version_id) as staging:
+            surveyed = {
+                split: [_survey(staging, split, n, file, features) for n, file in enumerate(listed)]
+                for split, listed in files.items()
+            }
+            _check_unchanged(files)
+            manifest = _describe(config, files, features, surveyed, staging)
+            manifest = _complete(manifest, version_id, parent, run)
+            version = publish_version(paths, staging, manifest)
+    return ImportResult(version, manifest)
+
+
+def find_files(config: ImportConfig) -> Files:
+    """Lists the files of each split; hidden ones (`.` or `_` in front) do not count.
+
+    Raises:
+        InputDataError: A path names no file, or a file is in two splits.
+    """
+    root = local_path(config.data_dir)
+    found: dict[str, tuple[InputFile, ...]] = {
+        split: tuple(
+            _describe_input(split, path)
+            for path in sorted({file for name in names for file in _expand(root, split, name)})
+        )
+        for split, names in config.splits.items()
+    }
+    seen: dict[str, str] = {}
+    for split, listed in found.items():
+        for file in listed:
+            if seen.setdefault(file.path, split) != split:
+                raise InputDataError(
+                    f"a file is in the splits {seen[file.path]} and {split}",
+                    received=file.path,
+                    fix="correct the globs of `splits`",
+                )
+    return found
+
+
+def _expand(root: Path, split: str, name: str) -> list[Path]:
+    path = root / local_path(name)
+    matches = [path] if path.exists() else [Path(found) for found in glob.glob(str(path))]  # noqa: PTH207
+    files = [
+        file for match in matches for file in (match.rglob("*") if match.is_dir() else [match])
+    ]
+    kept = [file.resolve() for file in files if file.is_file() and file.name[0] not in "._"]
+    if not kept:
+        raise InputDataError(
+            f"split {split}: no such file",
+            received=path,
+            allowed="a file, a folder or a glob; names with . or _ in front do not count",
+            fix=f"correct splits.{split}, or give the folder by --data",
+        )
+    return kept
+
+
+def _describe_input(split: str, path: Path) -> InputFile:
+    stat = path.stat()
+    state = f"{stat.st_mtime_ns}.{stat.st_ino}"
+    return InputFile(split, str(path), stat.st_size, stat.st_mtime_ns // 1_000_000, state)
+
+
+def _check_unchanged(files: Files) -> None:
+    for listed in files.values():
+        for file in listed:
+            if _describe_input(file.source, Path(file.path)) != file:
+                raise InputDataError(
+                    "a file was written while it was imported",
+                    received=file.path,
+                    fix="wait until the program that writes it has ended, and import again",
+                )
+
+
+def _fingerprint(config: ImportConfig, files: Files) -> str:
+    resolved = {k: v for k, v in config.resolved().items() if k not in ("data_dir", "output")}
+    inputs = [(f.source, f.path, f.bytes, f.state) for listed in files.values() for f in listed]
+    return fingerprint({"config": resolved, "inputs": inputs, "code": read_code_version()})
+
+
+def _find_same(paths: DatasetPaths, parent: str | None, run: RunInfo) -> ImportResult | None:
+    """The current version, where it holds the same files, undamaged."""
+    if parent is None:
+        return None
+    version = paths.version(parent)
+    try:
+        manifest = read_manifest(version)
+    except InputDataError:
+        return None
+    is_same = manifest.run is not None and manifest.run.fingerprint == run.fingerprint
+    return ImportResult(version, manifest, is_new=False) if is_same else None
+
+
+@dataclass(frozen=True)
+class ImportedFeatures:
+    """How the declared features lie in the records.
+
+    Attributes:
+        config: The config.
+        wire: What is decoded, in the order of the config.
+        slots: Places of scalars that share a list.
+    """
+
+    config: ImportConfig
+    wire: tuple[WireFeature, ...]
+    slots: tuple[PackedSlot, ...]
+
+    @property
+    def focus(self) -> LabelFocus | None:
+        """The label that statistics compare features with: a number per row."""
+        label = self.config.find_key("label")
+        found = next((f for f in self.wire if f.name == label), None)
+        is_number = found is not None and not found.is_list and found.kind != "bytes"
+        return LabelFocus(found.name) if found is not None and is_number else None
+
+
+def plan_features(config: ImportConfig, files: Files) -> ImportedFeatures:
+    """Plans how the features are read; looks into the files for types that are not declared.
+
+    Raises:
+        CorruptRecordError: A file is damaged, or holds no `tf.train.Example`.
+        InputDataError: No record holds a feature, or records hold several kinds of values.
+    """
+    slots = tuple(
+        PackedSlot(name, packed, offset)
+        for packed, names in config.packed.items()
+        for offset, name in enumerate(names)
+    )
+    keys = {slot.feature: slot.packed for slot in slots}
+    known: dict[str, WireFeature] = {}
+    if any(feature.dtype is None for feature in config.features):
+        paths = [file.path for listed in files.values() for file in listed]
+        known = {found.name: found for found in infer_features(paths)}
+    wire = []
+    for feature in config.features:
+        dtype, is_list = feature.dtype, feature.length is not None or feature.max_len is not None
+        if dtype is None:
+            found = _require(known, keys.get(feature.name, feature.name))
+            is_list = is_list or (found.is_list and feature.name not in keys)
+            dtype = found.kind
+        wire.append(WireFeature(feature.name, dtype, is_list))
+    return ImportedFeatures(config, tuple(wire), slots)
+
+
+def _require(known: Mapping[str, WireFeature], name: str) -> WireFeature:
+    if name not in known:
+        raise InputDataError(
+            f"no record holds a feature {name!r}",
+            received=", ".join(known) or "records without any value",
+            fix=did_you_mean(name, known) if known else "check that these are the right files",
+        )
+    return known[name]
+
+
+@dataclass(frozen=True)
+class _Surveyed:
+    """A file that was read through, and linked into the version."""
+
+    info: ShardInfo
+    statistics: dict[str, Any]
+    compression: str | None
+
+
+def _survey(
+    staging: Path, split: str, number: int, file: InputFile, features: ImportedFeatures
+) -> _Surveyed:
+    decoder = build_decoder(features.wire, "Example", features.slots)
+    schema = decoder.schema
+    statistics, rows = StatisticsAccumulator(schema, features.focus), 0
+    for block in read_record_blocks(file.path):
+        batch = decoder.decode_block(block, file.path)
+        statistics.update(batch)
+        rows += batch.num_rows
+    target = staging / split / f"{number:05d}-{Path(file.path).name}"
+    target.parent.mkdir(exist_ok=True)
+    _bring(Path(file.path), target, features.config.output.files)
+    found = describe_file(staging, target)
+    with target.open("rb") as handle:
+        compression = detect_compression(handle.read(HEADER_BYTES)) if rows else None
+    info = ShardInfo(found.path, rows, found.bytes, found.crc32c)
+    return _Surveyed(info, statistics.to_dict(), compression)
+
+
+def _bring(source: Path, target: Path, how: str) -> None:
+    if how == "copy":
+        shutil.copyfile(source, target)
+        return
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        target.symlink_to(source)
+
+
+def _describe(
+    config: ImportConfig,
+    files: Files,
+    features: ImportedFeatures,
+    surveyed: Mapping[str, Sequence[_Surveyed]],
+    staging: Path,
+) -> Manifest:
+    """The manifest of the files, but for what names the version."""
+    rows = {split: sum(shard.info.rows for shard in found) for split, found in surveyed.items()}
+    for split, count in rows.items():
+        if not count:
+            raise InputDataError(
+                f"the files of split {split} hold no record",
+                received=", ".join(file.path for file in files[split]),
+                fix=f"correct splits.{split}, or leave the split out",
+            )
+    merged = {s: merge_statistics([f.statistics for f in found]) for s, found in surveyed.items()}
+    statistics_file = write_statistics(staging, merged)
+    schema = _build_schema(features, merged)
+    plan = EncoderPlan(
+        schema,
+        tuple(ColumnEncoding(spec.name, spec.name, spec.dtype) for spec in schema.features),
+        vocabularies=(),
+    )
+    (staging / ENCODERS_DIR).mkdir()
+    write_text_atomic(staging / ENCODERS_DIR / ENCODERS_FILE, plan.dumps())
+    keys = {**dict(config.keys), **{r: config.find_key(r) for r in ("label", "weight")}}
+    return Manifest(
+        dataset_name=config.name,
+        dataset_version="",
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        record_type="Example",
+        compression=_find_compression(surveyed),
+        splits=tuple(
+            SplitInfo(split, tuple(shard.info for shard in found))
+            for split, found in surveyed.items()
+        ),
+        schema=schema,
+        keys=DatasetKeys(**keys),
+        encoder_files=(describe_file(staging, staging / ENCODERS_DIR / ENCODERS_FILE),),
+        encoders_fingerprint=plan.fingerprint,
+        statistics={split: summarize_statistics(found) for split, found in merged.items()},
+        label_rate=_means(merged, keys["label"]),
+        label_rates={
+            spec.name: _means(merged, spec.name)
+            for spec in schema.by_role("label")
+            if spec.name != keys["label"] and _is_binary(merged["train"][spec.name])
+        },
+        source=SourceSnapshot(
+            inputs=tuple(file for listed in files.values() for file in listed),
+            event_ts_ms_range=None,
+            config=config.resolved(),
+            config_sha256=fingerprint(config.resolved()),
+        ),
+        counts=RowCounts(rows, {split: {} for split in rows}, sum(rows.values()), rows, {}),
+        code_version=read_code_version(),
+        statistics_file=describe_file(staging, statistics_file),
+        slots=features.slots,
+    )
+
+
+def _complete(manifest: Manifest, version_id: str, parent: str | None, run: RunInfo) -> Manifest:
+    return replace(manifest, dataset_version=version_id, parent=parent, run=run)
+
+
+def _find_compression(
+    surveyed: Mapping[str, Sequence[_Surveyed]],
+) -> Literal["gzip", "zlib"] | None:
+    shards = [shard for found in surveyed.values() for shard in found if shard.info.rows]
+    kinds = {shard.compression for shard in shards}
+    if len(kinds) > 1:
+        examples = {shard.compression or "plain": shard.info.path for shard in shards}
+        raise InputDataError(
+            "the files are compressed in different ways",
+            received=", ".join(f"{kind}: {path}" for kind, path in examples.items()),
+            allowed="all plain, all gzip, or all zlib",
+            fix="convert some of them by `sluice convert`, or import two datasets",
+        )
+    return _COMPRESSIONS[kinds.pop()]
+
+
+_COMPRESSIONS: dict[str | None, Literal["gzip", "zlib"] | None] = {
+    None: None,
+    "GZIP": "gzip",
+    "ZLIB": "zlib",
+}
+
+
+def _build_schema(
+    features: ImportedFeatures, statistics: Mapping[str, Mapping[str, Any]]
+) -> FeatureSchema:
+    specs = []
+    for config, wire in zip(features.config.features, features.wire, strict=True):
+        found = [by_feature[config.name] for by_feature in statistics.values()]
+        _check_present(config, wire, found)
+        shape: tuple[int | None, ...] = (config.length,) if wire.is_list else ()
+        size = _count_ids(config, found) if config.reads_as_ids(wire.kind) else None
+        specs.append(
+            FeatureSpec(
+                name=config.name,
+                dtype=wire.kind,
+                role=config.role,
+                shape=shape,
+                max_len=config.max_len,
+                vocabulary_size=size,
+                shared_embedding=config.table,
+                pad_value=config.pad_value,
+            )
+        )
+    return FeatureSchema(_share_sizes(specs))
+
+
+def _share_sizes(specs: Sequence[FeatureSpec]) -> tuple[FeatureSpec, ...]:
+    """Gives the features of a table its greatest number of ids."""
+    sizes: dict[str, int] = {}
+    for spec in specs:
+        sizes[spec.table] = max(sizes.get(spec.table, 0), spec.vocabulary_size or 0)
+    return tuple(
+        spec if spec.vocabulary_size is None else replace(spec, vocabulary_size=sizes[spec.table])
+        for spec in specs
+    )
+
+
+def _check_present(
+    config: ImportedFeatureConfig, wire: WireFeature, found: Sequence[Mapping[str, Any]]
+) -> None:
+    """Refuses what training would stop at: absent values, and lists of another length."""
+    rows, missing = (sum(one[key] for one in found) for key in ("rows", "missing"))
+    if missing == rows:
+        raise InputDataError(
+            f"no record holds feature {config.name!r}",
+            received=f"{rows:,} records without it",
+            fix="correct its name, or leave it out of `features`",
+        )
+    is_optional = config.pad_value is not None or config.reads_as_ids(wire.kind)
+    is_required = config.length is not None or not wire.is_list
+    if missing and is_required and not is_optional:
+        raise InputDataError(
+            f"records lack feature {config.name!r}",
+            received=f"{missing:,} of {rows:,} records",
+            fix="give it a pad_value, which stands for an absent value",
+        )
+    if config.length is None:
+        return
+    lengths = {one["length"][key] for one in found for key in ("min", "max")} - {None}
+    allowed = {config.length, 0} if is_optional else {config.length}
+    if not lengths <= allowed:
+        raise InputDataError(
+            f"lists of feature {config.name!r} are not of the declared length",
+            received=f"{min(lengths)} to {max(lengths)} values",
+            allowed=f"length: {config.length}",
+            fix="correct its length, or declare max_len for lists of any length",
+        )
+
+
+def _count_ids(config: ImportedFeatureConfig, found: Sequence[Mapping[str, Any]]) -> int:
+    """Number of ids, 0 for padding and 1 for absent values included."""
+    lowest = min(one["min"] for one in found if one["min"] is not None)
+    highest = max(one["max"] for one in found if one["max"] is not None)
+    if lowest < 0:
+        raise InputDataError(
+            f"feature {config.name!r} holds negative ids",
+            received=int(lowest),
+            allowed="0 and above",
+            fix="declare `ids: false` if its values are numbers",
+        )
+    size = config.vocabulary_size
+    if size is not None and highest >= size:
+        raise InputDataError(
+            f"feature {config.name!r} holds ids beyond its vocabulary",
+            received=int(highest),
+            allowed=f"0 to {size - 1}",
+            fix="raise vocabulary_size, or leave it out to take the highest id",
+        )
+    return max(int(highest) + 1, FIRST_TOKEN_ID) if size is None else size
+
+
+def _means(statistics: Mapping[str, Mapping[str, Any]], label: str | None) -> dict[str, float]:
+    if label is None:
+        return {}
+    found = {split: by_feature[label].get("mean") for split, by_feature in statistics.items()}
+    return {split: float(mean) for split, mean in found.items() if mean is not None}
+
+
+def _is_binary(feature: Mapping[str, Any]) -> bool:
+    bounds = {feature.get("min"), feature.get("max")}
+    return bounds <= {0, 1} and feature["distinct"]["count"] <= 2

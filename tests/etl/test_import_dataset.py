@@ -1,0 +1,207 @@
+"""TFRecord files of one's own become a dataset version; what does not fit is refused in words."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from conf.errors import InputDataError
+from conf.etl.imported import ImportConfig
+from conf.load import override_config
+from conf.paths import read_manifest, resolve_version
+from etl.import_dataset import import_dataset
+from etl.tfrecord.files.writer import ShardOptions
+from etl.tfrecord.table import infer_table_schema, write_table
+from jobs.cli import main
+
+ROWS = 40
+FEATURES = [
+    {"name": "user", "role": "user"},
+    {"name": "item", "role": "item", "vocabulary_size": 30},
+    {"name": "history", "role": "user", "max_len": 3, "table": "item"},
+    {"name": "price", "role": "item", "pad_value": 0},
+    {"name": "profile", "role": "user", "length": 2},
+    {"name": "age", "role": "context", "ids": False},
+    {"name": "click", "role": "label"},
+    {"name": "buy", "role": "label"},
+    {"name": "stars", "role": "label"},
+]
+
+
+def make_table(rows: int = ROWS, **changes: Any) -> pa.Table:
+    columns = {
+        "feature": [[i % 7, i % 20] for i in range(rows)],
+        "history": [[1 + i % 25] * (i % 4) for i in range(rows)],
+        "price": pa.array([None if i % 5 == 0 else i / 2 for i in range(rows)], pa.float32()),
+        "profile": pa.array([[i, -i] for i in range(rows)], pa.list_(pa.float32())),
+        "age": [20 + i for i in range(rows)],
+        "click": [i % 2 for i in range(rows)],
+        "buy": [int(i % 4 == 0) for i in range(rows)],
+        "stars": pa.array([i % 5 for i in range(rows)], pa.float32()),
+    }
+    return pa.table({**columns, **changes})
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for name in ("train-0", "train-1", "test"):
+        write_table(make_table(), folder / f"{name}.tfrecord")
+    return folder
+
+
+def build(files: Path, **changes: Any) -> ImportConfig:
+    data = {
+        "name": "ours",
+        "data_dir": str(files),
+        "splits": {"train": ["train-*"], "test": ["test.tfrecord"]},
+        "features": FEATURES,
+        "packed": {"feature": ["user", "item"]},
+        "keys": {"user": "user"},
+        "output": {"root": str(files.parent / "datasets")},
+    }
+    return ImportConfig.model_validate({**data, **changes})
+
+
+def test_files_become_a_version_that_names_and_counts_them(files):
+    result = import_dataset(build(files))
+    manifest = read_manifest(resolve_version(files.parent / "datasets" / "ours"))
+    assert manifest == result.manifest
+    assert dict(manifest.counts.kept) == {"train": 2 * ROWS, "test": ROWS}
+    sizes = {f.name: (f.dtype, f.shape, f.vocabulary_size) for f in manifest.schema.features}
+    assert sizes == {
+        "user": ("int64", (), 7),
+        "item": ("int64", (), 30),
+        "history": ("int64", (None,), 30),  # of the items' table
+        "price": ("float32", (), None),
+        "profile": ("float32", (2,), None),
+        "age": ("int64", (), None),
+        "click": ("int64", (), None),
+        "buy": ("int64", (), None),
+        "stars": ("float32", (), None),
+    }
+    assert (manifest.keys.user, manifest.keys.label) == ("user", "click")
+    assert manifest.label_rate == {"train": 0.5, "test": 0.5}
+    assert manifest.label_rates == {"buy": {"train": 0.25, "test": 0.25}}  # stars are no rate
+    shards = manifest.split("train").shards
+    assert [shard.path for shard in shards] == [
+        "train/00000-train-0.tfrecord",
+        "train/00001-train-1.tfrecord",
+    ]
+    # A second name, not a copy.
+    assert (result.version / shards[0].path).samefile(files / "train-0.tfrecord")
+    schema = infer_table_schema([result.version / shards[0].path], slots=manifest.slots)
+    assert schema.field("item").type == pa.int64()
+    assert "feature" not in schema.names
+
+
+def test_the_same_files_give_no_new_version_and_changed_ones_do(files):
+    first = import_dataset(build(files))
+    again = import_dataset(build(files))
+    assert (again.version, again.is_new) == (first.version, False)
+    write_table(make_table(ROWS + 1), files / "test.tfrecord")
+    second = import_dataset(build(files))
+    assert second.is_new
+    assert second.manifest.parent == first.manifest.dataset_version
+    assert second.manifest.split("test").rows == ROWS + 1
+    # The files of the first version are still those that it lists: a link outlives a new file.
+    assert read_manifest(first.version).split("test").rows == ROWS
+
+
+def test_links_that_cannot_be_hard_are_symbolic(files, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refuse)
+    result = import_dataset(build(files))
+    shard = result.version / result.manifest.split("test").shards[0].path
+    assert shard.readlink() == (files / "test.tfrecord").resolve()
+    assert read_manifest(result.version) == result.manifest
+    (files / "test.tfrecord").unlink()
+    with pytest.raises(InputDataError, match="is missing"):
+        read_manifest(result.version)
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"splits": {"train": ["none-*"]}}, "split train: no such file"),
+        ({"splits": {"train": ["t*"], "test": ["test*"]}}, "in the splits train and test"),
+        ({"features": [*FEATURES, {"name": "gone", "role": "user"}]}, "no record holds"),
+        ({"features": [*FEATURES[:3], {"name": "price", "role": "item"}]}, "8 of 40|16 of 80|24"),
+        ({"features": [*FEATURES[:4], {"name": "profile", "role": "user", "length": 3}]}, "length"),
+        ({"features": [*FEATURES[:2], {"name": "age", "role": "context", "dtype": "float32"}]},
+         "age.*another kind|kind of values"),
+        ({"features": [*FEATURES[:2], {"name": "age", "role": "item", "vocabulary_size": 50}]},
+         "beyond its vocabulary"),
+        ({"features": [*FEATURES[:2], {"name": "history", "role": "user", "dtype": "int64"}]},
+         "several values"),
+        ({"packed": {"feature": ["user"]}, "features": FEATURES[:1]}, "2 values instead of 1"),
+    ],
+)  # fmt: skip
+def test_files_that_do_not_fit_are_refused_and_nothing_is_published(files, change, message):
+    with pytest.raises(InputDataError, match=message):
+        import_dataset(build(files, **change))
+    base = files.parent / "datasets" / "ours"
+    assert not (base / "CURRENT").exists()
+    assert not list((base / "versions").glob(".staging-*"))
+
+
+def test_unfinished_empty_and_unlike_files_are_refused(files):
+    config = build(files)
+    last = files / "test.tfrecord"
+    cut_short(last)
+    with pytest.raises(InputDataError, match=r"test\.tfrecord.*truncated|truncated"):
+        import_dataset(config)
+    last.write_bytes(b"")
+    with pytest.raises(InputDataError, match="split test hold no record"):
+        import_dataset(config)
+    write_table(make_table(), last, options=ShardOptions(compression="GZIP"))
+    with pytest.raises(InputDataError, match="compressed in different ways"):
+        import_dataset(config)
+    write_table(make_table(age=[-1] * ROWS), last)
+    ids = override_config(config, {"features.5.ids": True}, "")
+    with pytest.raises(InputDataError, match="negative ids"):
+        import_dataset(ids)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"splits": {"test": ["test*"]}}, "needs files of `train`"),
+        ({"features": [FEATURES[0], FEATURES[0]]}, "declared twice: user"),
+        ({"packed": {"feature": ["user", "other"]}}, "'other' is no declared feature"),
+        ({"packed": {"feature": ["user", "profile"]}}, "must be one scalar"),
+        ({"keys": {"user": "users"}}, "keys.user: 'users'"),
+        ({"features": [{"name": "x", "role": "user", "dtype": "bytes", "ids": True}]}, "int64"),
+    ],
+)
+def test_configs_that_contradict_themselves_are_refused(files, change, message):
+    with pytest.raises(ValueError, match=message):
+        build(files, **change)
+
+
+def test_the_command_shows_its_plan_and_imports(files, tmp_path, capsys):
+    config = tmp_path / "ours.yaml"
+    data = build(files).model_dump(mode="json", exclude={"data_dir"})
+    config.write_text(json.dumps(data))
+    arguments = ["data", "import", str(config), "--data", str(files)]
+    assert main([*arguments, "--dry-run", "--log-format", "json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["features"]["history"] == "list of int64"
+    assert planned["features"]["user"] == "int64"
+    assert not (files.parent / "datasets").exists()
+    assert main(arguments) == 0
+    assert "80 train, 40 test records" in capsys.readouterr().out
+    assert main(["data", "import", "none.yaml"]) == 2
+    assert "a YAML file" in capsys.readouterr().err
