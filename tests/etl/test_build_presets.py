@@ -77,6 +77,9 @@ ROWS = {
         {"train": 993_657, "validation": 512, "test": 6_040},
         575_281 / 1_000_209,
     ),
+    "a9a": ("a9a", {"train": 32_561}, 7_841 / 32_561),
+    "ipinyou": ("ipinyou-deepctr", {"train": 26_773, "test": 21_150}, 255 / 26_773),
+    "ml_1m_ratings": ("ml-1m", {"train": 1_000_209}, 3.58),
     "frappe": ("frappe/nfm", {"train": 202_027, "validation": 57_722, "test": 28_860}, 1 / 3),
 }
 

@@ -34,6 +34,16 @@ SMALL = [
 ]
 
 
+REAL_DATA = {
+    # Folder, and the bound of a metric of the validation split after two epochs.
+    "a9a": ("a9a", "auc", 0.88),
+    "criteo": ("criteo-10k", "auc", 0.65),
+    "frappe": ("frappe/nfm", "auc", 0.93),
+    "ipinyou": ("ipinyou-deepctr", "auc", 0.5),
+    "ml_1m_ratings": ("ml-1m", "rmse", 0.95),
+}
+
+
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.training.tiny_dataset import write_tiny_dataset
@@ -41,14 +51,36 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_dataset(tmp_path_factory.mktemp("datasets")).parent.parent
 
 
-@pytest.mark.parametrize("name", ["demo", "ml_1m_dssm", "ml_1m_mf", "ml_1m_ncf_mf"])
+@pytest.mark.parametrize("name", ["demo", "ml_1m_dssm", "ml_1m_mf", "ml_1m_ncf_mf", *REAL_DATA])
 def test_presets_are_valid(name: str) -> None:
     assert name in preset_names("training")
     config = load_config(TrainConfig, "training", name)
     assert config.name == name
     stopping = config.fit.early_stopping
-    if stopping is not None:
+    if stopping is not None and "@" in stopping.metric:
         assert int(stopping.metric.partition("@")[2]) in config.evaluation.ks
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", sorted(REAL_DATA))
+def test_preset_builds_trains_and_evaluates_real_data(
+    data_dir: Path, tmp_path: Path, name: str
+) -> None:
+    folder, metric, bound = REAL_DATA[name]
+    commands = [
+        ["build", name, "--data", str(data_dir / folder), "--set", f"output.root={tmp_path}/ds"],
+        ["train", name, "--no-report", "--set", f"root={tmp_path}/runs", "--set", "fit.epochs=2"],
+        ["evaluate", "--run", f"{tmp_path}/runs/{name}"],
+    ]
+    commands[1] += ["--dataset", f"{tmp_path}/ds/{name}"]
+    for command in commands:
+        done = subprocess.run(
+            [sys.executable, "-m", "jobs.cli", *command], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+    run = next((tmp_path / "runs" / name / "runs").iterdir())
+    [task] = read_json(run / "metrics.json")["tasks"].values()
+    assert task[metric] < bound if metric == "rmse" else task[metric] > bound
 
 
 def test_trains_and_prints_the_run(dataset: Path, tmp_path: Path, capsys) -> None:
