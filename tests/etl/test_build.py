@@ -225,15 +225,11 @@ def test_label_bound_has_the_precision_of_its_column(spark, tmp_path):
         logs,
         tmp_path / "data sets",
         sources=base["sources"],
+        label={"column": "rating", "at_least": 4.1},
         labels=[
-            {"column": "rating", "at_least": 4.1},
             {"name": "stars", "column": "rating", "graded": True},
             {"name": "late", "column": "ts", "at_least": 2},
         ],
-    )
-    assert (config.label_name, [label.name for label in config.labels]) == (
-        "label",
-        ["stars", "late"],
     )
     result = build_dataset(spark, config)
     assert set(result.manifest.label_rate.values()) == {1.0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
 from etl.events.labels import add_labels
 from etl.sources.source import Source
@@ -39,6 +40,22 @@ def test_each_rule_tells_positives_by_its_column(spark):
     # A row of the log without a value is left out; a given test event may lack it.
     assert [found[i]["__drop"] for i in (3, 4, 5)] == [None, "unlabelled", None]
     assert found[5]["graded"] is None
+
+
+def test_without_a_label_the_first_of_several_takes_its_place():
+    several = [
+        {"column": "dwell", "at_least": 3},
+        {"name": "bought", "column": "action", "equals": "buy"},
+    ]
+    config = log_config(labels=several)
+    assert config.label_name == "label"
+    assert [label.name for label in config.labels] == ["bought"]
+    assert config == log_config(label=several[0], labels=several[1:])
+    assert type(config).model_validate(config.resolved()) == config
+    with pytest.raises(ValidationError, match=r"there already: .*bought, bought"):
+        log_config(labels=[*several, several[1]])
+    with pytest.raises(ValidationError, match=r"labels?.*'gone' is not declared"):
+        log_config(labels=[several[0], {"name": "x", "column": "gone", "at_least": 1}])
 
 
 def test_conversions_count_within_the_window_and_recent_events_wait(spark):
