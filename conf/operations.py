@@ -277,6 +277,24 @@ class Weights:
 
 
 @dataclass(frozen=True)
+class Length:
+    """Number of values of a list, missing ones included; 0 of a missing list.
+
+    Attributes:
+        max_len: Values that are counted at most; None counts all.
+    """
+
+    kind: ClassVar[str] = "length"
+    accepts: ClassVar[tuple[str, ...]] = (*NUMBERS, *_TEXT)
+    max_len: int | None = None
+
+    @property
+    def output(self) -> OperationOutput:
+        """Type and shape of the result."""
+        return OperationOutput("int64", shape=())
+
+
+@dataclass(frozen=True)
 class Statistic:
     """A statistic of the train split per token: target or count encoding.
 
@@ -310,6 +328,7 @@ Operation = (
     | MultiHot
     | SparseIndices
     | Weights
+    | Length
     | Statistic
 )
 OPERATIONS: Mapping[str, type[Operation]] = {

@@ -27,7 +27,7 @@ OPERATION_OF_KIND = {
 
 _SCALARS_ONLY = {"cyclical", "ngrams", "target", "count"}
 _CROSSED = ("int64", "string")
-_LISTS_ONLY = {"sparse_indices", "weights"}
+_LISTS_ONLY = {"sparse_indices", "weights", "length"}
 _LENGTHS_FOLLOW = {"cyclical", "multi_hot", "target", "count"}
 
 
@@ -60,6 +60,8 @@ def check_encodings(features: Sequence[FeatureConfig], types: Mapping[str, str])
         shaped = feature.columns if crosses else (feature.column,)
         if feature.length is not None and not any(is_list_type(types[c]) for c in shaped):
             raise _refuse(feature, "`length` is for list columns", types[feature.column])
+        if feature.length is not None and kind == "length":
+            raise _refuse(feature, "`max_len`, the most values that are counted", "`length`")
         if (feature.length or feature.max_len) is not None and kind in _LENGTHS_FOLLOW:
             raise _refuse(feature, "the encoding itself says how long the feature is", kind)
         if isinstance(feature.encoding, BagWeightsConfig):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from conf.config_base import Name, Strict
 from conf.etl.contract import ContractConfig
-from conf.etl.encodings import FeatureConfig
+from conf.etl.encodings import FeatureConfig, find_counted_lists
 from conf.etl.events import (
     EventsConfig,
     HistoryConfig,
@@ -54,6 +54,11 @@ class BuildConfig(Strict):
     contract: ContractConfig = ContractConfig()
     output: OutputConfig = OutputConfig()
     spark: SparkConfig = SparkConfig()
+
+    @field_validator("features", mode="before")
+    @classmethod
+    def _find_counted_lists(cls, features: Any) -> Any:
+        return find_counted_lists(features)
 
     @model_validator(mode="before")
     @classmethod

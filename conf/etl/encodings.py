@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -202,6 +203,13 @@ class BagWeightsConfig(Strict):
     scaled: bool = Field(False, description="Divide by the sum of the row's weights.")
 
 
+class LengthConfig(Strict):
+    """Number of values of a list."""
+
+    kind: Literal["length"] = "length"
+    of: str = Field(description="List feature, whose `max_len` then holds too, or list column.")
+
+
 class TargetConfig(TokensConfig):
     """Smoothed mean of the label per token, out of fold for train rows."""
 
@@ -233,6 +241,7 @@ EncodingConfig = Annotated[
     | MultiHotConfig
     | SparseIndicesConfig
     | BagWeightsConfig
+    | LengthConfig
     | TargetConfig
     | CountConfig,
     Field(discriminator="kind"),
@@ -272,3 +281,25 @@ class FeatureConfig(Strict):
         if isinstance(self.encoding, TokensConfig):
             return self.encoding.name or self.name
         return None
+
+
+def find_counted_lists(features: Any) -> Any:
+    """Gives each feature of kind `length` the column and `max_len` of the list that it counts.
+
+    Args:
+        features: The features of a config as they are given, before they are checked.
+    """
+    if not isinstance(features, list | tuple):
+        return features
+    named = {f.get("name"): f for f in features if isinstance(f, Mapping)}
+    return [_find_counted_list(feature, named) for feature in features]
+
+
+def _find_counted_list(feature: Any, named: Mapping[Any, Any]) -> Any:
+    encoding = feature.get("encoding") if isinstance(feature, Mapping) else None
+    if not isinstance(encoding, Mapping) or encoding.get("kind") != "length":
+        return feature
+    of = encoding.get("of")
+    counted = named.get(of, {})
+    found = {"column": counted.get("column", of), "max_len": counted.get("max_len")}
+    return {**{name: value for name, value in found.items() if value is not None}, **feature}

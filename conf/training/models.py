@@ -1,11 +1,11 @@
-"""Models, their objectives and tasks, pooling, and which of their embedding tables grow."""
+"""Models, their objectives and tasks, pooling, and the settings of their embedding tables."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from conf.config_base import Name, StrictFinite, default_tag
 
@@ -13,13 +13,88 @@ MOST_ROWS = 1 << 40
 """More than any machine has memory for, and far from where 64 bits end."""
 
 
-class StaticTableConfig(StrictFinite):
+class NormalConfig(StrictFinite):
+    """First values from a normal distribution of mean 0."""
+
+    kind: Literal["normal"] = "normal"
+    stddev: float = Field(0.05, gt=0)
+
+
+class TruncatedNormalConfig(StrictFinite):
+    """As `normal`, without what is more than two standard deviations from 0."""
+
+    kind: Literal["truncated_normal"] = "truncated_normal"
+    stddev: float = Field(0.05, gt=0, description="Before it is truncated.")
+
+
+class UniformConfig(StrictFinite):
+    """First values that are equally likely in `[low, high)`."""
+
+    kind: Literal["uniform"] = "uniform"
+    low: float = -0.05
+    high: float = 0.05
+
+    @model_validator(mode="after")
+    def _rising(self) -> UniformConfig:
+        if self.low >= self.high:
+            raise ValueError("`high` must be above `low`")
+        return self
+
+
+Initializer = NormalConfig | TruncatedNormalConfig | UniformConfig
+InitializerConfig = Annotated[
+    Initializer, Field(discriminator="kind"), default_tag("kind", "normal", alone=True)
+]
+
+
+class TableSettings(StrictFinite):
+    """What tables of both kinds can be told."""
+
+    dim: int | Literal["auto"] | None = Field(
+        None,
+        description="Length of a row; auto: 6 * floor(vocabulary ** 0.25); "
+        "None: model.embedding_dim.",
+    )
+    initializer: InitializerConfig | None = Field(
+        None, description="First values; None: normal, by model.embedding_stddev."
+    )
+    trainable: bool = Field(True, description="false: rows keep their first values.")
+    l2: float | None = Field(
+        None, gt=0, description="Weight of the squared norms of the rows that a batch looks up."
+    )
+
+    @field_validator("dim")
+    @classmethod
+    def _positive(cls, dim: int | str | None) -> int | str | None:
+        if isinstance(dim, int) and dim < 1:
+            raise ValueError("it must be 1 or more, or auto")
+        return dim
+
+    @model_validator(mode="after")
+    def _frozen_rows_stay(self) -> Self:
+        if not self.trainable and self.l2 is not None:
+            raise ValueError("`l2` changes rows, and `trainable: false` keeps them")
+        return self
+
+
+class StaticTableConfig(TableSettings):
     """A row for each id of a vocabulary, from the start on."""
 
     kind: Literal["static"] = "static"
+    dense: bool = Field(
+        False,
+        description="All rows are updated in each step, as dense weights are, and `l2` is that of "
+        "the whole table; for small tables.",
+    )
+
+    @model_validator(mode="after")
+    def _frozen_rows_are_not_updated(self) -> Self:
+        if self.dense and not self.trainable:
+            raise ValueError("`dense` updates all rows, and `trainable: false` none")
+        return self
 
 
-class DynamicTableConfig(StrictFinite):
+class DynamicTableConfig(TableSettings):
     """A row for each key that training meets, whatever its value; made when it is met."""
 
     kind: Literal["dynamic"] = "dynamic"
@@ -41,11 +116,30 @@ class DynamicTableConfig(StrictFinite):
         description="Rows that memory is reserved for from the start.",
     )
 
+    @field_validator("dim")
+    @classmethod
+    def _needs_no_vocabulary(cls, dim: int | str | None) -> int | str | None:
+        if dim == "auto":
+            raise ValueError("auto needs the size of a vocabulary, and keys have none: a number")
+        return dim
+
+
+_OF_DYNAMIC = set(DynamicTableConfig.model_fields) - set(StaticTableConfig.model_fields)
+
+
+def _find_table_kind(value: Any) -> Any:
+    """Takes an entry that only sets what static tables have too for a static one."""
+    if not isinstance(value, Mapping) or "kind" in value or _OF_DYNAMIC & set(value):
+        return value
+    is_static = bool(set(StaticTableConfig.model_fields) & set(value))
+    return {"kind": "static", **value} if is_static else value
+
 
 TableConfig = Annotated[
     StaticTableConfig | DynamicTableConfig,
     Field(discriminator="kind"),
     default_tag("kind", "dynamic", alone=True),
+    BeforeValidator(_find_table_kind),
 ]
 EmbeddingsConfig = dict[Annotated[str, Field(min_length=1)], TableConfig]
 """Tables by name: a feature's, that of what features share, or a new one that names `features`."""
@@ -97,15 +191,31 @@ class TaskConfig(StrictFinite):
 
 
 class PoolingConfig(StrictFinite):
-    """How a list of ids becomes one vector, or the input of a network that reads each position."""
+    """How a list becomes one vector or number, or the input of a network that reads positions."""
 
-    combiner: Literal["mean", "sum", "max", "none"] = Field(
+    combiner: Literal["mean", "sum", "max", "last", "none"] = Field(
         "mean", description="none: all positions, with a mask."
     )
     weights: str | None = Field(
         None, description="List feature that the positions' rows are multiplied by."
     )
     softmax: bool = Field(False, description="Weights by softmax over the list's tokens.")
+    ids: str | None = Field(
+        None,
+        description="Of a list of numbers: the list of ids beside it, whose padding is its own; "
+        "None: zeros at its end are padding.",
+    )
+
+
+class VectorConfig(StrictFinite):
+    """Numbers in a feature of bytes, as numpy's `tobytes` writes them; none: zeros."""
+
+    decode: Literal["float64", "float32"] = Field(description="Little-endian.")
+    length: int = Field(ge=1, description="Numbers in a vector.")
+
+
+Poolings = dict[str, PoolingConfig]
+Vectors = dict[str, VectorConfig]
 
 
 class MFConfig(StrictFinite):
@@ -137,6 +247,12 @@ class DSSMConfig(StrictFinite):
     history_pooling: Literal["mean", "position_weighted"] = Field(
         "mean", description="position_weighted learns how much the k-th latest item counts."
     )
+    pooling: Poolings = Field(
+        default_factory=dict, description="Of list features, by name; left out: mean."
+    )
+    vectors: Vectors = Field(
+        default_factory=dict, description="How features of bytes are read, by name."
+    )
     embedding_stddev: float = Field(0.05, gt=0, description="Of the tables' first values.")
     embeddings: EmbeddingsConfig = Field(default_factory=dict)
     embedding_l2: float | None = Field(None, gt=0, description="On the rows of the batch.")
@@ -157,9 +273,12 @@ class RankingConfig(StrictFinite):
     features: tuple[str, ...] | None = Field(
         None, description="None: all but labels, weights of rows and features of role id."
     )
-    pooling: dict[str, PoolingConfig] = Field(
+    pooling: Poolings = Field(
         default_factory=dict,
         description="Of list features, by name; left out: as the network reads them, else mean.",
+    )
+    vectors: Vectors = Field(
+        default_factory=dict, description="How features of bytes are read, by name."
     )
     biases: bool | None = Field(
         None, description="A weight per id beside its vector; None: as the network needs."

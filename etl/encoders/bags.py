@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from conf.operations import MultiHot, SparseIndices, Weights
+from conf.operations import Length, MultiHot, SparseIndices, Weights
 from conf.schema import FIRST_TOKEN_ID, OOV_ID
 from etl.encoders.arrow_columns import FlatLists, cast_values, flatten_lists
 from etl.encoders.base import Encoder
@@ -125,6 +126,25 @@ class WeightsEncoder:
         if self.operation.scaled:
             cut = _scale(cut)
         return cut.cast(self.output_type, safe=False)
+
+
+@dataclass(frozen=True)
+class LengthEncoder:
+    """Numbers of values of lists; a null list has none.
+
+    Attributes:
+        operation: How many are counted at most.
+    """
+
+    operation: Length
+    output_type = pa.int64()
+
+    def encode(self, columns: Sequence[pa.Array]) -> pa.Array:
+        """Counts the values of one list column, int64 `[rows]`."""
+        (lists,) = columns
+        lengths = pc.fill_null(pc.list_value_length(lists), 0).cast(self.output_type)
+        most = self.operation.max_len
+        return lengths if most is None else pc.min_element_wise(lengths, most)
 
 
 def merge_lists(parts: Sequence[tuple[FlatLists, np.ndarray]], max_len: int | None) -> pa.Array:

@@ -22,6 +22,7 @@ from conf.etl.encodings import (
     FeatureConfig,
     HashConfig,
     HashKeyConfig,
+    LengthConfig,
     MultiHotConfig,
     NgramsConfig,
     NormalizeConfig,
@@ -35,6 +36,7 @@ from conf.operations import (
     Cyclical,
     DatePart,
     Hash,
+    Length,
     MultiHot,
     Ngrams,
     Normalize,
@@ -117,6 +119,8 @@ def fit_operations(
             operations[feature.name] = _cross(feature, config, fitted)
         elif type(config) in _STATED:
             operations[feature.name] = _STATED[type(config)](config)
+        elif isinstance(config, LengthConfig):
+            operations[feature.name] = Length(feature.max_len)
         elif isinstance(config, NormalizeConfig):
             operations[feature.name] = _normalize(config, fitted.get(feature.name))
         elif isinstance(config, QuantileConfig):

@@ -24,6 +24,7 @@ from conf.operations import (
     Cyclical,
     DatePart,
     Hash,
+    Length,
     MultiHot,
     Ngrams,
     Normalize,
@@ -34,7 +35,12 @@ from conf.operations import (
 from conf.paths import local_path
 from conf.schema import FeatureSchema, FeatureSpec
 from etl.encoders.arrow_columns import flatten_lists, is_list_type
-from etl.encoders.bags import MultiHotEncoder, SparseIndicesEncoder, WeightsEncoder
+from etl.encoders.bags import (
+    LengthEncoder,
+    MultiHotEncoder,
+    SparseIndicesEncoder,
+    WeightsEncoder,
+)
 from etl.encoders.base import Encoder, IdentityEncoder, RowEncoder
 from etl.encoders.dates import CyclicalEncoder, DatePartEncoder
 from etl.encoders.hashing import CrossEncoder, CrossField, HashEncoder, ListShape
@@ -173,6 +179,7 @@ _BUILDERS: Mapping[type, Callable[..., RowEncoder]] = {
     MultiHot: _build_multi_hot,
     SparseIndices: lambda operation, spec, *_: SparseIndicesEncoder(operation, spec.max_len),
     Weights: _build_weights,
+    Length: lambda operation, *_: LengthEncoder(operation),
     Statistic: _build_statistic,
 }
 

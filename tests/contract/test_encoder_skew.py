@@ -21,6 +21,7 @@ from conf.operations import (
     Cyclical,
     DatePart,
     Hash,
+    Length,
     MultiHot,
     Ngrams,
     Normalize,
@@ -192,6 +193,9 @@ def cases() -> dict[str, tuple[Operation, tuple[RawColumn, ...]]]:
     add("indices", SparseIndices((10, 2**40)), "many_int", "more_int")
     add("bag", Weights(scaled=False), "many_float", "many_ids")
     add("scaled_bag", Weights(scaled=True), "many_float", "more_float", "many_ids", "more_ids")
+    for column in ("many_int", "many_text", "more_float"):
+        add(f"length_{column}", Length(), column)
+        add(f"cut_length_{column}", Length(3), column)
     made["rate"] = (Statistic("number", "rate"), (raw("int"), raw("fold", is_served=False)))
     return made
 

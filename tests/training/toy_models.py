@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from conf.manifest import Manifest
 from conf.schema import FeatureSpec
+from conf.training.models import NormalConfig
 from training.embedding.static_table import EmbeddingTable
 from training.input.batches import Batch, Features
 from training.models.embedded_inputs import EmbeddedInputs, InputFeature
@@ -78,7 +79,9 @@ class ToyModel(RetrievalModel):
         super().__init__(name="toy_model")
         self.user_inputs, self.item_inputs, self.temperature = ("user", "list"), ("item",), 1.0
         self.tables = tables or {
-            name: EmbeddingTable(name, VOCABULARY, DIM, seed=seed, stddev=0.5)
+            name: EmbeddingTable(
+                name, VOCABULARY, DIM, seed=seed, initializer=NormalConfig(stddev=0.5)
+            )
             for name in ("items", "users")
         }
         items, users = self.tables["items"], self.tables["users"]

@@ -41,11 +41,18 @@ class CheckpointLayout:
         dense: Names of the dense weights' tensors, in the optimizer's order.
         keys: Name of the tensor with the keys of each dynamic table's rows, by the table's name;
             the first key has row 2.
+        frozen: Names of tables that are not trained, which the optimizer has no slots of.
     """
 
     tables: Mapping[str, str]
     dense: tuple[str, ...]
     keys: Mapping[str, str] = field(default_factory=dict)
+    frozen: tuple[str, ...] = ()
+
+    @property
+    def trained_tables(self) -> dict[str, str]:
+        """The tables that the optimizer has slots of, as `tables`."""
+        return {name: found for name, found in self.tables.items() if name not in self.frozen}
 
 
 @dataclass(frozen=True)
@@ -92,6 +99,7 @@ def write_checkpoint(
             "tables": list(metadata.layout.tables.items()),
             "dense": list(metadata.layout.dense),
             "keys": dict(metadata.layout.keys),
+            "frozen": list(metadata.layout.frozen),
         },
     }
     content["fingerprint"] = fingerprint(content)
@@ -150,7 +158,10 @@ def _parse_metadata(content: Mapping[str, Any]) -> CheckpointMetadata:
     return CheckpointMetadata(
         parse_resume_state(content["standing"]),
         CheckpointLayout(
-            dict(layout["tables"]), tuple(layout["dense"]), dict(layout.get("keys", {}))
+            dict(layout["tables"]),
+            tuple(layout["dense"]),
+            dict(layout.get("keys", {})),
+            tuple(layout.get("frozen", ())),
         ),
     )
 

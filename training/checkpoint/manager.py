@@ -267,4 +267,5 @@ def describe_layout(state: TrainingState, model: Model) -> CheckpointLayout:
         {name: state.name_of(rows) for name, rows in tables.items()},
         tuple(state.name_of(variable) for variable in model.dense_variables),
         {name: found for name, found in keys.items() if found is not None},
+        tuple(name for name in tables if name not in model.trained_tables),
     )

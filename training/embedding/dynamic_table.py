@@ -12,17 +12,24 @@ import numpy as np
 import tensorflow as tf
 
 from conf.schema import OOV_ID
+from conf.training.models import Initializer, NormalConfig, UniformConfig
 from etl.tfrecord.reading import inlined, kernel
 from training.embedding.key_space import GrowingRows, KeySpace
-from training.embedding.static_table import EmbeddingTable, RowShards, read_rows
+from training.embedding.static_table import (
+    FIRST_VALUES,
+    EmbeddingTable,
+    RowShards,
+    RowUpdates,
+    read_rows,
+)
 
 _TWO_PI = 2.0 * math.pi
 
 
 def draw_first_rows(
-    keys: np.ndarray, dim: int, *, seed: int, table: str, stddev: float
+    keys: np.ndarray, dim: int, *, seed: int, table: str, initializer: Initializer
 ) -> np.ndarray:
-    """Draws the first values of rows from a normal distribution of mean 0.
+    """Draws the first values of rows, each key's on its own.
 
     The key 1, which encoders give to null, starts at zeros, as the OOV row of a static table does.
 
@@ -31,14 +38,21 @@ def draw_first_rows(
         dim: Length of a row.
         seed: The run's seed.
         table: Name of the table.
-        stddev: Standard deviation.
+        initializer: Their distribution.
 
     Returns:
         float32 `[n, dim]`.
     """
     rows = np.empty((len(keys), dim), np.float32)
     stream = np.int64((seed << 32 | zlib.crc32(table.encode())) & (1 << 63) - 1)
-    _fill_rows(np.ascontiguousarray(keys, np.int64), stream, stddev, rows)
+    keys = np.ascontiguousarray(keys, np.int64)
+    if isinstance(initializer, UniformConfig):
+        _fill_uniform(keys, stream, initializer.low, initializer.high, rows)
+        # What is rounded up to float32 may reach the bound, which is left out.
+        below = np.nextafter(np.float32(initializer.high), np.float32("-inf"))
+        return np.where((keys == OOV_ID)[:, None], rows, np.minimum(rows, below))
+    bound = np.inf if isinstance(initializer, NormalConfig) else 2.0
+    _fill_rows(keys, stream, initializer.stddev, bound, rows)
     return rows
 
 
@@ -57,10 +71,28 @@ def _uniform(state):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _fill_rows(keys, stream, stddev, rows):  # type: ignore[no-untyped-def]
-    """Pairs of normal numbers by the transform of Box & Muller 1958."""
+def _fill_uniform(keys, stream, low, high, rows):  # type: ignore[no-untyped-def]
+    """Numbers in `[low, high)`."""
     gamma = np.uint64(0x9E3779B97F4A7C15)
-    dim = rows.shape[1]
+    start = _mix(np.uint64(stream) + gamma)
+    for i in range(len(keys)):
+        if keys[i] == OOV_ID:
+            rows[i, :] = 0.0
+            continue
+        state = _mix(_mix(np.uint64(keys[i]) + gamma) ^ start)
+        for j in range(rows.shape[1]):
+            state += gamma
+            rows[i, j] = high - (high - low) * _uniform(state)
+
+
+@kernel
+def _fill_rows(keys, stream, stddev, bound, rows):  # type: ignore[no-untyped-def]
+    """Pairs of normal numbers by the transform of Box & Muller 1958.
+
+    A pair with a number beyond the bound, in standard deviations, is drawn again.
+    """
+    gamma = np.uint64(0x9E3779B97F4A7C15)
+    dim, limit = rows.shape[1], bound * stddev
     start = _mix(np.uint64(stream) + gamma)
     for i in range(len(keys)):
         if keys[i] == OOV_ID:
@@ -68,13 +100,16 @@ def _fill_rows(keys, stream, stddev, rows):  # type: ignore[no-untyped-def]
             continue
         state = _mix(_mix(np.uint64(keys[i]) + gamma) ^ start)
         for j in range(0, dim, 2):
-            state += gamma
-            radius = stddev * math.sqrt(-2.0 * math.log(_uniform(state)))
-            state += gamma
-            angle = _TWO_PI * _uniform(state)
-            rows[i, j] = radius * math.cos(angle)
+            one = other = np.inf
+            while max(abs(one), abs(other)) >= limit:
+                state += gamma
+                radius = stddev * math.sqrt(-2.0 * math.log(_uniform(state)))
+                state += gamma
+                angle = _TWO_PI * _uniform(state)
+                one, other = radius * math.cos(angle), radius * math.sin(angle)
+            rows[i, j] = one
             if j + 1 < dim:
-                rows[i, j + 1] = radius * math.sin(angle)
+                rows[i, j + 1] = other
 
 
 class DynamicTable(EmbeddingTable):
@@ -88,16 +123,22 @@ class DynamicTable(EmbeddingTable):
         keys: Its keys; tables of the same keys share them.
         dim: Length of a row.
         seed: Seed of the first values.
-        stddev: Standard deviation of the first values; None starts at zeros.
+        initializer: Distribution of the first values; None starts at zeros.
     """
 
     def __init__(
-        self, name: str, keys: KeySpace, dim: int, *, seed: int, stddev: float | None = 0.05
+        self,
+        name: str,
+        keys: KeySpace,
+        dim: int,
+        *,
+        seed: int,
+        initializer: Initializer | None = FIRST_VALUES,
     ) -> None:
         tf.Module.__init__(self, name="dynamic_table")
-        self.keys, self.dim = keys, dim
+        self.keys, self.dim, self.updates = keys, dim, RowUpdates()
         self.rows = GrowingRows(keys, dim, f"{name}/rows")
-        self._label, self._seed, self._stddev = name, seed, stddev
+        self._label, self._seed, self._initializer = name, seed, initializer
 
     @property
     def vocabulary_size(self) -> int:
@@ -112,14 +153,14 @@ class DynamicTable(EmbeddingTable):
     @property
     def is_drawn(self) -> bool:
         """Whether rows start at draws, and not at zeros."""
-        return self._stddev is not None
+        return self._initializer is not None
 
     def draw_rows(self, keys: np.ndarray) -> np.ndarray:
         """Returns the first values of keys' rows, float32 `[keys, dim]`."""
-        if self._stddev is None:
+        if self._initializer is None:
             return np.zeros((len(keys), self.dim), np.float32)
         return draw_first_rows(
-            keys, self.dim, seed=self._seed, table=self._label, stddev=self._stddev
+            keys, self.dim, seed=self._seed, table=self._label, initializer=self._initializer
         )
 
     def lookup(self, ids: tf.Tensor) -> tf.Tensor:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import math
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
 from conf.schema import FIRST_TOKEN_ID, PAD_ID
+from conf.training.models import Initializer, NormalConfig, UniformConfig
 from training.distribution.parameter_server import ParameterServers
 from training.embedding.distinct_rows import FoundRows, current_rows, spread_rows
 from training.embedding.key_space import GrowingRows
@@ -138,7 +141,26 @@ def list_variables(rows: TableRows) -> list[tf.Variable]:
 
 PIECE_ROWS = 1 << 20
 """Rows that are drawn at once; a multiple of four."""
+FIRST_VALUES = NormalConfig()
 _PHILOX = 1
+_WITHIN_TWO = math.erf(math.sqrt(2.0))
+"""Share of a normal distribution within two standard deviations."""
+
+
+@dataclass(frozen=True)
+class RowUpdates:
+    """Which rows of a table steps change, beside what the optimizer does to them.
+
+    Attributes:
+        is_trained: Whether they change at all.
+        l2: Weight of squared norms in the loss: of the rows that a batch looks up, or of all; None:
+            that of the model.
+        are_dense: Whether all rows are updated in each step.
+    """
+
+    is_trained: bool = True
+    l2: float | None = None
+    are_dense: bool = False
 
 
 class EmbeddingTable(tf.Module):
@@ -153,18 +175,28 @@ class EmbeddingTable(tf.Module):
         vocabulary_size: Number of ids, padding and OOV included.
         dim: Length of a row.
         seed: Seed of the first values.
-        stddev: Standard deviation of the first values; None starts at zeros.
+        initializer: Distribution of the first values; None starts at zeros.
+
+    Attributes:
+        updates: Which rows steps change.
     """
 
     def __init__(
-        self, name: str, vocabulary_size: int, dim: int, *, seed: int, stddev: float | None = 0.05
+        self,
+        name: str,
+        vocabulary_size: int,
+        dim: int,
+        *,
+        seed: int,
+        initializer: Initializer | None = FIRST_VALUES,
     ) -> None:
         super().__init__(name="embedding_table")
         self._vocabulary_size = vocabulary_size
         self.dim = dim
+        self.updates = RowUpdates()
         self.rows: TableRows = build_table_rows(vocabulary_size, dim, f"{name}/rows")
-        if stddev is not None:
-            _draw_first_rows(self.rows, [seed, zlib.crc32(name.encode())], stddev)
+        if initializer is not None:
+            _draw_first_rows(self.rows, [seed, zlib.crc32(name.encode())], initializer)
 
     @property
     def vocabulary_size(self) -> int:
@@ -232,11 +264,12 @@ def read_rows(table: TableRows, ids: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.ResourceGather(resource=handle, indices=ids, dtype=table.dtype)
 
 
-def _draw_first_rows(rows: TableRows, seed: list[int], stddev: float) -> None:
+def _draw_first_rows(rows: TableRows, seed: list[int], initializer: Initializer) -> None:
     """Fills a table piece by piece, so that a large one is in memory once and not three times.
 
-    The draws are those of `tf.random.stateless_normal` for the whole table: its generator counts
-    four numbers at a time, so a piece that starts at a multiple of four starts its counter there.
+    The draws are those of `tf.random.stateless_normal`, or `stateless_uniform`, for the whole
+    table: the generator counts four numbers at a time, so a piece that starts at a multiple of four
+    starts its counter there.
     """
     vocabulary_size, dim = rows.shape
     copies: Sequence[TableRows] = [rows]
@@ -247,15 +280,29 @@ def _draw_first_rows(rows: TableRows, seed: list[int], stddev: float) -> None:
     for start in range(0, vocabulary_size, PIECE_ROWS):
         stop = min(start + PIECE_ROWS, vocabulary_size)
         with tf.device("CPU:0"):
-            draws = tf.raw_ops.StatelessRandomNormalV2(
-                shape=[stop - start, dim],
-                key=state.key,
-                counter=state.counter + tf.constant([start * dim // 4, 0], tf.uint64),
-                alg=_PHILOX,
-            )
+            counter = state.counter + tf.constant([start * dim // 4, 0], tf.uint64)
+            draws = _draw(initializer, [stop - start, dim], state.key, counter)
             is_token = tf.cast(tf.range(start, stop) >= FIRST_TOKEN_ID, tf.float32)
-            draws *= stddev * is_token[:, tf.newaxis]
+            draws *= is_token[:, tf.newaxis]
         # By scatter: assigning to a slice of a variable first copies all of it.
         piece = tf.IndexedSlices(draws, tf.range(start, stop))
         for copy in copies:
             copy.scatter_update(piece)
+
+
+def _draw(
+    initializer: Initializer, shape: list[int], key: tf.Tensor, counter: tf.Tensor
+) -> tf.Tensor:
+    """Draws float32 numbers: one number of the generator for each, in order."""
+    if isinstance(initializer, NormalConfig):
+        normal = tf.raw_ops.StatelessRandomNormalV2
+        return normal(shape=shape, key=key, counter=counter, alg=_PHILOX) * initializer.stddev
+    uniform = tf.raw_ops.StatelessRandomUniformV2
+    draws = uniform(shape=shape, key=key, counter=counter, alg=_PHILOX)
+    if isinstance(initializer, UniformConfig):
+        spread = draws * (initializer.high - initializer.low) + initializer.low
+        # A product that is rounded up may reach the bound, which is left out.
+        return tf.minimum(spread, np.nextafter(np.float32(initializer.high), np.float32("-inf")))
+    # By the inverse of the distribution's function: a draw that is refused would shift all others.
+    centered = tf.cast(2.0 * draws - 1.0, tf.float64) * _WITHIN_TWO
+    return tf.cast(tf.math.erfinv(centered) * (math.sqrt(2.0) * initializer.stddev), tf.float32)

@@ -25,6 +25,7 @@ from conf.operations import (
     Cyclical,
     DatePart,
     Hash,
+    Length,
     MultiHot,
     Ngrams,
     Normalize,
@@ -358,6 +359,12 @@ def _weights(operation: Weights, inputs: Sequence[RawValues], _: Resources) -> t
     return _merge(inputs[half:], present)
 
 
+def _length(operation: Length, inputs: Sequence[RawValues], _: Resources) -> tf.Tensor:
+    (raw,) = inputs
+    count = tf.math.count_nonzero(tf.logical_not(raw.is_pad), axis=1, dtype=tf.int64)
+    return count if operation.max_len is None else tf.minimum(count, operation.max_len)
+
+
 def scale_weights(weights: tf.Tensor) -> tf.Tensor:
     """Divides rows by their sums where those are not 0: float64 `[batch, length]`."""
     sums = tf.reduce_sum(weights, axis=1, keepdims=True)
@@ -382,5 +389,6 @@ _EXECUTIONS: Mapping[type, Callable[[Any, Sequence[RawValues], Resources], tf.Te
     MultiHot: _multi_hot,
     SparseIndices: _sparse_indices,
     Weights: _weights,
+    Length: _length,
     Statistic: _statistic,
 }

@@ -25,6 +25,23 @@ def as_slices(gradient: Gradient) -> tf.IndexedSlices | None:
     return tf.IndexedSlices(gradient, rows, tf.shape(gradient))
 
 
+def widen_slices(
+    slices: tf.IndexedSlices | None, table: tf.Variable, l2: float
+) -> tf.IndexedSlices:
+    """Returns the gradient of all rows of a table, with that of `l2` times their squared norms.
+
+    Args:
+        slices: Gradient of some rows, which may repeat; None: of none.
+        table: The table.
+        l2: Weight in the loss.
+    """
+    count = int(table.shape[0])
+    gradient = tf.convert_to_tensor(table.read_value()) * (2.0 * l2)
+    if slices is not None:
+        gradient += tf.math.unsorted_segment_sum(slices.values, slices.indices, count)
+    return tf.IndexedSlices(gradient, tf.range(count, dtype=tf.int64), tf.shape(gradient))
+
+
 def add_parts(parts: Sequence[Sequence[Gradient]]) -> list[Gradient]:
     """Sums the gradients of a batch's parts, variable by variable.
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 from conf.errors import ConfigError, did_you_mean
 from conf.training.optimizer import OptimizerConfig
 from training.embedding.lazy_optimizer import LazyOptimizer, build_lazy_rule, sum_repeated_rows
+from training.embedding.static_table import list_variables
 from training.loop.gradients import (
     Gradient,
     LossScale,
@@ -20,6 +21,7 @@ from training.loop.gradients import (
     as_slices,
     clip_dense_values,
     clip_global_norm,
+    widen_slices,
 )
 from training.loop.schedules import build_learning_rate
 from training.models.model import Model
@@ -190,7 +192,9 @@ class Optimizers(tf.Module):
         self.accumulate_steps = config.accumulate_steps or 1
         self.loss_scale = loss_scale
         self._tables = model.table_variables
-        rows = [model.tables[name].rows for name in sorted(model.tables)]
+        trained = model.trained_tables.values()
+        rows = [table.rows for table in trained]
+        self._updates = [t.updates for t in trained for _ in list_variables(t.rows)]
         self._dense = model.dense_variables
         rate = build_learning_rate(config, total_steps, config.sparse.learning_rate)
         self.sparse = LazyOptimizer(
@@ -260,10 +264,13 @@ class Optimizers(tf.Module):
     def _update(self, gradients: Sequence[Gradient], known: KnownRows) -> None:
         is_alone = tf.distribute.get_replica_context().num_replicas_in_sync == 1
         tables = [as_slices(gradient) for gradient in gradients[: len(self._tables)]]
+        tables, known = self._widen(tables, known)
         if is_alone:
             tables = [
-                sum_repeated_rows(slices) if slices is not None and rows is None else slices
-                for slices, rows in zip(tables, known, strict=True)
+                sum_repeated_rows(slices)
+                if slices is not None and rows is None and not own.are_dense
+                else slices
+                for slices, rows, own in zip(tables, known, self._updates, strict=True)
             ]
         dense = [
             tf.zeros_like(variable) if gradient is None else tf.convert_to_tensor(gradient)
@@ -276,3 +283,16 @@ class Optimizers(tf.Module):
         self.sparse.apply(tables, self._tables, are_unique=is_alone, known=known)
         if self.dense is not None:
             self.dense.apply(dense, self._dense)
+
+    def _widen(
+        self, tables: list[tf.IndexedSlices | None], known: KnownRows
+    ) -> tuple[list[tf.IndexedSlices | None], list[tf.Tensor | None]]:
+        """Lets the gradients of tables that are updated as a whole name all rows, each once."""
+        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+        wide, rows = list(tables), list(known)
+        for number, updates in enumerate(self._updates):
+            if updates.are_dense:
+                l2 = (updates.l2 or 0.0) / replicas
+                wide[number] = widen_slices(tables[number], self._tables[number], l2)
+                rows[number] = None
+        return wide, rows

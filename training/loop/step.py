@@ -51,7 +51,8 @@ class StepOptions:
 
     Attributes:
         seed: The run's seed; with the step it fixes dropout and drawn negatives.
-        embedding_l2: Weight of the squared norms of the batch's rows, or None.
+        embedding_l2: Weight of the squared norms of the rows that scalar features look up, where
+            their tables have none of their own; or None.
         dtype: Type that products of matrices are computed in.
         xla: Whether XLA compiles loss and gradients.
         check_gradients: Whether a replica whose gradients are not finite returns a loss of NaN.
@@ -155,9 +156,9 @@ class TrainStep:
             rows = tf.cast(tf.size(losses), tf.float32)
             loss = tf.reduce_sum(losses) * (share / rows)
             target = loss + share * training.penalty
-            if self._options.embedding_l2 is not None:
-                norms = tf.reduce_sum(self._model.sum_squared_rows(batch))
-                target += self._options.embedding_l2 * norms * (share / rows)
+            penalty = self._model.penalize_rows(batch, self._options.embedding_l2)
+            if penalty is not None:
+                target += penalty * (share / rows)
             target *= factor
         return loss, tape.gradient(target, variables), training.values
 

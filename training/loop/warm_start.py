@@ -76,19 +76,21 @@ def map_slots(
     (state, layout), (old_shapes, old_layout) = new, old
     slots = {name: v for name, v in state.variables.items() if name.startswith(f"{OPTIMIZERS}/")}
     shapes = {name: variable.shape.as_list() for name, variable in slots.items()}
-    table_shapes = [state.variables[name].shape.as_list() for name in layout.tables.values()]
+    table_shapes = [
+        state.variables[name].shape.as_list() for name in layout.trained_tables.values()
+    ]
     dense_shapes = [state.variables[name].shape.as_list() for name in layout.dense]
     maps: list[SlotMap] = []
     for prefix, names in _group_slots(shapes).items():
         found = [shapes[name] for name in names]
         if prefix and _leads(found, table_shapes):
-            for name, table in zip(names, layout.tables, strict=True):
+            for name, table in zip(names, layout.trained_tables, strict=True):
                 _pair_slots(
                     maps,
                     fresh,
                     name,
                     table,
-                    _position_in_list(table, old_layout.tables),
+                    _position_in_list(table, old_layout.trained_tables),
                     old_shapes,
                 )
         elif prefix and found == dense_shapes:

@@ -16,7 +16,7 @@ from conf.schema import FeatureSpec
 from conf.training.models import DSSMConfig
 from training.input.batches import Features
 from training.input.feature_columns import bound_list, list_length
-from training.models.embedded_inputs import EmbeddedInputs
+from training.models.embedded_inputs import EmbeddedInputs, check_pooling
 from training.models.embedding_tables import TableBuilder
 from training.models.model import find_feature
 from training.models.retrieval import RetrievalModel
@@ -50,8 +50,9 @@ class DSSM(RetrievalModel):
         self, config: DSSMConfig, manifest: Manifest, seed: int, dtype: tf.DType = tf.float32
     ) -> None:
         super().__init__(name="dssm")
-        users = _side(manifest, config.user_features, "user")
-        items = _side(manifest, config.item_features, "item")
+        users = _side(manifest, config, config.user_features, "user")
+        items = _side(manifest, config, config.item_features, "item")
+        _check_pooling(config, manifest, (*users, *items))
         self.temperature = config.temperature
         builder = TableBuilder(config, manifest, (*users, *items), seed)
         weighted: dict[str, PositionWeights] = {}
@@ -61,7 +62,7 @@ class DSSM(RetrievalModel):
             length = list_length(next(spec for spec in users if spec.name == history)) or 0
             weighted[history] = PositionWeights(f"user_tower/{history}", length)
         sides = [
-            [builder.plan_input(spec, config.embedding_dim) for spec in side]
+            [builder.plan_input(spec, config.pooling.get(spec.name)) for spec in side]
             for side in (users, items)
         ]
         built = builder.build_tables([*sides[0], *sides[1]])
@@ -145,10 +146,40 @@ def _bound_history(
     )
 
 
-def _side(manifest: Manifest, names: tuple[str, ...] | None, role: str) -> list[FeatureSpec]:
+def _check_pooling(config: DSSMConfig, manifest: Manifest, specs: Sequence[FeatureSpec]) -> None:
+    """Refuses a pooling of which no vector comes, or that reads features of the other side."""
+    by_name = {spec.name: spec for spec in specs}
+    check_pooling(config.pooling, manifest, by_name)
+    for name, pooling in config.pooling.items():
+        key = f"model.pooling.{name}"
+        if pooling.combiner == "none":
+            raise ConfigError(
+                f"{key}: a tower takes one vector of each list",
+                received="combiner none",
+                allowed="mean, sum, max, last",
+            )
+        if name == manifest.keys.history and config.history_pooling == "position_weighted":
+            raise ConfigError(
+                f"{key} and model.history_pooling=position_weighted both pool the history",
+                fix="leave one of them out",
+            )
+        for beside in (pooling.weights, pooling.ids):
+            if beside is not None and manifest.schema[beside].role != by_name[name].role:
+                raise ConfigError(
+                    f"{key} names a feature of another role",
+                    received=f"{beside} (role {manifest.schema[beside].role})",
+                    allowed=f"features of role {by_name[name].role}",
+                )
+
+
+def _side(
+    manifest: Manifest, config: DSSMConfig, names: tuple[str, ...] | None, role: str
+) -> list[FeatureSpec]:
     """Features of one tower; they must be of its role, as only those are known when serving."""
     if names is None:
-        return [spec for spec in manifest.schema.features if spec.role == role]
+        weights = {pooling.weights for pooling in config.pooling.values()}
+        of_role = [spec for spec in manifest.schema.features if spec.role == role]
+        return [spec for spec in of_role if spec.name not in weights]
     specs = [find_feature(manifest, name) for name in names]
     for spec in specs:
         if spec.role != role:

@@ -5,6 +5,8 @@ ids, a list               <feature>        [batch, dim], pooled
 the same, combiner none   <feature>        [batch, length, dim]
                           <feature>_mask   [batch, length], bool: where a token stands
 numbers                   <feature>        [batch, 1], [batch, n]
+numbers, a list           <feature>        [batch, 1], pooled; combiner none as of ids
+bytes of numbers          <feature>        [batch, n]
 with biases               <feature>_bias   [batch, 1], of lists the weighted sum
 """
 
@@ -16,9 +18,10 @@ from dataclasses import dataclass
 import keras
 import tensorflow as tf
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, did_you_mean
+from conf.manifest import Manifest
 from conf.schema import PAD_ID, FeatureSpec
-from conf.training.models import PoolingConfig
+from conf.training.models import PoolingConfig, VectorConfig
 from training.embedding.static_table import EmbeddingTable
 from training.input.batches import Features
 from training.input.feature_columns import list_length
@@ -28,6 +31,7 @@ from training.networks.layers import (
     gather_positions,
     normalize_weights,
     pool_rows,
+    sum_squared_norms,
 )
 from training.networks.network import NetworkInputs
 
@@ -45,6 +49,8 @@ class InputFeature:
         pooling: How a list becomes one vector.
         has_bias: Whether each id has a weight of its own as well.
         has_vector: Whether each id has a vector; a linear model has biases alone.
+        pools_numbers: Whether the numbers of a list become one number; else they are a vector.
+        vector: How its bytes are read as numbers, or None.
     """
 
     spec: FeatureSpec
@@ -52,6 +58,8 @@ class InputFeature:
     pooling: PoolingConfig = MEAN
     has_bias: bool = False
     has_vector: bool = True
+    pools_numbers: bool = False
+    vector: VectorConfig | None = None
 
     @property
     def name(self) -> str:
@@ -61,14 +69,14 @@ class InputFeature:
     @property
     def keeps_positions(self) -> bool:
         """Whether a network reads each position of a list."""
-        is_read = self.dim is not None and self.has_vector
+        is_read = self.pools_numbers or (self.dim is not None and self.has_vector)
         return is_read and self.spec.is_list and self.pooling.combiner == "none"
 
     @property
     def reads(self) -> tuple[str, ...]:
         """Features of a batch that are read for it."""
-        weights = self.pooling.weights
-        return (self.name,) if weights is None else (self.name, weights)
+        beside = (self.pooling.weights, self.pooling.ids)
+        return (self.name, *(name for name in beside if name is not None))
 
     @property
     def shapes(self) -> dict[str, tuple[int | None, ...]]:
@@ -77,27 +85,29 @@ class InputFeature:
         Raises:
             ConfigError: The feature is neither ids nor numbers.
         """
-        if self.dim is None:
+        if self.dim is None and not self.pools_numbers:
             return {self.name: (self._count_numbers(),)}
         shapes: dict[str, tuple[int | None, ...]] = {}
         if self.keeps_positions:
             length = list_length(self.spec)
-            shapes = {self.name: (length, self.dim), self.name + MASK_SUFFIX: (length,)}
-        elif self.has_vector:
-            shapes[self.name] = (self.dim,)
+            shapes = {self.name: (length, self.dim or 1), self.name + MASK_SUFFIX: (length,)}
+        elif self.has_vector or self.pools_numbers:
+            shapes[self.name] = (self.dim or 1,)
         if self.has_bias:
             shapes[self.name + BIAS_SUFFIX] = (1,)
         return shapes
 
     def _count_numbers(self) -> int:
         spec = self.spec
+        if self.vector is not None:
+            return self.vector.length
         if spec.dtype == "bytes" or spec.is_ragged:
             raise ConfigError(
                 f"the model cannot read feature {spec.name!r}",
                 received=f"{spec.dtype}, shape {spec.shape}, without a vocabulary",
-                allowed="ids with a vocabulary (scalar or list), numbers (scalar or fixed length)",
+                allowed="ids with a vocabulary, numbers (scalar or list), bytes of numbers",
                 fix="encode it with a vocabulary, or leave it out of the model's features; keys of "
-                "64 bits need model.embeddings",
+                "64 bits need model.embeddings, bytes of numbers model.vectors",
             )
         return int(spec.shape[0] or 1) if spec.shape else 1
 
@@ -164,6 +174,10 @@ class EmbeddedInputs(tf.Module):
 
     def _embed(self, feature: InputFeature, batch: Features) -> dict[str, tf.Tensor]:
         name, spec = feature.name, feature.spec
+        if feature.vector is not None:
+            return {name: decode_vectors(name, batch[name], feature.vector)}
+        if feature.pools_numbers:
+            return self._pool_numbers(feature, batch)
         if feature.dim is None:
             numbers = tf.cast(batch[name], tf.float32)
             return {name: numbers if spec.is_list else numbers[:, tf.newaxis]}
@@ -206,6 +220,38 @@ class EmbeddedInputs(tf.Module):
             gather_positions(table, ids), ids, weights, feature.pooling.combiner
         )
 
+    def _pool_numbers(self, feature: InputFeature, batch: Features) -> dict[str, tf.Tensor]:
+        name, pad = feature.name, float(feature.spec.pad_value or 0)
+        length = list_length(feature.spec) if feature.keeps_positions else None
+        values = _pad(batch[name], length, pad)
+        tokens = _find_values(feature, batch, values, pad)
+        weights = None
+        if feature.pooling.weights is not None:
+            weights = self._fit_weights(feature, batch[feature.pooling.weights], tokens, length)
+        each = tf.cast(values, tf.float32)[..., tf.newaxis]
+        inputs = {name: combine_positions(each, tokens, weights, feature.pooling.combiner)}
+        if feature.keeps_positions:
+            inputs[name + MASK_SUFFIX] = tf.not_equal(tokens, PAD_ID)
+        return inputs
+
+    def penalize_rows(self, batch: Features) -> list[tf.Tensor]:
+        """Returns the weighted squared norms of rows that a batch looks up, summed over it.
+
+        Of each feature whose tables have a weight of their own; those that are updated as a whole
+        are left out.
+        """
+        terms = []
+        for feature in self.features:
+            for tables in (self.tables, self.biases):
+                updates = tables[feature.name].updates if feature.name in tables else None
+                if updates is None or updates.l2 is None or updates.are_dense:
+                    continue
+                ids = batch[feature.name]
+                if feature.spec.is_list:
+                    ids, _ = self._read_list(feature, batch)
+                terms.append(updates.l2 * sum_squared_norms(tables[feature.name], ids))
+        return terms
+
     def _read_list(
         self, feature: InputFeature, batch: Features
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
@@ -221,8 +267,13 @@ class EmbeddedInputs(tf.Module):
         ids = _pad(values, length)
         if weights is None:
             return ids, None
+        return ids, self._fit_weights(feature, weights, ids, length)
+
+    def _fit_weights(
+        self, feature: InputFeature, weights: tf.Tensor, ids: tf.Tensor, length: int | None
+    ) -> tf.Tensor:
         weights = _fit_width(tf.cast(_pad(weights, length), tf.float32), tf.shape(ids)[1])
-        return ids, normalize_weights(weights, ids) if feature.pooling.softmax else weights
+        return normalize_weights(weights, ids) if feature.pooling.softmax else weights
 
 
 def build_keras_inputs(features: Sequence[InputFeature]) -> NetworkInputs:
@@ -248,7 +299,7 @@ def build_keras_inputs(features: Sequence[InputFeature]) -> NetworkInputs:
         vectors=[feature.name for feature in embedded if feature.has_vector],
         numbers=[feature.name for feature in features if feature.dim is None],
         biases=[feature.name + BIAS_SUFFIX for feature in embedded if feature.has_bias],
-        masks={f.name: f.name + MASK_SUFFIX for f in embedded if f.keeps_positions},
+        masks={f.name: f.name + MASK_SUFFIX for f in features if f.keeps_positions},
     )
 
 
@@ -256,15 +307,107 @@ def _ragged(values: tf.Tensor, rows: tf.Tensor, shape: tf.Tensor) -> tf.RaggedTe
     return tf.RaggedTensor.from_value_rowids(values, rows, nrows=shape[0], validate=False)
 
 
-def _pad(values: tf.Tensor | tf.RaggedTensor, length: int | None) -> tf.Tensor:
+def _pad(values: tf.Tensor | tf.RaggedTensor, length: int | None, pad: float = PAD_ID) -> tf.Tensor:
     """Returns a list as `[batch, length]`; None: as long as the longest of the batch."""
     if isinstance(values, tf.RaggedTensor):
-        return values.to_tensor(shape=[None, length])
+        return values.to_tensor(tf.cast(pad, values.dtype), shape=[None, length])
     if length is None or values.shape[1] == length:
         return values
-    return tf.ensure_shape(_fit_width(values, length), [None, length])
+    return tf.ensure_shape(_fit_width(values, length, pad), [None, length])
 
 
-def _fit_width(values: tf.Tensor, width: tf.Tensor | int) -> tf.Tensor:
+def _fit_width(values: tf.Tensor, width: tf.Tensor | int, pad: float = PAD_ID) -> tf.Tensor:
     missing = tf.maximum(width - tf.shape(values)[1], 0)
-    return tf.pad(values, [[0, 0], [0, missing]])[:, :width]
+    fill = tf.cast(pad, values.dtype)
+    return tf.pad(values, [[0, 0], [0, missing]], constant_values=fill)[:, :width]
+
+
+def _find_values(
+    feature: InputFeature, batch: Features, values: tf.Tensor, pad: float
+) -> tf.Tensor:
+    """Returns 1 where a list of numbers holds a value and 0 behind its end, int32."""
+    if feature.pooling.ids is not None:
+        ids = batch[feature.pooling.ids]
+        if isinstance(ids, tf.SparseTensor):
+            ids = _ragged(ids.indices[:, 1], ids.indices[:, 0], ids.dense_shape)
+        ids = _fit_width(_pad(ids, None), tf.shape(values)[1])
+        return tf.cast(tf.not_equal(ids, PAD_ID), tf.int32)
+    if not feature.spec.is_ragged:
+        return tf.ones_like(values, tf.int32)
+    is_value = tf.cast(tf.not_equal(values, tf.cast(pad, values.dtype)), tf.int32)
+    return tf.minimum(tf.cumsum(is_value, axis=1, reverse=True), 1)
+
+
+def decode_vectors(name: str, values: tf.Tensor, vector: VectorConfig) -> tf.Tensor:
+    """Reads vectors from bytes, as numpy's `tobytes` writes them.
+
+    Args:
+        name: Name of the feature, for the error.
+        values: Strings `[batch]`; an empty one is a missing vector.
+        vector: Type and length.
+
+    Returns:
+        float32 `[batch, length]`; zeros where there is none.
+    """
+    dtype = tf.as_dtype(vector.decode)
+    size, found = vector.length * dtype.size, tf.strings.length(values)
+    wrong = tf.boolean_mask(found, tf.not_equal(found, size) & tf.not_equal(found, 0))
+    text = f"feature {name} holds vectors of another length than {vector.length} {vector.decode}, "
+    is_right = tf.debugging.Assert(
+        tf.equal(tf.size(wrong), 0), [f"{text}which are {size} bytes; bytes found:", wrong[:1]]
+    )
+    with tf.control_dependencies([] if is_right is None else [is_right]):
+        numbers = tf.io.decode_raw(values, dtype, little_endian=True, fixed_length=size)
+    return tf.ensure_shape(tf.cast(numbers, tf.float32), [None, vector.length])
+
+
+def check_pooling(
+    pooling: Mapping[str, PoolingConfig], manifest: Manifest, specs: Mapping[str, FeatureSpec]
+) -> None:
+    """Checks what `model.pooling` names.
+
+    Args:
+        pooling: As configured.
+        manifest: The dataset version.
+        specs: The features that the model reads, by name.
+
+    Raises:
+        ConfigError: It names no list, or weights or ids that are none.
+    """
+    for name, asked in pooling.items():
+        key = f"model.pooling.{name}"
+        if name not in specs or not specs[name].is_list:
+            lists = [spec.name for spec in specs.values() if spec.is_list]
+            raise ConfigError(
+                f"{key} names no list that the model reads",
+                received=name,
+                allowed=", ".join(lists) or "the model reads no list",
+                fix=did_you_mean(name, lists),
+            )
+        for beside, what in ((asked.weights, "weights"), (asked.ids, "ids")):
+            spec = None if beside is None else _find_beside(manifest, key, beside)
+            is_ids = spec is not None and spec.dtype == "int64"
+            holds_numbers = spec is not None and spec.vocabulary_size is None
+            if spec is None or (
+                spec.is_list
+                and spec.dtype != "bytes"
+                and (is_ids if what == "ids" else holds_numbers)
+            ):
+                continue
+            values = "numbers" if what == "weights" else "ids"
+            raise ConfigError(
+                f"{key}.{what} must be a list of {values}, one for each position",
+                received=f"{spec.name}: {spec.dtype}, shape {spec.shape}",
+                fix=f"name a list feature of {values}, as long as {name}",
+            )
+
+
+def _find_beside(manifest: Manifest, key: str, name: str) -> FeatureSpec:
+    if name not in manifest.schema:
+        raise ConfigError(
+            f"{key} names a feature that the dataset does not have",
+            received=name,
+            allowed=", ".join(manifest.schema.names),
+            fix=did_you_mean(name, manifest.schema.names),
+        )
+    return manifest.schema[name]

@@ -1,17 +1,26 @@
-"""Embedding tables that a model's config asks for, static or dynamic."""
+"""Embedding tables that a model's config asks for: static or dynamic, each with its settings."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from conf.errors import ConfigError, did_you_mean
 from conf.manifest import Manifest
 from conf.schema import FeatureSpec
-from conf.training.models import DynamicTableConfig, ModelConfig, PoolingConfig
+from conf.training.models import (
+    DynamicTableConfig,
+    Initializer,
+    ModelConfig,
+    NormalConfig,
+    PoolingConfig,
+    StaticTableConfig,
+    VectorConfig,
+)
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_space import KeySpace
-from training.embedding.static_table import EmbeddingTable
+from training.embedding.static_table import EmbeddingTable, RowUpdates
 from training.models.embedded_inputs import BIAS_SUFFIX, EmbeddedInputs, InputFeature
 from training.networks.layers import PositionWeights
 
@@ -57,7 +66,9 @@ class BuiltTables:
 
 
 class TableBuilder:
-    """Builds the tables of the features that a model reads; static ones where nothing is said.
+    """Plans how the features that a model reads enter it, and builds their tables.
+
+    Tables are static where nothing is said.
 
     Args:
         config: The model's config.
@@ -67,7 +78,7 @@ class TableBuilder:
 
     Raises:
         ConfigError: `model.embeddings` names tables or features that there are not, or keys that
-            have nothing to do with each other.
+            have nothing to do with each other; `model.vectors` names what holds no bytes.
     """
 
     def __init__(
@@ -81,7 +92,10 @@ class TableBuilder:
             features = _find_features(name, table, by_name)
             if isinstance(table, DynamicTableConfig):
                 self._add(_Dynamic(name, table, features), by_name)
+            else:
+                _require_vocabulary(name, [by_name[feature] for feature in features])
         self._refuse_taken_names(by_name)
+        self._vectors = _find_vectors(config, by_name)
 
     def resolve(self, spec: FeatureSpec) -> FeatureSpec:
         """Returns a feature's spec with the table that it reads."""
@@ -95,16 +109,28 @@ class TableBuilder:
         return spec.vocabulary_size is not None or spec.name in self._of_feature
 
     def plan_input(
-        self,
-        spec: FeatureSpec,
-        dim: int,
-        pooling: PoolingConfig | None = None,
-        *,
-        bias: bool = False,
+        self, spec: FeatureSpec, pooling: PoolingConfig | None = None, *, bias: bool = False
     ) -> InputFeature:
         """Returns how a feature enters a network: its rows, or the numbers that it holds."""
-        if not self.is_embedded(spec):
-            return InputFeature(spec, None)
+        asked = pooling or PoolingConfig()
+        if self.is_embedded(spec):
+            return self.plan_rows(spec, asked, bias=bias)
+        is_pooled = spec.is_ragged or (spec.is_list and pooling is not None)
+        return InputFeature(
+            spec,
+            None,
+            asked,
+            pools_numbers=is_pooled and spec.dtype != "bytes",
+            vector=self._vectors.get(spec.name),
+        )
+
+    def plan_rows(
+        self, spec: FeatureSpec, pooling: PoolingConfig | None = None, *, bias: bool = False
+    ) -> InputFeature:
+        """Returns how the rows of a feature's ids enter a network."""
+        dim = self._settings(spec).dim or self._config.embedding_dim
+        if dim == "auto":  # The fourth root, as a whole number.
+            dim = 6 * math.isqrt(math.isqrt(table_size(self._manifest, spec)))
         return InputFeature(self.resolve(spec), dim, pooling or PoolingConfig(), has_bias=bias)
 
     def build_tables(self, features: Sequence[InputFeature]) -> BuiltTables:
@@ -115,11 +141,14 @@ class TableBuilder:
                 would have one name.
         """
         tables: dict[str, EmbeddingTable] = {}
-        stddev = self._config.embedding_stddev
+        usual = NormalConfig(stddev=self._config.embedding_stddev)
         for feature in features:
             if feature.dim is not None and feature.has_vector and feature.spec.table not in tables:
                 name = feature.spec.table
-                tables[name] = self._build(name, feature.spec, feature.dim, stddev)
+                settings = self._settings(feature.spec)
+                table = self._build(name, feature.spec, feature.dim, settings.initializer or usual)
+                table.updates = _plan_updates(settings)
+                tables[name] = table
         biases: dict[str, EmbeddingTable] = {}
         for feature in features:
             name = f"{feature.spec.table}{BIAS_SUFFIX}"
@@ -132,22 +161,29 @@ class TableBuilder:
                     fix="call that table something else, or switch the biases off",
                 )
             biases[name] = self._build(name, feature.spec, 1, None)
+            settings = self._settings(feature.spec)
+            biases[name].updates = replace(_plan_updates(settings), is_trained=True)
         return BuiltTables({**tables, **biases})
 
+    def _settings(self, spec: FeatureSpec) -> StaticTableConfig | DynamicTableConfig:
+        found = self._config.embeddings.get(self.resolve(spec).table)
+        return StaticTableConfig() if found is None else found
+
     def _build(
-        self, name: str, spec: FeatureSpec, dim: int, stddev: float | None
+        self, name: str, spec: FeatureSpec, dim: int, initializer: Initializer | None
     ) -> EmbeddingTable:
         """Builds a table of a feature's ids."""
         found = self._of_feature.get(spec.name)
         if found is None:
             size = table_size(self._manifest, spec)
-            return EmbeddingTable(name, size, dim, seed=self._seed, stddev=stddev)
+            return EmbeddingTable(name, size, dim, seed=self._seed, initializer=initializer)
         if found.name not in self._keys:
             table = found.config
             self._keys[found.name] = KeySpace(
                 found.name, max_rows=table.max_rows, capacity=table.capacity
             )
-        return DynamicTable(name, self._keys[found.name], dim, seed=self._seed, stddev=stddev)
+        keys = self._keys[found.name]
+        return DynamicTable(name, keys, dim, seed=self._seed, initializer=initializer)
 
     def _add(self, table: _Dynamic, specs: Mapping[str, FeatureSpec]) -> None:
         key = f"model.embeddings.{table.name}"
@@ -196,6 +232,39 @@ class TableBuilder:
                     allowed="a name that no other feature's table has, or all of its features",
                     fix=f"call the table something else, or add {', '.join(others)} to `features`",
                 )
+
+
+def _plan_updates(settings: StaticTableConfig | DynamicTableConfig) -> RowUpdates:
+    are_dense = isinstance(settings, StaticTableConfig) and settings.dense
+    return RowUpdates(settings.trainable, settings.l2, are_dense)
+
+
+def _require_vocabulary(name: str, specs: Sequence[FeatureSpec]) -> None:
+    lacking = [spec.name for spec in specs if spec.vocabulary_size is None]
+    if lacking:
+        raise ConfigError(
+            f"model.embeddings.{name} is a static table, and its feature has no vocabulary",
+            received=", ".join(lacking),
+            allowed="features with a vocabulary, or a dynamic table",
+            fix=f"set model.embeddings.{name}.kind=dynamic, or encode the feature with a "
+            "vocabulary in the build",
+        )
+
+
+def _find_vectors(
+    config: ModelConfig, specs: Mapping[str, FeatureSpec]
+) -> Mapping[str, VectorConfig]:
+    vectors: Mapping[str, VectorConfig] = getattr(config, "vectors", {})
+    of_bytes = [spec.name for spec in specs.values() if spec.dtype == "bytes" and not spec.is_list]
+    for name in vectors:
+        if name not in of_bytes:
+            raise ConfigError(
+                "model.vectors names no feature of bytes that the model reads",
+                received=name,
+                allowed=", ".join(of_bytes) or "the model reads none",
+                fix=did_you_mean(name, of_bytes),
+            )
+    return vectors
 
 
 def _find_features(name: str, table: object, specs: Mapping[str, FeatureSpec]) -> tuple[str, ...]:

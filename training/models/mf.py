@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.training.models import MFConfig
 from training.input.batches import Features
-from training.models.embedded_inputs import BIAS_SUFFIX, EmbeddedInputs, InputFeature
+from training.models.embedded_inputs import BIAS_SUFFIX, EmbeddedInputs
 from training.models.embedding_tables import TableBuilder
 from training.models.model import find_feature
 from training.models.retrieval import RetrievalModel
@@ -30,7 +31,7 @@ class MatrixFactorization(RetrievalModel):
         seed: Seed of the first weights.
 
     Raises:
-        ConfigError: The config names tables that the model cannot have.
+        ConfigError: The config names tables that the model cannot have, or gives them two lengths.
     """
 
     def __init__(self, config: MFConfig, manifest: Manifest, seed: int) -> None:
@@ -38,8 +39,13 @@ class MatrixFactorization(RetrievalModel):
         user = find_feature(manifest, manifest.require_key("user"))
         item = find_feature(manifest, manifest.require_key("item"))
         builder = TableBuilder(config, manifest, (user, item), seed)
-        users = InputFeature(builder.resolve(user), config.embedding_dim)
-        items = InputFeature(builder.resolve(item), config.embedding_dim, has_bias=config.item_bias)
+        users, items = builder.plan_rows(user), builder.plan_rows(item, bias=config.item_bias)
+        if users.dim != items.dim:
+            raise ConfigError(
+                "matrix factorization multiplies vectors of one length",
+                received=f"{users.spec.table}: {users.dim}, {items.spec.table}: {items.dim}",
+                fix="give both tables one `dim`, or set model.embedding_dim alone",
+            )
         self.user_inputs, self.item_inputs = (user.name,), (item.name,)
         self.temperature = config.temperature
         self._normalize = config.normalize

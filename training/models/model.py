@@ -53,9 +53,14 @@ class Model(tf.Module):
         return ()
 
     @property
+    def trained_tables(self) -> dict[str, EmbeddingTable]:
+        """Embedding tables that steps update, in the order of their names."""
+        return {n: self.tables[n] for n in sorted(self.tables) if self.tables[n].updates.is_trained}
+
+    @property
     def table_variables(self) -> list[tf.Variable]:
-        """Variables of the embedding tables, by table name; several where a table is split."""
-        return [v for name in sorted(self.tables) for v in list_variables(self.tables[name].rows)]
+        """Variables of the trained tables, by table name; several where a table is split."""
+        return [v for table in self.trained_tables.values() for v in list_variables(table.rows)]
 
     @property
     def id_spaces(self) -> dict[str, str]:
@@ -104,7 +109,7 @@ class Model(tf.Module):
     def parameter_count(self) -> int:
         """Number of trainable numbers; of a table that grows, those of its rows so far."""
         dense = sum(variable.shape.num_elements() for variable in self.dense_variables)
-        return dense + sum(t.vocabulary_size * t.dim for t in self.tables.values())
+        return dense + sum(t.vocabulary_size * t.dim for t in self.trained_tables.values())
 
     @property
     def lookups(self) -> list[tuple[str, tf.Variable]]:
@@ -119,12 +124,28 @@ class Model(tf.Module):
             found |= {**part.biases, **part.tables}
         return found
 
+    def penalize_rows(self, features: Features, l2: float | None) -> tf.Tensor | None:
+        """Weighted squared norms of the rows that a batch looks up, summed; None: no weights.
+
+        Args:
+            features: Features of the batch.
+            l2: Weight of the rows of scalar features, of tables without a weight of their own.
+        """
+        terms = [term for part in self.embedded_inputs for term in part.penalize_rows(features)]
+        if l2 is not None:
+            terms.append(l2 * tf.reduce_sum(self.sum_squared_rows(features)))
+        return tf.add_n(terms) if terms else None
+
     def sum_squared_rows(self, features: Features) -> tf.Tensor:
-        """Squared norms of the rows that the scalar features of a batch look up, `[batch]`."""
+        """Squared norms of the rows that the scalar features of a batch look up, `[batch]`.
+
+        Tables that have a weight of their own, or are not trained, are left out.
+        """
         total: tf.Tensor = 0.0
         for part in self.embedded_inputs:
             for name, table in part.scalar_tables.items():
-                total += tf.reduce_sum(tf.square(table.lookup(features[name])), axis=1)
+                if table.updates.l2 is None and table.updates.is_trained:
+                    total += tf.reduce_sum(tf.square(table.lookup(features[name])), axis=1)
         return total
 
 

@@ -20,6 +20,7 @@ from training.models.embedded_inputs import (
     EmbeddedInputs,
     InputFeature,
     build_keras_inputs,
+    check_pooling,
 )
 from training.models.embedding_tables import TableBuilder
 from training.models.model import Model, find_feature
@@ -250,8 +251,7 @@ def _plan_pooling(
         ConfigError: The config pools what is no list, or a list whose positions are read.
     """
     by_name = {spec.name: spec for spec in specs}
-    for name, asked in config.pooling.items():
-        _check_pooling(name, asked, manifest, by_name)
+    check_pooling(config.pooling, manifest, by_name)
     weights = find_weights(manifest)
     planned: dict[str, PoolingConfig] = {}
     for spec in specs:
@@ -290,32 +290,11 @@ def _plan_inputs(
         spec = manifest.schema[name]
         if pooling.combiner == "none":
             spec = bound_list(manifest, spec)
-        feature = builder.plan_input(spec, config.embedding_dim, pooling, bias=has_biases)
+        # Numbers of a fixed length are a vector, unless something is asked for.
+        is_asked = name in config.pooling or pooling != PoolingConfig()
+        feature = builder.plan_input(spec, pooling if is_asked else None, bias=has_biases)
         planned.append(replace(feature, has_vector=kind.has_vectors))
     return planned
-
-
-def _check_pooling(
-    name: str, pooling: PoolingConfig, manifest: Manifest, specs: dict[str, FeatureSpec]
-) -> None:
-    key = f"model.pooling.{name}"
-    if name not in specs or not specs[name].is_list:
-        lists = [spec.name for spec in specs.values() if spec.is_list]
-        raise ConfigError(
-            f"{key} names no list that the model reads",
-            received=name,
-            allowed=", ".join(lists) or "the model reads no list",
-            fix=did_you_mean(name, lists),
-        )
-    if pooling.weights is None:
-        return
-    spec = find_feature(manifest, pooling.weights)
-    if not spec.is_list or spec.dtype == "bytes" or spec.vocabulary_size is not None:
-        raise ConfigError(
-            f"{key}.weights must be a list of numbers, one for each position",
-            received=f"{spec.name}: {spec.dtype}, shape {spec.shape}",
-            fix="name a list feature of numbers, as long as the list that it weighs",
-        )
 
 
 def _drop_unread(

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import get_args
 
 import tensorflow as tf
 
 from conf.schema import PAD_ID
+from conf.training.models import PoolingConfig
 from training.embedding.distinct_rows import spread_rows
 from training.embedding.static_table import EmbeddingTable
 
@@ -50,6 +52,7 @@ def matmul_rows(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
 
 
 GRADIENT_FLOOR = 1e-2
+COMBINERS = get_args(PoolingConfig.model_fields["combiner"].annotation)
 
 
 @tf.custom_gradient
@@ -160,6 +163,20 @@ def gather_positions(table: EmbeddingTable, ids: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(tf.reshape(each, shape), [*ids.shape, table.dim])
 
 
+def sum_squared_norms(table: EmbeddingTable, ids: tf.Tensor) -> tf.Tensor:
+    """Returns the squared norms of the rows of ids, summed over all that are no padding; scalar.
+
+    Args:
+        table: Embeds the ids.
+        ids: int, any shape.
+    """
+    found = table.find_rows(ids)
+    if found is None:
+        return tf.reduce_sum(tf.square(table.lookup(ids)))
+    norms = tf.reduce_sum(tf.square(found.rows), axis=1)
+    return tf.reduce_sum(tf.gather(norms, found.positions))
+
+
 def combine_positions(
     embeddings: tf.Tensor, ids: tf.Tensor, weights: tf.Tensor | None, combiner: str
 ) -> tf.Tensor:
@@ -169,13 +186,23 @@ def combine_positions(
         embeddings: float32 `[batch, length, dim]`; what stands at padded positions is ignored.
         ids: int `[batch, length]`, 0 for padding.
         weights: float32 `[batch, length]` that rows are multiplied by first, or None.
-        combiner: `sum`, `mean` (of the tokens, whatever their weights), `max`, or `none`.
+        combiner: `sum`, `mean` (of the tokens, whatever their weights), `max`, `last` (token), or
+            `none`.
+
+    Raises:
+        ValueError: There is no such combiner.
 
     Returns:
         float32 `[batch, dim]`, zeros for lists without a token; for `none` `[batch, length, dim]`,
         zeros at padded positions.
     """
+    if combiner not in COMBINERS:
+        raise ValueError(f"combiner {combiner!r} is none of {', '.join(COMBINERS)}")
     is_token = tf.not_equal(ids, PAD_ID)
+    if combiner == "last":
+        tokens = tf.cast(is_token, tf.int32)
+        later = tf.cumsum(tokens, axis=1, exclusive=True, reverse=True)
+        is_token, combiner = is_token & tf.equal(later, 0), "sum"
     factors = tf.cast(is_token, embeddings.dtype)
     if combiner in ("sum", "mean"):
         counts = tf.reduce_sum(factors, axis=1, keepdims=True)

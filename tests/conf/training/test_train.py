@@ -15,6 +15,7 @@ from conf.training.models import (
     MFConfig,
     SampledSoftmaxConfig,
     StaticTableConfig,
+    UniformConfig,
 )
 from conf.training.optimizer import (
     ExponentialSchedule,
@@ -156,9 +157,33 @@ def test_a_kind_may_stand_alone_and_keys_without_one_are_those_of_a_dynamic_tabl
     assert again.model.embeddings == {"a": DynamicTableConfig()}
 
 
+def test_an_entry_that_only_sets_what_static_tables_have_is_static() -> None:
+    found = embeddings_load(
+        "model.embeddings.a.dim=auto",
+        "model.embeddings.b={dim: 8, trainable: false, initializer: uniform}",
+        "model.embeddings.c={l2: 0.5, dense: true}",
+        "model.embeddings.d={l2: 0.5, max_rows: 7}",
+        "model.embeddings.e={}",
+        "model.embeddings.f={kind: dynamic, dim: 3}",
+    ).model.embeddings
+    assert found == {
+        "a": StaticTableConfig(dim="auto"),
+        "b": StaticTableConfig(dim=8, trainable=False, initializer=UniformConfig()),
+        "c": StaticTableConfig(l2=0.5, dense=True),
+        "d": DynamicTableConfig(l2=0.5, max_rows=7),
+        "e": DynamicTableConfig(),
+        "f": DynamicTableConfig(dim=3),
+    }
+
+
 @pytest.mark.parametrize(
     ("override", "hint"),
     [
+        ("model.embeddings.a.dim=0", "1 or more, or auto"),
+        ("model.embeddings.a={kind: dynamic, dim: auto}", "auto needs the size of a vocabulary"),
+        ("model.embeddings.a={l2: 1, trainable: false}", "`l2` changes rows"),
+        ("model.embeddings.a={dense: true, trainable: false}", "`dense` updates all rows"),
+        ("model.embeddings.a.initializer={kind: uniform, low: 1, high: 1}", "above `low`"),
         ("model.embedings.a=dynamic", "embeddings"),
         ("model.embeddings.a.max_row=7", "max_rows"),
         ("model.embeddings.a.max_rows=0", "max_rows"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,12 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conf.training.models import (
+    Initializer,
+    NormalConfig,
+    TruncatedNormalConfig,
+    UniformConfig,
+)
 from conf.training.optimizer import OptimizerConfig
 from tests.training.toy_models import DIM, VOCABULARY, ToyModel, build_toy_batches, squared_error
 from training.embedding.distinct_rows import add_distinct_ids, plan_lookups
@@ -38,8 +45,16 @@ from training.loop.step import StepOptions, TrainStep, build_run_steps
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
 
-def draw(keys, dim: int = 5, seed: int = 3, table: str = "a") -> np.ndarray:
-    return draw_first_rows(np.array(keys, np.int64), dim, seed=seed, table=table, stddev=0.5)
+def draw(
+    keys,
+    dim: int = 5,
+    seed: int = 3,
+    table: str = "a",
+    initializer: Initializer = NormalConfig(stddev=0.5),  # noqa: B008
+) -> np.ndarray:
+    return draw_first_rows(
+        np.array(keys, np.int64), dim, seed=seed, table=table, initializer=initializer
+    )
 
 
 @settings(deadline=None)  # the first call compiles
@@ -63,6 +78,30 @@ def test_are_normal_and_independent() -> None:
     assert abs(np.corrcoef(rows[1:, 0], rows[:-1, 0])[0, 1]) < 0.015  # of neighbouring keys
 
 
+@pytest.mark.parametrize(
+    ("initializer", "low", "high"),
+    [(UniformConfig(low=-1, high=3), -1, 3), (TruncatedNormalConfig(stddev=0.5), -1, 1)],
+    ids=["uniform", "truncated normal"],
+)
+def test_other_distributions_are_functions_of_the_key_too(initializer, low, high) -> None:
+    keys = np.arange(2, 20_002)
+    rows = draw(keys, dim=4, initializer=initializer)
+    normal, beyond = NormalDist(0, 0.5), NormalDist().cdf(-2)
+    for share in (0.05, 0.3, 0.5, 0.9):
+        quantile = low + share * (high - low)
+        if isinstance(initializer, TruncatedNormalConfig):
+            quantile = normal.inv_cdf(beyond + share * (1 - 2 * beyond))
+        np.testing.assert_allclose((rows < quantile).mean(axis=0), share, atol=0.015)
+    np.testing.assert_allclose(np.corrcoef(rows.T), np.eye(4), atol=0.03)
+    order = np.random.default_rng(0).permutation(len(keys))
+    np.testing.assert_array_equal(draw(keys[order], dim=4, initializer=initializer), rows[order])
+    shorter = draw(keys[:9], dim=3, initializer=initializer)
+    np.testing.assert_array_equal(shorter, rows[:9, :3])
+    assert not draw([1], initializer=initializer).any()
+    assert rows.min() >= low
+    assert rows.max() < high
+
+
 def test_depend_on_seed_and_table() -> None:
     rows = draw([7, 8])
     assert not np.isclose(rows, draw([7, 8], seed=4)).any()
@@ -84,7 +123,9 @@ KEYS = np.arange(VOCABULARY)
 
 
 def build_table(name: str = "items", **keys: Any) -> DynamicTable:
-    return DynamicTable(name, KeySpace(name, **keys), DIM, seed=3, stddev=0.5)
+    return DynamicTable(
+        name, KeySpace(name, **keys), DIM, seed=3, initializer=NormalConfig(stddev=0.5)
+    )
 
 
 class Training:
@@ -242,8 +283,8 @@ def test_a_full_table_reads_zeros_for_further_keys_and_never_trains_them() -> No
 def test_two_tables_of_the_same_keys_grow_together() -> None:
     keys = KeySpace("items", capacity=1)
     tables = {
-        "items": DynamicTable("items", keys, DIM, seed=3, stddev=0.5),
-        "users": DynamicTable("users", keys, DIM, seed=3, stddev=None),
+        "items": DynamicTable("items", keys, DIM, seed=3, initializer=NormalConfig(stddev=0.5)),
+        "users": DynamicTable("users", keys, DIM, seed=3, initializer=None),
     }
     training = Training(tables, OPTIMIZERS["sgd"])
     assert len(training.keyed) == 1
@@ -350,7 +391,9 @@ class ByDict:
 def test_rows_are_those_of_a_dictionary(name, batches, max_rows, capacity, seed) -> None:
     rule, move = RULES[name]
     space = KeySpace("key", max_rows=max_rows, capacity=capacity)
-    table = DynamicTable("key", space, DYNAMIC_REFERENCE_DIM, seed=5, stddev=0.5)
+    table = DynamicTable(
+        "key", space, DYNAMIC_REFERENCE_DIM, seed=5, initializer=NormalConfig(stddev=0.5)
+    )
     keyed, expected = plan_keyed_features({"key": table}, {"key": table}), ByDict(table, move)
     asked = (
         np.random.default_rng(seed)

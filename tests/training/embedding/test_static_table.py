@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import zlib
+from statistics import NormalDist
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import training.embedding.static_table as table_module
+from conf.training.models import NormalConfig, TruncatedNormalConfig, UniformConfig
 from conf.training.train import DevicesConfig
 from training.checkpoint.saved_tensors import collect_state, copy_state, restore_state
 from training.distribution.strategy import build_strategy
@@ -29,7 +31,7 @@ def test_first_rows_depend_on_seed_and_name_alone() -> None:
 
 
 def test_first_rows_have_the_asked_spread_and_zeros_for_pad_and_oov() -> None:
-    rows = EmbeddingTable("a", 5000, 8, seed=1, stddev=0.2).rows.numpy()
+    rows = EmbeddingTable("a", 5000, 8, seed=1, initializer=NormalConfig(stddev=0.2)).rows.numpy()
     assert abs(rows[2:].std() - 0.2) < 0.01
     assert rows[2:].any(axis=1).all()
     assert not rows[:2].any()
@@ -38,11 +40,31 @@ def test_first_rows_have_the_asked_spread_and_zeros_for_pad_and_oov() -> None:
 @pytest.mark.parametrize("dim", [1, 3, 4])
 def test_rows_drawn_in_pieces_are_those_drawn_at_once(dim: int, monkeypatch) -> None:
     monkeypatch.setattr(table_module, "PIECE_ROWS", 8)
-    rows = EmbeddingTable("a", 29, dim, seed=7, stddev=0.3).rows.numpy()
+    rows = EmbeddingTable("a", 29, dim, seed=7, initializer=NormalConfig(stddev=0.3)).rows.numpy()
     seed = [7, zlib.crc32(b"a")]
     expected = tf.random.stateless_normal([29, dim], seed, stddev=0.3).numpy()
     np.testing.assert_array_equal(rows[2:], expected[2:])
     assert not rows[:2].any()
+
+
+@pytest.mark.parametrize("dim", [1, 3, 4])
+def test_other_distributions_are_drawn_in_pieces_too(dim: int, monkeypatch) -> None:
+    monkeypatch.setattr(table_module, "PIECE_ROWS", 8)
+    draws = tf.random.stateless_uniform([29, dim], [7, zlib.crc32(b"a")]).numpy()
+    normal = NormalDist(0, 0.3)
+    lowest = normal.cdf(-0.6)
+
+    def truncated(share: float) -> float:
+        return normal.inv_cdf(lowest + share * (1 - 2 * lowest))
+
+    expected = {
+        UniformConfig(low=-1, high=3): draws * 4.0 - 1.0,
+        TruncatedNormalConfig(stddev=0.3): np.vectorize(truncated)(draws.astype(np.float64)),
+    }
+    for initializer, values in expected.items():
+        rows = EmbeddingTable("a", 29, dim, seed=7, initializer=initializer).rows.numpy()
+        np.testing.assert_allclose(rows[2:], values[2:], rtol=1e-5, atol=1e-6)
+        assert not rows[:2].any()
 
 
 def test_rows_are_equal_on_all_replicas() -> None:

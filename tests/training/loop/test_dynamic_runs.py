@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from conf.errors import ConfigError, InputDataError
+from conf.training.models import NormalConfig
 from conf.training.train import FitConfig
 from tests.training import dynamic_replicas, dynamic_runs
 from tests.training.dynamic_runs import DSSM, FIT, MF, build_config, build_trainer, read_state
@@ -212,7 +213,9 @@ def test_logq_counts_ids_of_a_vocabulary_whose_table_is_dynamic(
         table = trainer.model.tables["movie_id"]
         if kind == "static":
             # The same first rows in both.
-            twin = DynamicTable("movie_id", KeySpace("movie_id"), 4, seed=42, stddev=0.05)
+            twin = DynamicTable(
+                "movie_id", KeySpace("movie_id"), 4, seed=42, initializer=NormalConfig(stddev=0.05)
+            )
             keys = np.arange(table.vocabulary_size)
             table.rows.assign(twin.draw_rows(keys) * (keys > 0)[:, np.newaxis])
         run = tmp_path / kind

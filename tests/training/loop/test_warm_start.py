@@ -110,7 +110,7 @@ def version(tmp_path_factory) -> EncodedVersion:
 
 def build(**keys: Any) -> tuple[Any, DynamicTable]:
     table = DynamicTable("items", KeySpace("items", **keys), 3, seed=1)
-    bias = DynamicTable("bias", table.keys, 1, seed=1, stddev=None)
+    bias = DynamicTable("bias", table.keys, 1, seed=1, initializer=None)
     tables = {"items": table, "bias": bias}
     model = SimpleNamespace(embedded_features={"movie_id": table}, tables=tables)
     return model, table

@@ -166,6 +166,39 @@ def test_blocks_stand_in_the_order_of_the_specs() -> None:
     assert set(inputs.scalar_tables) == {"x"}
 
 
+def test_lists_of_towers_are_pooled_as_asked(tiny_manifest: Manifest) -> None:
+    config = DSSMConfig.model_validate(
+        {
+            "embedding_dim": 4,
+            "item_features": ["genres"],
+            "pooling": {"genres": {"combiner": "max"}},
+        }
+    )
+    model = DSSM(config, tiny_manifest, 1)
+    rows = model.tables["genres"].rows.numpy()
+    found = model.embedded_inputs[1]({"genres": tf.constant([[2, 3, 0], [0, 0, 0]])})["genres"]
+    np.testing.assert_array_equal(found, [np.maximum(rows[2], rows[3]), np.zeros(4)])
+
+
+@pytest.mark.parametrize(
+    ("pooling", "more", "message"),
+    [
+        ({"genre": {}}, {}, "names no list"),
+        ({"genres": {"combiner": "none"}}, {}, "one vector of each list"),
+        ({"genres": {"weights": "history"}}, {}, "a list of numbers"),
+        ({"genres": {"weights": "histori"}}, {}, "did you mean 'history'"),
+        ({"genres": {"ids": "history"}}, {}, "another role"),
+        ({"history": {}}, {"history_pooling": "position_weighted"}, "both pool the history"),
+    ],
+)
+def test_pooling_that_does_not_fit_is_refused(
+    pooling, more, message, tiny_manifest: Manifest
+) -> None:
+    config = DSSMConfig.model_validate({"pooling": pooling, **more})
+    with pytest.raises(ConfigError, match=message):
+        DSSM(config, tiny_manifest, 1)
+
+
 @pytest.mark.parametrize(
     "spec",
     [

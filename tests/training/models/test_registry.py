@@ -190,7 +190,7 @@ def build(manifest: Manifest, **embeddings: Any) -> TableBuilder:
 
 
 def build_tables(builder: TableBuilder, *specs: FeatureSpec) -> dict[str, EmbeddingTable]:
-    return builder.build_tables([builder.plan_input(spec, 3, bias=True) for spec in specs]).tables
+    return builder.build_tables([builder.plan_input(spec, bias=True) for spec in specs]).tables
 
 
 def test_a_table_that_is_not_named_is_static(tiny_manifest: Manifest) -> None:
@@ -229,9 +229,51 @@ def test_a_table_beside_a_static_one_is_static(tiny_manifest: Manifest) -> None:
     assert tables["genres_bias"].rows.shape == [tables["genres"].vocabulary_size, 1]
 
 
+def test_tables_have_settings_of_their_own(tiny_manifest: Manifest) -> None:
+    builder = build(
+        tiny_manifest,
+        movie_id={"dim": "auto", "initializer": {"kind": "uniform", "low": 1, "high": 2}},
+        genres={"dim": 5, "trainable": False},
+        keys={"features": ["user_id"], "dim": 2, "l2": 0.5},
+    )
+    names = ("history", "movie_id", "genres", "user_id")
+    tables = build_tables(builder, *(tiny_manifest.schema[name] for name in names))
+    assert {name: table.dim for name, table in tables.items()} == {
+        "movie_id": 12,  # 6 * floor(42 ** 0.25)
+        "genres": 5,
+        "keys": 2,
+        **{f"{name}_bias": 1 for name in ("movie_id", "genres", "keys")},
+    }
+    rows = tables["movie_id"].rows.numpy()[2:]
+    assert rows.min() >= 1
+    assert rows.max() < 2
+    assert not tables["genres"].updates.is_trained
+    assert tables["genres_bias"].updates.is_trained
+    assert tables["keys"].updates.l2 == tables["keys_bias"].updates.l2 == 0.5
+    assert tables["movie_id"].updates.l2 is None
+
+
+def test_matrix_factorization_needs_one_length(tiny_manifest: Manifest) -> None:
+    config = MFConfig.model_validate({"embeddings": {"movie_id": {"dim": 5}}})
+    with pytest.raises(ConfigError, match="vectors of one length") as caught:
+        MatrixFactorization(config, tiny_manifest, 1)
+    assert caught.value.received == "user_id: 64, movie_id: 5"
+
+
+def test_towers_put_tables_of_any_lengths_side_by_side(
+    tiny_manifest: Manifest, batch: Batch
+) -> None:
+    embeddings = {"movie_id": {"dim": 7}, "gender": {"dim": "auto"}}
+    config = DSSMConfig.model_validate({"embedding_dim": 4, "embeddings": embeddings})
+    model = build_model(config, tiny_manifest, 1)
+    assert model.embed_users(batch).shape == model.embed_items(batch).shape == (8, 4)
+    assert model.tables["movie_id"].dim == 7
+
+
 @pytest.mark.parametrize(
     ("embeddings", "error"),
     [
+        ({"label": {"dim": 3}}, "kind=dynamic"),
         ({"movie_ids": "dynamic"}, "did you mean 'movie_id'"),
         ({"genre": "static"}, "did you mean 'genres'"),
         ({"a": {"features": ["movieid"]}}, "did you mean 'movie_id'"),

@@ -7,11 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.networks.layers import (
+    COMBINERS,
     PositionWeights,
+    combine_positions,
     compute_dtype,
     computing_in,
     matmul_rows,
     normalize_rows,
+    normalize_weights,
     pool_mean,
 )
 
@@ -146,3 +149,74 @@ def test_positions_go_on_from_a_checkpoint(tmp_path) -> None:
     path = tf.train.Checkpoint(positions=positions).save(str(tmp_path / "c"))
     tf.train.Checkpoint(positions=other).restore(path).assert_consumed()
     np.testing.assert_array_equal(other(3), positions(3))
+
+
+def combine_by_hand(
+    rows: np.ndarray, weights: np.ndarray | None, combiner: str, upstream: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Value of one list's tokens, and the gradients of rows `[tokens, dim]` and weights."""
+    factors = np.ones(len(rows)) if weights is None else weights
+    weighted = rows * factors[:, None]
+    each = np.zeros_like(rows)
+    if not len(rows):
+        return np.zeros(rows.shape[1]), each, factors
+    if combiner == "max":
+        value = weighted.max(axis=0)
+        each[weighted.argmax(axis=0), np.arange(rows.shape[1])] = upstream
+    elif combiner == "last":
+        value, each[-1] = weighted[-1], upstream
+    else:
+        count = len(rows) + 1e-8 if combiner == "mean" else 1.0
+        value, each[:] = weighted.sum(axis=0) / count, upstream / count
+    return value, each * factors[:, None], (each * rows).sum(axis=1)
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "max", "last"])
+@pytest.mark.parametrize("weighted", ["plain", "weights", "softmax"])
+def test_combiners_and_their_gradients_are_those_by_hand(combiner: str, weighted: str) -> None:
+    rng = np.random.default_rng(1)
+    ids = np.array([[3, 1, 2, 5], [7, 4, 0, 0], [0, 0, 0, 0], [0, 9, 0, 2]])
+    embeddings = rng.normal(size=(4, 4, 3)).astype(np.float32)
+    weights = rng.normal(size=(4, 4)).astype(np.float32)
+    embeddings[ids == 0] = weights[ids == 0] = np.nan  # must be of no account
+    upstream = rng.normal(size=(4, 3)).astype(np.float32)
+    given = [tf.Variable(embeddings), tf.Variable(weights)]
+    with tf.GradientTape() as tape:
+        factors = None if weighted == "plain" else tf.convert_to_tensor(given[1])
+        if weighted == "softmax":
+            factors = normalize_weights(factors, tf.constant(ids))
+        pooled = combine_positions(given[0], tf.constant(ids), factors, combiner)
+        target = tf.reduce_sum(pooled * upstream)
+    by_rows, by_weights = tape.gradient(target, given)
+    expected = np.zeros((4, 3))
+    expected_rows, expected_weights = np.zeros((4, 4, 3)), np.zeros((4, 4))
+    for row, tokens in enumerate(ids != 0):
+        own = weights[row, tokens].astype(np.float64)
+        shares = np.exp(own) / np.exp(own).sum() if len(own) else own
+        factors = {"plain": None, "weights": own, "softmax": shares}[weighted]
+        found = combine_by_hand(
+            embeddings[row, tokens].astype(np.float64), factors, combiner, upstream[row]
+        )
+        expected[row], expected_rows[row, tokens] = found[:2]
+        by_factor = found[2]
+        if weighted == "softmax":
+            by_factor = shares * (by_factor - (shares * by_factor).sum())
+        expected_weights[row, tokens] = by_factor
+    np.testing.assert_allclose(pooled, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(by_rows, expected_rows, rtol=1e-5, atol=1e-6)
+    if weighted != "plain":
+        np.testing.assert_allclose(by_weights, expected_weights, rtol=1e-4, atol=1e-6)
+
+
+def test_positions_are_kept_without_what_pads_them() -> None:
+    ids = tf.constant([[3, 0], [0, 0]])
+    garbage = tf.constant([[[2.0], [np.nan]], [[np.inf], [1e9]]])
+    weights = tf.constant([[3.0, np.nan], [np.inf, 1.0]])
+    found = combine_positions(garbage, ids, weights, "none")
+    assert found.numpy().tolist() == [[[6.0], [0.0]], [[0.0], [0.0]]]
+
+
+def test_an_unknown_combiner_is_refused() -> None:
+    assert COMBINERS == ("mean", "sum", "max", "last", "none")
+    with pytest.raises(ValueError, match="combiner 'avg' is none of mean, sum"):
+        combine_positions(tf.zeros([1, 1, 1]), tf.constant([[1]]), None, "avg")

@@ -1,0 +1,237 @@
+"""Features of a batch as inputs of a network, and what their tables add to the loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from conf.schema import FeatureSpec
+from conf.training.models import NormalConfig, PoolingConfig, VectorConfig
+from conf.training.optimizer import OptimizerConfig
+from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
+from training.checkpoint.manager import describe_layout
+from training.checkpoint.saved_tensors import collect_state
+from training.embedding.distinct_rows import (
+    BatchRows,
+    add_distinct_ids,
+    plan_lookups,
+    sharing_rows,
+)
+from training.embedding.static_table import EmbeddingTable, RowUpdates
+from training.loop.optimizers import Optimizers
+from training.loop.step import StepOptions, TrainStep, build_run_steps
+from training.models.embedded_inputs import EmbeddedInputs, InputFeature, decode_vectors
+
+SIZE, DIM, LENGTH = 9, 3, 4
+IDS = np.array([[4, 2, 4, 0], [5, 0, 0, 0], [0, 0, 0, 0], [2, 3, 8, 7]], np.int64)
+WEIGHTS = np.random.default_rng(0).normal(size=IDS.shape).astype(np.float32) * (IDS != 0)
+LIST = FeatureSpec("list", "int64", "context", (None,), LENGTH, vocabulary_size=SIZE)
+
+
+def build_inputs(pooling: PoolingConfig) -> EmbeddedInputs:
+    table = EmbeddingTable("t", SIZE, DIM, seed=1, initializer=NormalConfig(stddev=1.0))
+    bias = EmbeddingTable("b", SIZE, 1, seed=1)
+    feature = InputFeature(LIST, DIM, pooling, has_bias=True)
+    return EmbeddedInputs([feature], {"list": table}, {"list": bias})
+
+
+def run(inputs: EmbeddedInputs, batch: dict[str, Any], shares: bool) -> list[np.ndarray]:
+    """Returns the inputs of a network, and the gradients of both tables as wholes."""
+    tables = [inputs.tables["list"].rows, inputs.biases["list"].rows]
+    rows = None
+    if shares:
+        lookups = plan_lookups(inputs.lookups)
+        (batch,) = add_distinct_ids(tf.data.Dataset.from_tensors(batch), lookups)
+        rows = BatchRows(batch, lookups)
+    with tf.GradientTape() as tape, sharing_rows(rows):
+        found = inputs(batch)
+        numbers = [tf.cast(value, tf.float32) for value in found.values()]
+        target = tf.add_n([tf.reduce_sum(tf.sin(value)) for value in numbers])
+    gradients = tape.gradient(target, tables)
+    return [np.asarray(tf.convert_to_tensor(value)) for value in (*numbers, *gradients)]
+
+
+@pytest.mark.parametrize("softmax", [False, True], ids=["", "softmax"])
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weights"])
+@pytest.mark.parametrize("combiner", ["mean", "sum", "max", "last", "none"])
+def test_all_forms_of_a_list_give_the_same(combiner: str, weighted: bool, softmax: bool) -> None:
+    pooling = PoolingConfig(
+        combiner=combiner, weights="weights" if weighted else None, softmax=softmax
+    )
+    inputs = build_inputs(pooling)
+    padded = {"list": tf.constant(IDS), "weights": tf.constant(WEIGHTS)}
+    ragged = {
+        "list": tf.RaggedTensor.from_tensor(IDS, padding=0),
+        "weights": tf.RaggedTensor.from_tensor(WEIGHTS, lengths=(IDS != 0).sum(axis=1)),
+    }
+    plain, shared, of_ragged = (
+        run(inputs, batch, shares)
+        for batch, shares in ((padded, False), (padded, True), (ragged, False))
+    )
+    others = [shared, of_ragged]
+    if weighted:
+        where = np.argwhere(IDS != 0)
+        indices = np.stack([where[:, 0], IDS[IDS != 0]], axis=1)
+        sparse = tf.SparseTensor(indices, WEIGHTS[IDS != 0], [len(IDS), SIZE])
+        others.append(run(inputs, {"list": sparse}, False))
+    assert plain[0].any()
+    assert plain[-2].any()
+    assert not plain[0][2].any()  # a list without a token
+    for other in others:
+        assert len(other) == len(plain)
+        for ours, expected in zip(other, plain, strict=True):
+            np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
+
+
+def numbers_of(spec: FeatureSpec, batch: dict[str, Any], **pooling: Any) -> dict[str, np.ndarray]:
+    feature = InputFeature(spec, None, PoolingConfig(**pooling), pools_numbers=True)
+    inputs = EmbeddedInputs([feature], {})
+    found = {name: value.numpy() for name, value in inputs(batch).items()}
+    shapes = {name: tensor.shape for name, tensor in inputs.build_keras_inputs().items()}
+    assert set(shapes) == set(found)
+    for name, value in found.items():
+        assert len(shapes[name]) == value.ndim
+    return found
+
+
+PRICES = FeatureSpec("prices", "float32", "context", (None,), 4)
+
+
+@pytest.mark.parametrize(
+    ("combiner", "expected"), [("mean", 2.0), ("max", 3.0), ("sum", 4.0), ("last", 3.0)]
+)
+def test_lists_of_numbers_become_one(combiner: str, expected: float) -> None:
+    rows = [[1.0, 0.0, 3.0], [], [-1.0]]
+    padded = tf.constant([row + [0.0] * (4 - len(row)) for row in rows])
+    expected = {"mean": 4 / 3}.get(combiner, expected)
+    for batch in (padded, tf.ragged.constant(rows, dtype=tf.float32)):
+        found = numbers_of(PRICES, {"prices": batch}, combiner=combiner)
+        np.testing.assert_allclose(found["prices"], [[expected], [0.0], [-1.0]], rtol=1e-6)
+
+
+def test_ids_beside_numbers_tell_where_a_list_ends() -> None:
+    batch = {
+        "prices": tf.constant([[1.0, 0.0, np.nan], [0.0, 0.0, 7.0]]),
+        "ids": tf.ragged.constant([[5, 6], []], dtype=tf.int64),
+        "weights": tf.constant([[2.0, 5.0, np.nan], [1.0, 1.0, 1.0]]),
+    }
+    assert numbers_of(PRICES, batch, ids="ids")["prices"].tolist() == [[0.5], [0.0]]
+    found = numbers_of(PRICES, batch, ids="ids", weights="weights", combiner="sum")
+    assert found["prices"].tolist() == [[2.0], [0.0]]
+    kept = numbers_of(PRICES, batch, ids="ids", combiner="none")
+    assert kept["prices"][..., 0].tolist() == [[1, 0, 0, 0], [0, 0, 0, 0]]
+    assert kept["prices_mask"].tolist() == [[True, True, False, False], [False] * 4]
+
+
+def test_all_numbers_of_a_fixed_length_count() -> None:
+    spec = FeatureSpec("v", "float32", "context", (2,))
+    found = numbers_of(spec, {"v": tf.constant([[3.0, 0.0]])})
+    assert found["v"].tolist() == [[1.5]]
+
+
+@pytest.mark.parametrize("decode", ["float32", "float64"])
+def test_bytes_are_read_as_vectors(decode: str) -> None:
+    vectors = np.array([[1.5, -2.0], [0.0, 3.25]], decode)
+    feature = InputFeature(
+        FeatureSpec("v", "bytes", "item"), None, vector=VectorConfig(decode=decode, length=2)
+    )
+    inputs = EmbeddedInputs([feature], {})
+    batch = {"v": tf.constant([vectors[0].tobytes(), b"", vectors[1].tobytes()])}
+    found = tf.function(inputs.__call__)(batch)["v"]
+    assert found.numpy().tolist() == [[1.5, -2.0], [0.0, 0.0], [0.0, 3.25]]
+    assert inputs.build_keras_inputs()["v"].shape == (None, 2)
+    assert inputs.build_keras_inputs().numbers == ("v",)
+
+
+def test_bytes_of_another_length_are_refused() -> None:
+    vector = VectorConfig(decode="float64", length=2)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="feature v holds vectors of another"):
+        decode_vectors("v", tf.constant([b"12345678"]), vector)
+
+
+STEPS, BATCH = 4, 16
+
+
+def train(
+    updates: dict[str, RowUpdates], *, shares: bool = False, l2: float | None = None, **more: Any
+) -> tuple[ToyModel, Optimizers]:
+    model = ToyModel()
+    for name, own in updates.items():
+        model.tables[name].updates = own
+    config = {"learning_rate": 0.05, "epsilon": 1e-3, "beta_1": 0.8, "beta_2": 0.9, **more}
+    optimizers = Optimizers(OptimizerConfig.model_validate(config), model, STEPS)
+    lookups = plan_lookups(model.lookups) if shares else None
+    options = StepOptions(seed=1, embedding_l2=l2)
+    step = TrainStep(model, squared_error, optimizers, options, lookups)
+    batches = build_toy_batches(BATCH)
+    if lookups is not None:
+        batches = add_distinct_ids(batches, lookups)
+    build_run_steps(tf.distribute.get_strategy(), step)(iter(batches), tf.constant(STEPS))
+    return model, optimizers
+
+
+def train_by_keras(l2: float) -> list[np.ndarray]:
+    """The same steps with whole tables as dense weights and Keras' L2 of each."""
+    model = ToyModel()
+    variables = [*model.table_variables, *model.dense_variables]
+    optimizer = keras.optimizers.Adam(0.05, beta_1=0.8, beta_2=0.9, epsilon=1e-3)
+    optimizer.build(variables)
+    for batch in build_toy_batches(BATCH).take(STEPS):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(squared_error(model, batch, None))
+            loss += l2 * tf.add_n([tf.reduce_sum(v**2) for v in model.table_variables])
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply([tf.convert_to_tensor(gradient) for gradient in gradients])
+    return [v.numpy() for v in variables]
+
+
+@pytest.mark.parametrize("more", [{}, {"accumulate_steps": 2}, {"shares": True}], ids=str)
+@pytest.mark.parametrize("l2", [None, 0.03])
+def test_tables_updated_as_a_whole_are_dense_weights_to_keras(l2, more) -> None:
+    whole = RowUpdates(l2=l2, are_dense=True)
+    model, _ = train({"items": whole, "users": whole}, **more)
+    found = [v.numpy() for v in (*model.table_variables, *model.dense_variables)]
+    for ours, expected in zip(found, train_by_keras(l2 or 0.0), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_l2_of_a_table_is_that_of_the_rows_that_a_batch_looks_up(shares: bool) -> None:
+    model, _ = train(
+        {"items": RowUpdates(l2=0.03)}, shares=shares, sparse={"kind": "sgd", "learning_rate": 0.1}
+    )
+    reference = ToyModel()
+    rate = tf.constant(0.1)
+    dense = keras.optimizers.Adam(0.05, beta_1=0.8, beta_2=0.9, epsilon=1e-3)
+    dense.build(reference.dense_variables)
+    variables = [*reference.table_variables, *reference.dense_variables]
+    for batch in build_toy_batches(BATCH).take(STEPS):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(squared_error(reference, batch, None))
+            for name in ("list", "item"):
+                rows = tf.gather(reference.tables["items"].rows, batch[name])
+                each = tf.reduce_sum(rows**2, axis=-1) * tf.cast(batch[name] != 0, tf.float32)
+                loss += 0.03 * tf.reduce_sum(each) / BATCH
+        gradients = [tf.convert_to_tensor(g) for g in tape.gradient(loss, variables)]
+        for table, gradient in zip(reference.table_variables, gradients, strict=False):
+            table.assign_sub(rate * gradient)
+        dense.apply(gradients[len(reference.table_variables) :])
+    for ours, expected in zip(model.table_variables, reference.table_variables, strict=True):
+        np.testing.assert_allclose(ours, expected.numpy(), rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_a_frozen_table_keeps_its_rows_and_has_no_state(shares: bool) -> None:
+    model, optimizers = train({"items": RowUpdates(is_trained=False)}, shares=shares, l2=0.1)
+    fresh = ToyModel()
+    np.testing.assert_array_equal(model.tables["items"].rows, fresh.tables["items"].rows.numpy())
+    assert not np.array_equal(model.tables["users"].rows, fresh.tables["users"].rows.numpy())
+    assert [len(found) for found in optimizers.sparse.slots.values()] == [1, 1]
+    assert model.parameter_count < fresh.parameter_count
+    state = collect_state(model=model, optimizers=optimizers)
+    layout = describe_layout(state, model)
+    assert (set(layout.tables), set(layout.trained_tables)) == ({"items", "users"}, {"users"})
