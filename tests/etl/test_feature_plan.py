@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from conf.encoders import VocabularySpec
 from conf.errors import ConfigError
 from conf.manifest import InputFile
+from conf.operations import Length
 from etl.encoders.fit import build_plan
 from etl.estimate import estimate_rows, estimate_sizes
 from etl.events.histories import condition_columns
@@ -54,10 +55,31 @@ def test_lists_share_the_vocabulary_of_their_items(tmp_path):
     assert schema["label"].dtype == "float32"
 
 
+def test_a_length_counts_what_a_list_feature_keeps(tmp_path):
+    length = {"role": "context", "encoding": {"kind": "length", "of": "kept"}}
+    features = [
+        *BASE,
+        {**feature("kept", "tags"), "max_len": 3},
+        {"name": "own", **length},
+        {"name": "more", **length, "max_len": 7},
+        {"name": "all", **length, "encoding": {"kind": "length", "of": "tags"}},
+    ]
+    found = plan(tmp_path, features)
+    lengths = [found.feature(name) for name in ("own", "more", "all")]
+    assert [(f.column, f.max_len) for f in lengths] == [("tags", 3), ("tags", 7), ("tags", None)]
+    specs = [VocabularySpec(v.name, "int64", "f", 9, "0") for v in found.vocabularies]
+    schema = build_plan(found, specs, {f.name: Length(f.max_len) for f in lengths}).schema
+    for name in ("own", "more", "all"):
+        spec = schema[name]
+        assert (spec.dtype, spec.shape, spec.vocabulary_size) == ("int64", (), None)
+
+
 @pytest.mark.parametrize(
     ("features", "message"),
     [
         ([*BASE, feature("x", "gendr")], "did you mean 'gender'"),
+        ([*BASE, feature("x", "gender", kind="length", of="gender")], "received: gender: string"),
+        ([*BASE, {**feature("x", "tags", kind="length", of="tags"), "length": 2}], "`max_len`"),
         ([*BASE, feature("user", "gender")], "declared twice"),
         ([*BASE, feature("x", "label")], "cannot have a vocabulary"),
         ([*BASE, feature("x", "gender", kind="vocabulary", name="item")], "two types"),
