@@ -89,7 +89,7 @@ def build_gradient_norms(model: Model, steps: int) -> GradientNorms:
     """
     tables = [
         f"table/{name}"
-        for name, table in sorted(model.tables.items())
+        for name, table in model.trained_tables.items()
         for _ in list_variables(table.rows)
     ]
     dense = [f"network/{name.partition('/')[0]}" for name in model.named_weights]
