@@ -12,6 +12,7 @@
                         metrics.json      evaluation against the baselines
                         export/           SavedModels, embeddings
                         recommendations.json.gz
+                        scores.parquet    of rows, by a ranking model
                         report.html
 <root>/<name>/CURRENT                     id of the last run that finished training
 """
@@ -34,6 +35,7 @@ HISTORY_FILE = "history.json"
 METRICS_FILE = "metrics.json"
 REPORT_FILE = "report.html"
 RECOMMENDATIONS_FILE = "recommendations.json.gz"
+SCORES_FILE = "scores.parquet"
 CHECKPOINTS_DIR = "checkpoints"
 STEPS_FILE = "metrics.jsonl"
 VALIDATIONS_FILE = "validations.jsonl"

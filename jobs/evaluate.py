@@ -1,4 +1,8 @@
-"""`sluice evaluate`: ranks a split with a run's model, beside popularity and chance."""
+"""`sluice evaluate`: measures a run's model on a split, beside baselines.
+
+Retrieval models rank the catalogue, beside popularity and chance; ranking models score the rows,
+beside the constant.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from conf.run import METRICS_FILE, update_run_card, write_json
+from jobs.reporting.formatting import format_metric, metric_title, read_task_metrics
 from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
 from jobs.support.trained_run import CheckpointChoice, override_section, restore_run, timed
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 app = typer.Typer(add_completion=False)
 
@@ -22,7 +30,7 @@ TEST_SPLIT = "test"
 @app.command()
 def main(
     run: Annotated[str, typer.Option(help="A run, or a series: its last finished run.")],
-    split: Annotated[str, typer.Option(help="Split to rank.")] = TEST_SPLIT,
+    split: Annotated[str, typer.Option(help="Split to measure on.")] = TEST_SPLIT,
     checkpoint: Annotated[
         CheckpointChoice, typer.Option(help="The best epoch's weights, or the last one's.")
     ] = CheckpointChoice.BEST,
@@ -32,7 +40,7 @@ def main(
     ] = None,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
-    """Rank the catalogue and compare with the baselines."""
+    """Rank the catalogue, or score the rows, and compare with the baselines."""
     setup_logging(log_format)
     metrics = evaluate(Path(run), split=split, checkpoint=checkpoint, overrides=overrides or ())
     if log_format is LogFormat.JSON:
@@ -56,7 +64,7 @@ def evaluate(
 
     Args:
         run_dir: A run's directory, or a series' (its last finished run).
-        split: Split to rank.
+        split: Split to measure on.
         checkpoint: `best` or `last`.
         overrides: `evaluation.key=value` each.
 
@@ -89,7 +97,10 @@ def evaluate(
 
 
 def headline_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the headline protocol's metrics of every system, for the run card."""
+    """Returns what the run card says: each task, or every system under the headline protocol."""
+    if "tasks" in metrics:
+        tasks = {task: _describe_task(values) for task, values in metrics["tasks"].items()}
+        return {"split": metrics["split"], "rows": metrics["rows"], "tasks": tasks}
     protocol = next(p for p in metrics["protocols"] if p["name"] == metrics["headline"])
     return {
         "split": metrics["split"],
@@ -99,12 +110,23 @@ def headline_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _describe_task(values: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
+    found = read_task_metrics(values)
+    return {
+        "model": {name: model for name, (model, _) in found.items()},
+        "constant": {name: value for name, (_, value) in found.items() if value is not None},
+    }
+
+
 def print_metrics(metrics: Mapping[str, Any]) -> None:
-    """Prints one short table per protocol."""
+    """Prints one short table per protocol, or one of all tasks."""
     from rich.console import Console
     from rich.table import Table
 
     console = Console(highlight=False)
+    if "tasks" in metrics:
+        _print_tasks(console, metrics)
+        return
     for protocol in metrics["protocols"]:
         mark = " (headline)" if protocol["name"] == metrics["headline"] else ""
         console.print(
@@ -125,6 +147,20 @@ def print_metrics(metrics: Mapping[str, Any]) -> None:
         console.print(describe_labels(metrics["labels"]))
 
 
+def _print_tasks(console: Console, metrics: Mapping[str, Any]) -> None:
+    from rich.table import Table
+
+    console.print(f"{metrics['split']} split, {metrics['rows']:,} rows")
+    table = Table()
+    for name in ("task", "metric", "model", "constant"):
+        table.add_column(name, justify="right" if name in ("model", "constant") else "left")
+    for task, values in metrics["tasks"].items():
+        for number, (name, found) in enumerate(read_task_metrics(values).items()):
+            model, constant = map(format_metric, found)
+            table.add_row("" if number else task, metric_title(name), model, constant)
+    console.print(table)
+
+
 def shown_metrics(values: Mapping[str, float]) -> list[str]:
     """Picks the columns of the table: at cut-off 10, or at the smallest one evaluated."""
     cuts = sorted({int(name.partition("@")[2]) for name in values if "@" in name})
@@ -134,20 +170,20 @@ def shown_metrics(values: Mapping[str, float]) -> list[str]:
 
 def describe_labels(labels: Mapping[str, Any]) -> str:
     """Returns the label's metrics beside those of the constant prediction, as one line."""
-
-    def number(value: float | None) -> str:
-        return "not defined" if value is None else f"{value:.4f}"
-
-    line = f"label, {labels['rows']:,} rows: AUC {number(labels['auc'])} (constant 0.5)"
+    line = f"label, {labels['rows']:,} rows: AUC {_number(labels['auc'])} (constant 0.5)"
     if labels.get("gauc"):
-        line += f", GAUC {number(labels['gauc']['value'])}"
+        line += f", GAUC {_number(labels['gauc']['value'])}"
     if labels["log_loss"] is None:
         return line
-    constant = number(labels["constant"]["log_loss"])
-    line += f", log loss {number(labels['log_loss'])} (constant {constant})"
+    constant = _number(labels["constant"]["log_loss"])
+    line += f", log loss {_number(labels['log_loss'])} (constant {constant})"
     if labels.get("calibration"):
-        line += f", mean prediction over label rate {number(labels['calibration']['ratio'])}"
+        line += f", mean prediction over label rate {_number(labels['calibration']['ratio'])}"
     return line
+
+
+def _number(value: float | None) -> str:
+    return "not defined" if value is None else f"{value:.4f}"
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""`sluice export`: SavedModels and embeddings of a trained run."""
+"""`sluice export`: SavedModels of a trained run, and the embeddings of a retrieval model."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,7 +24,7 @@ def main(
     ] = CheckpointChoice.BEST,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
-    """Write SavedModels with raw inputs, and all embeddings as Parquet and text."""
+    """Write SavedModels with raw inputs; of retrieval models all embeddings too."""
     setup_logging(log_format)
     target = export(Path(run), checkpoint=checkpoint)
     if log_format is LogFormat.JSON:
@@ -59,17 +60,28 @@ def print_summary(target: Path) -> None:
     from rich.console import Console
 
     card = read_json(target / "export.json")
-    embeddings = card["embeddings"]
     total_bytes = sum(info["bytes"] for info in card["files"].values())
     console = Console(highlight=False)
-    console.print(
-        f"{card['model']}, {embeddings['dim']} dimensions: {embeddings['items']['rows']:,} items, "
-        f"{embeddings['users']['rows']:,} users, {total_bytes / 1e6:.1f} MB"
-    )
-    unknown = embeddings["users"]["users_outside_vocabulary"]
-    if unknown:
-        console.print(f"left out: {unknown:,} users outside the vocabulary")
+    what = _describe_ranker(card) if "ranker" in card else _describe_towers(card["embeddings"])
+    console.print(f"{card['model']}{what}, {total_bytes / 1e6:.1f} MB", soft_wrap=True)
+    users = card.get("embeddings", {}).get("users")
+    if users and users["users_outside_vocabulary"]:
+        console.print(
+            f"left out: {users['users_outside_vocabulary']:,} users outside the vocabulary"
+        )
     console.print(f"export: {target}", soft_wrap=True)
+
+
+def _describe_ranker(card: Mapping[str, Any]) -> str:
+    inputs = card["ranker"]["signatures"]["serving_default"]["inputs"]
+    outputs = ", ".join(output["name"] for output in card["ranker"]["outputs"])
+    return f", {len(inputs)} raw inputs, outputs: {outputs}"
+
+
+def _describe_towers(embeddings: Mapping[str, Any]) -> str:
+    counts = [f"{embeddings[kind]['rows']:,} {kind}" for kind in ("items", "users")
+              if embeddings[kind] is not None]  # fmt: skip
+    return f", {embeddings['dim']} dimensions: {', '.join(counts) or 'towers alone'}"
 
 
 if __name__ == "__main__":

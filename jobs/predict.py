@@ -1,29 +1,74 @@
-"""`sluice predict`: top-k lists for every user, as gzip'ed JSON lines."""
+"""`sluice predict`: ranked lists of items, and scores of rows.
+
+Lists are gzip'ed JSON lines: of every user by a retrieval model, of the candidates of a split's
+rows (or the whole catalogue) by a ranking model, or of the rows of a file. Scores are those of
+a ranking model: of the rows of a file, or of a split where the dataset has no items.
+"""
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conf.run import update_run_card
+from conf.errors import ConfigError
+from conf.run import SCORES_FILE, update_run_card
 from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
 from jobs.support.trained_run import CheckpointChoice, override_section, restore_run, timed
+from training.export.raw_rows import RawFile
+
+if TYPE_CHECKING:
+    from training.checkpoint.restore import TrainedModel
 
 app = typer.Typer(add_completion=False)
+
+
+@dataclass(frozen=True)
+class RowsToPredict:
+    """Rows that are ranked or scored, and the file that is written.
+
+    Attributes:
+        split: Rows of a split; None: those of the users, or of `test`.
+        file: Rows of a file instead.
+        output: File to write; None: in the run.
+        lists: Whether rows of a file get lists of the catalogue, by a ranking model too.
+    """
+
+    split: str | None = None
+    file: RawFile | None = None
+    output: Path | None = None
+    lists: bool = False
 
 
 @app.command()
 def main(
     run: Annotated[str, typer.Option(help="A run, or a series: its last finished run.")],
     k: Annotated[
-        int | None, typer.Option(min=1, help="Items per user; default: the run's predict.k.")
+        int | None, typer.Option(min=1, help="Items per list; default: the run's predict.k.")
     ] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option("--input", help="Rows of raw values: .csv, .jsonl or .parquet."),
+    ] = None,
+    id_column: Annotated[
+        str | None, typer.Option("--id", help="Column of the input that names its rows.")
+    ] = None,
+    list_separator: Annotated[
+        str, typer.Option(help="Separates the values of a list in CSV.")
+    ] = "|",
+    lists: Annotated[
+        bool, typer.Option("--lists", help="Rank the catalogue for each row of the input.")
+    ] = False,
+    split: Annotated[
+        str | None, typer.Option(help="Split whose rows are ranked or scored.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="File to write; default: in the run.")] = None,
     checkpoint: Annotated[
         CheckpointChoice, typer.Option(help="The best epoch's weights, or the last one's.")
     ] = CheckpointChoice.BEST,
@@ -33,52 +78,106 @@ def main(
     ] = None,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
-    """Write the best items for every user, best first, without those already met."""
+    """Write the best items for every user, or the scores of rows."""
     setup_logging(log_format)
     settings = [*(overrides or ()), *([] if k is None else [f"predict.k={k}"])]
-    target = predict(Path(run), checkpoint=checkpoint, overrides=settings)
+    if source is None and (id_column is not None or lists):
+        raise ConfigError("--id and --lists are about the rows of a file", fix="add --input FILE")
+    if source is not None and split is not None:
+        raise ConfigError("--input and --split both name the rows", fix="leave one of them out")
+    file = None if source is None else RawFile(source, id_column, list_separator)
+    rows = RowsToPredict(split, file, output, lists)
+    kind, target = predict(Path(run), rows, checkpoint=checkpoint, overrides=settings)
     if log_format is LogFormat.JSON:
-        print(json.dumps({"recommendations": str(target)}))
+        print(json.dumps({kind: str(target)}))
+    elif kind == SCORES:
+        print(f"scores: {target}")
     else:
         print_sample(target)
     return 0
 
 
+SCORES, LISTS = "scores", "recommendations"
+
+
 def predict(
-    run_dir: Path, *, checkpoint: str = CheckpointChoice.BEST, overrides: Sequence[str] = ()
-) -> Path:
-    """Writes `recommendations.json.gz` of a run; an earlier file is replaced whole.
+    run_dir: Path,
+    rows: RowsToPredict | None = None,
+    *,
+    checkpoint: str = CheckpointChoice.BEST,
+    overrides: Sequence[str] = (),
+) -> tuple[str, Path]:
+    """Writes the lists or the scores of a run; an earlier file is replaced whole.
 
     Args:
         run_dir: A run's directory, or a series' (its last finished run).
+        rows: The rows and the file; None: those of the users, in the run.
         checkpoint: `best` or `last`.
         overrides: `predict.key=value` each.
 
     Returns:
-        The file.
+        `recommendations` or `scores`, and the file.
 
     Raises:
         ConfigError: An override does not fit, or the dataset does not carry seen items.
         UpstreamNotReadyError: There is no such run or checkpoint.
-        InputDataError: The run's data or checkpoint is damaged.
+        InputDataError: The run's data or checkpoint is damaged, or a row of the input is refused.
     """
+    rows = rows or RowsToPredict()
     trained = restore_run(run_dir, checkpoint)
-    from training.export.predict import write_recommendations
-
     section = override_section("predict", trained.config.predict, overrides)
     with timed(trained.run_dir, "predict"):
-        target, counts = write_recommendations(trained, section.k, section.mask_seen)
-        update_run_card(
-            trained.run_dir,
-            recommendations={
-                "users": counts.users,
-                "users_outside_vocabulary": counts.users_outside_vocabulary,
-                "k": section.k,
-                "mask_seen": section.mask_seen,
-                "checkpoint": str(checkpoint),
-            },
+        kind, target, card = (
+            _write_scores(trained, rows)
+            if _gives_scores(trained, rows)
+            else _write_lists(trained, rows, section)
         )
-    return target
+        update_run_card(trained.run_dir, **{kind: {**card, "checkpoint": str(checkpoint)}})
+    return kind, target
+
+
+def _gives_scores(trained: TrainedModel, rows: RowsToPredict) -> bool:
+    """Whether rows are scored: those of a file, or of a dataset that has nothing to rank."""
+    if trained.config.model.kind != "ranking" or rows.lists:
+        return False
+    return rows.file is not None or trained.manifest.keys.item is None
+
+
+def _write_scores(
+    trained: TrainedModel, rows: RowsToPredict
+) -> tuple[str, Path, Mapping[str, Any]]:
+    from training.export.predict import TEST_SPLIT
+    from training.export.scores import write_scores
+
+    split = rows.split or TEST_SPLIT
+    target = rows.output or trained.run_dir / SCORES_FILE
+    count = write_scores(trained, target, split, rows.file)
+    return SCORES, target, {"rows": count, **_describe_source(rows, split)}
+
+
+def _write_lists(
+    trained: TrainedModel, rows: RowsToPredict, section: Any
+) -> tuple[str, Path, Mapping[str, Any]]:
+    from training.evaluation.item_index import USERS_SPLIT
+    from training.export.predict import choose_split, write_recommendations
+
+    split = rows.split or choose_split(trained)
+    target, counts = write_recommendations(
+        trained, section.k, section.mask_seen,
+        split=split, task=section.task, file=rows.file, target=rows.output,
+    )  # fmt: skip
+    card = {
+        "users": counts.users,
+        "users_outside_vocabulary": counts.users_outside_vocabulary,
+        "k": section.k,
+        "mask_seen": section.mask_seen,
+    }
+    is_usual = rows.file is None and split == USERS_SPLIT
+    return LISTS, target, card if is_usual else {**card, **_describe_source(rows, split)}
+
+
+def _describe_source(rows: RowsToPredict, split: str) -> dict[str, str]:
+    return {"split": split} if rows.file is None else {"input": str(rows.file.path)}
 
 
 def print_sample(target: Path, users: int = 3, items: int = 10) -> None:
@@ -89,11 +188,12 @@ def print_sample(target: Path, users: int = 3, items: int = 10) -> None:
     with gzip.open(target, "rt", encoding="utf-8") as lines:
         rows: list[dict[str, Any]] = [json.loads(line) for line in islice(lines, users)]
     table = Table(title="first lists", title_justify="left")
-    table.add_column("user")
+    key = next(iter(rows[0])) if rows else "user"
+    table.add_column(key)
     table.add_column("items, best first")
     for row in rows:
         more = " …" if len(row["items"]) > items else ""
-        table.add_row(str(row["user"]), " ".join(map(str, row["items"][:items])) + more)
+        table.add_row(str(row[key]), " ".join(map(str, row["items"][:items])) + more)
     console = Console(highlight=False, markup=False)
     console.print(table)
     console.print(f"lists: {target}", soft_wrap=True)

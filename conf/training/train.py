@@ -205,6 +205,7 @@ class PredictConfig(StrictFinite):
 
     k: int = Field(20, ge=1)
     mask_seen: bool = True
+    task: str | None = Field(None, description="Of a ranking model: what ranks; None: the first.")
 
 
 _STEP_RANGE_PATTERN = re.compile(r"([0-9]+):([0-9]+)")

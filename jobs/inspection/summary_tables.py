@@ -23,6 +23,7 @@ from jobs.reporting.formatting import (
     metric_order,
     metric_title,
     plain_words,
+    read_task_metrics,
 )
 
 _LONGEST_VALUE = 60
@@ -127,6 +128,10 @@ def _list_evaluation(metrics: Mapping[str, Any] | None) -> Iterator[TextTable]:
     if metrics is None:
         yield _facts("evaluation", {"state": "none that can be read: `sluice evaluate` writes one"})
         return
+    for task, values in metrics.get("tasks", {}).items():
+        lines = [(metric_title(name), *map(format_metric, pair))
+                 for name, pair in read_task_metrics(values).items()]  # fmt: skip
+        yield TextTable(f"task {task}", ("metric", "model", "constant"), tuple(lines))
     for protocol in metrics.get("protocols", ()):
         is_headline = protocol.get("name") == metrics.get("headline")
         systems = protocol.get("systems", {})

@@ -117,13 +117,48 @@ def format_value(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
-_TITLES = {"hit_rate": "HR", "ndcg": "NDCG", "recall": "Recall", "mrr": "MRR", "loss": "Loss"}
+_TITLES = {
+    "hit_rate": "HR",
+    "ndcg": "NDCG",
+    "recall": "Recall",
+    "mrr": "MRR",
+    "loss": "Loss",
+    "auc": "AUC",
+    "gauc": "GAUC",
+    "log_loss": "Log loss",
+    "calibration": "Mean prediction over label rate",
+    "rmse": "RMSE",
+    "mae": "MAE",
+}
+_FAMILIES = ("hit_rate", "ndcg", "recall", "mrr")
+_TASK_METRICS = ("auc", "gauc", "log_loss", "calibration", "rmse", "mae")
 
 
 def metric_title(metric: str) -> str:
-    """Returns a metric's name as papers write it: `hit_rate@10` -> `HR@10`."""
-    family, at, k = metric.partition("@")
-    return f"{_TITLES.get(family, family)}{at}{k}"
+    """Returns a metric's name as papers write it: `hit_rate@10` -> `HR@10`.
+
+    That of a further task has the task in front: `like/auc` -> `like AUC`.
+    """
+    task, _, name = metric.rpartition("/")
+    family, at, k = name.partition("@")
+    return f"{task} {_TITLES.get(family, family)}{at}{k}".strip()
+
+
+def read_task_metrics(values: Mapping[str, Any]) -> dict[str, tuple[float | None, float | None]]:
+    """Returns the metrics of a ranking model's task by name: the model's and the constant's.
+
+    Metrics that the task does not have are left out.
+    """
+    constant, found = as_mapping(values.get("constant")), {}
+    for name in _TASK_METRICS:
+        value = values.get(name)
+        if isinstance(value, Mapping):
+            value = value.get("ratio" if name == "calibration" else "value")
+        elif name in ("gauc", "calibration"):
+            continue  # Where there are no users, or no rows.
+        if name in values:
+            found[name] = (to_float(value), to_float(constant.get(name)))
+    return found
 
 
 def metric_order(metric: str) -> tuple[int, str, int]:

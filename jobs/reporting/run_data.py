@@ -269,4 +269,5 @@ def _read_lists(file: Path) -> tuple[RankedList, ...]:
 
 def _ranked_list(found: Mapping[str, Any]) -> RankedList:
     items, scores = map(str, found["items"]), map(float, found.get("scores", ()))
-    return RankedList(str(found["user"]), tuple(items), tuple(scores))
+    name = next(found[key] for key in ("user", "id", "row") if key in found)
+    return RankedList(str(name), tuple(items), tuple(scores))

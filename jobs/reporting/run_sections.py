@@ -18,6 +18,7 @@ from jobs.reporting.formatting import (
     format_share,
     metric_order,
     metric_title,
+    read_task_metrics,
     to_float,
 )
 from jobs.reporting.run_data import MissingPartError, RunData
@@ -85,8 +86,10 @@ def wilson_interval(rate: float, rows: int) -> tuple[float, float]:
 
 
 def build_verdict(data: RunData) -> Verdict:
-    """Compares the model with popularity on the headline protocol and metric."""
+    """Compares the model with popularity on the headline metric, or its first task's errors."""
     name, metrics = data.model_name, data.metrics or {}
+    if metrics.get("tasks"):
+        return _build_task_verdict(name, metrics)
     protocol = headline_protocol(metrics) or {}
     systems = as_mapping(protocol.get("systems"))
     metric = headline_metric(systems)
@@ -106,6 +109,24 @@ def build_verdict(data: RunData) -> Verdict:
     is_level = max(low for low, _ in intervals) <= min(high for _, high in intervals)
     outcome: Outcome = "level" if is_level else "ahead" if model > popularity else "behind"
     return Verdict(outcome, f"{name} {_compare(metric, model, popularity, outcome)}.", detail)
+
+
+def _build_task_verdict(name: str, metrics: Mapping[str, Any]) -> Verdict:
+    """Compares the first task with a constant: by the log loss, or the root mean squared error."""
+    task, values = next(iter(metrics["tasks"].items()))
+    found = read_task_metrics(as_mapping(values))
+    metric = next((m for m in ("log_loss", "rmse") if None not in found.get(m, (None,))), None)
+    rows = f"{format_count(metrics.get('rows'))} rows of the {metrics.get('split', 'test')} split"
+    if metric is None:
+        return Verdict("unknown", f"{name} has no error that can be compared.", f"{rows}.")
+    model, constant = (to_float(value) or 0.0 for value in found[metric])
+    quality = f"{metric_title(metric)} {format_metric(model)}"
+    if found.get("auc", (None,))[0] is not None:
+        quality = f"AUC {format_metric(found['auc'][0])} and {quality[:1].lower()}{quality[1:]}"
+    outcome: Outcome = "ahead" if model < constant else "behind" if model > constant else "level"
+    words = {"ahead": "better than", "behind": "worse than", "level": "no better than"}
+    sentence = f"{name} reaches {quality}: {words[outcome]} a constant ({format_metric(constant)})."
+    return Verdict(outcome, sentence, f"Task {task}, {rows}.")
 
 
 def ranked_rows(metrics: Mapping[str, Any]) -> int | None:
@@ -149,6 +170,8 @@ def view_quality(data: RunData) -> dict[str, Any]:
     """Returns tables of every protocol, a plot of the headline one, labels and coverage."""
     if data.metrics is None:
         raise MissingPartError(data.gaps["metrics"])
+    if data.metrics.get("tasks"):
+        return _view_tasks(data.metrics)
     headline = headline_protocol(data.metrics)
     if headline is None:
         raise MissingPartError("The evaluation has no protocols.")
@@ -165,6 +188,19 @@ def view_quality(data: RunData) -> dict[str, Any]:
         "beyond": as_mapping(data.metrics.get("beyond_accuracy")),
         "unknown_targets": data.metrics.get("oov_targets"),
     }
+
+
+def _view_tasks(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    tasks = []
+    for task, values in as_mapping(metrics["tasks"]).items():
+        rows = [
+            [metric_title(name), *(found if None in found else _mark_best(name, found))]
+            for name, found in read_task_metrics(as_mapping(values)).items()
+        ]
+        kind = str(as_mapping(values).get("kind", "")).replace("_", " ")
+        tasks.append({"name": task, "kind": kind, "rows": rows})
+    count = f"{format_count(metrics.get('rows'))} rows of the {metrics.get('split', 'test')} split"
+    return {"lead": f"Each task on {count}, beside a constant prediction.", "tasks": tasks}
 
 
 def _read_systems(protocol: Mapping[str, Any], data: RunData) -> dict[str, Mapping[str, Any]]:

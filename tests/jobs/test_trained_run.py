@@ -145,6 +145,77 @@ def test_inspect_shows_a_variable(series: Path, capsys: pytest.CaptureFixture[st
     assert "movie_id" in capsys.readouterr().err
 
 
+RANKING = {
+    "kind": "ranking",
+    "network": "tests.training.toy_models:build_own_network",
+    "params": {"units": 8},
+    "pooling": {"history": {"combiner": "none"}},
+    "tasks": {
+        "click": {"label": "label"},
+        "value": {"label": "label", "objective": "squared_error"},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def ranking_series(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = TinyConfig(candidates=5)
+    return write_tiny_run(tmp_path_factory.mktemp("rank"), RANKING, config)
+
+
+def test_ranking_models_are_evaluated_by_task(
+    ranking_series: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_app(app, ["--run", str(ranking_series)]) == ExitCode.OK
+    shown = capsys.readouterr().out
+    for text in ("click", "AUC", "GAUC", "Log loss", "Mean prediction", "RMSE", "MAE", "0.5000"):
+        assert text in shown
+    run = resolve_run(str(ranking_series))
+    tasks = read_json(run / "metrics.json")["tasks"]
+    card = read_json(run / "run_card.json")["metrics"]
+    assert card["rows"] == 60
+    assert card["tasks"]["click"]["model"]["auc"] == tasks["click"]["auc"]
+    assert card["tasks"]["value"]["constant"]["rmse"] == tasks["value"]["constant"]["rmse"]
+    assert run_app(report_app, ["--run", str(ranking_series)]) == ExitCode.OK
+    page = (run / REPORT_FILE).read_text(encoding="utf-8")
+    for text in ("Task click, binary.", "Task value, squared error.", "a constant", "GAUC"):
+        assert text in page
+    assert f"{tasks['value']['rmse']:.4f}" in page
+
+
+def test_ranking_models_are_exported_and_predict(
+    ranking_series: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = resolve_run(str(ranking_series))
+    assert run_app(export_app, ["--run", str(ranking_series)]) == ExitCode.OK
+    assert "outputs: click, value" in capsys.readouterr().out
+    assert (run / "export" / "ranker" / "1" / "saved_model.pb").is_file()
+    assert run_app(predict_app, ["--run", str(ranking_series), "--k", "3"]) == ExitCode.OK
+    assert "first lists" in capsys.readouterr().out
+    assert read_json(run / "run_card.json")["recommendations"]["split"] == "test"
+    rows = tmp_path / "rows.csv"
+    rows.write_text(
+        "name,user_id,gender,history,movie_id,genres\n"
+        "a,1000,F,100|101,102,genre_0|genre_all\nb,-1,,,103,\n"
+    )
+    arguments = ["--run", str(ranking_series), "--input", str(rows), "--id", "name"]
+    assert run_app(predict_app, [*arguments, "--log-format", "json"]) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out) == {"scores": str(run / "scores.parquet")}
+    table = pq.read_table(run / "scores.parquet")
+    assert table.column_names == ["name", "click", "value"]
+    assert table["name"].to_pylist() == ["a", "b"]
+    assert read_json(run / "run_card.json")["scores"]["rows"] == 2
+    target = tmp_path / "lists.json.gz"
+    assert run_app(predict_app, [*arguments, "--lists", "--output", str(target)]) == ExitCode.OK
+    with gzip.open(target, "rt") as lines:
+        assert [json.loads(line)["id"] for line in lines] == ["a", "b"]
+    capsys.readouterr()
+    rows.write_text("user_id,gender,history,movie_id,genres\nx,F,,1,\n")
+    assert run_app(predict_app, arguments[:4]) == ExitCode.INPUT_REFUSED
+    assert f"{rows}, row 1: column 'user_id'" in capsys.readouterr().err
+    assert run_app(predict_app, ["--run", str(run), "--id", "name"]) == ExitCode.CONFIG
+
+
 @pytest.fixture(scope="module")
 def predict_series(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_run(tmp_path_factory.mktemp("predict"), {"name": "dssm"})

@@ -14,8 +14,8 @@ from conf.training.train import TrainConfig
 from training.checkpoint.checkpoint_files import list_checkpoints
 from training.checkpoint.manager import restore_newest
 from training.checkpoint.saved_tensors import MODEL, collect_state
+from training.models.model import Model
 from training.models.registry import build_model
-from training.models.retrieval import RetrievalModel
 from training.run_directory import RunReference
 
 
@@ -32,7 +32,7 @@ class TrainedModel:
     """
 
     run_dir: Path
-    model: RetrievalModel
+    model: Model
     config: TrainConfig
     manifest: Manifest
     version_dir: ReadablePath

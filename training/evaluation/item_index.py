@@ -5,9 +5,9 @@ Seen items are masked, ties are broken by id, memory is flat.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -19,11 +19,8 @@ from conf.paths import ReadablePath
 from conf.schema import PAD_ID
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.metrics import MISSING, IntArray, Pairs
-from training.input.batches import build_eval_dataset, read_batches
-
-if TYPE_CHECKING:
-    from training.models.retrieval import RetrievalModel
-
+from training.input.batches import Batch, build_eval_dataset, read_batches
+from training.models.retrieval import RetrievalModel, require_retrieval
 
 CATALOG_SPLIT = "catalog"
 USERS_SPLIT = "users"
@@ -32,24 +29,33 @@ BLOCK_CELLS = 1 << 24
 
 
 @dataclass(frozen=True)
-class ItemIndex:
-    """The vectors of all catalogue items.
+class ItemIds:
+    """All catalogue items.
 
     Attributes:
         ids: `[items]` int64, ascending.
-        vectors: `[items, dim]` float32, one row per id.
     """
 
     ids: IntArray
-    vectors: NDArray[np.float32]
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def columns_of(self, ids: IntArray) -> IntArray:
-        """Returns each id's row in `vectors`, MISSING where the catalogue does not have it."""
+        """Returns each id's position in `ids`, MISSING where the catalogue does not have it."""
         position = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
         return np.where(self.ids[position] == ids, position, MISSING)
+
+
+@dataclass(frozen=True)
+class ItemIndex(ItemIds):
+    """All catalogue items and their vectors.
+
+    Attributes:
+        vectors: `[items, dim]` float32, one row per id.
+    """
+
+    vectors: NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -87,12 +93,51 @@ def build_item_index(
         ids.append(np.asarray(batch[key], dtype=np.int64))
         vectors.append(np.asarray(model.embed_items(batch), dtype=np.float32))
     if not ids:
-        raise InputDataError(
-            f"dataset {manifest.dataset_name!r} has no items to rank",
-            received=f"split {CATALOG_SPLIT!r} with 0 records",
-            fix="build the dataset again; the train split must name at least one item",
-        )
+        raise _build_empty_error(manifest)
     return order_by_id(np.concatenate(ids), np.concatenate(vectors))
+
+
+def read_item_features(
+    version_dir: ReadablePath, manifest: Manifest, names: Sequence[str], batch_size: int
+) -> tuple[ItemIds, Batch]:
+    """Reads features of the `catalog` split.
+
+    Args:
+        version_dir: Directory of the dataset version.
+        manifest: Its manifest.
+        names: Features of role item, the item's key among them.
+        batch_size: Items read at a time.
+
+    Returns:
+        The items, and their features in the same order: a batch with a row per item.
+
+    Raises:
+        InputDataError: The catalogue is empty, damaged or lists an item twice.
+    """
+    key = manifest.require_key("item")
+    dataset = build_eval_dataset(version_dir, manifest, CATALOG_SPLIT, batch_size, names)
+    batches = list(read_batches(dataset, version_dir, manifest, CATALOG_SPLIT))
+    if not batches:
+        raise _build_empty_error(manifest)
+    columns = {name: tf.concat([batch[name] for batch in batches], 0) for name in names}
+    ids = np.asarray(columns[key], np.int64)
+    order = np.argsort(ids, kind="stable")
+    _refuse_repeated(ids[order])
+    return ItemIds(ids[order]), {name: tf.gather(v, order) for name, v in columns.items()}
+
+
+def _build_empty_error(manifest: Manifest) -> InputDataError:
+    return InputDataError(
+        f"dataset {manifest.dataset_name!r} has no items to rank",
+        received=f"split {CATALOG_SPLIT!r} with 0 records",
+        fix="build the dataset again; the train split must name at least one item",
+    )
+
+
+def _refuse_repeated(ids: IntArray) -> None:
+    repeated = ids[1:][ids[1:] == ids[:-1]]
+    if len(repeated):
+        raise InputDataError("the catalogue lists an item twice", received=f"id {repeated[0]}")
 
 
 def order_by_id(ids: IntArray, vectors: NDArray[np.float32]) -> ItemIndex:
@@ -103,9 +148,7 @@ def order_by_id(ids: IntArray, vectors: NDArray[np.float32]) -> ItemIndex:
     """
     order = np.argsort(ids, kind="stable")
     ids, vectors = ids[order], np.ascontiguousarray(vectors[order])
-    repeated = ids[1:][ids[1:] == ids[:-1]]
-    if len(repeated):
-        raise InputDataError("the catalogue lists an item twice", received=f"id {repeated[0]}")
+    _refuse_repeated(ids)
     check_finite("item", ids, vectors)
     return ItemIndex(ids, vectors)
 
@@ -125,7 +168,7 @@ def check_finite(side: str, ids: IntArray, vectors: NDArray[np.float32]) -> None
         )
 
 
-def read_cells(ragged: Any, index: ItemIndex) -> Pairs:
+def read_cells(ragged: Any, index: ItemIds) -> Pairs:
     """Turns ragged item ids `[rows, None]` into cells of the score matrix.
 
     Repeated cells stay; ids outside the catalogue are dropped.
@@ -213,7 +256,8 @@ def read_user_vectors(trained: TrainedModel, *, seen: bool) -> Iterator[UserBatc
     Raises:
         InputDataError: There is no `users` split, a record is damaged, or a vector is not finite.
     """
-    model, manifest, version_dir = trained.model, trained.manifest, trained.version_dir
+    model = require_retrieval(trained.model)
+    manifest, version_dir = trained.manifest, trained.version_dir
     user = manifest.require_key("user")
     ragged = (manifest.keys.seen,) if seen and manifest.keys.seen else ()
     names = tuple(dict.fromkeys((user, *model.user_inputs, *ragged)))

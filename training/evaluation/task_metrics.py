@@ -130,11 +130,17 @@ class TaskScores:
         return results
 
 
-def compile_scores(model: RankingModel) -> ScoreRows:
-    """Returns the model's logits as one compiled call; keys of dynamic tables are found outside."""
+def compile_scores(model: RankingModel, compute: ScoreRows | None = None) -> ScoreRows:
+    """Returns the model's logits as one compiled call; keys of dynamic tables are found outside.
+
+    Args:
+        model: The model.
+        compute: Another function of the model instead of its logits.
+    """
+    found = compute or model.compute_logits
     if any(isinstance(table, DynamicTable) for table in model.tables.values()):
-        return model.compute_logits
-    return tf.function(model.compute_logits, reduce_retracing=True)
+        return found
+    return tf.function(found, reduce_retracing=True)
 
 
 def summarize_tasks(

@@ -1,21 +1,14 @@
-"""Export of a trained run: SavedModels with raw inputs, and all embeddings.
+"""Export of a trained run: SavedModels with raw inputs, and embeddings of retrieval models.
 
-    export/user_tower/1, export/item_tower/1   SavedModels; numbered as TensorFlow Serving expects
-    export/embeddings/{items,users}.{parquet,txt}
+    export/ranker/1                            of a ranking model: one output per task
+    export/user_tower/1, export/item_tower/1   of a retrieval model: `embedding`, `[batch, dim]`
+    export/embeddings/{items,users}.{parquet,txt}   see `training.export.embeddings`
     export/export.json                         what they are, how to call them, checksums
 
-Each tower has two signatures: `serving_default` takes raw tokens and encodes them inside the
-graph, `encoded` takes ids. Both return `embedding`, `[batch, dim]`; the score of a user and an
-item is the dot product of their embeddings.
-
-Embeddings are written as Parquet for machines and as text for everything else, same rows in
-both:
-
-    <name>.parquet   key (raw token), id int64, vector list<float32>
-    <name>.txt       key<TAB>v1,v2,…   UTF-8, one line per row, no header
-
-Numbers in the text are the shortest decimals that read back as the same float32. Inside a
-key, backslash, tab, line feed and carriage return are escaped as in C.
+Versions are numbered as TensorFlow Serving expects. Each SavedModel has two signatures:
+`serving_default` takes raw values and encodes them inside the graph, `encoded` takes what the
+records hold. A ranker's outputs are named after its tasks: the probability of label 1, or the
+label's value, `[batch]`. The score of a user and an item is the dot product of their embeddings.
 """
 
 from __future__ import annotations
@@ -23,23 +16,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import tensorflow as tf
 
 from conf.atomic_output import staged_directory
 from conf.encoders import EncoderPlan
-from conf.paths import ReadablePath
 from conf.run import EXPORT_DIR, write_json
 from conf.schema import FeatureSpec
 from training.checkpoint.restore import TrainedModel
 from training.embedding.key_space import KeySpace, translating
-from training.evaluation.item_index import ItemIndex, build_item_index, read_user_vectors
+from training.export.embeddings import write_embeddings
 from training.export.serving_encoders import (
     TENSOR_DTYPES,
     ServingEncoders,
@@ -47,81 +34,18 @@ from training.export.serving_encoders import (
     fit_length,
     name_inputs,
 )
-from training.input.vocabularies import Vocabulary, read_key_vocabulary, read_plan
+from training.input.vocabularies import read_plan
+from training.models.ranking import RankingModel, Task
+from training.models.retrieval import RetrievalModel, require_retrieval
 from training.tensorflow_runtime import disk_errors
-
-ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
-
-
-class EmbeddingWriter:
-    """Writes both files row group by row group.
-
-    Args:
-        directory: Where the files go.
-        name: Their name without suffix.
-        key_type: Type of the keys, int64 or string.
-    """
-
-    def __init__(self, directory: Path, name: str, key_type: pa.DataType) -> None:
-        self.schema = pa.schema(
-            [
-                pa.field("key", key_type, nullable=False),
-                pa.field("id", pa.int64(), nullable=False),
-                pa.field("vector", pa.list_(pa.float32()), nullable=False),
-            ]
-        )
-        self.rows = 0
-        self._parquet = pq.ParquetWriter(directory / f"{name}.parquet", self.schema)
-        self._text = (directory / f"{name}.txt").open("w", encoding="utf-8", newline="\n")
-
-    def __enter__(self) -> EmbeddingWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._parquet.close()
-        self._text.close()
-
-    def write(self, keys: pa.Array, ids: np.ndarray, vectors: np.ndarray) -> None:
-        """Appends rows.
-
-        Args:
-            keys: `[rows]` raw tokens, no null.
-            ids: `[rows]` int64.
-            vectors: `[rows, dim]` float32.
-        """
-        if not len(keys):
-            return
-        offsets = np.arange(0, vectors.size + 1, vectors.shape[1], dtype=np.int32)
-        values = pa.array(np.ascontiguousarray(vectors, dtype=np.float32).ravel())
-        lists = pa.ListArray.from_arrays(offsets, values)
-        columns = [keys, pa.array(ids, pa.int64()), lists]
-        self._parquet.write_table(pa.Table.from_arrays(columns, schema=self.schema))
-        numbers = pa.ListArray.from_arrays(offsets, values.cast(pa.string()))
-        lines = pc.binary_join_element_wise(escape_keys(keys), pc.binary_join(numbers, ","), "\t")
-        self._text.writelines(f"{line}\n" for line in lines.to_pylist())
-        self.rows += len(keys)
-
-
-def escape_keys(keys: pa.Array) -> Any:
-    """Returns keys as text that holds neither tabs nor line breaks."""
-    if pa.types.is_integer(keys.type):
-        return keys.cast(pa.string())
-    for character, escaped in ESCAPES:
-        keys = pc.replace_substring(keys, character, escaped)
-    return keys
-
 
 EXPORT_FILE = "export.json"
 EXPORT_FORMAT_VERSION = 1
 SERVING_VERSION = "1"
 OUTPUT_NAME = "embedding"
 
-EmbedFunction = Callable[[Mapping[str, tf.Tensor]], tf.Tensor]
+ComputeOutputs = Callable[[Mapping[str, tf.Tensor]], Mapping[str, tf.Tensor]]
+"""From encoded features to the named outputs of a SavedModel."""
 
 
 def write_export(trained: TrainedModel) -> Path:
@@ -150,40 +74,66 @@ def _write_export(trained: TrainedModel) -> Path:
     plan = read_plan(trained.version_dir, trained.manifest)
     model = trained.model
     with staged_directory(target) as staging:
-        towers = {
-            "user_tower": _write_tower(
-                staging / "user_tower",
-                trained.version_dir,
-                plan,
-                model.user_inputs,
-                model.embed_users,
-            ),
-            "item_tower": _write_tower(
-                staging / "item_tower",
-                trained.version_dir,
-                plan,
-                model.item_inputs,
-                model.embed_items,
-            ),
-        }
-        embeddings = _write_embeddings(staging / "embeddings", trained)
+        if isinstance(model, RankingModel):
+            parts = _write_ranker(staging, trained, plan, model)
+        else:
+            parts = _write_towers(staging, trained, plan, require_retrieval(model))
         write_json(
             staging / EXPORT_FILE,
             {
                 "format_version": EXPORT_FORMAT_VERSION,
+                "kind": trained.config.model.kind,
                 "model": trained.config.model.name,
                 "run": trained.run_dir.name,
                 "dataset": trained.manifest.dataset_name,
                 "dataset_version": trained.manifest.dataset_version,
                 "encoders_fingerprint": trained.manifest.encoders_fingerprint,
                 "tensorflow": tf.__version__,
-                "score": "dot product of the user's and the item's embedding",
-                "towers": towers,
-                "embeddings": embeddings,
+                **parts,
                 "files": list_files(staging),
             },
         )
     return target
+
+
+def _write_ranker(
+    staging: Path, trained: TrainedModel, plan: EncoderPlan, model: RankingModel
+) -> dict[str, Any]:
+    signatures = _write_model(staging / "ranker", trained, plan, model.inputs, model.predict)
+    outputs = [describe_output(task) for task in model.tasks]
+    return {
+        "score": "one output per task, named after it, float32 of shape [batch]",
+        "ranker": {"path": f"ranker/{SERVING_VERSION}", "outputs": outputs, **signatures},
+    }
+
+
+def describe_output(task: Task) -> dict[str, str]:
+    """Returns what `export.json` says of the output of a task."""
+    is_probability = task.is_binary
+    means = f"probability that {task.label} is 1" if is_probability else f"value of {task.label}"
+    return {"name": task.name, "label": task.label, "kind": task.kind, "means": means}
+
+
+def _write_towers(
+    staging: Path, trained: TrainedModel, plan: EncoderPlan, model: RetrievalModel
+) -> dict[str, Any]:
+    sides = {
+        "user_tower": (model.user_inputs, model.embed_users),
+        "item_tower": (model.item_inputs, model.embed_items),
+    }
+    towers = {}
+    for name, (inputs, embed) in sides.items():
+        signatures = _write_model(staging / name, trained, plan, inputs, _name_output(embed))
+        towers[name] = {"path": f"{name}/{SERVING_VERSION}", "output": OUTPUT_NAME, **signatures}
+    return {
+        "score": "dot product of the user's and the item's embedding",
+        "towers": towers,
+        "embeddings": write_embeddings(staging / "embeddings", trained),
+    }
+
+
+def _name_output(embed: Callable[[Mapping[str, tf.Tensor]], tf.Tensor]) -> ComputeOutputs:
+    return lambda features: {OUTPUT_NAME: embed(features)}
 
 
 def list_files(root: Path) -> dict[str, dict[str, Any]]:
@@ -199,36 +149,34 @@ def list_files(root: Path) -> dict[str, dict[str, Any]]:
     return files
 
 
-def save_tower(
+def save_model(
     directory: Path,
     encoders: ServingEncoders,
     specs: Mapping[str, FeatureSpec],
-    embed: EmbedFunction,
+    compute: ComputeOutputs,
 ) -> None:
-    """Saves one tower with a raw and an encoded signature.
+    """Saves a function of features with a raw and an encoded signature.
 
-    Only the variables that the tower reads are saved: no optimizer state, no other tower. Keys of
+    Only the variables that it reads are saved: no optimizer state, no other tower. Keys of
     dynamic tables are looked up inside the graph.
 
     Args:
         directory: Where the SavedModel goes.
         encoders: Encoders of its inputs.
         specs: Its input features by name.
-        embed: Encoded features to `[batch, dim]`.
+        compute: Encoded features to outputs by name.
     """
     names = name_inputs(specs)
 
     @tf.function
-    def from_raw(**raw: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {OUTPUT_NAME: embed(encoders.encode(raw))}
+    def from_raw(**raw: tf.Tensor) -> Mapping[str, tf.Tensor]:
+        return compute(encoders.encode(raw))
 
     @tf.function
-    def from_encoded(**features: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {
-            OUTPUT_NAME: embed(
-                {name: fit_length(features[names[name]], spec) for name, spec in specs.items()}
-            )
-        }
+    def from_encoded(**features: tf.Tensor) -> Mapping[str, tf.Tensor]:
+        return compute(
+            {name: fit_length(features[names[name]], spec) for name, spec in specs.items()}
+        )
 
     lookups = ServingLookups()
     with translating(lookups):
@@ -240,7 +188,7 @@ def save_tower(
                 **{names[name]: _encoded_spec(spec, names[name]) for name, spec in specs.items()}
             ),
         }
-    module = tf.Module(name="tower")
+    module = tf.Module(name="served")
     module.encoders = encoders
     module.lookups = lookups.tables
     module.weights = [
@@ -269,27 +217,27 @@ class ServingLookups:
         return self._of_space[space].lookup(tf.cast(keys, tf.int64))
 
 
-def _write_tower(
+def _write_model(
     base: Path,
-    version_dir: ReadablePath,
+    trained: TrainedModel,
     plan: EncoderPlan,
     names: tuple[str, ...],
-    embed: EmbedFunction,
+    compute: ComputeOutputs,
 ) -> dict[str, Any]:
-    encoders = build_serving_encoders(version_dir, plan, names)
+    """Writes a SavedModel; returns what `export.json` says of its signatures."""
+    encoders = build_serving_encoders(trained.version_dir, plan, names)
     specs = {name: plan.schema[name] for name in names}
     input_names = name_inputs(specs)
-    save_tower(base / SERVING_VERSION, encoders, specs, embed)
+    save_model(base / SERVING_VERSION, encoders, specs, compute)
     return {
-        "path": f"{base.name}/{SERVING_VERSION}",
-        "output": OUTPUT_NAME,
         "signatures": {
             "serving_default": {
-                "takes": "raw tokens; lists padded with pad_token on the right",
+                "takes": "raw values; lists padded with pad_token on the right",
                 "inputs": [item.to_json() for item in encoders.inputs],
             },
             "encoded": {
-                "takes": "ids: 0 pad, 1 unknown or null, tokens from 2; of dynamic tables keys",
+                "takes": "what the records hold: numbers, and ids: 0 pad, 1 unknown or null, "
+                "tokens from 2; of dynamic tables keys",
                 "inputs": [
                     {
                         "name": input_names[name],
@@ -307,51 +255,3 @@ def _write_tower(
 def _encoded_spec(spec: FeatureSpec, name: str) -> tf.TensorSpec:
     shape = [None, spec.shape[0]] if spec.is_list else [None]
     return tf.TensorSpec(shape, TENSOR_DTYPES[spec.dtype], name=name)
-
-
-def _write_embeddings(directory: Path, trained: TrainedModel) -> dict[str, Any]:
-    directory.mkdir()
-    index = build_item_index(
-        trained.model, trained.version_dir, trained.manifest, trained.config.evaluation.batch_size
-    )
-    users, unknown = _write_users(directory, trained)
-    return {
-        "dim": int(index.vectors.shape[1]),
-        "columns": "key (raw token), id, vector (float32)",
-        "text": "key<TAB>v1,v2,… with \\\\, \\t, \\n, \\r escaped in keys; no header",
-        "items": {"rows": _write_items(directory, trained, index)},
-        "users": {"rows": users, "users_outside_vocabulary": unknown},
-    }
-
-
-def _write_items(directory: Path, trained: TrainedModel, index: ItemIndex) -> int:
-    manifest = trained.manifest
-    vocabulary = read_key_vocabulary(trained.version_dir, manifest, manifest.require_key("item"))
-    with EmbeddingWriter(directory, "items", _key_type(vocabulary)) as writer:
-        _write_known(writer, vocabulary, index.ids, index.vectors)
-        return writer.rows
-
-
-def _write_users(directory: Path, trained: TrainedModel) -> tuple[int, int]:
-    """Writes all users of the `users` split; returns rows written and users without a token."""
-    manifest = trained.manifest
-    vocabulary = read_key_vocabulary(trained.version_dir, manifest, manifest.require_key("user"))
-    unknown = 0
-    with EmbeddingWriter(directory, "users", _key_type(vocabulary)) as writer:
-        for batch in read_user_vectors(trained, seen=False):
-            unknown += _write_known(writer, vocabulary, batch.ids, batch.vectors)
-        return writer.rows, unknown
-
-
-def _write_known(
-    writer: EmbeddingWriter, vocabulary: Vocabulary | None, ids: np.ndarray, vectors: np.ndarray
-) -> int:
-    """Writes the rows that have a raw token; returns how many have none."""
-    keys = pa.array(ids) if vocabulary is None else vocabulary.take(ids)
-    known = keys.is_valid().to_numpy(zero_copy_only=False)
-    writer.write(keys.drop_null(), ids[known], vectors[known])
-    return int(np.count_nonzero(~known))
-
-
-def _key_type(vocabulary: Vocabulary | None) -> pa.DataType:
-    return pa.int64() if vocabulary is None else vocabulary.tokens.type

@@ -78,7 +78,7 @@ class RawInput:
     length: int | None
     max_len: int | None
     pad_token: int | float | str | None
-    null_token: int | str | None = None
+    null_token: int | float | str | None = None
 
     @property
     def tensor_spec(self) -> tf.TensorSpec:
@@ -141,8 +141,20 @@ def _plain_input(
         length=spec.shape[0] if spec.is_list else None,
         max_len=spec.max_len if spec.is_ragged else None,
         pad_token=padding,
-        null_token=null_token(vocabulary) if vocabulary and vocabulary.oov_buckets else None,
+        null_token=_plain_null(column, spec) if vocabulary is None else null_token(vocabulary),
     )
+
+
+def _plain_null(column: ColumnEncoding, spec: FeatureSpec) -> int | float | str | None:
+    """Returns what stands for a missing value that is read as it is; None: it must be there."""
+    if spec.is_list:
+        return None
+    value = spec.pad_value if spec.vocabulary_size is None else OOV_ID
+    if value is None or isinstance(value, str):
+        return value if _dtype(column.raw_dtype) == "string" else None
+    if column.raw_dtype == "int64":
+        return int(value) if float(value).is_integer() else None
+    return float(value) if column.raw_dtype in ("float32", "float64") else None
 
 
 def _operand(
@@ -247,6 +259,10 @@ class ServingEncoders(tf.Module):
         features: Features to encode.
         vocabularies: Every vocabulary that they need, by name.
         statistics: Every table of statistics that they need, float32 `[vocabulary_size]`.
+
+    Attributes:
+        inputs: The raw inputs, feature by feature.
+        required: Names of those that must have a value: plain ones whose feature has no pad_value.
     """
 
     def __init__(
@@ -276,6 +292,13 @@ class ServingEncoders(tf.Module):
             for spec in specs
         )
         self.inputs = tuple(raw for feature in self._features for raw in feature.inputs)
+        self.required = frozenset(
+            raw.name
+            for feature in self._features
+            if feature.column.operation is None and feature.column.vocabulary is None
+            for raw in feature.inputs
+            if raw.null_token is None
+        )
         self._resources = Resources(
             {name: self._token_encoder(name, vocabularies[name]) for name in needed},
             {name: tf.constant(values) for name, values in (statistics or {}).items()},

@@ -26,7 +26,8 @@ from conf.training.train import TrainConfig
 from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import build_item_index, read_user_vectors
-from training.export.saved_model import EmbeddingWriter, save_tower, write_export
+from training.export.embeddings import EmbeddingWriter
+from training.export.saved_model import save_model, write_export
 from training.export.serving_encoders import ServingEncoders
 from training.input.vocabularies import Vocabulary
 
@@ -268,7 +269,9 @@ def test_features_of_any_name_can_be_served(name: str, tmp_path: Path) -> None:
     )
     encoders = ServingEncoders(plan, (name,), {"v": vocabulary})
     table = tf.Variable(tf.reshape(tf.range(8.0), (4, 2)))
-    save_tower(tmp_path / "1", encoders, {name: spec}, lambda x: tf.gather(table, x[name]))
+    save_model(
+        tmp_path / "1", encoders, {name: spec}, lambda x: {"embedding": tf.gather(table, x[name])}
+    )
     signatures = tf.saved_model.load(str(tmp_path / "1")).signatures
     asked = encoders.inputs[0].name
     for signature, value in (("serving_default", 60), ("encoded", 3)):

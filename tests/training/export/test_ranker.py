@@ -1,0 +1,376 @@
+"""Ranking models: the exported SavedModel, scores of rows, lists of candidates."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+
+from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
+from conf.errors import ConfigError, InputDataError
+from conf.manifest import DatasetKeys, Manifest, ShardInfo, SplitInfo
+from conf.operations import Bucketize, Normalize, SparseIndices, Weights
+from conf.paths import read_manifest
+from conf.schema import FeatureSchema, FeatureSpec
+from conf.training.train import TrainConfig
+from tests.training.tiny_dataset import TinyConfig, write_shard, write_tiny_dataset
+from tests.training.toy_models import TinyTowers
+from training.checkpoint.restore import TrainedModel
+from training.evaluation.evaluate import evaluate_split
+from training.export.predict import choose_split, write_recommendations
+from training.export.raw_rows import RawFile
+from training.export.saved_model import write_export
+from training.export.scores import write_scores
+from training.input.batches import build_eval_dataset
+from training.models.ranking import RankingModel
+
+TASKS = {"click": {"label": "label"}, "value": {"label": "label", "objective": "squared_error"}}
+MODEL = {
+    "kind": "ranking",
+    "network": "tests.training.toy_models:build_own_network",
+    "params": {"units": 8},
+    "pooling": {"history": {"combiner": "none"}},
+    "tasks": TASKS,
+    "embedding_dim": 4,
+    "embedding_stddev": 1.0,
+}
+INPUTS = ("user_id", "gender", "history", "movie_id", "genres")
+
+
+def build_trained(version: Path, run: Path, model: dict = MODEL, **changes) -> TrainedModel:
+    manifest = replace(read_manifest(version), **changes)
+    evaluation = {"batch_size": 17}
+    config = TrainConfig.model_validate(
+        {"dataset": "d", "name": "n", "model": model, "evaluation": evaluation}
+    )
+    return TrainedModel(run, RankingModel(config.model, manifest, 5), config, manifest, version)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> TrainedModel:
+    version = write_tiny_dataset(tmp_path_factory.mktemp("data"), config=TinyConfig(candidates=6))
+    return build_trained(version, tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="module")
+def encoded(trained) -> dict[str, tf.Tensor]:
+    """The test split's features, as the records hold them."""
+    where = (trained.version_dir, trained.manifest)
+    [batch] = build_eval_dataset(*where, "test", 1000, (*INPUTS, "candidates"), ("candidates",))
+    return batch
+
+
+@pytest.fixture(scope="module")
+def expected(trained, encoded) -> dict[str, np.ndarray]:
+    found = trained.model.predict(encoded)
+    return {task: scores.numpy() for task, scores in found.items()}
+
+
+@pytest.fixture(scope="module")
+def rows(trained, encoded) -> list[dict]:
+    """The test split's features as raw tokens; what pads lists is left out."""
+    raw: dict[str, list] = {}
+    for name in INPUTS:
+        encoding = trained.manifest.schema[name].encoding
+        table = pq.read_table(trained.version_dir / "encoders" / f"{encoding}.parquet")
+        tokens = [None, None, *table["token"].to_pylist()]
+        raw[name] = [
+            [tokens[i] for i in row if i] if isinstance(row, list) else tokens[row]
+            for row in encoded[name].numpy().tolist()
+        ]
+    return [dict(zip(raw, row, strict=True)) for row in zip(*raw.values(), strict=True)]
+
+
+def _pad(values: list[list], token) -> list[list]:
+    width = max(map(len, values))
+    return [row + [token] * (width - len(row)) for row in values]
+
+
+def test_the_saved_model_gives_what_the_model_predicts(trained, encoded, rows, expected) -> None:
+    export = write_export(trained)
+    card = json.loads((export / "export.json").read_text())
+    assert (card["kind"], card["ranker"]["path"]) == ("ranking", "ranker/1")
+    assert card["ranker"]["outputs"] == [
+        {"name": "click", "label": "label", "kind": "binary",
+         "means": "probability that label is 1"},
+        {"name": "value", "label": "label", "kind": "squared_error", "means": "value of label"},
+    ]  # fmt: skip
+    assert not (export / "embeddings").exists()
+    inputs = card["ranker"]["signatures"]["serving_default"]["inputs"]
+    raw = {}
+    for item in inputs:
+        values = [row[item["name"]] for row in rows]
+        values = _pad(values, item["pad_token"]) if item["is_list"] else values
+        values = [item["null_token"] if value is None else value for value in values]
+        raw[item["name"]] = tf.constant(values, tf.as_dtype(item["dtype"]))
+    signatures = tf.saved_model.load(str(export / "ranker" / "1")).signatures
+    answers = {
+        "raw": signatures["serving_default"](**raw),
+        "encoded": signatures["encoded"](**{name: encoded[name] for name in INPUTS}),
+    }
+    for answer in answers.values():
+        assert set(answer) == {"click", "value"}
+        for task, scores in expected.items():
+            np.testing.assert_allclose(answer[task].numpy(), scores, rtol=1e-5, atol=1e-6)
+    assert np.ptp(expected["click"]) > 0.1
+    assert 0 < expected["click"].min() < expected["click"].max() < 1
+
+
+def write_rows(path: Path, rows: list[dict]) -> Path:
+    named = [{"line": f"r{number}", **row} for number, row in enumerate(rows)]
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(named), path)
+    elif path.suffix == ".csv":
+        flat = [
+            {k: "|".join(map(str, v)) if isinstance(v, list) else v for k, v in row.items()}
+            for row in named
+        ]
+        pa_csv.write_csv(pa.Table.from_pylist(flat), path)
+    else:
+        text = "".join(json.dumps(row) + "\n" for row in named)
+        path.write_bytes(gzip.compress(text.encode()))
+    return path
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl.gz", "rows.parquet"])
+def test_rows_of_a_file_are_scored_in_order(trained, rows, expected, tmp_path, name) -> None:
+    file = RawFile(write_rows(tmp_path / name, rows), "line")
+    assert write_scores(trained, tmp_path / "out.parquet", "test", file) == len(rows)
+    table = pq.read_table(tmp_path / "out.parquet")
+    assert table["line"].to_pylist() == [f"r{number}" for number in range(len(rows))]
+    for task, scores in expected.items():
+        assert table.schema.field(task).type == pa.float32()
+        np.testing.assert_allclose(table[task].to_numpy(), scores, rtol=1e-5, atol=1e-6)
+    write_scores(trained, tmp_path / "out.jsonl.gz", "test", replace(file, id_column=None))
+    found = _read_lists(tmp_path / "out.jsonl.gz")
+    assert [row["row"] for row in found] == list(range(1, len(rows) + 1))
+    np.testing.assert_array_equal(np.float32([row["click"] for row in found]), table["click"])
+
+
+GOOD = {"user_id": 1000, "gender": "F", "history": [101], "movie_id": 102, "genres": []}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"user_id": "x"}, "row 2: column 'user_id'"),
+        ({"history": 7}, "row 2: column 'history'"),
+        ({"history": ["a"]}, "row 2: column 'history'"),
+        ({"gender": 3}, "row 2: column 'gender'"),
+    ],
+)
+def test_bad_rows_are_named(trained, tmp_path, change, said) -> None:
+    path, target = tmp_path / "rows.jsonl", tmp_path / "out.parquet"
+    path.write_text(f"{json.dumps(GOOD)}\n{json.dumps({**GOOD, **change})}\n")
+    with pytest.raises(InputDataError, match=said) as caught:
+        write_scores(trained, target, "test", RawFile(path))
+    assert str(path) in caught.value.what
+    assert not target.exists()
+
+
+HEADER = "user_id,gender,history,movie_id,genres\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.csv", f"{HEADER}1000,F,101,102,\n1000,F,1o1,102,\n", "row 2: column 'history'"),
+        ("a.csv", f"{HEADER}1000,F,101,102,\n1000,F\n", "Expected 5 columns, got 2"),
+        ("a.csv", "user_id,gender,history,movie,genres\n1,F,1,2,\n", "missing: movie_id"),
+        ("a.csv", HEADER, "no rows"),
+        ("a.csv", "", "cannot be read"),
+        ("a.jsonl", f"{json.dumps(GOOD)}\n\n", "row 2: the line is no JSON object"),
+        ("a.jsonl", '{"user_id": 1}\n', "missing: gender, history, movie_id, genres"),
+        ("a.parquet", "no parquet", "cannot be read"),
+        (None, "", "no such input"),
+    ],
+)
+def test_files_that_are_not_rows_are_refused(trained, tmp_path, name, text, said) -> None:
+    path = tmp_path / (name or "none.csv")
+    if name is not None:
+        path.write_text(text)
+    with pytest.raises(InputDataError) as caught:
+        write_scores(trained, tmp_path / "out.parquet", "test", RawFile(path))
+    assert said in str(caught.value)
+    assert [p.name for p in tmp_path.iterdir()] == ([] if name is None else [name])
+
+
+def test_formats_and_ids_that_do_not_fit_are_refused(trained, tmp_path) -> None:
+    file = RawFile(tmp_path / "rows.txt", None)
+    with pytest.raises(ConfigError, match="format of the input"):
+        write_scores(trained, tmp_path / "out.parquet", "test", file)
+    with pytest.raises(ConfigError, match="format of the scores"):
+        write_scores(trained, tmp_path / "out.csv", "test", file)
+    with pytest.raises(ConfigError, match="name of a task"):
+        write_scores(trained, tmp_path / "o.parquet", "test", RawFile(tmp_path / "a.csv", "click"))
+
+
+def test_missing_values_are_those_of_the_etl(trained, tmp_path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"user_id": null, "gender": null, "movie_id": 102, "genres": [null]}\n'
+                    '{"user_id": -5, "gender": "?", "movie_id": 102, "genres": ["?"], '
+                    '"history": []}\n')  # fmt: skip
+    write_scores(trained, tmp_path / "out.parquet", "test", RawFile(path))
+    first, second = pq.read_table(tmp_path / "out.parquet")["click"].to_pylist()
+    assert first == second
+
+
+def _read_lists(path: Path) -> list[dict]:
+    with gzip.open(path, "rt") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def _score_all(trained, encoded, row: int) -> dict[int, float]:
+    """Probability of each catalogue item for a row, by its id, by brute force."""
+    where = (trained.version_dir, trained.manifest)
+    [items] = build_eval_dataset(*where, "catalog", 1000, ("movie_id", "genres"))
+    count = items["movie_id"].shape[0]
+    user = {n: tf.repeat(encoded[n][row : row + 1], count, 0)
+            for n in ("user_id", "gender", "history")}  # fmt: skip
+    scores = trained.model.predict({**user, **items})["click"].numpy().tolist()
+    return dict(zip(items["movie_id"].numpy().tolist(), scores, strict=True))
+
+
+def _token(trained, identifier: int) -> int:
+    table = pq.read_table(trained.version_dir / "encoders" / "movie_id.parquet")
+    return table["token"][identifier - 2].as_py()
+
+
+def test_candidates_of_each_row_are_ranked(trained, encoded, tmp_path) -> None:
+    assert choose_split(trained) == "test"
+    file, counts = write_recommendations(trained, 20, True, target=tmp_path / "lists.json.gz")
+    lists = _read_lists(file)
+    assert counts.users == len(lists) == 60
+    for row in (0, 31, 59):
+        known = _score_all(trained, encoded, row)
+        own = [int(encoded["movie_id"][row]), *encoded["candidates"][row].numpy().tolist()]
+        best = sorted(own, key=lambda item: (-known[item], item))
+        assert lists[row]["items"] == [_token(trained, item) for item in best]
+        np.testing.assert_allclose(lists[row]["scores"], [known[i] for i in best], rtol=1e-4)
+
+
+def test_rows_without_users_and_candidates_rank_the_catalogue(trained, encoded, tmp_path) -> None:
+    keys = replace(trained.manifest.keys, user=None, seen=None, candidates=None)
+    alone = replace(trained, manifest=replace(trained.manifest, keys=keys))
+    file, _ = write_recommendations(alone, 5, True, target=tmp_path / "lists.json.gz")
+    lists = _read_lists(file)
+    assert [entry["row"] for entry in lists] == list(range(1, 61))
+    known = _score_all(trained, encoded, 3)
+    best = sorted(known, key=lambda item: (-known[item], item))[:5]
+    assert lists[3]["items"] == [_token(trained, item) for item in best]
+
+
+def test_users_get_what_they_have_not_met_and_files_get_lists(trained, rows, tmp_path) -> None:
+    file, counts = write_recommendations(
+        trained, 40, True, split="users", target=tmp_path / "users.json.gz"
+    )
+    assert counts.users == 60
+    where = (trained.version_dir, trained.manifest)
+    [users] = build_eval_dataset(*where, "users", 100, ("user_id", "seen"), ("seen",))
+    for entry, seen in zip(_read_lists(file), users["seen"], strict=True):
+        met = {_token(trained, item) for item in seen.numpy().tolist() if item > 1}
+        assert met.isdisjoint(entry["items"])
+        assert len(entry["items"]) == 40 - len(met)
+    users_only = [{k: v for k, v in row.items() if k not in ("movie_id", "genres")}
+                  for row in rows[:4]]  # fmt: skip
+    given = RawFile(write_rows(tmp_path / "rows.csv", users_only), "line")
+    file, _ = write_recommendations(trained, 3, True, file=given, target=tmp_path / "l.json.gz")
+    assert [entry["id"] for entry in _read_lists(file)] == ["r0", "r1", "r2", "r3"]
+    assert {len(entry["items"]) for entry in _read_lists(file)} == {3}
+    with pytest.raises(ConfigError, match="no task of the model"):
+        write_recommendations(trained, 3, True, task="clock")
+
+
+def test_towers_of_a_dataset_without_users(trained, tmp_path) -> None:
+    keys = replace(trained.manifest.keys, user=None, seen=None, candidates=None)
+    manifest = replace(trained.manifest, keys=keys)
+    config = TrainConfig.model_validate({"dataset": "d", "name": "n"})
+    towers = TrainedModel(tmp_path, TinyTowers(manifest), config, manifest, trained.version_dir)
+    export = write_export(towers)
+    card = json.loads((export / "export.json").read_text())
+    assert (card["embeddings"]["items"], card["embeddings"]["users"]) == ({"rows": 40}, None)
+    assert (export / "user_tower" / "1").is_dir()
+    file, counts = write_recommendations(towers, 4, True)
+    assert [entry["row"] for entry in _read_lists(file)] == list(range(1, counts.users + 1))
+
+
+SPARSE = FeatureSchema((
+    FeatureSpec("fields", "int64", "context", (None,), 4, "sparse_indices:fields", 11),
+    FeatureSpec("values", "float32", "context", (None,), 4, "weights:values", pad_value=0.0),
+    FeatureSpec("hour", "int64", "context", (), None, "bucketize:hour", 5),
+    FeatureSpec("price", "float32", "context", (), None, "normalize:price", pad_value=0.0),
+    FeatureSpec("label", "float32", "label"),
+))  # fmt: skip
+SPARSE_ROWS = [
+    {"fields": [3, 5], "values": [0.5, 2.0], "hour": 2, "price": 1.5, "label": 1.0},
+    {"fields": [], "values": [], "hour": 1, "price": 0.0, "label": 0.0},
+    {"fields": [1], "values": [1.0], "hour": 3, "price": -2.0, "label": 1.0},
+]
+RAW_ROWS = [
+    {"fields": [1, 3], "values": [0.5, 2.0], "hour": 4.0, "price": 2.5, "name": 7},
+    {"hour": None, "price": None, "name": 8},
+    {"fields": [99], "values": [1.0], "hour": 6.0, "price": -1.0, "name": 9},
+]
+
+
+def write_sparse(root: Path, manifest: Manifest) -> Path:
+    """Writes a version of sparse pairs without users or items."""
+    ids, weights = RawColumn("idxs", "int64", True), RawColumn("vals", "float32", True)
+    hour, price = RawColumn("hour", "float64"), RawColumn("price", "float64")
+    columns = (
+        ColumnEncoding("fields", "idxs", "int64", "sparse_indices:fields",
+                       SparseIndices((9,)), (ids,)),
+        ColumnEncoding("values", "vals", "float32", "weights:values", Weights(), (weights, ids)),
+        ColumnEncoding("hour", "hour", "float64", "bucketize:hour", Bucketize((5.0,)), (hour,)),
+        ColumnEncoding("price", "price", "float64", "normalize:price",
+                       Normalize(center=1.0), (price,)),
+        ColumnEncoding("label", "label", "float32"),
+    )  # fmt: skip
+    plan = EncoderPlan(SPARSE, columns, ())
+    (root / "encoders").mkdir(parents=True)
+    (root / "encoders" / "encoders.json").write_text(plan.dumps())
+    write_shard(root / "test.tfrecord", SPARSE_ROWS, SPARSE)
+    size = (root / "test.tfrecord").stat().st_size
+    split = SplitInfo("test", (ShardInfo("test.tfrecord", 3, size, "00000000"),))
+    config = {"features": [{"name": "values", "encoding": {"kind": "weights", "of": "fields"}}]}
+    changed = replace(
+        manifest, schema=SPARSE, keys=DatasetKeys(None, None, label="label"), splits=(split,),
+        encoders_fingerprint=plan.fingerprint, encoder_files=(),
+        source=replace(manifest.source, config=config),
+    )  # fmt: skip
+    (root / "manifest.json").write_text(changed.dumps())
+    return root
+
+
+def test_sparse_pairs_without_users_or_items(trained, tmp_path) -> None:
+    version = write_sparse(tmp_path / "data", trained.manifest)
+    model = {"kind": "ranking", "network": "deepfm", "params": {"hidden_units": [4]},
+             "embedding_dim": 3, "embedding_stddev": 1.0}  # fmt: skip
+    sparse = build_trained(version, tmp_path, model)
+    where = (sparse.version_dir, sparse.manifest)
+    [batch] = build_eval_dataset(*where, "test", 10, sparse.model.inputs)
+    scores = sparse.model.predict(batch)["label"].numpy()
+    assert write_scores(sparse, tmp_path / "split.parquet", "test") == 3
+    np.testing.assert_allclose(pq.read_table(tmp_path / "split.parquet")["label"], scores, 1e-5)
+    # The raw rows are what the ETL made the records from.
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in RAW_ROWS))
+    write_scores(sparse, tmp_path / "file.parquet", "test", RawFile(path, "name"))
+    table = pq.read_table(tmp_path / "file.parquet")
+    assert table["name"].to_pylist() == [7, 8, 9]
+    np.testing.assert_allclose(table["label"], scores, rtol=1e-5)
+    signatures = tf.saved_model.load(str(write_export(sparse) / "ranker" / "1")).signatures
+    encoded = {name: batch[name] for name in sparse.model.inputs}
+    np.testing.assert_allclose(signatures["encoded"](**encoded)["label"], scores, rtol=1e-5)
+    tasks = evaluate_split(sparse, "test")["tasks"]
+    assert tasks["label"]["rows"] == 3
+    with pytest.raises(ConfigError, match="has no item"):
+        write_recommendations(sparse, 3, False)

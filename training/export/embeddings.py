@@ -1,0 +1,160 @@
+"""Embeddings of a retrieval model's items and users as files.
+
+    embeddings/<name>.parquet   key (raw token), id int64, vector list<float32>
+    embeddings/<name>.txt       key<TAB>v1,v2,…   UTF-8, one line per row, no header
+
+Parquet is for machines, text for everything else; both hold the same rows. Numbers in the text are
+the shortest decimals that read back as the same float32. Inside a key, backslash, tab, line feed
+and carriage return are escaped as in C.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from training.checkpoint.restore import TrainedModel
+from training.evaluation.item_index import (
+    USERS_SPLIT,
+    ItemIndex,
+    build_item_index,
+    read_user_vectors,
+)
+from training.input.vocabularies import Vocabulary, read_key_vocabulary
+from training.models.retrieval import require_retrieval
+
+ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
+
+
+class EmbeddingWriter:
+    """Writes both files row group by row group.
+
+    Args:
+        directory: Where the files go.
+        name: Their name without suffix.
+        key_type: Type of the keys, int64 or string.
+    """
+
+    def __init__(self, directory: Path, name: str, key_type: pa.DataType) -> None:
+        self.schema = pa.schema(
+            [
+                pa.field("key", key_type, nullable=False),
+                pa.field("id", pa.int64(), nullable=False),
+                pa.field("vector", pa.list_(pa.float32()), nullable=False),
+            ]
+        )
+        self.rows = 0
+        self._parquet = pq.ParquetWriter(directory / f"{name}.parquet", self.schema)
+        self._text = (directory / f"{name}.txt").open("w", encoding="utf-8", newline="\n")
+
+    def __enter__(self) -> EmbeddingWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._parquet.close()
+        self._text.close()
+
+    def write(self, keys: pa.Array, ids: np.ndarray, vectors: np.ndarray) -> None:
+        """Appends rows.
+
+        Args:
+            keys: `[rows]` raw tokens, no null.
+            ids: `[rows]` int64.
+            vectors: `[rows, dim]` float32.
+        """
+        if not len(keys):
+            return
+        offsets = np.arange(0, vectors.size + 1, vectors.shape[1], dtype=np.int32)
+        values = pa.array(np.ascontiguousarray(vectors, dtype=np.float32).ravel())
+        lists = pa.ListArray.from_arrays(offsets, values)
+        columns = [keys, pa.array(ids, pa.int64()), lists]
+        self._parquet.write_table(pa.Table.from_arrays(columns, schema=self.schema))
+        numbers = pa.ListArray.from_arrays(offsets, values.cast(pa.string()))
+        lines = pc.binary_join_element_wise(escape_keys(keys), pc.binary_join(numbers, ","), "\t")
+        self._text.writelines(f"{line}\n" for line in lines.to_pylist())
+        self.rows += len(keys)
+
+
+def escape_keys(keys: pa.Array) -> Any:
+    """Returns keys as text that holds neither tabs nor line breaks."""
+    if pa.types.is_integer(keys.type):
+        return keys.cast(pa.string())
+    for character, escaped in ESCAPES:
+        keys = pc.replace_substring(keys, character, escaped)
+    return keys
+
+
+def write_embeddings(directory: Path, trained: TrainedModel) -> dict[str, Any]:
+    """Writes the vectors of the items and of the users that the dataset has.
+
+    Args:
+        directory: Where the files go.
+        trained: A retrieval model.
+
+    Returns:
+        What `export.json` says of them; `items` and `users` are None where there are none.
+
+    Raises:
+        InputDataError: A vocabulary or record is damaged, or a vector is not finite.
+    """
+    directory.mkdir()
+    manifest, model = trained.manifest, require_retrieval(trained.model)
+    found: dict[str, Any] = {"dim": None, "items": None, "users": None}
+    if manifest.keys.item is not None:
+        index = build_item_index(
+            model, trained.version_dir, manifest, trained.config.evaluation.batch_size
+        )
+        found["dim"] = int(index.vectors.shape[1])
+        found["items"] = {"rows": _write_items(directory, trained, index)}
+    if manifest.keys.user is not None and manifest.has_split(USERS_SPLIT):
+        rows, unknown = _write_users(directory, trained)
+        found["users"] = {"rows": rows, "users_outside_vocabulary": unknown}
+    return {
+        "columns": "key (raw token), id, vector (float32)",
+        "text": "key<TAB>v1,v2,… with \\\\, \\t, \\n, \\r escaped in keys; no header",
+        **found,
+    }
+
+
+def _write_items(directory: Path, trained: TrainedModel, index: ItemIndex) -> int:
+    manifest = trained.manifest
+    vocabulary = read_key_vocabulary(trained.version_dir, manifest, manifest.require_key("item"))
+    with EmbeddingWriter(directory, "items", _key_type(vocabulary)) as writer:
+        _write_known(writer, vocabulary, index.ids, index.vectors)
+        return writer.rows
+
+
+def _write_users(directory: Path, trained: TrainedModel) -> tuple[int, int]:
+    """Writes all users of the `users` split; returns rows written and users without a token."""
+    manifest = trained.manifest
+    vocabulary = read_key_vocabulary(trained.version_dir, manifest, manifest.require_key("user"))
+    unknown = 0
+    with EmbeddingWriter(directory, "users", _key_type(vocabulary)) as writer:
+        for batch in read_user_vectors(trained, seen=False):
+            unknown += _write_known(writer, vocabulary, batch.ids, batch.vectors)
+        return writer.rows, unknown
+
+
+def _write_known(
+    writer: EmbeddingWriter, vocabulary: Vocabulary | None, ids: np.ndarray, vectors: np.ndarray
+) -> int:
+    """Writes the rows that have a raw token; returns how many have none."""
+    keys = pa.array(ids) if vocabulary is None else vocabulary.take(ids)
+    known = keys.is_valid().to_numpy(zero_copy_only=False)
+    writer.write(keys.drop_null(), ids[known], vectors[known])
+    return int(np.count_nonzero(~known))
+
+
+def _key_type(vocabulary: Vocabulary | None) -> pa.DataType:
+    return pa.int64() if vocabulary is None else vocabulary.tokens.type

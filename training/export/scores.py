@@ -1,0 +1,212 @@
+"""Scores of rows by a ranking model, of a file or a split: one per task, in the rows' order.
+
+    <name>.parquet            row int64 (from 1) or the id of the file, and a float32 per task
+    <name>.jsonl, .jsonl.gz   the same, an object per line
+
+The score of a binary task is the probability of label 1, that of another one the label's value.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import tensorflow as tf
+
+from conf.atomic_output import atomic_file
+from conf.errors import ConfigError, InputDataError
+from training.checkpoint.restore import TrainedModel
+from training.evaluation.protocols import require_rows
+from training.evaluation.task_metrics import compile_scores
+from training.export.raw_rows import RawFile, RawReader
+from training.export.serving_encoders import ServingEncoders, build_serving_encoders
+from training.input.batches import Features, build_eval_dataset, read_batches
+from training.input.vocabularies import read_plan
+from training.models.ranking import RankingModel
+
+ROW_COLUMN = "row"
+SCORE_FORMATS = (".parquet", ".jsonl", ".jsonl.gz")
+
+
+@dataclass(frozen=True)
+class ScoredRows:
+    """Rows to score.
+
+    Attributes:
+        first: Number of the first one, from 1.
+        ids: What names them in the output.
+        features: Their encoded features.
+    """
+
+    first: int
+    ids: pa.Array
+    features: Features
+
+
+def write_scores(
+    trained: TrainedModel, target: Path, split: str, file: RawFile | None = None
+) -> int:
+    """Scores rows; an earlier file is replaced when the new one is complete.
+
+    Args:
+        trained: A ranking model.
+        target: File to write; its suffix says how.
+        split: Split to score.
+        file: Rows to score instead.
+
+    Returns:
+        Number of rows.
+
+    Raises:
+        ConfigError: The format of a file is not known by its name, or the id is named as a task.
+        InputDataError: A row is damaged or refused, or its score is no number.
+    """
+    model = trained.model
+    if not isinstance(model, RankingModel):
+        raise TypeError(f"a {type(model).__name__} does not score rows")
+    tasks = [task.name for task in model.tasks]
+    name = ROW_COLUMN if file is None or file.id_column is None else file.id_column
+    check_output(target, name, tasks)
+    rows = read_split_rows(trained, split) if file is None else read_file_rows(trained, file)
+    score = compile_scores(model, model.predict)
+    total = 0
+    with atomic_file(target) as unfinished, ScoreWriter(unfinished, target.name, name) as writer:
+        for batch in rows:
+            found = {n: np.asarray(v, np.float32) for n, v in score(batch.features).items()}
+            _check_numbers(found, batch.first)
+            writer.write(batch.ids, {task: found[task] for task in tasks})
+            total += len(batch.ids)
+    return total
+
+
+def check_output(target: Path, id_column: str, tasks: list[str]) -> None:
+    """Refuses a file of scores that cannot be written.
+
+    Raises:
+        ConfigError: Its format is not known by its name, or the id is named as a task.
+    """
+    if not target.name.endswith(SCORE_FORMATS):
+        raise ConfigError(
+            "the format of the scores is not known by the file's name",
+            received=str(target),
+            allowed=", ".join(SCORE_FORMATS),
+        )
+    if id_column in tasks:
+        raise ConfigError(
+            "the id has the name of a task, whose score is a column too",
+            received=id_column,
+            allowed=f"any name but {', '.join(tasks)}",
+            fix="rename the column of the input",
+        )
+
+
+def read_split_rows(trained: TrainedModel, split: str) -> Iterator[ScoredRows]:
+    """Yields the rows of a split with their numbers, from 1 on."""
+    manifest, version_dir, names = trained.manifest, trained.version_dir, trained.model.inputs
+    require_rows(manifest, split)
+    batch_size = trained.config.evaluation.batch_size
+    dataset = build_eval_dataset(version_dir, manifest, split, batch_size, names)
+    first = 1
+    for batch in read_batches(dataset, version_dir, manifest, split):
+        value = batch[names[0]]
+        rows = int(value.nrows() if isinstance(value, tf.RaggedTensor) else value.shape[0])
+        yield ScoredRows(first, pa.array(np.arange(first, first + rows)), batch)
+        first += rows
+
+
+def read_file_rows(
+    trained: TrainedModel, file: RawFile, names: tuple[str, ...] | None = None
+) -> Iterator[ScoredRows]:
+    """Yields the rows of a file, encoded as the ETL encodes them.
+
+    Args:
+        trained: The model.
+        file: The file.
+        names: Features to encode; None: all that the model reads.
+    """
+    encoders = read_encoders(trained, trained.model.inputs if names is None else names)
+    encode = tf.function(lambda raw: encoders.encode(raw), reduce_retracing=True)
+    for rows in RawReader(file, encoders).read(trained.config.evaluation.batch_size):
+        inputs = {name: tf.constant(values) for name, values in rows.inputs.items()}
+        yield ScoredRows(rows.first, rows.ids, encode(inputs))
+
+
+def read_encoders(trained: TrainedModel, names: tuple[str, ...]) -> ServingEncoders:
+    """Reads the encoders of some features of a run's dataset version."""
+    plan = read_plan(trained.version_dir, trained.manifest)
+    return build_serving_encoders(trained.version_dir, plan, names)
+
+
+class ScoreWriter:
+    """Writes scores batch by batch; the same rows give the same bytes.
+
+    Args:
+        path: File to write.
+        name: Name that says how: that of the file which it is to become.
+        id_column: Column of the ids.
+    """
+
+    def __init__(self, path: Path, name: str, id_column: str) -> None:
+        self._path, self._id_column = path, id_column
+        self._is_parquet, self._is_gzip = name.endswith(".parquet"), name.endswith(".gz")
+        self._stack = ExitStack()
+        self._parquet: pq.ParquetWriter | None = None
+
+    def __enter__(self) -> ScoreWriter:
+        plain = self._stack.enter_context(self._path.open("wb"))
+        self._file: IO[bytes] | gzip.GzipFile = plain
+        if self._is_gzip:
+            packed = gzip.GzipFile(filename="", mode="wb", fileobj=plain, mtime=0)
+            self._file = self._stack.enter_context(packed)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def write(self, ids: pa.Array, scores: Mapping[str, np.ndarray]) -> None:
+        """Appends rows: their ids, and scores `[rows]` by task."""
+        columns = {self._id_column: ids, **{task: pa.array(v) for task, v in scores.items()}}
+        table = pa.table(columns)
+        if self._is_parquet:
+            if self._parquet is None:
+                self._parquet = pq.ParquetWriter(self._file, table.schema)
+                self._stack.callback(self._parquet.close)
+            self._parquet.write_table(table)
+            return
+        # Arrow writes the shortest decimals that read back as the same float32.
+        texts = [table[task].cast(pa.string()).to_pylist() for task in scores]
+        for row in zip(ids.to_pylist(), *texts, strict=True):
+            fields = [json.dumps(_as_json(row[0])), *row[1:]]
+            pairs = zip(columns, fields, strict=True)
+            line = ", ".join(f"{json.dumps(name)}: {text}" for name, text in pairs)
+            self._file.write(f"{{{line}}}\n".encode())
+
+
+def _as_json(value: object) -> object:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _check_numbers(scores: Mapping[str, np.ndarray], first: int) -> None:
+    for task, values in scores.items():
+        bad = ~np.isfinite(values)
+        if bad.any():
+            row = first + int(bad.argmax())
+            raise InputDataError(
+                f"the score of task {task} is no number",
+                received=f"{values[bad][0]} in row {row}",
+                fix="look for numbers in that row that are not finite, or train again",
+            )
