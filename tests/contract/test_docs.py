@@ -24,3 +24,9 @@ def test_what_a_page_names_exists(page):
         if not (path.with_suffix(".py").exists() or (path / "__main__.py").exists()):
             missing.append(module)
     assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_page_holds_two_versions_of_a_passage(page):
+    marks = re.compile(r"^(?:<{7}|>{7}) ", re.MULTILINE)
+    assert not marks.search(page.read_text(encoding="utf-8"))
