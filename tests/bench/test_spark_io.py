@@ -68,6 +68,7 @@ def test_a_driver_reports_its_runs_and_a_missing_peer_is_skipped(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_connector_that_maven_does_not_have_is_a_missing_peer(tmp_path):
     job = SparkJob("scan", "narrow", 1, "range", "", str(tmp_path),
                    conf={"spark.jars.packages": "com.example.none:none:0",

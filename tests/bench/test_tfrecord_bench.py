@@ -52,6 +52,7 @@ def test_protobuf_is_given_the_rows_that_we_encode(shape, tmp_path):
         assert [by_key(record) for record in ours] == [by_key(record) for record in theirs]
 
 
+@pytest.mark.exhaustive
 def test_a_shape_gives_every_figure_that_needs_no_other_environment():
     found = list(codec.measure_codec(SHAPES["narrow"], 20, 1, None))
     assert [m.name for m in found] == [
@@ -158,6 +159,7 @@ def test_it_gives_so_many_rows_in_several_batches(spark, rows):
 
 
 @pytest.mark.parametrize("name", ["strings", "vectors"])
+@pytest.mark.exhaustive
 def test_spark_takes_its_batches(spark, name):
     spark.dataSource.register(FeedDataSource)
     schema = generate(spark, name, 0, 1).schema

@@ -26,6 +26,8 @@ from tests.bench.tfrecord.peers import CONNECTOR_JAR_VARIABLE
 from tests.contract.connector_session import ConnectorSession, ConnectorUnavailableError
 from tests.etl.logs import build_config, write_logs
 
+pytestmark = pytest.mark.exhaustive
+
 GZIP = "org.apache.hadoop.io.compress.GzipCodec"
 HAS_SEQUENCES = "SequenceExample" in RECORD_TYPES
 INT64 = (-(2**63), 2**63 - 1)

@@ -131,6 +131,7 @@ except Exception as error:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_stock_session_writes_and_reads_without_a_line_of_ours(tmp_path):
     """As in an environment that is active: Spark starts the `python3` of the path."""
     environment = {

@@ -76,6 +76,7 @@ def test_the_layouts_differ_and_the_packed_one_is_smaller(runs):
     assert sizes["packed"] < sizes["columns"]
 
 
+@pytest.mark.exhaustive
 def test_metrics_are_the_same(runs):
     columns, packed = (read_json(run / "metrics.json") for _, run in runs.values())
     assert packed["protocols"] == columns["protocols"]
@@ -83,6 +84,7 @@ def test_metrics_are_the_same(runs):
     assert losses[0] == losses[1]
 
 
+@pytest.mark.exhaustive
 def test_ranked_lists_are_the_same(runs):
     columns, packed = (
         gzip.decompress((run / "recommendations.json.gz").read_bytes()) for _, run in runs.values()

@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @SUBMIT_MARK
+@pytest.mark.exhaustive
 def test_spark_submit_builds_what_python_builds(built, tmp_path):
     ensure_java()
     config = build_config(write_logs(tmp_path / "logs"), tmp_path / "datasets")

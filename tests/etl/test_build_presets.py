@@ -20,6 +20,7 @@ from tests.etl.built_versions import read_sparse, read_split
 from tests.etl.logs import build_config
 
 
+@pytest.mark.exhaustive
 def test_libfm_lines_become_rows_of_a_sparse_tensor(spark, tmp_path):
     lines = [f"{'1' if i % 3 == 0 else '-1'} {i}:1 {100 + i % 7}:0.5" for i in range(60)]
     for name, own in (("train.x", lines), ("validation", lines[:9]), ("test", lines[30:])):

@@ -30,6 +30,7 @@ def test_version(capsys):
     assert capsys.readouterr().out.startswith("sluice ")
 
 
+@pytest.mark.exhaustive
 def test_the_cache_of_compiled_code_can_be_switched_off(tmp_path):
     """Reads no cache and writes none, and the command works all the same."""
     source = tmp_path / "a.csv"

@@ -59,6 +59,7 @@ def sluice_train(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_more_workers_than_slots_are_refused() -> None:
     ended = sluice_train(
         "--workers", "3", "--spark-master", "local[2]", "--dataset", "d", "--set", "name=t"

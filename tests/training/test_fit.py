@@ -209,6 +209,7 @@ def test_a_failed_run_changes_nothing_that_was_there(finished) -> None:
     assert "diverged" in card["error"]
 
 
+@pytest.mark.exhaustive
 def test_a_lack_of_memory_is_told_and_noted(
     tmp_path: Path, tiny_version: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -235,6 +235,7 @@ def test_trials_are_compared_by_the_rows_that_are_held_out(tmp_path: Path) -> No
         find_metric(config, wanted.model_copy(update={"metric": "ndcg@10"}))
 
 
+@pytest.mark.exhaustive
 def test_trials_far_behind_are_pruned(config: TrainConfig, monkeypatch) -> None:
     # Good ones first: five trials are needed before a median counts.
     rates = [0.05, 0.051, 0.052, 0.053, 0.054, 1e-9]

@@ -79,6 +79,7 @@ def test_what_a_gpu_has_held_is_counted() -> None:
     assert peak_device_memory_bytes()["gpu 0"] >= tensor.shape.num_elements() * 4
 
 
+@pytest.mark.exhaustive
 def test_too_little_memory_is_told_with_what_takes_less() -> None:
     with pytest.raises(InternalError, match="too little memory") as caught, memory_errors():
         tf.zeros([1 << 46])  # 256 TiB: more than a process can address.
@@ -95,7 +96,7 @@ def test_a_full_disk_is_no_lack_of_memory() -> None:
 ENDS_WITHIN_S = 120
 
 
-@pytest.mark.parametrize("kind", ["shards", "keys"])
+@pytest.mark.parametrize("kind", ["shards", pytest.param("keys", marks=pytest.mark.exhaustive)])
 def test_a_script_may_end_with_a_half_read_iterator(kind: str, tiny_version: Path) -> None:
     script = [sys.executable, "-m", "tests.training.open_iterator", kind, str(tiny_version)]
     ended = subprocess.run(

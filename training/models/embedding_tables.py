@@ -115,7 +115,9 @@ class TableBuilder:
         asked = pooling or PoolingConfig()
         if self.is_embedded(spec):
             return self.plan_rows(spec, asked, bias=bias)
-        is_pooled = spec.is_ragged or (spec.is_list and pooling is not None)
+        # Whole numbers without a vocabulary are keys, unless the config pools them.
+        is_asked = spec.is_list and pooling is not None
+        is_pooled = is_asked or (spec.is_ragged and spec.dtype == "float32")
         return InputFeature(
             spec,
             None,

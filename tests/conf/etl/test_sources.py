@@ -64,6 +64,7 @@ def test_a_sparse_format_brings_its_columns_and_a_dated_path_its_days():
 GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "samples.md"
 PARTS = {
     "label": LabelConfig,
+    "labels": LabelConfig,
     "negatives": NegativesConfig,
     "down_sampling": DownSamplingConfig,
     "weights": WeightsConfig,
@@ -75,8 +76,9 @@ def test_every_block_of_the_guide_is_a_config():
     documents: list[Any] = [part for block in blocks for part in yaml.safe_load_all(block)]
     assert BuildConfig.model_validate(documents[0]).history is None
     checked = [
-        PARTS[name].model_validate(value)
+        PARTS[name].model_validate(part)
         for document in documents[1:]
         for name, value in document.items()
+        for part in (value if isinstance(value, list) else [value])
     ]
     assert {type(config) for config in checked} == set(PARTS.values())

@@ -121,6 +121,7 @@ def test_draws_follow_the_distorted_popularity_and_state_it(spark):
     assert {r["sampling_probability"] for r in rows if r["__draw"] == 0} == {1.0}
 
 
+@pytest.mark.exhaustive
 def test_unseen_draws_leave_out_what_the_user_met_whatever_the_layout(spark):
     rows, drawn = sample(spark, not_seen="train")
     met = {(r["user"], r["item"]) for r in log_rows()}

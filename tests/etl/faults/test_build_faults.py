@@ -104,7 +104,11 @@ def find_versions(config: BuildConfig) -> Path:
     return Path(config.output.root) / config.name / "versions"
 
 
-@pytest.mark.parametrize("moment", ["", "/encoders", "/_temporary-*", "/train"])
+@pytest.mark.parametrize(
+    "moment",
+    ["/train"]
+    + [pytest.param(m, marks=pytest.mark.exhaustive) for m in ("", "/encoders", "/_temporary-*")],
+)
 def test_a_driver_that_is_killed_leaves_the_last_version_and_the_next_run_sweeps(
     spark, published, tmp_path, moment
 ):
@@ -123,6 +127,7 @@ def test_a_driver_that_is_killed_leaves_the_last_version_and_the_next_run_sweeps
     assert not list(versions.glob(".*"))
 
 
+@pytest.mark.exhaustive
 def test_the_second_of_two_builds_at_once_ends_with_its_exit_code(
     spark, published, tmp_path, monkeypatch, capsys
 ):

@@ -166,6 +166,7 @@ def test_violated_rules_stop_the_publish_and_are_all_named(spark, built, tmp_pat
     assert (paths.current.read_text(), sorted(paths.versions.iterdir())) == before
 
 
+@pytest.mark.exhaustive
 def test_warnings_and_what_holds_go_into_the_manifest_and_the_log(spark, tmp_path, caplog):
     logs = write_logs(tmp_path / "logs")
     rules = [

@@ -41,6 +41,7 @@ def test_order_and_partitions_do_not_count_repeated_rows_do(spark):
     )
 
 
+@pytest.mark.exhaustive
 def test_rows_that_differ_in_one_place_have_another_checksum(spark):
     rows = [
         (None, 1, "x", [1, 2], {"k": 1}, (1, "y")),
@@ -217,6 +218,7 @@ def test_what_is_not_watched_is_built_anew_and_said(spark, tmp_path, statement, 
     assert "nothing tells whether users changed" in caplog.text
 
 
+@pytest.mark.exhaustive
 def test_a_dictionary_that_changes_while_it_is_read_publishes_nothing(spark, tmp_path, statement):
     config = of_jdbc(tmp_path)
 

@@ -158,6 +158,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
 
 
+@pytest.mark.exhaustive
 def test_workers_train_what_one_process_does(tiny_version: Path, runs: Path) -> None:
     where = runs / "servers"
     ended = run(tiny_version, where, profile=StepRange(STEPS_PER_LOOP, 2 * STEPS_PER_LOOP))

@@ -178,9 +178,9 @@ def test_files_that_the_manifest_does_not_list_are_told_once(
 
 
 def test_labels_other_than_0_and_1(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    assert read(tiny_version, tiny_manifest, InputOptions(binary_label="label")) == 776
+    assert read(tiny_version, tiny_manifest, InputOptions(binary_labels=("label",))) == 776
     with pytest.raises(InputDataError, match=r"'movie_id' holds a value[\s\S]*received: \d+ in"):
-        read(tiny_version, tiny_manifest, InputOptions(binary_label="movie_id"))
+        read(tiny_version, tiny_manifest, InputOptions(binary_labels=("movie_id",)))
 
 
 def test_an_empty_split_is_refused(tiny_version: Path, tiny_manifest: Manifest) -> None:

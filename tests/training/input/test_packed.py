@@ -131,7 +131,7 @@ CHOICES = st.one_of(st.none(), st.lists(st.sampled_from(SCHEMA.names), min_size=
 def assert_same_batches(versions, decoder, config, names, start, seed, is_binary) -> None:
     if "bucket_boundaries" in config and not set(names or SCHEMA.names) & {"history"}:
         del config["bucket_boundaries"]
-    options = InputOptions(binary_label="label" if is_binary else None)
+    options = InputOptions(binary_labels=("label",) if is_binary else ())
     found = []
     for layout, kind in (("columns", "block"), ("packed", decoder)):
         resolved = InputConfig.model_validate({**config, "decoder": kind})

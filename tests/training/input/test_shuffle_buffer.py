@@ -165,7 +165,7 @@ def test_rows_that_the_filter_leaves_out_leave_no_gap(tiny_manifest: Manifest) -
 
 
 def test_a_label_that_is_not_binary_is_named(tiny_manifest: Manifest) -> None:
-    plan = ReadPlan(plan_columns(tiny_manifest, SPECS), binary_label="number")
+    plan = ReadPlan(plan_columns(tiny_manifest, SPECS), binary_labels=("number",))
     fill = _Filling(plan, np.arange(4))
     with pytest.raises(InputDataError, match=r"'number'[\s\S]*7 in file f"):
         fill.write(batch_of([0, 1, 7, 0]), fill.indices, "file f")

@@ -167,6 +167,7 @@ def test_what_cannot_be_is_refused(changes, error, version: Path) -> None:
         build_trainer(build_config({**DSSM, **changes}), version)
 
 
+@pytest.mark.exhaustive
 def test_two_replicas_train_as_one_does(version: Path, tmp_path: Path) -> None:
     states = []
     for replicas in (1, 2):

@@ -73,6 +73,7 @@ def test_weights_are_named_by_their_place_in_the_network(network: Network) -> No
     assert len(network.trained_variables) == 6
 
 
+@pytest.mark.exhaustive
 def test_another_process_has_the_same_names_and_first_weights(network: Network) -> None:
     code = (
         "import json, keras; [keras.layers.Dense(2)(keras.Input((2,))) for _ in range(5)];"

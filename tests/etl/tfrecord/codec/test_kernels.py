@@ -180,6 +180,7 @@ def test_next_to_the_sources_and_used_again(project: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs to run as another user")
+@pytest.mark.exhaustive
 def test_a_cache_that_came_with_the_sources_is_read_though_it_cannot_be_written(
     project: Path, tmp_path: Path
 ) -> None:
@@ -202,6 +203,7 @@ def test_a_cache_that_came_with_the_sources_is_read_though_it_cannot_be_written(
     assert run(project, become_nobody + JIT_CACHE_PROGRAM, **own) == ["41", "0"]
 
 
+@pytest.mark.exhaustive
 def test_switched_off_reads_and_writes_nothing(project: Path) -> None:
     assert run(project, SLUICE_NO_JIT_CACHE="1") == ["41", "0"]
     assert not entries(project)
@@ -220,6 +222,7 @@ def test_a_change_of_inlined_code_compiles_and_removes_the_old_entry(project: Pa
 
 @pytest.mark.parametrize("damage", ["truncate", "empty", "pickle"])
 @pytest.mark.parametrize("ending", [".nbc", ".nbi"])
+@pytest.mark.exhaustive
 def test_damaged_entries_mean_compiling(project: Path, damage: str, ending: str) -> None:
     run(project)
     (entry,) = project.rglob(f"outer.run-*{ending}")
@@ -230,6 +233,7 @@ def test_damaged_entries_mean_compiling(project: Path, damage: str, ending: str)
     assert run(project) == ["41", "1"]
 
 
+@pytest.mark.exhaustive
 def test_processes_may_fill_an_empty_cache_at_once(project: Path) -> None:
     started = [start(project) for _ in range(5)]
     assert [finish(process)[0] for process in started] == ["41"] * 5
@@ -251,6 +255,7 @@ def places(project: Path, tmp_path: Path) -> dict[str, str]:
     return {"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "tmp")}
 
 
+@pytest.mark.exhaustive
 def test_the_next_place_is_taken_where_one_cannot_be_used(project: Path, places, tmp_path) -> None:
     (project / "__pycache__").touch()  # a file: no directory can be made there
     _, where = run(project, WHERE, **places)
@@ -349,6 +354,7 @@ def test_digest_follows_compiled_sources_of_the_whole_package(tmp_path: Path) ->
     assert digest() != before
 
 
+@pytest.mark.exhaustive
 def test_sources_in_a_zip_file_are_covered(project: Path, tmp_path: Path) -> None:
     archive = shutil.make_archive(str(tmp_path / "code"), "zip", project)
     home = tmp_path / "home"

@@ -100,6 +100,7 @@ def test_after_a_killed_driver_the_old_data_stands_and_the_next_write_cleans_up(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after_s", MOMENTS_S)
+@pytest.mark.exhaustive
 def test_driver_killed_at_some_moment(
     start_driver, local_driver: Driver, tmp_path: Path, after_s: float
 ) -> None:
