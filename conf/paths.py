@@ -257,9 +257,14 @@ def resolve_version(place: ReadablePathT) -> ReadablePathT:
         ) from None
 
 
+def absolute_path(path: Path) -> Path:
+    """Returns a path without `..`, by name: an imported shard may be a link to a file elsewhere."""
+    return Path(os.path.abspath(path))  # noqa: PTH100
+
+
 def find_version(shard: Path) -> Path | None:
     """Directory of the dataset version that a file lies in; None where no manifest is above it."""
-    for parent in list(shard.resolve().parents)[:_SHARD_PARENTS]:
+    for parent in list(absolute_path(shard).parents)[:_SHARD_PARENTS]:
         if (parent / MANIFEST_FILE).is_file():
             return parent
     return None

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from conf.atomic_output import write_text_atomic
 from conf.encoders import ENCODERS_DIR, ENCODERS_FILE, ColumnEncoding, EncoderPlan
-from conf.errors import InputDataError, did_you_mean, read_code_version
+from conf.errors import ConfigError, InputDataError, did_you_mean, read_code_version
 from conf.etl.imported import ImportConfig, ImportedFeatureConfig
 from conf.manifest import (
     DatasetKeys,
@@ -31,7 +31,7 @@ from conf.manifest import (
     SourceSnapshot,
     SplitInfo,
 )
-from conf.paths import DatasetPaths, local_path, read_manifest
+from conf.paths import DatasetPaths, list_visible_files, local_path, read_manifest
 from conf.schema import FIRST_TOKEN_ID, FeatureSchema, FeatureSpec, PackedSlot, fingerprint
 from etl.quality.label_statistics import LabelFocus
 from etl.quality.statistics import (
@@ -86,6 +86,7 @@ def import_dataset(config: ImportConfig) -> ImportResult:
     with hold_lock(paths):
         sweep_leftovers(paths)
         parent = read_current(paths)
+        _refuse_built(paths, parent)
         same = _find_same(paths, parent, run)
         if same is not None:
             return same
@@ -100,6 +101,22 @@ def import_dataset(config: ImportConfig) -> ImportResult:
             manifest = _complete(manifest, version_id, parent, run)
             version = publish_version(paths, staging, manifest)
     return ImportResult(version, manifest)
+
+
+def _refuse_built(paths: DatasetPaths, parent: str | None) -> None:
+    """Keeps apart what `sluice build` makes: its next version goes on from the current one."""
+    if parent is None:
+        return
+    try:
+        manifest = read_manifest(paths.version(parent))
+    except InputDataError:
+        return
+    if "sources" in manifest.source.config:
+        raise ConfigError(
+            f"dataset {paths.name!r} is made by `sluice build`",
+            received=str(paths.version(parent)),
+            fix="import under another name, or into another output.root",
+        )
 
 
 def find_files(config: ImportConfig) -> Files:
@@ -129,12 +146,15 @@ def find_files(config: ImportConfig) -> Files:
 
 
 def _expand(root: Path, split: str, name: str) -> list[Path]:
-    path = root / local_path(name)
-    matches = [path] if path.exists() else [Path(found) for found in glob.glob(str(path))]  # noqa: PTH207
+    asked = Path(local_path(name))
+    path = root / asked
+    matches = [path] if path.exists() else _match_visible(root, asked)
     files = [
-        file for match in matches for file in (match.rglob("*") if match.is_dir() else [match])
+        file
+        for match in matches
+        for file in (list_visible_files(match) if match.is_dir() else [match])
     ]
-    kept = [file.resolve() for file in files if file.is_file() and file.name[0] not in "._"]
+    kept = [file.resolve() for file in files if file.is_file()]
     if not kept:
         raise InputDataError(
             f"split {split}: no such file",
@@ -143,6 +163,16 @@ def _expand(root: Path, split: str, name: str) -> list[Path]:
             fix=f"correct splits.{split}, or give the folder by --data",
         )
     return kept
+
+
+def _match_visible(root: Path, asked: Path) -> list[Path]:
+    """Returns what a glob matches, without what lies in hidden folders that it does not name."""
+    found = [Path(name) for name in glob.glob(str(asked), root_dir=root, recursive=True)]  # noqa: PTH207
+    return [
+        root / path
+        for path in found
+        if not any(part[0] in "._" for part in path.parts if part not in asked.parts)
+    ]
 
 
 def _describe_input(split: str, path: Path) -> InputFile:
@@ -165,7 +195,10 @@ def _check_unchanged(files: Files) -> None:
 def _fingerprint(config: ImportConfig, files: Files) -> str:
     resolved = {k: v for k, v in config.resolved().items() if k not in ("data_dir", "output")}
     inputs = [(f.source, f.path, f.bytes, f.state) for listed in files.values() for f in listed]
-    return fingerprint({"config": resolved, "inputs": inputs, "code": read_code_version()})
+    how = config.output.files
+    return fingerprint(
+        {"config": resolved, "files": how, "inputs": inputs, "code": read_code_version()}
+    )
 
 
 def _find_same(paths: DatasetPaths, parent: str | None, run: RunInfo) -> ImportResult | None:
@@ -274,6 +307,8 @@ def _survey(
 def _bring(source: Path, target: Path, how: str) -> None:
     if how == "copy":
         shutil.copyfile(source, target)
+        with target.open("rb") as handle:
+            os.fsync(handle.fileno())
         return
     try:
         os.link(source, target)
@@ -292,6 +327,7 @@ def _describe(
 ) -> Manifest:
     """The manifest of the files, but for what names the version."""
     rows = {split: sum(shard.info.rows for shard in found) for split, found in surveyed.items()}
+    events = sum(count for split, count in rows.items() if split not in ("catalog", "users"))
     for split, count in rows.items():
         if not count:
             raise InputDataError(
@@ -337,7 +373,7 @@ def _describe(
             config=config.resolved(),
             config_sha256=fingerprint(config.resolved()),
         ),
-        counts=RowCounts(rows, {split: {} for split in rows}, sum(rows.values()), rows, {}),
+        counts=RowCounts({"files": events}, {"files": {}}, events, rows, {}),
         code_version=read_code_version(),
         statistics_file=describe_file(staging, statistics_file),
         slots=features.slots,
@@ -371,14 +407,29 @@ _COMPRESSIONS: dict[str | None, Literal["gzip", "zlib"] | None] = {
 }
 
 
+_ROLE_OF_SPLIT = {"catalog": "item", "users": "user"}
+"""Splits whose records hold one side alone."""
+
+
 def _build_schema(
     features: ImportedFeatures, statistics: Mapping[str, Mapping[str, Any]]
 ) -> FeatureSchema:
     specs = []
     for config, wire in zip(features.config.features, features.wire, strict=True):
-        found = [by_feature[config.name] for by_feature in statistics.values()]
+        found = [
+            by_feature[config.name]
+            for split, by_feature in statistics.items()
+            if _ROLE_OF_SPLIT.get(split, config.role) == config.role
+        ]
         _check_present(config, wire, found)
         shape: tuple[int | None, ...] = (config.length,) if wire.is_list else ()
+        if config.reads_as_ids(wire.kind) and wire.kind != "int64":
+            raise InputDataError(
+                f"feature {config.name!r} holds no ids",
+                received=wire.kind,
+                allowed="int64",
+                fix="leave out its `ids` and `vocabulary_size`",
+            )
         size = _count_ids(config, found) if config.reads_as_ids(wire.kind) else None
         specs.append(
             FeatureSpec(
@@ -440,8 +491,8 @@ def _check_present(
 
 def _count_ids(config: ImportedFeatureConfig, found: Sequence[Mapping[str, Any]]) -> int:
     """Number of ids, 0 for padding and 1 for absent values included."""
-    lowest = min(one["min"] for one in found if one["min"] is not None)
-    highest = max(one["max"] for one in found if one["max"] is not None)
+    lowest = min((one["min"] for one in found if one["min"] is not None), default=0)
+    highest = max((one["max"] for one in found if one["max"] is not None), default=0)
     if lowest < 0:
         raise InputDataError(
             f"feature {config.name!r} holds negative ids",

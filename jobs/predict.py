@@ -126,14 +126,30 @@ def predict(
     rows = rows or RowsToPredict()
     trained = restore_run(run_dir, checkpoint)
     section = override_section("predict", trained.config.predict, overrides)
+    gives_scores = _gives_scores(trained, rows)
+    _check_options(gives_scores, rows, overrides)
     with timed(trained.run_dir, "predict"):
         kind, target, card = (
-            _write_scores(trained, rows)
-            if _gives_scores(trained, rows)
-            else _write_lists(trained, rows, section)
+            _write_scores(trained, rows) if gives_scores else _write_lists(trained, rows, section)
         )
         update_run_card(trained.run_dir, **{kind: {**card, "checkpoint": str(checkpoint)}})
     return kind, target
+
+
+def _check_options(gives_scores: bool, rows: RowsToPredict, overrides: Sequence[str]) -> None:
+    """Refuses what would be ignored."""
+    if gives_scores and overrides:
+        raise ConfigError(
+            "predict.* is about lists, and these rows are scored",
+            received=", ".join(overrides),
+            fix="leave it out, or add --lists",
+        )
+    if not gives_scores and rows.output is not None and rows.output.suffix != ".gz":
+        raise ConfigError(
+            "lists are written as gzip'ed JSON lines",
+            received=str(rows.output),
+            allowed="a name that ends in .gz",
+        )
 
 
 def _gives_scores(trained: TrainedModel, rows: RowsToPredict) -> bool:

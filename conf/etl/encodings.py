@@ -291,7 +291,11 @@ def find_counted_lists(features: Any) -> Any:
     """
     if not isinstance(features, list | tuple):
         return features
-    named = {f.get("name"): f for f in features if isinstance(f, Mapping)}
+    named = {
+        feature["name"]: feature
+        for feature in features
+        if isinstance(feature, Mapping) and isinstance(feature.get("name"), str)
+    }
     return [_find_counted_list(feature, named) for feature in features]
 
 
@@ -300,6 +304,6 @@ def _find_counted_list(feature: Any, named: Mapping[Any, Any]) -> Any:
     if not isinstance(encoding, Mapping) or encoding.get("kind") != "length":
         return feature
     of = encoding.get("of")
-    counted = named.get(of, {})
+    counted = named.get(of, {}) if isinstance(of, str) else {}
     found = {"column": counted.get("column", of), "max_len": counted.get("max_len")}
     return {**{name: value for name, value in found.items() if value is not None}, **feature}

@@ -76,7 +76,7 @@ class ImportOutputConfig(Strict):
     files: Literal["link", "copy"] = Field(
         "link",
         description="link: a second name of the file, or a symbolic link where it lies on another "
-        "file system. copy: independent of the file.",
+        "file system; a program that writes into the file changes the version. copy: independent.",
     )
 
 

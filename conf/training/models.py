@@ -190,11 +190,16 @@ class TaskConfig(StrictFinite):
     weight: float = Field(1.0, gt=0, description="Of the task's loss in the sum over tasks.")
 
 
+Combiner = Literal["mean", "sum", "max", "last", "none"]
+
+
 class PoolingConfig(StrictFinite):
     """How a list becomes one vector or number, or the input of a network that reads positions."""
 
-    combiner: Literal["mean", "sum", "max", "last", "none"] = Field(
-        "mean", description="none: all positions, with a mask."
+    combiner: Combiner | None = Field(
+        None,
+        description="none: all positions, with a mask. Left out: as the network reads the list, "
+        "else sum with weights of the build, else mean.",
     )
     weights: str | None = Field(
         None, description="List feature that the positions' rows are multiplied by."

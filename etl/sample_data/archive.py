@@ -24,6 +24,7 @@ BASE_URL = "https://files.grouplens.org/datasets/movielens"
 ARCHIVE_CARD_NAME = "DOWNLOAD.json"
 MAX_BYTES, MAX_UNPACKED_BYTES = 64 << 20, 512 << 20
 _ATTEMPTS, _TIMEOUT_S = 3, 30.0
+_BLOCK_BYTES = 1 << 16
 _RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -212,7 +213,12 @@ def _download(url: str, folder: Path) -> Path:
     import requests
 
     pooch.get_logger().setLevel("WARNING")
-    downloader = pooch.HTTPDownloader(timeout=_TIMEOUT_S, hooks={"response": _check_response})
+    downloader = pooch.HTTPDownloader(
+        progressbar=_Limit(),
+        chunk_size=_BLOCK_BYTES,
+        timeout=_TIMEOUT_S,
+        hooks={"response": _check_response},
+    )
     for attempt in range(_ATTEMPTS):
         time.sleep(attempt)
         try:
@@ -229,10 +235,34 @@ def _download(url: str, folder: Path) -> Path:
     ) from reason
 
 
+class _Limit:
+    """Counts the bytes of a download, where pooch may have a progress bar, and stops at too many.
+
+    A server need not say how many come.
+    """
+
+    def __init__(self) -> None:
+        self.total = self.received = 0
+
+    def update(self, count: int) -> None:
+        """Counts bytes that have come."""
+        self.received += count
+        if self.received > MAX_BYTES + _BLOCK_BYTES:  # pooch counts the last block as a whole one
+            raise InputDataError("the download is too large", allowed=f"at most {MAX_BYTES} bytes")
+
+    def reset(self) -> None:
+        """Begins the next attempt."""
+        self.received = 0
+
+    def close(self) -> None:
+        """Ends a download."""
+
+
 def _check_response(response: requests.Response, **_: object) -> None:
     if response.is_redirect:
         _require_secure(urllib.parse.urljoin(response.url, response.headers["location"]))
-    if (size := int(response.headers.get("content-length", 0))) > MAX_BYTES:
+    size = response.headers.get("content-length", "")
+    if size.isdigit() and int(size) > MAX_BYTES:
         raise InputDataError(
             "the download is too large",
             received=f"{size} bytes",

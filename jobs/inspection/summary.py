@@ -15,6 +15,7 @@ from conf.manifest import MANIFEST_FILE, Manifest, ShardInfo
 from conf.paths import (
     CURRENT_FILE,
     VERSIONS_DIR,
+    absolute_path,
     find_version,
     list_unlisted_files,
     list_visible_files,
@@ -238,7 +239,7 @@ def _find_shard(target: Target, manifest: Manifest | None) -> tuple[str, ShardIn
     """The split of a shard and its entry in the manifest, None where it is not listed."""
     if target.version is None or manifest is None:
         return None
-    relative = str(target.path.resolve().relative_to(target.version.resolve()))
+    relative = str(absolute_path(target.path).relative_to(absolute_path(target.version)))
     listed = ((split.name, shard) for split in manifest.splits for shard in split.shards)
     return next((found for found in listed if found[1].path == relative), None)
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from conf.errors import InputDataError
 from conf.manifest import FileInfo, Manifest, ShardInfo
+from conf.paths import absolute_path
 from etl.records.parquet_copy import describe_file
 from etl.tfrecord.commit.output_manifest import OutputShard
 from etl.tfrecord.files.framing import RecordBlock, read_record_blocks
@@ -69,7 +70,7 @@ def verify_files(
 def _verify_file(root: Path, entry: ShardInfo | FileInfo | OutputShard) -> tuple[int, list[str]]:
     """Returns the sound records of a shard, and what differs."""
     path = root / entry.path
-    if not path.resolve().is_relative_to(root.resolve()):
+    if not absolute_path(path).is_relative_to(absolute_path(root)):
         return 0, ["lies outside its dataset version"]
     if not path.is_file():
         return 0, ["is missing"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -226,7 +227,7 @@ def _attempt(gaps: dict[str, str], part: str, read: Callable[..., T], *given: An
     except SluiceError as error:
         received = "" if error.received is None else f" ({error.received})"
         gaps[part] = f"{error.what[:1].upper()}{error.what[1:]}{received}."
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error) as error:
         gaps[part] = f"It cannot be read: {error!r}"
     return None
 

@@ -23,6 +23,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from conf.atomic_output import atomic_file
+from conf.encoders import EncoderPlan
 from conf.errors import ConfigError, InputDataError, did_you_mean
 from conf.run import RECOMMENDATIONS_FILE
 from conf.schema import PAD_ID
@@ -41,7 +42,7 @@ from training.evaluation.metrics import MISSING, Pairs
 from training.evaluation.protocols import TRAIN_SPLIT, carries_seen, require_rows
 from training.evaluation.task_metrics import compile_scores
 from training.export.raw_rows import RawFile
-from training.export.scores import read_file_rows
+from training.export.scores import read_file_rows, render_id
 from training.input.batches import ROLE_OF_SPLIT, Batch, Features, build_eval_dataset, read_batches
 from training.input.vocabularies import Vocabulary, read_key_vocabulary, read_plan
 from training.models.ranking import RankingModel, Task
@@ -265,15 +266,20 @@ def _find_task(model: RankingModel, name: str | None) -> Task:
     return tasks[name]
 
 
+def _list_columns(plan: EncoderPlan, feature: str) -> set[str]:
+    column = plan.column(feature)
+    return {column.column, *(raw.name for raw in column.inputs)}
+
+
 def _refuse_crosses(trained: TrainedModel, model: RankingModel, key: str) -> None:
     plan = read_plan(trained.version_dir, trained.manifest)
-    item = plan.column(key).column
+    schema = trained.manifest.schema
+    items = [key, *(spec.name for spec in schema.by_role("item"))]
+    of_items = {column for name in items for column in _list_columns(plan, name)}
     mixed = [
         name
         for name in model.inputs
-        if trained.manifest.schema[name].role != "item"
-        and len(plan.column(name).inputs) > 1
-        and item in [column.name for column in plan.column(name).inputs]
+        if schema[name].role != "item" and of_items & _list_columns(plan, name)
     ]
     if mixed:
         raise ConfigError(
@@ -361,8 +367,11 @@ def write_recommendations(
 
 def carries_candidates(trained: TrainedModel, split: str) -> bool:
     """Whether the rows of a split hold the items to rank."""
-    given = trained.manifest.keys.candidates is not None
-    return given and split not in ROLE_OF_SPLIT and split != TRAIN_SPLIT
+    name = trained.manifest.keys.candidates
+    if name is None or split in ROLE_OF_SPLIT or split == TRAIN_SPLIT:
+        return False
+    found = trained.manifest.statistics.get(split, {}).get(name, {})
+    return bool(found.get("values") != 0)  # Not known: as the keys say.
 
 
 def check_mask(trained: TrainedModel, split: str, mask_seen: bool) -> bool:
@@ -472,9 +481,8 @@ def read_file_lists(trained: TrainedModel, ranker: Ranker, file: RawFile) -> Ite
     """Yields the rows of a file that get lists; it holds the raw inputs of a row, not of items."""
     key = "row" if file.id_column is None else "id"
     for rows in read_file_rows(trained, file, ranker.inputs):
-        ids = rows.ids.cast(pa.string()) if pa.types.is_binary(rows.ids.type) else rows.ids
-        names = np.empty(len(ids), dtype=object)
-        names[:] = [json.dumps(value) for value in ids.to_pylist()]
+        names = np.empty(len(rows.ids), dtype=object)
+        names[:] = [render_id(value) for value in rows.ids.to_pylist()]
         yield ListRows(key, names, rows.features)
 
 

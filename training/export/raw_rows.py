@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,7 +125,7 @@ class RawReader:
                 raise InputDataError("the input has no rows", received=str(self.file.path))
         except FileNotFoundError as error:
             raise InputDataError("there is no such input", received=str(self.file.path)) from error
-        except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
+        except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
             raise InputDataError(
                 f"{self.file.path} cannot be read", received=f"after row {number - 1}: {error}"
             ) from error
@@ -233,17 +234,20 @@ class RawReader:
 
     def _read_json_lines(self, batch_size: int) -> Iterator[Columns]:
         opener = gzip.open if self.file.path.suffix == ".gz" else open
-        names: list[str] | None = None
-        rows: list[dict[str, Any]] = []
+        found: dict[str, None] = {}
+        with opener(self.file.path, "rt", encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                found |= dict.fromkeys(self._parse_line(number, line))
+        if not found:
+            return
+        names, rows = self._choose_columns(list(found)), list[dict[str, Any]]()
         with opener(self.file.path, "rt", encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 rows.append(self._parse_line(number, line))
                 if len(rows) == batch_size:
-                    names = names or self._choose_columns(list({k: 0 for row in rows for k in row}))
                     yield {name: [row.get(name) for row in rows] for name in names}
                     rows = []
         if rows:
-            names = names or self._choose_columns(list({k: 0 for row in rows for k in row}))
             yield {name: [row.get(name) for row in rows] for name in names}
 
     def _parse_line(self, number: int, line: str) -> dict[str, Any]:

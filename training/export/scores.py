@@ -190,14 +190,16 @@ class ScoreWriter:
         # Arrow writes the shortest decimals that read back as the same float32.
         texts = [table[task].cast(pa.string()).to_pylist() for task in scores]
         for row in zip(ids.to_pylist(), *texts, strict=True):
-            fields = [json.dumps(_as_json(row[0])), *row[1:]]
+            fields = [render_id(row[0]), *row[1:]]
             pairs = zip(columns, fields, strict=True)
             line = ", ".join(f"{json.dumps(name)}: {text}" for name, text in pairs)
             self._file.write(f"{{{line}}}\n".encode())
 
 
-def _as_json(value: object) -> object:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+def render_id(value: object) -> str:
+    """Returns an id as JSON: bytes as text, and what JSON does not know, such as times, too."""
+    plain = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    return json.dumps(plain, default=str)
 
 
 def _check_numbers(scores: Mapping[str, np.ndarray], first: int) -> None:

@@ -328,7 +328,11 @@ class ServingEncoders(tf.Module):
                 encoded = scale_weights(encoded)
             return tf.cast(encoded, TENSOR_DTYPES[spec.dtype])
         if feature.column.vocabulary is None:
-            return fit_length(tf.cast(inputs[0].values, TENSOR_DTYPES[spec.dtype]), spec)
+            values = inputs[0].values
+            if spec.vocabulary_size is not None:  # Ids as they are; others are unknown.
+                is_known = (values >= 0) & (values < spec.vocabulary_size)
+                values = tf.where(is_known, values, tf.cast(OOV_ID, values.dtype))
+            return fit_length(tf.cast(values, TENSOR_DTYPES[spec.dtype]), spec)
         return fit_length(self._resources.ids[feature.column.vocabulary](inputs[0]), spec)
 
     def _token_encoder(self, name: str, vocabulary: Vocabulary) -> Any:

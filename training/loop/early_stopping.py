@@ -11,7 +11,8 @@ from conf.training.train import EarlyStoppingConfig, TrainConfig
 from training.loop.epoch_records import LOSS_METRIC, EpochRecord, StepValidation
 from training.loop.validation import is_scored_by_label
 
-TASK_METRICS = ("auc", "gauc", "log_loss", "rmse", "mae")
+TASK_METRICS = {"binary": ("auc", "gauc", "log_loss"), "squared_error": ("rmse", "mae")}
+"""Metrics of a task, by the kind of its objective."""
 RETRIEVAL_METRIC = "ndcg@10"
 """What chooses the epoch of a retrieval model where nothing is said."""
 
@@ -61,7 +62,7 @@ def selection_metric(config: TrainConfig) -> str | None:
         return None
     metric = stopping.metric or default_metric(config)
     if isinstance(config.model, RankingConfig):
-        _check_task_metric(metric)
+        check_evaluated(config, metric, "fit.early_stopping.metric")
         return metric
     if is_scored_by_label(config):
         return LOSS_METRIC
@@ -73,6 +74,7 @@ def selection_metric(config: TrainConfig) -> str | None:
             allowed=f"cut-offs of evaluation.ks: {config.evaluation.ks}",
             fix=f"add {cut_off} to evaluation.ks, or choose another metric",
         )
+    check_evaluated(config, metric, "fit.early_stopping.metric")
     return metric
 
 
@@ -110,19 +112,16 @@ def _list_metrics(config: TrainConfig) -> list[str]:
     """The metrics that validation may measure."""
     model = config.model
     if isinstance(model, RankingConfig):
-        further = [f"{task}/{name}" for task in list(model.tasks)[1:] for name in TASK_METRICS]
-        return [LOSS_METRIC, *TASK_METRICS, *further]
+        tasks = list(model.tasks.items()) or [("", TaskConfig())]
+        return [
+            LOSS_METRIC,
+            *(
+                f"{name}/{metric}" if number else metric
+                for number, (name, task) in enumerate(tasks)
+                for metric in TASK_METRICS[task.objective.kind]
+            ),
+        ]
     if is_scored_by_label(config):
         return [LOSS_METRIC]
     kinds = ("hit_rate", "recall", "ndcg")
     return [LOSS_METRIC, "mrr", *(f"{kind}@{k}" for kind in kinds for k in config.evaluation.ks)]
-
-
-def _check_task_metric(metric: str) -> None:
-    if metric != LOSS_METRIC and metric.rpartition("/")[2] not in TASK_METRICS:
-        raise ConfigError(
-            "fit.early_stopping.metric is one of retrieval models",
-            received=metric,
-            allowed=f"{', '.join((LOSS_METRIC, *TASK_METRICS))}; of a further task <task>/auc",
-            fix="leave it out: auc, or rmse, chooses the epoch",
-        )

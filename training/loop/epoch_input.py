@@ -104,6 +104,10 @@ class EpochInput:
                 pass
         self._counts = {batches.epoch: batches.counts}
 
+    def keep_counts(self, batches: EpochBatches) -> None:
+        """Keeps the counts of an epoch that ends before its batches do."""
+        self._counts = {batches.epoch: batches.counts}
+
     def read_batch(self, position: Position) -> Batch:
         """Reads the batch of one step, over all replicas, once more."""
         batch: Batch = next(iter(self.build_dataset(position, InputCounts()).take(1)))

@@ -132,6 +132,8 @@ class EpochRunner:
                 validated = self._validate_where_due(state, validations)
                 self._save_where_due(state)
                 mark = time.monotonic() if validated else now
+            if state.position.batch < self._steps:
+                self._input.keep_counts(batches)
         return state
 
     def save(self, state: ResumeState, *, best: bool = False) -> None:

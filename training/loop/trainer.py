@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import tensorflow as tf
 
-from conf.errors import InputDataError
+from conf.errors import ConfigError, InputDataError
 from conf.run import LOGS_DIR, WARM_START_FILE, write_json
 from conf.training.train import EarlyStoppingConfig, StepRange, TrainConfig
 from training.checkpoint.manager import CheckpointManager
@@ -20,6 +20,7 @@ from training.distribution.scheduled_steps import ScheduledSteps
 from training.distribution.strategy import check_batch_size
 from training.distribution.workers import NullWriter, Workers
 from training.embedding.key_mapping import plan_keyed_features
+from training.input.batches import find_sparse_pairs
 from training.input.mixing import check_mixed_ids, find_mixed
 from training.input.split_source import TrainingData
 from training.loop.early_stopping import (
@@ -153,7 +154,8 @@ class Trainer:
         metric = self._choose_metric(is_validated=validate is not None)
         with self._open_run(run, stop or StopRequest()) as (runner, state, history):
             validations = self._build_validations(runner, metric)
-            while not self._is_over(history, metric, validations):
+            # An epoch that was begun is brought to its end, even if none of it is left to train.
+            while state.position.batch or not self._is_over(history, metric, validations):
                 state = runner.run(state, latest_metric(history, metric), validations)
                 found = self._validate(runner, state, validate)
                 history.append(self._describe_epoch(state, found))
@@ -215,10 +217,30 @@ class Trainer:
         model, manifest = self.model, self._data.manifest
         features = tuple(dict.fromkeys((*model.inputs, *objective.inputs)))
         keyed = plan_keyed_features(model.embedded_features, model.tables, objective.inputs)
+        self._refuse_lost_order(features)
         mixed = find_mixed(self._config.input, manifest, features)
         check_mixed_ids(self._data.version_dir, manifest, mixed, features)
         shared = plan_shared_rows(model, self._config, self._strategy)
         return StepInputs(features, shared, keyed, objective.binary_labels)
+
+    def _refuse_lost_order(self, features: Sequence[str]) -> None:
+        """Refuses sparse tensors, whose ids are sorted, for lists whose order is read."""
+        if not self._config.input.sparse:
+            return
+        pairs = find_sparse_pairs(self._data.version_dir, self._data.manifest)
+        ordered = [
+            feature.name
+            for part in self.model.embedded_inputs
+            for feature in part.features
+            if feature.spec.is_list and feature.combiner in ("none", "last")
+        ]
+        found = [name for name in ordered if pairs.get(name) in features]
+        if found:
+            raise ConfigError(
+                "input.sparse sorts the ids of a row, and the model reads their order",
+                received=", ".join(found),
+                fix="set input.sparse=false, or a combiner that does not read the order",
+            )
 
     def _compile(self, objective: Objective, options: StepOptions, inputs: StepInputs) -> RunSteps:
         """Returns the compiled steps: on parameter servers, one GPU, or any other devices."""

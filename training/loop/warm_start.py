@@ -285,7 +285,8 @@ def transfer_weights(config: TrainConfig, target: WarmTarget) -> WarmStartReport
     layout = describe_layout(state, target.model)
     fresh: dict[str, str] = {}
     rows, keys = _match_tables(target, layout, source, fresh)
-    dense = _match_dense(state, layout, source, fresh)
+    kept = [state.name_of(variable) for variable in target.model.state_variables]
+    dense = _match_dense(state, (*layout.dense, *kept), source, fresh)
     slots: list[SlotMap] = []
     if warm.moments == "transfer":
         slots = map_slots((state, layout), (source.shapes, source.layout), fresh)
@@ -404,13 +405,13 @@ def _fits(rows: np.ndarray | None, before: int, here: int) -> TypeGuard[np.ndarr
 
 
 def _match_dense(
-    state: TrainingState, layout: CheckpointLayout, source: _EarlierRun, fresh: dict[str, str]
+    state: TrainingState, names: Sequence[str], source: _EarlierRun, fresh: dict[str, str]
 ) -> list[str]:
-    """Returns the dense weights that come over."""
+    """Returns the dense weights and moving statistics that come over."""
     matched = []
-    for name in layout.dense:
+    for name in names:
         here = state.variables[name].shape.as_list()
-        if name not in source.layout.dense:
+        if name not in source.shapes:
             fresh[name] = f"the earlier model has no such weight; shape {here} here"
         elif list(source.shapes[name]) != here:
             fresh[name] = f"shape {list(source.shapes[name])} there, {here} here"

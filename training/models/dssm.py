@@ -18,7 +18,7 @@ from training.input.batches import Features
 from training.input.feature_columns import bound_list, list_length
 from training.models.embedded_inputs import EmbeddedInputs, check_pooling
 from training.models.embedding_tables import TableBuilder
-from training.models.model import find_feature
+from training.models.model import find_feature, find_weights
 from training.models.retrieval import RetrievalModel
 from training.networks.layers import PositionWeights, normalize_rows
 from training.networks.network import Network, TrainingPass, build_keras_model, building_layers
@@ -178,6 +178,7 @@ def _side(
     """Features of one tower; they must be of its role, as only those are known when serving."""
     if names is None:
         weights = {pooling.weights for pooling in config.pooling.values()}
+        weights |= set(find_weights(manifest).values())
         of_role = [spec for spec in manifest.schema.features if spec.role == role]
         return [spec for spec in of_role if spec.name not in weights]
     specs = [find_feature(manifest, name) for name in names]

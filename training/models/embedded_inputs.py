@@ -35,7 +35,7 @@ from training.networks.layers import (
 )
 from training.networks.network import NetworkInputs
 
-MEAN = PoolingConfig()
+MEAN = PoolingConfig(combiner="mean")
 MASK_SUFFIX, BIAS_SUFFIX = "_mask", "_bias"
 
 
@@ -70,7 +70,12 @@ class InputFeature:
     def keeps_positions(self) -> bool:
         """Whether a network reads each position of a list."""
         is_read = self.pools_numbers or (self.dim is not None and self.has_vector)
-        return is_read and self.spec.is_list and self.pooling.combiner == "none"
+        return is_read and self.spec.is_list and self.combiner == "none"
+
+    @property
+    def combiner(self) -> str:
+        """How the positions of a list are combined."""
+        return self.pooling.combiner or "mean"
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -214,11 +219,9 @@ class EmbeddedInputs(tf.Module):
         if positions is not None:
             ids = ids[:, : positions.max_len]
             return pool_rows(table, ids, positions(tf.shape(ids)[1]))
-        if feature.pooling.combiner == "mean" and weights is None:
+        if feature.combiner == "mean" and weights is None:
             return pool_rows(table, ids)
-        return combine_positions(
-            gather_positions(table, ids), ids, weights, feature.pooling.combiner
-        )
+        return combine_positions(gather_positions(table, ids), ids, weights, feature.combiner)
 
     def _pool_numbers(self, feature: InputFeature, batch: Features) -> dict[str, tf.Tensor]:
         name, pad = feature.name, float(feature.spec.pad_value or 0)
@@ -229,7 +232,7 @@ class EmbeddedInputs(tf.Module):
         if feature.pooling.weights is not None:
             weights = self._fit_weights(feature, batch[feature.pooling.weights], tokens, length)
         each = tf.cast(values, tf.float32)[..., tf.newaxis]
-        inputs = {name: combine_positions(each, tokens, weights, feature.pooling.combiner)}
+        inputs = {name: combine_positions(each, tokens, weights, feature.combiner)}
         if feature.keeps_positions:
             inputs[name + MASK_SUFFIX] = tf.not_equal(tokens, PAD_ID)
         return inputs

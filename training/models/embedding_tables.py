@@ -115,6 +115,7 @@ class TableBuilder:
         asked = pooling or PoolingConfig()
         if self.is_embedded(spec):
             return self.plan_rows(spec, asked, bias=bias)
+        self._refuse_keys(spec)
         # Whole numbers without a vocabulary are keys, unless the config pools them.
         is_asked = spec.is_list and pooling is not None
         is_pooled = is_asked or (spec.is_ragged and spec.dtype == "float32")
@@ -125,6 +126,18 @@ class TableBuilder:
             pools_numbers=is_pooled and spec.dtype != "bytes",
             vector=self._vectors.get(spec.name),
         )
+
+    def _refuse_keys(self, spec: FeatureSpec) -> None:
+        """Refuses to read keys as numbers: their values say nothing."""
+        keys = self._manifest.keys
+        is_key = spec.name in (keys.user, keys.item, keys.history)
+        if spec.dtype == "int64" and (is_key or spec.encoding.startswith("hash:")):
+            raise ConfigError(
+                f"the model cannot read feature {spec.name!r}",
+                received=f"keys of 64 bits: {spec.encoding}",
+                fix=f"set model.embeddings.{spec.table}.kind=dynamic, or encode it with a "
+                "vocabulary",
+            )
 
     def plan_rows(
         self, spec: FeatureSpec, pooling: PoolingConfig | None = None, *, bias: bool = False

@@ -163,3 +163,15 @@ def find_feature(manifest: Manifest, name: str) -> FeatureSpec:
             fix=did_you_mean(name, manifest.schema.names),
         )
     return manifest.schema[name]
+
+
+def find_weights(manifest: Manifest) -> dict[str, str]:
+    """Returns the feature that holds the weights of each sparse list, as the build says it."""
+    features = manifest.source.config.get("features") or []
+    found: dict[str, str] = {}
+    for feature in features:
+        encoding = feature.get("encoding") or {}
+        of = encoding.get("of")
+        if encoding.get("kind") == "weights" and of in manifest.schema:
+            found[str(of)] = str(feature["name"])
+    return found

@@ -17,13 +17,14 @@ from training.input.feature_columns import bound_list
 from training.models.embedded_inputs import (
     BIAS_SUFFIX,
     MASK_SUFFIX,
+    MEAN,
     EmbeddedInputs,
     InputFeature,
     build_keras_inputs,
     check_pooling,
 )
 from training.models.embedding_tables import TableBuilder
-from training.models.model import Model, find_feature
+from training.models.model import Model, find_feature, find_weights
 from training.networks.network import Network, TrainingPass, build_keras_model, building_layers
 from training.networks.registry import NetworkKind, build_logits, find_network
 
@@ -221,18 +222,6 @@ def _find_features(config: RankingConfig, manifest: Manifest) -> list[FeatureSpe
     return [spec for spec in specs if spec.name not in weights]
 
 
-def find_weights(manifest: Manifest) -> dict[str, str]:
-    """Returns the feature that holds the weights of each sparse list, as the build says it."""
-    features = manifest.source.config.get("features") or []
-    found: dict[str, str] = {}
-    for feature in features:
-        encoding = feature.get("encoding") or {}
-        of = encoding.get("of")
-        if encoding.get("kind") == "weights" and of in manifest.schema:
-            found[str(of)] = str(feature["name"])
-    return found
-
-
 def _plan_pooling(
     config: RankingConfig,
     manifest: Manifest,
@@ -256,8 +245,10 @@ def _plan_pooling(
     planned: dict[str, PoolingConfig] = {}
     for spec in specs:
         given = config.pooling.get(spec.name)
-        default = PoolingConfig(combiner="sum") if spec.name in weights else PoolingConfig()
-        pooling = given or default
+        pooling = given or PoolingConfig()
+        if pooling.combiner is None:
+            default = "sum" if spec.name in weights else "mean"
+            pooling = pooling.model_copy(update={"combiner": default})
         if spec.name in positions:
             _check_positions(spec.name, given)
             pooling = pooling.model_copy(update={"combiner": "none"})
@@ -268,7 +259,7 @@ def _plan_pooling(
 
 
 def _check_positions(name: str, asked: PoolingConfig | None) -> None:
-    if asked and "combiner" in asked.model_fields_set and asked.combiner != "none":
+    if asked and asked.combiner not in (None, "none"):
         raise ConfigError(
             f"the network reads each position of {name}, and model.pooling combines them",
             received=f"model.pooling.{name}.combiner = {asked.combiner}",
@@ -291,7 +282,7 @@ def _plan_inputs(
         if pooling.combiner == "none":
             spec = bound_list(manifest, spec)
         # Numbers of a fixed length are a vector, unless something is asked for.
-        is_asked = name in config.pooling or pooling != PoolingConfig()
+        is_asked = name in config.pooling or pooling != MEAN
         feature = builder.plan_input(spec, pooling if is_asked else None, bias=has_biases)
         planned.append(replace(feature, has_vector=kind.has_vectors))
     return planned

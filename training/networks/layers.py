@@ -10,7 +10,7 @@ from typing import get_args
 import tensorflow as tf
 
 from conf.schema import PAD_ID
-from conf.training.models import PoolingConfig
+from conf.training.models import Combiner
 from training.embedding.distinct_rows import spread_rows
 from training.embedding.static_table import EmbeddingTable
 
@@ -52,7 +52,7 @@ def matmul_rows(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
 
 
 GRADIENT_FLOOR = 1e-2
-COMBINERS = get_args(PoolingConfig.model_fields["combiner"].annotation)
+COMBINERS: tuple[str, ...] = get_args(Combiner)
 
 
 @tf.custom_gradient

@@ -168,7 +168,8 @@ def _read_columns(
 def _fill_column(ids: list[np.ndarray], parts: list[np.ndarray], size: int) -> np.ndarray:
     """Puts the rows of all batches at their ids; lists are padded to the catalogue's widest."""
     widest = max(part.shape[1:] for part in parts)
-    column = np.zeros((size, *widest), parts[0].dtype)
+    dtype = parts[0].dtype
+    column = np.full((size, *widest), b"" if dtype.hasobject else 0, dtype)
     for rows, part in zip(ids, parts, strict=True):
         if part.ndim == 1:
             column[rows] = part
