@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,14 +185,9 @@ def evaluate_tasks(
     """
     scores = TaskScores(model, manifest)
     dataset = build_eval_dataset(version_dir, manifest, split, batch_size, scores.inputs)
-    update_all(scores, read_batches(dataset, version_dir, manifest, split))
-    return scores.result()
-
-
-def update_all(scores: TaskScores, batches: Iterator[Batch]) -> None:
-    """Adds all batches."""
-    for batch in batches:
+    for batch in read_batches(dataset, version_dir, manifest, split):
         scores.update(batch)
+    return scores.result()
 
 
 def _check_binary(task: Task, labels: NDArray[np.generic]) -> None:

@@ -1,9 +1,10 @@
-"""Linear models, factorization machines and what deep networks add to them.
+"""Linear models, factorization machines, cross layers, and perceptrons beside them.
 
 lr         w0 + Σ w x                                   weights of ids, numbers
 fm         lr + ½ ((Σ v x)² - (Σ (v x)²))               Rendle 2010, equations 1 and 5
 wide_deep  lr + a multi-layer perceptron                Cheng et al. 2016, section 3
 deepfm     fm + a multi-layer perceptron                Guo et al. 2017, equations 1 to 4
+dcn        cross layers beside a multi-layer perceptron  Wang et al. 2021, equations 1 and 2
 mf         w0 + b_user + b_item + user · item           Koren et al. 2009, equation 4
 """
 
@@ -13,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
+import keras_rs
 
 from conf.errors import ConfigError
 from training.networks.network import NetworkInputs
@@ -133,6 +135,47 @@ def build_mf(
     product = keras.layers.Dot(axes=1)([inputs[user], inputs[item]])
     terms = [product, *(inputs[f"{name}_bias"] for name in (user, item))]
     return Bias(next(iter(base_scores.values())))(keras.layers.Add()(terms))
+
+
+def build_dcn(
+    inputs: NetworkInputs,
+    *,
+    cross_layers: int = 3,
+    projection_dim: int | None = None,
+    hidden_units: Sequence[int] = HIDDEN_UNITS,
+    activation: str = "relu",
+    dropout: float | None = None,
+    batch_normalization: bool = False,
+) -> keras.KerasTensor:
+    """Builds a deep & cross network: both side by side, joined by a linear layer.
+
+    Args:
+        inputs: Vectors and numbers.
+        cross_layers: Layers `x0 * (W x + b) + x`, 1 or more.
+        projection_dim: Rank of W = U V, or None for the whole matrix.
+        hidden_units: Lengths of the perceptron's layers; empty: cross layers alone.
+        activation: `dice`, `prelu` or the name of a Keras activation.
+        dropout: Share of hidden units dropped in training, or None.
+        batch_normalization: Whether layers normalize before the activation.
+
+    Returns:
+        Logits `[batch, 1]`.
+    """
+    first = flatten_inputs(inputs)
+    crossed = first
+    for _ in range(cross_layers):
+        crossed = keras_rs.layers.FeatureCross(projection_dim=projection_dim)(first, crossed)
+    joined = crossed
+    if hidden_units:
+        hidden = build_mlp(
+            first,
+            hidden_units,
+            activation=activation,
+            dropout=dropout,
+            batch_normalization=batch_normalization,
+        )
+        joined = keras.layers.Concatenate()([crossed, hidden])
+    return keras.layers.Dense(1)(joined)
 
 
 @keras.saving.register_keras_serializable("sluice")

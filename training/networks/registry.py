@@ -18,8 +18,8 @@ import keras
 from conf.errors import ConfigError, SluiceError, did_you_mean
 from conf.manifest import DatasetKeys
 from training.networks.attention import build_bst, build_din, list_names
-from training.networks.cross import build_dcn
 from training.networks.factorization import (
+    build_dcn,
     build_deepfm,
     build_fm,
     build_lr,
