@@ -3,13 +3,62 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass
 
 import tensorflow as tf
 
 from conf.errors import ConfigError
-from training.input.batches import Features
+from training.embedding.key_mapping import read_keys
+from training.input.batches import Batch, Features
 from training.models.model import Model
 from training.networks.network import TrainingPass
+
+
+@dataclass(frozen=True)
+class Queries:
+    """What the loss of a batch is computed of: user vectors, each with the item that it must find.
+
+    Attributes:
+        vectors: float32 `[n, dim]`; where the weight is 0 they are finite and mean nothing.
+        target_ids: `[n]`, as the dataset holds the item's id.
+        weights: float32 `[n]`, how much each counts in the loss of its row; 0 at padding.
+        rows: int32 `[n]`, the row of the batch that each is of, ascending.
+        row_count: int32 scalar, rows of the batch.
+        per_row: How many each row has, padding included: `n = row_count * per_row`.
+    """
+
+    vectors: tf.Tensor
+    target_ids: tf.Tensor
+    weights: tf.Tensor
+    rows: tf.Tensor
+    row_count: tf.Tensor
+    per_row: int = 1
+
+    def sum_losses(self, losses: tf.Tensor) -> tf.Tensor:
+        """Returns the loss of each row of the batch: the weighted sum of its queries' losses.
+
+        The step divides the sum over rows by their number. That is the same for any number of
+        replicas and parts of a batch, as weights depend on no other row.
+
+        Args:
+            losses: float32 `[n]`, of each query; finite where the weight is 0.
+
+        Returns:
+            float32 `[row_count]`.
+        """
+        if self.per_row == 1:
+            return losses
+        each = tf.where(self.weights > 0.0, losses * self.weights, 0.0)
+        return tf.math.unsorted_segment_sum(each, self.rows, self.row_count)
+
+    def without_padding(self) -> Queries:
+        """Returns the queries whose weight is not 0: fewer to compute, of no known number."""
+        if self.per_row == 1:
+            return self
+        kept = tf.where(self.weights > 0.0)[:, 0]
+        parts = (self.vectors, self.target_ids, self.weights, self.rows)
+        vectors, targets, weights, rows = (tf.gather(part, kept) for part in parts)
+        return Queries(vectors, targets, weights, rows, self.row_count, self.per_row)
 
 
 class RetrievalModel(Model):
@@ -47,6 +96,21 @@ class RetrievalModel(Model):
     @abstractmethod
     def embed_items(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
         """Returns item vectors `[batch, dim]`; arguments as in `embed_users`."""
+
+    def embed_queries(self, batch: Batch, item_key: str, training: TrainingPass) -> Queries:
+        """Returns what a loss over items is computed of: one query a row, its item the target.
+
+        Models that learn at every position of a sequence return one for each position.
+
+        Args:
+            batch: Features, the item's id among them.
+            item_key: Name of the item's id.
+            training: The pass of a training step.
+        """
+        vectors = self.embed_users(batch, training)
+        targets = read_keys(batch, item_key)
+        count = tf.shape(vectors)[0]
+        return Queries(vectors, targets, tf.ones([count]), tf.range(count), count)
 
 
 def require_retrieval(model: Model) -> RetrievalModel:

@@ -126,7 +126,7 @@ class SampledSoftmax:
 
     def __call__(self, model: RetrievalModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
         """Returns the loss of each row, `[local_batch]`."""
-        user_vectors = model.embed_users(batch, training)
+        queries = model.embed_queries(batch, self._item_key, training)
         item_vectors = model.embed_items(batch, training)
         ids = read_keys(batch, self._item_key)
         local_batch = tf.shape(ids)[0]
@@ -148,13 +148,14 @@ class SampledSoftmax:
         log_counts = None
         if self._log_expected_counts is not None:
             log_counts = tf.gather(self._log_expected_counts, candidate_ids)
-        return compute_sampled_softmax(
-            user_vectors,
+        losses = compute_sampled_softmax(
+            queries.vectors,
             SoftmaxCandidates(vectors, candidate_ids, log_counts),
             positions,
             temperature=model.temperature,
             mask_accidental_hits=self._config.mask_accidental_hits,
         )
+        return queries.sum_losses(losses)
 
 
 class BinaryCrossEntropy:

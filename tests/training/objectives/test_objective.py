@@ -23,6 +23,7 @@ from training.input.vocabularies import Vocabulary
 from training.loop.optimizers import Optimizers
 from training.loop.step import StepOptions, TrainStep
 from training.models.registry import build_model
+from training.models.retrieval import Queries
 from training.networks.network import TrainingPass
 from training.objectives import item_catalog
 from training.objectives.item_catalog import ItemFeatures, read_drawable_items, read_item_counts
@@ -324,3 +325,20 @@ def test_lists_without_a_bound_are_padded_to_the_widest_of_all_batches(
     expected = stored["genres"].to_tensor().numpy().tolist()
     assert {len([g for g in row if g]) for row in expected} == {1, 2}
     assert found["genres"].numpy().tolist() == expected
+
+
+def test_losses_of_queries_add_up_to_those_of_rows() -> None:
+    rng = np.random.default_rng(1)
+    weights = np.array([[0.5, 0.5, 0.0], [0.5, 0.0, 0.0], [0.0, 0.0, 0.0]], np.float32)
+    losses = rng.random((3, 3), np.float32)
+    losses[weights == 0] = np.nan  # What stands at padding reaches nothing.
+    flat = [tf.constant(part.reshape(-1)) for part in (np.arange(9), weights)]
+    rows = tf.repeat(tf.range(3), 3)
+    queries = Queries(tf.eye(9), flat[0], flat[1], rows, tf.constant(3), per_row=3)
+    expected = np.nansum(losses * weights, axis=1)
+    np.testing.assert_allclose(queries.sum_losses(losses.reshape(-1)), expected, rtol=1e-6)
+    fewer = queries.without_padding()
+    np.testing.assert_array_equal(fewer.target_ids, [0, 1, 3])
+    np.testing.assert_array_equal(fewer.vectors, np.eye(9)[[0, 1, 3]])
+    kept = tf.gather(losses.reshape(-1), fewer.target_ids)
+    np.testing.assert_allclose(fewer.sum_losses(kept), expected, rtol=1e-6)
