@@ -106,3 +106,12 @@ class SluiceDataSource(RecordDataSource):
     def name(cls) -> str:
         """The format's name."""
         return "sluice"
+
+
+class TFRecordsDataSource(RecordDataSource):
+    """The same under the name of spark-tensorflow-connector."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "tfrecords"

@@ -150,24 +150,24 @@ class TFRecordDataSource(DataSource):
 
 
 def find_source(name: str) -> type[TFRecordDataSource]:
-    """Returns the class of format `tfrecord` or `sluice`, found by its name as Spark does."""
+    """Returns the class of format `tfrecord`, `tfrecords` or `sluice`, found as Spark does."""
     source: type[TFRecordDataSource] = import_module(f"pyspark_{name}").DefaultSource
     return source
 
 
-def _find_jvm_provider(spark: SparkSession, name: str) -> str | None:
-    """Class of a JVM connector that claims a format name, which Spark would silently prefer."""
+def _find_jvm_providers(spark: SparkSession) -> dict[str, str]:
+    """Classes of the class path by the format name that they claim; Spark silently prefers them."""
     jvm: Any = spark.sparkContext._jvm
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     register = jvm.java.lang.Class.forName(
         "org.apache.spark.sql.sources.DataSourceRegister", True, loader
     )
+    found: dict[str, str] = {}
     providers = jvm.java.util.ServiceLoader.load(register, loader).iterator()
     while providers.hasNext():
         provider = providers.next()
-        if provider.shortName().lower() == name:
-            return str(provider.getClass().getName())
-    return None
+        found[provider.shortName().lower()] = str(provider.getClass().getName())
+    return found
 
 
 def _register(spark: SparkSession, source: type[DataSource]) -> None:
@@ -187,24 +187,25 @@ def _activate(spark: SparkSession) -> None:
 
 
 def register_tfrecord(spark: SparkSession) -> None:
-    """Registers `format("tfrecord")` and `format("sluice")` in a session; twice does no harm.
+    """Registers the formats `tfrecord`, `tfrecords` and `sluice`; twice does no harm.
 
     A thread other than that in which the session was built calls it before `df.write.format(...)`
     there: Spark does not find any Python data source in it otherwise.
 
-    Warns where a JVM connector on the class path claims the first name: Spark then prefers that
-    one, and `sluice` is the name to use.
+    Warns where a JVM connector on the class path claims one of the first two names: Spark then
+    prefers that one, and `sluice` is the name to use.
 
     Args:
         spark: Session to register in.
     """
     _activate(spark)
     _register(spark, find_source("sluice"))
-    provider = _find_jvm_provider(spark, "tfrecord")
-    if provider is not None:
+    providers = _find_jvm_providers(spark)
+    for name in ("tfrecord", "tfrecords"):
+        if name not in providers:
+            _register(spark, find_source(name))
+            continue
         warnings.warn(
-            f"{provider} on the class path claims format('tfrecord'); use format('sluice')",
+            f"{providers[name]} on the class path claims format('{name}'); use format('sluice')",
             stacklevel=2,
         )
-        return
-    _register(spark, find_source("tfrecord"))

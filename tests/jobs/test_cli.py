@@ -253,11 +253,12 @@ def test_a_folder_that_is_no_package_hides_nothing(tmp_path: Path) -> None:
 
 
 FORMATS = """
-import pyspark_sluice, pyspark_tfrecord
+import pyspark_sluice, pyspark_tfrecord, pyspark_tfrecords
 from pyspark.serializers import CloudPickleSerializer
 
 pickler = CloudPickleSerializer()
-for source in (pyspark_sluice.DefaultSource, pyspark_tfrecord.DefaultSource):
+for module in (pyspark_sluice, pyspark_tfrecord, pyspark_tfrecords):
+    source = module.DefaultSource
     copy = pickler.loads(pickler.dumps(source))
     try:
         copy(options={})
@@ -272,4 +273,5 @@ def test_the_formats_name_a_package_that_hides_ours(tmp_path: Path) -> None:
     assert [line.split()[:4] for line in done.stdout.splitlines()] == [
         ["sluice", "a", "package", "'etl'"],
         ["tfrecord", "a", "package", "'etl'"],
+        ["tfrecords", "a", "package", "'etl'"],
     ], done.stderr

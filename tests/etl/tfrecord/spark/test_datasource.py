@@ -78,6 +78,30 @@ def test_tensorflow_reads_spark_output_and_empty_partitions_leave_no_file(spark,
 
 
 @pytest.mark.usefixtures("_registered")
+def test_the_old_connectors_name_and_options_work(spark, tmp_path: Path) -> None:
+    frame = spark.createDataFrame([(7, [[1, 2], [3]])], "id long, steps array<array<long>>")
+    writer = frame.write.format("tfrecords").mode("overwrite")
+    writer.option("recordType", "SequenceExample").option("writeLocality", "distributed").option(
+        "codec", "org.apache.hadoop.io.compress.GzipCodec"
+    ).save(str(tmp_path))
+    (name,) = shard_names(tmp_path)
+    (record,) = tf.data.TFRecordDataset(str(tmp_path / name), compression_type="GZIP")
+    example = tf.train.SequenceExample.FromString(record.numpy())
+    steps = example.feature_lists.feature_list["steps"].feature
+    assert [list(step.int64_list.value) for step in steps] == [[1, 2], [3]]
+    read = spark.read.format("tfrecords").option("recordType", "SequenceExample")
+    assert read.load(str(tmp_path)).first().steps == [[1, 2], [3]]
+
+
+@pytest.mark.usefixtures("_registered")
+def test_shards_are_never_left_on_the_executors(spark, tmp_path: Path) -> None:
+    writer = spark.range(1).write.format("tfrecords").mode("overwrite")
+    with pytest.raises(PySparkException, match="writeLocality"):
+        writer.option("writeLocality", "local").save(str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("_registered")
 def test_overwrite_with_deterministic_names_gives_equal_bytes(spark, tmp_path: Path) -> None:
     frame = spark.range(0, 999, 1, 3).withColumn("x", F.sqrt("id").cast("float"))
     runs = []
