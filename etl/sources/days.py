@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from conf.dates import DateRange
-from conf.errors import InputDataError
+from conf.errors import InputDataError, UpstreamNotReadyError
 from conf.etl.sources import DATE_FIELD, ColumnConfig, DaysConfig
 from etl.sources.source import REASON_COLUMN
 
@@ -96,15 +96,41 @@ def check_empty_days(name: str, config: DaysConfig, empty: Sequence[datetime.dat
     """
     if not empty or config.allow_empty_days:
         return
-    shown = ", ".join(str(day) for day in empty[:_SHOWN_DAYS])
-    more = f" and {len(empty) - _SHOWN_DAYS} more" if len(empty) > _SHOWN_DAYS else ""
     raise InputDataError(
         f"source {name!r} has nothing for {len(empty)} of its days",
-        received=f"empty: {shown}{more}",
+        received=f"empty: {_show_days(empty)}",
         allowed="an input for each day of the run and of its lookback",
         fix=f"bring the day, shorten sources.{name}.days.lookback_days, or set "
         f"sources.{name}.days.allow_empty_days: true",
     )
+
+
+def check_days_are_there(
+    name: str, dates: DateRange, files: Mapping[datetime.date, Collection[Path]]
+) -> None:
+    """Refuses to run while a day of the run has no file.
+
+    Args:
+        name: The source's name.
+        dates: The run's days, without lookback.
+        files: Files of the days that the run reads; empty where paths hold no days.
+
+    Raises:
+        UpstreamNotReadyError: A day has none; it may be late.
+    """
+    missing = [day for day in dates.days() if day in files and not files[day]]
+    if missing:
+        raise UpstreamNotReadyError(
+            f"source {name!r} has no file yet for {len(missing)} of the run's days",
+            received=_show_days(missing),
+            allowed="a file for each day of the run",
+            fix=f"try again later, or set sources.{name}.days.allow_empty_days: true",
+        )
+
+
+def _show_days(days: Sequence[datetime.date]) -> str:
+    shown = ", ".join(str(day) for day in days[:_SHOWN_DAYS])
+    return shown + (f" and {len(days) - _SHOWN_DAYS} more" if len(days) > _SHOWN_DAYS else "")
 
 
 def check_repeated_days(

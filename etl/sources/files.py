@@ -13,7 +13,14 @@ from conf.errors import InputDataError
 from conf.etl.sources import SourceConfig
 from conf.manifest import InputFile
 from conf.paths import local_path
-from etl.sources.days import check_empty_days, check_repeated_days, day_pattern, find_days, run_days
+from etl.sources.days import (
+    check_days_are_there,
+    check_empty_days,
+    check_repeated_days,
+    day_pattern,
+    find_days,
+    run_days,
+)
 
 
 def find_files(
@@ -36,11 +43,14 @@ def find_files(
     Raises:
         InputDataError: There is none, all are empty, a hidden file is asked for by name, or a day
             is empty or stands there twice.
+        UpstreamNotReadyError: A day of the run has no file yet, and days may not be empty.
     """
     if config.path is None:
         return ()
     base = local_path(data_dir) / local_path(config.path)
     by_day = find_files_by_day(name, config, data_dir, dates) if config.day_in_path else {}
+    if config.days is not None and dates is not None and not config.days.allow_empty_days:
+        check_days_are_there(name, dates, by_day)
     found = _list_files(name, config, data_dir, by_day)
     if config.days is not None and by_day:
         empty = [day for day, files in by_day.items() if not any(f.stat().st_size for f in files)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conf.dates import DateRange
-from conf.errors import InputDataError
+from conf.errors import InputDataError, UpstreamNotReadyError
 from conf.etl.sources import SourceConfig
 from conf.manifest import InputFile
 from etl.sources.bad_rows import count_rows
@@ -165,6 +165,9 @@ def test_an_empty_day_is_refused_unless_it_may_be(week):
         with pytest.raises(InputDataError, match=r"empty|nothing for 1") as refused:
             days_found(week, dates)
     assert "2024-03-03" in str(refused.value)
+    with pytest.raises(UpstreamNotReadyError, match="no file yet for 2 of the run's days") as late:
+        days_found(week, days(5, 7))
+    assert "2024-03-05, 2024-03-06" in str(late.value)
     with pytest.raises(InputDataError, match="nothing for 2"):
         days_found(week, days(0, 0), days={"lookback_days": 2})
     lenient = days_found(week, days(3, 5), days={"allow_empty_days": True})
