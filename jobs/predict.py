@@ -1,8 +1,9 @@
 """`sluice predict`: ranked lists of items, and scores of rows.
 
 Lists are gzip'ed JSON lines: of every user by a retrieval model, of the candidates of a split's
-rows (or the whole catalogue) by a ranking model, or of the rows of a file. Scores are those of
-a ranking model: of the rows of a file, or of a split where the dataset has no items.
+rows (or the whole catalogue) by a ranking model, or of the rows of a file; of the catalogue or of
+the candidates of a file. Scores are those of a ranking model: of the rows of a file, or of a split
+where the dataset has no items.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import gzip
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,21 +31,41 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 
+class AsOf(StrEnum):
+    """The split at whose end users are ranked."""
+
+    TRAIN = "train"
+    VALIDATION = "validation"
+    TEST = "test"
+
+
 @dataclass(frozen=True)
 class RowsToPredict:
     """Rows that are ranked or scored, and the file that is written.
 
     Attributes:
         split: Rows of a split; None: those of the users, or of `test`.
+        as_of: Every user as things stood at the end of this split instead.
         file: Rows of a file instead.
+        users: File of the users that get lists; None: all.
+        candidates: File of the items that are ranked; None: the catalogue.
         output: File to write; None: in the run.
         lists: Whether rows of a file get lists of the catalogue, by a ranking model too.
     """
 
     split: str | None = None
+    as_of: str | None = None
     file: RawFile | None = None
+    users: RawFile | None = None
+    candidates: RawFile | None = None
     output: Path | None = None
     lists: bool = False
+
+    @property
+    def asks_for_lists(self) -> bool:
+        """Whether an option is about lists alone."""
+        given = (self.as_of, self.users, self.candidates)
+        return self.lists or any(value is not None for value in given)
 
 
 @app.command()
@@ -51,6 +73,17 @@ def main(
     run: Annotated[str, typer.Option(help="A run, or a series: its last finished run.")],
     k: Annotated[
         int | None, typer.Option(min=1, help="Items per list; default: the run's predict.k.")
+    ] = None,
+    as_of: Annotated[
+        AsOf | None,
+        typer.Option(help="Rank users as things stood at the end of this split; default: now."),
+    ] = None,
+    users: Annotated[
+        Path | None, typer.Option(help="Users that get lists: a file with their raw ids.")
+    ] = None,
+    candidates: Annotated[
+        Path | None,
+        typer.Option(help="Items to rank: a file with their raw ids, or all their inputs."),
     ] = None,
     source: Annotated[
         Path | None,
@@ -83,10 +116,21 @@ def main(
     settings = [*(overrides or ()), *([] if k is None else [f"predict.k={k}"])]
     if source is None and (id_column is not None or lists):
         raise ConfigError("--id and --lists are about the rows of a file", fix="add --input FILE")
-    if source is not None and split is not None:
-        raise ConfigError("--input and --split both name the rows", fix="leave one of them out")
-    file = None if source is None else RawFile(source, id_column, list_separator)
-    rows = RowsToPredict(split, file, output, lists)
+    named = {"--input": source, "--split": split, "--as-of": as_of}
+    given = [option for option, value in named.items() if value is not None]
+    if len(given) > 1 or (users is not None and (source or split)):
+        raise ConfigError(
+            "these options both say which rows get lists",
+            received=" ".join(given if users is None else [*given, "--users"]),
+            fix="leave one of them out; --users goes with --as-of alone",
+        )
+
+    def read(path: Path | None, name: str | None = None) -> RawFile | None:
+        return None if path is None else RawFile(path, name, list_separator)
+
+    rows = RowsToPredict(
+        split, as_of, read(source, id_column), read(users), read(candidates), output, lists
+    )
     kind, target = predict(Path(run), rows, checkpoint=checkpoint, overrides=settings)
     if log_format is LogFormat.JSON:
         print(json.dumps({kind: str(target)}))
@@ -154,7 +198,7 @@ def _check_options(gives_scores: bool, rows: RowsToPredict, overrides: Sequence[
 
 def _gives_scores(trained: TrainedModel, rows: RowsToPredict) -> bool:
     """Whether rows are scored: those of a file, or of a dataset that has nothing to rank."""
-    if trained.config.model.kind != "ranking" or rows.lists:
+    if trained.config.model.kind != "ranking" or rows.asks_for_lists:
         return False
     return rows.file is not None or trained.manifest.keys.item is None
 
@@ -162,10 +206,10 @@ def _gives_scores(trained: TrainedModel, rows: RowsToPredict) -> bool:
 def _write_scores(
     trained: TrainedModel, rows: RowsToPredict
 ) -> tuple[str, Path, Mapping[str, Any]]:
-    from training.export.predict import TEST_SPLIT
+    from training.evaluation.user_rows import TEST
     from training.export.scores import write_scores
 
-    split = rows.split or TEST_SPLIT
+    split = rows.split or TEST
     target = rows.output or trained.run_dir / SCORES_FILE
     count = write_scores(trained, target, split, rows.file)
     return SCORES, target, {"rows": count, **_describe_source(rows, split)}
@@ -174,22 +218,30 @@ def _write_scores(
 def _write_lists(
     trained: TrainedModel, rows: RowsToPredict, section: Any
 ) -> tuple[str, Path, Mapping[str, Any]]:
-    from training.evaluation.item_index import USERS_SPLIT
-    from training.export.predict import choose_split, write_recommendations
+    from training.export.list_rows import ListSource
+    from training.export.predict import write_recommendations
 
-    split = rows.split or choose_split(trained)
+    source = ListSource(rows.split, rows.as_of, rows.file, rows.users).resolve(trained)
     target, counts = write_recommendations(
-        trained, section.k, section.mask_seen,
-        split=split, task=section.task, file=rows.file, target=rows.output,
+        trained, section.k, section.mask_seen, source,
+        task=section.task, candidates=rows.candidates, target=rows.output,
     )  # fmt: skip
     card = {
         "users": counts.users,
         "users_outside_vocabulary": counts.users_outside_vocabulary,
+        "file": str(target),
         "k": section.k,
         "mask_seen": section.mask_seen,
     }
-    is_usual = rows.file is None and split == USERS_SPLIT
-    return LISTS, target, card if is_usual else {**card, **_describe_source(rows, split)}
+    # Those that are None take away what an earlier command has left.
+    others = {
+        "split": source.split,
+        "as_of": source.as_of and str(source.as_of),
+        "input": source.file and str(source.file.path),
+        "only_users": source.users and str(source.users.path),
+        "candidates": rows.candidates and str(rows.candidates.path),
+    }
+    return LISTS, target, card | others
 
 
 def _describe_source(rows: RowsToPredict, split: str) -> dict[str, str]:

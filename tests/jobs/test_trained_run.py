@@ -233,10 +233,47 @@ def test_every_user_gets_a_list(predict_series: Path, capsys: pytest.CaptureFixt
     assert card["recommendations"] == {
         "users": 60,
         "users_outside_vocabulary": 0,
+        "file": str(run / "recommendations.json.gz"),
         "k": 4,
         "mask_seen": True,
+        "split": "users",
+        "as_of": None,
+        "input": None,
+        "only_users": None,
+        "candidates": None,
         "checkpoint": "best",
     }
+
+
+def test_lists_as_of_a_split_say_so(predict_series: Path, tmp_path: Path) -> None:
+    run = resolve_run(str(predict_series))
+    (tmp_path / "pool.csv").write_text("movie_id\n101\n102\n103\n")
+    target = tmp_path / "lists.json.gz"
+    command = ["--run", str(predict_series), "--as-of", "train", "--k", "2"]
+    command += ["--candidates", str(tmp_path / "pool.csv"), "--output", str(target)]
+    assert run_app(predict_app, command) == ExitCode.OK
+    with gzip.open(target, "rt") as lines:
+        rows = [json.loads(line) for line in lines]
+    assert {item for row in rows for item in row["items"]} == {101, 102, 103}
+    card = read_json(run / "run_card.json")["recommendations"]
+    assert (card["as_of"], card["split"], card["users"]) == ("train", None, 60)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--as-of", "train", "--split", "test"], "both say which rows"),
+        (["--as-of", "train", "--input", "rows.csv"], "both say which rows"),
+        (["--users", "users.csv", "--split", "test"], "both say which rows"),
+        (["--as-of", "never"], "'train', 'validation'"),
+        (["--candidates", "pool.xml"], "format of the input is not known"),
+    ],
+)
+def test_lists_of_two_minds_are_refused(
+    predict_series: Path, options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_app(predict_app, ["--run", str(predict_series), *options]) == ExitCode.CONFIG
+    assert said in capsys.readouterr().err
 
 
 def test_the_run_s_own_length_is_the_default(

@@ -83,6 +83,7 @@ class TinyConfig:
     items: int = 40
     groups: int = 4
     events_per_user: int = 15
+    leave_out: int = 1
     own_group: float = 0.9
     max_len: int = 8
     train_shards: int = 4
@@ -225,7 +226,7 @@ def _draw_log(config: TinyConfig) -> _Log:
 
 
 def _fit_vocabularies(log: _Log, config: TinyConfig) -> None:
-    held_out = 2 if config.validation else 1
+    held_out = (2 if config.validation else 1) * config.leave_out
     train = [(u, i) for u, items in log.events.items() for i in items[:-held_out]]
     tokens: dict[str, list[Any]] = {
         "user_id": [u for u, _ in train],
@@ -299,14 +300,14 @@ def _item_features(log: _Log, item: int) -> Row:
 
 def _split_rows(log: _Log, config: TinyConfig) -> dict[str, list[Row]]:
     splits: dict[str, list[Row]] = {"train": [], "validation": [], "test": []}
-    held_out = 2 if config.validation else 1
+    names = ("validation", "test") if config.validation else ("test",)
     for user, items in log.events.items():
-        last = len(items) - 1
-        for position in range(len(items) - held_out):
-            splits["train"].append(_row(log, user, position, config, held_out=False))
-        if config.validation:
-            splits["validation"].append(_row(log, user, last - 1, config, held_out=True))
-        splits["test"].append(_row(log, user, last, config, held_out=True))
+        train = len(items) - len(names) * config.leave_out
+        for position in range(len(items)):
+            later = (position - train) // config.leave_out
+            split = "train" if later < 0 else names[later]
+            row = _row(log, user, position, config, held_out=split != "train")
+            splits[split].append(row)
     order = np.random.default_rng(config.seed).permutation(len(splits["train"]))
     splits["train"] = [splits["train"][i] for i in order]
     catalog = sorted(log.vocabularies["movie_id"][0].items(), key=lambda pair: pair[1])

@@ -12,7 +12,9 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -83,19 +85,20 @@ class RawReader:
     """
 
     def __init__(self, file: RawFile, encoders: ServingEncoders) -> None:
-        self.file = file
-        self._inputs = encoders.inputs
+        self.file, self.encoders, self.inputs = file, encoders, encoders.inputs
+        self._done = 0
         self._required = encoders.required
         self._names: dict[str, str] = {}
         suffixes = [suffix.lower() for suffix in file.path.suffixes]
         kind = suffixes[-2] if suffixes[-1:] == [".gz"] and len(suffixes) > 1 else file.path.suffix
+        csv, lines = (self._find_csv, self._read_csv), (self._find_keys, self._read_json_lines)
         readers = {
-            ".csv": self._read_csv,
-            ".tsv": self._read_csv,
-            ".jsonl": self._read_json_lines,
-            ".ndjson": self._read_json_lines,
-            ".json": self._read_json_lines,
-            ".parquet": self._read_parquet,
+            ".csv": csv,
+            ".tsv": csv,
+            ".jsonl": lines,
+            ".ndjson": lines,
+            ".json": lines,
+            ".parquet": (self._find_parquet, self._read_parquet),
         }
         if kind.lower() not in readers:
             raise ConfigError(
@@ -103,7 +106,19 @@ class RawReader:
                 received=str(file.path),
                 allowed=f"{', '.join(readers)}; text also with .gz",
             )
-        self._kind, self._read = kind.lower(), readers[kind.lower()]
+        self._kind = kind.lower()
+        self._find, self._read = readers[self._kind]
+
+    def find_columns(self) -> list[str]:
+        """Returns the names of the file's columns.
+
+        Raises:
+            InputDataError: The file is missing, damaged or empty.
+        """
+        with self._file_errors():
+            if not (found := self._find()):
+                raise self._build_empty_error()
+            return found
 
     def read(self, batch_size: int) -> Iterator[RawRows]:
         """Yields the rows in order.
@@ -115,23 +130,31 @@ class RawReader:
             InputDataError: The file is missing or damaged, a column is missing, or a value is not
                 what the model reads; names the file, the row and the column.
         """
-        number, id_type = 1, None
-        try:
+        id_type, self._done = None, 0
+        with self._file_errors():
             for columns in self._read(batch_size):
-                found = self._build_rows(columns, number, id_type)
-                number, id_type = number + len(found.ids), found.ids.type
+                found = self._build_rows(columns, self._done + 1, id_type)
+                self._done, id_type = self._done + len(found.ids), found.ids.type
                 yield found
-            if number == 1:
-                raise InputDataError("the input has no rows", received=str(self.file.path))
+            if not self._done:
+                raise self._build_empty_error()
+
+    @contextmanager
+    def _file_errors(self) -> Iterator[None]:
+        try:
+            yield
         except FileNotFoundError as error:
             raise InputDataError("there is no such input", received=str(self.file.path)) from error
         except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
             raise InputDataError(
-                f"{self.file.path} cannot be read", received=f"after row {number - 1}: {error}"
+                f"{self.file.path} cannot be read", received=f"after row {self._done}: {error}"
             ) from error
 
+    def _build_empty_error(self) -> InputDataError:
+        return InputDataError("the input has no rows", received=str(self.file.path))
+
     def _build_rows(self, columns: Columns, first: int, id_type: pa.DataType | None) -> RawRows:
-        inputs = {item.name: self._build_input(item, columns, first) for item in self._inputs}
+        inputs = {item.name: self._build_input(item, columns, first) for item in self.inputs}
         rows = len(next(iter(columns.values())))
         if self.file.id_column is None:
             return RawRows(first, pa.array(np.arange(first, first + rows)), inputs)
@@ -205,14 +228,18 @@ class RawReader:
         is_number = item.dtype in ("float32", "float64")
         return float("nan") if is_number and item.name not in self._required else None
 
+    def _find_csv(self) -> list[str]:
+        with pa_csv.open_csv(str(self.file.path), *self._csv_options()) as reader:
+            return list(reader.schema.names)
+
+    def _csv_options(self) -> tuple[pa_csv.ReadOptions, pa_csv.ParseOptions]:
+        separator = "\t" if self._kind == ".tsv" else ","
+        parse = pa_csv.ParseOptions(delimiter=separator, newlines_in_values=True)
+        return pa_csv.ReadOptions(use_threads=False), parse  # Errors then name the row.
+
     def _read_csv(self, batch_size: int) -> Iterator[Columns]:
-        parse = pa_csv.ParseOptions(
-            delimiter="\t" if self._kind == ".tsv" else ",", newlines_in_values=True
-        )
-        read = pa_csv.ReadOptions(use_threads=False)  # Errors then name the row.
         path = str(self.file.path)
-        with pa_csv.open_csv(path, read_options=read, parse_options=parse) as reader:
-            names = self._choose_columns(reader.schema.names)
+        names = self._choose_columns(self._find_csv())
         convert = pa_csv.ConvertOptions(
             include_columns=names,
             column_types=dict.fromkeys(names, pa.string()),
@@ -220,35 +247,36 @@ class RawReader:
             strings_can_be_null=True,
             quoted_strings_can_be_null=False,
         )
-        with pa_csv.open_csv(path, read, parse, convert) as reader:
+        with pa_csv.open_csv(path, *self._csv_options(), convert) as reader:
             for batch in reader:
                 for start in range(0, batch.num_rows, batch_size):
                     part = batch.slice(start, batch_size)
                     yield dict(zip(names, part.columns, strict=True))
 
+    def _find_parquet(self) -> list[str]:
+        return list(pq.read_schema(self.file.path).names)
+
     def _read_parquet(self, batch_size: int) -> Iterator[Columns]:
+        names = self._choose_columns(self._find_parquet())
         with pq.ParquetFile(self.file.path) as parquet:
-            names = self._choose_columns(parquet.schema_arrow.names)
             for batch in parquet.iter_batches(batch_size, columns=names):
                 yield {name: _decode(batch.column(name)) for name in names}
 
+    def _find_keys(self) -> list[str]:
+        return list(dict.fromkeys(name for row in self._parse_lines() for name in row))
+
     def _read_json_lines(self, batch_size: int) -> Iterator[Columns]:
-        opener = gzip.open if self.file.path.suffix == ".gz" else open
-        found: dict[str, None] = {}
-        with opener(self.file.path, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                found |= dict.fromkeys(self._parse_line(number, line))
-        if not found:
+        if not (found := self._find_keys()):
             return
-        names, rows = self._choose_columns(list(found)), list[dict[str, Any]]()
+        names, lines = self._choose_columns(found), self._parse_lines()
+        while rows := list(islice(lines, batch_size)):
+            yield {name: [row.get(name) for row in rows] for name in names}
+
+    def _parse_lines(self) -> Iterator[dict[str, Any]]:
+        opener = gzip.open if self.file.path.suffix == ".gz" else open
         with opener(self.file.path, "rt", encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
-                rows.append(self._parse_line(number, line))
-                if len(rows) == batch_size:
-                    yield {name: [row.get(name) for row in rows] for name in names}
-                    rows = []
-        if rows:
-            yield {name: [row.get(name) for row in rows] for name in names}
+                yield self._parse_line(number, line)
 
     def _parse_line(self, number: int, line: str) -> dict[str, Any]:
         try:
@@ -270,10 +298,10 @@ class RawReader:
             InputDataError: One is missing.
         """
         extra = [] if self.file.id_column is None else [self.file.id_column]
-        for item in self._inputs:
+        for item in self.inputs:
             alike = [
                 other.name
-                for other in self._inputs
+                for other in self.inputs
                 if (other.column, other.dtype) == (item.column, item.dtype)
                 and other.is_list == item.is_list
             ]
@@ -287,7 +315,7 @@ class RawReader:
                 received=f"missing: {', '.join(missing)}; found: {', '.join(found)}",
                 allowed=", ".join(
                     f"{item.name} ({'list of ' if item.is_list else ''}{_WORDS[item.dtype]})"
-                    for item in self._inputs
+                    for item in self.inputs
                 ),
                 fix=did_you_mean(missing[0], found) or "name the columns as export.json does",
             )

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import functools
 import gzip
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,14 +12,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, InputDataError
 from conf.manifest import Manifest
+from conf.paths import read_manifest
 from conf.training.train import TrainConfig
+from tests.training.tiny_dataset import TinyConfig, _draw_log, write_tiny_dataset
 from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
-from training.evaluation.item_index import build_item_index, read_user_vectors
-from training.export import predict
+from training.evaluation.item_index import ItemIndex, build_item_index, read_user_vectors
+from training.export import list_rows, rankers
+from training.export.list_rows import ListSource
 from training.export.predict import write_recommendations
+from training.export.raw_rows import RawFile
 from training.input.batches import build_eval_dataset
 from training.input.vocabularies import Vocabulary
 
@@ -92,7 +98,7 @@ def test_masking_needs_seen_items(trained: TrainedModel, tmp_path: Path) -> None
 def test_users_without_a_known_token_are_left_out_and_counted(
     trained: TrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = predict.read_key_vocabulary
+    whole = list_rows.read_key_vocabulary
 
     def without_last_users(version_dir: Path, manifest: Manifest, feature: str) -> Vocabulary:
         vocabulary = whole(version_dir, manifest, feature)
@@ -100,7 +106,7 @@ def test_users_without_a_known_token_are_left_out_and_counted(
         left_out = 5 if feature == "user_id" else 0
         return replace(vocabulary, tokens=vocabulary.tokens[: len(vocabulary.tokens) - left_out])
 
-    monkeypatch.setattr(predict, "read_key_vocabulary", without_last_users)
+    monkeypatch.setattr(list_rows, "read_key_vocabulary", without_last_users)
     file, counts = write_recommendations(replace(trained, run_dir=tmp_path), 5, True)
     assert (counts.users, counts.users_outside_vocabulary) == (55, 5)
     assert len(_read(file)) == 55
@@ -113,6 +119,205 @@ def test_text_tokens_are_json(
         size = manifest.schema[feature].vocabulary_size or 0
         return Vocabulary("v", "string", pa.array([f'"{i}\\\n\u00e9' for i in range(size - 2)]))
 
-    monkeypatch.setattr(predict, "read_key_vocabulary", texts)
+    monkeypatch.setattr(rankers, "read_key_vocabulary", texts)
+    monkeypatch.setattr(list_rows, "read_key_vocabulary", texts)
     rows = _read(write_recommendations(replace(trained, run_dir=tmp_path), 5, True)[0])
     assert all(row["items"][0].endswith("\\\n\u00e9") for row in rows)
+
+
+HELD_OUT = TinyConfig(leave_out=3, events_per_user=20, own_group=0.6, items=60)
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> TrainedModel:
+    """A dataset with three events of each user in validation, and three in test."""
+    version = write_tiny_dataset(tmp_path_factory.mktemp("several"), config=HELD_OUT)
+    manifest = read_manifest(version)
+    config = TrainConfig.model_validate({"dataset": "d", "name": "n"})
+    return TrainedModel(Path(), TinyTowers(manifest), config, manifest, version)
+
+
+def _ids(trained: TrainedModel, name: str) -> dict:
+    return _read_ids(Path(str(trained.version_dir)), name)
+
+
+@functools.cache
+def _read_ids(version: Path, name: str) -> dict:
+    table = pq.read_table(version / "encoders" / f"{name}.parquet")
+    return dict(zip(table["token"].to_pylist(), table["id"].to_pylist(), strict=True))
+
+
+_INDEXES: dict[str, ItemIndex] = {}
+
+
+def _index(version: str, trained: TrainedModel) -> ItemIndex:
+    if version not in _INDEXES:
+        _INDEXES[version] = build_item_index(
+            trained.model, trained.version_dir, trained.manifest, 64
+        )
+    return _INDEXES[version]
+
+
+def _score(
+    trained: TrainedModel, user: int | None, history: list[int], gender: str | None = None
+) -> dict[int, float]:
+    """Scores of the catalogue by raw item, for what a user did, earliest first."""
+    items, users = _ids(trained, "movie_id"), _ids(trained, "user_id")
+    recent = [items.get(item, 1) for item in history[::-1]][: HELD_OUT.max_len]
+    gender = gender or "FM"[((user or 1000) - 1000) % 2]
+    vector = trained.model.embed_users(
+        {
+            "user_id": np.array([users.get(user, 1)]),
+            "gender": np.array([_ids(trained, "gender")[gender]]),
+            "history": np.array([recent + [0] * (HELD_OUT.max_len - len(recent))]),
+        }
+    ).numpy()[0]
+    index = _index(str(trained.version_dir), trained)
+    raw = {number: item for item, number in items.items()}
+    scores = index.vectors @ vector
+    return {raw[int(i)]: float(s) for i, s in zip(index.ids, scores, strict=True)}
+
+
+def _best(scores: dict[int, float], k: int, without: list[int]) -> list[int]:
+    met = set(without)
+    return [i for i in sorted(scores, key=lambda i: -scores[i]) if i not in met][:k]
+
+
+@pytest.mark.parametrize(("as_of", "later"), [("train", 6), ("validation", 3), ("test", 0)])
+def test_users_are_ranked_as_of_a_split(
+    several: TrainedModel, tmp_path: Path, as_of: str, later: int
+) -> None:
+    target = tmp_path / "lists.json.gz"
+    file, counts = write_recommendations(several, 7, True, ListSource(as_of=as_of), target=target)
+    rows, events = _read(file), _draw_log(HELD_OUT).events
+    assert counts.users == len(rows) == len({row["user"] for row in rows}) == len(events)
+    for row in rows:
+        known = events[row["user"]][: len(events[row["user"]]) - later]
+        assert row["items"] == _best(_score(several, row["user"], known), 7, known)
+
+
+def test_the_end_of_test_is_the_end_of_the_log(several: TrainedModel, tmp_path: Path) -> None:
+    now, _ = write_recommendations(several, 5, True, target=tmp_path / "a.gz")
+    source = ListSource(as_of="test")
+    end, _ = write_recommendations(several, 5, True, source, target=tmp_path / "b.gz")
+    assert end.read_bytes() == now.read_bytes()
+
+
+def test_as_of_needs_users_and_seen_items(several: TrainedModel, tmp_path: Path) -> None:
+    without = {"has no user": {"user": None, "seen": None}, "seen items": {"seen": None}}
+    for said, keys in without.items():
+        manifest = replace(several.manifest, keys=replace(several.manifest.keys, **keys))
+        with pytest.raises(ConfigError, match=said):
+            write_recommendations(
+                replace(several, manifest=manifest, run_dir=tmp_path), 5, False,
+                ListSource(as_of="train"),
+            )  # fmt: skip
+
+
+def test_users_of_a_file_alone_get_lists(
+    several: TrainedModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "users.csv").write_text("user_id,note\n1007,x\n5,y\n1003,\n1007,\n")
+    source = ListSource(as_of="validation", users=RawFile(tmp_path / "users.csv"))
+    with caplog.at_level(logging.WARNING, "sluice.training.predict"):
+        file, _ = write_recommendations(several, 5, True, source, target=tmp_path / "o.gz")
+    assert sorted(row["user"] for row in _read(file)) == [1003, 1007]
+    assert "1 of 4 users" in caplog.text
+    assert "first in row 2" in caplog.text
+    (tmp_path / "users.csv").write_text("user_id\n5\n")
+    with pytest.raises(InputDataError, match="no user of"):
+        write_recommendations(several, 5, True, source, target=tmp_path / "o.gz")
+
+
+def test_candidates_of_a_file_are_ranked(
+    several: TrainedModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = [104, 131, 120, 7, 131, 117, 100, 8]
+    (tmp_path / "pool.csv").write_text("movie_id\n" + "".join(f"{item}\n" for item in pool))
+    file = RawFile(tmp_path / "pool.csv")
+    source = ListSource(as_of="validation")
+    with caplog.at_level(logging.WARNING, "sluice.training.predict"):
+        written, _ = write_recommendations(
+            several, 4, True, source, candidates=file, target=tmp_path / "o.gz"
+        )
+    assert "1 candidates of" in caplog.text
+    assert "2 of 7 candidates" in caplog.text
+    events = _draw_log(HELD_OUT).events
+    known = set(_ids(several, "movie_id"))
+    for row in _read(written):
+        met = events[row["user"]][:-3]
+        scores = {i: s for i, s in _score(several, row["user"], met).items() if i in pool}
+        assert row["items"] == _best(scores, 4, met)
+        assert set(row["items"]) <= known
+    sequences = [{"line": 4, "user_id": None, "gender": "F", "history": []}]
+    sequences.append({"line": 9, "user_id": 1001, "gender": "M", "history": [104] * 10_000})
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in sequences))
+    source = ListSource(file=RawFile(rows, "line"))
+    written, _ = write_recommendations(
+        several, 3, True, source, candidates=file, target=tmp_path / "o.gz"
+    )
+    lists = {row["id"]: row["items"] for row in _read(written)}
+    pooled = [i for i in pool if i in known]
+    for line, user, history, gender in ((4, None, [], "F"), (9, 1001, [104] * 10_000, "M")):
+        scores = _score(several, user, history, gender)
+        assert lists[line] == _best({i: scores[i] for i in pooled}, 3, [])
+
+
+def test_candidates_that_bring_their_inputs_need_not_be_known(
+    several: TrainedModel, tmp_path: Path
+) -> None:
+    described = [
+        {"movie_id": 104, "genres": ["genre_3"]},
+        {"movie_id": 9001, "genres": ["genre_1", "genre_all"]},
+        {"movie_id": 9002, "genres": ["genre_2"]},
+        {"movie_id": 9001, "genres": []},
+    ]
+    path = tmp_path / "pool.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in described))
+    (tmp_path / "rows.csv").write_text("user_id,gender,history\n1001,M,104|105\n,F,\n")
+    source = ListSource(file=RawFile(tmp_path / "rows.csv"))
+    written, _ = write_recommendations(
+        several, 9, True, source, candidates=RawFile(path), target=tmp_path / "o.gz"
+    )
+    genres, items = _ids(several, "genres"), _ids(several, "movie_id")
+    vectors = {
+        row["movie_id"]: several.model.embed_items(
+            {
+                "movie_id": np.array([items.get(row["movie_id"], 1)]),
+                "genres": np.array([[genres[name] for name in row["genres"]]]),
+            }
+        ).numpy()[0]
+        for row in described[:3]
+    }
+    users = several.model.embed_users(
+        {
+            "user_id": np.array([_ids(several, "user_id")[1001], 1]),
+            "gender": np.array([_ids(several, "gender")[name] for name in "MF"]),
+            "history": np.array([[items[104], items[105]], [0, 0]]),
+        }
+    ).numpy()
+    for row, vector in zip(_read(written), users, strict=True):
+        scores = {item: float(vectors[item] @ vector) for item in vectors}
+        assert row["items"] == sorted(scores, key=lambda i: -scores[i])
+        np.testing.assert_allclose(row["scores"], sorted(scores.values(), reverse=True), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("movie_id\n", "has no rows"),
+        ("movie\n104\n", "lacks columns"),
+        ("movie_id\n5\n6\n", "is in the catalogue"),
+        ("movie_id,x\n104,1\n,2\n", "row 2: a candidate has no key"),
+        ("movie_id\nx\n", "does not hold what the model reads"),
+    ],
+)
+def test_candidates_that_cannot_be_ranked_are_refused(
+    several: TrainedModel, tmp_path: Path, content: str, said: str
+) -> None:
+    (tmp_path / "pool.csv").write_text(content)
+    pool = RawFile(tmp_path / "pool.csv")
+    with pytest.raises(InputDataError, match=said):
+        write_recommendations(several, 5, True, candidates=pool, target=tmp_path / "o.gz")
+    assert not (tmp_path / "o.gz").exists()

@@ -25,7 +25,8 @@ from tests.training.tiny_dataset import TinyConfig, write_shard, write_tiny_data
 from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import evaluate_split
-from training.export.predict import choose_split, write_recommendations
+from training.export.list_rows import ListSource, choose_split
+from training.export.predict import write_recommendations
 from training.export.raw_rows import RawFile
 from training.export.saved_model import write_export
 from training.export.scores import write_scores
@@ -270,7 +271,7 @@ def test_rows_without_users_and_candidates_rank_the_catalogue(trained, encoded, 
 
 def test_users_get_what_they_have_not_met_and_files_get_lists(trained, rows, tmp_path) -> None:
     file, counts = write_recommendations(
-        trained, 40, True, split="users", target=tmp_path / "users.json.gz"
+        trained, 40, True, ListSource(split="users"), target=tmp_path / "users.json.gz"
     )
     assert counts.users == 60
     where = (trained.version_dir, trained.manifest)
@@ -282,7 +283,9 @@ def test_users_get_what_they_have_not_met_and_files_get_lists(trained, rows, tmp
     users_only = [{k: v for k, v in row.items() if k not in ("movie_id", "genres")}
                   for row in rows[:4]]  # fmt: skip
     given = RawFile(write_rows(tmp_path / "rows.csv", users_only), "line")
-    file, _ = write_recommendations(trained, 3, True, file=given, target=tmp_path / "l.json.gz")
+    file, _ = write_recommendations(
+        trained, 3, True, ListSource(file=given), target=tmp_path / "l.json.gz"
+    )
     assert [entry["id"] for entry in _read_lists(file)] == ["r0", "r1", "r2", "r3"]
     assert {len(entry["items"]) for entry in _read_lists(file)} == {3}
     with pytest.raises(ConfigError, match="no task of the model"):

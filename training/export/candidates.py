@@ -1,0 +1,172 @@
+"""Candidates from a file: items to rank instead of the whole catalogue.
+
+A file that holds nothing but the item's key names items of the catalogue. One that holds the raw
+inputs of an item too describes items, which the dataset need not know.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from conf.errors import ConfigError, InputDataError
+from training.checkpoint.restore import TrainedModel
+from training.evaluation.item_index import ItemIds
+from training.evaluation.metrics import MISSING, IntArray
+from training.evaluation.user_rows import is_named, take_rows
+from training.export.raw_rows import RawFile, RawReader
+from training.export.scores import read_encoders
+from training.export.serving_encoders import RawInput
+from training.input.batches import Batch
+from training.input.vocabularies import Vocabulary, read_key_vocabulary
+
+_log = logging.getLogger("sluice.training.predict")
+
+
+@dataclass(frozen=True)
+class Candidates(ItemIds):
+    """Items of a file, each once.
+
+    Attributes:
+        ids: `[items]` int64, ascending; below 0 for items that the dataset does not know.
+        tokens: Their raw keys as JSON text, `[items]` of objects.
+        features: What the model reads of them, a row each; None: they are those of the catalogue.
+        file: Where they are from.
+    """
+
+    tokens: NDArray[np.object_]
+    features: Batch | None
+    file: RawFile
+
+    def find_in(self, catalog: ItemIds) -> IntArray:
+        """Returns the columns of the catalogue that are candidates, ascending.
+
+        Candidates that the catalogue does not have are left out with a warning.
+
+        Raises:
+            InputDataError: The catalogue has none of them.
+        """
+        columns = catalog.columns_of(self.ids)
+        missing = self.tokens[columns == MISSING]
+        if len(missing) == len(self):
+            raise InputDataError(
+                f"no candidate of {self.file.path} is in the catalogue",
+                received=", ".join(missing[:3]),
+                fix="check the raw values of the item's column, or add the item's inputs",
+            )
+        if len(missing):
+            _log.warning(
+                "%d of %d candidates of %s are not in the catalogue and left out, such as %s",
+                len(missing), len(self), self.file.path, missing[0],
+            )  # fmt: skip
+        return np.sort(columns[columns != MISSING])
+
+
+def read_candidates(trained: TrainedModel, file: RawFile, inputs: Sequence[str]) -> Candidates:
+    """Reads candidates; a key that comes again is left out with a warning.
+
+    Args:
+        trained: The model and its dataset.
+        file: The file; the item's key is among its columns.
+        inputs: Features that the model reads of an item.
+
+    Raises:
+        ConfigError: The file's format is not known by its name.
+        InputDataError: The file is missing, damaged or empty, lacks a column, a key or another
+            value that is needed, or describes two items of one id.
+    """
+    key = trained.manifest.require_key("item")
+    names = tuple(dict.fromkeys((key, *inputs)))
+    reader = RawReader(file, read_encoders(trained, names))
+    is_described = bool(set(reader.find_columns()) & _other_columns(reader, key))
+    if not is_described:
+        reader = RawReader(file, read_encoders(trained, (key,)))
+    tokens, features = _read(reader, key, trained.config.evaluation.batch_size)
+    first = np.sort(np.unique(tokens.astype(str), return_index=True)[1])
+    if len(first) < len(tokens):
+        _log.warning(
+            "%d candidates of %s are there more than once: each is ranked once",
+            len(tokens) - len(first), file.path,
+        )  # fmt: skip
+    vocabulary = read_key_vocabulary(trained.version_dir, trained.manifest, key)
+    ids = _number(np.asarray(features[key], np.int64)[first], vocabulary)
+    order = np.argsort(ids, kind="stable")
+    _refuse_alike(ids[order], tokens[first][order], file)
+    described = take_rows(features, first[order]) if is_described else None
+    return Candidates(ids[order], tokens[first][order], described, file)
+
+
+def _other_columns(reader: RawReader, key: str) -> set[str]:
+    """Names of the inputs that are not made of the key's own column."""
+    own = {item.column for item in reader.inputs if item.feature == key}
+    return {item.name for item in reader.inputs if item.column not in own}
+
+
+def _read(
+    reader: RawReader, key: str, batch_size: int
+) -> tuple[NDArray[np.object_], dict[str, Any]]:
+    """Returns each row's key as JSON text, and the encoded features of all rows."""
+    inputs = [item for item in reader.inputs if item.feature == key]
+    if len(inputs) > 1:
+        raise ConfigError(
+            "candidates are named by one column, and the item's id is made of several",
+            received=", ".join(item.name for item in inputs),
+        )
+    tokens, parts = [], []
+    for rows in reader.read(batch_size):
+        tokens += _render_keys(rows.inputs[inputs[0].name], inputs[0], rows.first, reader.file)
+        raw = {name: tf.constant(values) for name, values in rows.inputs.items()}
+        parts.append(reader.encoders.encode(raw))
+    texts = np.empty(len(tokens), object)
+    texts[:] = tokens
+    return texts, {name: _join([part[name] for part in parts]) for name in parts[0]}
+
+
+def _render_keys(values: np.ndarray, key: RawInput, first: int, file: RawFile) -> list[str]:
+    raw = [v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in values.tolist()]
+    if key.null_token in raw:
+        raise InputDataError(
+            f"{file.path}, row {first + raw.index(key.null_token)}: a candidate has no key",
+            received="no value",
+            fix=f"fill column {key.name!r}, or leave the row out",
+        )
+    return [json.dumps(value) for value in raw]
+
+
+def _join(parts: list[tf.Tensor]) -> tf.Tensor:
+    """Concatenates rows; lists are padded to the longest with 0, as encoded lists are."""
+    if parts[0].shape.rank < 2:
+        return tf.concat(parts, 0)
+    width = max(part.shape[1] for part in parts)
+    return tf.concat([tf.pad(p, [[0, 0], [0, width - p.shape[1]]]) for p in parts], 0)
+
+
+def _number(ids: IntArray, vocabulary: Vocabulary | None) -> IntArray:
+    """Gives items that the dataset does not know numbers of their own, from -1 down."""
+    unknown = ~is_named(ids, vocabulary)
+    return np.where(unknown, -np.cumsum(unknown, dtype=np.int64), ids)
+
+
+def _refuse_alike(ids: IntArray, tokens: NDArray[np.object_], file: RawFile) -> None:
+    alike = np.flatnonzero(ids[1:] == ids[:-1])
+    if len(alike):
+        raise InputDataError(
+            f"two candidates of {file.path} have the same id",
+            received=f"{tokens[alike[0]]} and {tokens[alike[0] + 1]}: id {ids[alike[0]]}",
+            fix="leave one of them out, or hash the item into more buckets",
+        )
+
+
+def render_tokens(ids: np.ndarray, vocabulary: Vocabulary | None) -> NDArray[np.object_]:
+    """Returns each id's raw token as JSON text, None where it has none; `[ids]` of objects."""
+    tokens = ids.tolist() if vocabulary is None else vocabulary.take(ids).to_pylist()
+    texts = np.empty(len(tokens), dtype=object)
+    texts[:] = [None if token is None else json.dumps(token) for token in tokens]
+    return texts

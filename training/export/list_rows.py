@@ -1,0 +1,255 @@
+"""Rows that lists of items are made for: of a split, of users as of a split, or of a file."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from conf.errors import ConfigError, InputDataError
+from training.checkpoint.restore import TrainedModel
+from training.evaluation.item_index import USERS_SPLIT, ItemIds, read_cells
+from training.evaluation.metrics import MISSING, IntArray, Pairs
+from training.evaluation.protocols import TRAIN_SPLIT, carries_seen, require_rows
+from training.evaluation.user_rows import (
+    TEST,
+    UserRows,
+    count_rows,
+    find_user_rows,
+    is_named,
+    read_user_rows,
+)
+from training.export.candidates import render_tokens
+from training.export.rankers import ListRows, Ranker
+from training.export.raw_rows import RawFile
+from training.export.scores import read_file_rows, render_id
+from training.input.batches import ROLE_OF_SPLIT, Batch, build_eval_dataset, read_batches
+from training.input.vocabularies import Vocabulary, read_key_vocabulary
+from training.models.ranking import RankingModel
+
+_log = logging.getLogger("sluice.training.predict")
+
+
+@dataclass(frozen=True)
+class ListSource:
+    """Which rows get lists; one of `split`, `as_of` and `file`, or none.
+
+    Attributes:
+        split: Those of a split.
+        as_of: Every user as things stood at the end of this split of events.
+        file: Those of a file of raw values.
+        users: The users of a file alone; its column of their raw ids is read.
+    """
+
+    split: str | None = None
+    as_of: str | None = None
+    file: RawFile | None = None
+    users: RawFile | None = None
+
+    def resolve(self, trained: TrainedModel) -> ListSource:
+        """Returns the source with what is not named filled in."""
+        if self.split or self.as_of or self.file:
+            return self
+        if self.users is not None:
+            return replace(self, as_of=TEST)
+        return replace(self, split=choose_split(trained))
+
+
+def choose_split(trained: TrainedModel) -> str:
+    """Returns the split whose rows get lists where none is named.
+
+    That is `test` where a ranking model is given candidates there, else `users` where the dataset
+    has users and their records hold all that the model reads of a row, else `test`.
+    """
+    manifest, model = trained.manifest, trained.model
+    has_users = manifest.keys.user is not None and manifest.has_split(USERS_SPLIT)
+    if not isinstance(model, RankingModel):
+        return USERS_SPLIT if has_users else TEST
+    roles = {manifest.schema[name].role for name in model.inputs} - {"item"}
+    if manifest.keys.candidates is not None or roles - {"user"} or not has_users:
+        return TEST
+    return USERS_SPLIT
+
+
+def carries_candidates(trained: TrainedModel, split: str) -> bool:
+    """Whether the rows of a split hold the items to rank."""
+    name = trained.manifest.keys.candidates
+    if name is None or split in ROLE_OF_SPLIT or split == TRAIN_SPLIT:
+        return False
+    found = trained.manifest.statistics.get(split, {}).get(name, {})
+    return bool(found.get("values") != 0)  # Not known: as the keys say.
+
+
+def check_mask(
+    trained: TrainedModel, source: ListSource, mask_seen: bool, *, has_pool: bool
+) -> bool:
+    """Returns whether seen items can be left out as they shall be.
+
+    Raises:
+        ConfigError: The dataset, or the split, does not carry them.
+    """
+    manifest, split = trained.manifest, source.split or USERS_SPLIT
+    has_own = source.as_of is None and not has_pool and carries_candidates(trained, split)
+    if not mask_seen or has_own or source.file is not None:
+        return False
+    if manifest.keys.user is None:
+        _log.warning(
+            "the rows of dataset %r belong to no user: no item is left out as seen",
+            manifest.dataset_name,
+        )
+        return False
+    if not carries_seen(manifest, split):
+        is_built = manifest.keys.seen is not None
+        raise ConfigError(
+            "items that users have met cannot be left out: "
+            + (f"split {split} does not carry them" if is_built else "this dataset does not carry "
+               "them"),
+            received="predict.mask_seen=true",
+            fix=("choose another split" if is_built else "build it with `seen: true`")
+            + ", or pass --set predict.mask_seen=false",
+        )  # fmt: skip
+    return True
+
+
+def read_lists(
+    trained: TrainedModel, ranker: Ranker, source: ListSource, mask_seen: bool, *, has_pool: bool
+) -> Iterator[ListRows]:
+    """Yields the rows that get lists, in the order of the shards or of the file.
+
+    Args:
+        trained: The model and its data set.
+        ranker: What ranks.
+        source: Where the rows are from.
+        mask_seen: Whether to read the seen items, which the records must carry.
+        has_pool: Whether all rows have the same candidates, whatever their own.
+
+    Raises:
+        ConfigError: The records do not hold what the model reads, or the dataset has no users.
+        InputDataError: A split is missing or empty, a record is damaged, or a row is refused.
+    """
+    if source.file is not None:
+        yield from _read_file_lists(trained, ranker, source.file)
+    elif source.as_of is not None:
+        yield from _read_user_lists(trained, ranker, source, mask_seen)
+    else:
+        yield from _read_split_lists(trained, ranker, source.split or TEST, mask_seen, has_pool)
+
+
+def _read_split_lists(
+    trained: TrainedModel, ranker: Ranker, split: str, mask_seen: bool, has_pool: bool
+) -> Iterator[ListRows]:
+    manifest, version_dir = trained.manifest, trained.version_dir
+    _check_split(trained, ranker, split)
+    keys = manifest.keys
+    ragged = [keys.seen] if mask_seen and keys.seen else []
+    own = []
+    if keys.candidates is not None and carries_candidates(trained, split) and not has_pool:
+        ragged, own = [keys.candidates], [manifest.require_key("item")]
+    user = [] if keys.user is None else [keys.user]
+    names = tuple(dict.fromkeys((*user, *ranker.inputs, *own, *ragged)))
+    batch_size = trained.config.evaluation.batch_size
+    dataset = build_eval_dataset(version_dir, manifest, split, batch_size, names, tuple(ragged))
+    vocabulary = read_key_vocabulary(version_dir, manifest, keys.user) if keys.user else None
+    first = 1
+    for batch in read_batches(dataset, version_dir, manifest, split):
+        rows = _name_rows(batch, keys.user, vocabulary, first)
+        first += len(rows)
+        if own:
+            yield replace(rows, candidates=_join_cells(batch, own[0], ragged[0], ranker.items))
+        else:
+            yield _mask(rows, ragged, ranker.items)
+
+
+def _read_user_lists(
+    trained: TrainedModel, ranker: Ranker, source: ListSource, mask_seen: bool
+) -> Iterator[ListRows]:
+    manifest, version_dir = trained.manifest, trained.version_dir
+    user, batch_size = manifest.require_key("user"), trained.config.evaluation.batch_size
+    vocabulary = read_key_vocabulary(version_dir, manifest, user)
+    ragged = [manifest.keys.seen] if mask_seen and manifest.keys.seen else []
+    names = tuple(dict.fromkeys((user, *ranker.inputs, *ragged)))
+    parts = find_user_rows(version_dir, manifest, source.as_of or TEST, batch_size)
+    if source.users is not None:
+        parts = _choose_users(parts, _read_users(trained, source.users, vocabulary), source.users)
+    for part in parts:
+        if len(part.rows):
+            _check_split(trained, ranker, part.split)
+            for batch in read_user_rows(version_dir, manifest, part, names, ragged, batch_size):
+                yield _mask(_name_rows(batch, user, vocabulary, 1), ragged, ranker.items)
+
+
+def _read_users(trained: TrainedModel, file: RawFile, vocabulary: Vocabulary | None) -> IntArray:
+    """Returns the ids of the users of a file; unknown ones are left out with a warning."""
+    user = trained.manifest.require_key("user")
+    rows = read_file_rows(trained, file, (user,))
+    ids = np.concatenate([np.asarray(part.features[user], np.int64) for part in rows])
+    known = is_named(ids, vocabulary)
+    if not known.all():
+        _log.warning(
+            "%d of %d users of %s are not known and left out, first in row %d",
+            np.count_nonzero(~known), len(ids), file.path, int((~known).argmax()) + 1,
+        )  # fmt: skip
+    return np.unique(ids[known])
+
+
+def _choose_users(parts: Sequence[UserRows], only: IntArray, file: RawFile) -> tuple[UserRows, ...]:
+    chosen = []
+    for part in parts:
+        keep = np.isin(part.users, only)
+        chosen.append(UserRows(part.split, part.rows[keep], part.users[keep]))
+    if not any(len(part.rows) for part in chosen):
+        raise InputDataError(
+            f"no user of {file.path} is in the dataset",
+            received=f"{len(only)} known users",
+            fix="check the raw values of the user's column, or give rows by --input",
+        )
+    return tuple(chosen)
+
+
+def _mask(rows: ListRows, seen: Sequence[str], items: ItemIds) -> ListRows:
+    return replace(rows, seen=read_cells(rows.features[seen[0]], items)) if seen else rows
+
+
+def _name_rows(
+    batch: Batch, user: str | None, vocabulary: Vocabulary | None, first: int
+) -> ListRows:
+    if user is not None:
+        return ListRows("user", render_tokens(np.asarray(batch[user], np.int64), vocabulary), batch)
+    numbers = np.arange(first, first + count_rows(batch))
+    return ListRows("row", render_tokens(numbers, None), batch)
+
+
+def _check_split(trained: TrainedModel, ranker: Ranker, split: str) -> None:
+    manifest = trained.manifest
+    if split != USERS_SPLIT:
+        require_rows(manifest, split)
+        return
+    others = [name for name in ranker.inputs if manifest.schema[name].role != "user"]
+    if others:
+        raise ConfigError(
+            f"split {split!r} holds one record per user, and the model reads more of a row",
+            received=", ".join(f"{name} (role {manifest.schema[name].role})" for name in others),
+            fix="choose a split of events by --split, or give rows by --input",
+        )
+
+
+def _join_cells(batch: Batch, item: str, candidates: str, items: ItemIds) -> Pairs:
+    """Returns each row's candidates and its own item, each once, as far as they are known."""
+    given = read_cells(batch[candidates], items)
+    own = items.columns_of(np.asarray(batch[item], np.int64))
+    known = np.flatnonzero(own != MISSING)
+    rows = np.concatenate((given.rows, known))
+    columns = np.concatenate((given.columns, own[known]))
+    codes = np.unique(rows * np.int64(len(items)) + columns)
+    return Pairs(*np.divmod(codes, len(items)))
+
+
+def _read_file_lists(trained: TrainedModel, ranker: Ranker, file: RawFile) -> Iterator[ListRows]:
+    """Yields the rows of a file that get lists; it holds the raw inputs of a row, not of items."""
+    key = "row" if file.id_column is None else "id"
+    for rows in read_file_rows(trained, file, ranker.inputs):
+        names = np.empty(len(rows.ids), dtype=object)
+        names[:] = [render_id(value) for value in rows.ids.to_pylist()]
+        yield ListRows(key, names, rows.features)
