@@ -60,7 +60,10 @@ class TableSettings(StrictFinite):
     )
     trainable: bool = Field(True, description="false: rows keep their first values.")
     l2: float | None = Field(
-        None, gt=0, description="Weight of the squared norms of the rows that a batch looks up."
+        None,
+        gt=0,
+        description="Weight of the squared norms of the rows that a batch looks up; None: "
+        "model.embedding_l2.",
     )
 
     @field_validator("dim")
@@ -233,7 +236,7 @@ class MFConfig(StrictFinite):
     normalize: bool = Field(False, description="Vectors of length one: the score is a cosine.")
     embedding_stddev: float = Field(0.1, gt=0, description="Of the tables' first values.")
     embeddings: EmbeddingsConfig = Field(default_factory=dict)
-    embedding_l2: float | None = Field(None, gt=0, description="On the rows of the batch.")
+    embedding_l2: float | None = Field(None, gt=0, description="`l2` of tables without one.")
     temperature: float = Field(1.0, gt=0)
     objective: ObjectiveConfig = SampledSoftmaxConfig()
 
@@ -260,7 +263,7 @@ class DSSMConfig(StrictFinite):
     )
     embedding_stddev: float = Field(0.05, gt=0, description="Of the tables' first values.")
     embeddings: EmbeddingsConfig = Field(default_factory=dict)
-    embedding_l2: float | None = Field(None, gt=0, description="On the rows of the batch.")
+    embedding_l2: float | None = Field(None, gt=0, description="`l2` of tables without one.")
     temperature: float = Field(0.07, gt=0)
     objective: ObjectiveConfig = SampledSoftmaxConfig()
 
@@ -294,7 +297,7 @@ class RankingConfig(StrictFinite):
     embedding_dim: int = Field(16, ge=1)
     embedding_stddev: float = Field(0.05, gt=0, description="Of the tables' first values.")
     embeddings: EmbeddingsConfig = Field(default_factory=dict)
-    embedding_l2: float | None = Field(None, gt=0, description="On the rows of the batch.")
+    embedding_l2: float | None = Field(None, gt=0, description="`l2` of tables without one.")
 
     @property
     def name(self) -> str:

@@ -33,10 +33,10 @@ def train(optimizer: dict[str, Any], replicas: int) -> list[list[float]]:
     dtype = tf.as_dtype(optimizer.pop("dtype", "float32"))
     strategy = build_strategy(DevicesConfig(cpu_replicas=replicas))
     with strategy.scope():
-        model = ToyModel()
+        model = ToyModel(l2=1e-3)
         scale = LossScale(1024.0, 2) if dtype == tf.float16 else None
         optimizers = Optimizers(OptimizerConfig.model_validate(optimizer), model, STEPS, scale)
-    options = StepOptions(seed=1, embedding_l2=1e-3, dtype=dtype)
+    options = StepOptions(seed=1, dtype=dtype)
     step = TrainStep(model, squared_error, optimizers, options)
     batches = iter(distribute_batches(build_toy_batches(BATCH), strategy))
     build_run_steps(strategy, step)(batches, tf.constant(STEPS))

@@ -10,7 +10,7 @@ import tensorflow as tf
 from conf.manifest import Manifest
 from conf.schema import FeatureSpec
 from conf.training.models import NormalConfig
-from training.embedding.static_table import EmbeddingTable
+from training.embedding.static_table import EmbeddingTable, RowUpdates
 from training.input.batches import Batch, Features
 from training.models.embedded_inputs import EmbeddedInputs, InputFeature
 from training.models.retrieval import RetrievalModel
@@ -67,6 +67,7 @@ class ToyModel(RetrievalModel):
         tables: The tables `items` and `users`; None: static ones.
         dtype: Type that the network computes in.
         layers: Further layers of the network, between its two.
+        l2: Weight of the squared norms of the rows that a batch looks up, or None.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class ToyModel(RetrievalModel):
         tables: dict[str, EmbeddingTable] | None = None,
         dtype: tf.DType = tf.float32,
         layers: Callable[[], list[keras.layers.Layer]] = list,
+        l2: float | None = None,
     ) -> None:
         super().__init__(name="toy_model")
         self.user_inputs, self.item_inputs, self.temperature = ("user", "list"), ("item",), 1.0
@@ -84,6 +86,8 @@ class ToyModel(RetrievalModel):
             )
             for name in ("items", "users")
         }
+        for table in self.tables.values():
+            table.updates = RowUpdates(l2=l2)
         items, users = self.tables["items"], self.tables["users"]
         of_users = [
             InputFeature(_spec("user", "users"), DIM),

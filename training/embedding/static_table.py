@@ -153,8 +153,8 @@ class RowUpdates:
 
     Attributes:
         is_trained: Whether they change at all.
-        l2: Weight of squared norms in the loss: of the rows that a batch looks up, or of all; None:
-            that of the model.
+        l2: Weight of squared norms in the loss: of the rows that a batch looks up, or of all; or
+            None.
         are_dense: Whether all rows are updated in each step.
     """
 

@@ -16,6 +16,7 @@ from conf.paths import ReadablePath
 from training.embedding.dynamic_table import DynamicTable
 from training.evaluation.label_metrics import LabelScores, find_user_ids
 from training.input.batches import Batch, Features, build_eval_dataset, read_batches
+from training.models.embedded_inputs import vector_errors
 from training.models.ranking import RankingModel, Task
 
 ScoreRows = Callable[[Features], Mapping[str, tf.Tensor]]
@@ -138,9 +139,15 @@ def compile_scores(model: RankingModel, compute: ScoreRows | None = None) -> Sco
         compute: Another function of the model instead of its logits.
     """
     found = compute or model.compute_logits
-    if any(isinstance(table, DynamicTable) for table in model.tables.values()):
-        return found
-    return tf.function(found, reduce_retracing=True)
+    if not any(isinstance(table, DynamicTable) for table in model.tables.values()):
+        found = tf.function(found, reduce_retracing=True)
+
+    def score(features: Features) -> Mapping[str, tf.Tensor]:
+        with vector_errors():
+            scores: Mapping[str, tf.Tensor] = found(features)
+        return scores
+
+    return score
 
 
 def summarize_tasks(

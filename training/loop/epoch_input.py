@@ -20,6 +20,7 @@ from training.embedding.key_mapping import KeyedFeatures, map_keys
 from training.input.batches import Batch, build_train_dataset
 from training.input.damage import InputCounts, input_errors, is_carried
 from training.input.split_source import InputOptions, TrainingData
+from training.models.embedded_inputs import vector_errors
 
 
 @dataclass(frozen=True)
@@ -146,11 +147,12 @@ class EpochInput:
             steps: How many steps run inside the block.
 
         Raises:
-            InputDataError: The split has fewer rows than were counted, or an id is beyond its
-                vocabulary.
+            InputDataError: The split has fewer rows than were counted, an id is beyond its
+                vocabulary, or a vector has not the length that the model reads.
         """
         try:
-            yield
+            with vector_errors():
+                yield
         except tf.errors.OutOfRangeError as error:
             raise InputDataError(
                 "the train split gives fewer rows than were counted before training",

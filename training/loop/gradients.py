@@ -26,14 +26,14 @@ def as_slices(gradient: Gradient) -> tf.IndexedSlices | None:
 
 
 def widen_slices(
-    slices: tf.IndexedSlices | None, table: tf.Variable, l2: float
+    slices: tf.IndexedSlices | None, table: tf.Variable, l2: tf.Tensor
 ) -> tf.IndexedSlices:
     """Returns the gradient of all rows of a table, with that of `l2` times their squared norms.
 
     Args:
         slices: Gradient of some rows, which may repeat; None: of none.
         table: The table.
-        l2: Weight in the loss.
+        l2: Weight in the loss, scalar.
     """
     count = int(table.shape[0])
     gradient = tf.convert_to_tensor(table.read_value()) * (2.0 * l2)

@@ -220,11 +220,36 @@ class Optimizers(tf.Module):
         if self.dense is not None:
             self.dense.iterations.assign(step)
 
+    def widen(
+        self, gradients: Sequence[Gradient], known: KnownRows, factor: tf.Tensor
+    ) -> tuple[list[Gradient], list[tf.Tensor | None]]:
+        """Lets the gradients of tables that are updated as a whole name all rows, each once.
+
+        What their `l2` adds to the loss is in them then.
+
+        Args:
+            gradients: This replica's shares, in the order of `variables_in_step_order`.
+            known: As for `apply`.
+            factor: What the gradients are multiplied by.
+
+        Returns:
+            The gradients, and what is known of their rows.
+        """
+        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+        wide, rows = list(gradients), list(known)
+        for number, updates in enumerate(self._updates):
+            if updates.are_dense:
+                l2 = factor * ((updates.l2 or 0.0) / replicas)
+                slices = as_slices(gradients[number])
+                wide[number] = widen_slices(slices, self._tables[number], l2)
+                rows[number] = None
+        return wide, rows
+
     def apply(self, gradients: Sequence[Gradient], known: KnownRows | None = None) -> None:
         """Updates all variables once, or none where scaled gradients have overflown.
 
         Args:
-            gradients: In the order of `variables_in_step_order`.
+            gradients: In the order of `variables_in_step_order`, from `widen`.
             known: Per table the rows that its gradient names, each once, or None where they are
                 not known; for one replica only.
         """
@@ -264,7 +289,6 @@ class Optimizers(tf.Module):
     def _update(self, gradients: Sequence[Gradient], known: KnownRows) -> None:
         is_alone = tf.distribute.get_replica_context().num_replicas_in_sync == 1
         tables = [as_slices(gradient) for gradient in gradients[: len(self._tables)]]
-        tables, known = self._widen(tables, known)
         if is_alone:
             tables = [
                 sum_repeated_rows(slices)
@@ -283,16 +307,3 @@ class Optimizers(tf.Module):
         self.sparse.apply(tables, self._tables, are_unique=is_alone, known=known)
         if self.dense is not None:
             self.dense.apply(dense, self._dense)
-
-    def _widen(
-        self, tables: list[tf.IndexedSlices | None], known: KnownRows
-    ) -> tuple[list[tf.IndexedSlices | None], list[tf.Tensor | None]]:
-        """Lets the gradients of tables that are updated as a whole name all rows, each once."""
-        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
-        wide, rows = list(tables), list(known)
-        for number, updates in enumerate(self._updates):
-            if updates.are_dense:
-                l2 = (updates.l2 or 0.0) / replicas
-                wide[number] = widen_slices(tables[number], self._tables[number], l2)
-                rows[number] = None
-        return wide, rows

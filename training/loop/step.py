@@ -51,8 +51,6 @@ class StepOptions:
 
     Attributes:
         seed: The run's seed; with the step it fixes dropout and drawn negatives.
-        embedding_l2: Weight of the squared norms of the rows that scalar features look up, where
-            their tables have none of their own; or None.
         dtype: Type that products of matrices are computed in.
         xla: Whether XLA compiles loss and gradients.
         check_gradients: Whether a replica whose gradients are not finite returns a loss of NaN.
@@ -60,7 +58,6 @@ class StepOptions:
     """
 
     seed: int
-    embedding_l2: float | None = None
     dtype: tf.DType = tf.float32
     xla: bool = False
     check_gradients: bool = False
@@ -123,11 +120,12 @@ class TrainStep:
                 loss, found, state = self._differentiate(rows, part_seed, share, factor, state)
             losses.append(loss)
             gradients.append(found)
-        known = None if shared is None else [shared.rows_of(t) for t in self._model.table_variables]
+        tables = self._model.table_variables
+        known = [None if shared is None else shared.rows_of(table) for table in tables]
         total = gradients[0] if parts == 1 else add_parts(gradients)
+        total, known = self._optimizers.widen(total, known, factor)
         if self._options.norms is not None:
-            rows_known = [None] * len(self._model.table_variables) if known is None else known
-            self._options.norms.record(total, rows_known, factor)
+            self._options.norms.record(total, known, factor)
         self._optimizers.apply(total, known)
         assign_state(self._state_variables, state)
         loss = tf.add_n(losses)
@@ -156,7 +154,7 @@ class TrainStep:
             rows = tf.cast(tf.size(losses), tf.float32)
             loss = tf.reduce_sum(losses) * (share / rows)
             target = loss + share * training.penalty
-            penalty = self._model.penalize_rows(batch, self._options.embedding_l2)
+            penalty = self._model.penalize_rows(batch)
             if penalty is not None:
                 target += penalty * (share / rows)
             target *= factor
@@ -192,8 +190,9 @@ def build_step_options(config: TrainConfig, strategy: tf.distribute.Strategy) ->
     """Returns how a config's steps are computed on a strategy's devices.
 
     Raises:
-        ConfigError: XLA or batches of several lengths on several replicas, a batch that does not
-            fall into equal parts, or gradients to check that are scaled.
+        ConfigError: XLA or batches of several lengths on several replicas, XLA with features of
+            bytes, a batch that does not fall into equal parts, or gradients to check that are
+            scaled.
     """
     dtype = _compute_dtype(config.compute)
     replicas = strategy.num_replicas_in_sync
@@ -202,6 +201,13 @@ def build_step_options(config: TrainConfig, strategy: tf.distribute.Strategy) ->
             "compute.xla works on one device: XLA compiles no collectives between replicas here",
             received=f"{replicas} replicas",
             fix="set compute.xla=false, or train on one device",
+        )
+    vectors = getattr(config.model, "vectors", None)
+    if config.compute.xla and vectors:
+        raise ConfigError(
+            "compute.xla cannot be used with model.vectors: XLA reads no bytes",
+            received=", ".join(vectors),
+            fix="set compute.xla=false, or build the vectors as lists of numbers",
         )
     if config.input.bucket_boundaries and replicas > 1:
         raise ConfigError(
@@ -226,7 +232,6 @@ def build_step_options(config: TrainConfig, strategy: tf.distribute.Strategy) ->
         )
     return StepOptions(
         config.seed,
-        config.model.embedding_l2,
         dtype,
         config.compute.xla,
         config.fit.check_gradients,

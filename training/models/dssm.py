@@ -13,12 +13,12 @@ import tensorflow as tf
 from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.schema import FeatureSpec
-from conf.training.models import DSSMConfig
+from conf.training.models import DSSMConfig, PoolingConfig
 from training.input.batches import Features
 from training.input.feature_columns import bound_list, list_length
-from training.models.embedded_inputs import EmbeddedInputs, check_pooling
+from training.models.embedded_inputs import EmbeddedInputs, complete_pooling, find_weights
 from training.models.embedding_tables import TableBuilder
-from training.models.model import find_feature, find_weights
+from training.models.model import find_feature
 from training.models.retrieval import RetrievalModel
 from training.networks.layers import PositionWeights, normalize_rows
 from training.networks.network import Network, TrainingPass, build_keras_model, building_layers
@@ -52,7 +52,7 @@ class DSSM(RetrievalModel):
         super().__init__(name="dssm")
         users = _side(manifest, config, config.user_features, "user")
         items = _side(manifest, config, config.item_features, "item")
-        _check_pooling(config, manifest, (*users, *items))
+        pooling = _plan_pooling(config, manifest, (*users, *items))
         self.temperature = config.temperature
         builder = TableBuilder(config, manifest, (*users, *items), seed)
         weighted: dict[str, PositionWeights] = {}
@@ -62,7 +62,7 @@ class DSSM(RetrievalModel):
             length = list_length(next(spec for spec in users if spec.name == history)) or 0
             weighted[history] = PositionWeights(f"user_tower/{history}", length)
         sides = [
-            [builder.plan_input(spec, config.pooling.get(spec.name)) for spec in side]
+            [builder.plan_input(spec, pooling.get(spec.name)) for spec in side]
             for side in (users, items)
         ]
         built = builder.build_tables([*sides[0], *sides[1]])
@@ -146,11 +146,17 @@ def _bound_history(
     )
 
 
-def _check_pooling(config: DSSMConfig, manifest: Manifest, specs: Sequence[FeatureSpec]) -> None:
-    """Refuses a pooling of which no vector comes, or that reads features of the other side."""
+def _plan_pooling(
+    config: DSSMConfig, manifest: Manifest, specs: Sequence[FeatureSpec]
+) -> dict[str, PoolingConfig]:
+    """Returns how lists are pooled that something is said of, by name.
+
+    Raises:
+        ConfigError: No vector comes of a list, or its weights are features of the other side.
+    """
     by_name = {spec.name: spec for spec in specs}
-    check_pooling(config.pooling, manifest, by_name)
-    for name, pooling in config.pooling.items():
+    completed = complete_pooling(config.pooling, manifest, by_name)
+    for name, pooling in completed.items():
         key = f"model.pooling.{name}"
         if pooling.combiner == "none":
             raise ConfigError(
@@ -170,6 +176,7 @@ def _check_pooling(config: DSSMConfig, manifest: Manifest, specs: Sequence[Featu
                     received=f"{beside} (role {manifest.schema[beside].role})",
                     allowed=f"features of role {by_name[name].role}",
                 )
+    return completed
 
 
 def _side(

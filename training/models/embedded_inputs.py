@@ -12,13 +12,15 @@ with biases               <feature>_bias   [batch, 1], of lists the weighted sum
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import keras
 import tensorflow as tf
 
-from conf.errors import ConfigError, did_you_mean
+from conf.errors import ConfigError, InputDataError, did_you_mean
 from conf.manifest import Manifest
 from conf.schema import PAD_ID, FeatureSpec
 from conf.training.models import PoolingConfig, VectorConfig
@@ -37,6 +39,7 @@ from training.networks.network import NetworkInputs
 
 MEAN = PoolingConfig(combiner="mean")
 MASK_SUFFIX, BIAS_SUFFIX = "_mask", "_bias"
+_WRONG_VECTOR = re.compile(r"feature (\S+) holds vectors of (.*); found:\] \[(\d+)\]")
 
 
 @dataclass(frozen=True)
@@ -155,12 +158,6 @@ class EmbeddedInputs(tf.Module):
             found += [(name, t[name].variable) for t in (self.tables, self.biases) if name in t]
         return found
 
-    @property
-    def scalar_tables(self) -> dict[str, EmbeddingTable]:
-        """Table of each feature with one id a row."""
-        scalars = [feature.name for feature in self.features if not feature.spec.is_list]
-        return {name: self.tables[name] for name in scalars if name in self.tables}
-
     def build_keras_inputs(self) -> NetworkInputs:
         """Returns the inputs of a network, by name."""
         return build_keras_inputs(self.features)
@@ -240,8 +237,7 @@ class EmbeddedInputs(tf.Module):
     def penalize_rows(self, batch: Features) -> list[tf.Tensor]:
         """Returns the weighted squared norms of rows that a batch looks up, summed over it.
 
-        Of each feature whose tables have a weight of their own; those that are updated as a whole
-        are left out.
+        Those of tables that are updated as a whole are left out.
         """
         terms = []
         for feature in self.features:
@@ -355,13 +351,78 @@ def decode_vectors(name: str, values: tf.Tensor, vector: VectorConfig) -> tf.Ten
     dtype = tf.as_dtype(vector.decode)
     size, found = vector.length * dtype.size, tf.strings.length(values)
     wrong = tf.boolean_mask(found, tf.not_equal(found, size) & tf.not_equal(found, 0))
-    text = f"feature {name} holds vectors of another length than {vector.length} {vector.decode}, "
-    is_right = tf.debugging.Assert(
-        tf.equal(tf.size(wrong), 0), [f"{text}which are {size} bytes; bytes found:", wrong[:1]]
-    )
+    text = f"feature {name} holds vectors of {size} bytes ({vector.length} {vector.decode}); found:"
+    is_right = tf.debugging.Assert(tf.equal(tf.size(wrong), 0), [text, wrong[:1]])
     with tf.control_dependencies([] if is_right is None else [is_right]):
         numbers = tf.io.decode_raw(values, dtype, little_endian=True, fixed_length=size)
     return tf.ensure_shape(tf.cast(numbers, tf.float32), [None, vector.length])
+
+
+@contextmanager
+def vector_errors() -> Iterator[None]:
+    """Says in words what `decode_vectors` refuses while a compiled function runs in the block.
+
+    Raises:
+        InputDataError: A vector has another length than the model reads.
+    """
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        found = _WRONG_VECTOR.search(error.message)
+        if found is None:
+            raise
+        name, wanted, received = found.groups()
+        raise InputDataError(
+            f"feature {name!r} holds a vector of another length than model.vectors says",
+            received=f"{received} bytes",
+            allowed=f"{wanted}, or none",
+            fix=f"set model.vectors.{name} to the type and length of the vectors",
+        ) from error
+
+
+def complete_pooling(
+    pooling: Mapping[str, PoolingConfig], manifest: Manifest, specs: Mapping[str, FeatureSpec]
+) -> dict[str, PoolingConfig]:
+    """Returns how lists are pooled that the config or the build say something of, by name.
+
+    Args:
+        pooling: As configured.
+        manifest: The dataset version; it may hold weights of lists.
+        specs: The features that the model reads, by name.
+
+    Raises:
+        ConfigError: The config pools what is no list, or by what is no list.
+    """
+    check_pooling(pooling, manifest, specs)
+    of_build = find_weights(manifest)
+    completed = {}
+    for name in specs:
+        if name not in pooling and name not in of_build:
+            continue
+        asked = pooling.get(name) or PoolingConfig()
+        weights = asked.weights or of_build.get(name)
+        if asked.softmax and weights is None:
+            raise ConfigError(
+                f"model.pooling.{name}.softmax makes weights of numbers, and there are none",
+                received="softmax: true without `weights`",
+                fix="name a list of numbers as `weights`, or leave `softmax` out",
+            )
+        combiner = asked.combiner or ("sum" if name in of_build else "mean")
+        changes = {"combiner": combiner, "weights": weights}
+        completed[name] = asked.model_copy(update=changes)
+    return completed
+
+
+def find_weights(manifest: Manifest) -> dict[str, str]:
+    """Returns the feature that holds the weights of each sparse list, as the build says it."""
+    features = manifest.source.config.get("features") or []
+    found: dict[str, str] = {}
+    for feature in features:
+        encoding = feature.get("encoding") or {}
+        of = encoding.get("of")
+        if encoding.get("kind") == "weights" and of in manifest.schema:
+            found[str(of)] = str(feature["name"])
+    return found
 
 
 def check_pooling(

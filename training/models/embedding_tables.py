@@ -114,6 +114,7 @@ class TableBuilder:
         """Returns how a feature enters a network: its rows, or the numbers that it holds."""
         asked = pooling or PoolingConfig()
         if self.is_embedded(spec):
+            _refuse_ids(spec, asked)
             return self.plan_rows(spec, asked, bias=bias)
         self._refuse_keys(spec)
         # Whole numbers without a vocabulary are keys, unless the config pools them.
@@ -162,7 +163,7 @@ class TableBuilder:
                 name = feature.spec.table
                 settings = self._settings(feature.spec)
                 table = self._build(name, feature.spec, feature.dim, settings.initializer or usual)
-                table.updates = _plan_updates(settings)
+                table.updates = self._plan_updates(settings)
                 tables[name] = table
         biases: dict[str, EmbeddingTable] = {}
         for feature in features:
@@ -177,8 +178,14 @@ class TableBuilder:
                 )
             biases[name] = self._build(name, feature.spec, 1, None)
             settings = self._settings(feature.spec)
-            biases[name].updates = replace(_plan_updates(settings), is_trained=True)
+            updates = self._plan_updates(settings.model_copy(update={"trainable": True}))
+            biases[name].updates = updates
         return BuiltTables({**tables, **biases})
+
+    def _plan_updates(self, settings: StaticTableConfig | DynamicTableConfig) -> RowUpdates:
+        are_dense = isinstance(settings, StaticTableConfig) and settings.dense
+        l2 = self._config.embedding_l2 if settings.l2 is None else settings.l2
+        return RowUpdates(settings.trainable, l2 if settings.trainable else None, are_dense)
 
     def _settings(self, spec: FeatureSpec) -> StaticTableConfig | DynamicTableConfig:
         found = self._config.embeddings.get(self.resolve(spec).table)
@@ -249,9 +256,14 @@ class TableBuilder:
                 )
 
 
-def _plan_updates(settings: StaticTableConfig | DynamicTableConfig) -> RowUpdates:
-    are_dense = isinstance(settings, StaticTableConfig) and settings.dense
-    return RowUpdates(settings.trainable, settings.l2, are_dense)
+def _refuse_ids(spec: FeatureSpec, pooling: PoolingConfig) -> None:
+    """Refuses to look for the end of a list of ids in another list."""
+    if pooling.ids is not None:
+        raise ConfigError(
+            f"model.pooling.{spec.name}.ids is for lists of numbers",
+            received=f"{spec.name} holds ids, whose padding is their own",
+            fix="leave `ids` out",
+        )
 
 
 def _require_vocabulary(name: str, specs: Sequence[FeatureSpec]) -> None:

@@ -124,29 +124,14 @@ class Model(tf.Module):
             found |= {**part.biases, **part.tables}
         return found
 
-    def penalize_rows(self, features: Features, l2: float | None) -> tf.Tensor | None:
+    def penalize_rows(self, features: Features) -> tf.Tensor | None:
         """Weighted squared norms of the rows that a batch looks up, summed; None: no weights.
 
         Args:
             features: Features of the batch.
-            l2: Weight of the rows of scalar features, of tables without a weight of their own.
         """
         terms = [term for part in self.embedded_inputs for term in part.penalize_rows(features)]
-        if l2 is not None:
-            terms.append(l2 * tf.reduce_sum(self.sum_squared_rows(features)))
         return tf.add_n(terms) if terms else None
-
-    def sum_squared_rows(self, features: Features) -> tf.Tensor:
-        """Squared norms of the rows that the scalar features of a batch look up, `[batch]`.
-
-        Tables that have a weight of their own, or are not trained, are left out.
-        """
-        total: tf.Tensor = 0.0
-        for part in self.embedded_inputs:
-            for name, table in part.scalar_tables.items():
-                if table.updates.l2 is None and table.updates.is_trained:
-                    total += tf.reduce_sum(tf.square(table.lookup(features[name])), axis=1)
-        return total
 
 
 def find_feature(manifest: Manifest, name: str) -> FeatureSpec:
@@ -163,15 +148,3 @@ def find_feature(manifest: Manifest, name: str) -> FeatureSpec:
             fix=did_you_mean(name, manifest.schema.names),
         )
     return manifest.schema[name]
-
-
-def find_weights(manifest: Manifest) -> dict[str, str]:
-    """Returns the feature that holds the weights of each sparse list, as the build says it."""
-    features = manifest.source.config.get("features") or []
-    found: dict[str, str] = {}
-    for feature in features:
-        encoding = feature.get("encoding") or {}
-        of = encoding.get("of")
-        if encoding.get("kind") == "weights" and of in manifest.schema:
-            found[str(of)] = str(feature["name"])
-    return found

@@ -21,10 +21,11 @@ from training.models.embedded_inputs import (
     EmbeddedInputs,
     InputFeature,
     build_keras_inputs,
-    check_pooling,
+    complete_pooling,
+    find_weights,
 )
 from training.models.embedding_tables import TableBuilder
-from training.models.model import Model, find_feature, find_weights
+from training.models.model import Model, find_feature
 from training.networks.network import Network, TrainingPass, build_keras_model, building_layers
 from training.networks.registry import NetworkKind, build_logits, find_network
 
@@ -240,21 +241,12 @@ def _plan_pooling(
         ConfigError: The config pools what is no list, or a list whose positions are read.
     """
     by_name = {spec.name: spec for spec in specs}
-    check_pooling(config.pooling, manifest, by_name)
-    weights = find_weights(manifest)
-    planned: dict[str, PoolingConfig] = {}
-    for spec in specs:
-        given = config.pooling.get(spec.name)
-        pooling = given or PoolingConfig()
-        if pooling.combiner is None:
-            default = "sum" if spec.name in weights else "mean"
-            pooling = pooling.model_copy(update={"combiner": default})
-        if spec.name in positions:
-            _check_positions(spec.name, given)
-            pooling = pooling.model_copy(update={"combiner": "none"})
-        if spec.name in weights and pooling.weights is None:
-            pooling = pooling.model_copy(update={"weights": weights[spec.name]})
-        planned[spec.name] = pooling
+    completed = complete_pooling(config.pooling, manifest, by_name)
+    planned = {spec.name: completed.get(spec.name, MEAN) for spec in specs}
+    for name in positions:
+        if name in planned:
+            _check_positions(name, config.pooling.get(name))
+            planned[name] = planned[name].model_copy(update={"combiner": "none"})
     return planned
 
 
@@ -264,6 +256,16 @@ def _check_positions(name: str, asked: PoolingConfig | None) -> None:
             f"the network reads each position of {name}, and model.pooling combines them",
             received=f"model.pooling.{name}.combiner = {asked.combiner}",
             fix="leave the combiner out",
+        )
+
+
+def _check_sums(config: RankingConfig, name: str) -> None:
+    asked = config.pooling.get(name)
+    if asked and asked.combiner not in (None, "sum", "none"):
+        raise ConfigError(
+            f"network {config.network} sums the weights of a list's ids",
+            received=f"model.pooling.{name}.combiner = {asked.combiner}",
+            fix="leave the combiner out, or choose a network that reads vectors",
         )
 
 
@@ -283,6 +285,8 @@ def _plan_inputs(
             spec = bound_list(manifest, spec)
         # Numbers of a fixed length are a vector, unless something is asked for.
         is_asked = name in config.pooling or pooling != MEAN
+        if not kind.has_vectors and builder.is_embedded(spec):
+            _check_sums(config, name)
         feature = builder.plan_input(spec, pooling if is_asked else None, bias=has_biases)
         planned.append(replace(feature, has_vector=kind.has_vectors))
     return planned

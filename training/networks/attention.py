@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import keras
@@ -10,7 +10,7 @@ import keras
 from conf.errors import ConfigError
 from training.networks.factorization import flatten_each
 from training.networks.network import NetworkInputs
-from training.networks.tower import build_mlp, concatenate
+from training.networks.tower import build_mlp, build_output, concatenate, first_score
 
 Names = str | Sequence[str]
 
@@ -42,6 +42,7 @@ def build_din(
     activation: str = "dice",
     dropout: float | None = None,
     batch_normalization: bool = False,
+    base_scores: Mapping[str, float] | None = None,
 ) -> keras.KerasTensor:
     """Builds a deep interest network (Zhou et al. 2018, sections 4.3 and 5.3).
 
@@ -60,6 +61,7 @@ def build_din(
         activation: As `attention_activation`, of these layers.
         dropout: Share of their units dropped in training, or None.
         batch_normalization: Whether these layers normalize before the activation.
+        base_scores: Score of a constant for each task, where training starts; Sluice sets it.
 
     Returns:
         Logits `[batch, 1]`.
@@ -78,7 +80,7 @@ def build_din(
         dropout=dropout,
         batch_normalization=batch_normalization,
     )
-    return keras.layers.Dense(1)(hidden)
+    return build_output(hidden, first_score(base_scores))
 
 
 def build_bst(
@@ -95,6 +97,7 @@ def build_bst(
     activation: str = "leaky_relu",
     dropout: float | None = None,
     batch_normalization: bool = False,
+    base_scores: Mapping[str, float] | None = None,
 ) -> keras.KerasTensor:
     """Builds a behaviour sequence transformer (Chen et al. 2019, sections 2.1 to 2.3).
 
@@ -117,6 +120,7 @@ def build_bst(
         activation: `dice`, `prelu` or the name of a Keras activation, of these layers.
         dropout: Share of units dropped in training, in blocks and hidden layers, or None.
         batch_normalization: Whether the hidden layers normalize before the activation.
+        base_scores: Score of a constant for each task, where training starts; Sluice sets it.
 
     Returns:
         Logits `[batch, 1]`.
@@ -138,7 +142,7 @@ def build_bst(
         dropout=dropout,
         batch_normalization=batch_normalization,
     )
-    return keras.layers.Dense(1)(hidden)
+    return build_output(hidden, first_score(base_scores))
 
 
 def build_transformer_block(

@@ -18,16 +18,19 @@ import keras_rs
 
 from conf.errors import ConfigError
 from training.networks.network import NetworkInputs
-from training.networks.tower import build_mlp, concatenate
+from training.networks.tower import build_mlp, build_output, concatenate, first_score
 
 HIDDEN_UNITS = (256, 128)
 
 
-def build_lr(inputs: NetworkInputs) -> keras.KerasTensor:
+def build_lr(
+    inputs: NetworkInputs, *, base_scores: Mapping[str, float] | None = None
+) -> keras.KerasTensor:
     """Builds logistic regression.
 
     Args:
         inputs: Biases and numbers.
+        base_scores: Score of a constant for each task, where training starts; Sluice sets it.
 
     Returns:
         Logits `[batch, 1]`.
@@ -37,15 +40,21 @@ def build_lr(inputs: NetworkInputs) -> keras.KerasTensor:
         numbers = concatenate([inputs[name] for name in inputs.numbers])
         terms.append(keras.layers.Dense(1, use_bias=False)(numbers))
     total = terms[0] if len(terms) == 1 else keras.layers.Add()(terms)
-    return Bias()(total)
+    return Bias(first_score(base_scores))(total)
 
 
-def build_fm(inputs: NetworkInputs, *, dropout: float | None = None) -> keras.KerasTensor:
+def build_fm(
+    inputs: NetworkInputs,
+    *,
+    dropout: float | None = None,
+    base_scores: Mapping[str, float] | None = None,
+) -> keras.KerasTensor:
     """Builds a factorization machine of second order.
 
     Args:
         inputs: Biases, numbers and vectors; a list whose positions are kept is as many fields.
         dropout: Share of the interactions' numbers dropped in training, or None.
+        base_scores: Score of a constant for each task, where training starts; Sluice sets it.
 
     Returns:
         Logits `[batch, 1]`.
@@ -53,7 +62,8 @@ def build_fm(inputs: NetworkInputs, *, dropout: float | None = None) -> keras.Ke
     pairs = Interactions()(stack_fields(inputs))
     if dropout is not None:
         pairs = keras.layers.Dropout(dropout)(pairs)
-    return keras.layers.Add()([build_lr(inputs), keras.ops.sum(pairs, axis=1, keepdims=True)])
+    linear = build_lr(inputs, base_scores=base_scores)
+    return keras.layers.Add()([linear, keras.ops.sum(pairs, axis=1, keepdims=True)])
 
 
 def build_wide_deep(
@@ -63,6 +73,7 @@ def build_wide_deep(
     activation: str = "relu",
     dropout: float | None = None,
     batch_normalization: bool = False,
+    base_scores: Mapping[str, float] | None = None,
 ) -> keras.KerasTensor:
     """Builds Wide & Deep: a linear model beside a multi-layer perceptron.
 
@@ -72,6 +83,7 @@ def build_wide_deep(
         activation: `dice`, `prelu` or the name of a Keras activation.
         dropout: Share of hidden units dropped in training, or None.
         batch_normalization: Whether layers normalize before the activation.
+        base_scores: Score of a constant for each task, where training starts; Sluice sets it.
 
     Returns:
         Logits `[batch, 1]`.
@@ -83,7 +95,8 @@ def build_wide_deep(
         dropout=dropout,
         batch_normalization=batch_normalization,
     )
-    return keras.layers.Add()([build_lr(inputs), keras.layers.Dense(1, use_bias=False)(hidden)])
+    linear = build_lr(inputs, base_scores=base_scores)
+    return keras.layers.Add()([linear, keras.layers.Dense(1, use_bias=False)(hidden)])
 
 
 def build_deepfm(
@@ -93,6 +106,7 @@ def build_deepfm(
     activation: str = "relu",
     dropout: float | None = None,
     batch_normalization: bool = False,
+    base_scores: Mapping[str, float] | None = None,
 ) -> keras.KerasTensor:
     """Builds DeepFM: a factorization machine and a perceptron over the same vectors.
 
@@ -102,6 +116,7 @@ def build_deepfm(
         activation: `dice`, `prelu` or the name of a Keras activation.
         dropout: Share of hidden units dropped in training, or None.
         batch_normalization: Whether layers normalize before the activation.
+        base_scores: Score of a constant for each task, where training starts; Sluice sets it.
 
     Returns:
         Logits `[batch, 1]`.
@@ -113,12 +128,17 @@ def build_deepfm(
         activation=activation,
         dropout=dropout,
         batch_normalization=batch_normalization,
+        base_scores=base_scores,
     )
     return keras.layers.Add()([deep, pairs])
 
 
 def build_mf(
-    inputs: NetworkInputs, *, user: str, item: str, base_scores: Mapping[str, float]
+    inputs: NetworkInputs,
+    *,
+    user: str,
+    item: str,
+    base_scores: Mapping[str, float] | None = None,
 ) -> keras.KerasTensor:
     """Builds matrix factorization with biases.
 
@@ -126,15 +146,14 @@ def build_mf(
         inputs: Vectors and biases.
         user: The feature of the user.
         item: The feature of the item.
-        base_scores: Score of a constant for each task; Sluice sets it. The global mean starts
-            there and is trained.
+        base_scores: Score of a constant for each task, where training starts; Sluice sets it.
 
     Returns:
         Scores `[batch, 1]`: the rating, or its log-odds where the task is binary.
     """
     product = keras.layers.Dot(axes=1)([inputs[user], inputs[item]])
     terms = [product, *(inputs[f"{name}_bias"] for name in (user, item))]
-    return Bias(next(iter(base_scores.values())))(keras.layers.Add()(terms))
+    return Bias(first_score(base_scores))(keras.layers.Add()(terms))
 
 
 def build_dcn(
@@ -146,6 +165,7 @@ def build_dcn(
     activation: str = "relu",
     dropout: float | None = None,
     batch_normalization: bool = False,
+    base_scores: Mapping[str, float] | None = None,
 ) -> keras.KerasTensor:
     """Builds a deep & cross network: both side by side, joined by a linear layer.
 
@@ -157,6 +177,7 @@ def build_dcn(
         activation: `dice`, `prelu` or the name of a Keras activation.
         dropout: Share of hidden units dropped in training, or None.
         batch_normalization: Whether layers normalize before the activation.
+        base_scores: Score of a constant for each task, where training starts; Sluice sets it.
 
     Returns:
         Logits `[batch, 1]`.
@@ -175,7 +196,7 @@ def build_dcn(
             batch_normalization=batch_normalization,
         )
         joined = keras.layers.Concatenate()([crossed, hidden])
-    return keras.layers.Dense(1)(joined)
+    return build_output(joined, first_score(base_scores))
 
 
 @keras.saving.register_keras_serializable("sluice")

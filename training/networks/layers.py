@@ -95,12 +95,13 @@ def pool_mean(
     Returns:
         float32 `[batch, dim]`, zeros for rows without a token.
     """
-    weights = tf.cast(tf.not_equal(ids, PAD_ID), embeddings.dtype)
+    is_token = tf.not_equal(ids, PAD_ID)
+    weights = tf.cast(is_token, embeddings.dtype)
     if position_weights is not None:
         weights *= position_weights
     total = tf.reduce_sum(weights, axis=1, keepdims=True)
     weights = tf.math.divide_no_nan(weights, total)
-    return _sum_weighted(weights, embeddings)
+    return _sum_weighted(weights, _keep(is_token, embeddings))
 
 
 def pool_rows(

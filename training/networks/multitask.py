@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import keras
 
 from training.networks.factorization import HIDDEN_UNITS, flatten_inputs
 from training.networks.network import NetworkInputs
-from training.networks.tower import build_mlp
+from training.networks.tower import build_mlp, build_output
 
 TASK_UNITS = (64,)
 
@@ -23,6 +23,7 @@ def build_shared_bottom(
     activation: str = "relu",
     dropout: float | None = None,
     batch_normalization: bool = False,
+    base_scores: Mapping[str, float] | None = None,
 ) -> dict[str, keras.KerasTensor]:
     """Builds a perceptron that all tasks share, and a smaller one for each (Caruana 1997).
 
@@ -34,10 +35,12 @@ def build_shared_bottom(
         activation: `dice`, `prelu` or the name of a Keras activation.
         dropout: Share of hidden units dropped in training, or None.
         batch_normalization: Whether layers normalize before the activation.
+        base_scores: Score of a constant for each task, where training starts; Sluice sets it.
 
     Returns:
         Logits `[batch, 1]` of each task.
     """
+    base = base_scores or {}
     build = partial(
         build_mlp,
         activation=activation,
@@ -45,7 +48,7 @@ def build_shared_bottom(
         batch_normalization=batch_normalization,
     )
     shared = build(flatten_inputs(inputs), hidden_units)
-    return {task: keras.layers.Dense(1)(build(shared, task_units)) for task in tasks}
+    return {task: build_output(build(shared, task_units), base.get(task, 0.0)) for task in tasks}
 
 
 def build_mmoe(
@@ -58,6 +61,7 @@ def build_mmoe(
     activation: str = "relu",
     dropout: float | None = None,
     batch_normalization: bool = False,
+    base_scores: Mapping[str, float] | None = None,
 ) -> dict[str, keras.KerasTensor]:
     """Builds a multi-gate mixture of experts (Ma et al. 2018, equations 6 and 7).
 
@@ -72,10 +76,12 @@ def build_mmoe(
         activation: `dice`, `prelu` or the name of a Keras activation.
         dropout: Share of hidden units dropped in training, or None.
         batch_normalization: Whether layers normalize before the activation.
+        base_scores: Score of a constant for each task, where training starts; Sluice sets it.
 
     Returns:
         Logits `[batch, 1]` of each task.
     """
+    base = base_scores or {}
     build = partial(
         build_mlp,
         activation=activation,
@@ -88,5 +94,5 @@ def build_mmoe(
     for task in tasks:
         gate = keras.layers.Dense(experts, activation="softmax", use_bias=False)(row)
         mixed = keras.ops.einsum("be,bew->bw", gate, outputs)
-        logits[task] = keras.layers.Dense(1)(build(mixed, task_units))
+        logits[task] = build_output(build(mixed, task_units), base.get(task, 0.0))
     return logits

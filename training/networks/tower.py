@@ -66,6 +66,17 @@ def build_mlp(
     return hidden
 
 
+def build_output(hidden: keras.KerasTensor, start: float) -> keras.KerasTensor:
+    """Builds a linear map to one number, `[batch, 1]`, whose bias starts at `start`."""
+    first = keras.initializers.Constant(start)
+    return keras.layers.Dense(1, bias_initializer=first)(hidden)
+
+
+def first_score(base_scores: Mapping[str, float] | None) -> float:
+    """Returns the score that the output of a network of one task starts at."""
+    return next(iter((base_scores or {}).values()), 0.0)
+
+
 def activate(
     hidden: keras.KerasTensor, activation: str, mask: keras.KerasTensor | None = None
 ) -> keras.KerasTensor:

@@ -31,14 +31,12 @@ def train(
     kind: type[ToyModel] = ToyModel,
     scale: float | None = None,
 ) -> list[np.ndarray]:
-    model = kind()
+    model = kind(l2=1e-2)
     config = OptimizerConfig.model_validate({"learning_rate": 0.05, **optimizer})
     loss_scale = None if scale is None else LossScale(scale, 2)
     optimizers = Optimizers(config, model, STEPS, loss_scale)
     lookups = plan_lookups(model.lookups) if shared else None
-    step = TrainStep(
-        model, squared_error, optimizers, StepOptions(seed=1, embedding_l2=1e-2), lookups
-    )
+    step = TrainStep(model, squared_error, optimizers, StepOptions(seed=1), lookups)
     batches = build_toy_batches(BATCH)
     if lookups is not None:
         batches = add_distinct_ids(batches, lookups)

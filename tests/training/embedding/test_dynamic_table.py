@@ -138,12 +138,12 @@ class Training:
         *,
         shares_rows: bool = True,
     ) -> None:
-        self.model = ToyModel(tables=tables)
+        self.model = ToyModel(tables=tables, l2=1e-3)
         self.optimizers = Optimizers(OptimizerConfig.model_validate(config), self.model, STEPS)
         self.keyed = plan_keyed_features(self.model.embedded_features, self.model.tables)
         self.lookups = plan_lookups(self.model.lookups) if shares_rows else None
         self.traces = 0
-        options = StepOptions(seed=1, embedding_l2=1e-3)
+        options = StepOptions(seed=1)
         step = TrainStep(
             self.model, squared_error, self.optimizers, options, self.lookups, self.keyed
         )

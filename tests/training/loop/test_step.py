@@ -86,12 +86,13 @@ def train(
     rows: int = 12,
     optimizer: dict[str, object] | None = None,
     options: StepOptions | None = None,
+    l2: float | None = None,
     loss_scale: LossScale | None = None,
     objective: Callable[..., tf.Tensor] = squared_error,
 ) -> tuple[ToyModel, Optimizers, list[float]]:
     """Trains a small model; returns it, its optimizers and the losses."""
     options = options or StepOptions(seed=1)
-    model = ToyModel(dtype=options.dtype)
+    model = ToyModel(dtype=options.dtype, l2=l2)
     config = OptimizerConfig.model_validate({"learning_rate": 0.02, **(optimizer or {})})
     optimizers = Optimizers(config, model, 10, loss_scale)
     step = TrainStep(model, objective, optimizers, options)
@@ -112,9 +113,8 @@ def weights(model: ToyModel) -> list[np.ndarray]:
 @pytest.mark.parametrize("kind", ["adam", "adagrad"])
 def test_parts_of_a_batch_train_as_the_whole(parts: int, kind: str) -> None:
     config = {"epsilon": 1e-4, "sparse": {"kind": kind}, "clip_norm": 0.5}
-    options = StepOptions(seed=1, embedding_l2=0.01)
-    whole, _, losses = train(optimizer=config, options=options)
-    cut, optimizers, found = train(optimizer={**config, "accumulate_steps": parts}, options=options)
+    whole, _, losses = train(optimizer=config, l2=0.01)
+    cut, optimizers, found = train(optimizer={**config, "accumulate_steps": parts}, l2=0.01)
     np.testing.assert_allclose(found, losses, rtol=1e-5)
     for a, b in zip(weights(whole), weights(cut), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from conf.errors import InputDataError
 from conf.schema import FeatureSpec
 from conf.training.models import NormalConfig, PoolingConfig, VectorConfig
 from conf.training.optimizer import OptimizerConfig
@@ -22,9 +23,15 @@ from training.embedding.distinct_rows import (
     sharing_rows,
 )
 from training.embedding.static_table import EmbeddingTable, RowUpdates
+from training.loop.gradient_norms import GradientNorms, build_gradient_norms
 from training.loop.optimizers import Optimizers
 from training.loop.step import StepOptions, TrainStep, build_run_steps
-from training.models.embedded_inputs import EmbeddedInputs, InputFeature, decode_vectors
+from training.models.embedded_inputs import (
+    EmbeddedInputs,
+    InputFeature,
+    decode_vectors,
+    vector_errors,
+)
 
 SIZE, DIM, LENGTH = 9, 3, 4
 IDS = np.array([[4, 2, 4, 0], [5, 0, 0, 0], [0, 0, 0, 0], [2, 3, 8, 7]], np.int64)
@@ -149,8 +156,11 @@ def test_bytes_are_read_as_vectors(decode: str) -> None:
 
 def test_bytes_of_another_length_are_refused() -> None:
     vector = VectorConfig(decode="float64", length=2)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="feature v holds vectors of another"):
-        decode_vectors("v", tf.constant([b"12345678"]), vector)
+    decode = tf.function(lambda values: decode_vectors("v", values, vector))
+    values = tf.constant([b"", b"12345678"])
+    with pytest.raises(InputDataError, match="feature 'v'") as caught, vector_errors():
+        decode(values)
+    assert (caught.value.received, "16 bytes" in str(caught.value.allowed)) == ("8 bytes", True)
 
 
 STEPS, BATCH = 4, 16
@@ -158,24 +168,29 @@ STEPS, BATCH = 4, 16
 
 def train(
     updates: dict[str, RowUpdates], *, shares: bool = False, l2: float | None = None, **more: Any
-) -> tuple[ToyModel, Optimizers]:
-    model = ToyModel()
+) -> tuple[ToyModel, Optimizers, GradientNorms]:
+    model = ToyModel(l2=l2)
     for name, own in updates.items():
         model.tables[name].updates = own
     config = {"learning_rate": 0.05, "epsilon": 1e-3, "beta_1": 0.8, "beta_2": 0.9, **more}
     optimizers = Optimizers(OptimizerConfig.model_validate(config), model, STEPS)
     lookups = plan_lookups(model.lookups) if shares else None
-    options = StepOptions(seed=1, embedding_l2=l2)
+    norms = build_gradient_norms(model, STEPS)
+    options = StepOptions(seed=1, norms=norms)
     step = TrainStep(model, squared_error, optimizers, options, lookups)
     batches = build_toy_batches(BATCH)
     if lookups is not None:
         batches = add_distinct_ids(batches, lookups)
     build_run_steps(tf.distribute.get_strategy(), step)(iter(batches), tf.constant(STEPS))
-    return model, optimizers
+    return model, optimizers, norms
 
 
-def train_by_keras(l2: float) -> list[np.ndarray]:
-    """The same steps with whole tables as dense weights and Keras' L2 of each."""
+def train_by_keras(l2: float) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The same steps with whole tables as dense weights and Keras' L2 of each.
+
+    Returns the weights, and the norms of each step's gradients.
+    """
+    norms = []
     model = ToyModel()
     variables = [*model.table_variables, *model.dense_variables]
     optimizer = keras.optimizers.Adam(0.05, beta_1=0.8, beta_2=0.9, epsilon=1e-3)
@@ -185,23 +200,30 @@ def train_by_keras(l2: float) -> list[np.ndarray]:
             loss = tf.reduce_mean(squared_error(model, batch, None))
             loss += l2 * tf.add_n([tf.reduce_sum(v**2) for v in model.table_variables])
         gradients = tape.gradient(loss, variables)
-        optimizer.apply([tf.convert_to_tensor(gradient) for gradient in gradients])
-    return [v.numpy() for v in variables]
+        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        norms.append(np.array([np.linalg.norm(gradient) for gradient in gradients]))
+        optimizer.apply(gradients)
+    return [v.numpy() for v in variables], norms
 
 
 @pytest.mark.parametrize("more", [{}, {"accumulate_steps": 2}, {"shares": True}], ids=str)
 @pytest.mark.parametrize("l2", [None, 0.03])
 def test_tables_updated_as_a_whole_are_dense_weights_to_keras(l2, more) -> None:
     whole = RowUpdates(l2=l2, are_dense=True)
-    model, _ = train({"items": whole, "users": whole}, **more)
+    model, _, norms = train({"items": whole, "users": whole}, **more)
     found = [v.numpy() for v in (*model.table_variables, *model.dense_variables)]
-    for ours, expected in zip(found, train_by_keras(l2 or 0.0), strict=True):
+    weights, steps = train_by_keras(l2 or 0.0)
+    for ours, expected in zip(found, weights, strict=True):
         np.testing.assert_allclose(ours, expected, rtol=2e-4, atol=2e-5)
+    logged = norms.read(STEPS)
+    for number, name in enumerate(("table/items", "table/users")):
+        np.testing.assert_allclose(logged[name], [n[number] for n in steps], rtol=1e-3)
+    np.testing.assert_allclose(logged["all"], [np.linalg.norm(n) for n in steps], rtol=1e-3)
 
 
 @pytest.mark.parametrize("shares", [False, True])
 def test_l2_of_a_table_is_that_of_the_rows_that_a_batch_looks_up(shares: bool) -> None:
-    model, _ = train(
+    model, _, _ = train(
         {"items": RowUpdates(l2=0.03)}, shares=shares, sparse={"kind": "sgd", "learning_rate": 0.1}
     )
     reference = ToyModel()
@@ -226,7 +248,7 @@ def test_l2_of_a_table_is_that_of_the_rows_that_a_batch_looks_up(shares: bool) -
 
 @pytest.mark.parametrize("shares", [False, True])
 def test_a_frozen_table_keeps_its_rows_and_has_no_state(shares: bool) -> None:
-    model, optimizers = train({"items": RowUpdates(is_trained=False)}, shares=shares, l2=0.1)
+    model, optimizers, _ = train({"items": RowUpdates(is_trained=False)}, shares=shares, l2=0.1)
     fresh = ToyModel()
     np.testing.assert_array_equal(model.tables["items"].rows, fresh.tables["items"].rows.numpy())
     assert not np.array_equal(model.tables["users"].rows, fresh.tables["users"].rows.numpy())

@@ -78,10 +78,8 @@ def test_what_padding_reads_changes_nothing(
     model = build(tiny_manifest, network)
     expected = score(model, batch)
     assert np.isfinite(expected).all()  # The row that is all padding too.
-    # A mean over positions multiplies what padding reads by zero; all else leaves it out.
-    pooled = {"genres"} if network in ("lr", "mf", "din", "bst") else set(model.tables)
-    for name, table in model.tables.items():
-        table.rows[0].assign(tf.fill([table.dim], 1e3 if name in pooled else float("nan")))
+    for table in model.tables.values():
+        table.rows[0].assign(tf.fill([table.dim], float("nan")))
     np.testing.assert_array_equal(score(model, batch), expected)
     wide = {name: tf.pad(batch[name], [[0, 0], [0, 5]]) for name in ("history", "genres")}
     np.testing.assert_allclose(score(model, {**batch, **wide}), expected, rtol=1e-5, atol=1e-6)
@@ -137,6 +135,19 @@ def test_factorization_reads_user_and_item_alone_and_starts_at_the_mean(
     assert find_base_scores(binary, tiny_manifest) == {"label": 0.0}
 
 
+@pytest.mark.parametrize("network", CONFIGS)
+def test_built_in_networks_start_at_the_rate_of_the_label(
+    network: str, tiny_manifest: Manifest, batch: Batch
+) -> None:
+    manifest = replace(tiny_manifest, statistics={"train": {"label": {"mean": 0.01}}})
+    model = build(manifest, network, embedding_stddev=1e-6)
+    numbers = [v.numpy() for v in model.network.weights.values() if v.shape == (1,)]
+    starts = [value for value in numbers if np.isclose(value, np.log(0.01 / 0.99))]
+    assert len(starts) == len(model.tasks)
+    if network != "bst":  # Its positions start away from zero.
+        np.testing.assert_allclose(score(model, batch), np.log(0.01 / 0.99), atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("network", "settings", "error"),
     [
@@ -152,6 +163,9 @@ def test_factorization_reads_user_and_item_alone_and_starts_at_the_mean(
         ("bst", {"params": {"gaps": "genres"}}, "max_len"),
         ("deepfm", {"tasks": TWO}, "shared_bottom or mmoe"),
         ("mf", {"biases": False}, "model.biases=true"),
+        ("lr", {"pooling": {"genres": {"combiner": "max"}}}, "sums the weights"),
+        ("fm", {"pooling": {"genres": {"softmax": True}}}, "softmax: true without `weights`"),
+        ("fm", {"pooling": {"genres": {"ids": "history"}}}, "genres holds ids"),
         ("mf", {"features": ["user_id", "movie_id", "gender"]}, "it ignores gender"),
     ],
 )

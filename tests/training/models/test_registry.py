@@ -85,12 +85,33 @@ def test_padding_rows_get_no_gradient(config, tiny_manifest: Manifest, batch: Ba
             assert not tf.convert_to_tensor(gradient).numpy()[0].any()
 
 
-def test_squared_norms_of_the_looked_up_rows(tiny_manifest: Manifest, batch: Batch) -> None:
-    model = build_model(CONFIGS[0], tiny_manifest, 1)
-    users = model.tables["user_id"].rows.numpy()[batch["user_id"].numpy()].astype(np.float64)
-    items = model.tables["movie_id"].rows.numpy()[batch["movie_id"].numpy()].astype(np.float64)
-    expected = (users**2).sum(axis=1) + (items**2).sum(axis=1)
-    np.testing.assert_allclose(model.sum_squared_rows(batch), expected, rtol=1e-5)
+@pytest.mark.parametrize(
+    "settings", [{}, {"user_id": {"l2": 0.5}}, {"user_id": {"trainable": False}}]
+)
+def test_l2_is_that_of_all_looked_up_rows_unless_tables_have_their_own(
+    settings: dict[str, Any], tiny_manifest: Manifest, batch: Batch
+) -> None:
+    config = DSSMConfig(embedding_dim=4, embedding_l2=0.1, embeddings=settings)
+    model = build_model(config, tiny_manifest, 1)
+    own = {"user_id": settings.get("user_id", {}).get("l2", 0.1)}
+    if settings == {"user_id": {"trainable": False}}:
+        own = {"user_id": 0.0}
+    expected = 0.0
+    for name in model.inputs:
+        spec = tiny_manifest.schema[name]
+        rows = model.tables[spec.table].rows.numpy()[batch[name].numpy()].astype(np.float64)
+        expected += own.get(name, 0.1) * (rows[batch[name].numpy() != 0] ** 2).sum()
+    np.testing.assert_allclose(model.penalize_rows(batch), expected, rtol=1e-5)
+
+
+def test_l2_of_a_model_is_that_of_its_biases_too(tiny_manifest: Manifest, batch: Batch) -> None:
+    config = MFConfig(embedding_dim=4, embedding_l2=0.1)
+    model = build_model(config, tiny_manifest, 1)
+    before = float(model.penalize_rows(batch))
+    model.tables["movie_id_bias"].rows.assign_add(
+        tf.fill(model.tables["movie_id_bias"].rows.shape, 2.0)
+    )
+    assert float(model.penalize_rows(batch)) == pytest.approx(before + 0.1 * 8 * 4.0, rel=1e-5)
 
 
 def test_a_misspelt_feature_gets_a_hint(tiny_manifest: Manifest) -> None:
