@@ -30,6 +30,7 @@ from etl.events.date_range import check_dates, count_outside, is_inside, leave_o
 from etl.events.event_log import EventCounts, count_events, kept, prepare_events
 from etl.events.labels import add_weights
 from etl.events.negatives import Negatives, add_negatives
+from etl.events.sample_filter import check_where
 from etl.events.splits import EVENT_SPLITS
 from etl.feature_plan import FeaturePlan, plan_features
 from etl.quality.contract import check_sources, check_version, list_results
@@ -243,11 +244,12 @@ def check_config(config: BuildConfig, request: RunRequest) -> FeaturePlan:
     """Checks all of a config that needs no data, and plans its features.
 
     Raises:
-        ConfigError: The features or partition columns do not fit the declared columns, serving
-            would lack a feature's column, or days are to be replaced without naming them, or are
-            named where nothing depends on them.
+        ConfigError: The features, partition columns or the condition of samples do not fit the
+            declared columns, serving would lack a feature's column, or days are to be replaced
+            without naming them, or are named where nothing depends on them.
     """
     plan = plan_features(config)
+    check_where(config)
     check_served_columns(config, plan)
     check_dates(config, request.dates)
     check_partition_columns(config, plan.column_types)

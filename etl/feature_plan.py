@@ -79,12 +79,13 @@ def made_history_columns(config: BuildConfig) -> dict[str, str]:
         }
     if config.sessions is not None:
         made |= {config.sessions.id_column: "string", config.sessions.position_column: "int64"}
+    made |= {counted.name: f"list<{types[counted.column]}>" for counted in config.most_frequent}
     return made | {r.name: "float32" if r.rate else "int64" for r in config.rolling}
 
 
 def column_origins(config: BuildConfig) -> dict[str, str]:
-    """Returns the event column whose values each list of a history holds; gaps have none."""
-    return {
+    """Returns the event column whose values each made list holds; gaps have none."""
+    of_histories = {
         name: column
         for history in all_histories(config)
         for name, column in (
@@ -92,6 +93,7 @@ def column_origins(config: BuildConfig) -> dict[str, str]:
             *((history.carried(column), column) for column in history.columns),
         )
     }
+    return of_histories | {counted.name: counted.column for counted in config.most_frequent}
 
 
 _LIMITS = (
@@ -171,9 +173,9 @@ def plan_vocabularies(
                 received=f"{known.token_dtype} and {dtype}",
                 fix="give the features vocabularies of their own",
             )
-        if known and feature.column in origins:
-            continue
         column = origins.get(feature.column, feature.column)
+        if known and feature.column in origins and column in known.columns:
+            continue
         columns = (*(known.columns if known else ()), column)
         plans[name] = VocabularyPlan(name, columns, dtype, *_limits(name, features))
     for feature in features:

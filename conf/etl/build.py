@@ -14,6 +14,7 @@ from conf.etl.events import (
     EventsConfig,
     HistoryConfig,
     JoinConfig,
+    MostFrequentConfig,
     SessionsConfig,
     UserHistoryConfig,
     WindowedFeatureConfig,
@@ -40,6 +41,7 @@ class BuildConfig(Strict):
     histories: tuple[UserHistoryConfig, ...] = ()
     sessions: SessionsConfig | None = None
     rolling: tuple[WindowedFeatureConfig, ...] = ()
+    most_frequent: tuple[MostFrequentConfig, ...] = ()
     seen: bool = Field(True, description="Carry the user's earlier items in evaluation splits.")
     label: LabelConfig | None = None
     labels: tuple[LabelConfig, ...] = Field(

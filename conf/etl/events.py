@@ -19,10 +19,20 @@ class EventsConfig(Strict):
 
     source: str
     user: str | None = None
-    item: str | None = None
+    item: str | None = Field(
+        None, description="Column of the log, or of a dictionary that is joined to it."
+    )
+    where: str | None = Field(
+        None,
+        min_length=1,
+        description="Condition in Spark's SQL over the columns of the events: those that meet it "
+        "are samples. The others stay in histories, seen items and rolling counts.",
+    )
     time: str | None = Field(None, description="Time column; None: the file's order is the time.")
     history: str | None = Field(
-        None, description="List column of the log that holds the items before the event already."
+        None,
+        description="List column of the log that holds what came before the event already: items, "
+        "or what stands in them, such as the videos of columns.",
     )
     history_order: Literal["oldest_first", "latest_first"] = Field(
         "oldest_first", description="Order of `history` in the log; records hold latest first."
@@ -222,6 +232,21 @@ class SessionsConfig(Strict):
     def position_column(self) -> str:
         """Column with the event's place in its session, from 1."""
         return f"{self.name}_position"
+
+
+class MostFrequentConfig(Strict):
+    """A list for each item: what stands most often beside it in the events of the train split.
+
+    The most frequent first, ties by value; an item that the train split has without a value has
+    an empty list.
+    """
+
+    name: Name
+    column: str = Field(description="Column of the events whose values are counted.")
+    k: int = Field(50, ge=1, description="Values kept of each item.")
+    min_count: int = Field(
+        1, ge=1, description="Values that stand beside an item less often are left out."
+    )
 
 
 class RateConfig(Strict):

@@ -144,7 +144,10 @@ def _joined_sources(config: BuildConfig) -> tuple[str, ...]:
 
 
 def _check_events(config: BuildConfig, source: str) -> None:
-    """User, item and time are of every event: one with a null could not be ordered or counted."""
+    """User, item and time are of every event: one with a null could not be ordered or counted.
+
+    Only with `events.where` may the item be null: such an event is no sample.
+    """
     events = config.events
     if events.time is None and not config.sources[source].has_order:
         raise ValueError(
@@ -152,12 +155,17 @@ def _check_events(config: BuildConfig, source: str) -> None:
             f"{config.sources[source].format}); name the column of their time"
         )
     columns = _source_columns(config, source, declared=True)
-    for part, name in {"user": events.user, "item": events.item, "time": events.time}.items():
+    named = {"user": events.user, "item": events.item, "time": events.time}
+    if events.item is not None and events.item not in _log_columns(config).types:
+        joined = _event_columns(config, config.joins)
+        joined.require("events.item", named.pop("item"), _KEY_TYPES, nullable=bool(events.where))
+    for part, name in named.items():
         given_without_time = source != events.source and name not in columns.types
         if name is None or (part == "time" and given_without_time):
             continue  # A given test event without a time comes after the whole log.
         where, allowed = f"events.{part}", _TIME_TYPES if part == "time" else _KEY_TYPES
-        kind = columns.require(where, name, allowed, nullable=False)
+        may_be_null = part == "item" and events.where is not None
+        kind = columns.require(where, name, allowed, nullable=may_be_null)
         if kind == "timestamp" and events.time_unit != "ms":
             raise ValueError(
                 f"{where}: timestamps such as {name!r} are read as milliseconds; set "
@@ -220,6 +228,7 @@ def _made_columns(config: BuildConfig) -> Iterator[str]:
     if config.sessions:
         yield from (config.sessions.id_column, config.sessions.position_column)
     yield from (rolling.name for rolling in config.rolling)
+    yield from (counted.name for counted in config.most_frequent)
     named = (config.history, config.down_sampling)
     yield from (part.name for part in named if part is not None)
     yield from (name for name in (config.label_name, config.weight_name) if name)
@@ -244,6 +253,13 @@ def _check_histories(config: BuildConfig) -> None:
             _check_carried(f"{where}.columns", column, columns)
         if history.within_session and config.sessions is None:
             raise ValueError(f"{where}.within_session: the config declares no `sessions`")
+    for counted in config.most_frequent:
+        where = f"most_frequent.{counted.name}"
+        if config.events.item is None:
+            raise ValueError(f"{where} is a list for each item: it needs events.item")
+        columns.require(f"{where}.column", counted.column, _KEY_TYPES)
+        if counted.column == config.events.item:
+            raise ValueError(f"{where}.column is the item itself")
     for rolling in config.rolling:
         where = f"rolling.{rolling.name}"
         for key in rolling.keys:
@@ -334,7 +350,7 @@ def _check_brought_history(config: BuildConfig) -> None:
         return
     if config.history is not None:
         raise ValueError("events.history and `history` are two histories; set `history: null`")
-    log.require("events.history", events.history, (f"list<{log.types[events.item or '']}>",))
+    log.require("events.history", events.history, ("list<int64>", "list<string>"))
 
 
 def _check_label(config: BuildConfig, label: LabelConfig) -> None:
@@ -365,7 +381,8 @@ def _check_split(config: BuildConfig) -> None:
         if events.item is None:
             raise ValueError("split.candidates are items: they need events.item")
         given = _source_columns(config, split.test_source or "")
-        given.require("split.candidates", split.candidates, (f"list<{log.types[events.item]}>",))
+        item_type = config.event_column_types[events.item]
+        given.require("split.candidates", split.candidates, (f"list<{item_type}>",))
     if split.strategy == "leave_one_out" and events.user is None:
         raise ValueError(
             "split.strategy leave_one_out needs events.user; without users use hash, temporal, "

@@ -51,17 +51,16 @@ class PairConfig(Strict):
     type: Literal["int64", "string"] = "int64"
     separator: str = Field("_", min_length=1)
     default: int | str | None = Field(
-        None, description="Second value of an entry that is written without one."
+        None,
+        description="Second value of an entry that is written without one; None: it has none. "
+        "Lists, which hold no nulls, need one.",
     )
 
     @model_validator(mode="after")
     def _default_has_type(self) -> PairConfig:
         expected = int if self.type == "int64" else str
-        if not isinstance(self.default, expected):
-            raise ValueError(
-                f"pair {self.name!r} needs a `default` of type {self.type} for entries without "
-                "a second value"
-            )
+        if self.default is not None and not isinstance(self.default, expected):
+            raise ValueError(f"pair {self.name!r}: the `default` must be of type {self.type}")
         if isinstance(self.default, int) and not -(2**63) <= self.default < 2**63:
             raise ValueError(f"pair {self.name!r}: the default is beyond int64")
         return self
@@ -69,9 +68,8 @@ class PairConfig(Strict):
     def as_column(self, first: ColumnConfig) -> ColumnConfig:
         """This column as if it had been declared beside the one that it stands in."""
         kind = f"list<{self.type}>" if first.is_list else self.type
-        return ColumnConfig.model_validate(
-            {"name": self.name, "type": kind, "nullable": first.nullable}
-        )
+        nullable = first.nullable or self.default is None
+        return ColumnConfig.model_validate({"name": self.name, "type": kind, "nullable": nullable})
 
 
 class ColumnConfig(Strict):
@@ -125,6 +123,11 @@ class ColumnConfig(Strict):
             )
             if self.one_of is not None or self.pair.separator == self.separator:
                 raise ValueError(f"{where}: a `pair` needs a separator of its own, and no `one_of`")
+            if self.is_list and self.pair.default is None:
+                raise ValueError(
+                    f"{where}: its pair {self.pair.name!r} needs a `default` for entries without a "
+                    "second value"
+                )
         return self
 
     def _require(self, types: tuple[str, ...], message: str) -> None:

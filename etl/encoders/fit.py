@@ -47,6 +47,7 @@ from etl.encoders.vocabulary import live_tokens, load_vocabulary, write_vocabula
 from etl.encoders.vocabulary_fit import TokenLimits, VocabularyRequest, fit_vocabularies
 from etl.events.histories import add_histories
 from etl.events.identity import EVENT_TS_COLUMN, event_columns
+from etl.events.most_frequent import fit_most_frequent
 from etl.events.splits import SPLIT_COLUMN, TRAIN
 from etl.feature_plan import FeaturePlan, VocabularyPlan, history_names
 from etl.records.kept_partitions import link_file
@@ -332,6 +333,7 @@ def fit_encoders(
         time_column_ms=EVENT_TS_COLUMN if config.events.time else None,
         label=config.label.name if config.label else None,
     )
+    fit_most_frequent(events, config, directory)
     vocabularies = fit_vocabulary_files(train, features, directory, previous)
     plan = fit_plan(train, features, directory, vocabularies)
     name = _item_vocabulary(features)

@@ -14,9 +14,9 @@ from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.contract import FreshnessRule
 from conf.etl.references import used_sources
-from etl.events.down_sampling import NOT_SAMPLED_COLUMN
 from etl.events.event_log import EventCounts
 from etl.events.identity import EVENT_TS_COLUMN
+from etl.events.sample_filter import NOT_SAMPLED_COLUMN
 from etl.events.splits import SPLIT_COLUMN
 from etl.sources.bad_rows import find_last_day
 

@@ -10,21 +10,21 @@ from pyspark.sql import functions as F
 from conf.etl.build import BuildConfig
 from conf.etl.labels import DownSamplingConfig, NegativesConfig
 from etl.events.identity import DROP_COLUMN, event_columns, hash_fraction
+from etl.events.sample_filter import NOT_SAMPLED_COLUMN
 from etl.events.splits import SPLIT_COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-NOT_SAMPLED_COLUMN = "__skip"
 DOWN_SAMPLED = "down_sampled"
 EXPOSURE_NOT_SAMPLED = "exposure_not_sampled"
 
 
 def mark_not_sampled(events: DataFrame, config: BuildConfig) -> DataFrame:
-    """Adds `__skip`: null, or why a kept event is no sample.
+    """Notes in `__skip` which samples are left out, and why.
 
     Args:
-        events: Event rows with `__split`, `__drop` and the label.
+        events: Event rows with `__split`, `__drop`, `__skip` and the label.
         config: The build's config; `negatives` and `down_sampling` decide.
     """
     label, negatives = config.label_name, config.negatives
@@ -32,7 +32,7 @@ def mark_not_sampled(events: DataFrame, config: BuildConfig) -> DataFrame:
         return _down_sample(events, config, config.down_sampling, label)
     if negatives is not None and not negatives.draws and label is not None:
         return _sample_exposures(events, config, negatives, label)
-    return events.withColumn(NOT_SAMPLED_COLUMN, F.lit(None).cast("string"))
+    return events
 
 
 def _down_sample(
@@ -42,7 +42,7 @@ def _down_sample(
     lost = sampled & (_draw(config, sampling.seed, "down_sampling") >= sampling.rate)
     rate = F.when(sampled, F.lit(sampling.rate)).otherwise(F.lit(1.0))
     return events.withColumn(sampling.name, rate.cast("float")).withColumn(
-        NOT_SAMPLED_COLUMN, F.when(lost, F.lit(DOWN_SAMPLED))
+        NOT_SAMPLED_COLUMN, F.coalesce(NOT_SAMPLED_COLUMN, F.when(lost, F.lit(DOWN_SAMPLED)))
     )
 
 
@@ -51,7 +51,8 @@ def _sample_exposures(
 ) -> DataFrame:
     """Keeps, of each group's rows with label 0, those of the smallest hashes."""
     group = [SPLIT_COLUMN, negatives.within or config.events.user or ""]
-    alive = F.col(DROP_COLUMN).isNull() & F.col(SPLIT_COLUMN).isin(list(negatives.splits))
+    is_sample = F.col(DROP_COLUMN).isNull() & F.col(NOT_SAMPLED_COLUMN).isNull()
+    alive = is_sample & F.col(SPLIT_COLUMN).isin(list(negatives.splits))
     exposed, positive = alive & (F.col(label) == 0), alive & (F.col(label) > 0)
     whole = Window.partitionBy(*group)
     # Rows of the same content have the same hash and are the same record: any order will do.
@@ -60,6 +61,7 @@ def _sample_exposures(
     )
     quota = F.lit(negatives.per_positive) * F.col("__positives")
     probability = F.least(F.lit(1.0), quota / F.col("__exposures"))
+    lost = F.when(F.col("__exposed") & (F.col("__rank") > quota), F.lit(EXPOSURE_NOT_SAMPLED))
     return (
         events.withColumn("__exposed", exposed)
         .withColumn("__draw_fraction", _draw(config, negatives.seed, "exposure"))
@@ -70,10 +72,7 @@ def _sample_exposures(
             negatives.probability,
             F.when(F.col("__exposed"), probability).otherwise(F.lit(1.0)).cast("float"),
         )
-        .withColumn(
-            NOT_SAMPLED_COLUMN,
-            F.when(F.col("__exposed") & (F.col("__rank") > quota), F.lit(EXPOSURE_NOT_SAMPLED)),
-        )
+        .withColumn(NOT_SAMPLED_COLUMN, F.coalesce(NOT_SAMPLED_COLUMN, lost))
         .drop("__exposed", "__draw_fraction", "__rank", "__positives", "__exposures")
     )
 

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
-from etl.events.down_sampling import NOT_SAMPLED_COLUMN, mark_not_sampled
+from etl.events.down_sampling import mark_not_sampled
 from etl.events.histories import condition_columns
 from etl.events.identity import (
     DROP_COLUMN,
@@ -23,12 +23,15 @@ from etl.events.identity import (
 )
 from etl.events.joins import count_unmatched, join_dictionaries, read_unmatched
 from etl.events.labels import add_labels
+from etl.events.sample_filter import NOT_SAMPLED_COLUMN, mark_filtered
 from etl.events.sessions import add_sessions
 from etl.events.splits import (
     EVENT_SPLITS,
     GIVEN_TEST_COLUMN,
     GIVEN_TOTAL_COLUMN,
     GIVEN_VALIDATION_COLUMN,
+    SAMPLE_POSITION_COLUMN,
+    SAMPLE_TOTAL_COLUMN,
     SPLIT_COLUMN,
     TOTAL_COLUMN,
     add_split,
@@ -44,7 +47,7 @@ if TYPE_CHECKING:
 DUPLICATE = "duplicate"
 AFTER_TEST = "after_test"
 AFTER_VALIDATION = "after_validation"
-_IS_KEPT = "__is_kept"
+_IS_KEPT, _IS_SAMPLE = "__is_kept", "__is_sample"
 
 
 @dataclass(frozen=True)
@@ -75,14 +78,15 @@ def prepare_events(config: BuildConfig, sources: Mapping[str, Source]) -> Prepar
     events = _mark_duplicates(events, config)
     events = _mark_after_given(events, config)
     events = mark_outside_window(events, config.split)
-    events = join_dictionaries(events, config, sources)
+    events = mark_filtered(join_dictionaries(events, config, sources), config)
     events = add_windowed_features(events, config)
     events = add_labels(events, config, sources)
     # Persisted before the split, whose choice of users would else run all of this once more.
     positioned = add_sessions(_add_positions(events, config), config).drop(ORDER_COLUMN)
     positioned.persist(StorageLevel.MEMORY_AND_DISK)
     frame = mark_not_sampled(add_split(positioned, config), config)
-    return PreparedEvents(frame.drop(GIVEN_TOTAL_COLUMN), positioned)
+    frame = frame.drop(GIVEN_TOTAL_COLUMN, SAMPLE_POSITION_COLUMN, SAMPLE_TOTAL_COLUMN)
+    return PreparedEvents(frame, positioned)
 
 
 def _read_log(config: BuildConfig, sources: Mapping[str, Source]) -> DataFrame:
@@ -123,15 +127,25 @@ def _mark_duplicates(events: DataFrame, config: BuildConfig) -> DataFrame:
     user, item, time = config.events.user, config.events.item, config.events.time
     if not config.events.deduplicate or user is None or item is None or time is None:
         return events
+    item = _key_in_log(config, item)
     # A click and a purchase in one second are two events. In order of time first: the sort by
     # position that follows then finds its rows in order but for those of one moment.
     same = [user, *_given_columns(config), time, item, *condition_columns(config)]
     rank = F.row_number().over(Window.partitionBy(*same).orderBy(ORDER_COLUMN))
+    repeated = (F.col("__rank") > 1) & F.col(item).isNotNull()
     return (
         events.withColumn("__rank", rank)
-        .withColumn(DROP_COLUMN, F.when(F.col("__rank") > 1, F.lit(DUPLICATE)))
+        .withColumn(DROP_COLUMN, F.when(repeated, F.lit(DUPLICATE)))
         .drop("__rank")
     )
+
+
+def _key_in_log(config: BuildConfig, item: str) -> str:
+    """The column of the log that an item stands in, or whose dictionary gives it."""
+    if item in config.sources[config.events.source].column_types:
+        return item
+    given_by = (j for j in config.joins if item in j.added_columns(config.sources[j.source]))
+    return _key_in_log(config, next(given_by).column)
 
 
 def _given_columns(config: BuildConfig) -> list[str]:
@@ -172,8 +186,9 @@ def _add_positions(events: DataFrame, config: BuildConfig) -> DataFrame:
     order = [F.col(name) for name in _given_columns(config)]
     if config.events.time:
         order.append(F.col(config.events.time))
-    is_kept = F.when(F.col(DROP_COLUMN).isNull(), 1).otherwise(0)
-    events = events.withColumn(_IS_KEPT, is_kept)
+    is_kept, is_sample = F.col(DROP_COLUMN).isNull(), F.col(NOT_SAMPLED_COLUMN).isNull()
+    flags = {_IS_KEPT: is_kept, _IS_SAMPLE: is_kept & is_sample}
+    events = events.withColumns({name: flag.cast("int") for name, flag in flags.items()})
     # Ties in time are broken by the position in the input: the declared order.
     running = (
         Window.partitionBy(user)
@@ -183,14 +198,17 @@ def _add_positions(events: DataFrame, config: BuildConfig) -> DataFrame:
     whole = running.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
     given = F.lit(0).cast("bigint")
     if config.split.test_source:
-        given = F.sum(F.col(_IS_KEPT) * F.col(GIVEN_TEST_COLUMN).cast("int")).over(whole)
+        given = F.sum(F.col(_IS_SAMPLE) * F.col(GIVEN_TEST_COLUMN).cast("int")).over(whole)
     # Made together: Spark goes through the rows once for all windows of one projection.
     windows = {
         POSITION_COLUMN: F.sum(_IS_KEPT).over(running),
         TOTAL_COLUMN: F.sum(_IS_KEPT).over(whole),
         GIVEN_TOTAL_COLUMN: given,
     }
-    return events.withColumns(windows).drop(_IS_KEPT)
+    if config.events.where is not None:
+        windows[SAMPLE_POSITION_COLUMN] = F.sum(_IS_SAMPLE).over(running)
+        windows[SAMPLE_TOTAL_COLUMN] = F.sum(_IS_SAMPLE).over(whole)
+    return events.withColumns(windows).drop(_IS_KEPT, _IS_SAMPLE)
 
 
 def kept(events: DataFrame) -> DataFrame:

@@ -69,7 +69,9 @@ def add_seen(
     """
     sequences = sequences.withColumnRenamed(user, _OWNER)
     joined = events.join(sequences, (F.col(user) == F.col(_OWNER)) & condition, "left")
-    seen = F.array_distinct(F.slice(F.col(_SEQUENCE), F.lit(1), F.col(POSITION_COLUMN) - F.lit(1)))
+    seen = F.slice(F.col(_SEQUENCE), F.lit(1), F.col(POSITION_COLUMN) - F.lit(1))
+    # An event that is no sample may have no item.
+    seen = F.array_distinct(F.array_compact(seen))
     return joined.withColumn(name, seen).drop(_SEQUENCE, _OWNER)
 
 

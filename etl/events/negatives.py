@@ -156,7 +156,7 @@ def fit_candidates(events: DataFrame, item: str, config: NegativesConfig) -> Neg
         item: Item column.
         config: The distribution: word2vec's distortion of the counts, count^alpha.
     """
-    train = events.where(F.col(SPLIT_COLUMN) == TRAIN)
+    train = events.where((F.col(SPLIT_COLUMN) == TRAIN) & F.col(item).isNotNull())
     # An item's category is its dictionary's; the least, should an item ever have two.
     counted = (
         train.groupBy(F.col(item).alias("__token"))

@@ -19,6 +19,7 @@ from etl.events.identity import (
     drop_events,
     hash_fraction,
 )
+from etl.events.sample_filter import NOT_SAMPLED_COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -75,6 +76,9 @@ TOTAL_COLUMN = "__total"
 GIVEN_TEST_COLUMN = "__given_test"
 GIVEN_VALIDATION_COLUMN = "__given_validation"
 GIVEN_TOTAL_COLUMN = "__given_total"
+SAMPLE_POSITION_COLUMN = "__sample_position"
+"""Samples of the user up to the event, itself included."""
+SAMPLE_TOTAL_COLUMN = "__sample_total"
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 CATALOG, USERS = "catalog", "users"
@@ -98,7 +102,8 @@ def add_split(events: DataFrame, config: BuildConfig) -> DataFrame:
 
     Args:
         events: Kept events; with users also their `__position` and `__total` (events of the
-            user), and `__given_test`, `__given_validation` and the day of a sliding window.
+            user), with `events.where` the same of samples, and `__given_test`,
+            `__given_validation` and the day of a sliding window.
         config: The build's config; `split` is the strategy.
     """
     split, user, time = config.split, config.events.user, config.events.time
@@ -114,10 +119,14 @@ def add_split(events: DataFrame, config: BuildConfig) -> DataFrame:
 
 
 def _leave_out(events: DataFrame, config: BuildConfig, user: str) -> DataFrame:
-    """The end of each user's log; what a given split has not said is told in the same way."""
-    split = config.split
-    remaining = F.col(TOTAL_COLUMN) - F.col(POSITION_COLUMN)
-    enough = F.col(TOTAL_COLUMN) >= split.least_events
+    """The end of each user's samples; what a given split has not said is told in the same way.
+
+    An event that is no sample goes with the sample before it: what a sample of the train split
+    has not seen yet, encoders are not fitted on.
+    """
+    split, (position, total) = config.split, _sample_columns(config)
+    remaining = F.col(total) - F.col(position)
+    enough = F.col(total) >= split.least_events
     if split.strategy == "given":
         is_test = F.col(GIVEN_TEST_COLUMN)
         remaining = remaining - F.col(GIVEN_TOTAL_COLUMN) + F.lit(1)
@@ -128,7 +137,7 @@ def _leave_out(events: DataFrame, config: BuildConfig, user: str) -> DataFrame:
         last = (remaining >= split.leave_out) & (remaining < 2 * split.leave_out)
         validation = enough & last & ~is_test
         if split.validation_users is not None:
-            chosen = _choose_users(events, user, split, config.output.seed)
+            chosen = _choose_users(events, user, config)
             events = events.join(F.broadcast(chosen), user, "left")
             validation = validation & F.col("__validation_user").isNotNull()
     chosen_split = F.when(is_test, TEST).when(validation, VALIDATION).otherwise(TRAIN)
@@ -165,12 +174,20 @@ def _split_by_window(split: SplitConfig) -> Column:
     return F.when(day < train_days, TRAIN).otherwise(validation.otherwise(TEST))
 
 
-def _choose_users(events: DataFrame, user: str, config: SplitConfig, seed: int) -> DataFrame:
+def _sample_columns(config: BuildConfig) -> tuple[str, str]:
+    """Columns of the rank of an event among its user's samples, and of their number."""
+    if config.events.where is None:
+        return POSITION_COLUMN, TOTAL_COLUMN
+    return SAMPLE_POSITION_COLUMN, SAMPLE_TOTAL_COLUMN
+
+
+def _choose_users(events: DataFrame, user: str, config: BuildConfig) -> DataFrame:
     """The users with the smallest hashes: the same ones however the data is partitioned."""
-    users = events.where(F.col(TOTAL_COLUMN) >= config.least_events).select(user).distinct()
+    total, seed = _sample_columns(config)[1], config.output.seed
+    users = events.where(F.col(total) >= config.split.least_events).select(user).distinct()
     return (
         users.orderBy(F.xxhash64(F.lit(seed), F.col(user)), F.col(user))
-        .limit(config.validation_users or 0)
+        .limit(config.split.validation_users or 0)
         .withColumn("__validation_user", F.lit(True))
     )
 
@@ -188,7 +205,7 @@ def _temporal(events: DataFrame, config: SplitConfig, time: str | None) -> Colum
         earlier = late - config.validation_fraction
         # Exact percentiles: the approximate ones depend on how the data is partitioned.
         row = (
-            events.where(F.col(DROP_COLUMN).isNull())
+            events.where(F.col(DROP_COLUMN).isNull() & F.col(NOT_SAMPLED_COLUMN).isNull())
             .agg(
                 F.percentile(time, F.lit(late)).alias("test"),
                 F.percentile(time, F.lit(earlier)).alias("validation"),

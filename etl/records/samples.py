@@ -14,7 +14,6 @@ from pyspark.sql import functions as F
 from conf.errors import ConfigError
 from conf.etl.build import BuildConfig
 from etl.encoders.target import add_folds, fold_column
-from etl.events.down_sampling import NOT_SAMPLED_COLUMN
 from etl.events.event_log import kept
 from etl.events.histories import add_histories, add_latest_histories
 from etl.events.identity import (
@@ -25,6 +24,7 @@ from etl.events.identity import (
     event_columns,
 )
 from etl.events.joins import plan_joins, select_latest
+from etl.events.sample_filter import NOT_SAMPLED_COLUMN
 from etl.events.splits import CATALOG, SPLIT_COLUMN, TRAIN, USERS, record_splits
 from etl.events.windowed_features import add_latest_windowed_features, windowed_feature_names
 from etl.feature_plan import SEEN, FeaturePlan, history_names
@@ -49,13 +49,25 @@ def check_served_columns(config: BuildConfig, plan: FeaturePlan) -> None:
 
     Raises:
         ConfigError: A feature of role user or item is a column of the event, or a rolling feature
-            by other keys.
+            by other keys; or a list that is made for items has another role.
     """
+    _check_item_lists(config, plan)
     splits = record_splits(config)
     if USERS in splits:
         _check(config, user_columns(config, plan), "user", _made(config, "user"))
     if CATALOG in splits:
         _check(config, item_columns(config, plan), "item", _made(config, "item"))
+
+
+def _check_item_lists(config: BuildConfig, plan: FeaturePlan) -> None:
+    names = {counted.name for counted in config.most_frequent}
+    for feature in plan.features:
+        if names.intersection(feature.columns) and feature.role not in ("item", "id"):
+            raise ConfigError(
+                f"feature {feature.name!r} holds what stands beside the item, which is to be found",
+                received=f"role {feature.role}",
+                allowed="role item, or id",
+            )
 
 
 def _columns(plan: FeaturePlan, role: str, key: str | None) -> set[str]:
@@ -65,7 +77,8 @@ def _columns(plan: FeaturePlan, role: str, key: str | None) -> set[str]:
 def _made(config: BuildConfig, role: str) -> set[str]:
     """Columns that are made of the log and known at its end for a user or an item alone."""
     if role == "item":
-        return windowed_feature_names(config, config.events.item or "")
+        counted = {counted.name for counted in config.most_frequent}
+        return counted | windowed_feature_names(config, config.events.item or "")
     return {*history_names(config), *windowed_feature_names(config, config.events.user or "")}
 
 

@@ -14,6 +14,7 @@ from conf.manifest import FileInfo, Manifest, SplitInfo
 from conf.schema import PackedSlot
 from etl.encoders.fit import FittedEncoders
 from etl.encoders.pipeline import read_pipeline
+from etl.events.most_frequent import add_most_frequent
 from etl.events.splits import CATALOG, USERS, record_splits
 from etl.feature_plan import FeaturePlan
 from etl.quality.statistics import merge_statistics, summarize_statistics
@@ -154,7 +155,7 @@ class RecordStage:
         if USERS in record_splits(config):
             users = build_users(rows.log, config, plan, rows.sources)
             records = records.unionByName(users, allowMissingColumns=True)
-        return records
+        return add_most_frequent(records, config, self.staging / ENCODERS_DIR)
 
     def _link(self, base: Path, manifest: Manifest) -> dict[str, list[VersionShard]]:
         if self.dates is None:

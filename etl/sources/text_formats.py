@@ -44,13 +44,16 @@ def parse_pairs(
         values[part.name] = parsed if column.is_list else F.get(parsed, F.lit(0))
     present = text.isNotNull()
     first = ParsedColumn(values[column.name], present, text, _entry_faults(column, pair, entries))
+    if pair.default is None:
+        present = F.contains(text, F.lit(pair.separator))
     return {column.name: first, second.name: ParsedColumn(values[second.name], present, text)}
 
 
 def _second_text(entry: Column, pair: PairConfig) -> Column:
     has_second = F.contains(entry, F.lit(pair.separator))
     written = F.substring_index(entry, pair.separator, -1)
-    return F.when(has_second, written).when(entry.isNotNull(), F.lit(str(pair.default)))
+    default = F.lit(None if pair.default is None else str(pair.default))
+    return F.when(has_second, written).when(entry.isNotNull(), default)
 
 
 def _entry_faults(column: ColumnConfig, pair: PairConfig, entries: Column) -> tuple[Fault, ...]:

@@ -208,6 +208,17 @@ ORDERS = {"source": "orders", "keys": {"user": "buyer"}, "time": "at", "within_h
         ({"weights": {}}, "weights need"),
         ({"label": {"column": "dwell", "graded": True, "name": "genre"}}, "are there already"),
         ({"events": {"source": "log", "item": "item", "history": "user"}}, "must be list<int64>"),
+        ({"events": {"source": "log", "item": "genre_"}}, "events.item: 'genre_' is not declared"),
+        (
+            {"most_frequent": [{"name": "actions", "column": "acton"}]},
+            "most_frequent.actions.column: 'acton' is not declared",
+        ),
+        ({"most_frequent": [{"name": "own", "column": "item"}]}, "column is the item itself"),
+        ({"most_frequent": [{"name": "action", "column": "user"}]}, "are there already: action"),
+        (
+            {"events": {"source": "log"}, "most_frequent": [{"name": "a", "column": "action"}]},
+            "most_frequent.a is a list for each item: it needs events.item",
+        ),
     ],
 )
 def test_sample_references_each_contradiction_is_named(changes, message):

@@ -34,8 +34,11 @@ LIST = {"name": "ids", "type": "list<int64>"}
         ({"columns": [{**INT, "field": "x"}]}, "by_name"),
         ({"columns": [{**INT, "timestamp_format": "epoch_s"}]}, "cannot have"),
         ({"columns": [{**INT, "type": "string", "minimum": 1}]}, "cannot have bounds"),
-        ({"columns": [{**INT, "pair": {"name": "b"}}]}, "needs a `default`"),
-        ({"columns": [{**INT, "pair": {"name": "b", "default": "x"}}]}, "needs a `default`"),
+        (
+            {"columns": [{**LIST, "separator": " ", "pair": {"name": "b"}}]},
+            "its pair 'b' needs a `default`",
+        ),
+        ({"columns": [{**INT, "pair": {"name": "b", "default": "x"}}]}, "must be of type int64"),
         ({"columns": [{**INT, "pair": {"name": "ID", "default": 0}}]}, "declared twice"),
         ({"columns": [{**INT, "pair": {"name": "b", "default": 2**63}}]}, "beyond int64"),
         ({"format": "libsvm", "columns": [INT]}, "libsvm has label"),

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import date
 from pathlib import Path
 
+import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError
+from conf.etl.build import BuildConfig
+from conf.etl.encodings import FeatureConfig
 from etl.build import check_config
 from etl.events.date_range import check_dates
 from etl.events.down_sampling import mark_not_sampled
-from etl.events.event_log import count_events, prepare_events
+from etl.events.event_log import count_events, kept, prepare_events
 from etl.events.labels import add_weights
+from etl.events.most_frequent import rank_values
 from etl.events.splits import add_split, mark_outside_window
+from etl.records.samples import build_samples
 from etl.sources.read import read_source
 from etl.versions.run_fingerprint import RunRequest
-from tests.etl.logs import build_config, ctr_config, frame, log_config
+from tests.etl.logs import (
+    behaviour_config,
+    build_config,
+    columns,
+    ctr_config,
+    frame,
+    log_config,
+    memory_source,
+)
 
 DAY_MS = 86_400_000
 TYPES = {"user": "bigint", "item": "bigint", "ts": "bigint"}
@@ -194,7 +209,7 @@ def test_down_sampling_keeps_a_share_and_weights_make_up_for_it(spark):
         for i in range(n)
     ]
     config = log_config(label=LABEL, down_sampling={"rate": 0.25})
-    marked = mark_not_sampled(frame(spark, SKIPS_TYPES, rows).drop("__skip"), config)
+    marked = mark_not_sampled(frame(spark, SKIPS_TYPES, rows), config)
     weighted = add_weights(marked, config, None).collect()
     kept = [r for r in weighted if r["__skip"] is None]
     negatives = [r for r in kept if r["label"] == 0 and r["__split"] == "train"]
@@ -204,9 +219,7 @@ def test_down_sampling_keeps_a_share_and_weights_make_up_for_it(spark):
     others = [r for r in kept if r["label"] == 1 or r["__split"] == "test"]
     assert len(others) == 1000 + 100
     assert {(r["weight"], r["keep_rate"]) for r in others} == {(1.0, 1.0)}
-    again = mark_not_sampled(
-        frame(spark, SKIPS_TYPES, rows).drop("__skip").repartition(3, "item"), config
-    )
+    again = mark_not_sampled(frame(spark, SKIPS_TYPES, rows).repartition(3, "item"), config)
     same = {(r["user"], r["__split"]) for r in again.collect() if r["__skip"] is None}
     assert same == {(r["user"], r["__split"]) for r in kept}
 
@@ -220,7 +233,7 @@ def test_exposures_are_kept_per_positive_of_their_group(spark):
     ]
     rows.append({"user": 1, "item": 99, "__position": 99, "label": 0.0, "__drop": "duplicate"})
     config = log_config(label=LABEL, negatives={"strategy": "exposure", "per_positive": 3})
-    marked = mark_not_sampled(frame(spark, SKIPS_TYPES, rows).drop("__skip"), config).collect()
+    marked = mark_not_sampled(frame(spark, SKIPS_TYPES, rows), config).collect()
     kept = [r for r in marked if r["__skip"] is None and r["__drop"] is None]
     counts = {u: sum(r["user"] == u and r["label"] == 0 for r in kept) for u in shown}
     assert counts == {1: 6, 2: 2, 3: 0}
@@ -248,3 +261,95 @@ def test_weights_multiply_column_class_and_decay(spark):
     )
     found = add_weights(frame(spark, SKIPS_TYPES, rows), config, 20 * DAY_MS).collect()
     assert {r["user"]: r["w"] for r in found} == {1: 6.0, 2: 1.5, 3: 0.25}
+
+
+VIDEO_COLUMNS = columns(user="int64", video="int64", column="int64?", ts="int64")
+
+
+def columns_config(**events: object) -> BuildConfig:
+    log = {"source": "log", "user": "user", "item": "column", "time": "ts", **events}
+    return behaviour_config(
+        sources={"log": {"path": "log.tsv", "columns": VIDEO_COLUMNS}},
+        events={"where": "column is not null", **log},
+        histories=[{"name": "clicked", "columns": ["video"], "max_len": 5}],
+        most_frequent=[{"name": "column_videos", "column": "video", "k": 2}],
+        split={"strategy": "leave_one_out", "min_events": 3},
+        features=[
+            {"name": "user", "column": "user", "role": "user"},
+            {"name": "column", "column": "column", "role": "item"},
+        ],
+    )
+
+
+def test_where_chooses_samples_and_histories_still_see_the_others(spark):
+    rng = np.random.default_rng(3)
+    log = [
+        (user, int(rng.integers(1, 9)), None if rng.random() < 0.5 else int(rng.integers(1, 4)), t)
+        for user in (1, 2, 3)
+        for t in range(14)
+    ]
+    # At one moment two clicks outside of all columns are two; a repeated click on one is not.
+    log += [(1, 3, None, 14), (1, 4, None, 14), (1, 5, 2, 15), (1, 6, 2, 15), (4, 7, None, 1)]
+    config = columns_config()
+    prepared = prepare_events(config, {"log": memory_source(spark, config, "log", log)}).frame
+    counts = count_events(prepared, config)
+    hits = [row for row in log if row[2] is not None]
+    assert counts.dropped == {"duplicate": 1, "where_not_met": len(log) - len(hits)}
+    assert sum(counts.splits.values()) == len(hits) - 1
+    found = build_samples(kept(prepared), config).collect()
+    for user in (1, 2, 3):
+        own = sorted((r for r in found if r["user"] == user), key=lambda r: r["ts"])
+        # The last samples are held out, whatever was clicked after them.
+        splits = ["train"] * (len(own) - 2) + ["validation", "test"]
+        assert [r["__split"] for r in own] == splits
+        for row in own:
+            past = [r[1] for r in log if r[0] == user and r[3] < row["ts"]]
+            assert row["clicked_video"] == past[::-1][:5]
+            seen = {r[2] for r in log if r[0] == user and r[3] < row["ts"]} - {None}
+            assert row["seen"] is None if row["__split"] == "train" else set(row["seen"]) == seen
+    train = prepared.where("__drop is null and __split = 'train'")
+    pools = rank_values(train, "column", config.most_frequent[0]).collect()
+    pairs = Counter((r["column"], r["video"]) for r in found if r["__split"] == "train")
+    for row in pools:
+        own = [(-n, video) for (column, video), n in pairs.items() if column == row["column"]]
+        assert row["column_videos"] == [video for _, video in sorted(own)[:2]]
+    assert {row["column"] for row in pools} == {column for column, _ in pairs}
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("colum is not null", "did you mean 'column'"),
+        ("log.column is not null", "names a column"),
+        ("column + 1", "its type is BIGINT"),
+        ("'yes'", "its type is "),
+        ("column is", "is no condition"),
+        ("column > (", "is no condition"),
+        ("select column from log", "is no condition"),
+        ("count(*) > 1", "take COUNT"),
+        ("column > 1; column < 3", "is no condition"),
+        ("rand() < 0.5", "take RAND"),
+    ],
+)
+def test_a_condition_that_is_none_is_refused_before_spark_is_started(where, message):
+    with pytest.raises(ConfigError, match=message):
+        check_config(columns_config(where=where), RunRequest())
+
+
+def test_conditions_are_those_of_sparks_sql(spark):
+    config = columns_config(where="no_such_function(column)")
+    check_config(config, RunRequest())
+    source = memory_source(spark, config, "log", [(1, 1, 1, 1)])
+    with pytest.raises(ConfigError, match="UNRESOLVED_ROUTINE"):
+        prepare_events(config, {"log": source})
+    with pytest.raises(ValidationError, match="'column' of 'log' must not be nullable"):
+        columns_config(where=None)
+
+
+def test_a_list_made_for_items_is_no_feature_of_users():
+    config = columns_config()
+    wrong = FeatureConfig(name="videos", column="column_videos", role="user")
+    with pytest.raises(ConfigError, match="role item"):
+        check_config(
+            config.model_copy(update={"features": (*config.features, wrong)}), RunRequest()
+        )
