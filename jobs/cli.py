@@ -28,6 +28,7 @@ from conf.errors import (
 EXTRAS = {
     "pyspark": "etl",
     "py4j": "etl",
+    "sqlglot": "etl",
     "pandas": "etl",
     "tensorflow": "training",
     "keras": "training",
