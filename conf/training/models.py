@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from conf.config_base import Name, StrictFinite, default_tag
+from conf.training.table_rules import AdmissionConfig, EvictionConfig
 
 MOST_ROWS = 1 << 40
 """More than any machine has memory for, and far from where 64 bits end."""
@@ -118,6 +119,18 @@ class DynamicTableConfig(TableSettings):
         le=MOST_ROWS,
         description="Rows that memory is reserved for from the start.",
     )
+    admission: AdmissionConfig | None = Field(
+        None, description="Which keys get a row; None: all, when they are met."
+    )
+    eviction: EvictionConfig | None = Field(
+        None, description="Which keys lose theirs; None: none does."
+    )
+
+    @model_validator(mode="after")
+    def _is_full_at_some_time(self) -> DynamicTableConfig:
+        if self.eviction and self.eviction.when_full and self.max_rows is None:
+            raise ValueError("`eviction.when_full` needs `max_rows`: without it no table is full")
+        return self
 
     @field_validator("dim")
     @classmethod

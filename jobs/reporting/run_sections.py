@@ -36,6 +36,7 @@ STEP_CURVES = {
     "examples_per_s": "Examples per second",
     "input_wait_share": "Share of the time that steps waited for input",
 }
+_TABLE_COUNTS = ("keys", "waiting", "admitted", "evicted", "rejected", "refused", "bytes")
 _SPEED = ("seconds", "examples_per_s", "input_wait_share")
 
 Outcome = Literal["ahead", "level", "behind", "unknown"]
@@ -302,6 +303,11 @@ def view_learning(data: RunData) -> dict[str, Any]:
         "validation": _view_validation(data, numbers),
         "kept_by_default": metric is None and not chosen,
         "left_out": as_mapping(data.epochs[-1].get("left_out")),
+        "tables": [
+            [table, number, *(as_mapping(found).get(name) for name in _TABLE_COUNTS)]
+            for number, entry in zip(numbers, data.epochs, strict=True)
+            for table, found in as_mapping(entry.get("tables")).items()
+        ],
     }
 
 

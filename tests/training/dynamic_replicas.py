@@ -10,10 +10,16 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 import tensorflow as tf
 
-from tests.training.dynamic_runs import DSSM, build_config, build_trainer, read_state
+from tests.training.dynamic_runs import (
+    DSSM,
+    build_config,
+    build_ruled_config,
+    build_trainer,
+    read_state,
+)
 
 
-def train(version: str, replicas: int, result: str) -> None:
+def train(version: str, replicas: int, result: str, ruled: bool) -> None:
     """Writes the state at the end of a run; copies of all replicas are checked equal."""
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],
@@ -22,6 +28,8 @@ def train(version: str, replicas: int, result: str) -> None:
     # What drops out differs from replica to replica.
     optimizer = {"learning_rate": 0.02, "epsilon": 1e-4}
     config = build_config({**DSSM, "dropout": None}, optimizer=optimizer)
+    if ruled:
+        config = build_ruled_config(dropout=None)
     trainer = build_trainer(config, Path(version), replicas=replicas)
     run = Path(result).with_suffix("")
     run.mkdir()

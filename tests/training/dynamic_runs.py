@@ -23,6 +23,20 @@ TABLES: dict[str, Any] = {
     "user_id": "dynamic",
     "items": {"features": ["movie_id", "history"], "capacity": 4},
 }
+RULED: dict[str, Any] = {
+    "user_id": {
+        "admission": {"count": 2},
+        "eviction": {"timestamp": "time", "unused_time": 70, "every": 7},
+    },
+    "items": {
+        "features": ["movie_id"],
+        "capacity": 4,
+        "max_rows": 15,
+        "admission": {"probability": 0.6},
+        "eviction": {"unused_steps": 9, "every": 4, "when_full": "least_frequent"},
+    },
+    "past": {"features": ["history"], "eviction": {"min_count": 40, "every": "epoch"}},
+}
 DSSM = {
     "name": "dssm",
     "embedding_dim": 4,
@@ -49,6 +63,16 @@ def build_config(model: dict[str, Any], **changes: Any) -> TrainConfig:
         **changes,
     }
     return TrainConfig.model_validate({"dataset": "tiny", "name": "t", **sections})
+
+
+def build_ruled_config(**model: Any) -> TrainConfig:
+    """A run with tables of all rules, in small batches."""
+    return build_config(
+        {**DSSM, "embeddings": RULED, **model},
+        input=InputConfig(batch_size=8, shuffle_buffer=300),
+        # Sums of two replicas differ in the last bit; many small steps must not widen that.
+        optimizer=OptimizerConfig(learning_rate=0.005, epsilon=1e-3),
+    )
 
 
 def build_trainer(
@@ -82,7 +106,7 @@ class Killing(NoProgress):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def train_and_die(version: str, run: str, epoch: int, step: int) -> None:
+def train_and_die(version: str, run: str, epoch: int, step: int, ruled: bool = False) -> None:
     """Trains until a step, in a process of its own."""
-    config = build_config(DSSM)
+    config = build_config(DSSM) if not ruled else build_ruled_config()
     build_trainer(config, Path(version), Killing(epoch, step)).fit(Path(run), None)

@@ -55,6 +55,7 @@ def write_encoders(
         "gender": "string",
         "genres": "string",
         "label": "float32",
+        "time": "int64",
     }
     columns = tuple(_column(spec, raw[spec.name]) for spec in schema.features)
     plan = EncoderPlan(schema, columns, tuple(specs))
@@ -77,7 +78,10 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class TinyConfig:
-    """Size and shape of the planted data; `keyed`: users and items are 64-bit keys."""
+    """Size and shape of the planted data; `keyed`: users and items are 64-bit keys.
+
+    `timed`: rows have a feature `time`, ten for each event of the user before it.
+    """
 
     users: int = 60
     items: int = 40
@@ -92,6 +96,7 @@ class TinyConfig:
     candidates: int | None = None
     seed: int = 0
     keyed: bool = False
+    timed: bool = False
 
 
 @dataclass
@@ -269,6 +274,8 @@ def _row(log: _Log, user: int, position: int, config: TinyConfig, *, held_out: b
     target = items[position]
     row |= _item_features(log, target)
     row["label"] = float(target % config.groups == user % config.groups)
+    if config.timed:
+        row["time"] = 10 * position
     if not held_out:
         del row["seen"]
     elif config.candidates:
@@ -348,6 +355,8 @@ def _schema(log: _Log, config: TinyConfig) -> FeatureSchema:
         FeatureSpec(name="label", dtype="float32", role="label"),
         ids("seen", "id", "movie_id", ragged=True),
     ]
+    if config.timed:
+        features.append(FeatureSpec(name="time", dtype="int64", role="id"))
     if config.candidates:
         features.append(ids("candidates", "id", "movie_id", ragged=True))
     return FeatureSchema(tuple(features))

@@ -182,6 +182,6 @@ class DynamicTable(EmbeddingTable):
 
     def _read(self, variable: tf.Variable | RowShards, ids: tf.Tensor) -> tf.Tensor:
         values = read_rows(variable, ids)
-        if self.keys.max_rows is None:  # Then every key of a step has a row of its own.
+        if not self.keys.may_refuse:  # Then every key of a step has a row of its own.
             return values
         return values * tf.cast(tf.greater(ids, OOV_ID), tf.float32)[..., tf.newaxis]

@@ -4,7 +4,9 @@
     step    memory for these rows, their first values, and only then the lookups
 
 The input runs ahead of the steps. What it numbers becomes part of the table by the step that
-trains on the batch, so the state between two steps is that of the batches up to there.
+trains on the batch, so the state between two steps is that of the batches up to there. A row that
+the rules of a table take from one key and give to another is the first key's up to the step that
+gives it first values again: the batches before it train what they have looked up.
 """
 
 from __future__ import annotations
@@ -16,13 +18,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from conf.errors import ConfigError, did_you_mean
+from conf.manifest import Manifest
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_space import GrowingRows, KeySpace, read_capacity, reserve_rows
+from training.embedding.ruled_key_space import MapBatch, RuledKeySpace
 from training.embedding.static_table import EmbeddingTable
 from training.input.batches import ARRIVALS
 from training.tensorflow_runtime import close_iterators_at_exit
 
-_ROWS, _DRAWN = "rows", "drawn"
+_ROWS, _DRAWN, _NEW_ROWS, _BATCHES = "rows", "drawn", "new rows", "batches"
 _KEPT = "keys of {}"
 
 
@@ -41,6 +46,22 @@ class KeyedFeatures:
     features: tuple[str, ...]
     drawn: tuple[DynamicTable, ...]
     kept: tuple[str, ...] = ()
+
+    @property
+    def is_ruled(self) -> bool:
+        """Whether keys are admitted and evicted by rules."""
+        return isinstance(self.space, RuledKeySpace)
+
+    @property
+    def timestamp(self) -> str | None:
+        """Feature that holds the time of a row of a batch, or None."""
+        return self.space.rules.timestamp if isinstance(self.space, RuledKeySpace) else None
+
+    @property
+    def mapped_types(self) -> list[tf.DType]:
+        """Types of what a mapper returns."""
+        numbers = 4 if self.is_ruled else 2
+        return [tf.int64] * numbers + [tf.float32] * len(self.drawn)
 
 
 def plan_keyed_features(
@@ -71,8 +92,46 @@ def plan_keyed_features(
     )
 
 
+def prepare_rules(keyed: Sequence[KeyedFeatures], manifest: Manifest) -> tuple[str, ...]:
+    """Reads what the rules of tables need before training, and returns the features of times.
+
+    Args:
+        keyed: Features that hold keys.
+        manifest: The dataset version.
+
+    Raises:
+        ConfigError: The dataset has no such feature, or it holds no times.
+        InputDataError: A list of keys cannot be read.
+    """
+    found = []
+    for part in keyed:
+        if isinstance(part.space, RuledKeySpace):
+            part.space.ruled.prepare()
+        if part.timestamp is not None:
+            _check_timestamp(part.space.label, part.timestamp, manifest)
+            found.append(part.timestamp)
+    return tuple(found)
+
+
+def _check_timestamp(table: str, feature: str, manifest: Manifest) -> None:
+    times = [s.name for s in manifest.schema.features if s.dtype == "int64" and not s.is_list]
+    if feature not in times:
+        raise ConfigError(
+            f"model.embeddings.{table}.eviction.timestamp names no feature that holds times",
+            received=feature,
+            allowed=", ".join(times) or "the dataset has no whole number in each row",
+            fix=did_you_mean(feature, times)
+            if times
+            else "keep the time of the event as a feature of role id in the build",
+        )
+
+
 def map_keys(
-    dataset: tf.data.Dataset, keyed: Sequence[KeyedFeatures], batches: int | None = None
+    dataset: tf.data.Dataset,
+    keyed: Sequence[KeyedFeatures],
+    batches: int | None = None,
+    *,
+    is_new_epoch: bool = True,
 ) -> tf.data.Dataset:
     """Replaces the keys of batches by rows, ahead of the steps that train on them.
 
@@ -80,38 +139,61 @@ def map_keys(
         dataset: Batches, global ones where there are replicas; to be read once.
         keyed: Features that hold keys.
         batches: How many are trained on; the keys of further ones get no row. None: all.
+        is_new_epoch: Whether the first batch is the first of its epoch.
 
     Returns:
         Batches with rows in place of keys, and the rows that are new in them.
     """
     close_iterators_at_exit()
-    mappers = [_build_mapper(part, batches) for part in keyed]
+    mappers = [_build_mapper(part, batches, is_new_epoch=is_new_epoch) for part in keyed]
     specs = dataset.element_spec
 
     def map_batch(batch: dict[str, Any]) -> dict[str, Any]:
         mapped, arrivals = dict(batch), {}
         for number, (part, mapper) in enumerate(zip(keyed, mappers, strict=True)):
             columns = [_flatten(batch[name]) for name in part.features]
-            rows, count, *drawn = tf.numpy_function(
-                mapper,
-                [tf.concat(columns, axis=0)],
-                [tf.int64, tf.int64, *[tf.float32] * len(part.drawn)],
+            times = [] if part.timestamp is None else [_spread_times(batch, part.timestamp, part)]
+            rows, *others = tf.numpy_function(
+                mapper, [tf.concat(columns, axis=0), *times], part.mapped_types
             )
             pieces = tf.split(tf.reshape(rows, [-1]), [tf.size(column) for column in columns])
             mapped |= {_KEPT.format(name): batch[name] for name in part.kept}
             for name, piece in zip(part.features, pieces, strict=True):
                 mapped[name] = _restore_shape(piece, batch[name], specs[name])
-            arrivals[str(number)] = {
-                _ROWS: tf.reshape(count, []),
-                # No list: tf.data would make one tensor of it.
-                _DRAWN: tuple(
-                    tf.ensure_shape(values, [None, table.dim])
-                    for values, table in zip(drawn, part.drawn, strict=True)
-                ),
-            }
+            arrivals[str(number)] = _name_arrivals(part, others)
         return {**mapped, ARRIVALS: arrivals}
 
     return dataset.map(tf.autograph.experimental.do_not_convert(map_batch)).prefetch(2)
+
+
+def _name_arrivals(part: KeyedFeatures, values: Sequence[tf.Tensor]) -> dict[str, Any]:
+    """Returns what a mapper says beside the rows, by name and with its shape."""
+    numbers, drawn = (
+        values[: len(values) - len(part.drawn)],
+        values[len(values) - len(part.drawn) :],
+    )
+    arrivals = {_ROWS: tf.reshape(numbers[0], [])}
+    if part.is_ruled:
+        arrivals[_BATCHES] = tf.reshape(numbers[1], [])
+        arrivals[_NEW_ROWS] = tf.ensure_shape(numbers[2], [None])
+    # No list: tf.data would make one tensor of it.
+    arrivals[_DRAWN] = tuple(
+        tf.ensure_shape(rows, [None, table.dim])
+        for rows, table in zip(drawn, part.drawn, strict=True)
+    )
+    return arrivals
+
+
+def _spread_times(batch: Mapping[str, Any], timestamp: str, part: KeyedFeatures) -> tf.Tensor:
+    """Returns the time of each key of a batch: that of its row, int64 `[keys]`."""
+    times, pieces = batch[timestamp], []
+    for name in part.features:
+        values = batch[name]
+        if isinstance(values, tf.RaggedTensor):
+            pieces.append(tf.gather(times, values.value_rowids()))
+        else:
+            pieces.append(tf.repeat(times, tf.size(values) // tf.size(times)))
+    return tf.concat(pieces, axis=0)
 
 
 def read_keys(batch: Mapping[str, Any], feature: str) -> Any:
@@ -129,13 +211,36 @@ def admit_arrivals(arrivals: Mapping[str, Any], keyed: Sequence[KeyedFeatures]) 
     for number, found in arrivals.items():
         part = keyed[int(number)]
         count, handle = found[_ROWS], part.space.known_rows.handle
-        known = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64)
-        admit = _build_admission(part, known, count, found[_DRAWN])
-        tf.cond(count > known, admit, tf.no_op)
+        if isinstance(part.space, RuledKeySpace):
+            new, batches = found[_NEW_ROWS], part.space.known_batches.handle
+            admit = _build_admission(part, new, count, _first_values(part, new, found[_DRAWN]))
+            tf.cond(tf.size(new) > 0, admit, tf.no_op)
+            tf.raw_ops.AssignVariableOp(resource=batches, value=found[_BATCHES])
+        else:
+            known = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64)
+            drawn = [
+                (table.rows, rows) for table, rows in zip(part.drawn, found[_DRAWN], strict=True)
+            ]
+            admit = _build_admission(part, tf.range(known, count), count, drawn)
+            tf.cond(count > known, admit, tf.no_op)
+
+
+def _first_values(
+    part: KeyedFeatures, new: tf.Tensor, drawn: Sequence[tf.Tensor]
+) -> list[tuple[GrowingRows, tf.Tensor]]:
+    """Returns the first values of new rows in each matrix: other keys may have had the rows."""
+    values = {id(table.rows): rows for table, rows in zip(part.drawn, drawn, strict=True)}
+    return [
+        (matrix, values.get(id(matrix), tf.fill([tf.size(new), matrix.dim], matrix.fill)))
+        for matrix in part.space.matrices
+    ]
 
 
 def _build_admission(
-    part: KeyedFeatures, known: tf.Tensor, count: tf.Tensor, drawn: Sequence[tf.Tensor]
+    part: KeyedFeatures,
+    new: tf.Tensor,
+    count: tf.Tensor,
+    first: Sequence[tuple[GrowingRows, tf.Tensor]],
 ) -> Callable[[], tf.Operation]:
     """Returns the branch of a step that meets new keys."""
 
@@ -146,12 +251,11 @@ def _build_admission(
             with tf.control_dependencies(done):
                 done = [_reserve(matrix, count)]
         with tf.control_dependencies(done):
-            new = tf.range(known, count)
             done = [
                 tf.raw_ops.ResourceScatterUpdate(
-                    resource=table.variable.handle, indices=new, updates=values
+                    resource=matrix.variable.handle, indices=new, updates=values
                 )
-                for table, values in zip(part.drawn, drawn, strict=True)
+                for matrix, values in first
             ]
         with tf.control_dependencies(done):
             tf.raw_ops.AssignVariableOp(resource=part.space.known_rows.handle, value=count)
@@ -170,13 +274,16 @@ def _reserve(matrix: GrowingRows, rows: tf.Tensor) -> tf.Operation:
 
 
 def _build_mapper(
-    part: KeyedFeatures, batches: int | None
-) -> Callable[[np.ndarray], list[np.ndarray]]:
+    part: KeyedFeatures, batches: int | None, *, is_new_epoch: bool
+) -> Callable[..., list[np.ndarray]]:
     """Returns the function of keys to their rows, the number of rows, and the new ones' values."""
+    if isinstance(part.space, RuledKeySpace):
+        map_batch = part.space.begin_batches(is_new_epoch=is_new_epoch)
+        return _build_ruled_mapper(part, part.space, map_batch, batches)
     map_to_rows, index = part.space.begin(), part.space.index
     known, left = len(index), batches
 
-    def map_batch(keys: np.ndarray) -> list[np.ndarray]:
+    def map_batch_in_order(keys: np.ndarray) -> list[np.ndarray]:
         nonlocal known, left
         if left == 0:
             rows, count = index.find(keys), known
@@ -187,6 +294,26 @@ def _build_mapper(
         known = count
         drawn = [table.draw_rows(new) for table in part.drawn]
         return [rows, np.array(count, np.int64), *drawn]
+
+    return map_batch_in_order
+
+
+def _build_ruled_mapper(
+    part: KeyedFeatures, space: RuledKeySpace, map_to_rows: MapBatch, batches: int | None
+) -> Callable[..., list[np.ndarray]]:
+    """As `_build_mapper`, under rules: also the number of the batch, and which rows are new."""
+    left = batches
+
+    def map_batch(keys: np.ndarray, times: np.ndarray | None = None) -> list[np.ndarray]:
+        nonlocal left
+        if left == 0:
+            found = space.find_ahead(keys)
+        else:
+            found = map_to_rows(keys, times, left == 1)
+            left = None if left is None else left - 1
+        drawn = [table.draw_rows(found.new_keys) for table in part.drawn]
+        numbers = [np.array(number, np.int64) for number in (found.row_count, found.batches)]
+        return [found.rows, *numbers, found.new_rows, *drawn]
 
     return map_batch
 

@@ -40,7 +40,7 @@ class KeySpace(tf.Module):
 
     def __init__(self, name: str, *, max_rows: int | None = None, capacity: int = 1) -> None:
         super().__init__(name="key_space")
-        self.label = name
+        self.label, self.max_rows = name, max_rows
         self.index = KeyIndex(max_rows)
         self.capacity = FIRST_ROW + (capacity if max_rows is None else min(capacity, max_rows))
         self.refused = 0
@@ -53,9 +53,9 @@ class KeySpace(tf.Module):
         )
 
     @property
-    def max_rows(self) -> int | None:
-        """Keys that get a row, at most, or None."""
-        return self.index.max_rows
+    def may_refuse(self) -> bool:
+        """Whether a key that training meets may have no row."""
+        return self.max_rows is not None
 
     @property
     def row_count(self) -> int:
@@ -72,7 +72,7 @@ class KeySpace(tf.Module):
         self._members.matrices.append(matrix)
 
     def read_keys(self) -> np.ndarray:
-        """Returns the keys that training has met, in the order of their rows, from row 2 on."""
+        """Returns the keys of the rows that training has come to, from row 2 on."""
         return self.index.read_keys(FIRST_ROW, self.row_count)
 
     def begin(self) -> Callable[[np.ndarray], tuple[np.ndarray, int]]:
@@ -123,13 +123,41 @@ class KeySpace(tf.Module):
         """
         return _translate.get()(self, keys)
 
+    def find_on_host(self, keys: np.ndarray) -> np.ndarray:
+        """Returns the rows of keys, int64 `[n]`, as the steps so far have left them."""
+        rows = self.index.find(keys)
+        # The input may be ahead: a row that no step has come to holds nothing yet.
+        return np.where(rows < self.row_count, rows, OOV_ID)
+
     def build_lookup(self) -> tf.lookup.experimental.MutableHashTable:
         """Builds a table from keys to rows that a SavedModel holds among its variables."""
         keys = self.read_keys()
+        taken = np.flatnonzero(keys != PAD_ID)
         lookup = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, OOV_ID)
         lookup.insert(tf.constant([PAD_ID], tf.int64), tf.constant([PAD_ID], tf.int64))
-        lookup.insert(tf.constant(keys), tf.range(FIRST_ROW, len(keys) + FIRST_ROW, dtype=tf.int64))
+        lookup.insert(tf.constant(keys[taken]), tf.constant(taken + FIRST_ROW))
         return lookup
+
+    @property
+    def matrix_bytes(self) -> int:
+        """Memory that one device's copies of the matrices take."""
+        return sum(matrix.bytes for matrix in self.matrices)
+
+    def describe(self) -> dict[str, int]:
+        """Returns how many keys have a row, and what the table takes."""
+        return {
+            "keys": self.row_count - FIRST_ROW,
+            "bytes": self.index.bytes + self.matrix_bytes,
+        }
+
+    def render(self) -> list[str]:
+        """Returns what is worth saying of an epoch: that the table is full."""
+        if not self.refused:
+            return []
+        return [
+            f"table {self.label} is full: {self.refused:,} lookups of keys without a row read "
+            f"zeros (model.embeddings.{self.label}.max_rows = {self.max_rows:,})"
+        ]
 
     def state_tensors(self) -> dict[str, tf.Tensor]:
         """Returns the keys that training has met."""
@@ -187,9 +215,7 @@ class _Members:
 
 def _find_on_host(space: KeySpace, keys: tf.Tensor) -> tf.Tensor:
     values = np.asarray(keys)
-    rows = space.index.find(values.ravel()).reshape(values.shape)
-    # The input may be ahead: a row that no step has come to holds nothing yet.
-    return tf.constant(np.where(rows < space.row_count, rows, OOV_ID))
+    return tf.constant(space.find_on_host(values.ravel()).reshape(values.shape))
 
 
 def _are_rows(space: KeySpace, keys: tf.Tensor) -> tf.Tensor:
@@ -261,6 +287,11 @@ class GrowingRows(tf.Module):
         """Type of a number."""
         return self.variable.dtype
 
+    @property
+    def bytes(self) -> int:
+        """Memory that one copy takes, that for rows to come included."""
+        return int(read_length(self._copies[0])) * self.dim * self.dtype.size
+
     def read_value(self) -> tf.Tensor:
         """Returns the matrix, without the rows that no key has."""
         copy = self._copies[0]
@@ -292,7 +323,12 @@ class GrowingRows(tf.Module):
 
 def read_capacity(matrix: GrowingRows) -> tf.Tensor:
     """Returns the rows that this replica's copy has memory for, int64 scalar."""
-    return tf.raw_ops.VariableShape(input=matrix.variable.handle, out_type=tf.int64)[0]
+    return read_length(matrix.variable)
+
+
+def read_length(variable: tf.Variable) -> tf.Tensor:
+    """Returns the rows that a variable has now, int64 scalar."""
+    return tf.raw_ops.VariableShape(input=variable.handle, out_type=tf.int64)[0]
 
 
 def reserve_rows(matrix: GrowingRows, count: tf.Tensor) -> list[tf.Operation]:

@@ -91,7 +91,8 @@ class EpochInput:
         dataset = self.build_dataset(position, counts)
         if self.inputs.keyed:
             batches = self.steps_per_epoch - position.batch
-            dataset = map_keys(dataset, self.inputs.keyed, batches)
+            is_new = position.batch == 0
+            dataset = map_keys(dataset, self.inputs.keyed, batches, is_new_epoch=is_new)
         if self.inputs.lookups is not None:
             dataset = add_distinct_ids(dataset, self.inputs.lookups)
         with input_errors(self.data.version_dir, self.data.manifest, "train"):
@@ -129,14 +130,13 @@ class EpochInput:
                 self.finish(EpochBatches(epoch, iter(dataset), counts))
         return self._counts[epoch]
 
-    def describe_full_tables(self) -> list[str]:
-        """Returns a line for each dynamic table that has refused keys a row in this epoch."""
-        return [
-            f"table {space.label} is full: {space.refused:,} lookups of keys without a row read "
-            f"zeros (model.embeddings.{space.label}.max_rows = {space.max_rows:,})"
-            for space in (part.space for part in self.inputs.keyed)
-            if space.refused
-        ]
+    def describe_tables(self) -> dict[str, dict[str, int]]:
+        """Returns what has happened to the keys of each dynamic table in this epoch."""
+        return {part.space.label: part.space.describe() for part in self.inputs.keyed}
+
+    def render_tables(self) -> list[str]:
+        """Returns `describe_tables` in words, for tables with rules or without room."""
+        return [line for part in self.inputs.keyed for line in part.space.render()]
 
     @contextmanager
     def step_errors(self, position: Position, steps: int) -> Iterator[None]:

@@ -35,6 +35,9 @@ class EpochRecord:
         validation: Validation metrics by name; empty where nothing is validated on.
         left_out: What the input left out of the epoch, by kind: `bad_records`, `shards`,
             `filtered_rows`; empty where it left nothing out.
+        tables: What has happened to the keys of dynamic tables in the epoch, by table: `keys` with
+            a row at its end and `bytes` of memory; with rules also `waiting` keys, keys
+            `admitted` and `evicted`, lookups `rejected` and (of a full table) `refused`.
     """
 
     epoch: int
@@ -45,6 +48,7 @@ class EpochRecord:
     input_wait_share: float
     validation: Mapping[str, float]
     left_out: Mapping[str, int] = field(default_factory=dict)
+    tables: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def metric(self, name: str) -> float:
         """Returns a metric so that higher is better (losses and errors with their sign turned).

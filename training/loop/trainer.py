@@ -19,7 +19,7 @@ from training.distribution.parameter_server import ParameterServers
 from training.distribution.scheduled_steps import ScheduledSteps
 from training.distribution.strategy import check_batch_size
 from training.distribution.workers import NullWriter, Workers
-from training.embedding.key_mapping import plan_keyed_features
+from training.embedding.key_mapping import plan_keyed_features, prepare_rules
 from training.input.batches import find_sparse_pairs
 from training.input.mixing import check_mixed_ids, find_mixed
 from training.input.split_source import TrainingData
@@ -215,8 +215,9 @@ class Trainer:
     def _build_inputs(self, objective: Objective) -> StepInputs:
         """Returns what steps read; refuses a mix of datasets that does not fit."""
         model, manifest = self.model, self._data.manifest
-        features = tuple(dict.fromkeys((*model.inputs, *objective.inputs)))
         keyed = plan_keyed_features(model.embedded_features, model.tables, objective.inputs)
+        times = prepare_rules(keyed, manifest)
+        features = tuple(dict.fromkeys((*model.inputs, *objective.inputs, *times)))
         self._refuse_lost_order(features)
         mixed = find_mixed(self._config.input, manifest, features)
         check_mixed_ids(self._data.version_dir, manifest, mixed, features)
@@ -416,7 +417,7 @@ class Trainer:
         sums, steps = state.sums, state.position.batch
         examples = steps * self._config.input.batch_size
         counts = self.epoch_input.count_left_out(state.position.epoch)
-        lines = [*counts.describe(), *self.epoch_input.describe_full_tables()]
+        lines = [*counts.describe(), *self.epoch_input.render_tables()]
         for line in lines:
             if line not in self._shown:  # Most losses are the same in every epoch.
                 self._progress.message(line)
@@ -430,6 +431,7 @@ class Trainer:
             input_wait_share=min(1.0, sums.wait_s / sums.seconds),
             validation=validation,
             left_out=counts.totals(),
+            tables=self.epoch_input.describe_tables(),
         )
 
     def _end_epoch(

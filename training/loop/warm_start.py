@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -15,6 +15,7 @@ import tensorflow as tf
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.paths import ToleratesShard, local_path
 from conf.run import CHECKPOINTS_DIR, resolve_run
+from conf.schema import PAD_ID
 from conf.training.train import TrainConfig, WarmStartConfig
 from training.checkpoint.checkpoint_files import (
     METADATA_FILE,
@@ -27,7 +28,15 @@ from training.checkpoint.manager import BEST_DIR, LAST_DIR, describe_layout
 from training.checkpoint.saved_tensors import MODEL, OPTIMIZERS, TrainingState, collect_state
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_index import FIRST_ROW
-from training.embedding.key_space import KeySpace
+from training.embedding.key_space import SAVED_KEYS, KeySpace
+from training.embedding.ruled_key_space import (
+    COUNTS,
+    MOMENT,
+    STEPS,
+    TIMES,
+    WAITING_KEYS,
+    RuledKeySpace,
+)
 from training.input.split_source import TrainingData
 from training.input.vocabularies import (
     NO_ROW,
@@ -157,10 +166,13 @@ class MatchedKeys:
     Attributes:
         keys: Its keys, int64 `[n]`, in the order of the earlier table.
         rows: Row of the earlier table for each row of the new one, int64 `[2 + n]`.
+        history: Counts and times of the keys, the keys that waited for a row, and the moment, by
+            the names of `RuledKeySpace.state_tensors`; empty where the earlier table had no rules.
     """
 
     keys: np.ndarray
     rows: np.ndarray
+    history: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 def match_dynamic_table(
@@ -177,24 +189,61 @@ def match_dynamic_table(
         earlier: Keys of the earlier table, int64 `[n]`, from row 2 on.
         versions: The dataset version to train on, and that of the earlier run.
     """
-    feature = next(
-        name
-        for name, other in model.embedded_features.items()
-        if isinstance(other, DynamicTable) and other.keys is table.keys
-    )
+    feature = _find_feature(model, table)
     found = match_keys(feature, earlier, *versions)
     if found is None:
         return f"its keys are made in another way: those of feature {feature!r}"
-    kept = np.flatnonzero(found != NO_ROW) if found is not earlier else np.arange(len(earlier))
+    kept = np.flatnonzero(earlier != PAD_ID if found is earlier else found != NO_ROW)
     if table.keys.max_rows is not None and len(kept) > table.keys.max_rows:
         return f"{len(kept):,} keys there, and max_rows is {table.keys.max_rows:,}"
     rows = np.concatenate([np.arange(FIRST_ROW), kept + FIRST_ROW])
     return MatchedKeys(found[kept], rows)
 
 
-def set_keys(model: Model, space: KeySpace, keys: np.ndarray) -> None:
+def _find_feature(model: Model, table: DynamicTable) -> str:
+    """Returns a feature of a table's keys."""
+    return next(
+        name
+        for name, other in model.embedded_features.items()
+        if isinstance(other, DynamicTable) and other.keys is table.keys
+    )
+
+
+def match_history(
+    model: Model,
+    table: DynamicTable,
+    found: MatchedKeys,
+    earlier: Mapping[str, np.ndarray],
+    versions: tuple[EncodedVersion, EncodedVersion],
+) -> MatchedKeys:
+    """Returns matched keys with what an earlier table with rules knew of them.
+
+    Args:
+        model: The new model.
+        table: One of its tables.
+        found: Its keys.
+        earlier: Tensors of the earlier key space.
+        versions: As for `match_dynamic_table`.
+    """
+    if MOMENT not in earlier or not isinstance(table.keys, RuledKeySpace):
+        return found
+    kept = found.rows[FIRST_ROW:] - FIRST_ROW
+    history = {name: earlier[name][kept] for name in (COUNTS, TIMES, STEPS) if name in earlier}
+    waiting = earlier[WAITING_KEYS]
+    asked = waiting[:, 0]
+    keys = match_keys(_find_feature(model, table), asked, *versions)
+    if keys is not None and keys is not asked:
+        waiting = np.column_stack([keys, waiting[:, 1:]])[keys != NO_ROW]
+    return replace(found, history={**history, WAITING_KEYS: waiting, MOMENT: earlier[MOMENT]})
+
+
+def set_keys(model: Model, space: KeySpace, found: MatchedKeys) -> None:
     """Gives keys rows with first values, in all tables and optimizer state that have the keys."""
-    space.set_keys(keys)
+    keys = found.keys
+    if found.history and isinstance(space, RuledKeySpace):
+        space.continue_keys(keys, found.history)
+    else:
+        space.set_keys(keys)
     for matrix in space.matrices:
         matrix.assign(np.full((len(keys) + FIRST_ROW, matrix.dim), matrix.fill, np.float32))
     for table in model.tables.values():
@@ -262,6 +311,12 @@ class _EarlierRun:
 
     def read(self, name: str) -> np.ndarray:
         return np.asarray(self.reader.get_tensor(name))
+
+    def read_keys(self, table: str) -> dict[str, np.ndarray]:
+        """Returns what is saved of a dynamic table's keys, by its names there."""
+        start = self.layout.keys[table].removesuffix(SAVED_KEYS)
+        names = [name for name in self.shapes if name.startswith(start)]
+        return {name.removeprefix(start): self.read(name) for name in names}
 
 
 def transfer_weights(config: TrainConfig, target: WarmTarget) -> WarmStartReport:
@@ -367,11 +422,11 @@ def _open_source(path: str, tolerates: ToleratesShard) -> _EarlierRun:
 
 def _match_tables(
     target: WarmTarget, layout: CheckpointLayout, source: _EarlierRun, fresh: dict[str, str]
-) -> tuple[dict[str, np.ndarray], dict[KeySpace, np.ndarray]]:
+) -> tuple[dict[str, np.ndarray], dict[KeySpace, MatchedKeys]]:
     """Returns the earlier row of each row of each table that comes over, and keys to set."""
     version = read_encoded_version(target.data.version_dir, target.data.manifest)
     rows: dict[str, np.ndarray] = {}
-    keys: dict[KeySpace, np.ndarray] = {}
+    keys: dict[KeySpace, MatchedKeys] = {}
     for name in layout.tables:
         table = target.model.tables[name]
         if name not in source.layout.tables:
@@ -383,12 +438,13 @@ def _match_tables(
         elif isinstance(table, DynamicTable) != (name in source.layout.keys):
             fresh[name] = "it is dynamic in one of the two models alone"
         elif isinstance(table, DynamicTable):
-            earlier = source.read(source.layout.keys[name])
-            matched = match_dynamic_table(target.model, table, earlier, (version, source.version))
+            earlier, versions = source.read_keys(name), (version, source.version)
+            matched = match_dynamic_table(target.model, table, earlier[SAVED_KEYS], versions)
             if isinstance(matched, str):
                 fresh[name] = matched
             else:
-                rows[name], keys[table.keys] = matched.rows, matched.keys
+                rows[name] = matched.rows
+                keys[table.keys] = match_history(target.model, table, matched, earlier, versions)
         else:
             found = match_rows(target.model.id_spaces[name], version, source.version)
             if _fits(found, before[0], table.vocabulary_size):

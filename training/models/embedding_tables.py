@@ -19,7 +19,9 @@ from conf.training.models import (
     VectorConfig,
 )
 from training.embedding.dynamic_table import DynamicTable
+from training.embedding.key_rules import KeyRules
 from training.embedding.key_space import KeySpace
+from training.embedding.ruled_key_space import RuledKeySpace
 from training.embedding.static_table import EmbeddingTable, RowUpdates
 from training.models.embedded_inputs import BIAS_SUFFIX, EmbeddedInputs, InputFeature
 from training.networks.layers import PositionWeights
@@ -200,12 +202,16 @@ class TableBuilder:
             size = table_size(self._manifest, spec)
             return EmbeddingTable(name, size, dim, seed=self._seed, initializer=initializer)
         if found.name not in self._keys:
-            table = found.config
-            self._keys[found.name] = KeySpace(
-                found.name, max_rows=table.max_rows, capacity=table.capacity
-            )
+            self._keys[found.name] = self._build_keys(found)
         keys = self._keys[found.name]
         return DynamicTable(name, keys, dim, seed=self._seed, initializer=initializer)
+
+    def _build_keys(self, table: _Dynamic) -> KeySpace:
+        config = table.config
+        rules = KeyRules.read(table.name, config, self._seed)
+        if rules is not None:
+            return RuledKeySpace(rules, capacity=config.capacity)
+        return KeySpace(table.name, max_rows=config.max_rows, capacity=config.capacity)
 
     def _add(self, table: _Dynamic, specs: Mapping[str, FeatureSpec]) -> None:
         key = f"model.embeddings.{table.name}"

@@ -222,6 +222,9 @@ class EpochLog:
                 tf.summary.scalar("train/input_wait_share", record.input_wait_share)
                 for name, value in record.validation.items():
                     tf.summary.scalar(f"validation/{name}", value)
+                for table, counts in record.tables.items():
+                    for name, count in counts.items():
+                        tf.summary.scalar(f"tables/{table}/{name}", count)
                 for tag, values in (samples or {}).items():
                     tf.summary.histogram(tag, values)
             self._writer.flush()

@@ -60,6 +60,18 @@ def test_the_epoch_with_the_least_error_is_the_best(finished):
     assert best_epoch(replace(data, card={**data.card, "training": {}})) == 2
 
 
+def test_what_happened_to_keys_is_told(finished):
+    found = {"keys": 41, "admitted": 1234, "evicted": 7, "bytes": 2048, "waiting": 3}
+    epochs = (*finished.epochs[:-1], {**finished.epochs[-1], "tables": {"items": found}})
+    before, shown = (
+        show("learning", data) for data in (finished, replace(finished, epochs=epochs))
+    )
+    assert len(shown.tables) == len(before.tables) + 1
+    row = shown.tables[-1].rows[0]
+    assert row[:6] == ["items", str(len(epochs)), "41", "3", "1,234", "7"]
+    assert row[-1] == "2.0 kB"
+
+
 def test_what_the_input_left_out_is_told(finished):
     lost = {"bad_records": 2404, "shards": 1}
     epochs = (*finished.epochs[:-1], {**finished.epochs[-1], "left_out": lost})

@@ -13,7 +13,16 @@ from conf.errors import ConfigError, InputDataError
 from conf.training.models import NormalConfig
 from conf.training.train import FitConfig
 from tests.training import dynamic_replicas, dynamic_runs
-from tests.training.dynamic_runs import DSSM, FIT, MF, build_config, build_trainer, read_state
+from tests.training.dynamic_runs import (
+    DSSM,
+    FIT,
+    MF,
+    RULED,
+    build_config,
+    build_ruled_config,
+    build_trainer,
+    read_state,
+)
 from tests.training.processes import start_forked
 from tests.training.tiny_dataset import TinyConfig, hash_key, write_tiny_dataset
 from training.checkpoint.resume_state import Position
@@ -168,21 +177,94 @@ def test_what_cannot_be_is_refused(changes, error, version: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_two_replicas_train_as_one_does(version: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ruled", [False, True])
+def test_two_replicas_train_as_one_does(ruled: bool, timed: Path, tmp_path: Path) -> None:
     states = []
     for replicas in (1, 2):
         result = tmp_path / f"{replicas}.npz"
-        process = start_forked(dynamic_replicas.train, str(version), replicas, str(result))
+        process = start_forked(dynamic_replicas.train, str(timed), replicas, str(result), ruled)
         process.join()
         assert process.exitcode == 0
         states.append(np.load(result))
     one, two = states
     assert set(one) == set(two)
     for name in one:
-        if name.endswith("by_row"):
+        if "/keys/" in name:
             np.testing.assert_array_equal(two[name], one[name], err_msg=name)
         else:
             np.testing.assert_allclose(two[name], one[name], rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def timed(tmp_path_factory) -> Path:
+    config = TinyConfig(keyed=True, timed=True)
+    return write_tiny_dataset(tmp_path_factory.mktemp("timed"), config=config)
+
+
+@pytest.fixture(scope="module")
+def ruled(timed: Path, tmp_path_factory):
+    """A run whose tables have rules, which nothing interrupts; its trainer, and what it said."""
+    run, told = tmp_path_factory.mktemp("ruled"), Told()
+    trainer = build_trainer(build_ruled_config(), timed, told)
+    trainer.fit(run, None)
+    return run, trainer, told.lines
+
+
+def read_tables(run: Path) -> list[dict[str, dict[str, int]]]:
+    return [entry["tables"] for entry in json.loads((run / "history.json").read_text())]
+
+
+def test_what_happened_to_keys_is_in_the_history_and_the_log(ruled) -> None:
+    run, trainer, lines = ruled
+    first, second = read_tables(run)
+    for found in (first["user_id"], second["items"], first["past"]):
+        assert found["bytes"] > 0
+    assert first["user_id"]["rejected"] >= 60  # first sightings
+    assert first["user_id"]["admitted"] - first["user_id"]["evicted"] == 60
+    assert second["items"]["keys"] == 15
+    assert second["items"]["admitted"] == second["items"]["evicted"] > 30
+    assert any(line.startswith("table items: 15 keys; in this epoch") for line in lines)
+    events = list((run / "logs").glob("events.*"))
+    tags = {
+        value.tag
+        for event in tf.compat.v1.train.summary_iterator(str(events[0]))
+        for value in event.summary.value
+    }
+    assert {"tables/items/evicted", "tables/user_id/rejected", "tables/past/bytes"} <= tags
+    assert len(trainer.model.tables["items"].keys.read_keys()) == 15
+
+
+def test_sigkill_changes_nothing_under_rules(timed: Path, ruled, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    process = start_forked(dynamic_runs.train_and_die, str(timed), str(run), 2, 33, True)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert 0 < len(steps_of(run)) < len(steps_of(ruled[0]))
+    trainer = build_trainer(build_ruled_config(), timed)
+    trainer.fit(run, None)
+    assert steps_of(run) == steps_of(ruled[0])
+    assert read_tables(run) == read_tables(ruled[0])
+    state, whole = read_state(trainer), read_state(ruled[1])
+    assert set(state) == set(whole)
+    for name, values in whole.items():
+        np.testing.assert_array_equal(state[name], values, err_msg=name)
+
+
+def test_rules_end_where_the_config_is_wrong(timed: Path, version: Path, tmp_path: Path) -> None:
+    def refuse(rules: dict, data: Path, error: type[Exception], match: str) -> None:
+        tables = {**RULED, "items": {"features": ["movie_id"], **rules}}
+        config = build_ruled_config(embeddings=tables)
+        with pytest.raises(error, match=match):
+            build_trainer(config, data)
+
+    by_time = {"eviction": {"timestamp": "time", "unused_time": 5}}
+    refuse(by_time, version, ConfigError, "names no feature that holds times")
+    by_label = {"eviction": {"timestamp": "label", "unused_time": 5}}
+    refuse(by_label, timed, ConfigError, "names no feature that holds times")
+    (tmp_path / "keys.txt").write_text("12\nx\n")
+    listed = {"admission": {"allow_list": str(tmp_path / "keys.txt")}}
+    refuse(listed, timed, InputDataError, "no key")
 
 
 class Told(NoProgress):

@@ -24,9 +24,15 @@ from training.checkpoint.restore import load_run
 from training.checkpoint.saved_tensors import TrainingState
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_space import KeySpace
+from training.embedding.ruled_key_space import RuledKeySpace
 from training.fit import fit_run, plan_run
 from training.input.split_source import TrainingData
-from training.input.vocabularies import EncodedVersion, match_rows, read_encoded_version
+from training.input.vocabularies import (
+    EncodedVersion,
+    match_keys,
+    match_rows,
+    read_encoded_version,
+)
 from training.loop.trainer import Trainer
 from training.loop.warm_start import MatchedKeys, SlotMap, map_slots, match_dynamic_table, set_keys
 from training.monitoring.progress import NoProgress
@@ -150,7 +156,7 @@ def test_what_does_not_fit_is_said(version: EncodedVersion) -> None:
 def test_rows_of_keys_start_as_if_training_had_met_them() -> None:
     model, table = build(capacity=1)
     slot = table.rows.fill_like(0.5, "slot")
-    set_keys(model, table.keys, EARLIER)
+    set_keys(model, table.keys, MatchedKeys(EARLIER, np.arange(5)))
     np.testing.assert_array_equal(table.rows.numpy()[2:], table.draw_rows(EARLIER))
     assert not table.rows.numpy()[:2].any()
     assert model.tables["bias"].rows.numpy().shape == (5, 1)
@@ -275,6 +281,40 @@ def test_a_checkpoint_by_its_own_path(old_run: Path, grown: Path, model, tmp_pat
     assert report is not None
     assert report.source == str(path)
     assert "movie_id" in report.render()
+
+
+def test_keys_under_rules_keep_their_counts_and_ages(
+    tiny_version: Path, grown: Path, tmp_path: Path
+) -> None:
+    # Each user has 13 rows, of which the epoch's tail leaves some out: those users wait.
+    rules = {"admission": {"count": 13}, "eviction": {"unused_steps": 500}}
+    model = DSSMConfig.model_validate(
+        {"embedding_dim": 4, "embeddings": {"user_id": rules, "gender": rules}}
+    )
+    run = fit_run(configure(tiny_version, tmp_path / "old", model), NoProgress())
+    old = load_run(run, "last").model.tables["user_id"].keys
+    trainer = warm_start_build(configure(grown, tmp_path, model, {"path": str(run)}))
+    assert trainer.warm_start() is not None
+    new = trainer.model.tables["user_id"].keys
+    versions = [read_encoded_version(v, read_manifest(v)) for v in (grown, tiny_version)]
+    known = np.arange(2, 62)
+    states = set()
+    for key, same in zip(known, match_keys("user_id", known, *versions), strict=True):
+        row, count, step = old.read_key(int(key))
+        found = new.read_key(int(same))
+        # Steps are counted from the start of the new run.
+        assert found is not None
+        assert found[1:] == (count, step - old.batch_count)
+        assert (found[0] > 1) == (row > 1)
+        states.add(row > 1)
+    assert states == {False, True}
+    assert new.batch_count == 0
+    table, before = trainer.model.tables["user_id"], load_run(run, "last").model.tables["user_id"]
+    kept = np.flatnonzero(old.read_keys())
+    np.testing.assert_array_equal(table.rows.numpy()[2:], before.rows.numpy()[2:][kept])
+    ruled = RuledKeySpace(old.rules)
+    ruled.set_keys(np.array([5, 6]))  # keys of a table without rules have qualified
+    assert ruled.read_key(5) == (2, 13, 0)
 
 
 def refuse(config: TrainConfig, kind: type[SluiceError], match: str) -> None:

@@ -1,0 +1,461 @@
+"""Rules of admission and eviction, and the index of keys that follows them batch by batch.
+
+The state after a batch is a function of the batches up to there and of nothing else: neither of
+where records lie in memory nor of how far the input has read ahead. What the last batches have
+changed can be taken back, so the state at any step that is still ahead of the input is there.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from conf.errors import InputDataError
+from conf.paths import local_path
+from conf.schema import OOV_ID, PAD_ID
+from conf.training.models import DynamicTableConfig
+from conf.training.table_rules import MOST_SIGHTINGS, AdmissionConfig, EvictionConfig
+from training.embedding.key_index import FIRST_ROW
+from training.embedding.key_records import (
+    HASHES,
+    KEY,
+    META,
+    TIME,
+    WAITING,
+    DistinctKeys,
+    KeyRecords,
+    UsedRows,
+    draw_sightings,
+    pack_meta,
+    unpack_meta,
+)
+
+MOST_ROWS = (1 << 32) - 1 - FIRST_ROW
+"""Rows of a table with rules: a record holds the row in 32 bits."""
+EARLIEST = np.iinfo(np.int64).min
+
+
+@dataclass(frozen=True)
+class KeyRules:
+    """What a table is told.
+
+    Attributes:
+        table: Name of the table.
+        seed: The run's seed; with the table's name it fixes draws.
+        max_rows: Keys that have a row at a time, at most; None: no limit.
+        admission: When a key gets a row; None: when it is met.
+        eviction: When it loses it; None: never.
+    """
+
+    table: str
+    seed: int
+    max_rows: int | None = None
+    admission: AdmissionConfig | None = None
+    eviction: EvictionConfig | None = None
+
+    @classmethod
+    def read(cls, table: str, config: DynamicTableConfig, seed: int) -> KeyRules | None:
+        """Returns the rules of a table's config; None: it has none."""
+        if config.admission is None and config.eviction is None:
+            return None
+        return cls(table, seed, config.max_rows, config.admission, config.eviction)
+
+    @property
+    def timestamp(self) -> str | None:
+        """Feature whose values are times; None: time is steps."""
+        return None if self.eviction is None else self.eviction.timestamp
+
+    @property
+    def least_count(self) -> int:
+        """Sightings that a key needs for a row."""
+        return (self.admission and self.admission.count) or 1
+
+    def read_allowed(self) -> np.ndarray | None:
+        """Returns the keys of the list of those that get a row, sorted; None: there is no list.
+
+        Raises:
+            InputDataError: The file cannot be read, or a line is no key.
+        """
+        if self.admission is None or self.admission.allow_list is None:
+            return None
+        return read_key_list(self.admission.allow_list)
+
+    def build_stream(self, batches: int) -> int:
+        """Returns what the draws of a batch's sightings depend on, beside the key: 64 bits."""
+        table = zlib.crc32(self.table.encode())
+        return (self.seed << 32 ^ table ^ batches * 0x9E3779B97F4A7C15) % (1 << 64)
+
+
+def read_key_list(path: str) -> np.ndarray:
+    """Reads keys from a file: a whole number of 64 bits on each line; empty lines are left out.
+
+    Returns:
+        int64 `[n]`, sorted, each once.
+
+    Raises:
+        InputDataError: The file cannot be read, or a line is no such number.
+    """
+    try:
+        lines = local_path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputDataError(
+            "the list of keys that get a row cannot be read",
+            received=f"{path}: {error}",
+            fix="correct model.embeddings.<table>.admission.allow_list",
+        ) from error
+    return np.unique(
+        np.array(
+            [_parse_key(path, n, line) for n, line in enumerate(lines, 1) if line.strip()], np.int64
+        )
+    )
+
+
+def _parse_key(path: str, number: int, line: str) -> int:
+    try:
+        key = int(line)
+        if not EARLIEST <= key <= np.iinfo(np.int64).max:
+            raise ValueError(line)
+    except ValueError as error:
+        raise InputDataError(
+            "a line of the list of keys that get a row is no key",
+            received=f"{path}, line {number}: {line.strip()[:80]!r}",
+            allowed="one whole number of 64 bits on each line",
+            fix="list the keys as the dataset holds them: of text, its hash_key",
+        ) from error
+    return key
+
+
+@dataclass(frozen=True)
+class KeyMoment:
+    """What an index holds besides its records.
+
+    Attributes:
+        batches: Batches so far; time, where no feature is named.
+        now: Largest time so far; None: none yet.
+        rows: Rows that there is memory for, those of padding and of unknown keys included.
+        admitted: Keys that got a row in this epoch.
+        rejected: Lookups of keys that were not admitted, in this epoch.
+        refused: Lookups of keys that got no row, as the table was full, in this epoch.
+        evicted: Keys that lost their row in this epoch.
+    """
+
+    batches: int = 0
+    now: int | None = None
+    rows: int = FIRST_ROW
+    admitted: int = 0
+    rejected: int = 0
+    refused: int = 0
+    evicted: int = 0
+
+    def to_array(self) -> np.ndarray:
+        """Returns the numbers, int64 `[8]`."""
+        values = asdict(self) | {"now": self.now or 0, "is_timed": self.now is not None}
+        return np.array(list(values.values()), np.int64)
+
+    @classmethod
+    def from_array(cls, values: np.ndarray) -> KeyMoment:
+        """Returns what `to_array` has made an array of."""
+        *numbers, is_timed = (int(value) for value in values)
+        moment = cls(*numbers)
+        return moment if is_timed else replace(moment, now=None)
+
+
+class MappedBatch(NamedTuple):
+    """Where the keys of a batch are.
+
+    Attributes:
+        rows: Row of each key, int64 `[n]`.
+        row_count: Rows that there must be memory for.
+        new_keys: Keys that got a row, int64 `[new]`.
+        new_rows: Their rows, which other keys may have had.
+        batches: Batches so far.
+    """
+
+    rows: np.ndarray
+    row_count: int
+    new_keys: np.ndarray
+    new_rows: np.ndarray
+    batches: int
+
+
+class _Undo(NamedTuple):
+    """What takes a batch back: the moment before it, and records as they were, in order."""
+
+    moment: KeyMoment
+    records: list[np.ndarray]
+
+
+class _Strangers:
+    """The keys of a batch that have no row.
+
+    Args:
+        found: The batch's keys.
+        before: Their records before the batch.
+        positions: Which of them have no row.
+    """
+
+    def __init__(self, found: DistinctKeys, before: np.ndarray, positions: np.ndarray) -> None:
+        self.positions, before = positions, before[positions]
+        self.keys, self.sightings = found.keys[positions], found.sightings[positions]
+        counts = unpack_meta(before[:, META])[1] + self.sightings
+        self.counts = np.minimum(counts, MOST_SIGHTINGS)
+        is_known, times = before[:, META] != 0, found.times[positions]
+        self._times = np.where(is_known, np.maximum(before[:, TIME], times), times)
+
+    def build_records(self, rows: np.ndarray, *, waits: bool) -> np.ndarray:
+        """Returns the records of the keys after the batch, int64 `[n, 3]`.
+
+        Args:
+            rows: Row of each of the batch's keys.
+            waits: Whether keys without a row are counted; otherwise they are left out.
+        """
+        own = np.maximum(rows[self.positions], WAITING)
+        records = np.stack([self.keys, self._times, pack_meta(own, self.counts)], axis=1)
+        return records if waits else records[own >= FIRST_ROW]
+
+
+class RuledIndex:
+    """Keys with rows, sightings and times, under rules.
+
+    A batch goes through it thus: keys that are due are evicted; sightings are counted; keys that
+    qualify get the lowest rows that are free, in order of arrival.
+
+    Args:
+        rules: The rules.
+
+    Attributes:
+        rules: The rules.
+        records: The records.
+        moment: What it holds besides them.
+    """
+
+    def __init__(self, rules: KeyRules) -> None:
+        self.rules, self.records, self.moment = rules, KeyRecords(), KeyMoment()
+        self._allowed: np.ndarray | None = None
+        self._most = MOST_ROWS if rules.max_rows is None else min(rules.max_rows, MOST_ROWS)
+        self._used = UsedRows(self._most)
+        self._undo: deque[_Undo] = deque()
+
+    @property
+    def row_keys(self) -> int:
+        """Keys that have a row."""
+        return self._used.count
+
+    @property
+    def bytes(self) -> int:
+        """Memory that it takes, what takes batches back left out."""
+        return self.records.bytes + self._used.bytes
+
+    def prepare(self) -> None:
+        """Reads the list of keys that get a row, where there is one.
+
+        Raises:
+            InputDataError: As for `KeyRules.read_allowed`.
+        """
+        self._allowed = self.rules.read_allowed()
+
+    def begin_epoch(self) -> None:
+        """Counts what happens from nothing."""
+        self.moment = replace(self.moment, admitted=0, rejected=0, refused=0, evicted=0)
+
+    def map(self, keys: np.ndarray, times: np.ndarray | None, *, is_last: bool) -> MappedBatch:
+        """Counts the keys of a batch, evicts and admits, and returns where they are.
+
+        Args:
+            keys: int64 `[n]`, of any value, repeats allowed.
+            times: Time of each, int64 `[n]`; None: time is steps.
+            is_last: Whether it is the last batch of an epoch.
+        """
+        undo = _Undo(self.moment, [])
+        self._undo.append(undo)
+        self.moment = replace(self.moment, batches=self.moment.batches + 1)
+        self._evict_due(undo, is_last=is_last)
+        self._move_clock(times)
+        found = DistinctKeys(keys, self.moment.batches if times is None else times)
+        before, meta = self.records.touch(found.keys, found.sightings, found.times)
+        undo.records.append(before)
+        rows, _ = unpack_meta(meta)
+        new = np.flatnonzero(rows < FIRST_ROW)
+        if len(new):
+            self._admit(_Strangers(found, before, new), rows, undo)
+            new = new[rows[new] >= FIRST_ROW]
+        return MappedBatch(
+            found.spread(np.maximum(rows, OOV_ID)),
+            self.moment.rows,
+            found.keys[new],
+            rows[new],
+            self.moment.batches,
+        )
+
+    def _move_clock(self, times: np.ndarray | None) -> None:
+        now = self.moment.now
+        if times is None:
+            now = self.moment.batches
+        elif len(times):
+            latest = int(times.max())
+            if now is None:  # Keys of a run that knew no times count as seen now.
+                self.records.set_times(latest)
+            now = latest if now is None else max(now, latest)
+        self.moment = replace(self.moment, now=now)
+
+    def _evict_due(self, undo: _Undo, *, is_last: bool) -> None:
+        """Forgets the keys that time or count are against, of those whose turn it is."""
+        rules, moment = self.rules.eviction, self.moment
+        if rules is None or (rules.every == "epoch" and not is_last):
+            return
+        turns = 1 if rules.every == "epoch" else rules.every
+        turn = (moment.batches - 1) % turns
+        before, now = EARLIEST, moment.now if rules.timestamp else moment.batches
+        unused = rules.unused_time or rules.unused_steps
+        if unused is not None and now is not None:
+            before = max(before, now - unused + 1)
+        hashes = -(-turn * HASHES // turns), -(-(turn + 1) * HASHES // turns)
+        self._forget(self.records.select(hashes, before, rules.min_count or 0), undo)
+
+    def _forget(self, records: np.ndarray, undo: _Undo) -> None:
+        """Removes records, frees their rows, and notes them."""
+        if not len(records):
+            return
+        undo.records.append(records)
+        rows, _ = unpack_meta(records[:, META])
+        freed = rows[rows >= FIRST_ROW] - FIRST_ROW
+        self._used.give_back(freed)
+        self.records.remove(np.ascontiguousarray(records[:, KEY]))
+        self.moment = replace(self.moment, evicted=self.moment.evicted + len(freed))
+
+    def _admit(self, strangers: _Strangers, rows: np.ndarray, undo: _Undo) -> None:
+        """Gives those keys without a row that qualify one.
+
+        Args:
+            strangers: The keys without a row.
+            rows: Row of each of the batch's keys; receives the new ones.
+            undo: Receives the records that make room.
+        """
+        new, sightings = strangers.positions, strangers.sightings
+        qualify = self._qualify(strangers)
+        wanted = np.flatnonzero(qualify)
+        if len(wanted) > self._used.left:
+            self._make_room(len(wanted) - self._used.left, rows, undo)
+        given = wanted[: self._used.left]
+        rows[new[given]] = self._used.take(len(given)) + FIRST_ROW
+        self.records.put(strangers.build_records(rows, waits=self.rules.least_count > 1))
+        wanted_sightings = int(sightings[wanted].sum())
+        moment = self.moment
+        self.moment = replace(
+            moment,
+            rows=max(moment.rows, int(rows[new].max()) + 1),
+            admitted=moment.admitted + len(given),
+            refused=moment.refused + wanted_sightings - int(sightings[given].sum()),
+            rejected=moment.rejected + int(sightings.sum()) - wanted_sightings,
+        )
+
+    def _qualify(self, strangers: _Strangers) -> np.ndarray:
+        """Returns which keys get a row, if one is free."""
+        if self._allowed is not None:
+            return np.isin(strangers.keys, self._allowed)
+        probability = self.rules.admission and self.rules.admission.probability
+        if probability:
+            stream = self.rules.build_stream(self.moment.batches)
+            return draw_sightings(strangers.keys, strangers.sightings, stream, probability)
+        return strangers.counts >= self.rules.least_count
+
+    def _make_room(self, need: int, rows: np.ndarray, undo: _Undo) -> None:
+        """Forgets keys that are not in the batch, more than are needed: it costs a look at all."""
+        rules = self.rules.eviction
+        if rules is None or rules.when_full is None:
+            return
+        records = self.records.read_admitted(rows)
+        _, counts = unpack_meta(records[:, META])
+        order = [records[:, TIME], counts]
+        if rules.when_full == "least_frequent":
+            order.reverse()
+        count = max(need, int(rules.share * self._most))
+        self._forget(records[find_smallest([*order, records[:, KEY]], count)], undo)
+
+    def trim(self, batches: int) -> None:
+        """Forgets how to take the batches up to one back."""
+        while self._undo and self._undo[0].moment.batches < batches:
+            self._undo.popleft()
+
+    def rewind(self, batches: int) -> None:
+        """Takes back all batches behind one."""
+        if self.moment.batches == batches:
+            return
+        while self.moment.batches > batches:
+            undo = self._undo.pop()
+            for records in reversed(undo.records):
+                self.records.put(records)
+            self.moment = undo.moment
+        rows, _ = unpack_meta(self.records.read_all()[:, META])
+        self._used.set_to(rows[rows >= FIRST_ROW] - FIRST_ROW)
+
+    def read(self, batches: int) -> tuple[np.ndarray, KeyMoment]:
+        """Returns all records, int64 `[n, 3]`, and the moment, as they were after a batch."""
+        if batches == self.moment.batches:
+            return self.records.read_all(), self.moment
+        records, moment = self.records.copy(), self.moment
+        for undo in reversed(self._undo):
+            if undo.moment.batches < batches:
+                break
+            for changed in reversed(undo.records):
+                records.put(changed)
+            moment = undo.moment
+        return records.read_all(), moment
+
+    def find(self, keys: np.ndarray, batches: int) -> np.ndarray:
+        """Returns the rows of keys as they were after a batch: 1 for those without one.
+
+        Args:
+            keys: int64 `[n]`.
+            batches: The batch.
+        """
+        meta = self.records.find(np.ascontiguousarray(keys, np.int64))
+        later = [r for undo in self._undo if undo.moment.batches >= batches for r in undo.records]
+        changes = np.concatenate([np.empty((0, 3), np.int64), *later])
+        if len(changes):  # The first change of a key behind the batch holds what it was there.
+            changed, first = np.unique(changes[:, KEY], return_index=True)
+            at = np.minimum(np.searchsorted(changed, keys), len(changed) - 1)
+            meta = np.where(changed[at] == keys, changes[first[at], META], meta)
+        rows, _ = unpack_meta(meta)
+        return np.where(keys == PAD_ID, PAD_ID, np.maximum(rows, OOV_ID))
+
+    def set_to(self, records: np.ndarray, moment: KeyMoment) -> None:
+        """Forgets all and takes records and a moment over.
+
+        Raises:
+            ValueError: A key or a row occurs twice, a key is 0, a row is beyond memory or limit.
+        """
+        rows, _ = unpack_meta(records[:, META])
+        taken = rows[rows >= FIRST_ROW]
+        if len(taken) > self._most:
+            raise ValueError(f"{len(taken):,} keys, and max_rows is {self.rules.max_rows:,}")
+        fresh = KeyRecords()
+        fresh.put(records)
+        if len(fresh) != len(records) or (records[:, KEY] == PAD_ID).any():
+            raise ValueError("a key occurs twice, or is that of padding")
+        self.records, self.moment = fresh, moment
+        self._used.set_to(taken - FIRST_ROW)
+        self._undo.clear()
+
+
+def find_smallest(columns: list[np.ndarray], count: int) -> np.ndarray:
+    """Returns where the smallest rows of a table are, by its columns in order; ties are decided.
+
+    Args:
+        columns: Numbers `[n]` each; no two rows are equal in all of them.
+        count: How many rows; all where there are fewer.
+    """
+    left = np.arange(len(columns[0]))
+    chosen = []
+    for column in columns:
+        if count >= len(left):
+            break
+        values = column[left]
+        most = np.partition(values, count)[count]
+        chosen.append(left[values < most])
+        left, count = left[values == most], count - len(chosen[-1])
+    return np.concatenate([*chosen, left[:count]])
