@@ -10,6 +10,7 @@ import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import tensorflow as tf
 
@@ -53,6 +54,17 @@ def peak_memory_bytes() -> int:
     """Returns the most memory that this process has held, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts kibibytes.
+
+
+def free_memory_bytes() -> int | None:
+    """Returns the memory that the machine has left, its container allowing; None: not known."""
+    meminfo, limit = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
+    if not meminfo.exists():
+        return None
+    lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+    free = int(lines["MemAvailable"].split()[0]) * 1024
+    allowed = limit.read_text().strip() if limit.exists() else "max"
+    return free if allowed == "max" else min(free, int(allowed))
 
 
 def peak_device_memory_bytes(kind: str = "GPU") -> dict[str, int]:

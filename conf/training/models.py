@@ -161,28 +161,131 @@ EmbeddingsConfig = dict[Annotated[str, Field(min_length=1)], TableConfig]
 """Tables by name: a feature's, that of what features share, or a new one that names `features`."""
 
 
+NegativeSource = Literal["batch", "uniform", "frequency", "adaptive", "mixed"]
+
+
+class NegativesConfig(StrictFinite):
+    """Items that the item of a row is compared with, and how they are drawn."""
+
+    source: NegativeSource = Field(
+        "batch",
+        description="batch: the items of the batch's rows. uniform: all items alike. frequency: by "
+        "their rows in train. adaptive: by what training has met so far. mixed: batch, and drawn "
+        "ones beside it.",
+    )
+    count: int | None = Field(None, ge=1, description="Items drawn; all sources but batch.")
+    distortion: float | None = Field(
+        None,
+        ge=0,
+        description="Items are drawn by count ** distortion; None: frequency 0.75, adaptive 1, "
+        "mixed 0, which is uniform.",
+    )
+
+    @model_validator(mode="after")
+    def _fits_the_source(self) -> NegativesConfig:
+        if (self.count is None) != (self.source == "batch"):
+            what = "takes no" if self.count is not None else "needs a"
+            raise ValueError(f"source {self.source} {what} `count`, the number of items drawn")
+        if self.distortion is not None and self.source in ("batch", "uniform"):
+            raise ValueError(
+                f"source {self.source} takes no `distortion`, an exponent of counts; frequency, "
+                "adaptive and mixed do"
+            )
+        return self
+
+
+class DrawnNegativesConfig(NegativesConfig):
+    """As `NegativesConfig`, for losses that compare each row with items drawn for it alone."""
+
+    source: Literal["uniform", "frequency", "adaptive"] = "uniform"
+    count: int = Field(1, ge=1, description="Items drawn for each row.")
+
+
+Mask = Literal["none", "target", "user_items"]
+
+
+def _read_strength(value: Any) -> Any:
+    """Takes true for full strength; false and null for none."""
+    return float(bool(value)) if value is None or isinstance(value, bool) else value
+
+
 class SampledSoftmaxConfig(StrictFinite):
-    """Softmax over the batch's own items, corrected for how often each is drawn."""
+    """Softmax over sampled items, corrected for how often each is among them."""
 
     kind: Literal["sampled_softmax"] = "sampled_softmax"
-    logq_correction: bool = True
-    mask_accidental_hits: bool = True
-    uniform_negatives: int | None = Field(
-        None, ge=1, description="Items drawn uniformly from the catalogue, added to the batch's."
+    negatives: NegativesConfig = NegativesConfig()
+    logq_correction: Annotated[float, BeforeValidator(_read_strength)] = Field(
+        1.0, ge=0, description="Strength: what log Q is multiplied by; 0: off."
+    )
+    mask: Mask = Field(
+        "target",
+        description="Negatives that are left out: copies of the row's item; or all items that its "
+        "user has in train, or its history holds.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_earlier_names(cls, values: Any) -> Any:
+        """Reads configs of earlier runs, which every run keeps beside its checkpoints."""
+        if not isinstance(values, Mapping):
+            return values
+        values = dict(values)
+        count = values.pop("uniform_negatives", None)
+        if count is not None:
+            values["negatives"] = {"source": "mixed", "count": count}
+        if "mask_accidental_hits" in values:
+            values["mask"] = "target" if values.pop("mask_accidental_hits") else "none"
+        return values
+
+
+class SoftmaxConfig(StrictFinite):
+    """Softmax over the whole catalogue, which is embedded in each step."""
+
+    kind: Literal["softmax"] = "softmax"
+    mask: Literal["none", "user_items"] = Field(
+        "none",
+        description="Items that are left out beside the row's own: those that its user has in "
+        "train, or its history holds.",
     )
 
 
+class BPRConfig(StrictFinite):
+    """Log loss of the row's item against items drawn for it: which of two is scored higher."""
+
+    kind: Literal["bpr"] = "bpr"
+    negatives: DrawnNegativesConfig = DrawnNegativesConfig()
+    mask: Mask = Field("user_items", description="Drawn items that do not count.")
+
+
 class BinaryConfig(StrictFinite):
-    """Sigmoid cross-entropy on the label; makes AUC and log loss meaningful."""
+    """Sigmoid cross-entropy on the label; makes AUC and log loss meaningful.
+
+    With `negatives` each row is a positive, and items drawn for it are the negatives.
+    """
 
     kind: Literal["binary"] = "binary"
+    negatives: DrawnNegativesConfig | None = Field(
+        None, description="None: by the label. Else it is not read."
+    )
+    mask: Mask = Field("user_items", description="Drawn items that do not count.")
+
+    @property
+    def reads_label(self) -> bool:
+        """Whether it learns the label."""
+        return self.negatives is None
 
 
 ObjectiveConfig = Annotated[
-    SampledSoftmaxConfig | BinaryConfig,
+    SampledSoftmaxConfig | SoftmaxConfig | BPRConfig | BinaryConfig,
     Field(discriminator="kind"),
-    default_tag("kind", "sampled_softmax"),
+    default_tag("kind", "sampled_softmax", alone=True),
 ]
+
+
+class LabelLossConfig(StrictFinite):
+    """Sigmoid cross-entropy on a task's label; makes AUC and log loss meaningful."""
+
+    kind: Literal["binary"] = "binary"
 
 
 class SquaredErrorConfig(StrictFinite):
@@ -192,7 +295,7 @@ class SquaredErrorConfig(StrictFinite):
 
 
 TaskObjectiveConfig = Annotated[
-    BinaryConfig | SquaredErrorConfig,
+    LabelLossConfig | SquaredErrorConfig,
     Field(discriminator="kind"),
     default_tag("kind", "binary", alone=True),
 ]
@@ -202,7 +305,7 @@ class TaskConfig(StrictFinite):
     """A score that a ranking model learns from one label."""
 
     label: str | None = Field(None, description="Feature of role label; None: the task's name.")
-    objective: TaskObjectiveConfig = BinaryConfig()
+    objective: TaskObjectiveConfig = LabelLossConfig()
     weight: float = Field(1.0, gt=0, description="Of the task's loss in the sum over tasks.")
 
 
@@ -246,6 +349,11 @@ class MFConfig(StrictFinite):
     name: Literal["mf"] = "mf"
     embedding_dim: int = Field(64, ge=1)
     item_bias: bool = True
+    user_bias: bool = Field(
+        False,
+        description="A bias per user and one for all: they move all items alike, and make scores "
+        "the logits of `binary`.",
+    )
     normalize: bool = Field(False, description="Vectors of length one: the score is a cosine.")
     embedding_stddev: float = Field(0.1, gt=0, description="Of the tables' first values.")
     embeddings: EmbeddingsConfig = Field(default_factory=dict)
@@ -254,17 +362,21 @@ class MFConfig(StrictFinite):
     objective: ObjectiveConfig = SampledSoftmaxConfig()
 
 
-class DSSMConfig(StrictFinite):
-    """Two towers over pooled embeddings, L2-normalised, compared by a scaled cosine."""
+class TowerSettings(StrictFinite):
+    """What models with a user tower over pooled features have in common."""
 
     kind: Literal["retrieval"] = "retrieval"
-    name: Literal["dssm"] = "dssm"
     embedding_dim: int = Field(32, ge=1)
     user_hidden_units: tuple[int, ...] = ()
-    item_hidden_units: tuple[int, ...] = ()
     user_features: tuple[str, ...] | None = Field(None, description="None: all of role user.")
-    item_features: tuple[str, ...] | None = Field(None, description="None: all of role item.")
-    dropout: float | None = Field(None, gt=0, lt=1)
+    activation: str = Field("relu", description="dice, prelu or one of Keras'.")
+    batch_normalization: bool = Field(
+        False, description="Before the activation of hidden layers, by the rows of all replicas."
+    )
+    kernel_l2: float | None = Field(
+        None, gt=0, description="Weight of the squared norms of the layers' kernels."
+    )
+    dropout: float | None = Field(None, gt=0, lt=1, description="Behind each hidden layer.")
     history_pooling: Literal["mean", "position_weighted"] = Field(
         "mean", description="position_weighted learns how much the k-th latest item counts."
     )
@@ -277,8 +389,34 @@ class DSSMConfig(StrictFinite):
     embedding_stddev: float = Field(0.05, gt=0, description="Of the tables' first values.")
     embeddings: EmbeddingsConfig = Field(default_factory=dict)
     embedding_l2: float | None = Field(None, gt=0, description="`l2` of tables without one.")
+    normalize: bool = Field(True, description="Vectors of length one: the score is a cosine.")
     temperature: float = Field(0.07, gt=0)
     objective: ObjectiveConfig = SampledSoftmaxConfig()
+
+
+class DSSMConfig(TowerSettings):
+    """Two towers over pooled embeddings, L2-normalised, compared by a scaled cosine."""
+
+    name: Literal["dssm"] = "dssm"
+    item_hidden_units: tuple[int, ...] = ()
+    item_features: tuple[str, ...] | None = Field(None, description="None: all of role item.")
+    item_dropout: float | None = Field(
+        None, ge=0, lt=1, description="Of the item tower; None: `dropout`."
+    )
+
+
+class YouTubeDNNConfig(TowerSettings):
+    """A tower over what the user did, without the user's id, against a vector per item."""
+
+    name: Literal["youtube_dnn"] = "youtube_dnn"
+    user_features: tuple[str, ...] | None = Field(
+        None, description="None: all of role user but the user's id."
+    )
+    normalize: bool = Field(False, description="Vectors of length one: the score is a cosine.")
+    temperature: float = Field(1.0, gt=0)
+    objective: ObjectiveConfig = SampledSoftmaxConfig(
+        negatives=NegativesConfig(source="uniform", count=800), mask="user_items"
+    )
 
 
 class RankingConfig(StrictFinite):
@@ -326,7 +464,9 @@ class RankingConfig(StrictFinite):
 
 
 RetrievalConfig = Annotated[
-    MFConfig | DSSMConfig, Field(discriminator="name"), default_tag("name", "dssm")
+    MFConfig | DSSMConfig | YouTubeDNNConfig,
+    Field(discriminator="name"),
+    default_tag("name", "dssm"),
 ]
 
 

@@ -14,7 +14,12 @@ import tensorflow as tf
 
 from conf.paths import read_manifest
 from conf.training.input import InputConfig
-from conf.training.models import DSSMConfig, RankingConfig, SampledSoftmaxConfig
+from conf.training.models import (
+    DSSMConfig,
+    NegativesConfig,
+    RankingConfig,
+    SampledSoftmaxConfig,
+)
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import (
     CheckpointConfig,
@@ -29,7 +34,7 @@ from training.loop.trainer import Trainer
 from training.monitoring.progress import NoProgress
 
 KEYS = ("user_id", "movie_id", "history")
-# All that draws: dropout, uniform negatives, shuffling; and a rate that depends on the step.
+# All that draws: dropout, adaptive negatives, shuffling; and a rate that depends on the step.
 CONFIG = TrainConfig(
     dataset="tiny",
     name="t",
@@ -37,7 +42,9 @@ CONFIG = TrainConfig(
         embedding_dim=4,
         user_hidden_units=(8,),
         dropout=0.2,
-        objective=SampledSoftmaxConfig(uniform_negatives=4),
+        objective=SampledSoftmaxConfig(
+            negatives=NegativesConfig(source="adaptive", count=4), mask="user_items"
+        ),
     ),
     input=InputConfig(batch_size=64, shuffle_buffer=300),
     optimizer=OptimizerConfig(learning_rate=0.01, schedule="cosine"),

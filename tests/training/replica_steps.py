@@ -12,13 +12,19 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 import tensorflow as tf
 
+from conf.paths import read_manifest
+from conf.training.input import InputConfig
+from conf.training.models import DSSMConfig, MFConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import DevicesConfig
 from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
 from training.distribution.strategy import build_strategy, distribute_batches
+from training.input.batches import build_train_dataset
 from training.loop.gradients import LossScale
 from training.loop.optimizers import Optimizers
 from training.loop.step import StepOptions, TrainStep, build_run_steps
+from training.models.registry import build_model
+from training.objectives.objective import build_objective, list_state
 
 STEPS, BATCH = 5, 16
 
@@ -47,6 +53,52 @@ def train(optimizer: dict[str, Any], replicas: int) -> list[list[float]]:
             np.testing.assert_array_equal(copy, copies[0])
         weights.append(copies[0].ravel().tolist())
     return weights
+
+
+def train_objective(model_config: dict[str, Any], version: Path, replicas: int) -> list[Any]:
+    """Returns all weights after some steps, and what the objective has counted, flat.
+
+    Args:
+        model_config: Of a retrieval model; `parts`, if there, is in how many a batch is computed.
+        version: Dataset version.
+        replicas: Devices to train on.
+    """
+    parts = model_config.pop("parts", None)
+    kind = MFConfig if model_config["name"] == "mf" else DSSMConfig
+    config, manifest = kind.model_validate(model_config), read_manifest(version)
+    strategy = build_strategy(DevicesConfig(cpu_replicas=replicas))
+    optimizer = {"learning_rate": 0.02, "epsilon": 1e-4, "accumulate_steps": parts}
+    with strategy.scope():
+        model = build_model(config, manifest, 1)
+        optimizers = Optimizers(OptimizerConfig.model_validate(optimizer), model, STEPS)
+        objective = build_objective(config, version, manifest, model, BATCH // (parts or 1))
+    step = TrainStep(model, objective, optimizers, StepOptions(seed=1))
+    names = tuple(dict.fromkeys((*model.inputs, *objective.inputs)))
+    dataset = build_train_dataset(
+        version, manifest, InputConfig(batch_size=BATCH), epoch=0, seed=1, features=names
+    )
+    batches = iter(distribute_batches(dataset, strategy))
+    losses = build_run_steps(strategy, step)(batches, tf.constant(STEPS)).losses
+    found = [losses.numpy().tolist()]
+    state = [*model.state_variables, *list_state(objective)]
+    for variable in [*optimizers.variables_in_step_order, *state]:
+        copies = [c.numpy() for c in strategy.experimental_local_results(variable)]
+        for copy in copies[1:]:
+            np.testing.assert_array_equal(copy, copies[0])
+        found.append(copies[0].ravel().tolist())
+    return found
+
+
+def train_objectives(
+    replicas: int, configs: dict[str, dict[str, Any]], version: str, result: Path
+) -> None:
+    """Trains models by each of the objectives, and writes what comes out as JSON."""
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration()] * replicas,
+    )
+    found = {name: train_objective(c, Path(version), replicas) for name, c in configs.items()}
+    result.write_text(json.dumps(found))
 
 
 def train_all(replicas: int, configs: dict[str, dict[str, Any]], result: Path) -> None:

@@ -176,6 +176,9 @@ class Optimizers(tf.Module):
         total_steps: Steps of the whole run, for the schedule.
         loss_scale: Factor of the loss, or None.
 
+    Attributes:
+        objective_state: What steps set of the objective; saved and restored with the optimizers.
+
     Raises:
         ConfigError: Keras has no such optimizer, or refuses its arguments.
     """
@@ -191,6 +194,7 @@ class Optimizers(tf.Module):
         self._clip_norm, self._clip_value = config.clip_norm, config.clip_value
         self.accumulate_steps = config.accumulate_steps or 1
         self.loss_scale = loss_scale
+        self.objective_state: list[tf.Variable] = []
         self._tables = model.table_variables
         trained = model.trained_tables.values()
         rows = [table.rows for table in trained]

@@ -24,7 +24,7 @@ from training.loop.optimizers import Optimizers
 from training.models.model import Model
 from training.networks.layers import computing_in
 from training.networks.network import TrainingPass
-from training.objectives.objective import Objective
+from training.objectives.objective import Objective, list_state
 
 StepFunction = Callable[[Batch], tf.Tensor]
 
@@ -91,7 +91,7 @@ class TrainStep:
         self._options = options
         self._lookups = lookups
         self._keyed = tuple(keyed)
-        self._state_variables = model.state_variables
+        self._state_variables = [*model.state_variables, *list_state(objective)]
         self._differentiate = self._compute_part
         if options.xla:
             self._differentiate = tf.function(self._compute_part, jit_compile=True)

@@ -67,7 +67,7 @@ from training.monitoring.run_logs import (
     read_step_validations,
     read_weight_samples,
 )
-from training.objectives.objective import Objective, build_objective
+from training.objectives.objective import Objective, build_objective, list_notes, list_state
 from training.tensorflow_runtime import disk_errors
 
 
@@ -121,9 +121,9 @@ class Trainer:
                 norms = build_gradient_norms(self.model, config.fit.steps_per_loop)
                 options = replace(options, norms=norms)
         self._norms = options.norms
-        for note in self.model.notes:
-            progress.message(note)
         objective = self._build_objective()
+        for note in (*self.model.notes, *list_notes(objective)):
+            progress.message(note)
         inputs = self._build_inputs(objective)
         self.epoch_input = EpochInput(config, data, strategy, inputs)
         self._graph_writer: GraphWriter | None = None
@@ -210,7 +210,17 @@ class Trainer:
     def _build_objective(self) -> Objective:
         part_size = self._config.input.batch_size // self._optimizers.accumulate_steps
         version_dir, manifest = self._data.version_dir, self._data.manifest
-        return build_objective(self._config.model, version_dir, manifest, self.model, part_size)
+        with self._strategy.scope():
+            objective = build_objective(
+                self._config.model,
+                version_dir,
+                manifest,
+                self.model,
+                part_size,
+                self._config.input,
+            )
+        self._optimizers.objective_state = list(list_state(objective))
+        return objective
 
     def _build_inputs(self, objective: Objective) -> StepInputs:
         """Returns what steps read; refuses a mix of datasets that does not fit."""

@@ -13,7 +13,7 @@ from itertools import islice
 
 from conf.errors import ConfigError, TooFewRowsError
 from conf.manifest import Manifest
-from conf.training.models import RankingConfig
+from conf.training.models import BinaryConfig, RankingConfig
 from conf.training.train import TrainConfig
 from training.evaluation.evaluate import evaluate_full
 from training.evaluation.label_metrics import LabelScores
@@ -39,7 +39,9 @@ def is_scored_by_label(config: TrainConfig) -> bool:
     """Whether validation compares scores with labels, rather than ranking targets."""
     if isinstance(config.model, RankingConfig):
         return True
-    return config.input.validation is not None and config.model.objective.kind == "binary"
+    objective = config.model.objective
+    learns_label = isinstance(objective, BinaryConfig) and objective.reads_label
+    return config.input.validation is not None and learns_label
 
 
 def build_validate(

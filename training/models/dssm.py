@@ -1,7 +1,8 @@
-"""DSSM: two towers over pooled embeddings, compared by cosine.
+"""DSSM: two towers over pooled embeddings, compared by cosine; and YouTubeDNN, with one tower.
 
 After Huang et al. 2013, "Learning deep structured semantic models for web search using
-clickthrough data", with embeddings in place of word hashing.
+clickthrough data", with embeddings in place of word hashing; Covington et al. 2016, "Deep neural
+networks for YouTube recommendations", section 3.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import tensorflow as tf
 from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.schema import FeatureSpec
-from conf.training.models import DSSMConfig, PoolingConfig
+from conf.training.models import DSSMConfig, PoolingConfig, TowerSettings, YouTubeDNNConfig
 from training.input.batches import Features
 from training.input.feature_columns import bound_list, list_length
 from training.models.embedded_inputs import EmbeddedInputs, complete_pooling, find_weights
@@ -22,11 +23,11 @@ from training.models.model import find_feature
 from training.models.retrieval import RetrievalModel
 from training.networks.layers import PositionWeights, normalize_rows
 from training.networks.network import Network, TrainingPass, build_keras_model, building_layers
-from training.networks.tower import build_tower
+from training.networks.tower import build_tower, check_activation
 
 
 class DSSM(RetrievalModel):
-    """A user tower and an item tower that share embedding tables; vectors have length one.
+    """A user tower and an item tower that share embedding tables.
 
     A single embedded scalar without hidden layers is the vector itself: an item tower over the
     item id alone stays a plain table.
@@ -36,6 +37,8 @@ class DSSM(RetrievalModel):
         manifest: The dataset version whose features it reads.
         seed: Seed of the first weights.
         dtype: Type that the towers compute in.
+        pools_alone: Whether a list, if it is all that a tower without hidden layers reads, is the
+            vector itself once it is pooled.
 
     Attributes:
         user_tower: Network of the user tower; None: the vector itself.
@@ -47,13 +50,20 @@ class DSSM(RetrievalModel):
     """
 
     def __init__(
-        self, config: DSSMConfig, manifest: Manifest, seed: int, dtype: tf.DType = tf.float32
+        self,
+        config: DSSMConfig,
+        manifest: Manifest,
+        seed: int,
+        dtype: tf.DType = tf.float32,
+        *,
+        pools_alone: bool = False,
     ) -> None:
         super().__init__(name="dssm")
+        check_activation(config.activation)
         users = _side(manifest, config, config.user_features, "user")
         items = _side(manifest, config, config.item_features, "item")
         pooling = _plan_pooling(config, manifest, (*users, *items))
-        self.temperature = config.temperature
+        self.temperature, self._normalize = config.temperature, config.normalize
         builder = TableBuilder(config, manifest, (*users, *items), seed)
         weighted: dict[str, PositionWeights] = {}
         if config.history_pooling == "position_weighted":
@@ -71,9 +81,12 @@ class DSSM(RetrievalModel):
         self._items = built.build_inputs(sides[1])
         self.user_inputs, self.item_inputs = self._users.names, self._items.names
         with building_layers("dssm", seed, dtype):
-            self.user_tower = _build_network("user", self._users, config)
+            self.user_tower = self.item_tower = None
+            if not _is_vector(self._users, config, "user", pools_alone):
+                self.user_tower = _build_network("user", self._users, config)
             first = 0 if self.user_tower is None else self.user_tower.random_layers
-            self.item_tower = _build_network("item", self._items, config, first)
+            if not _is_vector(self._items, config, "item", pools_alone):
+                self.item_tower = _build_network("item", self._items, config, first)
 
     @property
     def embedded_inputs(self) -> Sequence[EmbeddedInputs]:
@@ -86,40 +99,88 @@ class DSSM(RetrievalModel):
         return [tower for tower in (self.user_tower, self.item_tower) if tower is not None]
 
     def embed_users(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
-        """Returns unit user vectors `[batch, embedding_dim]`."""
-        return _embed(self._users(features), self.user_tower, training)
+        """Returns user vectors `[batch, embedding_dim]`; of length one if normalized."""
+        return self._embed(self._users(features), self.user_tower, training)
 
     def embed_items(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
-        """Returns unit item vectors `[batch, embedding_dim]`."""
-        return _embed(self._items(features), self.item_tower, training)
+        """Returns item vectors `[batch, embedding_dim]`; of length one if normalized."""
+        return self._embed(self._items(features), self.item_tower, training)
+
+    def _embed(
+        self,
+        inputs: Mapping[str, tf.Tensor],
+        tower: Network | None,
+        training: TrainingPass | None,
+    ) -> tf.Tensor:
+        vectors = next(iter(inputs.values())) if tower is None else tower(inputs, training)
+        return normalize_rows(vectors) if self._normalize else vectors
 
 
-def _embed(
-    inputs: Mapping[str, tf.Tensor], tower: Network | None, training: TrainingPass | None
-) -> tf.Tensor:
-    vectors = next(iter(inputs.values())) if tower is None else tower(inputs, training)
-    return normalize_rows(vectors)
+def _hidden_units(config: DSSMConfig, side: str) -> tuple[int, ...]:
+    return config.user_hidden_units if side == "user" else config.item_hidden_units
 
 
-def _build_network(
-    side: str, inputs: EmbeddedInputs, config: DSSMConfig, first_seed: int = 0
-) -> Network | None:
-    """Builds the network of a tower, None where the only input is the vector."""
+def _is_vector(inputs: EmbeddedInputs, config: DSSMConfig, side: str, pools_alone: bool) -> bool:
+    """Whether the only input of a tower is its vector."""
     if not inputs.features:
         raise ConfigError(
             f"the {side}_tower has no input feature",
             allowed="one or more features of the dataset",
+            fix=f"name some in model.{side}_features, or build the dataset with one",
         )
-    tensors = inputs.build_keras_inputs()
-    units = config.user_hidden_units if side == "user" else config.item_hidden_units
     only = inputs.features[0]
-    is_vector = only.dim == config.embedding_dim and not only.spec.is_list
-    if len(inputs.features) == 1 and is_vector and not units:
-        return None
+    is_one = len(inputs.features) == 1 and (pools_alone or not only.spec.is_list)
+    return is_one and only.dim == config.embedding_dim and not _hidden_units(config, side)
+
+
+def _build_network(
+    side: str, inputs: EmbeddedInputs, config: DSSMConfig, first_seed: int = 0
+) -> Network:
+    """Builds the network of a tower."""
+    tensors = inputs.build_keras_inputs()
+    dropout = config.dropout
+    if side == "item" and config.item_dropout is not None:
+        dropout = config.item_dropout or None
     output = build_tower(
-        tensors, hidden_units=units, output_dim=config.embedding_dim, dropout=config.dropout
+        tensors,
+        hidden_units=_hidden_units(config, side),
+        output_dim=config.embedding_dim,
+        activation=config.activation,
+        batch_normalization=config.batch_normalization,
+        l2=config.kernel_l2,
+        dropout=dropout,
     )
     return Network(build_keras_model(f"{side}_tower", tensors, output), first_seed)
+
+
+def build_youtube_dnn(
+    config: YouTubeDNNConfig, manifest: Manifest, seed: int, dtype: tf.DType = tf.float32
+) -> DSSM:
+    """Builds a YouTubeDNN: a tower over what users did, and the table of the items that they met.
+
+    It is a DSSM without the user's id, whose items are their ids alone; a history that the user
+    tower has alone, without hidden layers, is the user's vector once it is pooled.
+
+    Args:
+        config: The model's config.
+        manifest: The dataset version whose features it reads.
+        seed: Seed of the first weights.
+        dtype: Type that the tower computes in.
+
+    Raises:
+        ConfigError: As of `DSSM`.
+    """
+    users = config.user_features
+    if users is None:
+        found = [spec.name for spec in manifest.schema.features if spec.role == "user"]
+        weights = {pooling.weights for pooling in config.pooling.values()}
+        weights |= {manifest.keys.user, *find_weights(manifest).values()}
+        users = tuple(name for name in found if name not in weights)
+    shared = {name: getattr(config, name) for name in TowerSettings.model_fields}
+    towers = DSSMConfig(
+        **{**shared, "user_features": users, "item_features": (manifest.require_key("item"),)}
+    )
+    return DSSM(towers, manifest, seed, dtype, pools_alone=True)
 
 
 def _bound_history(

@@ -1,7 +1,7 @@
-"""Matrix factorization: dot product of a user's and an item's embedding, plus item bias.
+"""Matrix factorization: dot product of a user's and an item's embedding, plus biases.
 
-Koren, Bell & Volinsky 2009, "Matrix factorization techniques for recommender systems", eq. 4,
-without the user bias and the mean, which move all items alike.
+Koren, Bell & Volinsky 2009, "Matrix factorization techniques for recommender systems", eq. 4:
+`y = b + b_u + b_i + <p, q>`, of which b and b_u, which move all items alike, may be left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from training.networks.network import TrainingPass
 
 
 class MatrixFactorization(RetrievalModel):
-    """Two embedding tables, and a bias per item folded into the item's vector.
+    """Two embedding tables, and biases folded into the vectors: `<[p, b_u + b, 1], [q, 1, b_i]>`.
 
     Args:
         config: The model's config.
@@ -39,7 +39,8 @@ class MatrixFactorization(RetrievalModel):
         user = find_feature(manifest, manifest.require_key("user"))
         item = find_feature(manifest, manifest.require_key("item"))
         builder = TableBuilder(config, manifest, (user, item), seed)
-        users, items = builder.plan_rows(user), builder.plan_rows(item, bias=config.item_bias)
+        users = builder.plan_rows(user, bias=config.user_bias)
+        items = builder.plan_rows(item, bias=config.item_bias)
         if users.dim != items.dim:
             raise ConfigError(
                 "matrix factorization multiplies vectors of one length",
@@ -54,27 +55,37 @@ class MatrixFactorization(RetrievalModel):
         self.tables = built.tables
         self._users = built.build_inputs((users,))
         self._items = built.build_inputs((items,))
+        self._bias = tf.Variable([0.0], name="bias") if config.user_bias else None
 
     @property
     def embedded_inputs(self) -> Sequence[EmbeddedInputs]:
         """Users and items."""
         return self._users, self._items
 
+    @property
+    def named_weights(self) -> dict[str, tf.Variable]:
+        """The bias of all pairs, if there is one."""
+        return {} if self._bias is None else {"bias": self._bias}
+
     def embed_users(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
-        """Returns `[batch, embedding_dim]`, or one column of ones more with an item bias."""
-        vectors = self._scale(self._users(features)[self.user_inputs[0]])
-        if not self._items.biases:
-            return vectors
-        return tf.concat([vectors, tf.ones_like(vectors[:, :1])], axis=1)
+        """Returns `[batch, embedding_dim]`, and a column for each of the two biases."""
+        name, inputs = self.user_inputs[0], self._users(features)
+        columns = [self._scale(inputs[name])]
+        if self._bias is not None:
+            columns.append(inputs[name + BIAS_SUFFIX] + self._bias)
+        if self._items.biases:
+            columns.append(tf.ones_like(columns[0][:, :1]))
+        return tf.concat(columns, axis=1)
 
     def embed_items(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
-        """Returns `[batch, embedding_dim]`, or the item's bias as one column more."""
-        name = self.item_inputs[0]
-        inputs = self._items(features)
-        vectors = self._scale(inputs[name])
-        if not self._items.biases:
-            return vectors
-        return tf.concat([vectors, inputs[name + BIAS_SUFFIX]], axis=1)
+        """Returns `[batch, embedding_dim]`, with columns as in `embed_users`."""
+        name, inputs = self.item_inputs[0], self._items(features)
+        columns = [self._scale(inputs[name])]
+        if self._bias is not None:
+            columns.append(tf.ones_like(columns[0][:, :1]))
+        if self._items.biases:
+            columns.append(inputs[name + BIAS_SUFFIX])
+        return tf.concat(columns, axis=1)
 
     def _scale(self, vectors: tf.Tensor) -> tf.Tensor:
         return normalize_rows(vectors) if self._normalize else vectors

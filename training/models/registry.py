@@ -5,8 +5,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from conf.manifest import Manifest
-from conf.training.models import DSSMConfig, ModelConfig, RankingConfig
-from training.models.dssm import DSSM
+from conf.training.models import DSSMConfig, ModelConfig, RankingConfig, YouTubeDNNConfig
+from training.models.dssm import DSSM, build_youtube_dnn
 from training.models.mf import MatrixFactorization
 from training.models.model import Model
 from training.models.ranking import RankingModel
@@ -30,4 +30,6 @@ def build_model(
         return RankingModel(config, manifest, seed, dtype)
     if isinstance(config, DSSMConfig):
         return DSSM(config, manifest, seed, dtype)
+    if isinstance(config, YouTubeDNNConfig):
+        return build_youtube_dnn(config, manifest, seed, dtype)
     return MatrixFactorization(config, manifest, seed)

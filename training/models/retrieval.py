@@ -68,8 +68,10 @@ class RetrievalModel(Model):
         user_inputs: Names of the features that `embed_users` reads.
         item_inputs: Names of the features that `embed_items` reads.
         temperature: Divisor of the scores in the loss.
+        queries_per_row: Queries of each row in `embed_queries`, padding included.
     """
 
+    queries_per_row: int = 1
     user_inputs: tuple[str, ...]
     item_inputs: tuple[str, ...]
     temperature: float

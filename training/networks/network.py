@@ -91,6 +91,7 @@ class TrainingPass:
     ) -> None:
         self.seed = seed
         self.penalty: tf.Tensor = tf.zeros([])
+        self._penalized: set[int] = set()
         self._variables = tuple(variables)
         self._values = {id(v): x for v, x in zip(variables, values, strict=True)}
         self._stream = tf.zeros([], tf.int32)
@@ -119,6 +120,12 @@ class TrainingPass:
             stream = tf.where(stream < 0, stream, replica * _REPLICA_STRIDE)
         seed = tf.random.experimental.stateless_fold_in(self.seed, stream)
         return tf.random.experimental.stateless_fold_in(seed, number)
+
+    def penalize(self, network: object, losses: Sequence[tf.Tensor]) -> None:
+        """Adds what a network's layers add to the loss; once, if it is called several times."""
+        if losses and id(network) not in self._penalized:
+            self._penalized.add(id(network))
+            self.penalty += tf.add_n([tf.cast(loss, tf.float32) for loss in losses])
 
     def read(self, variable: tf.Variable) -> tf.Tensor:
         """Returns the value of a variable so far."""
@@ -215,8 +222,7 @@ class Network(tf.Module):
         for variable, value in zip(model.non_trainable_variables, after, strict=True):
             if id(variable) in kept:
                 training.write(variable.value, tf.convert_to_tensor(value))
-        if losses:
-            training.penalty += tf.add_n([tf.cast(loss, tf.float32) for loss in losses])
+        training.penalize(self, losses)
         return outputs
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
+
+from conf.errors import ConfigError, did_you_mean
 
 
 def build_tower(
@@ -13,21 +16,23 @@ def build_tower(
     *,
     hidden_units: Sequence[int],
     output_dim: int,
-    dropout: float | None = None,
+    l2: float | None = None,
+    **layers: Any,
 ) -> keras.KerasTensor:
     """Builds a multi-layer perceptron over the inputs, one beside the other.
 
     Args:
         inputs: Inputs `[batch, width]` by name.
-        hidden_units: Lengths of the hidden layers, with relu behind each.
+        hidden_units: Lengths of the hidden layers.
         output_dim: Length of the vector.
-        dropout: Share of hidden units dropped in training, or None.
+        l2: Weight of the squared norms of all kernels in the loss, or None.
+        layers: What `build_mlp` takes: activation, batch normalization, dropout.
 
     Returns:
         The vector, `[batch, output_dim]`.
     """
-    hidden = build_mlp(concatenate(list(inputs.values())), hidden_units, dropout=dropout)
-    return keras.layers.Dense(output_dim)(hidden)
+    hidden = build_mlp(concatenate(list(inputs.values())), hidden_units, l2=l2, **layers)
+    return keras.layers.Dense(output_dim, kernel_regularizer=build_regularizer(l2))(hidden)
 
 
 def build_mlp(
@@ -55,9 +60,8 @@ def build_mlp(
     Returns:
         `[batch, units[-1]]`, or `[batch, length, units[-1]]`; `hidden` where there are no layers.
     """
-    regularizer = None if l2 is None else keras.regularizers.L2(l2)
     for size in units:
-        hidden = keras.layers.Dense(size, kernel_regularizer=regularizer)(hidden)
+        hidden = keras.layers.Dense(size, kernel_regularizer=build_regularizer(l2))(hidden)
         if batch_normalization:
             hidden = keras.layers.BatchNormalization(synchronized=True)(hidden, mask=mask)
         hidden = activate(hidden, activation, mask)
@@ -75,6 +79,29 @@ def build_output(hidden: keras.KerasTensor, start: float) -> keras.KerasTensor:
 def first_score(base_scores: Mapping[str, float] | None) -> float:
     """Returns the score that the output of a network of one task starts at."""
     return next(iter((base_scores or {}).values()), 0.0)
+
+
+def check_activation(name: str) -> None:
+    """Refuses an activation that there is not.
+
+    Raises:
+        ConfigError: Keras has none of that name.
+    """
+    own = ("dice", "prelu")
+    known = [key for key, value in vars(keras.activations).items() if inspect.isfunction(value)]
+    names = sorted({*own, *known} - {"get", "serialize", "deserialize"})
+    if name not in names:
+        raise ConfigError(
+            "model.activation is none that there is",
+            received=name,
+            allowed=", ".join(names),
+            fix=did_you_mean(name, names),
+        )
+
+
+def build_regularizer(l2: float | None) -> keras.regularizers.Regularizer | None:
+    """Returns what adds a kernel's squared norm to the loss, or None."""
+    return None if l2 is None else keras.regularizers.L2(l2)
 
 
 def activate(

@@ -110,9 +110,9 @@ def read_drawable_items(version_dir: ReadablePath, manifest: Manifest) -> np.nda
             ids = ids[~vocabulary.retired]
     if not len(ids):
         raise ConfigError(
-            "uniform negatives need items to draw from, and the vocabulary has none",
+            "negatives need items to draw from, and the vocabulary has none",
             received=f"feature {key!r}: OOV buckets and retired tokens alone",
-            fix="set model.objective.uniform_negatives=null, or build the dataset again",
+            fix="set model.objective.negatives={source: batch}, or build the dataset again",
         )
     return ids.astype(np.int64)
 
@@ -121,7 +121,7 @@ CATALOG_ROWS = 4096
 
 
 class ItemFeatures:
-    """Looks up the features of items by id: what uniform negatives are embedded from.
+    """Looks up the features of items by id: what drawn items are embedded from.
 
     Args:
         version_dir: Directory that holds the manifest.

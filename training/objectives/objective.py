@@ -10,24 +10,15 @@ import tensorflow as tf
 from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
-from conf.schema import FeatureSpec
-from conf.training.models import ModelConfig, RankingConfig, SampledSoftmaxConfig
-from training.embedding.dynamic_table import DynamicTable
-from training.embedding.key_mapping import read_keys
+from conf.training.input import InputConfig
+from conf.training.models import BinaryConfig, ModelConfig, RankingConfig
 from training.input.batches import Batch
 from training.models.model import Model
 from training.models.ranking import RankingModel, Task
 from training.models.retrieval import RetrievalModel
 from training.networks.network import TrainingPass
-from training.objectives.item_catalog import ItemFeatures, read_drawable_items, read_item_counts
-from training.objectives.sampled_softmax import (
-    SoftmaxCandidates,
-    compute_log_expected_counts,
-    compute_sampled_softmax,
-    draw_uniform_items,
-    gather_replicas,
-    replica_offset,
-)
+from training.objectives.item_objectives import build_item_objective
+from training.objectives.user_items import TrainRows
 
 
 def compute_binary_loss(
@@ -71,16 +62,14 @@ def compute_task_loss(kind: str, logits: tf.Tensor, labels: tf.Tensor) -> tf.Ten
     return tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
 
 
-NEGATIVES_STREAM = 1
-DROPOUT_STREAM = 2
-
-
 class Objective(Protocol):
     """Loss of a batch.
 
     Attributes:
         inputs: Features that it reads beside the model's own.
         binary_labels: Those of them whose values must be 0 or 1.
+        state_variables: What its passes set, such as counts of items; none if left out.
+        notes: What to tell those who train; nothing if left out.
     """
 
     inputs: tuple[str, ...]
@@ -97,65 +86,14 @@ class Objective(Protocol):
         ...
 
 
-class SampledSoftmax:
-    """Softmax over the items of the global batch and, if asked for, uniform negatives.
+def list_state(objective: Any) -> tuple[tf.Variable, ...]:
+    """Returns the variables that an objective's passes set."""
+    return tuple(getattr(objective, "state_variables", ()))
 
-    Args:
-        config: Which corrections are on.
-        item_key: Name of the item id.
-        log_expected_counts: float32 `[vocabulary_size]`, or None without logQ correction.
-        items: Features of catalogue items; needed for uniform negatives.
-        drawable: int64 `[items]`, ids that uniform negatives are drawn from; needed for them.
-    """
 
-    def __init__(
-        self,
-        config: SampledSoftmaxConfig,
-        item_key: str,
-        log_expected_counts: tf.Tensor | None,
-        items: ItemFeatures | None,
-        drawable: tf.Tensor | None = None,
-    ) -> None:
-        self.inputs: tuple[str, ...] = (item_key,)
-        self.binary_labels: tuple[str, ...] = ()
-        self._config = config
-        self._item_key = item_key
-        self._log_expected_counts = log_expected_counts
-        self._items = items
-        self._drawable = drawable
-
-    def __call__(self, model: RetrievalModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
-        """Returns the loss of each row, `[local_batch]`."""
-        queries = model.embed_queries(batch, self._item_key, training)
-        item_vectors = model.embed_items(batch, training)
-        ids = read_keys(batch, self._item_key)
-        local_batch = tf.shape(ids)[0]
-        positions = tf.range(local_batch) + replica_offset(local_batch)
-        # Every replica ranks its rows among the whole batch's items: R replicas, same loss.
-        candidate_ids = gather_replicas(ids)
-        vectors = gather_replicas(item_vectors)
-        if self._items is not None and self._config.uniform_negatives is not None:
-            drawn = draw_uniform_items(
-                self._config.uniform_negatives,
-                self._drawable,
-                training.seed + tf.constant([0, NEGATIVES_STREAM], training.seed.dtype),
-            )
-            # The same negatives on every replica; each adds the gradient of its own rows.
-            with training.drawing_from(DROPOUT_STREAM):
-                negatives = model.embed_items(self._items.lookup(drawn), training)
-            vectors = tf.concat([vectors, negatives], axis=0)
-            candidate_ids = tf.concat([candidate_ids, drawn], axis=0)
-        log_counts = None
-        if self._log_expected_counts is not None:
-            log_counts = tf.gather(self._log_expected_counts, candidate_ids)
-        losses = compute_sampled_softmax(
-            queries.vectors,
-            SoftmaxCandidates(vectors, candidate_ids, log_counts),
-            positions,
-            temperature=model.temperature,
-            mask_accidental_hits=self._config.mask_accidental_hits,
-        )
-        return queries.sum_losses(losses)
+def list_notes(objective: Any) -> tuple[str, ...]:
+    """Returns what an objective tells those who train."""
+    return tuple(getattr(objective, "notes", ()))
 
 
 class BinaryCrossEntropy:
@@ -216,6 +154,7 @@ class Weighted:
     def __init__(self, objective: Objective, weight: str) -> None:
         self.inputs: tuple[str, ...] = (*objective.inputs, weight)
         self.binary_labels = objective.binary_labels
+        self.state_variables, self.notes = list_state(objective), list_notes(objective)
         self._objective = objective
         self._weight = weight
 
@@ -231,8 +170,11 @@ def build_objective(
     manifest: Manifest,
     model: Model,
     batch_size: int,
+    source: InputConfig | None = None,
 ) -> Objective:
     """Builds the objective that a model's config asks for, weighted where rows have weights.
+
+    Call it under the strategy's scope.
 
     Args:
         config: The model's config.
@@ -241,66 +183,39 @@ def build_objective(
         model: The model, for the item features that it reads.
         batch_size: Rows that are ranked together: those of a step over all replicas, or of one
             of its parts where gradients are accumulated.
+        source: How the train split is read; None: all rows.
 
     Raises:
-        ConfigError: A binary objective on a dataset without label, a softmax over items on one
-            without items or with drawn negatives, or uniform negatives where no item is left.
+        ConfigError: The objective is not for this dataset or model.
+        InputDataError: The dataset is damaged, or has too few items.
     """
     built: Objective
     if isinstance(model, RankingModel):
         built = TaskLosses(model.tasks)
     elif isinstance(model, RetrievalModel):
-        built = _build_retrieval(config, version_dir, manifest, model, batch_size)
+        train = TrainRows(version_dir, manifest, batch_size, source)
+        built = _build_retrieval(config, train, model)
     else:
         raise TypeError(f"no objective is known for a {type(model).__name__}")
     weight = _find_weight(manifest)
     return built if weight is None else Weighted(built, weight)
 
 
-def _build_retrieval(
-    config: ModelConfig,
-    version_dir: ReadablePath,
-    manifest: Manifest,
-    model: RetrievalModel,
-    batch_size: int,
-) -> Objective:
+def _build_retrieval(config: ModelConfig, train: TrainRows, model: RetrievalModel) -> Objective:
     if isinstance(config, RankingConfig):
         raise TypeError("a ranking model has no users and items to compare")
     objective = config.objective
-    if isinstance(objective, SampledSoftmaxConfig):
-        return _build_softmax(objective, version_dir, manifest, model, batch_size)
-    if manifest.keys.label is None:
+    if not isinstance(objective, BinaryConfig) or not objective.reads_label:
+        return build_item_objective(objective, train, model)
+    if train.manifest.keys.label is None:
         raise ConfigError(
             "a binary objective needs a label, and the dataset has none",
             received="model.objective.kind = binary",
-            allowed="sampled_softmax, or a dataset with keys.label",
-            fix="set model.objective.kind=sampled_softmax, or declare `label` in the build",
+            allowed="a dataset with keys.label, negatives to draw, or another kind",
+            fix="set model.objective.negatives={source: uniform, count: 4}, or declare `label` in "
+            "the build",
         )
-    return BinaryCrossEntropy(manifest.keys.label)
-
-
-def _build_softmax(
-    config: SampledSoftmaxConfig,
-    version_dir: ReadablePath,
-    manifest: Manifest,
-    model: RetrievalModel,
-    batch_size: int,
-) -> SampledSoftmax:
-    item = manifest.require_key("item")
-    _refuse_drawn_negatives(manifest)
-    _refuse_keyed_items(config, manifest.schema[item], model)
-    items = drawable = log_counts = None
-    if config.uniform_negatives is not None:
-        items = ItemFeatures(version_dir, manifest, model.item_inputs)
-        drawable = read_drawable_items(version_dir, manifest)
-    if config.logq_correction:
-        counts = read_item_counts(version_dir, manifest)
-        log_counts = tf.constant(
-            compute_log_expected_counts(counts, batch_size, config.uniform_negatives, drawable)
-        )
-    return SampledSoftmax(
-        config, item, log_counts, items, None if drawable is None else tf.constant(drawable)
-    )
+    return BinaryCrossEntropy(train.manifest.keys.label)
 
 
 def _find_weight(manifest: Manifest) -> str | None:
@@ -309,51 +224,3 @@ def _find_weight(manifest: Manifest) -> str | None:
         return manifest.keys.weight
     names = [spec.name for spec in manifest.schema.features if spec.role == "weight"]
     return names[0] if names else None
-
-
-def _refuse_drawn_negatives(manifest: Manifest) -> None:
-    """To a softmax over items each row is a positive: drawn negatives would be taught as such."""
-    drawn = manifest.counts.drawn.get("train", 0)
-    if drawn:
-        raise ConfigError(
-            "a softmax over items takes its negatives from the batch, and the dataset has drawn "
-            "ones, which it would take for positives",
-            received=f"{drawn:,} drawn negatives in the train split",
-            allowed="model.objective.kind = binary, or a dataset without drawn negatives",
-            fix="set model.objective.kind=binary, or build without `negatives`",
-        )
-
-
-def _refuse_keyed_items(
-    config: SampledSoftmaxConfig, item: FeatureSpec, model: RetrievalModel
-) -> None:
-    """Refuses a softmax that needs a vocabulary where items are keys.
-
-    Args:
-        config: The objective's config.
-        item: The item's id.
-        model: The model.
-
-    Raises:
-        ConfigError: Items that no vocabulary counts shall be corrected by their counts, or items
-            be drawn whose rows the step does not know.
-    """
-    if config.logq_correction and item.vocabulary_size is None:
-        raise ConfigError(
-            "the logQ correction needs the counts of a vocabulary, and the item's id has none",
-            received=f"model.objective.logq_correction = true, {item.name}: {item.encoding}",
-            fix="set model.objective.logq_correction=false, or encode the item's id by a "
-            "vocabulary and embed its key beside it",
-        )
-    keyed = [
-        name
-        for name in model.item_inputs
-        if isinstance(model.embedded_features.get(name), DynamicTable)
-    ]
-    if keyed and config.uniform_negatives is not None:
-        raise ConfigError(
-            "uniform negatives are drawn inside the step, and keys of dynamic tables get their "
-            "rows before it",
-            received=", ".join(keyed),
-            fix="set model.objective.uniform_negatives=null, or embed items by vocabularies",
-        )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.training.processes import start_forked
-from tests.training.replica_steps import train_all
+from tests.training.replica_steps import train_all, train_objectives
 
 CASES: dict[str, dict[str, Any]] = {
     "sgd": {"sparse": {"kind": "sgd"}, "dense": {"kind": "sgd"}, "learning_rate": 0.1},
@@ -51,3 +51,56 @@ def test_the_optimizers_do_not_all_do_the_same(on_one) -> None:
     for index, table in enumerate(tables):
         for other in tables[index + 1 :]:
             assert not np.allclose(table, other, atol=1e-4)
+
+
+MF: dict[str, Any] = {"name": "mf", "embedding_dim": 4}
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "adaptive negatives in two parts": {
+        **MF,
+        "objective": {"negatives": {"source": "adaptive", "count": 8}, "mask": "user_items"},
+        "parts": 2,
+    },
+    "mixed negatives by frequency": {
+        **MF,
+        "objective": {"negatives": {"source": "mixed", "count": 8, "distortion": 0.5}},
+    },
+    "the catalogue": {**MF, "objective": {"kind": "softmax", "mask": "user_items"}},
+    "items drawn for a row": {
+        **MF,
+        "objective": {"kind": "bpr", "negatives": {"source": "frequency", "count": 3}},
+    },
+    "normalized layers": {
+        "name": "dssm",
+        "embedding_dim": 4,
+        "user_hidden_units": [6],
+        "item_hidden_units": [6],
+        "batch_normalization": True,
+        "kernel_l2": 0.01,
+        "objective": {"kind": "binary", "negatives": {"count": 2}},
+    },
+}
+
+
+def train_with_objectives(replicas: int, version: Path, folder: Path) -> dict[str, Any]:
+    result = folder / f"{replicas}.json"
+    process = start_forked(train_objectives, replicas, OBJECTIVES, str(version), result)
+    process.join()
+    assert process.exitcode == 0
+    return json.loads(result.read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
+def test_objectives_are_the_same_on_replicas(
+    replicas: int, tiny_version: Path, tmp_path: Path
+) -> None:
+    """Losses, weights, moving statistics, and counts of what was met."""
+    one = train_with_objectives(1, tiny_version, tmp_path)
+    many = train_with_objectives(replicas, tiny_version, tmp_path)
+    for name in OBJECTIVES:
+        for expected, found in zip(one[name], many[name], strict=True):
+            # Normalization cancels the bias before it: Adam blows up what is left of its gradient.
+            atol = 2e-4 if "normalized" in name else 2e-5
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=atol, err_msg=name)
+    counts = np.array(one["adaptive negatives in two parts"][-1])
+    assert counts.sum() == 40 + 5 * 16  # Each of 40 items once before, and the rows of five steps.

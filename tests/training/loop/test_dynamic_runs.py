@@ -164,10 +164,10 @@ def test_mf_trains_its_bias_by_the_same_keys(version: Path, tmp_path: Path) -> N
         ({"embeddings": {"a": {"features": ["history"]}, "history": "dynamic"}}, "two tables"),
         ({"embeddings": {"a": {"features": ["history", "genres"]}}}, "different ways"),
         ({"embeddings": {"user_id": "dynamic"}}, "cannot read feature 'history'"),
-        ({"objective": {"logq_correction": True}}, "logq_correction=false"),
+        ({"objective": {"logq_correction": True}}, "logq_correction=0"),
         (
-            {"objective": {"logq_correction": False, "uniform_negatives": 3}},
-            "uniform_negatives=null",
+            {"objective": {"logq_correction": 0, "negatives": {"source": "uniform", "count": 3}}},
+            "source: batch",
         ),
     ],
 )

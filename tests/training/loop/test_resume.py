@@ -73,6 +73,8 @@ class Twins:
         for variable in variables:
             if "learning_rate" not in variable.name:
                 variable.assign(tf.zeros(variable.shape, variable.dtype))
+        for counts in trainer._optimizers.objective_state:
+            counts.assign(tf.ones_like(counts))
         for variable, value in zip(trainer.model.trainable_variables, self.first, strict=True):
             variable.assign(value)
 
@@ -270,5 +272,5 @@ def test_sigkill(
 
 def test_the_config_of_these_tests_draws_all_there_is_to_draw() -> None:
     assert CONFIG.model.dropout
-    assert CONFIG.model.objective.uniform_negatives
+    assert CONFIG.model.objective.negatives.source == "adaptive"
     assert CONFIG.optimizer.schedule.kind == "cosine"

@@ -9,11 +9,11 @@ import tensorflow as tf
 from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema, FeatureSpec
-from conf.training.models import DSSMConfig
+from conf.training.models import DSSMConfig, YouTubeDNNConfig
 from training.embedding.static_table import EmbeddingTable
-from training.models.dssm import DSSM
+from training.models.dssm import DSSM, build_youtube_dnn
 from training.models.embedded_inputs import EmbeddedInputs, InputFeature
-from training.networks.network import Network, build_keras_model
+from training.networks.network import Network, TrainingPass, build_keras_model
 from training.networks.tower import build_tower
 
 USERS = {
@@ -208,3 +208,118 @@ def test_pooling_that_does_not_fit_is_refused(
 def test_what_is_neither_number_nor_id_is_refused(spec: FeatureSpec) -> None:
     with pytest.raises(ConfigError, match="vocabulary"):
         build_inputs([spec], {}).build_keras_inputs()
+
+
+LAYERS = {
+    "embedding_dim": 4,
+    "user_hidden_units": (6, 5),
+    "item_hidden_units": (3,),
+    "activation": "tanh",
+    "batch_normalization": True,
+    "kernel_l2": 0.01,
+}
+ITEMS = {"movie_id": tf.constant([2, 9], tf.int64), "genres": tf.constant([[2, 3], [4, 0]])}
+
+
+def randomize(model: DSSM) -> dict[str, np.ndarray]:
+    """Sets all weights of the networks to draws, and returns them."""
+    rng, found = np.random.default_rng(3), {}
+    for network in model.networks:
+        for name, weight in network.weights.items():
+            value = rng.random(weight.shape) + 0.1
+            weight.assign(value)
+            found[f"{network.label}/{name}"] = value
+    return found
+
+
+def run_tower(weights: dict[str, np.ndarray], tower: str, hidden: np.ndarray, layers: int):
+    """The layers by hand: dense, normalization by moving statistics, tanh."""
+    own = {name.removeprefix(f"{tower}/"): value for name, value in weights.items()}
+    for number in range(layers):
+        end = f"_{number}" if number else ""
+        hidden = hidden @ own[f"dense{end}/kernel"] + own[f"dense{end}/bias"]
+        part = f"batch_normalization{end}"
+        scale = own[f"{part}/gamma"] / np.sqrt(own[f"{part}/moving_variance"] + 1e-3)
+        hidden = np.tanh((hidden - own[f"{part}/moving_mean"]) * scale + own[f"{part}/beta"])
+    end = f"_{layers}" if layers else ""
+    return hidden @ own[f"dense{end}/kernel"] + own[f"dense{end}/bias"]
+
+
+def test_layers_of_towers_equal_the_reference(tiny_manifest: Manifest) -> None:
+    model = DSSM(DSSMConfig(**LAYERS, normalize=False), tiny_manifest, 1)
+    weights = randomize(model)
+    for features, tower, layers in ((USERS, "user_tower", 2), (ITEMS, "item_tower", 1)):
+        side = model.embedded_inputs[tower == "item_tower"]
+        inputs = np.concatenate([value.numpy() for value in side(features).values()], axis=1)
+        found = model.embed_users(features) if layers == 2 else model.embed_items(features)
+        np.testing.assert_allclose(found, run_tower(weights, tower, inputs, layers), rtol=1e-4)
+
+
+def begin(model: DSSM) -> TrainingPass:
+    state = model.state_variables
+    return TrainingPass(tf.constant([1, 8]), state, [v.read_value() for v in state])
+
+
+def test_l2_of_kernels_counts_once_a_pass(tiny_manifest: Manifest) -> None:
+    model = DSSM(DSSMConfig(**LAYERS), tiny_manifest, 1)
+    kernels = [value for name, value in randomize(model).items() if name.endswith("kernel")]
+    assert len(kernels) == 5
+    training = begin(model)
+    model.embed_users(USERS, training)
+    model.embed_items(ITEMS, training)
+    model.embed_items(ITEMS, training)  # Drawn negatives.
+    expected = 0.01 * sum(np.square(kernel).sum() for kernel in kernels)
+    assert float(training.penalty) == pytest.approx(expected, rel=1e-5)
+
+
+def test_dropout_is_that_of_each_tower(tiny_manifest: Manifest) -> None:
+    config = DSSMConfig(
+        embedding_dim=4,
+        user_hidden_units=(64,),
+        item_hidden_units=(64,),
+        dropout=0.5,
+        item_dropout=0.0,
+    )
+    model = DSSM(config, tiny_manifest, 1)
+    assert not np.allclose(model.embed_users(USERS, begin(model)), model.embed_users(USERS))
+    np.testing.assert_array_equal(model.embed_items(ITEMS, begin(model)), model.embed_items(ITEMS))
+
+
+def test_an_unknown_activation_is_named(tiny_manifest: Manifest) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'relu'"):
+        DSSM(DSSMConfig(activation="rellu"), tiny_manifest, 1)
+
+
+def test_youtube_dnn_pools_what_a_user_met(tiny_manifest: Manifest) -> None:
+    """Without hidden layers the vector is the mean of the items' own rows, of no user's id."""
+    config = YouTubeDNNConfig(embedding_dim=4, user_features=("history",))
+    model = build_youtube_dnn(config, tiny_manifest, 1)
+    assert (model.user_inputs, model.item_inputs) == (("history",), ("movie_id",))
+    rows = model.tables["movie_id"].rows.numpy()
+    found = model.embed_users({"history": tf.constant([[5, 6, 7], [8, 0, 0], [0, 0, 0]])}).numpy()
+    expected = [rows[[5, 6, 7]].mean(axis=0), rows[8], np.zeros(4)]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(model.embed_items(ITEMS), rows[[2, 9]], rtol=1e-6)
+    assert not model.dense_variables
+
+
+def test_youtube_dnn_reads_all_of_a_user_but_the_id(tiny_manifest: Manifest) -> None:
+    model = build_youtube_dnn(YouTubeDNNConfig(user_hidden_units=(8,)), tiny_manifest, 1)
+    assert set(model.user_inputs) == {"gender", "history"}
+    assert model.item_tower is None
+
+
+def test_empty_lists_have_finite_vectors_and_gradients(tiny_manifest: Manifest) -> None:
+    """A user without history, and an item without features."""
+    config = DSSMConfig(
+        embedding_dim=4, user_features=("history",), item_features=("genres",), dropout=0.1
+    )
+    model = DSSM(config, tiny_manifest, 1)
+    empty = tf.zeros([2, 3], tf.int64)
+    with tf.GradientTape() as tape:
+        users = model.embed_users({"history": empty}, begin(model))
+        items = model.embed_items({"genres": empty[:, :2]}, begin(model))
+        loss = tf.reduce_sum(users * items)
+    gradients = tape.gradient(loss, model.dense_variables)
+    assert all(np.isfinite(g).all() for g in gradients if g is not None)
+    np.testing.assert_array_equal(model.embed_users({"history": empty}), np.zeros([2, 4]))

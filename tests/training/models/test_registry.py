@@ -11,7 +11,7 @@ import tensorflow as tf
 from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema, FeatureSpec
-from conf.training.models import DSSMConfig, MFConfig
+from conf.training.models import DSSMConfig, MFConfig, YouTubeDNNConfig
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.static_table import EmbeddingTable
 from training.input.batches import Batch, build_eval_dataset
@@ -25,6 +25,9 @@ CONFIGS = [
     MFConfig(embedding_dim=4, item_bias=False),
     DSSMConfig(embedding_dim=4, user_hidden_units=(8,), history_pooling="position_weighted"),
     DSSMConfig(embedding_dim=4, item_features=("movie_id",)),
+    MFConfig(embedding_dim=4, user_bias=True),
+    YouTubeDNNConfig(embedding_dim=4, user_features=("history",)),
+    YouTubeDNNConfig(embedding_dim=4, user_hidden_units=(8,), batch_normalization=True),
 ]
 
 
@@ -148,6 +151,22 @@ def test_the_score_is_dot_product_plus_item_bias(tiny_manifest: Manifest) -> Non
     np.testing.assert_allclose(
         scores, (user_rows * item_rows).sum(axis=1) + bias, rtol=1e-4, atol=1e-6
     )
+
+
+def test_biases_add_up_to_the_score(tiny_manifest: Manifest) -> None:
+    """y = b + b_u + b_i + <p, q>."""
+    model = MatrixFactorization(MFConfig(embedding_dim=3, user_bias=True), tiny_manifest, 1)
+    rng = np.random.default_rng(0)
+    values = {name: rng.normal(size=table.rows.shape) for name, table in model.tables.items()}
+    for name, table in model.tables.items():
+        table.rows.assign(values[name])
+    (bias,) = model.named_weights.values()
+    bias.assign([0.7])
+    users = model.embed_users({"user_id": tf.constant([2, 5])}).numpy()
+    items = model.embed_items({"movie_id": tf.constant([3, 4])}).numpy()
+    p, q = values["user_id"][[2, 5]], values["movie_id"][[3, 4]]
+    expected = 0.7 + values["user_id_bias"][[2, 5]] + values["movie_id_bias"][[3, 4]].T + p @ q.T
+    np.testing.assert_allclose(users @ items.T, expected, rtol=1e-5)
 
 
 def test_normalized_vectors_make_the_score_a_cosine(tiny_manifest: Manifest) -> None:

@@ -155,14 +155,18 @@ def test_outside_of_training_nothing_is_drawn(network: Network) -> None:
     np.testing.assert_array_equal(network(BATCH), network(BATCH))
 
 
-def test_penalties_of_all_calls_are_summed() -> None:
-    network = build(l2=0.1)
-    training = begin(network, 1)
+def test_penalties_of_all_networks_are_summed_and_count_once_in_a_pass() -> None:
+    network, other = build(l2=0.1), build(l2=0.3)
+    state = [*network.state_variables, *other.state_variables]
+    training = TrainingPass(tf.constant([7, 1]), state, [v.read_value() for v in state])
     network(BATCH, training)
-    expected = 0.1 * np.square(network.weights["dense/kernel"].numpy()).sum()
-    np.testing.assert_allclose(training.penalty, expected, rtol=1e-5)
-    network(BATCH, training)
-    np.testing.assert_allclose(training.penalty, 2 * expected, rtol=1e-5)
+    norm = np.square(network.weights["dense/kernel"].numpy()).sum()
+    np.testing.assert_allclose(training.penalty, 0.1 * norm, rtol=1e-5)
+    network(BATCH, training)  # As an item tower embeds the batch's items, and drawn ones.
+    np.testing.assert_allclose(training.penalty, 0.1 * norm, rtol=1e-5)
+    other(BATCH, training)
+    norms = norm * 0.1 + 0.3 * np.square(other.weights["dense/kernel"].numpy()).sum()
+    np.testing.assert_allclose(training.penalty, norms, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

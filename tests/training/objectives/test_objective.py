@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,20 +16,34 @@ from conf.errors import ConfigError, InputDataError
 from conf.manifest import Manifest, SplitInfo
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.input import InputConfig
-from conf.training.models import BinaryConfig, DSSMConfig, MFConfig, SampledSoftmaxConfig
+from conf.training.models import (
+    BinaryConfig,
+    BPRConfig,
+    DSSMConfig,
+    MFConfig,
+    SampledSoftmaxConfig,
+    SoftmaxConfig,
+)
 from conf.training.optimizer import OptimizerConfig
 from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
 from training.input.batches import Batch, build_eval_dataset, build_train_dataset
 from training.input.vocabularies import Vocabulary
 from training.loop.optimizers import Optimizers
 from training.loop.step import StepOptions, TrainStep
+from training.models.mf import MatrixFactorization
 from training.models.registry import build_model
 from training.models.retrieval import Queries
 from training.networks.network import TrainingPass
 from training.objectives import item_catalog
 from training.objectives.item_catalog import ItemFeatures, read_drawable_items, read_item_counts
-from training.objectives.objective import Weighted, build_objective, compute_binary_loss
-from training.objectives.sampled_softmax import compute_log_expected_counts
+from training.objectives.item_losses import count_in_batch
+from training.objectives.objective import (
+    Weighted,
+    build_objective,
+    compute_binary_loss,
+    list_state,
+)
+from training.objectives.samplers import build_sampler
 
 
 def test_equals_the_reference() -> None:
@@ -63,7 +78,16 @@ def batch(tiny_version: Path, tiny_manifest: Manifest) -> Batch:
 def compute(config, version: Path, manifest: Manifest, batch: Batch, seed=SEED) -> np.ndarray:
     model = build_model(config, manifest, 1)
     objective = build_objective(config, version, manifest, model, 32)
-    return objective(model, batch, TrainingPass(seed)).numpy()
+    return objective(model, batch, begin(model, objective, seed)).numpy()
+
+
+def mixed(count: int) -> SampledSoftmaxConfig:
+    return SampledSoftmaxConfig(negatives={"source": "mixed", "count": count})
+
+
+def begin(model, objective, seed=SEED) -> TrainingPass:
+    state = [*model.state_variables, *list_state(objective)]
+    return TrainingPass(seed, state, [variable.read_value() for variable in state])
 
 
 def test_in_batch_softmax_equals_the_reference(
@@ -74,7 +98,7 @@ def test_in_batch_softmax_equals_the_reference(
     users = model.embed_users(batch).numpy().astype(np.float64)
     items = model.embed_items(batch).numpy().astype(np.float64)
     ids = batch["movie_id"].numpy()
-    counts = compute_log_expected_counts(read_item_counts(tiny_version, tiny_manifest), 32)
+    counts = np.log(count_in_batch(read_item_counts(tiny_version, tiny_manifest), 32))
     logits = users @ items.T / 0.5 - counts[ids].astype(np.float64)
     hits = (ids[:, None] == ids) & ~np.eye(32, dtype=bool)
     assert hits.any()
@@ -88,8 +112,14 @@ def test_in_batch_softmax_equals_the_reference(
     "change",
     [
         {"logq_correction": False},
-        {"mask_accidental_hits": False},
-        {"uniform_negatives": 16},
+        {"logq_correction": 0.5},
+        {"mask": "none"},
+        {"mask": "user_items"},
+        {"negatives": {"source": "uniform", "count": 16}},
+        {"negatives": {"source": "frequency", "count": 16}},
+        {"negatives": {"source": "adaptive", "count": 16}},
+        {"negatives": {"source": "mixed", "count": 16}},
+        {"negatives": {"source": "mixed", "count": 16, "distortion": 0.5}},
     ],
 )
 def test_each_option_changes_the_loss(
@@ -105,11 +135,194 @@ def test_each_option_changes_the_loss(
 def test_negatives_repeat_by_seed_and_reach_item_features(
     tiny_version: Path, tiny_manifest: Manifest, batch: Batch
 ) -> None:
-    config = DSSMConfig(embedding_dim=4, objective=SampledSoftmaxConfig(uniform_negatives=8))
+    config = DSSMConfig(
+        embedding_dim=4, objective=SampledSoftmaxConfig(negatives={"source": "mixed", "count": 8})
+    )
     first = compute(config, tiny_version, tiny_manifest, batch)
     np.testing.assert_array_equal(first, compute(config, tiny_version, tiny_manifest, batch))
     other = compute(config, tiny_version, tiny_manifest, batch, tf.constant([1, 16]))
     assert not np.array_equal(first, other)
+
+
+def scores_of(model, batch, ids=None) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of each row with its own item, and with given items."""
+    users = model.embed_users(batch).numpy().astype(np.float64)
+    own = model.embed_items(batch).numpy()
+    own_scores = (users * own).sum(axis=1) / model.temperature
+    if ids is None:
+        return own_scores, np.zeros([len(users), 0])
+    items = model.embed_items({"movie_id": tf.constant(ids)}).numpy()
+    return own_scores, users @ items.T / model.temperature
+
+
+@pytest.fixture(scope="module")
+def liked(tiny_version: Path, tiny_manifest: Manifest) -> dict[int, set[int]]:
+    """Items of each user in train."""
+    names = ["user_id", "movie_id"]
+    rows = next(iter(build_eval_dataset(tiny_version, tiny_manifest, "train", 10_000, names)))
+    found: dict[int, set[int]] = {}
+    for user, item in zip(*(rows[name].numpy().tolist() for name in names), strict=True):
+        found.setdefault(user, set()).add(item)
+    return found
+
+
+def share_of(source: str, counts: np.ndarray) -> np.ndarray:
+    """Probability of each item in a draw, by the definitions of the guide."""
+    weights = np.maximum(counts, 1).astype(np.float64)
+    weights = weights**0.75 if source == "frequency" else np.ones_like(weights)
+    weights[:2] = 0
+    return weights / weights.sum()
+
+
+@pytest.mark.parametrize("source", ["uniform", "frequency", "adaptive", "mixed"])
+@pytest.mark.parametrize("strength", [1.0, 0.5])
+def test_drawn_candidates_are_corrected_by_how_they_are_drawn(
+    source, strength, tiny_version: Path, tiny_manifest: Manifest, batch: Batch, liked
+) -> None:
+    """Against NumPy: log of the expected counts, and the items of users left out by sets."""
+    negatives = {"source": source, "count": 16}
+    objective = SampledSoftmaxConfig(
+        negatives=negatives, logq_correction=strength, mask="user_items"
+    )
+    config = MFConfig(embedding_dim=4, objective=objective, temperature=0.5)
+    model = build_model(config, tiny_manifest, 1)
+    counts = read_item_counts(tiny_version, tiny_manifest)
+    built = build_objective(config, tiny_version, tiny_manifest, model, 32)
+    training = begin(model, built)
+    ids = batch["movie_id"].numpy()
+    sampler = build_sampler(objective.negatives, np.arange(2, len(counts)), counts, len(counts))
+    state = list(sampler.state_variables)
+    same_seed = TrainingPass(SEED, state, [v.read_value() for v in state])
+    candidates = sampler.draw([16], same_seed).numpy()
+    expected = 16 * share_of(source, counts)
+    if source == "mixed":
+        candidates = np.concatenate([ids, candidates])
+        expected += 32 * counts / counts.sum()
+    own, others = scores_of(model, batch, candidates)
+    own = own - strength * np.log(expected[ids])
+    others = others - strength * np.log(expected[candidates])
+    for row, user in enumerate(batch["user_id"].numpy().tolist()):
+        others[row, np.isin(candidates, list(liked[user]))] = -np.inf
+    total = np.logaddexp(own, np.logaddexp.reduce(others, axis=1))
+    np.testing.assert_allclose(built(model, batch, training), total - own, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mask", ["none", "user_items"])
+def test_softmax_over_the_catalogue_equals_the_reference(
+    mask, tiny_version: Path, tiny_manifest: Manifest, batch: Batch, liked
+) -> None:
+    config = MFConfig(embedding_dim=4, objective=SoftmaxConfig(mask=mask), temperature=0.5)
+    model = build_model(config, tiny_manifest, 1)
+    catalog, ids = np.arange(2, 42), batch["movie_id"].numpy().copy()
+    own, scores = scores_of(model, batch, catalog)
+    if mask == "user_items":
+        for row, user in enumerate(batch["user_id"].numpy().tolist()):
+            scores[row, [item - 2 for item in liked[user] if item != ids[row]]] = -np.inf
+    expected = np.logaddexp.reduce(scores, axis=1) - own
+    ids[3], expected[3] = 1, 0.0  # An item outside the vocabulary.
+    objective = build_objective(config, tiny_version, tiny_manifest, model, 32)
+    found = objective(model, {**batch, "movie_id": tf.constant(ids)}, PASS)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mask", ["none", "target", "user_items"])
+@pytest.mark.parametrize("config_of", [BPRConfig, BinaryConfig])
+def test_items_drawn_for_a_row_equal_the_reference(
+    config_of, mask, tiny_version: Path, tiny_manifest: Manifest, batch: Batch, liked
+) -> None:
+    negatives = {"source": "frequency", "count": 6, "distortion": 1.0}
+    objective = config_of(negatives=negatives, mask=mask)
+    config = MFConfig(embedding_dim=4, objective=objective, user_bias=True)
+    model = build_model(config, tiny_manifest, 1)
+    counts = read_item_counts(tiny_version, tiny_manifest)
+    sampler = build_sampler(objective.negatives, np.arange(2, len(counts)), counts, len(counts))
+    drawn = sampler.draw([32, 6], PASS).numpy()
+    own, scores = scores_of(model, batch, np.arange(42))
+    expected = []
+    for row, user in enumerate(batch["user_id"].numpy().tolist()):
+        item = int(batch["movie_id"][row])
+        left_out = {"none": set(), "target": {item}, "user_items": liked[user] | {item}}[mask]
+        others = np.array([scores[row, j] for j in drawn[row] if j not in left_out])
+        if objective.kind == "bpr":
+            losses = np.log1p(np.exp(others - own[row]))
+            expected.append(losses.mean() if len(losses) else 0.0)
+        else:
+            expected.append(np.log1p(np.exp(-own[row])) + np.log1p(np.exp(others)).sum())
+    found = build_objective(config, tiny_version, tiny_manifest, model, 32)(model, batch, PASS)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+class EveryPosition(MatrixFactorization):
+    """Two queries a row: its item at full weight, the last of its history at half."""
+
+    queries_per_row = 2
+
+    def embed_queries(self, batch, item_key, training) -> Queries:
+        users = self.embed_users(batch, training)
+        targets = tf.stack([batch[item_key], batch["history"][:, 0]], axis=1)
+        weights = tf.stack([tf.ones_like(users[:, 0]), 0.5 * tf.ones_like(users[:, 0])], axis=1)
+        weights = tf.where(targets > 0, weights, 0.0)
+        rows = tf.repeat(tf.range(len(users)), 2)
+        vectors = tf.repeat(users, 2, axis=0) * tf.constant([[1.0], [2.0]] * len(users))
+        flat = tf.reshape(targets, [-1]), tf.reshape(weights, [-1])
+        return Queries(vectors, *flat, rows, tf.shape(users)[0], per_row=2)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        SoftmaxConfig(),
+        SoftmaxConfig(mask="user_items"),
+        SampledSoftmaxConfig(negatives={"source": "uniform", "count": 9}),
+        SampledSoftmaxConfig(negatives={"source": "mixed", "count": 9}, mask="user_items"),
+        BPRConfig(negatives={"count": 3}, mask="target"),
+        BinaryConfig(negatives={"count": 3}),
+    ],
+)
+def test_the_loss_of_a_row_is_the_weighted_sum_of_its_queries(
+    objective, tiny_version: Path, tiny_manifest: Manifest, batch: Batch
+) -> None:
+    """Each query by itself, as a row of a batch with its vector and its item."""
+    config = MFConfig(embedding_dim=4, item_bias=False, objective=objective)
+    model = EveryPosition(config, tiny_manifest, 1)
+    built = build_objective(config, tiny_version, tiny_manifest, model, 32)
+    found = built(model, batch, PASS).numpy()
+    queries = model.embed_queries(batch, "movie_id", PASS)
+    weights = queries.weights.numpy()
+    assert (weights == 0).any()
+    expected = np.zeros(32)
+    for slot in (0, 1):
+        alone = np.zeros_like(weights)
+        alone[slot::2] = weights[slot::2] > 0
+        of_slot = dataclasses.replace(queries, weights=tf.constant(alone))
+        model.embed_queries = lambda *_, of_slot=of_slot: of_slot
+        losses = built(model, batch, PASS).numpy()
+        expected += np.where(alone[slot::2] > 0, losses * weights[slot::2], 0.0)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_catalogue_of_one_item_is_refused(
+    tiny_version: Path, tiny_manifest: Manifest, monkeypatch
+) -> None:
+    monkeypatch.setattr(
+        "training.objectives.item_objectives.read_drawable_items", lambda *_: np.array([7])
+    )
+    for objective in (SoftmaxConfig(), BPRConfig(), BinaryConfig(negatives={"count": 1})):
+        config = MFConfig(embedding_dim=4, objective=objective)
+        with pytest.raises(InputDataError, match="fewer than two"):
+            compute(config, tiny_version, tiny_manifest, {})
+
+
+def test_a_softmax_that_does_not_fit_in_memory_is_refused_with_its_bytes(
+    tiny_version: Path, tiny_manifest: Manifest, monkeypatch
+) -> None:
+    monkeypatch.setattr(
+        "training.objectives.item_objectives.free_memory_bytes", lambda: 3 * 4 * 40 * 32 - 1
+    )
+    config = MFConfig(embedding_dim=4, objective=SoftmaxConfig())
+    with pytest.raises(ConfigError, match="does not fit in memory") as caught:
+        compute(config, tiny_version, tiny_manifest, {})
+    assert "15,360 bytes" in str(caught.value.received)
 
 
 def test_binary_reads_the_label(tiny_version: Path, tiny_manifest: Manifest, batch: Batch) -> None:
@@ -200,9 +413,12 @@ def test_uniform_negatives_are_items_that_may_be_drawn(
     tiny_version: Path, tiny_manifest: Manifest, batch: Batch, monkeypatch
 ) -> None:
     monkeypatch.setattr(
-        "training.objectives.objective.read_drawable_items", lambda *_: np.array([30, 35], np.int64)
+        "training.objectives.item_objectives.read_drawable_items",
+        lambda *_: np.array([30, 35], np.int64),
     )
-    config = MFConfig(embedding_dim=4, objective=SampledSoftmaxConfig(uniform_negatives=64))
+    config = MFConfig(
+        embedding_dim=4, objective=SampledSoftmaxConfig(negatives={"source": "mixed", "count": 64})
+    )
     model = build_model(config, tiny_manifest, 1)
     objective = build_objective(config, tiny_version, tiny_manifest, model, 32)
     with tf.GradientTape() as tape:

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from conf.training.train import DevicesConfig
 from training.distribution.strategy import build_strategy
-from training.objectives.sampled_softmax import (
-    SoftmaxCandidates,
-    compute_log_expected_counts,
+from training.objectives.item_losses import (
+    SoftmaxItems,
+    compute_catalog_softmax,
+    compute_drawn_loss,
     compute_sampled_softmax,
-    draw_uniform_items,
+    count_in_batch,
     gather_replicas,
     replica_offset,
 )
@@ -62,6 +63,24 @@ def reference(users, items, ids, log_counts, positions, temperature, mask) -> np
     return np.array(losses)
 
 
+def in_batch(users, items, ids, log_counts=None, mask=True, **options) -> tf.Tensor:
+    """The softmax of rows whose items are the first of the candidates."""
+    items, ids = tf.convert_to_tensor(items), tf.convert_to_tensor(ids)
+    counts = None if log_counts is None else tf.convert_to_tensor(log_counts)
+    own = tf.range(tf.shape(users)[0])
+    masked = own[:, None] == tf.range(tf.size(ids))[None, :]
+    if mask:
+        masked |= tf.gather(ids, own)[:, None] == ids[None, :]
+    targets = SoftmaxItems(
+        tf.gather(items, own),
+        tf.gather(ids, own),
+        None if counts is None else tf.gather(counts, own),
+    )
+    return compute_sampled_softmax(
+        tf.convert_to_tensor(users), targets, SoftmaxItems(items, ids, counts), masked, **options
+    )
+
+
 @settings(deadline=None, max_examples=40)
 @given(
     seed=st.integers(0, 2**16),
@@ -70,32 +89,20 @@ def reference(users, items, ids, log_counts, positions, temperature, mask) -> np
     mask=st.booleans(),
     temperature=st.floats(0.05, 2.0),
 )
-def test_equals_the_reference(seed, batch, extra, mask, temperature) -> None:
+def test_sampled_softmax_equals_the_reference(seed, batch, extra, mask, temperature) -> None:
     rng = np.random.default_rng(seed)
     users = rng.normal(size=(batch, 4)).astype(np.float32)
     items = rng.normal(size=(batch + extra, 4)).astype(np.float32)
     ids = rng.integers(2, 6, size=batch + extra)  # few ids: accidental hits are certain
     log_counts = rng.normal(size=batch + extra).astype(np.float32)
-    positions = np.arange(batch)
-    found = compute_sampled_softmax(
-        tf.constant(users),
-        SoftmaxCandidates(tf.constant(items), tf.constant(ids), tf.constant(log_counts)),
-        tf.constant(positions, tf.int32),
-        temperature=temperature,
-        mask_accidental_hits=mask,
-    )
-    expected = reference(users, items, ids, log_counts, positions, temperature, mask)
+    found = in_batch(users, items, ids, log_counts, mask, temperature=temperature)
+    expected = reference(users, items, ids, log_counts, np.arange(batch), temperature, mask)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def equal_pair(ids: list[int], mask: bool) -> np.ndarray:
     """Three users on three equal items: every logit is 0."""
-    return compute_sampled_softmax(
-        tf.zeros([3, 2]),
-        SoftmaxCandidates(tf.zeros([3, 2]), tf.constant(ids)),
-        tf.range(3),
-        mask_accidental_hits=mask,
-    ).numpy()
+    return in_batch(tf.zeros([3, 2]), tf.zeros([3, 2]), ids, mask=mask).numpy()
 
 
 def test_masking_accidental_hits_changes_the_loss() -> None:
@@ -107,17 +114,12 @@ def test_masking_accidental_hits_changes_the_loss() -> None:
 def test_a_masked_copy_gets_no_gradient() -> None:
     items = tf.Variable(np.ones((2, 2), np.float32))
     with tf.GradientTape() as tape:
-        loss = compute_sampled_softmax(
-            tf.ones([1, 2]), SoftmaxCandidates(items + 0.0, tf.constant([5, 5])), tf.constant([0])
-        )
+        loss = in_batch(tf.ones([1, 2]), items + 0.0, [5, 5])
     assert not tape.gradient(loss, items).numpy().any()
 
 
 def test_logq_lifts_the_loss_off_popular_negatives() -> None:
-    popular_negative = SoftmaxCandidates(
-        tf.zeros([2, 2]), tf.constant([5, 6]), tf.math.log([1.0, 9.0])
-    )
-    loss = compute_sampled_softmax(tf.zeros([1, 2]), popular_negative, tf.constant([0]))
+    loss = in_batch(tf.zeros([1, 2]), tf.zeros([2, 2]), [5, 6], np.log([1.0, 9.0]).astype("f"))
     np.testing.assert_allclose(loss, -np.log(1 / (1 + 1 / 9)), rtol=1e-6)
 
 
@@ -127,37 +129,52 @@ def test_corrected_loss_is_unbiased_for_the_full_softmax() -> None:
     counts = np.array([0, 0, 1000, 300, 30, 10, 5])
     scores = rng.normal(size=7)
     draws = rng.choice(7, size=200_000, p=counts / counts.sum())
-    log_counts = compute_log_expected_counts(counts, len(draws)).astype(np.float64)
+    log_counts = np.log(count_in_batch(counts, len(draws)).astype(np.float64))
     estimate = np.logaddexp.reduce(scores[draws] - log_counts[draws])
     assert estimate == pytest.approx(np.logaddexp.reduce(scores[2:]), abs=0.02)
 
 
-def test_expected_counts_equal_what_is_drawn() -> None:
-    counts = np.array([0, 0, 6, 3, 1])
-    expected = np.exp(compute_log_expected_counts(counts, 100, uniform_negatives=30))
-    np.testing.assert_allclose(expected[2:], [60 + 10, 30 + 10, 10 + 10], rtol=1e-5)
-    assert np.isfinite(compute_log_expected_counts(np.zeros(5, np.int64), 8)).all()
+def test_counts_in_a_batch_are_shares_of_train() -> None:
+    found = count_in_batch(np.array([0, 0, 6, 3, 1]), 100)
+    np.testing.assert_allclose(found[2:], [60, 30, 10], rtol=1e-5)
+    assert (count_in_batch(np.zeros(5, np.int64), 8) > 0).all()
 
 
-def test_uniform_items_are_of_the_drawable_ones_and_repeat_by_seed() -> None:
-    drawable = tf.constant([4, 5, 6, 8, 11], tf.int64)
-    drawn = draw_uniform_items(5000, drawable, tf.constant([3, 4])).numpy()
-    assert set(drawn) == {4, 5, 6, 8, 11}
-    assert np.bincount(drawn)[drawable.numpy()].min() > 850
-    np.testing.assert_array_equal(drawn, draw_uniform_items(5000, drawable, tf.constant([3, 4])))
-    assert not np.array_equal(drawn, draw_uniform_items(5000, drawable, tf.constant([3, 12])))
-
-
-def test_uniform_items_equal_draws_from_the_range_of_ids() -> None:
-    seed = tf.constant([3, 4])
-    by_range = tf.random.stateless_uniform([99], seed, minval=2, maxval=12, dtype=tf.int64)
-    np.testing.assert_array_equal(
-        draw_uniform_items(99, tf.range(2, 12, dtype=tf.int64), seed), by_range
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 2**16), rows=st.integers(1, 6), is_masked=st.booleans())
+def test_catalog_softmax_equals_the_reference(seed, rows, is_masked) -> None:
+    rng = np.random.default_rng(seed)
+    users, items = rng.normal(size=(rows, 3)), rng.normal(size=(5, 3))
+    positions = rng.integers(-1, 5, size=rows)
+    masked = rng.random((rows, 5)) < 0.5
+    expected = []
+    for row, position in enumerate(positions):
+        logits = items @ users[row] / 0.3
+        kept = [j for j in range(5) if j == position or not (is_masked and masked[row, j])]
+        loss = np.logaddexp.reduce(logits[kept]) - logits[position]
+        expected.append(0.0 if position < 0 else loss)
+    found = compute_catalog_softmax(
+        tf.constant(users, tf.float32),
+        tf.constant(items, tf.float32),
+        tf.constant(positions, tf.int32),
+        tf.constant(masked) if is_masked else None,
+        temperature=0.3,
     )
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_expected_counts_rise_for_the_drawable_ids_alone() -> None:
-    counts = np.array([0, 0, 6, 3, 1])
-    plain = np.exp(compute_log_expected_counts(counts, 100))
-    mixed = np.exp(compute_log_expected_counts(counts, 100, 30, np.array([2, 4])))
-    np.testing.assert_allclose(mixed - plain, [0, 0, 15, 0, 15], atol=1e-4)
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 2**16), rows=st.integers(1, 6), count=st.integers(1, 4))
+def test_drawn_losses_equal_the_references(seed, rows, count) -> None:
+    rng = np.random.default_rng(seed)
+    own, drawn = rng.normal(size=rows) * 3, rng.normal(size=(rows, count)) * 3
+    counted = rng.random((rows, count)) < 0.7
+    pairs, singles = [], []
+    for row in range(rows):
+        sigmoids = [1 / (1 + np.exp(x - own[row])) for x in drawn[row, counted[row]]]
+        pairs.append(np.mean(-np.log(sigmoids)) if sigmoids else 0.0)
+        negatives = [np.log1p(np.exp(x)) for x in drawn[row, counted[row]]]
+        singles.append(np.log1p(np.exp(-own[row])) + sum(negatives))
+    tensors = tf.constant(own, tf.float32), tf.constant(drawn, tf.float32), tf.constant(counted)
+    np.testing.assert_allclose(compute_drawn_loss("bpr", *tensors), pairs, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(compute_drawn_loss("binary", *tensors), singles, rtol=1e-4)

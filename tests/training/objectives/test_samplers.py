@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conf.errors import ConfigError, InputDataError
+from conf.manifest import Manifest
+from conf.training.input import InputConfig
+from conf.training.models import NegativesConfig
+from training.input.batches import build_eval_dataset
+from training.networks.network import TrainingPass
+from training.objectives.samplers import AdaptiveSampler, Sampler, build_sampler
+from training.objectives.user_items import (
+    KnownItems,
+    TrainRows,
+    build_known_items,
+    group_pairs,
+    read_user_items,
+)
+
+DRAWABLE = np.array([3, 4, 6, 7], np.int64)
+COUNTS = np.array([0, 5, 0, 100, 0, 7, 20, 1], np.int64)
+VOCABULARY = len(COUNTS)
+
+
+def begin(sampler: Sampler, step: int = 0) -> TrainingPass:
+    state = list(sampler.state_variables)
+    return TrainingPass(tf.constant([3, 8 * step]), state, [v.read_value() for v in state])
+
+
+def build(source: str, distortion: float | None = None) -> Sampler:
+    config = NegativesConfig(source=source, count=1, distortion=distortion)
+    return build_sampler(config, DRAWABLE, COUNTS, VOCABULARY)
+
+
+def weights_of(source: str, distortion: float | None) -> np.ndarray:
+    """What the items are drawn in proportion to, by the definitions of the guide."""
+    exponent = {"uniform": 0, "frequency": 0.75, "mixed": 0}[source]
+    exponent = exponent if distortion is None else distortion
+    return np.array([100.0, 1.0, 20.0, 1.0]) ** exponent
+
+
+@pytest.mark.parametrize(
+    ("source", "distortion"),
+    [("uniform", None), ("frequency", None), ("frequency", 1.0), ("mixed", None), ("mixed", 0.5)],
+)
+def test_shares_are_those_of_what_is_drawn(source: str, distortion: float | None) -> None:
+    """Each share lies within five standard deviations of the frequency of 40,000 draws."""
+    sampler, draws = build(source, distortion), 40_000
+    drawn = sampler.draw([draws], begin(sampler)).numpy()
+    found = np.bincount(drawn, minlength=VOCABULARY)[DRAWABLE] / draws
+    assert np.isin(drawn, DRAWABLE).all()
+    shares = sampler.shares(tf.constant(DRAWABLE), begin(sampler)).numpy()
+    deviation = np.sqrt(shares * (1 - shares) / draws)
+    assert (np.abs(found - shares) < 5 * deviation + 1e-9).all()
+    weights = weights_of(source, distortion)
+    np.testing.assert_allclose(shares, weights / weights.sum(), rtol=1e-5)
+    outside = sampler.shares(tf.constant([0, 1, 5], tf.int64), begin(sampler)).numpy()
+    np.testing.assert_allclose(outside, shares.min(), rtol=1e-6)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    source=st.sampled_from(["uniform", "frequency", "adaptive"]),
+    step=st.integers(0, 1000),
+    rows=st.integers(1, 9),
+    count=st.integers(1, 5),
+)
+def test_draws_are_a_function_of_seed_and_step(source, step, rows, count) -> None:
+    sampler = build(source)
+    first = sampler.draw([rows, count], begin(sampler, step)).numpy()
+    assert first.shape == (rows, count)
+    assert np.isin(first, DRAWABLE).all()
+    again = sampler.draw([rows, count], begin(sampler, step)).numpy()
+    np.testing.assert_array_equal(first, again)
+    many = sampler.draw([64], begin(sampler, step)).numpy()
+    assert not np.array_equal(many, sampler.draw([64], begin(sampler, step + 1)).numpy())
+
+
+@settings(deadline=None, max_examples=20)
+@given(seed=st.integers(0, 2**16), steps=st.integers(1, 4), distortion=st.sampled_from([0.5, 1.0]))
+def test_adaptive_draws_follow_what_steps_have_met(seed, steps, distortion) -> None:
+    """Against a dictionary of counts that begin at one."""
+    rng = np.random.default_rng(seed)
+    sampler = build("adaptive", distortion)
+    assert isinstance(sampler, AdaptiveSampler)
+    expected = dict.fromkeys(DRAWABLE.tolist(), 1)
+    for step in range(steps):
+        ids = rng.integers(0, VOCABULARY, size=(3, 2))
+        training = begin(sampler, step)
+        sampler.learn(tf.constant(ids), training)
+        sampler.counts.assign(training.values[0])
+        for item in ids.ravel().tolist():
+            if item in expected:
+                expected[item] += 1
+    weights = np.array([expected[item] for item in DRAWABLE.tolist()]) ** float(distortion)
+    shares = sampler.shares(tf.constant(DRAWABLE), begin(sampler)).numpy()
+    np.testing.assert_allclose(shares, weights / weights.sum(), rtol=1e-5)
+
+
+def test_an_item_that_training_meets_is_drawn_more() -> None:
+    sampler = build("adaptive")
+    training = begin(sampler)
+    sampler.learn(tf.fill([996], tf.constant(6, tf.int64)), training)
+    sampler.counts.assign(training.values[0])
+    drawn = sampler.draw([5000], begin(sampler, 1)).numpy()
+    assert np.mean(drawn == 6) == pytest.approx(997 / 1000, abs=0.005)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    pairs=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 9)), max_size=30),
+    users=st.lists(st.integers(0, 8), min_size=1, max_size=5),
+    seed=st.integers(0, 99),
+    is_ragged=st.booleans(),
+)
+def test_known_items_equal_a_dictionary_of_sets(pairs, users, seed, is_ragged) -> None:
+    rng = np.random.default_rng(seed)
+    own = rng.integers(0, 10, size=len(users))
+    lists = rng.integers(0, 10, size=(len(users), 3))
+    train: dict[int, set[int]] = {}
+    for user, item in pairs:
+        if user >= 2 and item >= 2:
+            train.setdefault(user, set()).add(item)
+    expected = [
+        train.get(user, set()) | {int(own[row])} | {int(item) for item in lists[row] if item}
+        for row, user in enumerate(users)
+    ]
+    grouped = group_pairs(np.array(pairs, np.int64).reshape(-1, 2))
+    assert len(grouped.items) == sum(map(len, train.values()))
+    history = tf.constant(lists)
+    if is_ragged:
+        history = tf.RaggedTensor.from_tensor(history, padding=0)
+        expected = [
+            train.get(user, set()) | {int(own[row])} | set(history[row].numpy().tolist())
+            for row, user in enumerate(users)
+        ]
+    batch = {"user": tf.constant(users, tf.int64), "item": tf.constant(own), "history": history}
+    known = KnownItems("item", ("user", grouped), "history", 10)
+    assert known.inputs == ("item", "user", "history")
+    found = known.find(batch)
+    asked = rng.integers(0, 10, size=(len(users), 4))
+    inside = known.contains(found, tf.constant(asked)).numpy()
+    for row, items in enumerate(expected):
+        assert inside[row].tolist() == [item in items for item in asked[row]]
+    candidates = rng.integers(0, 10, size=7)
+    marked = known.mark(found, tf.constant(len(users)), tf.constant(candidates)).numpy()
+    for row, items in enumerate(expected):
+        assert marked[row].tolist() == [item in items for item in candidates]
+
+
+def test_user_items_are_those_of_the_rows_that_are_trained_on(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    names = ["user_id", "movie_id"]
+    rows = next(iter(build_eval_dataset(tiny_version, tiny_manifest, "train", 10_000, names)))
+    pairs = set(zip(*(rows[name].numpy().tolist() for name in names), strict=True))
+    found = read_user_items(TrainRows(tiny_version, tiny_manifest, 32))
+    users = np.repeat(found.users, np.diff(found.starts))
+    assert set(zip(users.tolist(), found.items.tolist(), strict=True)) == pairs
+    held_out = InputConfig.model_validate(
+        {"batch_size": 32, "validation": {"hash_of": "movie_id", "share": 0.3}}
+    )
+    kept = read_user_items(TrainRows(tiny_version, tiny_manifest, 32, held_out))
+    assert 0 < len(kept.items) < len(found.items)
+
+
+def test_without_users_the_history_tells(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    manifest = replace(tiny_manifest, keys=replace(tiny_manifest.keys, user=None))
+    known = build_known_items(TrainRows(tiny_version, manifest, 32), ())
+    assert known.inputs == ("movie_id", "history")
+    assert not known.notes
+    bare = replace(manifest, keys=replace(manifest.keys, history=None))
+    with pytest.raises(ConfigError, match="neither users nor a history"):
+        build_known_items(TrainRows(tiny_version, bare, 32), ())
+
+
+def test_damage_is_named(tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest) -> None:
+    with pytest.raises(InputDataError):
+        read_user_items(TrainRows(tmp_path, tiny_manifest, 32))

@@ -1,0 +1,165 @@
+"""Losses over items: softmax over candidates or the catalogue, pairs of items, single items.
+
+A softmax whose negatives are drawn in proportion to their popularity punishes popular items;
+subtracting the log of an item's expected count from its logit (logQ) undoes that (Yi et al. 2019,
+"Sampling-bias-corrected neural modeling for large corpus item recommendations", section 3.2;
+Bengio & Senecal 2008).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from training.networks.layers import matmul_rows
+
+
+def gather_replicas(values: tf.Tensor) -> tf.Tensor:
+    """Concatenates the replicas' values along the first axis, in replica order.
+
+    Gradients flow back to the replica that a row came from, summed over all replicas. Outside a
+    strategy, or with one replica, returns the values themselves.
+
+    Args:
+        values: `[local_batch, ...]`; the other axes equal on all replicas.
+
+    Returns:
+        `[global_batch, ...]`.
+    """
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return values
+    # The copy is on the replica's device, which several processes' collectives ask a tensor for.
+    return context.all_gather(tf.identity(values), axis=0)
+
+
+def replica_offset(local_batch: tf.Tensor | int) -> tf.Tensor:
+    """Returns where this replica's rows begin in the gathered batch, int32 scalar."""
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return tf.constant(0, tf.int32)
+    return tf.cast(context.replica_id_in_sync_group, tf.int32) * local_batch
+
+
+# Low enough to vanish in a float32 softmax, high enough for its gradient to stay finite.
+MASKED_LOGIT = -1e9
+
+
+@dataclass(frozen=True)
+class SoftmaxItems:
+    """Items of a softmax: those that rows are ranked against, or the rows' own.
+
+    Attributes:
+        vectors: float32 `[n, dim]`.
+        ids: int64 `[n]`, item ids.
+        log_counts: float32 `[n]`, what is subtracted from the item's logit: the log of how often
+            it is expected among the candidates, times the correction's strength; None: nothing.
+    """
+
+    vectors: tf.Tensor
+    ids: tf.Tensor
+    log_counts: tf.Tensor | None = None
+
+
+def compute_sampled_softmax(
+    queries: tf.Tensor,
+    targets: SoftmaxItems,
+    candidates: SoftmaxItems,
+    masked: tf.Tensor,
+    *,
+    temperature: float = 1.0,
+) -> tf.Tensor:
+    """Cross-entropy of each query's target among the candidates.
+
+    With `s(q, j) = <q, v_j> / temperature - log_counts[j]`, the loss of query i with target t is
+    `log(exp s(i, t) + sum_j exp s(i, j)) - s(i, t)` over the candidates j that are not masked.
+
+    Args:
+        queries: float32 `[n, dim]`.
+        targets: The item of each query, `[n]`.
+        candidates: Items that all queries are ranked against, `[candidates]`.
+        masked: Candidates that are no negatives of a query, the target's own place and copies
+            among them; bool `[n, candidates]`.
+        temperature: Above 0.
+
+    Returns:
+        float32 `[n]`.
+    """
+    logits = matmul_rows(queries, candidates.vectors) / temperature
+    own = tf.reduce_sum(queries * targets.vectors, axis=1) / temperature
+    if candidates.log_counts is not None:
+        logits -= candidates.log_counts[tf.newaxis, :]
+        own -= targets.log_counts
+    logits = tf.concat([own[:, tf.newaxis], tf.where(masked, MASKED_LOGIT, logits)], axis=1)
+    first = tf.zeros_like(own, tf.int32)
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=first, logits=logits)
+
+
+def compute_catalog_softmax(
+    queries: tf.Tensor,
+    items: tf.Tensor,
+    positions: tf.Tensor,
+    masked: tf.Tensor | None = None,
+    *,
+    temperature: float = 1.0,
+) -> tf.Tensor:
+    """Cross-entropy of each query's target among all items.
+
+    Args:
+        queries: float32 `[n, dim]`.
+        items: float32 `[items, dim]`.
+        positions: int32 `[n]`, where the target is among the items; below 0: it is none of them.
+        masked: Items that are left out, unless they are the target; bool `[n, items]`, or None.
+        temperature: Above 0.
+
+    Returns:
+        float32 `[n]`, 0 where the target is none of the items.
+    """
+    logits = matmul_rows(queries, items) / temperature
+    labels = tf.maximum(positions, 0)
+    if masked is not None:
+        own = tf.range(tf.shape(items)[0])[tf.newaxis, :] == positions[:, tf.newaxis]
+        logits = tf.where(masked & ~own, MASKED_LOGIT, logits)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    return tf.where(positions < 0, 0.0, losses)
+
+
+def compute_drawn_loss(
+    kind: str, own: tf.Tensor, drawn: tf.Tensor, counted: tf.Tensor
+) -> tf.Tensor:
+    """Loss of each query whose item is compared with items drawn for it.
+
+    `bpr` is the mean over the drawn items of `-log sigmoid(own - drawn)` (Rendle et al. 2009, "BPR:
+    Bayesian personalized ranking from implicit feedback", section 4.1). `binary` is `-log
+    sigmoid(own)` plus the sum of `-log sigmoid(-drawn)`.
+
+    Args:
+        kind: `bpr` or `binary`.
+        own: Logits of the queries' own items, float32 `[n]`.
+        drawn: Logits of the drawn ones, float32 `[n, count]`.
+        counted: Whether a drawn item counts, bool `[n, count]`.
+
+    Returns:
+        float32 `[n]`.
+    """
+    weights = tf.cast(counted, tf.float32)
+    if kind == "binary":
+        return tf.nn.softplus(-own) + tf.reduce_sum(weights * tf.nn.softplus(drawn), axis=1)
+    each = weights * tf.nn.softplus(drawn - own[:, tf.newaxis])
+    return tf.math.divide_no_nan(tf.reduce_sum(each, axis=1), tf.reduce_sum(weights, axis=1))
+
+
+def count_in_batch(item_counts: np.ndarray, batch_size: int) -> np.ndarray:
+    """How often each item is expected among a batch's rows: `batch_size` times its share of train.
+
+    Args:
+        item_counts: int64 `[vocabulary_size]`, train rows per item id.
+        batch_size: Rows that are ranked together, over all replicas.
+
+    Returns:
+        float32 `[vocabulary_size]`, above 0: an item without a row counts as one.
+    """
+    counts = np.maximum(item_counts.astype(np.float64), 1.0)
+    return (batch_size * counts / max(1.0, float(item_counts.sum()))).astype(np.float32)

@@ -1,0 +1,431 @@
+"""Objectives of retrieval models: each row's item against other items.
+
+`sampled_softmax` ranks it among items of the batch or drawn ones, which all rows share, `softmax`
+among the whole catalogue; `bpr` and `binary` compare it with items that are drawn for its row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from conf.errors import ConfigError, InputDataError
+from conf.manifest import Manifest
+from conf.schema import FIRST_TOKEN_ID, FeatureSpec
+from conf.training.models import (
+    BinaryConfig,
+    BPRConfig,
+    NegativesConfig,
+    SampledSoftmaxConfig,
+    SoftmaxConfig,
+)
+from training.embedding.dynamic_table import DynamicTable
+from training.embedding.key_mapping import read_keys
+from training.input.batches import Batch
+from training.models.retrieval import Queries, RetrievalModel
+from training.networks.network import TrainingPass
+from training.objectives.item_catalog import ItemFeatures, read_drawable_items, read_item_counts
+from training.objectives.item_losses import (
+    SoftmaxItems,
+    compute_catalog_softmax,
+    compute_drawn_loss,
+    compute_sampled_softmax,
+    count_in_batch,
+    gather_replicas,
+    replica_offset,
+)
+from training.objectives.samplers import Sampler, build_sampler, find_distortion
+from training.objectives.user_items import KnownItems, TrainRows, build_known_items
+from training.tensorflow_runtime import free_memory_bytes
+
+DROPOUT_STREAM = 2
+ItemConfig = SampledSoftmaxConfig | SoftmaxConfig | BPRConfig | BinaryConfig
+
+
+@dataclass(frozen=True)
+class ItemData:
+    """What objectives know of the items.
+
+    Attributes:
+        key: Name of the item's id.
+        features: Features of catalogue items; None: the batch's own alone are embedded.
+        known: Items of users and histories; None: none is left out for these.
+    """
+
+    key: str
+    features: ItemFeatures | None
+    known: KnownItems | None
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Features of a batch that are read beside the model's own."""
+        return (self.key,) if self.known is None else self.known.inputs
+
+    def embed(self, model: RetrievalModel, ids: tf.Tensor, training: TrainingPass) -> tf.Tensor:
+        """Embeds catalogue items, `[n, dim]`; with dropout that is the same on all replicas."""
+        if self.features is None:
+            raise TypeError("the catalogue was not read")
+        with training.drawing_from(DROPOUT_STREAM):
+            return model.embed_items(self.features.lookup(ids), training)
+
+    def embed_targets(
+        self, model: RetrievalModel, batch: Batch, queries: Queries, training: TrainingPass
+    ) -> tf.Tensor:
+        """Embeds the items of queries, `[n, dim]`."""
+        if queries.per_row == 1:
+            return model.embed_items(batch, training)
+        return self.embed(model, queries.target_ids, training)
+
+
+class ItemObjective:
+    """Base of the objectives that compare items.
+
+    Args:
+        items: What is known of the items.
+        sampler: What draws negatives, or None.
+
+    Attributes:
+        inputs: Features that it reads beside the model's own.
+        binary_labels: None: rows are positives.
+        state_variables: What its passes set.
+        notes: What to tell those who train.
+    """
+
+    def __init__(self, items: ItemData, sampler: Sampler | None) -> None:
+        self.inputs: tuple[str, ...] = items.inputs
+        self.binary_labels: tuple[str, ...] = ()
+        self.state_variables = () if sampler is None else tuple(sampler.state_variables)
+        self.notes: tuple[str, ...] = () if items.known is None else items.known.notes
+        self._items, self._sampler = items, sampler
+
+    def _learn(self, queries: Queries, training: TrainingPass) -> None:
+        """Lets an adaptive sampler count the items of all replicas' rows."""
+        if self._sampler is not None and self._sampler.state_variables:
+            met = tf.where(queries.weights > 0.0, tf.cast(queries.target_ids, tf.int64), 0)
+            self._sampler.learn(gather_replicas(met), training)
+
+
+class SampledSoftmax(ItemObjective):
+    """Softmax over items of the global batch, drawn items, or both.
+
+    Args:
+        config: Negatives and corrections.
+        items: What is known of the items.
+        sampler: What draws negatives; None: those of the batch alone.
+        batch_counts: float32 `[vocabulary_size]`, how often each item is expected in a batch; None
+            without logQ correction, or where the batch's items are no negatives.
+    """
+
+    def __init__(
+        self,
+        config: SampledSoftmaxConfig,
+        items: ItemData,
+        sampler: Sampler | None,
+        batch_counts: np.ndarray | None,
+    ) -> None:
+        super().__init__(items, sampler)
+        self._config = config
+        self._from_batch = config.negatives.source in ("batch", "mixed")
+        self._batch_counts = None if batch_counts is None else tf.constant(batch_counts)
+
+    def __call__(self, model: RetrievalModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
+        """Returns the loss of each row, `[local_batch]`."""
+        padded = model.embed_queries(batch, self._items.key, training)
+        queries = padded.without_padding()
+        own = self._items.embed_targets(model, batch, queries, training)
+        targets = self._describe(own, queries.target_ids, training)
+        of_rows = own if queries.per_row == 1 else None
+        candidates = self._gather_candidates(model, batch, of_rows, training)
+        masked = self._find_masked(batch, queries, candidates.ids)
+        losses = compute_sampled_softmax(
+            queries.vectors, targets, candidates, masked, temperature=model.temperature
+        )
+        self._learn(padded, training)
+        return queries.sum_losses(losses)
+
+    def _describe(self, vectors: tf.Tensor, ids: tf.Tensor, training: TrainingPass) -> SoftmaxItems:
+        ids = tf.cast(ids, tf.int64)
+        strength = self._config.logq_correction
+        if not strength:
+            return SoftmaxItems(vectors, ids)
+        return SoftmaxItems(vectors, ids, strength * self._log_expected(ids, training))
+
+    def _log_expected(self, ids: tf.Tensor, training: TrainingPass) -> tf.Tensor:
+        """Log of how often items are expected among the candidates of a step."""
+        expected = 0.0 if self._batch_counts is None else tf.gather(self._batch_counts, ids)
+        if self._sampler is not None:
+            count = float(self._config.negatives.count or 0)
+            expected += count * self._sampler.shares(ids, training)
+        return tf.math.log(expected)
+
+    def _gather_candidates(
+        self, model: RetrievalModel, batch: Batch, of_rows: tf.Tensor | None, training: TrainingPass
+    ) -> SoftmaxItems:
+        """Returns the items that all queries are ranked against, equal on all replicas."""
+        vectors, ids = [], []
+        if self._from_batch:
+            row_ids = read_keys(batch, self._items.key)
+            of_rows = model.embed_items(batch, training) if of_rows is None else of_rows
+            # Every replica ranks its rows among the whole batch's items: R replicas, same loss.
+            vectors.append(gather_replicas(of_rows))
+            ids.append(gather_replicas(tf.cast(row_ids, tf.int64)))
+        if self._sampler is not None:
+            drawn = self._sampler.draw([self._config.negatives.count or 0], training)
+            # The same on every replica; each adds the gradient of its own rows.
+            vectors.append(self._items.embed(model, drawn, training))
+            ids.append(drawn)
+        return self._describe(tf.concat(vectors, axis=0), tf.concat(ids, axis=0), training)
+
+    def _find_masked(self, batch: Batch, queries: Queries, ids: tf.Tensor) -> tf.Tensor:
+        """Returns which candidates are no negatives of a query, bool `[n, candidates]`."""
+        if self._items.known is not None:
+            found = self._items.known.find(batch)
+            masked = self._items.known.mark(found, queries.row_count, ids)
+            return masked if queries.per_row == 1 else tf.gather(masked, queries.rows)
+        copies = tf.cast(queries.target_ids, tf.int64)[:, tf.newaxis] == ids[tf.newaxis, :]
+        if self._config.mask != "none":
+            return copies
+        if not self._from_batch:
+            return tf.zeros_like(copies)
+        places = queries.rows + replica_offset(queries.row_count)
+        return copies & (places[:, tf.newaxis] == tf.range(tf.size(ids))[tf.newaxis, :])
+
+
+class CatalogSoftmax(ItemObjective):
+    """Softmax over the whole catalogue, which is embedded once in each step.
+
+    Args:
+        items: What is known of the items.
+        catalog: int64 `[items]`, ids, ascending.
+        vocabulary_size: Number of ids.
+    """
+
+    def __init__(self, items: ItemData, catalog: np.ndarray, vocabulary_size: int) -> None:
+        super().__init__(items, None)
+        positions = np.full(vocabulary_size, -1, np.int32)
+        positions[catalog] = np.arange(len(catalog))
+        self._catalog, self._positions = tf.constant(catalog), tf.constant(positions)
+
+    def __call__(self, model: RetrievalModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
+        """Returns the loss of each row, `[local_batch]`; 0 for an item outside the catalogue."""
+        queries = model.embed_queries(batch, self._items.key, training).without_padding()
+        vectors = self._items.embed(model, self._catalog, training)
+        masked = None
+        if self._items.known is not None:
+            found = self._items.known.find(batch)
+            masked = self._items.known.mark(found, queries.row_count, self._catalog)
+            masked = masked if queries.per_row == 1 else tf.gather(masked, queries.rows)
+        losses = compute_catalog_softmax(
+            queries.vectors,
+            vectors,
+            tf.gather(self._positions, queries.target_ids),
+            masked,
+            temperature=model.temperature,
+        )
+        return queries.sum_losses(losses)
+
+
+class DrawnNegatives(ItemObjective):
+    """Compares each row's item with items drawn for it: `bpr`, `binary`.
+
+    The queries of a row share what is drawn for it.
+
+    Args:
+        config: Which of the two, how many are drawn, and which of them do not count.
+        items: What is known of the items.
+        sampler: What draws them.
+    """
+
+    def __init__(self, config: BPRConfig | BinaryConfig, items: ItemData, sampler: Sampler) -> None:
+        super().__init__(items, sampler)
+        self._kind, self._mask = config.kind, config.mask
+        self._count = 1 if config.negatives is None else config.negatives.count
+        self._draws = sampler
+
+    def __call__(self, model: RetrievalModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
+        """Returns the loss of each row, `[local_batch]`."""
+        queries = model.embed_queries(batch, self._items.key, training)
+        own = self._items.embed_targets(model, batch, queries, training)
+        drawn = self._draw(queries.row_count, training)
+        vectors = self._items.embed(model, tf.reshape(drawn, [-1]), training)
+        shape = [queries.row_count, queries.per_row, int(queries.vectors.shape[1])]
+        scores = tf.matmul(
+            tf.reshape(queries.vectors, shape),
+            tf.reshape(vectors, [queries.row_count, self._count, shape[2]]),
+            transpose_b=True,
+        )
+        losses = compute_drawn_loss(
+            self._kind,
+            tf.reduce_sum(queries.vectors * own, axis=1) / model.temperature,
+            tf.reshape(scores, [-1, self._count]) / model.temperature,
+            self._find_counted(batch, queries, drawn),
+        )
+        self._learn(queries, training)
+        return queries.sum_losses(losses)
+
+    def _draw(self, rows: tf.Tensor, training: TrainingPass) -> tf.Tensor:
+        """Draws for this replica's rows what one replica would draw for them, `[rows, count]`."""
+        context = tf.distribute.get_replica_context()
+        replicas = 1 if context is None else context.num_replicas_in_sync
+        ids = self._draws.draw([rows * replicas, self._count], training)
+        first = replica_offset(rows)
+        return ids[first : first + rows]
+
+    def _find_counted(self, batch: Batch, queries: Queries, drawn: tf.Tensor) -> tf.Tensor:
+        """Returns which drawn items count for a query, bool `[n, count]`."""
+        each = tf.gather(drawn, queries.rows)
+        if self._items.known is not None:
+            counted = ~self._items.known.contains(self._items.known.find(batch), drawn)
+            return tf.gather(counted, queries.rows)
+        if self._mask == "none":
+            return tf.ones_like(each, tf.bool)
+        return each != tf.cast(queries.target_ids, tf.int64)[:, tf.newaxis]
+
+
+def build_item_objective(
+    config: ItemConfig, train: TrainRows, model: RetrievalModel
+) -> SampledSoftmax | CatalogSoftmax | DrawnNegatives:
+    """Builds an objective that compares items; call it under the strategy's scope.
+
+    Args:
+        config: Its config.
+        train: The rows that are trained on.
+        model: The model, for the item features that it reads.
+
+    Raises:
+        ConfigError: The dataset has drawn negatives, or no items; or the objective needs what keys
+            of dynamic tables do not have, or more memory than there is.
+        InputDataError: There is one item alone, or the dataset is damaged.
+    """
+    manifest = train.manifest
+    key = manifest.require_key("item")
+    _refuse_drawn_negatives(config, manifest)
+    _refuse_keyed_items(config, manifest.schema[key], model)
+    size = manifest.schema[key].vocabulary_size
+    if size is not None:
+        _require_two(size - FIRST_TOKEN_ID, key)
+    features = None
+    if _names_items(config) or model.queries_per_row > 1:
+        features = ItemFeatures(train.version_dir, manifest, model.item_inputs)
+    known = build_known_items(train, model.inputs) if config.mask == "user_items" else None
+    items = ItemData(key, features, known)
+    if isinstance(config, SoftmaxConfig):
+        catalog = _read_drawable(train)
+        _require_memory(len(catalog), train.batch_size * model.queries_per_row)
+        return CatalogSoftmax(items, catalog, int(size or 0))
+    if isinstance(config, SampledSoftmaxConfig):
+        return _build_sampled(config, train, items)
+    negatives = config.negatives or NegativesConfig(source="uniform", count=1)
+    return DrawnNegatives(config, items, _build_sampler(negatives, train, None))
+
+
+def _build_sampled(
+    config: SampledSoftmaxConfig, train: TrainRows, items: ItemData
+) -> SampledSoftmax:
+    counts = in_batch = sampler = None
+    source = config.negatives.source
+    if config.logq_correction and source in ("batch", "mixed"):
+        counts = read_item_counts(train.version_dir, train.manifest)
+        in_batch = count_in_batch(counts, train.batch_size)
+    if source != "batch":
+        sampler = _build_sampler(config.negatives, train, counts)
+    return SampledSoftmax(config, items, sampler, in_batch)
+
+
+def _build_sampler(config: NegativesConfig, train: TrainRows, counts: np.ndarray | None) -> Sampler:
+    item = train.manifest.require_key("item")
+    by_counts = config.source != "adaptive" and find_distortion(config) > 0.0
+    if by_counts and counts is None:
+        counts = read_item_counts(train.version_dir, train.manifest)
+    size = int(train.manifest.schema[item].vocabulary_size or 0)
+    return build_sampler(config, _read_drawable(train), counts, size)
+
+
+def _names_items(config: ItemConfig) -> bool:
+    """Whether items are embedded that no row of the batch has brought."""
+    return not (isinstance(config, SampledSoftmaxConfig) and config.negatives.source == "batch")
+
+
+def _read_drawable(train: TrainRows) -> np.ndarray:
+    found = read_drawable_items(train.version_dir, train.manifest)
+    _require_two(len(found), train.manifest.require_key("item"))
+    return found
+
+
+def _require_two(items: int, key: str) -> None:
+    """Refuses a catalogue in which an item has nothing to be compared with."""
+    if items < 2:
+        raise InputDataError(
+            "this objective compares items, and the catalogue has fewer than two",
+            received=f"{items} items in the vocabulary of {key!r}",
+            allowed="two items or more",
+            fix="build the dataset from a log of several items",
+        )
+
+
+def _require_memory(items: int, queries: int) -> None:
+    """Refuses logits, with their softmax and their gradient, that the machine has no memory for."""
+    needed = 3 * tf.float32.size * items * queries
+    free = free_memory_bytes()
+    if tf.config.list_physical_devices("GPU") or free is None or needed <= free:
+        return
+    raise ConfigError(
+        "a softmax over the whole catalogue does not fit in memory",
+        received=f"{queries:,} queries a step x {items:,} items: {needed:,} bytes",
+        allowed=f"{free:,} bytes, which are free",
+        fix="set model.objective.kind=sampled_softmax with negatives={source: uniform, count: "
+        "1000}, a smaller input.batch_size, or optimizer.accumulate_steps",
+    )
+
+
+def _refuse_drawn_negatives(config: ItemConfig, manifest: Manifest) -> None:
+    """To these objectives each row is a positive: drawn negatives would be taught as such."""
+    drawn = manifest.counts.drawn.get("train", 0)
+    if drawn:
+        raise ConfigError(
+            f"{config.kind} draws negatives itself, and the dataset has drawn ones, which it would "
+            "take for positives",
+            received=f"{drawn:,} drawn negatives in the train split",
+            allowed="model.objective.kind = binary, or a dataset without drawn negatives",
+            fix="set model.objective={kind: binary}, or build without `negatives`",
+        )
+
+
+def _refuse_keyed_items(config: ItemConfig, item: FeatureSpec, model: RetrievalModel) -> None:
+    """Refuses what needs a vocabulary where items are keys.
+
+    Raises:
+        ConfigError: Items that no vocabulary counts shall be corrected by their counts, be looked
+            up among those of a user, or be named whose rows the step does not know.
+    """
+    if item.vocabulary_size is None:
+        strength = getattr(config, "logq_correction", 0.0)
+        if strength and not _names_items(config):
+            raise ConfigError(
+                "the logQ correction needs the counts of a vocabulary, and the item's id has none",
+                received=f"model.objective.logq_correction = {strength:g}, {item.name}: "
+                f"{item.encoding}",
+                fix="set model.objective.logq_correction=0, or encode the item's id by a "
+                "vocabulary and embed its key beside it",
+            )
+        if config.mask == "user_items":
+            raise ConfigError(
+                "the items of users are looked up by a vocabulary, and the item's id has none",
+                received=f"model.objective.mask = user_items, {item.name}: {item.encoding}",
+                fix="set model.objective.mask=target, or encode the item's id by a vocabulary",
+            )
+    keyed = [
+        name
+        for name in model.item_inputs
+        if isinstance(model.embedded_features.get(name), DynamicTable)
+    ]
+    if (keyed or item.vocabulary_size is None) and _names_items(config):
+        raise ConfigError(
+            "this objective names items inside the step, and keys of dynamic tables get their "
+            "rows before it",
+            received=f"model.objective.kind = {config.kind}, {', '.join(keyed) or item.name}",
+            allowed="model.objective.kind = sampled_softmax with negatives.source = batch",
+            fix="set model.objective.negatives={source: batch}, or embed items by vocabularies",
+        )

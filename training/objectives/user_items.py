@@ -1,0 +1,259 @@
+"""Items that a row's user has in train, or its history holds: none of them is a negative.
+
+A row meets several of its user's other items among a thousand negatives; taught as such they would
+be pushed away from the user who likes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from conf.errors import ConfigError
+from conf.manifest import Manifest
+from conf.paths import ReadablePath
+from conf.schema import FIRST_TOKEN_ID
+from conf.training.input import InputConfig
+from training.embedding.key_mapping import read_keys
+from training.input.batches import Batch
+from training.input.damage import InputCounts
+from training.input.feature_columns import plan_columns
+from training.input.shuffle_buffer import read_epoch
+from training.input.split_source import InputOptions, SplitSource
+
+PAIR_BYTES = 8
+
+
+class RowItems(NamedTuple):
+    """Items of the rows of a batch, which repeat where several sources have them.
+
+    Attributes:
+        rows: int64 `[n]`, row of the batch.
+        items: int64 `[n]`, item id.
+    """
+
+    rows: tf.Tensor
+    items: tf.Tensor
+
+
+@dataclass(frozen=True)
+class TrainRows:
+    """The rows that a run trains on.
+
+    Attributes:
+        version_dir: Directory of the dataset version.
+        manifest: Its manifest.
+        batch_size: Rows that are ranked together: those of a step over all replicas, or of one of
+            its parts where gradients are accumulated.
+        config: How the train split is read: rows that it leaves out or keeps apart for validation
+            are not trained on. None: all rows.
+    """
+
+    version_dir: ReadablePath
+    manifest: Manifest
+    batch_size: int
+    config: InputConfig | None = None
+
+
+@dataclass(frozen=True)
+class UserItems:
+    """Distinct pairs of user and item of the train split, by user.
+
+    Attributes:
+        users: int64 `[users]`, ascending.
+        starts: int64 `[users + 1]`, where each user's items begin.
+        items: int64 `[pairs]`, ids.
+    """
+
+    users: np.ndarray
+    starts: np.ndarray
+    items: np.ndarray
+
+    @property
+    def bytes(self) -> int:
+        """Memory that they take."""
+        return PAIR_BYTES * (len(self.users) + len(self.starts) + len(self.items))
+
+
+def read_user_items(train: TrainRows) -> UserItems:
+    """Reads the train split through, once: the user and the item of each row.
+
+    Args:
+        train: The rows; the dataset has users and items.
+
+    Raises:
+        InputDataError: A record is damaged.
+    """
+    manifest = train.manifest
+    names = [manifest.require_key("user"), manifest.require_key("item")]
+    plain = (train.config or InputConfig()).model_copy(
+        update={"cache": None, "cache_dir": None, "mix": (), "bucket_boundaries": None}
+    )
+    options = InputOptions(counts=InputCounts())
+    source = SplitSource(train.version_dir, manifest, "train", plain, options)
+    columns = plan_columns(manifest, [manifest.schema[name] for name in names])
+    parts = [np.zeros([0, 2], np.int64)]
+    for rows in read_epoch(source.plan(columns, None), 0):
+        parts.append(np.stack([rows.dense[name] for name in names], axis=1))
+    return group_pairs(np.concatenate(parts))
+
+
+def group_pairs(pairs: np.ndarray) -> UserItems:
+    """Groups pairs by user, each pair once; ids below the first token stand for nobody.
+
+    Args:
+        pairs: int64 `[n, 2]`, user and item.
+    """
+    known = (pairs[:, 1] >= FIRST_TOKEN_ID) & ~np.isin(pairs[:, 0], np.arange(FIRST_TOKEN_ID))
+    pairs = pairs[known]
+    pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
+    is_new = np.ones(len(pairs), bool)
+    is_new[1:] = (pairs[1:] != pairs[:-1]).any(axis=1)
+    pairs = pairs[is_new]
+    users, first = np.unique(pairs[:, 0], return_index=True)
+    return UserItems(users, np.append(first, len(pairs)), np.ascontiguousarray(pairs[:, 1]))
+
+
+class KnownItems:
+    """Finds the items of a batch's rows: those of the user, of the history, and the row's own.
+
+    Args:
+        item_key: Name of the item's id.
+        users: Name of the user's id, and what users have in train; None: there are no users.
+        history: Name of the list of items before the row, or None.
+        vocabulary_size: Number of item ids.
+
+    Attributes:
+        inputs: Features of a batch that it reads.
+        notes: What to tell those who train: the memory that it takes.
+    """
+
+    def __init__(
+        self,
+        item_key: str,
+        users: tuple[str, UserItems] | None,
+        history: str | None,
+        vocabulary_size: int,
+    ) -> None:
+        self._item_key, self._history, self._size = item_key, history, vocabulary_size
+        self._user = None if users is None else users[0]
+        self.notes: tuple[str, ...] = ()
+        self.inputs = tuple(name for name in (item_key, self._user, history) if name is not None)
+        if users is not None:
+            pairs, size = len(users[1].items), users[1].bytes
+            self.notes = (
+                f"the items of {len(users[1].users):,} users are no negatives of theirs: {pairs:,} "
+                f"pairs of train, {size / 1e6:,.1f} MB",
+            )
+            with tf.device("CPU:0"):
+                self._users = tf.constant(users[1].users, tf.int64)
+                self._items = tf.RaggedTensor.from_row_splits(
+                    tf.constant(users[1].items, tf.int64),
+                    tf.constant(users[1].starts, tf.int64),
+                    validate=False,
+                )
+
+    def find(self, batch: Batch) -> RowItems:
+        """Returns the items of each row of a batch.
+
+        Args:
+            batch: Features, `inputs` among them.
+        """
+        own = tf.cast(read_keys(batch, self._item_key), tf.int64)
+        parts = [RowItems(tf.range(tf.size(own, tf.int64)), own)]
+        if self._history is not None:
+            parts.append(_list_items(read_keys(batch, self._history)))
+        if self._user is not None:
+            parts.append(self._find_of_users(tf.cast(read_keys(batch, self._user), tf.int64)))
+        return RowItems(*(tf.concat(columns, axis=0) for columns in zip(*parts, strict=True)))
+
+    def _find_of_users(self, users: tf.Tensor) -> RowItems:
+        if not int(self._users.shape[0]):
+            return RowItems(users[:0], users[:0])
+        found = tf.searchsorted(self._users, users, out_type=tf.int64)
+        found = tf.minimum(found, tf.size(self._users, tf.int64) - 1)
+        rows = tf.where(tf.gather(self._users, found) == users)[:, 0]
+        items = tf.gather(self._items, tf.gather(found, rows))
+        return RowItems(tf.gather(rows, items.value_rowids()), items.values)
+
+    def contains(self, known: RowItems, ids: tf.Tensor) -> tf.Tensor:
+        """Returns whether items are among those of their row.
+
+        Args:
+            known: Items of the rows.
+            ids: int64 `[rows, n]`.
+
+        Returns:
+            bool `[rows, n]`.
+        """
+        codes = tf.sort(known.rows * self._size + known.items)
+        rows = tf.range(tf.shape(ids, tf.int64)[0])[:, tf.newaxis]
+        asked = tf.reshape(rows * self._size + ids, [-1])
+        found = tf.minimum(tf.searchsorted(codes, asked), tf.size(codes) - 1)
+        return tf.reshape(tf.gather(codes, found) == asked, tf.shape(ids))
+
+    def mark(self, known: RowItems, row_count: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
+        """Returns which of some items are among those of each row.
+
+        The work grows with the items of the rows, not with their product with the vocabulary.
+
+        Args:
+            known: Items of the rows.
+            row_count: Number of rows, int32 scalar.
+            ids: int64 `[n]`, which may repeat.
+
+        Returns:
+            bool `[rows, n]`.
+        """
+        distinct, column_of = tf.unique(ids)
+        columns = tf.tensor_scatter_nd_update(
+            tf.fill([self._size], -1), distinct[:, tf.newaxis], tf.range(tf.size(distinct))
+        )
+        found = tf.gather(columns, known.items)
+        kept = tf.where(found >= 0)[:, 0]
+        cells = tf.stack(
+            [tf.gather(tf.cast(known.rows, tf.int32), kept), tf.gather(found, kept)], 1
+        )
+        shape = tf.stack([row_count, tf.size(distinct)])
+        marks = tf.scatter_nd(cells, tf.ones_like(kept, tf.int32), shape)
+        return tf.gather(marks > 0, column_of, axis=1)
+
+
+def _list_items(values: tf.Tensor | tf.RaggedTensor) -> RowItems:
+    """Returns the items of lists, without their padding."""
+    if isinstance(values, tf.RaggedTensor):
+        return RowItems(values.value_rowids(), tf.cast(values.values, tf.int64))
+    cells = tf.where(tf.not_equal(values, 0))
+    return RowItems(cells[:, 0], tf.cast(tf.gather_nd(values, cells), tf.int64))
+
+
+def build_known_items(train: TrainRows, features: Sequence[str]) -> KnownItems:
+    """Reads what `KnownItems` needs of a dataset version.
+
+    Args:
+        train: The rows that are trained on; the dataset has items.
+        features: Features that the model reads. Where there are users, a history that is none of
+            them is not read for this alone.
+
+    Raises:
+        ConfigError: The dataset has neither users nor a history.
+        InputDataError: A record is damaged.
+    """
+    manifest = train.manifest
+    item, user, history = manifest.require_key("item"), manifest.keys.user, manifest.keys.history
+    if user is None and history is None:
+        raise ConfigError(
+            "the items of a row's user are those of train or of its history, and the dataset has "
+            "neither users nor a history",
+            received="model.objective.mask = user_items",
+            allowed="none, target",
+            fix="set model.objective.mask=target, or declare events.user or a history in the build",
+        )
+    users = None if user is None else (user, read_user_items(train))
+    if users is not None and history not in features:
+        history = None
+    return KnownItems(item, users, history, int(manifest.schema[item].vocabulary_size or 0))
