@@ -51,6 +51,52 @@ def staged_directory(target: Path) -> Iterator[Path]:
             _remove(staging)
 
 
+@contextmanager
+def numbered_directory(parent: Path, keep: int | None = None) -> Iterator[tuple[Path, Path]]:
+    """Yields an empty directory, and the path `<parent>/<n>` that it gets when the block ends well.
+
+    Numbers grow by one; a directory with a number is always whole, as it is renamed to it. The
+    oldest ones are renamed away before they are removed.
+
+    Args:
+        parent: Directory of the numbered ones; made as needed.
+        keep: How many are kept, the newest ones; None: all.
+
+    Raises:
+        UpstreamNotReadyError: Another process is writing a directory of the same parent.
+    """
+    parent.mkdir(parents=True, exist_ok=True)
+    lock, staging, removing = (parent / name for name in (".lock", ".staging", ".removing"))
+    refusal = UpstreamNotReadyError(
+        f"{parent} is being written by another process right now",
+        received=f"a lock on {lock}",
+        fix="wait for it to end, then run again",
+    )
+    with hold_file_lock(lock, refusal):
+        _remove(staging)
+        _remove(removing)
+        staging.mkdir()
+        target = parent / str(max(list_numbered(parent), default=0) + 1)
+        try:
+            yield staging, target
+            _sync_tree(staging)
+            staging.rename(target)
+            sync_directory(parent)
+            for number in list_numbered(parent)[: -keep if keep else 0]:
+                (parent / str(number)).rename(removing)
+                _remove(removing)
+        finally:
+            _remove(staging)
+
+
+def list_numbered(parent: Path) -> list[int]:
+    """Returns the numbers that name directories of a parent, ascending."""
+    if not parent.is_dir():
+        return []
+    names = [path.name for path in parent.iterdir() if path.is_dir()]
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+
 def exchange(first: Path, second: Path) -> bool:
     """Swaps two names in one atomic step; False where the system cannot."""
     try:

@@ -130,6 +130,11 @@ class ColumnEncoding:
             return getattr(self.operation, "vocabulary", None)
         return None if self.encoder == IDENTITY else self.encoder
 
+    @property
+    def raw_columns(self) -> set[str]:
+        """Names of the raw columns that the feature is made from."""
+        return {self.column, *(raw.name for raw in self.inputs)}
+
     def to_json(self) -> dict[str, Any]:
         """Returns the encoding as a JSON object."""
         data: dict[str, Any] = {

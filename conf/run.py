@@ -10,7 +10,7 @@
                         warm_start.json   what came over from an earlier run
                         logs/             TensorBoard
                         metrics.json      evaluation against the baselines
-                        export/           SavedModels, embeddings
+                        export/           versions of the SavedModel, embeddings
                         recommendations.json.gz
                         scores.parquet    of rows, by a ranking model
                         report.html

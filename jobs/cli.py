@@ -33,6 +33,7 @@ EXTRAS = {
     "tensorflow": "training",
     "keras": "training",
     "keras_rs": "training",
+    "tensorflow_serving": "training",
     "optuna": "sweep",
     "sqlalchemy": "sweep",
 }
@@ -49,7 +50,7 @@ SUBCOMMANDS = {
     "versions": ("jobs.versions", "List, compare, roll back and remove dataset versions."),
     "train": ("jobs.train", "Train a model on a dataset version."),
     "evaluate": ("jobs.evaluate", "Rank the catalogue and compare with the baselines."),
-    "export": ("jobs.export", "SavedModels of a trained run, and embeddings."),
+    "export": ("jobs.export", "The next version of a SavedModel, and embeddings."),
     "predict": ("jobs.predict", "Top-k lists for every user, or scores of rows."),
     "inspect": ("jobs.inspect_dataset", "Show what a dataset, a shard or a run holds."),
     "skew": ("jobs.skew", "Serving features against those that the build recomputes."),

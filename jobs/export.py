@@ -1,4 +1,4 @@
-"""`sluice export`: SavedModels of a trained run, and the embeddings of a retrieval model."""
+"""`sluice export`: a trained run as the next version of a model of TensorFlow Serving."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from conf.run import read_json
+from conf.export import ExportOptions, read_card
 from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
 from jobs.support.trained_run import CheckpointChoice, restore_run, timed
 
@@ -19,14 +19,27 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def main(
     run: Annotated[str, typer.Option(help="A run, or a series: its last finished run.")],
+    to: Annotated[
+        Path | None, typer.Option(help="Directory of models; default: export/ of the run.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the model; default: that of the run.")
+    ] = None,
+    keep: Annotated[
+        int | None, typer.Option(min=1, help="Versions kept, the newest ones; default: all.")
+    ] = None,
+    k: Annotated[
+        int, typer.Option(min=1, help="Items that a retrieval model returns by default.")
+    ] = 100,
     checkpoint: Annotated[
         CheckpointChoice, typer.Option(help="The best epoch's weights, or the last one's.")
     ] = CheckpointChoice.BEST,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
-    """Write SavedModels with raw inputs; of retrieval models all embeddings too."""
+    """Write the next version of a SavedModel that takes raw values, with all embeddings."""
     setup_logging(log_format)
-    target = export(Path(run), checkpoint=checkpoint)
+    options = ExportOptions(to, name, keep, k)
+    target = export(Path(run), checkpoint=checkpoint, options=options)
     if log_format is LogFormat.JSON:
         print(json.dumps({"export": str(target)}))
     else:
@@ -34,15 +47,21 @@ def main(
     return 0
 
 
-def export(run_dir: Path, *, checkpoint: str = CheckpointChoice.BEST) -> Path:
-    """Writes `export/` of a run; an earlier export is replaced when the new one is complete.
+def export(
+    run_dir: Path,
+    *,
+    checkpoint: str = CheckpointChoice.BEST,
+    options: ExportOptions | None = None,
+) -> Path:
+    """Writes the next version of a run's model; earlier ones stay.
 
     Args:
         run_dir: A run's directory, or a series' (its last finished run).
         checkpoint: `best` or `last`.
+        options: Where it goes.
 
     Returns:
-        Directory of the export.
+        Directory of the version.
 
     Raises:
         UpstreamNotReadyError: There is no such run or checkpoint, or it is being exported now.
@@ -52,29 +71,30 @@ def export(run_dir: Path, *, checkpoint: str = CheckpointChoice.BEST) -> Path:
     from training.export.saved_model import write_export
 
     with timed(trained.run_dir, "export"):
-        return write_export(trained)
+        return write_export(trained, options)
 
 
 def print_summary(target: Path) -> None:
     """Prints what was written, and where."""
     from rich.console import Console
 
-    card = read_json(target / "export.json")
+    card = read_card(target)
     total_bytes = sum(info["bytes"] for info in card["files"].values())
     console = Console(highlight=False)
-    what = _describe_ranker(card) if "ranker" in card else _describe_towers(card["embeddings"])
+    what = _describe_ranker(card) if "outputs" in card else _describe_towers(card["embeddings"])
     console.print(f"{card['model']}{what}, {total_bytes / 1e6:.1f} MB", soft_wrap=True)
+    console.print(f"signatures: {', '.join(card['signatures'])}", soft_wrap=True)
     users = card.get("embeddings", {}).get("users")
     if users and users["users_outside_vocabulary"]:
         console.print(
             f"left out: {users['users_outside_vocabulary']:,} users outside the vocabulary"
         )
-    console.print(f"export: {target}", soft_wrap=True)
+    console.print(f"version {card['version']} of {card['name']}: {target}", soft_wrap=True)
 
 
 def _describe_ranker(card: Mapping[str, Any]) -> str:
-    inputs = card["ranker"]["signatures"]["serving_default"]["inputs"]
-    outputs = ", ".join(output["name"] for output in card["ranker"]["outputs"])
+    inputs = card["signatures"]["serving_default"]["inputs"]
+    outputs = ", ".join(output["name"] for output in card["outputs"])
     return f", {len(inputs)} raw inputs, outputs: {outputs}"
 
 

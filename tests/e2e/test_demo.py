@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from conf.etl.build import BuildConfig
+from conf.export import find_version
 from conf.load import load_config
 from conf.paths import read_manifest, resolve_version
 from conf.run import read_json, resolve_run
@@ -105,8 +106,9 @@ def test_ranked_lists_leave_out_what_the_user_has_seen(demo, run):
 @pytest.mark.slow
 def test_saved_towers_rank_like_the_lists(run):
     """Raw tokens into the exported towers give the scores of the ranked lists."""
-    items = pq.read_table(run / "export" / "embeddings" / "items.parquet").to_pydict()
-    users = pq.read_table(run / "export" / "embeddings" / "users.parquet").to_pydict()
+    embeddings = find_version(run / "export") / "embeddings"
+    items = pq.read_table(embeddings / "items.parquet").to_pydict()
+    users = pq.read_table(embeddings / "users.parquet").to_pydict()
     item_vectors = dict(zip(items["key"], items["vector"], strict=True))
     user_vectors = dict(zip(users["key"], users["vector"], strict=True))
     with gzip.open(run / "recommendations.json.gz", "rt") as handle:

@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 from conf.errors import ConfigError, ExitCode, UpstreamNotReadyError
+from conf.export import find_version
 from conf.paths import read_manifest
 from conf.run import REPORT_FILE, read_json, resolve_run
 from jobs.cli import run_app
@@ -189,7 +190,7 @@ def test_ranking_models_are_exported_and_predict(
     run = resolve_run(str(ranking_series))
     assert run_app(export_app, ["--run", str(ranking_series)]) == ExitCode.OK
     assert "outputs: click, value" in capsys.readouterr().out
-    assert (run / "export" / "ranker" / "1" / "saved_model.pb").is_file()
+    assert find_version(run / "export").name == "1"
     assert run_app(predict_app, ["--run", str(ranking_series), "--k", "3"]) == ExitCode.OK
     assert "first lists" in capsys.readouterr().out
     assert read_json(run / "run_card.json")["recommendations"]["split"] == "test"
@@ -295,8 +296,8 @@ def _raw_batch(run: Path, split: str, card: dict) -> dict[str, tf.Tensor]:
     """The raw tokens that a split's records were encoded from, as a client would send them."""
     version = Path(read_json(run / "run_card.json")["dataset"]["path"])
     manifest = read_manifest(version)
-    tower = card["towers"]["user_tower" if split == "users" else "item_tower"]
-    inputs = {i["name"]: i for i in tower["signatures"]["serving_default"]["inputs"]}
+    signature = "user_embedding" if split == "users" else "item_embedding"
+    inputs = {i["name"]: i for i in card["signatures"][signature]["inputs"]}
     [encoded] = build_eval_dataset(version, manifest, split, 1000, tuple(inputs))
     raw = {}
     for name, values in encoded.items():
@@ -325,17 +326,18 @@ def test_towers_fed_with_raw_tokens_give_the_exported_vectors(
     assert run_app(export_app, ["--run", str(series)]) == ExitCode.OK
     assert "40 items, 60 users" in capsys.readouterr().out
     run = resolve_run(str(series))
-    card = read_json(run / "export" / "export.json")
+    export = find_version(run / "export")
+    card = read_json(export / "export.json")
+    served = tf.saved_model.load(str(export))
     assert card["model"] == model["name"]
     assert read_json(run / "run_card.json")["timing"]["export_seconds"] > 0
-    for tower, name, split in (
-        ("user_tower", "users", "users"),
-        ("item_tower", "items", "catalog"),
+    for signature, name, split in (
+        ("user_embedding", "users", "users"),
+        ("item_embedding", "items", "catalog"),
     ):
-        table = pq.read_table(run / "export" / "embeddings" / f"{name}.parquet")
-        served = tf.saved_model.load(str(run / "export" / tower / "1"))
+        table = pq.read_table(export / "embeddings" / f"{name}.parquet")
         raw = _raw_batch(run, split, card)
-        found = served.signatures["serving_default"](**raw)["embedding"].numpy()
+        found = served.signatures[signature](**raw)["embedding"].numpy()
         vectors = dict(zip(table["key"].to_pylist(), table["vector"].to_pylist(), strict=True))
         keys = raw["user_id" if split == "users" else "movie_id"].numpy().tolist()
         np.testing.assert_allclose(found, [vectors[key] for key in keys], atol=1e-6)
@@ -345,7 +347,9 @@ def test_json_names_the_export(tmp_path: Path, capsys: pytest.CaptureFixture[str
     series = write_tiny_run(tmp_path, {"name": "mf"})
     assert run_app(export_app, ["--run", str(series), "--log-format", "json"]) == ExitCode.OK
     target = Path(json.loads(capsys.readouterr().out)["export"])
-    assert (target / "user_tower" / "1" / "saved_model.pb").is_file()
+    assert (target / "saved_model.pb").is_file()
+    arguments = ["--run", str(series), "--to", str(tmp_path / "models"), "--name", "a/b"]
+    assert run_app(export_app, arguments) == ExitCode.CONFIG
 
 
 @pytest.fixture(scope="module")

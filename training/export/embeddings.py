@@ -1,7 +1,8 @@
-"""Embeddings of a retrieval model's items and users as files.
+"""Files beside a SavedModel: embeddings of a retrieval model, and what is known of each user.
 
     embeddings/<name>.parquet   key (raw token), id int64, vector list<float32>
     embeddings/<name>.txt       key<TAB>v1,v2,…   UTF-8, one line per row, no header
+    users.parquet               key (raw token), an encoded feature each, `seen`: ids of items met
 
 Parquet is for machines, text for everything else; both hold the same rows. Numbers in the text are
 the shortest decimals that read back as the same float32. Inside a key, backslash, tab, line feed
@@ -18,17 +19,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import tensorflow as tf
 
+from conf.export import USERS_FILE
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import (
     USERS_SPLIT,
     ItemIndex,
-    build_item_index,
     read_user_vectors,
 )
+from training.input.batches import build_eval_dataset, read_batches
 from training.input.vocabularies import Vocabulary, read_key_vocabulary
-from training.models.retrieval import require_retrieval
 
+KEY, SEEN, FEATURE_PREFIX = "key", "seen", "feature:"
+"""Columns of `users.parquet`."""
 ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
 
 
@@ -95,12 +99,15 @@ def escape_keys(keys: pa.Array) -> Any:
     return keys
 
 
-def write_embeddings(directory: Path, trained: TrainedModel) -> dict[str, Any]:
+def write_embeddings(
+    directory: Path, trained: TrainedModel, index: ItemIndex | None
+) -> dict[str, Any]:
     """Writes the vectors of the items and of the users that the dataset has.
 
     Args:
         directory: Where the files go.
         trained: A retrieval model.
+        index: Its items; None: the dataset has none.
 
     Returns:
         What `export.json` says of them; `items` and `users` are None where there are none.
@@ -109,12 +116,9 @@ def write_embeddings(directory: Path, trained: TrainedModel) -> dict[str, Any]:
         InputDataError: A vocabulary or record is damaged, or a vector is not finite.
     """
     directory.mkdir()
-    manifest, model = trained.manifest, require_retrieval(trained.model)
+    manifest = trained.manifest
     found: dict[str, Any] = {"dim": None, "items": None, "users": None}
-    if manifest.keys.item is not None:
-        index = build_item_index(
-            model, trained.version_dir, manifest, trained.config.evaluation.batch_size
-        )
+    if index is not None:
         found["dim"] = int(index.vectors.shape[1])
         found["items"] = {"rows": _write_items(directory, trained, index)}
     if manifest.keys.user is not None and manifest.has_split(USERS_SPLIT):
@@ -158,3 +162,65 @@ def _write_known(
 
 def _key_type(vocabulary: Vocabulary | None) -> pa.DataType:
     return pa.int64() if vocabulary is None else vocabulary.tokens.type
+
+
+def write_users(directory: Path, trained: TrainedModel) -> dict[str, Any] | None:
+    """Writes the users of a dataset; those outside the vocabulary are left out.
+
+    Args:
+        directory: Where the file goes.
+        trained: The run's model.
+
+    Returns:
+        What `export.json` says of it; None: the dataset has no users.
+
+    Raises:
+        InputDataError: A vocabulary or record is damaged.
+    """
+    manifest = trained.manifest
+    key = manifest.keys.user
+    if key is None or not manifest.has_split(USERS_SPLIT):
+        return None
+    features = [n for n in trained.model.inputs if manifest.schema[n].role == "user"]
+    seen = [manifest.keys.seen] if manifest.keys.seen else []
+    names = tuple(dict.fromkeys((key, *features, *seen)))
+    batch_size = trained.config.evaluation.batch_size
+    dataset = build_eval_dataset(
+        trained.version_dir, manifest, USERS_SPLIT, batch_size, names, tuple(seen)
+    )
+    vocabulary = read_key_vocabulary(trained.version_dir, manifest, key)
+    writer, rows = None, 0
+    try:
+        for batch in read_batches(dataset, trained.version_dir, manifest, USERS_SPLIT):
+            ids = np.asarray(batch[key], np.int64)
+            tokens = pa.array(ids) if vocabulary is None else vocabulary.take(ids)
+            columns = {
+                KEY: tokens,
+                **{f"{FEATURE_PREFIX}{n}": _to_arrow(batch[n]) for n in features},
+            }
+            columns |= {SEEN: _to_arrow(batch[seen[0]])} if seen else {}
+            table = pa.table(columns).filter(tokens.is_valid())
+            writer = writer or pq.ParquetWriter(directory / USERS_FILE, table.schema)
+            writer.write_table(table)
+            rows += len(table)
+    finally:
+        if writer is not None:
+            writer.close()
+    return {
+        "file": USERS_FILE,
+        "rows": rows,
+        "key": key,
+        "features": features,
+        "history": manifest.keys.history if manifest.keys.history in features else None,
+        "has_seen": bool(seen),
+    }
+
+
+def _to_arrow(values: tf.Tensor | tf.RaggedTensor) -> pa.Array:
+    if isinstance(values, tf.RaggedTensor):
+        offsets = pa.array(values.row_splits.numpy(), pa.int32())
+        return pa.ListArray.from_arrays(offsets, pa.array(values.flat_values.numpy()))
+    found = values.numpy()
+    if found.ndim == 1:
+        return pa.array(found)
+    return pa.FixedSizeListArray.from_arrays(pa.array(found.ravel()), found.shape[1])

@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from conf.encoders import EncoderPlan
 from conf.errors import ConfigError, InputDataError, did_you_mean
 from conf.schema import PAD_ID
 from training.checkpoint.restore import TrainedModel
@@ -295,20 +294,15 @@ def _find_task(model: RankingModel, name: str | None) -> Task:
     return tasks[name]
 
 
-def _list_columns(plan: EncoderPlan, feature: str) -> set[str]:
-    column = plan.column(feature)
-    return {column.column, *(raw.name for raw in column.inputs)}
-
-
 def _refuse_crosses(trained: TrainedModel, model: RankingModel, key: str) -> None:
     plan = read_plan(trained.version_dir, trained.manifest)
     schema = trained.manifest.schema
     items = [key, *(spec.name for spec in schema.by_role("item"))]
-    of_items = {column for name in items for column in _list_columns(plan, name)}
+    of_items = {column for name in items for column in plan.column(name).raw_columns}
     mixed = [
         name
         for name in model.inputs
-        if schema[name].role != "item" and of_items & _list_columns(plan, name)
+        if schema[name].role != "item" and of_items & plan.column(name).raw_columns
     ]
     if mixed:
         raise ConfigError(

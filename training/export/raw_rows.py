@@ -1,6 +1,6 @@
 """Raw rows of a file as the inputs of a model's encoders: CSV, JSON lines or Parquet.
 
-Columns are named as the inputs of `serving_default` in `export.json`; inputs of one raw column may
+Columns are named as the raw inputs in `export.json`; inputs of one raw column may
 share theirs. Of further columns only the id is read. A value is missing where a field of CSV is
 empty, a value null, or a key of JSON absent. A list is a list; in CSV, its values stand between
 separators.

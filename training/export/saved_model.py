@@ -1,139 +1,137 @@
-"""Export of a trained run: SavedModels with raw inputs, and embeddings of retrieval models.
+"""Export of a trained run as a model of TensorFlow Serving.
 
-    export/ranker/1                            of a ranking model: one output per task
-    export/user_tower/1, export/item_tower/1   of a retrieval model: `embedding`, `[batch, dim]`
-    export/embeddings/{items,users}.{parquet,txt}   see `training.export.embeddings`
-    export/export.json                         what they are, how to call them, checksums
+    DIR/models.config               what `--model_config_file` of TensorFlow Serving reads
+    DIR/<model>/<n>/                a version, from 1 on; whole as soon as it has its name
+        saved_model.pb, variables/  the signatures of `training.export.model_signatures`
+        assets.extra/               warm-up requests
+        export.json                 what it is, how to call it, checksums
+        users.parquet               see `training.export.embeddings`
+        embeddings/                 of a retrieval model: the same
 
-Versions are numbered as TensorFlow Serving expects. Each SavedModel has two signatures:
-`serving_default` takes raw values and encodes them inside the graph, `encoded` takes what the
-records hold. A ranker's outputs are named after its tasks: the probability of label 1, or the
-label's value, `[batch]`. The score of a user and an item is the dot product of their embeddings.
+A running server loads a new version as soon as it is there; earlier ones stay to go back to.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from conf.atomic_output import staged_directory
-from conf.encoders import EncoderPlan
-from conf.run import EXPORT_DIR, write_json
-from conf.schema import FeatureSpec
-from training.checkpoint.restore import TrainedModel
-from training.embedding.key_space import KeySpace, translating
-from training.export.embeddings import write_embeddings
-from training.export.serving_encoders import (
-    TENSOR_DTYPES,
-    ServingEncoders,
-    build_serving_encoders,
-    fit_length,
-    name_inputs,
+from conf.atomic_output import numbered_directory, write_text_atomic
+from conf.export import (
+    EMBEDDINGS_DIR,
+    EXPORT_FILE,
+    EXPORT_FORMAT_VERSION,
+    MODELS_CONFIG,
+    ExportOptions,
+    list_models,
 )
-from training.input.vocabularies import read_plan
+from conf.locks import hold_file_lock
+from conf.run import EXPORT_DIR, write_json
+from conf.schema import fingerprint
+from training.checkpoint.restore import TrainedModel
+from training.evaluation.item_index import ItemIndex, build_item_index
+from training.export.embeddings import write_embeddings, write_users
+from training.export.model_signatures import (
+    build_encoders,
+    build_ranking_signatures,
+    build_retrieval_signatures,
+    describe_output,
+)
+from training.export.signatures import save_signatures
+from training.export.warmup import write_warmup
 from training.models.ranking import RankingModel, Task
 from training.models.retrieval import RetrievalModel, require_retrieval
 from training.tensorflow_runtime import disk_errors
 
-EXPORT_FILE = "export.json"
-EXPORT_FORMAT_VERSION = 1
-SERVING_VERSION = "1"
-OUTPUT_NAME = "embedding"
 
-ComputeOutputs = Callable[[Mapping[str, tf.Tensor]], Mapping[str, tf.Tensor]]
-"""From encoded features to the named outputs of a SavedModel."""
-
-
-def write_export(trained: TrainedModel) -> Path:
-    """Writes `export/` of a run; an earlier export is replaced when the new one is complete.
+def write_export(trained: TrainedModel, options: ExportOptions | None = None) -> Path:
+    """Writes the next version of a model; earlier ones stay as they are.
 
     Args:
         trained: The run's model.
+        options: Where it goes.
 
     Returns:
-        Directory of the export.
+        Directory of the version.
 
     Raises:
         InputDataError: A vocabulary or record is damaged, or a vector is not finite.
-        UpstreamNotReadyError: Another process is exporting the same run.
+        UpstreamNotReadyError: Another process is exporting the same model.
         InternalError: The disk is full, or there is no permission.
     """
+    options = options or ExportOptions()
+    base = options.directory or trained.run_dir / EXPORT_DIR
+    name = options.name or trained.config.name
     with disk_errors(
-        f"cannot write the export of {trained.run_dir}; an earlier one is untouched",
+        f"cannot write the export {base / name}; earlier versions are untouched",
         "free some space (or check the permissions), then export again",
     ):
-        return _write_export(trained)
-
-
-def _write_export(trained: TrainedModel) -> Path:
-    target = trained.run_dir / EXPORT_DIR
-    plan = read_plan(trained.version_dir, trained.manifest)
-    model = trained.model
-    with staged_directory(target) as staging:
-        if isinstance(model, RankingModel):
-            parts = _write_ranker(staging, trained, plan, model)
-        else:
-            parts = _write_towers(staging, trained, plan, require_retrieval(model))
-        write_json(
-            staging / EXPORT_FILE,
-            {
-                "format_version": EXPORT_FORMAT_VERSION,
-                "kind": trained.config.model.kind,
-                "model": trained.config.model.name,
-                "run": trained.run_dir.name,
-                "dataset": trained.manifest.dataset_name,
-                "dataset_version": trained.manifest.dataset_version,
-                "encoders_fingerprint": trained.manifest.encoders_fingerprint,
-                "tensorflow": tf.__version__,
-                **parts,
-                "files": list_files(staging),
-            },
-        )
+        with numbered_directory(base / name, options.keep) as (staging, target):
+            _write_version(staging, trained, options.k, {"name": name, "version": target.name})
+        write_models_config(base)
     return target
 
 
-def _write_ranker(
-    staging: Path, trained: TrainedModel, plan: EncoderPlan, model: RankingModel
-) -> dict[str, Any]:
-    signatures = _write_model(staging / "ranker", trained, plan, model.inputs, model.predict)
-    outputs = [describe_output(task) for task in model.tasks]
+def _write_version(
+    staging: Path, trained: TrainedModel, k: int, identity: Mapping[str, str]
+) -> None:
+    model, manifest = trained.model, trained.manifest
+    encoders = build_encoders(trained)
+    parts: dict[str, Any]
+    if isinstance(model, RankingModel):
+        signatures = build_ranking_signatures(trained, model, encoders)
+        parts = {"outputs": [_describe_task(task) for task in model.tasks],
+                 "score": "one output per task, named after it, float32"}  # fmt: skip
+    else:
+        retrieval = require_retrieval(model)
+        index = _index_items(trained, retrieval)
+        signatures = build_retrieval_signatures(trained, retrieval, encoders, index, k)
+        parts = {"score": "dot product of the user's and the item's embedding"}
+    save_signatures(str(staging), signatures, encoders)
+    warmup = write_warmup(staging, identity["name"], signatures)
+    if not isinstance(model, RankingModel):
+        embeddings = staging / EMBEDDINGS_DIR
+        parts["embeddings"] = write_embeddings(embeddings, trained, index)
+    users = write_users(staging, trained)
+    files = list_files(staging)
+    card = {
+        "format_version": EXPORT_FORMAT_VERSION,
+        "kind": trained.config.model.kind,
+        "model": trained.config.model.name,
+        **identity,
+        "run": trained.run_dir.name,
+        "dataset": manifest.dataset_name,
+        "dataset_version": manifest.dataset_version,
+        "encoders_fingerprint": manifest.encoders_fingerprint,
+        "tensorflow": tf.__version__,
+        "fingerprint": fingerprint({"files": files}),
+        "users": users,
+        "warmup_requests": warmup,
+        **parts,
+        "signatures": {name: signature.to_json() for name, signature in signatures.items()},
+        "files": files,
+    }
+    write_json(staging / EXPORT_FILE, card)
+
+
+def _index_items(trained: TrainedModel, model: RetrievalModel) -> ItemIndex | None:
+    if trained.manifest.keys.item is None:
+        return None
+    batch_size = trained.config.evaluation.batch_size
+    return build_item_index(model, trained.version_dir, trained.manifest, batch_size)
+
+
+def _describe_task(task: Task) -> dict[str, str]:
     return {
-        "score": "one output per task, named after it, float32 of shape [batch]",
-        "ranker": {"path": f"ranker/{SERVING_VERSION}", "outputs": outputs, **signatures},
+        "name": task.name,
+        "label": task.label,
+        "kind": task.kind,
+        "means": describe_output(task),
     }
-
-
-def describe_output(task: Task) -> dict[str, str]:
-    """Returns what `export.json` says of the output of a task."""
-    is_probability = task.is_binary
-    means = f"probability that {task.label} is 1" if is_probability else f"value of {task.label}"
-    return {"name": task.name, "label": task.label, "kind": task.kind, "means": means}
-
-
-def _write_towers(
-    staging: Path, trained: TrainedModel, plan: EncoderPlan, model: RetrievalModel
-) -> dict[str, Any]:
-    sides = {
-        "user_tower": (model.user_inputs, model.embed_users),
-        "item_tower": (model.item_inputs, model.embed_items),
-    }
-    towers = {}
-    for name, (inputs, embed) in sides.items():
-        signatures = _write_model(staging / name, trained, plan, inputs, _name_output(embed))
-        towers[name] = {"path": f"{name}/{SERVING_VERSION}", "output": OUTPUT_NAME, **signatures}
-    return {
-        "score": "dot product of the user's and the item's embedding",
-        "towers": towers,
-        "embeddings": write_embeddings(staging / "embeddings", trained),
-    }
-
-
-def _name_output(embed: Callable[[Mapping[str, tf.Tensor]], tf.Tensor]) -> ComputeOutputs:
-    return lambda features: {OUTPUT_NAME: embed(features)}
 
 
 def list_files(root: Path) -> dict[str, dict[str, Any]]:
@@ -149,109 +147,17 @@ def list_files(root: Path) -> dict[str, dict[str, Any]]:
     return files
 
 
-def save_model(
-    directory: Path,
-    encoders: ServingEncoders,
-    specs: Mapping[str, FeatureSpec],
-    compute: ComputeOutputs,
-) -> None:
-    """Saves a function of features with a raw and an encoded signature.
-
-    Only the variables that it reads are saved: no optimizer state, no other tower. Keys of
-    dynamic tables are looked up inside the graph.
-
-    Args:
-        directory: Where the SavedModel goes.
-        encoders: Encoders of its inputs.
-        specs: Its input features by name.
-        compute: Encoded features to outputs by name.
-    """
-    names = name_inputs(specs)
-
-    @tf.function
-    def from_raw(**raw: tf.Tensor) -> Mapping[str, tf.Tensor]:
-        return compute(encoders.encode(raw))
-
-    @tf.function
-    def from_encoded(**features: tf.Tensor) -> Mapping[str, tf.Tensor]:
-        return compute(
-            {name: fit_length(features[names[name]], spec) for name, spec in specs.items()}
+def write_models_config(base: Path) -> None:
+    """Writes the file that names all models of a directory to TensorFlow Serving."""
+    with hold_file_lock(base / f".{MODELS_CONFIG}.lock"):
+        configs = "".join(
+            f'  config {{\n    name: "{directory.name}"\n'
+            f'    base_path: "{_quote(directory.resolve())}"\n'
+            '    model_platform: "tensorflow"\n  }\n'
+            for directory in list_models(base)
         )
-
-    lookups = ServingLookups()
-    with translating(lookups):
-        signatures = {
-            "serving_default": from_raw.get_concrete_function(
-                **{item.name: item.tensor_spec for item in encoders.inputs}
-            ),
-            "encoded": from_encoded.get_concrete_function(
-                **{names[name]: _encoded_spec(spec, names[name]) for name, spec in specs.items()}
-            ),
-        }
-    module = tf.Module(name="served")
-    module.encoders = encoders
-    module.lookups = lookups.tables
-    module.weights = [
-        variable for function in signatures.values() for variable in function.graph.variables
-    ]
-    tf.saved_model.save(module, str(directory), signatures=signatures)
+        write_text_atomic(base / MODELS_CONFIG, f"model_config_list {{\n{configs}}}\n")
 
 
-class ServingLookups:
-    """Tables from keys to rows for the graphs that are traced with it.
-
-    Attributes:
-        tables: One per key space that a graph reads.
-    """
-
-    def __init__(self) -> None:
-        self.tables: list[tf.lookup.experimental.MutableHashTable] = []
-        self._of_space: dict[KeySpace, tf.lookup.experimental.MutableHashTable] = {}
-
-    def __call__(self, space: KeySpace, keys: tf.Tensor) -> tf.Tensor:
-        """Returns the rows of keys, of the same shape."""
-        if space not in self._of_space:
-            with tf.init_scope():  # Outside of the graph that is being traced.
-                self._of_space[space] = space.build_lookup()
-            self.tables.append(self._of_space[space])
-        return self._of_space[space].lookup(tf.cast(keys, tf.int64))
-
-
-def _write_model(
-    base: Path,
-    trained: TrainedModel,
-    plan: EncoderPlan,
-    names: tuple[str, ...],
-    compute: ComputeOutputs,
-) -> dict[str, Any]:
-    """Writes a SavedModel; returns what `export.json` says of its signatures."""
-    encoders = build_serving_encoders(trained.version_dir, plan, names)
-    specs = {name: plan.schema[name] for name in names}
-    input_names = name_inputs(specs)
-    save_model(base / SERVING_VERSION, encoders, specs, compute)
-    return {
-        "signatures": {
-            "serving_default": {
-                "takes": "raw values; lists padded with pad_token on the right",
-                "inputs": [item.to_json() for item in encoders.inputs],
-            },
-            "encoded": {
-                "takes": "what the records hold: numbers, and ids: 0 pad, 1 unknown or null, "
-                "tokens from 2; of dynamic tables keys",
-                "inputs": [
-                    {
-                        "name": input_names[name],
-                        "feature": name,
-                        "dtype": spec.dtype,
-                        "is_list": spec.is_list,
-                    }
-                    for name, spec in specs.items()
-                ],
-            },
-        },
-    }
-
-
-def _encoded_spec(spec: FeatureSpec, name: str) -> tf.TensorSpec:
-    shape = [None, spec.shape[0]] if spec.is_list else [None]
-    return tf.TensorSpec(shape, TENSOR_DTYPES[spec.dtype], name=name)
+def _quote(path: Path) -> str:
+    return str(path).replace("\\", "\\\\").replace('"', '\\"')

@@ -13,7 +13,7 @@ served model sees what it was trained on:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -304,11 +304,14 @@ class ServingEncoders(tf.Module):
             {name: tf.constant(values) for name, values in (statistics or {}).items()},
         )
 
-    def encode(self, raw: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    def encode(
+        self, raw: Mapping[str, tf.Tensor], features: Collection[str] | None = None
+    ) -> dict[str, tf.Tensor]:
         """Encodes a batch.
 
         Args:
             raw: By input name, `[batch]` or `[batch, length]` in the raw type.
+            features: Features to encode, from their inputs alone; None: all.
 
         Returns:
             By feature name, `[batch]` or `[batch, length]`: int64 ids, or plain values.
@@ -318,6 +321,7 @@ class ServingEncoders(tf.Module):
                 feature, [own.read(raw[own.name]) for own in feature.inputs]
             )
             for feature in self._features
+            if features is None or feature.spec.name in features
         }
 
     def _encode_one(self, feature: _Feature, inputs: list[RawValues]) -> tf.Tensor:

@@ -162,15 +162,18 @@ class EmbeddedInputs(tf.Module):
         """Returns the inputs of a network, by name."""
         return build_keras_inputs(self.features)
 
-    def __call__(self, batch: Features) -> dict[str, tf.Tensor]:
+    def __call__(
+        self, batch: Features, features: Sequence[InputFeature] | None = None
+    ) -> dict[str, tf.Tensor]:
         """Returns the inputs by name.
 
         Args:
             batch: Features by name: scalars `[batch]`, lists `[batch, length]` padded with 0,
                 ragged, or sparse with their weights as values.
+            features: Those to embed; None: all.
         """
         inputs: dict[str, tf.Tensor] = {}
-        for feature in self.features:
+        for feature in self.features if features is None else features:
             inputs |= self._embed(feature, batch)
         return inputs
 

@@ -135,12 +135,38 @@ class RankingModel(Model):
                 ragged, or sparse.
             training: The pass of a training step; None elsewhere.
         """
-        outputs = self.network(self._inputs(features), training)
-        return {task.name: tf.squeeze(outputs[task.name], axis=1) for task in self.tasks}
+        return self._name_logits(self.network(self._inputs(features), training))
 
     def predict(self, features: Features) -> dict[str, tf.Tensor]:
         """Returns the score of each task, `[batch]`: a probability, or the label's value."""
-        logits = self.compute_logits(features)
+        return self._finish(self.compute_logits(features))
+
+    def predict_candidates(
+        self, rows: Features, items: Features, shape: tf.Tensor
+    ) -> dict[str, tf.Tensor]:
+        """Returns the score of each task for several items of each row, `[rows, items]`.
+
+        What is read of a row alone is looked up and pooled once, not once per item.
+
+        Args:
+            rows: Features of the rows, dense tensors `[rows, …]`.
+            items: Features of the rows' items, flat: `[rows * items, …]`.
+            shape: `[rows, items]`, int32.
+        """
+        count = shape[1]
+        shared = [f for f in self._inputs.features if not set(f.reads) & set(items)]
+        single = [f for f in self._inputs.features if f not in shared]
+        beside = {name for feature in single for name in feature.reads} - set(items)
+        pairs = {**items, **{name: tf.repeat(rows[name], count, axis=0) for name in beside}}
+        inputs = self._inputs(rows, shared)
+        inputs = {name: tf.repeat(value, count, axis=0) for name, value in inputs.items()}
+        logits = self._name_logits(self.network({**inputs, **self._inputs(pairs, single)}))
+        return {name: tf.reshape(v, shape) for name, v in self._finish(logits).items()}
+
+    def _name_logits(self, outputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        return {task.name: tf.squeeze(outputs[task.name], axis=1) for task in self.tasks}
+
+    def _finish(self, logits: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         return {
             task.name: tf.sigmoid(logits[task.name]) if task.is_binary else logits[task.name]
             for task in self.tasks

@@ -92,27 +92,26 @@ def test_exports_towers_that_look_up_keys_in_their_graph(trained: TrainedModel) 
     export = write_export(trained)
     manifest = trained.manifest
     index = build_item_index(trained.model, trained.version_dir, manifest, 16)
-    tower = tf.saved_model.load(str(export / "item_tower" / "1"))
+    signatures = tf.saved_model.load(str(export)).signatures
     keys = index.ids[:6]
     catalog = {hash_key(100 + item): 100 + item for item in range(40)}
     tokens = [catalog[int(key)] for key in keys]
     names = [f"genre_{token % 4}" for token in tokens]
     listed = [[name, "genre_all" if (token - 100) % 3 == 0 else "<sluice:pad>"]
               for name, token in zip(names, tokens, strict=True)]  # fmt: skip
-    served = tower.signatures["serving_default"](
+    served = signatures["item_embedding"](
         movie_id=tf.constant(tokens, tf.int64), genres=tf.constant(listed)
     )["embedding"]
     np.testing.assert_allclose(served.numpy(), index.vectors[:6], atol=1e-6)
-    encoded = tower.signatures["encoded"]
+    encoded = signatures["item_embedding_encoded"]
     batch = {"genres": tf.zeros([2, 4], tf.int64)}
     known = encoded(movie_id=tf.constant([UNKNOWN, int(keys[0])], tf.int64), **batch)["embedding"]
     here = trained.model.embed_items(
         {"movie_id": tf.constant([UNKNOWN, int(keys[0])], tf.int64), **batch}
     )
     np.testing.assert_allclose(known.numpy(), here.numpy(), atol=1e-6)
-    users = tf.saved_model.load(str(export / "user_tower" / "1"))
     history = tf.constant([[101, 105, INT_PAD_TOKENS[0]], [UNKNOWN, 7, 8]], tf.int64)
-    served = users.signatures["serving_default"](
+    served = signatures["user_embedding"](
         user_id=tf.constant([1000, UNKNOWN], tf.int64),
         gender=tf.constant(["F", "M"]),
         history=history,
@@ -177,8 +176,8 @@ def test_mf_is_evaluated_and_exported(version: Path, tmp_path: Path) -> None:
     metrics = evaluate_split(trained, "test")
     assert metrics["labels"]["auc"] is not None
     export = write_export(trained)
-    tower = tf.saved_model.load(str(export / "item_tower" / "1"))
-    served = tower.signatures["serving_default"](movie_id=tf.constant([100, UNKNOWN], tf.int64))[
+    tower = tf.saved_model.load(str(export))
+    served = tower.signatures["item_embedding"](movie_id=tf.constant([100, UNKNOWN], tf.int64))[
         "embedding"
     ].numpy()
     assert served[0].any()

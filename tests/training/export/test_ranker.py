@@ -95,34 +95,104 @@ def _pad(values: list[list], token) -> list[list]:
     return [row + [token] * (width - len(row)) for row in values]
 
 
-def test_the_saved_model_gives_what_the_model_predicts(trained, encoded, rows, expected) -> None:
-    export = write_export(trained)
+@pytest.fixture(scope="module")
+def export(trained) -> Path:
+    return write_export(trained)
+
+
+@pytest.fixture(scope="module")
+def signatures(export) -> dict:
+    return tf.saved_model.load(str(export)).signatures
+
+
+@pytest.fixture(scope="module")
+def raw(export, rows) -> dict[str, tf.Tensor]:
+    """The test split's raw values as the inputs of `serving_default`."""
     card = json.loads((export / "export.json").read_text())
-    assert (card["kind"], card["ranker"]["path"]) == ("ranking", "ranker/1")
-    assert card["ranker"]["outputs"] == [
+    found = {}
+    for item in card["signatures"]["serving_default"]["inputs"]:
+        values = [row[item["name"]] for row in rows]
+        values = _pad(values, item["pad_token"]) if item["is_list"] else values
+        values = [item["null_token"] if value is None else value for value in values]
+        found[item["name"]] = tf.constant(values, tf.as_dtype(item["dtype"]))
+    return found
+
+
+def test_the_saved_model_gives_what_the_model_predicts(
+    export, signatures, raw, encoded, rows, expected
+) -> None:
+    card = json.loads((export / "export.json").read_text())
+    assert (card["kind"], export.name, export.parent.name) == ("ranking", "1", "n")
+    assert card["outputs"] == [
         {"name": "click", "label": "label", "kind": "binary",
          "means": "probability that label is 1"},
         {"name": "value", "label": "label", "kind": "squared_error", "means": "value of label"},
     ]  # fmt: skip
     assert not (export / "embeddings").exists()
-    inputs = card["ranker"]["signatures"]["serving_default"]["inputs"]
-    raw = {}
-    for item in inputs:
-        values = [row[item["name"]] for row in rows]
-        values = _pad(values, item["pad_token"]) if item["is_list"] else values
-        values = [item["null_token"] if value is None else value for value in values]
-        raw[item["name"]] = tf.constant(values, tf.as_dtype(item["dtype"]))
-    signatures = tf.saved_model.load(str(export / "ranker" / "1")).signatures
+    examples = tf.constant([build_example(row) for row in rows])
     answers = {
         "raw": signatures["serving_default"](**raw),
         "encoded": signatures["encoded"](**{name: encoded[name] for name in INPUTS}),
+        "examples": signatures["examples"](examples=examples),
     }
     for answer in answers.values():
         assert set(answer) == {"click", "value"}
         for task, scores in expected.items():
-            np.testing.assert_allclose(answer[task].numpy(), scores, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(answer[task].numpy(), scores, rtol=1e-6, atol=1e-6)
+    classes = signatures["classify"](inputs=examples)
+    assert classes["classes"].numpy().tolist() == [[b"click"]] * len(rows)
+    np.testing.assert_allclose(classes["scores"][:, 0], expected["click"], atol=1e-6)
+    np.testing.assert_allclose(
+        signatures["regress"](inputs=examples)["outputs"], expected["click"], atol=1e-6
+    )
     assert np.ptp(expected["click"]) > 0.1
     assert 0 < expected["click"].min() < expected["click"].max() < 1
+
+
+def build_example(row: dict) -> bytes:
+    """An Example of raw values; what is missing is left out."""
+    features = {}
+    for name, value in row.items():
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        if name in ("gender", "genres"):
+            of_bytes = tf.train.BytesList(value=[text.encode() for text in values])
+            features[name] = tf.train.Feature(bytes_list=of_bytes)
+        else:
+            features[name] = tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+    kept = {name: found for name, found in features.items() if row[name] is not None}
+    return tf.train.Example(features=tf.train.Features(feature=kept)).SerializeToString()
+
+
+def test_candidates_of_a_row_are_scored_in_one_call(
+    trained, signatures, raw, encoded, rows
+) -> None:
+    """Each way of asking gives what brute force over pairs gives."""
+    movies = pq.read_table(trained.version_dir / "encoders" / "movie_id.parquet")["token"]
+    asked = [[*movies.to_pylist(), 999_999]] * 3
+    genres = {row["movie_id"]: row["genres"] for row in rows}
+    known = [genres.get(movie, []) for movie in asked[0]]
+    of_rows = {name: raw[name][:3] for name in ("user_id", "gender", "history")}
+    given = {"movie_id": tf.constant(asked, tf.int64),
+             "genres": tf.constant([_pad(known, "<sluice:pad>")] * 3)}  # fmt: skip
+    by_features = signatures["candidates"](**of_rows, **given)["click"].numpy()
+    items = tf.constant(asked, tf.int64)
+    by_key = signatures["score_items"](**of_rows, items=items)["click"].numpy()
+    records = {name: encoded[name][:3] for name in of_rows}
+    by_id = signatures["score_items_encoded"](**records, items=items)["click"].numpy()
+    assert by_features.shape == by_key.shape == (3, len(asked[0]))
+    for row in range(3):
+        scores = [score for _, score in sorted(_score_all(trained, encoded, row).items())]
+        np.testing.assert_allclose(by_key[row, :-1], scores, atol=1e-6)
+        pairs = zip(asked[0], by_features[row], scores, strict=False)
+        same = [(found, score) for movie, found, score in pairs if movie in genres]
+        assert len(same) > 20
+        np.testing.assert_allclose(*zip(*same, strict=True), atol=1e-6)
+        cold = {**{n: records[n][row : row + 1] for n in records},
+                "movie_id": tf.constant([1], tf.int64),
+                "genres": tf.zeros([1, 4], tf.int64)}  # fmt: skip
+        unknown = trained.model.predict(cold)["click"].numpy()[0]
+        np.testing.assert_allclose([by_key[row, -1], by_features[row, -1]], unknown, atol=1e-6)
+    np.testing.assert_allclose(by_id, by_key, atol=1e-6)
 
 
 def write_rows(path: Path, rows: list[dict]) -> Path:
@@ -300,7 +370,7 @@ def test_towers_of_a_dataset_without_users(trained, tmp_path) -> None:
     export = write_export(towers)
     card = json.loads((export / "export.json").read_text())
     assert (card["embeddings"]["items"], card["embeddings"]["users"]) == ({"rows": 40}, None)
-    assert (export / "user_tower" / "1").is_dir()
+    assert "user_embedding" in card["signatures"]
     file, counts = write_recommendations(towers, 4, True)
     assert [entry["row"] for entry in _read_lists(file)] == list(range(1, counts.users + 1))
 
@@ -370,7 +440,7 @@ def test_sparse_pairs_without_users_or_items(trained, tmp_path) -> None:
     table = pq.read_table(tmp_path / "file.parquet")
     assert table["name"].to_pylist() == [7, 8, 9]
     np.testing.assert_allclose(table["label"], scores, rtol=1e-5)
-    signatures = tf.saved_model.load(str(write_export(sparse) / "ranker" / "1")).signatures
+    signatures = tf.saved_model.load(str(write_export(sparse))).signatures
     encoded = {name: batch[name] for name in sparse.model.inputs}
     np.testing.assert_allclose(signatures["encoded"](**encoded)["label"], scores, rtol=1e-5)
     tasks = evaluate_split(sparse, "test")["tasks"]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,12 +15,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
+from google.protobuf import text_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from tensorflow_serving.apis.prediction_log_pb2 import PredictionLog
+from tensorflow_serving.config.model_server_config_pb2 import ModelServerConfig
 
 from conf.encoders import ColumnEncoding, EncoderPlan, VocabularySpec
 from conf.errors import InputDataError, InternalError
+from conf.export import ExportOptions
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.train import TrainConfig
@@ -27,8 +32,10 @@ from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import build_item_index, read_user_vectors
 from training.export.embeddings import EmbeddingWriter
-from training.export.saved_model import save_model, write_export
+from training.export.saved_model import write_export, write_models_config
 from training.export.serving_encoders import ServingEncoders
+from training.export.signatures import FormBuilder, Signature, save_signatures
+from training.input.batches import build_eval_dataset
 from training.input.vocabularies import Vocabulary
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -88,11 +95,12 @@ import numpy as np, tensorflow as tf
 assert not any(name.split(".")[0] in ("conf", "training", "etl") for name in sys.modules)
 root, asked = sys.argv[1], json.load(sys.stdin)
 answers = {}
-for name, (tower, signature, inputs) in asked.items():
-    function = tf.saved_model.load(f"{root}/{tower}/1").signatures[signature]
+signatures = tf.saved_model.load(root).signatures
+for name, (signature, output, inputs) in asked.items():
+    function = signatures[signature]
     types = function.structured_input_signature[1]
     tensors = {k: tf.constant(v, types[k].dtype) for k, v in inputs.items()}
-    answers[name] = function(**tensors)["embedding"].numpy().tolist()
+    answers[name] = function(**tensors)[output].numpy().tolist()
 print(json.dumps(answers))
 """
 
@@ -110,6 +118,11 @@ def trained(tiny_version: Path, tiny_manifest: Manifest) -> TrainedModel:
 @pytest.fixture(scope="module")
 def exported(trained: TrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_export(replace(trained, run_dir=tmp_path_factory.mktemp("run")))
+
+
+@pytest.fixture(scope="module")
+def signatures(exported: Path) -> dict:
+    return tf.saved_model.load(str(exported)).signatures
 
 
 def _tokens(version: Path, name: str) -> list:
@@ -158,13 +171,13 @@ def test_a_fresh_process_without_sluice_gives_the_model_s_vectors(
     answers = _ask(
         exported,
         {
-            "raw_user": ("user_tower", "serving_default", raw_user),
-            "encoded_user": ("user_tower", "encoded", encoded_user),
-            "raw_item": ("item_tower", "serving_default", raw_item),
-            "encoded_item": ("item_tower", "encoded", encoded_item),
+            "raw_user": ("user_embedding", "embedding", raw_user),
+            "encoded_user": ("user_embedding_encoded", "embedding", encoded_user),
+            "raw_item": ("item_embedding", "embedding", raw_item),
+            "encoded_item": ("item_embedding_encoded", "embedding", encoded_item),
             "unknown": (
-                "item_tower",
-                "serving_default",
+                "item_embedding",
+                "embedding",
                 {"movie_id": [-5, 10**12], "genres": [["x"], ["y"]]},
             ),
         },
@@ -199,11 +212,13 @@ def test_embedding_files_hold_every_item_and_user(exported: Path, trained: Train
         np.testing.assert_array_equal(numbers, np.array(table["vector"].to_pylist(), np.float32))
 
 
-def test_the_export_explains_itself(exported: Path, trained: TrainedModel) -> None:
+def test_the_export_explains_itself(
+    exported: Path, trained: TrainedModel, signatures: dict
+) -> None:
     card = json.loads((exported / "export.json").read_text())
     assert card["dataset_version"] == trained.manifest.dataset_version
-    assert card["embeddings"]["dim"] == 6
-    inputs = card["towers"]["user_tower"]["signatures"]["serving_default"]["inputs"]
+    assert (card["name"], card["version"], card["embeddings"]["dim"]) == ("n", "1", 6)
+    inputs = card["signatures"]["user_embedding"]["inputs"]
     assert {i["name"]: (i["dtype"], i["pad_token"]) for i in inputs} == {
         "user_id": ("int64", None),
         "gender": ("string", None),
@@ -214,17 +229,109 @@ def test_the_export_explains_itself(exported: Path, trained: TrainedModel) -> No
         assert info == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     found = {p.relative_to(exported).as_posix() for p in exported.rglob("*") if p.is_file()}
     assert found == {*card["files"], "export.json"}
+    assert set(signatures) == set(card["signatures"])
+    for name, about in card["signatures"].items():
+        assert set(signatures[name].structured_input_signature[1]) == {
+            item["name"] for item in about["inputs"]
+        }
+        assert set(signatures[name].structured_outputs) == {out["name"] for out in about["outputs"]}
 
 
-def test_a_tower_carries_its_own_variables_only(exported: Path, trained: TrainedModel) -> None:
-    tables = trained.model.tables
-    for tower, names in (
-        ("user_tower", ("user_id", "gender", "movie_id")),
-        ("item_tower", ("movie_id", "genres")),
+def test_the_version_carries_no_other_variables(exported: Path, trained: TrainedModel) -> None:
+    stored = tf.train.list_variables(str(exported / "variables" / "variables"))
+    shapes = sorted(tuple(shape) for key, shape in stored if len(shape) == 2)
+    tables = [tuple(table.shape) for table in trained.model.tables.values()]
+    assert shapes == sorted([*tables, (40, 6)])  # The items' vectors, for `top_k`.
+
+
+def test_users_are_stored_with_what_is_known_of_them(exported: Path, trained: TrainedModel) -> None:
+    table = pq.read_table(exported / "users.parquet")
+    names = [f"feature:{name}" for name in trained.model.user_inputs]
+    assert table.column_names == ["key", *names, "seen"]
+    [batch] = read_user_vectors(trained, seen=True)
+    assert table["seen"].to_pylist() == batch.seen.to_list()
+    tensors = {n: np.array(table[f"feature:{n}"].to_pylist()) for n in trained.model.user_inputs}
+    np.testing.assert_array_equal(trained.model.embed_users(tensors), batch.vectors)
+
+
+def test_warm_up_requests_are_those_of_tensorflow_serving(
+    exported: Path, trained: TrainedModel, signatures: dict
+) -> None:
+    file = exported / "assets.extra" / "tf_serving_warmup_requests"
+    asked = set()
+    for record in tf.data.TFRecordDataset(str(file)).as_numpy_iterator():
+        request = PredictionLog.FromString(record).predict_log.request
+        assert request.model_spec.name == "n"
+        name = request.model_spec.signature_name
+        inputs = {k: tf.constant(tf.make_ndarray(v)) for k, v in request.inputs.items()}
+        assert all(value.shape[0] for value in signatures[name](**inputs).values())
+        asked.add(name)
+    assert asked == set(signatures)
+
+
+def test_top_k_is_exact_and_leaves_out_what_it_is_told(
+    exported: Path, trained: TrainedModel, signatures: dict
+) -> None:
+    index = build_item_index(trained.model, trained.version_dir, trained.manifest, 64)
+    [users] = read_user_vectors(trained, seen=True)
+    raw = _raw_users(trained)
+    movies = np.array(_tokens(trained.version_dir, "movie_id"))
+    scores = users.vectors @ index.vectors.T
+    seen = [movies[np.array(row, int) - 2] for row in users.seen.to_list()]
+    width = max(map(len, seen))
+    exclude = [[*row, *[PAD] * (width - len(row))] for row in seen]
+    given = {"exclude": tf.constant(exclude, tf.int64), "k": tf.fill([60], 40)}
+    found = signatures["top_k"](**raw, **given)
+    plain = signatures["serving_default"](**raw)
+    assert plain["items"].shape == (60, 40)
+    for row in range(60):
+        order = np.argsort(-scores[row], kind="stable")
+        np.testing.assert_array_equal(plain["items"][row], movies[order])
+        np.testing.assert_allclose(plain["scores"][row], scores[row][order], atol=1e-5)
+        left = [movies[i] for i in order if movies[i] not in seen[row]]
+        assert found["items"][row].numpy().tolist() == left + [PAD] * (40 - len(left))
+        assert set(found["scores"][row, len(left) :].numpy()) <= {np.finfo(np.float32).min}
+
+
+def _raw_users(trained: TrainedModel) -> dict[str, tf.Tensor]:
+    """The raw values of the `users` split, from its ids and the vocabularies."""
+    names = trained.model.user_inputs
+    where = (trained.version_dir, trained.manifest)
+    [batch] = build_eval_dataset(*where, "users", 100, names)
+    raw = {}
+    for name, padding in (("user_id", 0), ("gender", ""), ("history", PAD)):
+        vocabulary = trained.manifest.schema[name].table
+        tokens = np.array([padding, padding, *_tokens(trained.version_dir, vocabulary)])
+        raw[name] = tf.constant(tokens[batch[name].numpy()])
+    return raw
+
+
+def test_examples_are_raw_values_of_any_length(
+    exported: Path, trained: TrainedModel, signatures: dict
+) -> None:
+    raw = _raw_users(trained)
+    serialized = []
+    for user, gender, history in zip(
+        raw["user_id"].numpy(), raw["gender"].numpy(), raw["history"].numpy(), strict=True
     ):
-        stored = tf.train.list_variables(str(exported / tower / "1" / "variables" / "variables"))
-        shapes = sorted(tuple(shape) for key, shape in stored if len(shape) == 2)
-        assert shapes == sorted(tuple(tables[name].shape) for name in names)
+        features = {
+            "user_id": tf.train.Feature(int64_list=tf.train.Int64List(value=[user])),
+            "gender": tf.train.Feature(bytes_list=tf.train.BytesList(value=[gender])),
+            "history": tf.train.Feature(
+                int64_list=tf.train.Int64List(value=history[history != PAD])
+            ),
+        }
+        serialized.append(
+            tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+        )
+    found = signatures["user_embedding_examples"](examples=tf.constant([*serialized, b""]))
+    expected = signatures["user_embedding"](**raw)["embedding"]
+    np.testing.assert_allclose(found["embedding"][:60], expected, atol=1e-6)
+    cold = {"user_id": [1], "gender": [1], "history": [[0] * 8]}  # Of an empty Example.
+    encoded = {name: tf.constant(value, tf.int64) for name, value in cold.items()}
+    np.testing.assert_allclose(
+        found["embedding"][60:], trained.model.embed_users(encoded), atol=1e-6
+    )
 
 
 class _BrokenTowers(TinyTowers):
@@ -232,21 +339,30 @@ class _BrokenTowers(TinyTowers):
         return super().embed_users(features) * float("inf")
 
 
-def test_a_failed_export_leaves_the_earlier_one(trained: TrainedModel, tmp_path: Path) -> None:
-    target = write_export(replace(trained, run_dir=tmp_path))
-    before = (target / "export.json").read_bytes()
-    broken = replace(trained, run_dir=tmp_path, model=_BrokenTowers(trained.manifest))
-    with pytest.raises(InputDataError, match="not finite"):
-        write_export(broken)
-    assert (target / "export.json").read_bytes() == before
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".export.lock", "export"]
-
-
-def test_a_full_disk_is_named_and_leaves_the_earlier_export(
+def test_versions_grow_and_a_failed_export_leaves_them(
     trained: TrainedModel, tmp_path: Path
 ) -> None:
-    target = write_export(replace(trained, run_dir=tmp_path))
-    before = (target / "export.json").read_bytes()
+    options = ExportOptions(tmp_path / "models", "shop", keep=1)
+    trained = replace(trained, run_dir=tmp_path)
+    targets = [write_export(trained, options) for _ in range(2)]
+    assert [path.name for path in targets] == ["1", "2"]
+    model = tmp_path / "models" / "shop"
+    broken = replace(trained, model=_BrokenTowers(trained.manifest))
+    with pytest.raises(InputDataError, match="not finite"):
+        write_export(broken, options)
+    assert sorted(p.name for p in model.iterdir()) == [".lock", "2"]
+    shutil.copytree(model, tmp_path / "models" / "other")
+    write_models_config(tmp_path / "models")
+    text = (tmp_path / "models" / "models.config").read_text()
+    config = text_format.Parse(text, ModelServerConfig())
+    assert [(c.name, c.base_path, c.model_platform) for c in config.model_config_list.config] == [
+        (name, str(tmp_path / "models" / name), "tensorflow") for name in ("other", "shop")
+    ]
+
+
+def test_a_full_disk_is_named_and_leaves_no_half_version(
+    trained: TrainedModel, tmp_path: Path
+) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))  # every write beyond fails
     try:
@@ -255,7 +371,7 @@ def test_a_full_disk_is_named_and_leaves_the_earlier_export(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert caught.value.fix
-    assert (target / "export.json").read_bytes() == before
+    assert sorted(p.name for p in (tmp_path / "export" / "n").iterdir()) == [".lock"]
 
 
 @pytest.mark.parametrize("name", ["user.id", "Größe", "1st", "self", "training"])
@@ -269,11 +385,18 @@ def test_features_of_any_name_can_be_served(name: str, tmp_path: Path) -> None:
     )
     encoders = ServingEncoders(plan, (name,), {"v": vocabulary})
     table = tf.Variable(tf.reshape(tf.range(8.0), (4, 2)))
-    save_model(
-        tmp_path / "1", encoders, {name: spec}, lambda x: {"embedding": tf.gather(table, x[name])}
+    forms = FormBuilder(encoders, {name: spec})
+    built = {"raw": forms.build_raw((name,)), "encoded": forms.build_encoded((name,))}
+    save_signatures(
+        str(tmp_path / "1"),
+        {
+            key: Signature(form, lambda x, _: {"embedding": tf.gather(table, x[name])})
+            for key, form in built.items()
+        },
+        encoders,
     )
     signatures = tf.saved_model.load(str(tmp_path / "1")).signatures
     asked = encoders.inputs[0].name
-    for signature, value in (("serving_default", 60), ("encoded", 3)):
+    for signature, value in (("raw", 60), ("encoded", 3)):
         found = signatures[signature](**{asked: tf.constant([value], tf.int64)})
         assert found["embedding"].numpy().tolist() == [[6.0, 7.0]]

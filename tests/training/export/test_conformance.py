@@ -1,0 +1,307 @@
+"""A bare TensorFlow process gives what the trainer gives, for every model and every encoder.
+
+Raw rows are encoded by the ETL's Arrow execution into records; models read the records, the
+process of the SavedModel the raw rows.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
+from conf.export import ExportOptions
+from conf.manifest import DatasetKeys, ShardInfo, SplitInfo
+from conf.operations import (
+    Bucketize,
+    Cross,
+    Cyclical,
+    DatePart,
+    Hash,
+    Length,
+    MultiHot,
+    Ngrams,
+    Normalize,
+    Operation,
+    SparseIndices,
+    Statistic,
+    Weights,
+)
+from conf.paths import read_manifest
+from conf.schema import FeatureSchema, FeatureSpec
+from conf.training.train import TrainConfig
+from etl.encoders.pipeline import read_pipeline
+from etl.encoders.target import build_statistic_table, write_statistic_table
+from etl.encoders.vocabulary import write_vocabulary
+from tests.training.tiny_dataset import write_shard, write_tiny_dataset
+from training.checkpoint.restore import TrainedModel
+from training.embedding.dynamic_table import DynamicTable
+from training.export.saved_model import write_export
+from training.input.batches import build_eval_dataset
+from training.models.ranking import RankingModel
+from training.models.registry import build_model
+
+ITEMS, USERS, ROWS, MAX_LEN = 12, 9, 40, 6
+TYPES = {"int64": pa.int64(), "float32": pa.float32(), "float64": pa.float64(),
+         "string": pa.string()}  # fmt: skip
+
+
+def draw_rows(count: int) -> list[dict]:
+    """Raw rows, some values missing or unknown, lists of any length."""
+    rng = np.random.default_rng(4)
+    titles = ["red shoe", "Blue SHOE, large", "", "hat", "blue hat", None]
+    rows = []
+    for _ in range(count):
+        history = rng.integers(0, ITEMS + 2, rng.integers(0, MAX_LEN + 3)).tolist()
+        pairs = rng.integers(0, 8, rng.integers(0, 4)).tolist()
+        rows.append(
+            {
+                "user": f"u{rng.integers(USERS + 2)}",
+                "item": int(rng.integers(ITEMS + 2)),
+                "history": history,
+                "clicked": [f"i{item}" for item in history] if rng.random() < 0.9 else None,
+                "time": int(rng.integers(0, 2**41)) if rng.random() < 0.9 else None,
+                "price": float(rng.normal() * 10) if rng.random() < 0.9 else None,
+                "city": str(rng.choice(["Rome", "Bonn", "?"])) if rng.random() < 0.9 else None,
+                "title": titles[rng.integers(len(titles))],
+                "ids": pairs,
+                "values": rng.random(len(pairs)).astype(np.float32).tolist(),
+            }
+        )
+    return rows
+
+
+def list_operations() -> dict[str, tuple[str, Operation, tuple[RawColumn, ...]]]:
+    """Role, operation and raw columns of each feature that is not looked up."""
+    time, price = RawColumn("time", "int64"), RawColumn("price", "float64")
+    city, title = RawColumn("city", "string"), RawColumn("title", "string")
+    history, item = RawColumn("history", "int64", True), RawColumn("item", "int64")
+    ids, values = RawColumn("ids", "int64", True), RawColumn("values", "float32", True)
+    fold = RawColumn("fold", "int64", is_served=False)
+    return {
+        "city_hash": ("context", Hash(50), (city,)),
+        "city_hour": ("context", Cross(200, (None, DatePart("hour", "ms", 0))), (city, time)),
+        "weekday": ("context", DatePart("weekday", "ms", 60), (time,)),
+        "yearly": ("context", Cyclical("year", "ms", 0), (time,)),
+        "price_bucket": ("item", Bucketize((-5.0, 0.0, 0.1, 5.0)), (price,)),
+        "price_scaled": ("item", Normalize(2.5, -10.0, 1e6, False, 0.25, 0.125), (price,)),
+        "words": ("item", Ngrams("word", (1, 2), 300), (title,)),
+        "letters": ("item", Ngrams("char", (3,), 300, lower=False), (title,)),
+        "history_hot": ("user", MultiHot("item", ITEMS + 2), (history,)),
+        "history_length": ("user", Length(4), (history,)),
+        "clicked_hash": ("user", Hash(70), (RawColumn("clicked", "string", True),)),
+        "user_key": ("user", Hash(None), (RawColumn("user", "string"),)),
+        "item_rate": ("item", Statistic("item", "rate"), (item, fold)),
+        "sparse": ("context", SparseIndices((9,)), (ids,)),
+        "weights": ("context", Weights(), (values, ids)),
+        "user_item": ("context", Cross(100), (RawColumn("user", "string"), item)),
+    }
+
+
+def _describe(name: str, role: str, operation: Operation, columns: tuple) -> FeatureSpec:
+    output = operation.output
+    is_list = any(c.is_list for c in (columns if isinstance(operation, Cross) else columns[:1]))
+    shape = ((None,) if is_list else ()) if output.shape is None else output.shape
+    return FeatureSpec(
+        name, output.dtype, role, shape, MAX_LEN if shape == (None,) else None,
+        f"{operation.kind}:{name}", output.vocabulary_size, pad_value=output.pad_value,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def raw_rows() -> list[dict]:
+    return draw_rows(ROWS)
+
+
+@pytest.fixture(scope="module")
+def version(tmp_path_factory, raw_rows) -> Path:
+    """A version with every encoder; its test split and catalogue are encoded by Arrow."""
+    root = tmp_path_factory.mktemp("data")
+    base = read_manifest(write_tiny_dataset(root / "base"))
+    directory = root / "v" / "encoders"
+    directory.mkdir(parents=True)
+    vocabularies, specs, columns = [], [], []
+    for name, tokens, buckets in (
+        ("item", list(range(ITEMS)), None),
+        ("user", [f"u{number}" for number in range(USERS)], 3),
+    ):
+        first = 2 + (buckets or 0)
+        table = pa.table(
+            {"token": tokens, "id": range(first, first + len(tokens)), "count": [1] * len(tokens)}
+        )
+        file = directory / f"{name}.parquet"
+        spec = write_vocabulary(table, file, **({"oov_buckets": buckets} if buckets else {}))
+        vocabularies.append(spec)
+        specs.append(FeatureSpec(name, "int64", name, (), None, name, spec.size))
+        columns.append(ColumnEncoding(name, name, spec.token_dtype, name))
+    specs.append(FeatureSpec("history", "int64", "user", (None,), MAX_LEN, "item",
+                             vocabularies[0].size, "item", 0))  # fmt: skip
+    columns.append(ColumnEncoding("history", "history", "int64", "item"))
+    for name, (role, operation, inputs) in list_operations().items():
+        specs.append(_describe(name, role, operation, inputs))
+        encoding = specs[-1].encoding
+        columns.append(
+            ColumnEncoding(name, inputs[0].name, inputs[0].dtype, encoding, operation, inputs)
+        )
+    values = np.random.default_rng(0).random((vocabularies[0].size, 3))
+    rate = write_statistic_table(build_statistic_table(values), directory / "rate.table.parquet")
+    specs.append(FeatureSpec("label", "float32", "label"))
+    columns.append(ColumnEncoding("label", "label", "float32"))
+    schema = FeatureSchema(tuple(specs))
+    plan = EncoderPlan(schema, tuple(columns), tuple(vocabularies), (rate,))
+    (directory / "encoders.json").write_text(plan.dumps())
+    splits = []
+    catalog = [{**row, "item": number} for number, row in enumerate(raw_rows[:ITEMS])]
+    of_items = FeatureSchema(tuple(spec for spec in specs if spec.role == "item"))
+    for split, rows, written in (("test", raw_rows, schema), ("catalog", catalog, of_items)):
+        path = root / "v" / f"{split}.tfrecord"
+        write_shard(path, encode_rows(directory, plan, rows), written)
+        shard = ShardInfo(path.name, len(rows), path.stat().st_size, "00000000")
+        splits.append(SplitInfo(split, (shard,)))
+    manifest = replace(
+        base, schema=schema, splits=tuple(splits), encoder_files=(),
+        keys=DatasetKeys("user", "item", "history", label="label"),
+        encoders_fingerprint=plan.fingerprint, statistics={},
+        source=replace(base.source, config={"features": [
+            {"name": "weights", "encoding": {"kind": "weights", "of": "sparse"}}]}),
+    )  # fmt: skip
+    (root / "v" / "manifest.json").write_text(manifest.dumps())
+    return root / "v"
+
+
+def encode_rows(directory: Path, plan: EncoderPlan, rows: list[dict]) -> list[dict]:
+    """What the ETL makes of raw rows."""
+    raw = {c.name: c for column in plan.columns for c in column.inputs}
+    types = {name: pa.list_(TYPES[c.dtype]) if c.is_list else TYPES[c.dtype]
+             for name, c in raw.items()}  # fmt: skip
+    types |= {"item": pa.int64(), "user": pa.string(), "history": pa.list_(pa.int64())}
+    arrays = {name: pa.array([row.get(name) for row in rows], kind)
+              for name, kind in types.items()}  # fmt: skip
+    arrays["label"] = pa.array([float(n % 2) for n in range(len(rows))], pa.float32())
+    return read_pipeline(directory).apply(pa.RecordBatch.from_pydict(arrays)).to_pylist()
+
+
+RANKING = {"kind": "ranking", "embedding_dim": 4, "embedding_stddev": 1.0}
+KEYED = {"user_key": {"kind": "dynamic"}}
+FEATURES = [*list_operations(), "user", "item", "history"]
+STATIC = [name for name in FEATURES if name not in ("user_key", "weights")]
+SIDES = {
+    "user_features": ["user", "history", "user_key", "history_hot", "clicked_hash"],
+    "item_features": ["item", "words", "price_scaled", "price_bucket", "item_rate"],
+}
+MODELS = {
+    **{name: {**RANKING, "network": name, "features": STATIC}
+       for name in ("lr", "fm", "wide_deep", "deepfm", "dcn", "din")},
+    "bst": {**RANKING, "network": "bst", "features": STATIC},
+    "mf_score": {**RANKING, "network": "mf", "features": ["user", "item"]},
+    **{name: {**RANKING, "network": name, "features": STATIC,
+              "tasks": {"a": {"label": "label"},
+                        "b": {"label": "label", "objective": "squared_error"}}}
+       for name in ("shared_bottom", "mmoe")},
+    "dynamic": {**RANKING, "network": "deepfm", "embeddings": KEYED,
+                "features": [*STATIC, "user_key"]},
+    "dssm": {"name": "dssm", "embedding_dim": 4, "embeddings": KEYED, **SIDES},
+    "mf": {"name": "mf", "embedding_dim": 4},
+}  # fmt: skip
+
+# What a serving host would do: no Sluice, inputs as `export.json` describes them.
+CLIENT = """
+import json, math, sys
+import numpy as np, tensorflow as tf
+assert not any(name.split(".")[0] in ("conf", "training", "etl") for name in sys.modules)
+asked = json.load(sys.stdin)
+def feed(about, rows):
+    fed = {}
+    for item in about["inputs"]:
+        null = item["null_token"]
+        null = math.nan if null is None and item["dtype"].startswith("float") else null
+        values = [row[item["column"]] for row in rows]
+        if item["is_list"]:
+            values = [list(value or []) for value in values]
+            width = max(1, *map(len, values))
+            pad = item["pad_token"]
+            values = [value + [pad] * (width - len(value)) for value in values]
+        else:
+            values = [null if value is None else value for value in values]
+        fed[item["name"]] = tf.constant(values, item["dtype"])
+    return fed
+answers = {}
+for name, path in asked["exports"].items():
+    card = json.load(open(path + "/export.json"))
+    signatures = tf.saved_model.load(path).signatures
+    wanted = ["serving_default"] if card["kind"] == "ranking" else [
+        "user_embedding", "item_embedding"]
+    found = {}
+    for signature in wanted:
+        about = card["signatures"][signature]
+        for key, value in signatures[signature](**feed(about, asked["rows"])).items():
+            found[signature + "/" + key] = value.numpy().tolist()
+    answers[name] = found
+print(json.dumps(answers))
+"""
+
+
+def _predict(trained: TrainedModel) -> dict[str, np.ndarray]:
+    """What the trainer computes of the whole test split."""
+    where = (trained.version_dir, trained.manifest)
+    model = trained.model
+    [batch] = build_eval_dataset(*where, "test", 1000, model.inputs)
+    if isinstance(model, RankingModel):
+        found = model.predict(batch)
+        return {f"serving_default/{task}": value.numpy() for task, value in found.items()}
+    return {
+        "user_embedding/embedding": model.embed_users(batch).numpy(),
+        "item_embedding/embedding": model.embed_items(batch).numpy(),
+    }
+
+
+def _fill_tables(trained: TrainedModel) -> None:
+    """Lets dynamic tables know some of the keys, as training would."""
+    [batch] = build_eval_dataset(trained.version_dir, trained.manifest, "test", 1000, ("user_key",))
+    known = np.setdiff1d(batch["user_key"].numpy()[: ROWS // 2], [0, 1])
+    rng = np.random.default_rng(1)
+    for table in trained.model.tables.values():
+        if isinstance(table, DynamicTable):
+            table.keys.set_keys(known)
+            for matrix in table.keys.matrices:
+                matrix.assign(rng.normal(size=(len(known) + 2, table.dim)).astype(np.float32))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_every_model_scores_a_whole_split_alike_without_sluice(
+    version: Path, raw_rows: list[dict], tmp_path: Path
+) -> None:
+    manifest = read_manifest(version)
+    exports, expected = {}, {}
+    for name, model in MODELS.items():
+        values = {"dataset": "d", "name": name, "model": model}
+        config = TrainConfig.model_validate(values)
+        built = build_model(config.model, manifest, 3)
+        trained = TrainedModel(tmp_path, built, config, manifest, version)
+        if "embeddings" in model:
+            _fill_tables(trained)
+        expected[name] = _predict(trained)
+        exports[name] = str(write_export(trained, ExportOptions(tmp_path / "models")))
+    done = subprocess.run(
+        [sys.executable, "-c", CLIENT],
+        input=json.dumps({"exports": exports, "rows": raw_rows}),
+        text=True, capture_output=True, check=False, cwd=tmp_path,
+        env={"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONSAFEPATH": "1", "PATH": ""},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(done.stdout)
+    for name, outputs in expected.items():
+        assert set(answers[name]) == set(outputs)
+        for output, values in outputs.items():
+            np.testing.assert_allclose(
+                np.float32(answers[name][output]), values, rtol=1e-6, atol=1e-6, err_msg=name
+            )
+            assert np.ptp(values, axis=0).max() > 1e-3

@@ -1,0 +1,266 @@
+"""Which signatures the SavedModel of a run has.
+
+A retrieval model: `user_embedding`, `item_embedding`, each also `…_encoded` and `…_examples`;
+`top_k`, the best items of the whole catalogue without those of `exclude`; `serving_default`, the
+same with a fixed `k` and nothing left out.
+
+A ranking model: `serving_default`, `encoded`, `examples`, an output per task; `classify` and
+`regress` as TensorFlow Serving's APIs of these names call them; `candidates`, several items of
+each row by their raw features; `score_items` and `score_items_encoded`, the same by their keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import tensorflow as tf
+
+from training.checkpoint.restore import TrainedModel
+from training.evaluation.item_index import ItemIndex, read_item_features
+from training.export.catalogue import NO_SCORE, Catalogue, CatalogueFeatures
+from training.export.serving_encoders import ServingEncoders, build_serving_encoders
+from training.export.signatures import (
+    Compute,
+    FormBuilder,
+    InputForm,
+    Signature,
+    Tensors,
+)
+from training.input.vocabularies import read_plan
+from training.models.ranking import RankingModel, Task
+from training.models.retrieval import RetrievalModel
+
+DEFAULT = "serving_default"
+EMBEDDING = "embedding"
+
+
+def build_encoders(trained: TrainedModel) -> ServingEncoders:
+    """Builds the encoders of all that the model reads, and of the items' keys."""
+    plan = read_plan(trained.version_dir, trained.manifest)
+    key = trained.manifest.keys.item
+    names = dict.fromkeys((*trained.model.inputs, *([] if key is None else [key])))
+    return build_serving_encoders(trained.version_dir, plan, names)
+
+
+def _build_forms(trained: TrainedModel, encoders: ServingEncoders) -> FormBuilder:
+    names = dict.fromkeys(item.feature for item in encoders.inputs)
+    return FormBuilder(encoders, {name: trained.manifest.schema[name] for name in names})
+
+
+def build_retrieval_signatures(
+    trained: TrainedModel,
+    model: RetrievalModel,
+    encoders: ServingEncoders,
+    index: ItemIndex | None,
+    k: int,
+) -> dict[str, Signature]:
+    """Builds the signatures of a retrieval model.
+
+    Args:
+        trained: The run's model.
+        model: The same.
+        encoders: See `build_encoders`.
+        index: The items' vectors; None: the dataset has no items, so that nothing is ranked.
+        k: Length of the lists of `serving_default`.
+    """
+    forms = _build_forms(trained, encoders)
+    sides = {"user": (model.user_inputs, model.embed_users),
+             "item": (model.item_inputs, model.embed_items)}  # fmt: skip
+    signatures = {}
+    for side, (names, embed) in sides.items():
+        compute = partial(_name_embedding, embed)
+        outputs = {EMBEDDING: f"vector of the {side}, float32 [batch, dim]"}
+        for suffix, form in {
+            "": forms.build_raw(names),
+            "_encoded": forms.build_encoded(names),
+            "_examples": forms.build_examples(names),
+        }.items():
+            signatures[f"{side}_{EMBEDDING}{suffix}"] = Signature(form, compute, outputs)
+    if index is None:
+        default = signatures[f"user_{EMBEDDING}"]
+        return {DEFAULT: default, **signatures}
+    return {
+        **_build_rankings(model, forms, Catalogue(trained, encoders, index), index, k),
+        **signatures,
+    }
+
+
+def _name_embedding(
+    embed: Callable[[Mapping[str, tf.Tensor]], tf.Tensor],
+    features: dict[str, tf.Tensor],
+    _: Tensors,
+) -> Tensors:
+    return {EMBEDDING: embed(features)}
+
+
+def _build_rankings(
+    model: RetrievalModel, forms: FormBuilder, catalogue: Catalogue, index: ItemIndex, k: int
+) -> dict[str, Signature]:
+    vectors = tf.Variable(index.vectors, trainable=False, name="item_vectors")
+    raw = forms.build_raw(model.user_inputs)
+    key = catalogue.raw
+    names = _free_names(("exclude", "k"), raw.specs)
+    exclude, length = names["exclude"], names["k"]
+    form = raw.add(
+        [
+            tf.TensorSpec([None, None], key.tensor_spec.dtype, name=exclude),
+            tf.TensorSpec([None], tf.int32, name=length),
+        ],
+        {exclude: f"{key.column} of items that are left out, [batch, length]; unknown ones are "
+         "ignored, so that anything unknown pads",
+         length: "length of the lists; the largest of the batch counts"},
+    )  # fmt: skip
+
+    def rank(features: dict[str, tf.Tensor], given: Tensors) -> Tensors:
+        scores = tf.matmul(model.embed_users(features), vectors, transpose_b=True)
+        if exclude not in given:
+            return catalogue.rank(scores, min(k, catalogue.size))
+        return catalogue.rank(scores, tf.reduce_max(given[length]), given[exclude])
+
+    outputs = {
+        "items": f"{key.column} of the best items, [batch, k]; behind a list's end "
+        f"{catalogue.pad_token!r}",
+        "scores": f"dot products, float32 [batch, k]; behind a list's end {NO_SCORE}",
+    }
+    return {DEFAULT: Signature(raw, rank, outputs), "top_k": Signature(form, rank, outputs)}
+
+
+def _free_names(names: tuple[str, ...], taken: Mapping[str, object]) -> dict[str, str]:
+    """Returns each name, with underscores behind it where an input has the same."""
+    found = {}
+    for name in names:
+        found[name] = name
+        while found[name] in taken:
+            found[name] += "_"
+    return found
+
+
+def build_ranking_signatures(
+    trained: TrainedModel, model: RankingModel, encoders: ServingEncoders
+) -> dict[str, Signature]:
+    """Builds the signatures of a ranking model; arguments as of `build_retrieval_signatures`."""
+    forms = _build_forms(trained, encoders)
+    outputs = {task.name: describe_output(task) for task in model.tasks}
+
+    def predict(features: dict[str, tf.Tensor], _: Tensors) -> Tensors:
+        return model.predict(features)
+
+    return {
+        DEFAULT: Signature(forms.build_raw(model.inputs), predict, outputs),
+        "encoded": Signature(forms.build_encoded(model.inputs), predict, outputs),
+        "examples": Signature(forms.build_examples(model.inputs), predict, outputs),
+        **_build_example_apis(model, forms.build_examples(model.inputs, "inputs")),
+        **_build_candidates(trained, model, forms),
+    }
+
+
+def describe_output(task: Task) -> str:
+    """Returns what the output of a task means."""
+    return f"probability that {task.label} is 1" if task.is_binary else f"value of {task.label}"
+
+
+def _build_example_apis(model: RankingModel, form: InputForm) -> dict[str, Signature]:
+    """Builds what TensorFlow Serving's `:classify` and `:regress` call; tensors have its names."""
+    binary = [task.name for task in model.tasks if task.is_binary]
+    first = model.tasks[0]
+
+    def regress(features: dict[str, tf.Tensor], _: Tensors) -> Tensors:
+        return {"outputs": model.predict(features)[first.name]}
+
+    def classify(features: dict[str, tf.Tensor], _: Tensors) -> Tensors:
+        found = model.predict(features)
+        scores = tf.stack([found[name] for name in binary], axis=1)
+        classes = tf.tile(tf.constant([binary]), [tf.shape(scores)[0], 1])
+        return {"classes": classes, "scores": scores}
+
+    signatures = {
+        "regress": Signature(form, regress, {"outputs": describe_output(first)}, "regress")
+    }
+    if binary:
+        outputs = {"classes": "names of the binary tasks", "scores": "their probabilities"}
+        signatures["classify"] = Signature(form, classify, outputs, "classify")
+    return signatures
+
+
+def _build_candidates(
+    trained: TrainedModel, model: RankingModel, forms: FormBuilder
+) -> dict[str, Signature]:
+    """Builds the signatures that score several items of a row; none where it has no items."""
+    schema, key = trained.manifest.schema, trained.manifest.keys.item
+    plan = read_plan(trained.version_dir, trained.manifest)
+    of_items = [name for name in model.inputs if schema[name].role == "item"]
+    keyed = [*of_items, *([] if key is None else [key])]
+    columns = {column for name in keyed for column in plan.column(name).raw_columns}
+    others = [name for name in model.inputs if name not in of_items]
+    mixed = [name for name in others if columns & plan.column(name).raw_columns]
+    raw = {
+        item.name
+        for item in forms.find_inputs(model.inputs)
+        if item.feature in of_items or (item.feature in mixed and item.column in columns)
+    }
+    if not raw:
+        return {}
+    outputs = {task.name: f"{describe_output(task)}, float32 [rows, items]" for task in model.tasks}
+    form = forms.build_candidates(model.inputs, raw)
+    first = next(item.name for item in forms.find_inputs(model.inputs) if item.name in raw)
+    compute = partial(_score_pairs, model, frozenset((*of_items, *mixed)), first)
+    found = {"candidates": Signature(form, compute, outputs)}
+    if key is None or mixed or not of_items:
+        return found
+    return {**found, **_build_item_scores(trained, model, forms, of_items, outputs)}
+
+
+def _score_pairs(
+    model: RankingModel,
+    of_items: frozenset[str],
+    first: str,
+    features: dict[str, tf.Tensor],
+    given: Tensors,
+) -> Tensors:
+    rows = {name: value for name, value in features.items() if name not in of_items}
+    items = {name: value for name, value in features.items() if name in of_items}
+    return model.predict_candidates(rows, items, tf.shape(given[first])[:2])
+
+
+def _build_item_scores(
+    trained: TrainedModel,
+    model: RankingModel,
+    forms: FormBuilder,
+    of_items: list[str],
+    outputs: dict[str, str],
+) -> dict[str, Signature]:
+    """Builds the signatures that take items by their keys, and their features of the catalogue."""
+    manifest = trained.manifest
+    key = manifest.require_key("item")
+    names = tuple(dict.fromkeys((key, *of_items)))
+    batch_size = trained.config.evaluation.batch_size
+    items, columns = read_item_features(trained.version_dir, manifest, names, batch_size)
+    catalogue = Catalogue(trained, forms.encoders, items)
+    known = CatalogueFeatures(columns, {name: manifest.schema[name] for name in of_items})
+    of_rows = [name for name in model.inputs if name not in of_items]
+
+    def build(form: InputForm) -> Signature:
+        name = _free_names(("items",), form.specs)["items"]
+        wanted = tf.TensorSpec([None, None], catalogue.raw.tensor_spec.dtype, name=name)
+        means = f"{catalogue.raw.column} of the items to score, [rows, items]"
+        compute: Compute = partial(_score_keys, model, catalogue, known, name)
+        return Signature(form.add([wanted], {name: means}), compute, outputs)
+
+    return {
+        "score_items": build(forms.build_raw(of_rows)),
+        "score_items_encoded": build(forms.build_encoded(of_rows)),
+    }
+
+
+def _score_keys(
+    model: RankingModel,
+    catalogue: Catalogue,
+    known: CatalogueFeatures,
+    name: str,
+    features: dict[str, tf.Tensor],
+    given: Tensors,
+) -> Tensors:
+    positions = catalogue.find(given[name])
+    items = known.take(tf.reshape(positions, [-1]))
+    return model.predict_candidates(features, items, tf.shape(positions))
