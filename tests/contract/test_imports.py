@@ -28,7 +28,11 @@ TENSORFLOW = {"tensorflow", "keras"}
 SPARK_FACING = {"datasource"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # Installed to be used beside Sluice: nothing imports it.
-IMPORT_NAMES = {"pyyaml": "yaml", "keras-rs": "keras_rs"}
+IMPORT_NAMES = {
+    "tensorflow-serving-api": "tensorflow_serving",
+    "pyyaml": "yaml",
+    "keras-rs": "keras_rs",
+}
 TOOLS = {"tensorboard"}
 
 

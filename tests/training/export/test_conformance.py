@@ -271,7 +271,7 @@ def _fill_tables(trained: TrainedModel) -> None:
         if isinstance(table, DynamicTable):
             table.keys.set_keys(known)
             for matrix in table.keys.matrices:
-                matrix.assign(rng.normal(size=(len(known) + 2, table.dim)).astype(np.float32))
+                matrix.assign(rng.normal(size=(len(known) + 2, matrix.dim)).astype(np.float32))
 
 
 @pytest.mark.exhaustive
