@@ -1,0 +1,200 @@
+"""The parameter server: against a dictionary, its files, and a model trained through it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conf.errors import ConfigError, InputDataError
+from conf.training.models import NormalConfig
+from training.embedding import TableStore
+from training.embedding.dynamic_table import draw_first_rows
+
+DIM = 3
+INT64 = np.iinfo(np.int64)
+KEYS = st.sampled_from([0, 1, 2, -1, -7, INT64.min, INT64.max, *range(100, 140)])
+BATCHES = st.tuples(
+    st.sampled_from(["pull", "push", "delete"]), st.lists(KEYS, max_size=12).map(tuple)
+)
+
+
+def first_row(key: int) -> np.ndarray:
+    keys = np.array([key], np.int64)
+    return draw_first_rows(keys, DIM, seed=0, table="table", initializer=NormalConfig())[0]
+
+
+class Dictionary:
+    """The same by a dictionary of vectors, key by key."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, np.ndarray] = {}
+
+    def pull(self, keys: tuple[int, ...]) -> np.ndarray:
+        for key in keys:
+            if key != 0:
+                self.rows.setdefault(key, first_row(key))
+        return np.array([self.rows.get(key, np.zeros(DIM)) for key in keys]).reshape(-1, DIM)
+
+    def push(self, keys: tuple[int, ...], values: np.ndarray) -> None:
+        for key in keys:  # a key's place is that of its first sight
+            if key != 0:
+                self.rows.setdefault(key, np.zeros(DIM))
+        self.rows |= {key: value for key, value in zip(keys, values, strict=True) if key != 0}
+
+    def delete(self, keys: tuple[int, ...]) -> int:
+        return sum(self.rows.pop(key, None) is not None for key in keys)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(BATCHES, max_size=20))
+def test_it_does_what_a_dictionary_of_vectors_does(batches):
+    store, model = TableStore(DIM), Dictionary()
+    for number, (method, keys) in enumerate(batches):
+        values = np.arange(len(keys) * DIM, dtype=np.float32).reshape(-1, DIM) + 1000 * number
+        if method == "pull":
+            np.testing.assert_array_equal(store.pull(keys), model.pull(keys))
+        elif method == "push":
+            store.push(keys, values)
+            model.push(keys, values)
+        else:
+            assert store.delete(keys) == model.delete(keys)
+        assert len(store) == len(model.rows)
+    held = tuple(model.rows)
+    np.testing.assert_array_equal(store.pull(held), model.pull(held))
+    assert [key in store for key in (0, *held)] == [False, *[True] * len(held)]
+
+
+def test_rows_have_the_shape_of_the_keys_and_are_copies():
+    store = TableStore(DIM)
+    pulled = store.pull([[5, 6], [0, 5]])
+    assert (pulled.shape, pulled.dtype) == ((2, 2, DIM), np.float32)
+    np.testing.assert_array_equal(pulled[0, 0], pulled[1, 1])
+    pulled[:] = 9
+    np.testing.assert_array_equal(store.pull([5, 0]), [first_row(5), np.zeros(DIM)])
+    assert store.pull(np.empty((2, 0), np.int32)).shape == (2, 0, DIM)
+
+
+def test_deleted_rows_are_used_again_and_start_anew():
+    store = TableStore(DIM)
+    store.push(np.arange(1, 5001), np.ones((5000, DIM)))
+    before = store.bytes
+    for first in range(5001, 50_001, 5000):
+        assert store.delete(np.arange(first - 5000, first)) == 5000
+        store.push(np.arange(first, first + 5000), np.full((5000, DIM), first))
+    assert (len(store), store.bytes) == (5000, before)
+    np.testing.assert_array_equal(store.pull([3]), [first_row(3)])
+
+
+@pytest.fixture
+def filled() -> TableStore:
+    store = TableStore(DIM)
+    store.pull([9, -4, INT64.max, 7])
+    store.delete([9])
+    store.push([12, 9], [[1, -2, 0.123456789], [0, 1e-3, 5]])
+    return store
+
+
+def test_the_text_form_has_a_line_per_key_in_order_of_creation(filled, tmp_path: Path, capsys):
+    assert filled.save(tmp_path / "t.txt") == 5
+    assert capsys.readouterr().out == "5 keys\n"
+    lines = (tmp_path / "t.txt").read_text().splitlines()
+    assert [int(line.split("\t")[0]) for line in lines] == [-4, INT64.max, 7, 12, 9]
+    assert all(re.fullmatch(r"-?\d+\t-?\d+\.\d{8}(,-?\d+\.\d{8}){2}", line) for line in lines)
+    assert lines[3] == "12\t1.00000000,-2.00000000,0.12345679"
+    read = pd.read_csv(tmp_path / "t.txt", sep="[\t,]", header=None, engine="python")
+    np.testing.assert_allclose(read.iloc[:, 1:], filled.pull(read[0]), atol=1e-8)
+
+
+def test_what_is_saved_is_loaded(filled, tmp_path: Path):
+    for ending, accuracy in ((".txt", 1e-8), (".parquet", 0)):
+        filled.save(tmp_path / f"t{ending}")
+        store = TableStore(DIM)
+        store.pull([1, 2])
+        assert store.load(tmp_path / f"t{ending}") == len(store) == 5
+        keys = [-4, INT64.max, 7, 12, 9]
+        np.testing.assert_allclose(store.pull(keys), filled.pull(keys), rtol=0, atol=accuracy)
+    frame = pd.read_parquet(tmp_path / "t.parquet")
+    assert list(frame["key"]) == keys
+    np.testing.assert_array_equal(np.stack(frame["vector"]), filled.pull(keys))
+    TableStore(DIM).save(tmp_path / "none.txt")
+    assert store.load(tmp_path / "none.txt") == len(store) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("5\t1,2,3\nx\t1,2,3\n", "line 2"),
+        ("5\t1,2,3\n6\t1,2\n", "line 2"),
+        ("5\t1,2,nan\n", "line 1"),
+        ("9999999999999999999\t1,2,3\n", "line 1"),
+        ("5\t1,2,3\n\n", "line 2"),
+        ("5 1,2,3\n", "cannot be read"),
+        ("5\t1,2,3\n5\t1,2,4\n", "a key twice"),
+        ("0\t1,2,3\n", "padding"),
+    ],
+)
+def test_a_bad_file_is_refused_and_loses_nothing(filled, tmp_path: Path, text, message):
+    (tmp_path / "bad.txt").write_text(text)
+    before = filled.pull([7])
+    with pytest.raises(InputDataError, match=message):
+        filled.load(tmp_path / "bad.txt")
+    assert len(filled) == 5
+    np.testing.assert_array_equal(filled.pull([7]), before)
+
+
+def test_a_damaged_parquet_file_is_refused(filled, tmp_path: Path):
+    filled.save(tmp_path / "t.parquet")
+    data = (tmp_path / "t.parquet").read_bytes()
+    (tmp_path / "t.parquet").write_bytes(data[: len(data) // 2])
+    with pytest.raises(InputDataError, match="cannot be read"):
+        filled.load(tmp_path / "t.parquet")
+    pd.DataFrame({"id": [1]}).to_parquet(tmp_path / "other.parquet")
+    with pytest.raises(InputDataError, match="no file of a table"):
+        filled.load(tmp_path / "other.parquet")
+    filled.save(tmp_path / "t.parquet")
+    with pytest.raises(InputDataError, match="row 1"):
+        TableStore(DIM + 1).load(tmp_path / "t.parquet")
+
+
+@pytest.mark.parametrize("keys", ["a", ["a", "b"], 1.5, [1, None], np.uint64(2**63), [True]])
+def test_keys_are_whole_numbers_of_64_bits(keys):
+    store = TableStore(DIM)
+    with pytest.raises(ConfigError, match="whole numbers of 64 bits"):
+        store.pull(keys)
+    assert len(store) == 0
+
+
+def test_misuse_is_refused_in_words(filled, tmp_path: Path):
+    with pytest.raises(ConfigError, match="at least one number"):
+        TableStore(0)
+    with pytest.raises(ConfigError, match="another shape"):
+        filled.push([1, 2], np.zeros((2, DIM + 1)))
+    with pytest.raises(ConfigError, match="not finite"):
+        filled.push([1], [[1, np.nan, 2]])
+    with pytest.raises(ConfigError, match="two forms"):
+        filled.save(tmp_path / "t.csv")
+    with pytest.raises(ConfigError, match="no such directory"):
+        filled.save(tmp_path / "no" / "t.txt")
+    with pytest.raises(ConfigError, match="no such file"):
+        filled.load(tmp_path / "t.txt")
+    assert len(filled) == 5
+
+
+def test_the_guides_model_is_trained_through_it():
+    page = Path(__file__).parents[3] / "docs" / "guide" / "training-dynamic.md"
+    section = page.read_text().split("## A parameter server for trainers of one's own")[1]
+    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=(40, 2)), rng.normal(size=(60, 2))
+    users, items = rng.integers(0, 40, 4000), rng.integers(0, 60, 4000)
+    ratings = np.sum(truth[0][users] * truth[1][items], axis=1)
+    names = {"users": users + 10**12, "items": items - 10**12, "ratings": ratings}
+    exec(code, names)
+    assert names["rmse"] < 0.1 * np.std(ratings)
+    assert len(names["user_rows"]) == len(np.unique(users))

@@ -1,0 +1,182 @@
+"""Files of embedding tables: a row for each key, in the order of the keys' creation.
+
+    <name>.parquet   key int64, vector list<float32>; exact
+    <name>.txt       key<TAB>v1,v2,…   one line per key, eight decimals, no header
+
+Either is written whole or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from conf.atomic_output import atomic_file
+from conf.errors import ConfigError, InputDataError, did_you_mean
+
+PARQUET, TEXT = ".parquet", ".txt"
+TableRows = tuple[np.ndarray, np.ndarray]
+"""Keys, int64 `[n]`, and their rows, float32 `[n, dim]`."""
+_SCHEMA = pa.schema(
+    [
+        pa.field("key", pa.int64(), nullable=False),
+        pa.field("vector", pa.list_(pa.float32()), nullable=False),
+    ]
+)
+_SHOWN = 60
+Chosen = TypeVar("Chosen")
+
+
+def write_table(path: Path, parts: Iterable[TableRows]) -> None:
+    """Writes the rows of a table; an earlier file is replaced at the end.
+
+    Args:
+        path: A file `.parquet` or `.txt`; its directory must exist.
+        parts: Rows, a part after the other.
+
+    Raises:
+        ConfigError: Another ending, or no such directory.
+    """
+    write = _choose(path, {PARQUET: _write_parquet, TEXT: _write_text})
+    if not path.parent.is_dir():
+        raise ConfigError("no such directory to write a table to", received=path.parent)
+    with atomic_file(path) as unfinished:
+        write(unfinished, parts)
+
+
+def read_table(path: Path, dim: int) -> Iterator[TableRows]:
+    """Reads the rows of a table, a part after the other.
+
+    Args:
+        path: A file `.parquet` or `.txt`.
+        dim: Length of a row.
+
+    Raises:
+        ConfigError: Another ending, or no such file.
+        InputDataError: The file is damaged, a row has another length, or a number is not finite.
+    """
+    read = _choose(path, {PARQUET: _read_parquet, TEXT: _read_text})
+    if not path.is_file():
+        raise ConfigError("no such file of a table", received=path)
+    try:
+        yield from read(path, dim)
+    except (pa.ArrowException, OSError) as error:
+        raise InputDataError(f"{path} cannot be read", received=str(error)) from error
+
+
+def _choose(path: Path, by_ending: dict[str, Chosen]) -> Chosen:
+    if path.suffix not in by_ending:
+        raise ConfigError(
+            "tables are read and written in two forms, told apart by the file's ending",
+            received=path.name,
+            allowed=", ".join(by_ending),
+            fix=did_you_mean(path.suffix, by_ending),
+        )
+    return by_ending[path.suffix]
+
+
+def _write_parquet(path: Path, parts: Iterable[TableRows]) -> None:
+    with pq.ParquetWriter(path, _SCHEMA) as writer:
+        for keys, rows in parts:
+            offsets = np.arange(len(keys) + 1, dtype=np.int32) * rows.shape[1]
+            vectors = pa.ListArray.from_arrays(offsets, rows.astype(np.float32).ravel())
+            writer.write_batch(pa.record_batch([pa.array(keys), vectors], schema=_SCHEMA))
+
+
+def _write_text(path: Path, parts: Iterable[TableRows]) -> None:
+    with path.open("w", encoding="ascii", newline="\n") as out:
+        for keys, rows in parts:
+            line = "%d\t" + ",".join(["%.8f"] * rows.shape[1]) + "\n"
+            out.writelines(line % (key, *row) for key, row in zip(keys, rows.tolist(), strict=True))
+
+
+def _read_parquet(path: Path, dim: int) -> Iterator[TableRows]:
+    with pq.ParquetFile(path) as file:
+        missing = set(_SCHEMA.names) - set(file.schema_arrow.names)
+        if missing:
+            raise InputDataError(
+                f"{path} is no file of a table",
+                received=f"columns {', '.join(file.schema_arrow.names)}",
+                allowed=", ".join(f"{field.name} {field.type}" for field in _SCHEMA),
+            )
+        first = 0
+        for batch in file.iter_batches(columns=_SCHEMA.names):
+            yield _check_rows(path, "row", first, batch.cast(_SCHEMA), dim)
+            first += batch.num_rows
+
+
+def _read_text(path: Path, dim: int) -> Iterator[TableRows]:
+    if path.stat().st_size == 0:
+        return
+    first = 0
+    for batch in _open_text(path):
+        yield _parse_lines(path, first, batch, dim)
+        first += batch.num_rows
+
+
+def _open_text(path: Path) -> pyarrow.csv.CSVStreamingReader:
+    return pyarrow.csv.open_csv(
+        path,
+        read_options=pyarrow.csv.ReadOptions(column_names=["key", "vector"]),
+        parse_options=pyarrow.csv.ParseOptions(
+            delimiter="\t", quote_char=False, ignore_empty_lines=False
+        ),
+        convert_options=pyarrow.csv.ConvertOptions(
+            column_types={"key": pa.string(), "vector": pa.string()}, strings_can_be_null=False
+        ),
+    )
+
+
+def _parse_lines(path: Path, first: int, batch: pa.RecordBatch, dim: int) -> TableRows:
+    try:
+        keys = batch["key"].cast(pa.int64())
+        vectors = pc.split_pattern(batch["vector"], ",").cast(pa.list_(pa.float32()))
+    except pa.ArrowInvalid:
+        bad = _find_bad_line(batch)
+        line = f"{batch['key'][bad]}\t{batch['vector'][bad]}"
+        raise _bad_row(path, "line", first + bad + 1, line, dim) from None
+    parsed = pa.record_batch([keys, vectors], schema=_SCHEMA)
+    return _check_rows(path, "line", first, parsed, dim)
+
+
+def _find_bad_line(batch: pa.RecordBatch) -> int:
+    """Number of the first line of a batch that holds what is no number."""
+    for number, (key, vector) in enumerate(zip(*(c.to_pylist() for c in batch), strict=True)):
+        try:
+            np.int64(int(key))
+            np.array(vector.split(","), np.float32)
+        except (ValueError, OverflowError):
+            return number
+    return batch.num_rows - 1
+
+
+def _check_rows(path: Path, unit: str, first: int, batch: pa.RecordBatch, dim: int) -> TableRows:
+    """Returns the keys and rows of a batch, of which each must hold `dim` finite numbers."""
+    vectors = batch["vector"]
+    lengths = pc.fill_null(pc.list_value_length(vectors), -1).to_numpy(zero_copy_only=False)
+    is_wrong = lengths != dim
+    numbers = np.empty((0, dim), np.float32)
+    if not is_wrong.any():
+        numbers = vectors.flatten().to_numpy(zero_copy_only=False).reshape(-1, dim)
+        is_wrong = ~np.isfinite(numbers).all(axis=1)
+    if is_wrong.any():
+        bad = int(np.argmax(is_wrong))
+        shown = f"key {batch['key'][bad]}: {batch['vector'][bad].as_py()}"
+        raise _bad_row(path, unit, first + bad + 1, shown, dim)
+    return batch["key"].to_numpy(zero_copy_only=False), numbers
+
+
+def _bad_row(path: Path, unit: str, number: int, shown: str, dim: int) -> InputDataError:
+    return InputDataError(
+        f"{path}, {unit} {number:,}: no row of this table",
+        received=shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…",
+        allowed=f"a whole number of 64 bits, and {dim} finite numbers",
+        fix="correct the file, or give the table the row length of the file",
+    )

@@ -1,0 +1,264 @@
+"""A parameter server in this process: rows of 64-bit keys that are pulled, pushed and deleted.
+
+It stands on the index of the dynamic tables. For trainers of one's own; the trainer of Sluice has
+its tables on the devices.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from conf.errors import ConfigError, InputDataError
+from conf.schema import PAD_ID
+from conf.training.models import Initializer, NormalConfig
+from training.embedding.dynamic_table import draw_first_rows
+from training.embedding.key_records import (
+    KEY,
+    META,
+    TIME,
+    DistinctKeys,
+    KeyRecords,
+    UsedRows,
+    pack_meta,
+    unpack_meta,
+)
+from training.embedding.table_files import TableRows, read_table, write_table
+
+MOST_ROWS = (1 << 32) - 1
+MIN_ROWS = 1 << 10
+_PART_ROWS = 1 << 16
+_INT64 = np.iinfo(np.int64)
+
+
+class TableStore:
+    """Rows of one length, by key; made when they are first pulled or pushed.
+
+    Keys are whole numbers of 64 bits. Key 0 is padding, as in Sluice's tables: it reads zeros, and
+    nothing is stored for it. First values are those of a dynamic table: a function of `seed`,
+    `name` and key alone. Methods may be called from several threads.
+
+    Args:
+        dim: Length of a row.
+        seed: Seed of the first values.
+        name: Name of the table; tables of another name start at other values.
+        initializer: Distribution of the first values; None: normal, standard deviation 0.05.
+
+    Raises:
+        ConfigError: `dim` is not positive.
+
+    Example:
+        >>> store = TableStore(dim=2)
+        >>> store.push([[7, 8]], [[[1.0, 2.0], [3.0, 4.0]]])
+        >>> store.pull([8, 0]).tolist()
+        [[3.0, 4.0], [0.0, 0.0]]
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        seed: int = 0,
+        name: str = "table",
+        initializer: Initializer | None = None,
+    ) -> None:
+        if dim < 1:
+            raise ConfigError("a row has at least one number", received=f"dim = {dim}")
+        self.dim = dim
+        self._seed, self._name = seed, name
+        self._initializer = initializer or NormalConfig()
+        self._lock = threading.Lock()
+        self._records, self._used = KeyRecords(), UsedRows(MOST_ROWS)
+        self._rows = np.zeros((MIN_ROWS, dim), np.float32)
+        self._created = 0
+
+    def __len__(self) -> int:
+        """Number of keys."""
+        return len(self._records)
+
+    def __contains__(self, key: int) -> bool:
+        """Whether a key has a row."""
+        with self._lock:
+            return self._records.read(key) is not None
+
+    @property
+    def bytes(self) -> int:
+        """Memory that keys and rows take, that for rows to come included."""
+        return self._records.bytes + self._used.bytes + self._rows.nbytes
+
+    def pull(self, keys: ArrayLike) -> np.ndarray:
+        """Returns the rows of keys; keys that have none get one.
+
+        Args:
+            keys: Whole numbers of any shape.
+
+        Returns:
+            float32 `keys.shape + [dim]`, a copy.
+
+        Raises:
+            ConfigError: Keys that are no whole numbers of 64 bits.
+        """
+        wanted = _check_keys(keys)
+        distinct = DistinctKeys(wanted.ravel(), 0)
+        with self._lock:
+            rows, is_new = self._find_or_create(distinct.keys)
+            if is_new.any():
+                self._rows[rows[is_new]] = self._draw(distinct.keys[is_new])
+            places = distinct.spread(rows)
+            pulled = self._rows[places]
+        pulled[wanted.ravel() == PAD_ID] = 0.0
+        return pulled.reshape(*wanted.shape, self.dim)
+
+    def push(self, keys: ArrayLike, values: ArrayLike) -> None:
+        """Sets the rows of keys; of a key that occurs twice the last values stay.
+
+        Args:
+            keys: Whole numbers of any shape.
+            values: Finite numbers, `keys.shape + [dim]`.
+
+        Raises:
+            ConfigError: Keys that are no whole numbers of 64 bits, or values of another shape or
+                that are not finite. Nothing is set.
+        """
+        wanted = _check_keys(keys)
+        given = self._check_values(wanted, values)
+        distinct = DistinctKeys(wanted.ravel(), 0)
+        is_key = wanted.ravel() != PAD_ID
+        with self._lock:
+            rows, _ = self._find_or_create(distinct.keys)
+            self._rows[distinct.spread(rows)[is_key]] = given[is_key]
+
+    def delete(self, keys: ArrayLike) -> int:
+        """Forgets keys; pulled again, they start at their first values.
+
+        Args:
+            keys: Whole numbers of any shape; those that have no row are passed over.
+
+        Returns:
+            How many keys had a row.
+
+        Raises:
+            ConfigError: Keys that are no whole numbers of 64 bits.
+        """
+        known = DistinctKeys(_check_keys(keys).ravel(), 0).keys
+        with self._lock:
+            meta = self._records.find(known)
+            has_row = meta != 0
+            self._records.remove(np.ascontiguousarray(known[has_row]))
+            self._used.give_back(unpack_meta(meta[has_row])[0])
+            return int(np.count_nonzero(has_row))
+
+    def save(self, path: str | Path) -> int:
+        """Writes all keys with their rows, in the order of their creation, and prints how many.
+
+        Args:
+            path: A file `.txt` (`key<TAB>v1,v2,…`, eight decimals) or `.parquet` (exact), of which
+                an earlier one is replaced at the end.
+
+        Returns:
+            Number of keys.
+
+        Raises:
+            ConfigError: Another ending, or no such directory.
+        """
+        with self._lock:
+            records = self._records.read_all()
+            records = records[np.argsort(records[:, TIME], kind="stable")]
+            write_table(Path(path), self._read_parts(records))
+        print(f"{len(records):,} keys")
+        return len(records)
+
+    def load(self, path: str | Path) -> int:
+        """Replaces all keys and rows by those of a file that `save` or `sluice export` wrote.
+
+        Returns:
+            Number of keys.
+
+        Raises:
+            ConfigError: Another ending, or no such file.
+            InputDataError: A row is damaged or has another length, or a key occurs twice or is 0;
+                what was there stays.
+        """
+        other = TableStore(
+            self.dim, seed=self._seed, name=self._name, initializer=self._initializer
+        )
+        count = 0
+        for keys, rows in read_table(Path(path), self.dim):
+            other.push(keys, rows)
+            count += len(keys)
+        if len(other) != count:
+            raise InputDataError(
+                f"{path} holds a key twice, or key 0, which is padding",
+                received=f"{count:,} rows of {len(other):,} keys",
+                fix="leave one row of each key",
+            )
+        with self._lock:
+            self._records, self._used = other._records, other._used
+            self._rows, self._created = other._rows, other._created
+        return len(other)
+
+    def _draw(self, keys: np.ndarray) -> np.ndarray:
+        return draw_first_rows(
+            keys, self.dim, seed=self._seed, table=self._name, initializer=self._initializer
+        )
+
+    def _check_values(self, keys: np.ndarray, values: ArrayLike) -> np.ndarray:
+        given = np.asarray(values, np.float32)
+        if given.shape != (*keys.shape, self.dim):
+            raise ConfigError(
+                "the values that were pushed have another shape than their keys",
+                received=f"keys {list(keys.shape)}, values {list(given.shape)}",
+                allowed=f"values {[*keys.shape, self.dim]}",
+            )
+        if not np.isfinite(given).all():
+            raise ConfigError("values that were pushed are not finite", received="NaN or infinity")
+        return given.reshape(-1, self.dim)
+
+    def _find_or_create(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the rows of distinct keys, and which of them were made now."""
+        meta = self._records.find(keys)
+        is_new = meta == 0
+        rows = unpack_meta(meta)[0]
+        if not is_new.any():
+            return rows, is_new
+        count = int(np.count_nonzero(is_new))
+        rows[is_new] = self._used.take(count)
+        self._reserve(int(rows.max()) + 1)
+        records = np.empty((count, 3), np.int64)
+        records[:, KEY] = keys[is_new]
+        records[:, TIME] = self._created + np.arange(count)
+        records[:, META] = pack_meta(rows[is_new], np.ones(count, np.int64))
+        self._records.put(records)
+        self._created += count
+        return rows, is_new
+
+    def _reserve(self, count: int) -> None:
+        """Gives memory to more rows; it grows by half."""
+        if count > len(self._rows):
+            grown = np.zeros((max(count, len(self._rows) * 3 // 2), self.dim), np.float32)
+            grown[: len(self._rows)] = self._rows
+            self._rows = grown
+
+    def _read_parts(self, records: np.ndarray) -> Iterator[TableRows]:
+        for first in range(0, len(records), _PART_ROWS):
+            part = records[first : first + _PART_ROWS]
+            yield np.ascontiguousarray(part[:, KEY]), self._rows[unpack_meta(part[:, META])[0]]
+
+
+def _check_keys(keys: ArrayLike) -> np.ndarray:
+    found = np.asarray(keys)
+    if found.size == 0:
+        return np.empty(found.shape, np.int64)
+    fits = found.dtype.kind == "i" or (found.dtype.kind == "u" and found.max() <= _INT64.max)
+    if not fits:
+        raise ConfigError(
+            "keys are whole numbers of 64 bits",
+            received=f"{found.dtype}, such as {found.ravel()[0]!r}",
+            allowed=f"{_INT64.min} to {_INT64.max}",
+            fix="hash strings first, as `{kind: hash_key}` does in a build",
+        )
+    return found.astype(np.int64)
