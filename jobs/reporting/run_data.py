@@ -29,6 +29,7 @@ from conf.run import (
     RECOMMENDATIONS_FILE,
     RUN_CARD_FILE,
     STEPS_FILE,
+    VALIDATIONS_FILE,
     read_json,
 )
 from conf.training.input import InputConfig
@@ -154,6 +155,7 @@ class RunData:
         catalogue: Counts, and titles where there are any, of that version's items.
         lists: First ranked lists.
         gaps: Why a part is not there, by part.
+        validations: Lines of `validations.jsonl`, in order.
     """
 
     run: Path
@@ -166,6 +168,7 @@ class RunData:
     lists: tuple[RankedList, ...] = ()
     gaps: Mapping[str, str] = field(default_factory=dict)
     steps: tuple[Mapping[str, Any], ...] = ()
+    validations: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -214,7 +217,8 @@ def read_run(run: Path) -> RunData:
         catalogue=attempt("catalogue", read_catalogue, version, manifest),
         lists=attempt("lists", _read_lists, find_file(RECOMMENDATIONS_FILE)) or (),
         gaps=gaps,
-        steps=attempt("steps", _read_steps, find_file(STEPS_FILE)) or (),
+        steps=attempt("steps", _read_lines, find_file(STEPS_FILE)) or (),
+        validations=attempt("validations", _read_lines, find_file(VALIDATIONS_FILE)) or (),
     )
 
 
@@ -254,7 +258,7 @@ def _read_history(file: Path) -> tuple[Mapping[str, Any], ...]:
     return tuple(data)
 
 
-def _read_steps(file: Path) -> tuple[Mapping[str, Any], ...]:
+def _read_lines(file: Path) -> tuple[Mapping[str, Any], ...]:
     """The lines up to the first damaged one: a run that is going on may be writing its last."""
     lines: list[Mapping[str, Any]] = []
     with suppress(ValueError), file.open(encoding="utf-8") as handle:

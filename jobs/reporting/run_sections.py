@@ -37,6 +37,7 @@ STEP_CURVES = {
     "input_wait_share": "Share of the time that steps waited for input",
 }
 _TABLE_COUNTS = ("keys", "waiting", "admitted", "evicted", "rejected", "refused", "bytes")
+SHOWN_NORMS = 6
 _SPEED = ("seconds", "examples_per_s", "input_wait_share")
 
 Outcome = Literal["ahead", "level", "behind", "unknown"]
@@ -369,7 +370,63 @@ def _view_validation(data: RunData, numbers: Sequence[int]) -> dict[str, Any]:
 
 
 def view_steps(data: RunData) -> dict[str, Any]:
-    """Returns curves over the steps, and the devices that they ran on."""
+    """Returns curves over the steps, validations between epochs, and the devices."""
+    return {
+        **_view_curves(data),
+        "norms": _view_norms(data),
+        "validations": _view_step_validations(data),
+    }
+
+
+def _view_norms(data: RunData) -> dict[str, Any] | None:
+    """Norms of the gradients by step: of all, and of the tables and networks with the largest."""
+    lines = [line for line in data.steps if as_mapping(line.get("gradient_norms"))]
+    groups = [
+        lines[i] for i in np.linspace(0, len(lines) - 1, min(STEP_POINTS, len(lines)), dtype=int)
+    ]
+    found = [{n: to_float(v) for n, v in line["gradient_norms"].items()} for line in groups]
+    names = dict.fromkeys(name for norms in found for name in norms)
+    curves = {
+        name: [math.nan if (value := norms.get(name)) is None else value for norms in found]
+        for name in names
+    }
+    largest = sorted(curves, key=lambda name: -np.nan_to_num(curves[name]).sum())[:SHOWN_NORMS]
+    if not largest:
+        return None
+    return {
+        "steps": [line["step"] for line in groups],
+        "curves": {name.replace("/", " "): curves[name] for name in largest},
+    }
+
+
+def _view_step_validations(data: RunData) -> dict[str, Any] | None:
+    """Metrics of validations between the ends of epochs; the one that was kept is the best."""
+    lines = [line for line in data.validations if to_float(line.get("step")) is not None]
+    if not lines:
+        return None
+    found = [as_mapping(line.get("validation")) for line in lines]
+    names = list(dict.fromkeys(str(name) for values in found for name in values))
+    usual = [name for name in PREFERRED_METRICS if name in names] or names[:4]
+    return {
+        "steps": [line["step"] for line in lines],
+        "best": as_mapping(data.card.get("training")).get("best_step"),
+        "curves": {
+            metric_title(name): [
+                math.nan if (value := to_float(values.get(name))) is None else value
+                for values in found
+            ]
+            for name in usual
+        },
+        "columns": [["Step", "count"], *([metric_title(name), "metric"] for name in names)],
+        "rows": [
+            [line["step"], *(values.get(name) for name in names)]
+            for line, values in zip(lines, found, strict=True)
+        ],
+    }
+
+
+def _view_curves(data: RunData) -> dict[str, Any]:
+    """Loss and speed over the steps, and the devices that they ran on."""
     devices = data.card.get("devices")
     shown = ", ".join(map(str, devices)) if isinstance(devices, list) and devices else None
     names = ("step", *STEP_CURVES)
