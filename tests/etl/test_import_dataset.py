@@ -10,14 +10,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from conf.errors import InputDataError
+from conf.errors import ConfigError, InputDataError
 from conf.etl.imported import ImportConfig
 from conf.load import override_config
-from conf.paths import read_manifest, resolve_version
-from etl.import_dataset import import_dataset
+from conf.paths import find_version, read_manifest, resolve_version
+from etl.import_dataset import find_files, import_dataset
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import infer_table_schema, write_table
 from jobs.cli import main
+from jobs.inspection.verify import verify_dataset
 
 ROWS = 40
 FEATURES = [
@@ -122,10 +123,43 @@ def test_links_that_cannot_be_hard_are_symbolic(files, monkeypatch):
     result = import_dataset(build(files))
     shard = result.version / result.manifest.split("test").shards[0].path
     assert shard.readlink() == (files / "test.tfrecord").resolve()
+    # By name the link lies in the version, wherever it leads.
+    assert find_version(shard) == result.version
+    assert verify_dataset(result.version, result.manifest).problems == ()
     assert read_manifest(result.version) == result.manifest
     (files / "test.tfrecord").unlink()
     with pytest.raises(InputDataError, match="is missing"):
         read_manifest(result.version)
+
+
+def list_sources(config: ImportConfig) -> list[str]:
+    root = Path(config.data_dir).resolve()
+    return [str(Path(file.path).relative_to(root)) for file in find_files(config)["train"]]
+
+
+def test_hidden_files_and_folders_do_not_count_unless_they_are_named(files):
+    for name in ("day=1/train-2", ".spark/train-3", "_temporary/0/train-4", "day=1/_train-5"):
+        path = files / f"{name}.tfrecord"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_table(make_table(2), path)
+    plain = ["train-0.tfrecord", "train-1.tfrecord"]
+    everywhere = build(files, splits={"train": ["**/train-*"]})
+    assert list_sources(everywhere) == ["day=1/train-2.tfrecord", *plain]
+    (files / "test.tfrecord").unlink()
+    folder = build(files, splits={"train": ["."]})
+    assert list_sources(folder) == ["day=1/train-2.tfrecord", *plain]
+    named = build(files, splits={"train": [".spark/*"]})
+    assert list_sources(named) == [".spark/train-3.tfrecord"]
+
+
+def test_what_a_build_has_made_is_left_alone(files):
+    result = import_dataset(build(files))
+    file = result.version / "manifest.json"
+    manifest = json.loads(file.read_text())
+    manifest["source"]["config"] = {"sources": {}}
+    file.write_text(json.dumps(manifest))
+    with pytest.raises(ConfigError, match="made by `sluice build`"):
+        import_dataset(build(files))
 
 
 def cut_short(path: Path) -> None:
@@ -144,6 +178,9 @@ def cut_short(path: Path) -> None:
          "age.*another kind|kind of values"),
         ({"features": [*FEATURES[:2], {"name": "age", "role": "item", "vocabulary_size": 50}]},
          "beyond its vocabulary"),
+        ({"features": [*FEATURES[:2], {"name": "price", "role": "item", "pad_value": 0,
+                                       "vocabulary_size": 50}]},
+         "holds no ids"),
         ({"features": [*FEATURES[:2], {"name": "history", "role": "user", "dtype": "int64"}]},
          "several values"),
         ({"packed": {"feature": ["user"]}, "features": FEATURES[:1]}, "2 values instead of 1"),

@@ -211,6 +211,13 @@ def test_ranking_models_are_exported_and_predict(
     with gzip.open(target, "rt") as lines:
         assert [json.loads(line)["id"] for line in lines] == ["a", "b"]
     capsys.readouterr()
+    for more, said in (
+        (["--k", "3"], "predict.* is about lists"),
+        (["--lists", "--output", str(tmp_path / "lists.json")], "a name that ends in .gz"),
+    ):
+        assert run_app(predict_app, [*arguments, *more]) == ExitCode.CONFIG
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "lists.json").exists()
     rows.write_text("user_id,gender,history,movie_id,genres\nx,F,,1,\n")
     assert run_app(predict_app, arguments[:4]) == ExitCode.INPUT_REFUSED
     assert f"{rows}, row 1: column 'user_id'" in capsys.readouterr().err

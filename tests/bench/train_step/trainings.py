@@ -163,7 +163,7 @@ class SluiceTraining:
         self, table: EmbeddingTable, dataset: tf.data.Dataset, sparse: str = "adam"
     ) -> None:
         length = int(dataset.element_spec["history"].shape[1])
-        self._model = HistoryModel(table, length)
+        self._table, self._model = table, HistoryModel(table, length)
         config = OptimizerConfig.model_validate({"sparse": {"kind": sparse}})
         self._optimizers = Optimizers(config, self._model, TOTAL_STEPS)
         self._lookups = plan_lookups(self._model.lookups)
@@ -195,12 +195,12 @@ class SluiceTraining:
     def table_bytes(self) -> int:
         """Bytes of the table and its optimizer's state."""
         state = [variables[0] for variables in self._optimizers.sparse.slots.values()]
-        return sum(4 * v.shape.num_elements() for v in (self._model.table.rows, *state))
+        return sum(4 * v.shape.num_elements() for v in (self._table.rows, *state))
 
     @property
     def table_rows(self) -> int:
         """Rows of the table."""
-        return self._model.table.vocabulary_size
+        return self._table.vocabulary_size
 
 
 class KerasTraining:

@@ -39,6 +39,7 @@ class Script:
     body: bytes
     failures: list[int] = field(default_factory=list)
     stated_length: int | None = None
+    states_length: bool = True
     redirect: str | None = None
     asked: list[str] = field(default_factory=list)
     base_url: str = ""
@@ -58,7 +59,9 @@ def serve(script: Script) -> Iterator[Script]:
                 self.end_headers()
                 return
             self.send_response(200)
-            self.send_header("Content-Length", str(script.stated_length or len(script.body)))
+            if script.states_length:
+                size = script.stated_length or len(script.body)
+                self.send_header("Content-Length", str(size))
             self.end_headers()
             self.wfile.write(script.body)
 

@@ -189,8 +189,12 @@ def test_refuses_too_many_bytes_packed_and_unpacked(tmp_path, monkeypatch):
     with pytest.raises(InputDataError, match="unpacks to too many"):
         fetch(Script(bomb), tmp_path / "out")
     monkeypatch.setattr(archive_module, "MAX_BYTES", 100)
-    with pytest.raises(InputDataError, match="download is too large"):
-        fetch(Script(bomb), tmp_path / "out")
+    for states_length in (True, False):  # A server need not say how many bytes come.
+        monkeypatch.setattr(archive_module, "_BLOCK_BYTES", 50)
+        script = Script(bomb, states_length=states_length)
+        with pytest.raises(InputDataError, match="download is too large"):
+            fetch(script, tmp_path / "out")
+        assert len(script.asked) == 1
     assert listed(tmp_path) == []
 
 

@@ -12,9 +12,10 @@ import pytest
 import tensorflow as tf
 
 from conf.errors import ConfigError
+from conf.paths import read_manifest
 from conf.run import read_json
 from conf.schema import FIRST_TOKEN_ID
-from conf.training.train import FitConfig
+from conf.training.train import FitConfig, TrainConfig
 from tests.training.dynamic_runs import DSSM, MF, build_config, build_trainer
 from tests.training.tiny_dataset import TinyConfig, hash_key, write_tiny_dataset
 from training.checkpoint.restore import TrainedModel, load_run
@@ -25,6 +26,8 @@ from training.export.saved_model import write_export
 from training.export.serving_encoders import INT_PAD_TOKENS
 from training.fit import fit_run
 from training.input.vocabularies import read_key_vocabulary
+from training.loop.warm_start import set_keys
+from training.models.registry import build_model
 from training.monitoring.progress import NoProgress
 from training.objectives.item_catalog import read_catalog_counts
 
@@ -187,3 +190,38 @@ def test_mf_is_evaluated_and_exported(version: Path, tmp_path: Path) -> None:
 def _made(path: Path) -> Path:
     path.mkdir()
     return path
+
+
+def test_a_ranking_model_looks_up_keys_in_its_graph(version: Path, tmp_path: Path) -> None:
+    tables = {"user_id": "dynamic", "items": {"features": ["movie_id", "history"]}}
+    model = {"kind": "ranking", "network": "din", "params": {"hidden_units": [4]},
+             "embedding_dim": 4, "embedding_stddev": 1.0, "embeddings": tables}  # fmt: skip
+    config = TrainConfig.model_validate({"dataset": "d", "name": "n", "model": model})
+    manifest = read_manifest(version)
+    built = build_model(config.model, manifest, 5)
+    users, items = ([hash_key(first + n) for n in range(9)] for first in (1000, 100))
+    set_keys(built, built.tables["user_id"].keys, np.array(users))
+    set_keys(built, built.tables["items"].keys, np.array(items))
+    export = write_export(TrainedModel(tmp_path, built, config, manifest, version))
+    ranker = tf.saved_model.load(str(export / "ranker" / "1"))
+    pad = INT_PAD_TOKENS[0]
+    served = ranker.signatures["serving_default"](
+        user_id=tf.constant([1000, 1001, 7], tf.int64),
+        gender=tf.constant(["F", "M", "F"]),
+        history=tf.constant([[101, 105], [103, pad], [7, 8]], tf.int64),
+        movie_id=tf.constant([102, 103, 7], tf.int64),
+        genres=tf.constant([["genre_2"], ["genre_3"], ["genre_0"]]),
+    )["label"]
+    genres = read_key_vocabulary(version, manifest, "genres").tokens.to_pylist()
+    women, men = _genders(TrainedModel(tmp_path, built, config, manifest, version))
+    encoded = {
+        "user_id": [hash_key(1000), hash_key(1001), UNKNOWN],
+        "gender": [women, men, women],
+        "history": [[hash_key(101), hash_key(105)], [hash_key(103), 0], [UNKNOWN, UNKNOWN]],
+        "movie_id": [hash_key(102), hash_key(103), UNKNOWN],
+        "genres": [[genres.index(f"genre_{n}") + FIRST_TOKEN_ID] for n in (2, 3, 0)],
+    }
+    batch = {name: tf.constant(values, tf.int64) for name, values in encoded.items()}
+    expected = built.predict(batch)["label"].numpy()
+    np.testing.assert_allclose(served, expected, atol=1e-6)
+    assert len(set(expected.tolist())) == 3

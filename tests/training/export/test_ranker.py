@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -25,12 +27,13 @@ from tests.training.tiny_dataset import TinyConfig, write_shard, write_tiny_data
 from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import evaluate_split
-from training.export.list_rows import ListSource, choose_split
+from training.export.list_rows import ListSource, carries_candidates, choose_split
 from training.export.predict import write_recommendations
 from training.export.raw_rows import RawFile
 from training.export.saved_model import write_export
 from training.export.scores import write_scores
 from training.input.batches import build_eval_dataset
+from training.loop.trainer import Trainer
 from training.models.ranking import RankingModel
 
 TASKS = {"click": {"label": "label"}, "value": {"label": "label", "objective": "squared_error"}}
@@ -224,6 +227,24 @@ def test_rows_of_a_file_are_scored_in_order(trained, rows, expected, tmp_path, n
     found = _read_lists(tmp_path / "out.jsonl.gz")
     assert [row["row"] for row in found] == list(range(1, len(rows) + 1))
     np.testing.assert_array_equal(np.float32([row["click"] for row in found]), table["click"])
+
+
+def test_columns_are_those_of_all_lines(trained, rows, expected, tmp_path) -> None:
+    """Lines leave out what is not there; the first ones need not name every column."""
+    bare = [{k: v for k, v in row.items() if k != "history"} for row in rows[:-1]]
+    file = RawFile(write_rows(tmp_path / "rows.jsonl.gz", [*bare, rows[-1]]), "line")
+    write_scores(trained, tmp_path / "out.parquet", "test", file)
+    found = pq.read_table(tmp_path / "out.parquet")["click"].to_numpy()
+    assert rows[-1]["history"]
+    np.testing.assert_allclose(found[-1], expected["click"][-1], rtol=1e-5)
+
+
+def test_a_split_without_a_candidate_has_none(trained) -> None:
+    assert carries_candidates(trained, "test")
+    assert not carries_candidates(trained, "train")
+    counted = {"test": {"candidates": {"values": 0}}}
+    empty = replace(trained, manifest=replace(trained.manifest, statistics=counted))
+    assert not carries_candidates(empty, "test")
 
 
 GOOD = {"user_id": 1000, "gender": "F", "history": [101], "movie_id": 102, "genres": []}
@@ -423,6 +444,22 @@ def write_sparse(root: Path, manifest: Manifest) -> Path:
     return root
 
 
+def check_order(sparse: TrainedModel) -> None:
+    """Sparse tensors sort ids: refused where a network reads positions."""
+    for combiner, is_read in (("sum", False), ("none", True), ("last", True)):
+        pooling = {"fields": {"combiner": combiner}}
+        model = {**sparse.config.model.model_dump(), "pooling": pooling}
+        changed = {"model": model, "input": {"sparse": True}}
+        config = TrainConfig.model_validate({"dataset": "d", "name": "n", **changed})
+        trainer = SimpleNamespace(
+            _config=config,
+            _data=SimpleNamespace(version_dir=sparse.version_dir, manifest=sparse.manifest),
+            model=RankingModel(config.model, sparse.manifest, 1),
+        )
+        with pytest.raises(ConfigError, match="sorts the ids") if is_read else nullcontext():
+            Trainer._refuse_lost_order(trainer, trainer.model.inputs)
+
+
 def test_sparse_pairs_without_users_or_items(trained, tmp_path) -> None:
     version = write_sparse(tmp_path / "data", trained.manifest)
     model = {"kind": "ranking", "network": "deepfm", "params": {"hidden_units": [4]},
@@ -443,6 +480,7 @@ def test_sparse_pairs_without_users_or_items(trained, tmp_path) -> None:
     signatures = tf.saved_model.load(str(write_export(sparse))).signatures
     encoded = {name: batch[name] for name in sparse.model.inputs}
     np.testing.assert_allclose(signatures["encoded"](**encoded)["label"], scores, rtol=1e-5)
+    check_order(sparse)
     tasks = evaluate_split(sparse, "test")["tasks"]
     assert tasks["label"]["rows"] == 3
     with pytest.raises(ConfigError, match="has no item"):

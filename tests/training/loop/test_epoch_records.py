@@ -12,7 +12,13 @@ import tensorflow as tf
 from conf.errors import ConfigError, InputDataError
 from conf.manifest import Manifest
 from conf.training.input import InputConfig
-from conf.training.models import BinaryConfig, MFConfig, SampledSoftmaxConfig
+from conf.training.models import (
+    BinaryConfig,
+    DSSMConfig,
+    MFConfig,
+    RankingConfig,
+    SampledSoftmaxConfig,
+)
 from conf.training.train import EarlyStoppingConfig, FitConfig, TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.fit import fit_run, plan_run
@@ -186,6 +192,32 @@ def test_the_metric_that_chooses(tiny_version: Path, tiny_manifest: Manifest) ->
     plain = InputConfig(batch_size=32)
     assert selection_metric(configure(tiny_version, BinaryConfig(), input=plain)) == "ndcg@10"
     assert is_validated(configure(tiny_version, input=plain), tiny_manifest)
+
+
+@pytest.mark.parametrize(
+    ("model", "metric", "allowed"),
+    [
+        (DSSMConfig(), "auc", "ndcg@10"),
+        (DSSMConfig(), "ndcg@7", "evaluation.ks"),
+        (RankingConfig(), "rmse", "auc, gauc, log_loss"),
+        (RankingConfig(), "ndcg@10", "auc, gauc, log_loss"),
+        (
+            RankingConfig(tasks={"a": {"objective": "squared_error"}, "b": {}}),
+            "a/rmse",
+            "rmse, mae, b/auc",
+        ),
+    ],
+)
+def test_metrics_that_are_not_measured_are_refused_before_training(
+    model: DSSMConfig | RankingConfig, metric: str, allowed: str, tiny_version: Path
+) -> None:
+    plain = configure(tiny_version, input=InputConfig(batch_size=32))
+    stopping = EarlyStoppingConfig(metric=metric)
+    fit = plain.fit.model_copy(update={"early_stopping": stopping})
+    config = plain.model_copy(update={"model": model, "fit": fit})
+    with pytest.raises(ConfigError, match=r"early_stopping\.metric") as caught:
+        selection_metric(config)
+    assert allowed in caught.value.render()
 
 
 def test_without_rows_to_validate_on(tmp_path: Path) -> None:

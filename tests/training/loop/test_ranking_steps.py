@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from conf.errors import ConfigError
 from conf.paths import read_manifest
+from conf.training.models import RankingConfig
 from conf.training.train import DevicesConfig, TrainConfig
 from tests.training import killed_run
 from tests.training.dynamic_runs import TABLES, build_trainer, read_state
@@ -33,9 +34,15 @@ from training.monitoring.run_logs import read_step_validations, read_steps
 from training.networks.network import TrainingPass
 
 PARAMS = {"hidden_units": [8], "dropout": 0.2, "batch_normalization": True}
+OWN = {
+    "network": "tests.training.toy_models:build_own_network",
+    "params": {"units": 8},
+    "pooling": {"history": {"combiner": "none"}},
+}
 STEPS = 12  # of an epoch
 SECTIONS: dict[str, dict[str, Any]] = {
-    "lazy tables": {
+    "a network of one's own": {
+        "model": OWN,
         "fit": {
             "max_steps": 17,
             "validation": {"every_steps": 4, "batches": 1},
@@ -61,6 +68,7 @@ def configure(params: dict[str, Any] | None = None, **sections: Any) -> TrainCon
         "params": PARAMS if params is None else params,
         "embedding_dim": 4,
         "embeddings": sections.pop("embeddings", {}),
+        **sections.pop("model", {}),
     }
     fit = {
         "steps_per_loop": 5,
@@ -146,17 +154,22 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
 
 
 @pytest.mark.exhaustive
-def test_sigkill_changes_nothing(tiny_version: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", [{}, OWN], ids=["built in", "one's own"])
+def test_sigkill_changes_nothing(model: dict[str, Any], tiny_version: Path, tmp_path: Path) -> None:
     """A process of its own is killed inside a compiled call of the second epoch."""
+    config = RANKING
+    if model:
+        own = {"kind": "ranking", "embedding_dim": 4, **model}
+        config = RANKING.model_copy(update={"model": RankingConfig.model_validate(own)})
     for name in ("whole", "part"):
         (tmp_path / name).mkdir()
-    whole = killed_run.train(tiny_version, tmp_path / "whole", Recorded(), RANKING)
+    whole = killed_run.train(tiny_version, tmp_path / "whole", Recorded(), config)
     run, log = str(tmp_path / "part"), str(tmp_path / "rows.jsonl")
-    process = start_forked(killed_run.main, str(tiny_version), run, log, "17", RANKING)
+    process = start_forked(killed_run.main, str(tiny_version), run, log, "17", config)
     process.join()
     assert process.exitcode == -signal.SIGKILL
     again = Recorded()
-    part = killed_run.train(tiny_version, tmp_path / "part", again, RANKING)
+    part = killed_run.train(tiny_version, tmp_path / "part", again, config)
     assert STEPS < min(again.rows) <= 17
     check_same(read_state(part), read_state(whole))
     assert list_losses(tmp_path / "part") == list_losses(tmp_path / "whole")
@@ -179,7 +192,9 @@ def check_moving_statistics(trained: Trained) -> None:
 @pytest.fixture(scope="module")
 def by_steps(tiny_version: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """Seventeen steps, validated every four, with all that can be looked at."""
-    return train(SECTIONS["lazy tables"], tiny_version, tmp_path_factory.mktemp("by_steps"))
+    return train(
+        SECTIONS["a network of one's own"], tiny_version, tmp_path_factory.mktemp("by_steps")
+    )
 
 
 def test_training_ends_with_the_last_step_within_an_epoch(by_steps: Trained) -> None:
@@ -272,9 +287,35 @@ def test_training_stops_where_validations_bring_nothing_better(
     assert kept.position == Position(0, 8)
 
 
+def test_a_run_that_was_killed_after_its_last_validation_ends(
+    by_steps: Trained, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Validations have ended the first epoch; its end was not saved."""
+    trainer = by_steps.trainer
+    fit = trainer._config.fit
+    stopping = fit.early_stopping.model_copy(update={"patience": 1})
+    saving = fit.checkpoint.model_copy(update={"every_steps": 4})
+    changed = {"early_stopping": stopping, "checkpoint": saving}
+    config = trainer._config.model_copy(update={"fit": fit.model_copy(update=changed)})
+    monkeypatch.setattr(trainer, "_config", config)
+    monkeypatch.setattr(trainer.epoch_input, "config", config)
+    found = iter([0.7, 0.6])
+    monkeypatch.setattr(trainer, "_validate_steps", lambda model: {"auc": next(found)})
+    runs = [tmp_path / name for name in ("whole", "part")]
+    results = [trainer.fit(runs[0], lambda model: {"auc": 0.5})]
+    for name in ("last/00000-000000008", "best/00000-000000004"):
+        shutil.copytree(runs[0] / "checkpoints" / name, runs[1] / "checkpoints" / name)
+    for file in ("metrics.jsonl", "validations.jsonl"):
+        shutil.copy(runs[0] / file, runs[1] / file)
+    results.append(trainer.fit(runs[1], lambda model: {"auc": 0.5}))
+    assert (results[0].steps, results[0].best_step, results[0].stopped_early) == (8, 4, True)
+    assert results[1] == results[0]
+    assert read_history(runs[1])[0].examples == 8 * 64
+
+
 def test_patience_counts_validations() -> None:
     values = {4: 0.5, 8: 0.7, 12: float("nan"), 16: 0.7}
-    config = configure(**SECTIONS["lazy tables"]).fit.early_stopping
+    config = configure(**SECTIONS["a network of one's own"]).fit.early_stopping
     assert config is not None
     stopping = config.model_copy(update={"metric": "auc", "patience": 2})
     validations = StepValidations(

@@ -14,7 +14,7 @@ from conf.encoders import IDENTITY
 from conf.errors import ConfigError, InputDataError, SluiceError, UpstreamNotReadyError
 from conf.paths import read_manifest
 from conf.run import read_json
-from conf.training.models import DSSMConfig, MFConfig, ModelConfig
+from conf.training.models import DSSMConfig, MFConfig, ModelConfig, RankingConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import FitConfig, TrainConfig, WarmStartConfig
 from tests.training.killed_run import CONFIG
@@ -273,6 +273,21 @@ def test_a_run_starts_warm_and_says_so(model, old_run: Path, grown: Path, tmp_pa
     assert report["source"].startswith(str(old_run / "checkpoints" / "best"))
     assert report["rows"] == plan["warm_start"]["rows"]
     assert read_json(run / "run_card.json")["status"] == "trained"
+
+
+def test_moving_statistics_come_over(tiny_version: Path, grown: Path, tmp_path: Path) -> None:
+    params = {"hidden_units": [4], "batch_normalization": True}
+    ranking = RankingConfig(embedding_dim=4, network="wide_deep", params=params)
+    old = fit_run(configure(tiny_version, tmp_path / "old", ranking), NoProgress())
+    trainer = warm_start_build(configure(grown, tmp_path, ranking, {"path": str(old)}))
+    report = trainer.warm_start()
+    earlier = load_run(old, "best").model.networks[0].weights
+    found = {n: v for n, v in trainer.model.networks[0].weights.items() if "moving" in n}
+    assert len(found) == 2
+    for name, variable in found.items():
+        np.testing.assert_array_equal(variable, earlier[name].numpy())
+        assert any(name in known for known in report.dense)
+    assert np.abs(found["batch_normalization/moving_mean"]).max() > 0
 
 
 def test_a_checkpoint_by_its_own_path(old_run: Path, grown: Path, model, tmp_path: Path) -> None:

@@ -377,6 +377,19 @@ def test_a_feature_that_no_network_can_read_is_named(tiny_manifest: Manifest) ->
     assert build(manifest, "lr", features=names).inputs == tuple(names)
 
 
+def test_keys_are_not_read_as_numbers(tiny_manifest: Manifest) -> None:
+    bare = {"vocabulary_size": None, "shared_embedding": None}
+    keyed = change(tiny_manifest, "movie_id", encoding="hash:movie_id", **bare)
+    with pytest.raises(ConfigError, match=r"(?s)movie_id.*keys of 64 bits.*movie_id.kind=dynamic"):
+        build(keyed, "deepfm")
+    plain = change(tiny_manifest, "user_id", encoding="identity", **bare)
+    with pytest.raises(ConfigError, match=r"(?s)user_id.*keys of 64 bits"):
+        build(plain, "deepfm")
+    dynamic = {"movie_id": {"kind": "dynamic"}}
+    features = ["user_id", "movie_id"]
+    assert "movie_id" in build(keyed, "deepfm", embeddings=dynamic, features=features).tables
+
+
 def test_a_vocabulary_of_one_token_is_read(tiny_manifest: Manifest, batch: Batch) -> None:
     manifest = change(tiny_manifest, "gender", vocabulary_size=3)
     model = build(manifest, "fm")
