@@ -26,7 +26,7 @@ from training.export.saved_model import write_export
 from training.export.serving_encoders import INT_PAD_TOKENS
 from training.fit import fit_run
 from training.input.vocabularies import read_key_vocabulary
-from training.loop.warm_start import set_keys
+from training.loop.warm_start import MatchedKeys, set_keys
 from training.models.registry import build_model
 from training.monitoring.progress import NoProgress
 from training.objectives.item_catalog import read_catalog_counts
@@ -200,8 +200,9 @@ def test_a_ranking_model_looks_up_keys_in_its_graph(version: Path, tmp_path: Pat
     manifest = read_manifest(version)
     built = build_model(config.model, manifest, 5)
     users, items = ([hash_key(first + n) for n in range(9)] for first in (1000, 100))
-    set_keys(built, built.tables["user_id"].keys, np.array(users))
-    set_keys(built, built.tables["items"].keys, np.array(items))
+    for table, keys in (("user_id", users), ("items", items)):
+        found = MatchedKeys(np.array(keys), np.arange(2 + len(keys)))
+        set_keys(built, built.tables[table].keys, found)
     export = write_export(TrainedModel(tmp_path, built, config, manifest, version))
     ranker = tf.saved_model.load(str(export / "ranker" / "1"))
     pad = INT_PAD_TOKENS[0]
