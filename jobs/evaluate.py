@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from conf.run import METRICS_FILE, update_run_card, write_json
-from jobs.reporting.formatting import format_metric, metric_title, read_task_metrics
+from jobs.reporting.formatting import (
+    format_count,
+    format_metric,
+    metric_title,
+    read_task_metrics,
+)
+from jobs.reporting.run_sections import view_slices
 from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
 from jobs.support.trained_run import CheckpointChoice, override_section, restore_run, timed
 
@@ -131,7 +137,8 @@ def print_metrics(metrics: Mapping[str, Any]) -> None:
         mark = " (headline)" if protocol["name"] == metrics["headline"] else ""
         console.print(
             f"{metrics['split']} split, {protocol['name']}{mark}: "
-            f"{protocol['candidates']:,} candidates, {metrics['rows']:,} rows"
+            f"{protocol['candidates']:,} candidates, {protocol['rows']:,} "
+            + ("users" if protocol["per"] == "user" else "rows")
         )
         table = Table()
         shown = shown_metrics(protocol["systems"]["model"])
@@ -141,6 +148,9 @@ def print_metrics(metrics: Mapping[str, Any]) -> None:
         for system, values in protocol["systems"].items():
             table.add_row(system, *[f"{values[name]:.4f}" for name in shown])
         console.print(table)
+        if lost := protocol.get("users_outside_catalogue"):
+            console.print(f"{lost:,} users have no held-out item in the catalogue: misses")
+    _print_slices(console, metrics["slices"])
     if metrics["oov_targets"]:
         console.print(f"{metrics['oov_targets']:,} targets are not in the catalogue: misses")
     if metrics["labels"] is not None:
@@ -159,13 +169,31 @@ def _print_tasks(console: Console, metrics: Mapping[str, Any]) -> None:
             model, constant = map(format_metric, found)
             table.add_row("" if number else task, metric_title(name), model, constant)
     console.print(table)
+    for task, values in metrics["tasks"].items():
+        _print_slices(console, values.get("slices", {}), f"{task}, ")
+
+
+def _print_slices(console: Console, slices: Mapping[str, Any], prefix: str = "") -> None:
+    from rich.table import Table
+
+    for view in view_slices(slices):
+        table = Table(title=f"{prefix}by {view['name']}", title_justify="left")
+        table.add_column("")
+        for title in ("rows", *view["titles"]):
+            table.add_column(title, justify="right")
+        for value, rows, *found in view["rows"]:
+            table.add_row(value, format_count(rows), *map(format_metric, found))
+        console.print(table)
 
 
 def shown_metrics(values: Mapping[str, float]) -> list[str]:
     """Picks the columns of the table: at cut-off 10, or at the smallest one evaluated."""
     cuts = sorted({int(name.partition("@")[2]) for name in values if "@" in name})
     k = 10 if 10 in cuts else cuts[0]
-    return [f"hit_rate@{k}", f"ndcg@{k}", "mrr"]
+    names = [f"{family}@{k}" for family in ("hit_rate", "recall", "precision", "map", "ndcg")]
+    if "mrr" in values:
+        return [f"hit_rate@{k}", f"ndcg@{k}", "mrr"]
+    return [*names, f"mrr@{k}"]
 
 
 def describe_labels(labels: Mapping[str, Any]) -> str:

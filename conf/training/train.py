@@ -188,9 +188,25 @@ class EvaluationConfig(StrictFinite):
     """Protocols; the full catalogue is always ranked."""
 
     ks: tuple[int, ...] = (1, 5, 10, 20, 50)
+    per: tuple[Literal["event", "user"], ...] | None = Field(
+        None,
+        min_length=1,
+        description="A row per event, or per user with all held-out items; the first is the "
+        "headline. None: events, and users where some have several events in the split.",
+    )
+    slices: tuple[str, ...] | None = Field(
+        None,
+        description="user_frequency, item_frequency, or features with few values; None: both "
+        "frequencies, as far as train counts them.",
+    )
     mask_seen: bool = True
     sampled_negatives: int | None = Field(99, ge=1)
     batch_size: int = Field(1024, ge=1)
+
+    @field_validator("per", "slices", mode="before")
+    @classmethod
+    def _one_or_several(cls, names: Any) -> Any:
+        return (names,) if isinstance(names, str) else names
 
     @field_validator("ks")
     @classmethod

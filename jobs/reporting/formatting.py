@@ -121,6 +121,8 @@ _TITLES = {
     "hit_rate": "HR",
     "ndcg": "NDCG",
     "recall": "Recall",
+    "precision": "Precision",
+    "map": "MAP",
     "mrr": "MRR",
     "loss": "Loss",
     "auc": "AUC",

@@ -146,9 +146,12 @@ def describe_protocol(protocol: Mapping[str, Any], metrics: Mapping[str, Any]) -
         against = f"the {count} items of the catalogue, those the user had already met left out"
     else:
         against = f"all {count} items of the catalogue"
+    count = format_count(protocol.get("rows", ranked_rows(metrics)))
+    per_user = protocol.get("per") == "user"
+    rows, what = ("users", "all held-out items") if per_user else ("rows", "the target")
     return (
-        f"{format_count(ranked_rows(metrics))} rows of the {metrics.get('split', 'test')} split, "
-        f"the target of each ranked among {against}"
+        f"{count} {rows} of the {metrics.get('split', 'test')} split, "
+        f"{what} of each ranked among {against}"
     )
 
 
@@ -189,7 +192,31 @@ def view_quality(data: RunData) -> dict[str, Any]:
         "label_scores": _label_scores(as_mapping(labels)),
         "beyond": as_mapping(data.metrics.get("beyond_accuracy")),
         "unknown_targets": data.metrics.get("oov_targets"),
+        "slices": view_slices(as_mapping(data.metrics.get("slices"))),
     }
+
+
+def view_slices(slices: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns a table per way to cut the rows: the first metrics of each system by group."""
+    tables = []
+    for name, groups in slices.items():
+        systems = [as_mapping(as_mapping(group).get("systems")) for group in groups]
+        shown = shown_slice_metrics(as_mapping(systems[0].get("model"))) if systems else []
+        columns = [(system, metric) for metric in shown for system in systems[0]]
+        rows = [
+            [group.get("value"), group.get("rows"),
+             *(as_mapping(own.get(system)).get(metric) for system, metric in columns)]
+            for group, own in zip(groups, systems, strict=True)
+        ]  # fmt: skip
+        titles = [f"{metric_title(metric)}, {system}" for system, metric in columns]
+        tables.append({"name": name.replace("_", " "), "titles": titles, "rows": rows})
+    return tables
+
+
+def shown_slice_metrics(values: Mapping[str, Any]) -> list[str]:
+    """Returns the metrics that a table of slices has room for."""
+    names = ("recall@10", "ndcg@10", "auc", "log_loss", "rmse", "mae")
+    return [name for name in names if name in values] or sorted(values, key=metric_order)[:2]
 
 
 def _view_tasks(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,7 +227,8 @@ def _view_tasks(metrics: Mapping[str, Any]) -> dict[str, Any]:
             for name, found in read_task_metrics(as_mapping(values)).items()
         ]
         kind = str(as_mapping(values).get("kind", "")).replace("_", " ")
-        tasks.append({"name": task, "kind": kind, "rows": rows})
+        slices = view_slices(as_mapping(as_mapping(values).get("slices")))
+        tasks.append({"name": task, "kind": kind, "rows": rows, "slices": slices})
     count = f"{format_count(metrics.get('rows'))} rows of the {metrics.get('split', 'test')} split"
     return {"lead": f"Each task on {count}, beside a constant prediction.", "tasks": tasks}
 

@@ -16,7 +16,7 @@ from conf.training.models import RankingConfig
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import build_item_index
 from training.evaluation.label_metrics import LabelScores, find_user_ids
-from training.evaluation.metrics import Pairs, RankingMeans
+from training.evaluation.metrics import MISSING, FloatArray, Pairs, RankingMeans, measure
 from training.evaluation.protocols import (
     FULL_ALL,
     FULL_UNSEEN,
@@ -38,12 +38,23 @@ from training.evaluation.scorers import (
     Scorer,
     score_pairs,
 )
+from training.evaluation.slices import SliceMeans, describe_slices, plan_slicings
 from training.evaluation.task_metrics import evaluate_tasks
+from training.evaluation.user_lists import (
+    ListScorer,
+    PopularityLists,
+    RandomLists,
+    UserBatch,
+    UserReader,
+    describe_protocol,
+)
+from training.evaluation.user_rows import BEFORE
 from training.models.ranking import RankingModel
 from training.models.retrieval import RetrievalModel, require_retrieval
 from training.objectives.item_catalog import read_catalog_counts
 
 LIST_LENGTH = 10
+SLICED_SYSTEMS = (ModelScorer.name, PopularityScorer.name)
 
 
 def evaluate_full(
@@ -109,10 +120,25 @@ def evaluate_split(trained: TrainedModel, split: str) -> dict[str, Any]:
         }
     model = require_retrieval(trained.model)
     warn_unmasked(trained.manifest, trained.config.evaluation.mask_seen, split)
-    evaluation = _Evaluation(trained, model, split)
-    for batch in evaluation.read():
-        evaluation.update(batch)
-    return {**_describe_split(trained, split), **evaluation.result()}
+    return {**_describe_split(trained, split), **_evaluate_retrieval(trained, model, split)}
+
+
+def _evaluate_retrieval(trained: TrainedModel, model: RetrievalModel, split: str) -> dict[str, Any]:
+    """Evaluates per event, per user, or both; what comes first is the headline."""
+    asked = trained.config.evaluation.per
+    if asked == ("user",):
+        return evaluate_users(trained, model, split)
+    found = evaluate_events(trained, model, split)
+    has_several = found["users"] < found["rows"] and split in BEFORE
+    if asked is None and (not has_several or trained.manifest.keys.seen is None):
+        return found
+    if asked == ("event",):
+        return found
+    users = evaluate_users(trained, model, split)
+    protocols = [*found["protocols"], *users["protocols"]]
+    if asked is None or asked[0] == "event":
+        return {**found, "protocols": protocols}
+    return {**users, "protocols": protocols, "labels": found["labels"]}
 
 
 def _describe_split(trained: TrainedModel, split: str) -> dict[str, Any]:
@@ -125,9 +151,17 @@ def _describe_split(trained: TrainedModel, split: str) -> dict[str, Any]:
 
 
 def _evaluate_ranking(trained: TrainedModel, model: RankingModel, split: str) -> dict[str, Any]:
-    batch_size = trained.config.evaluation.batch_size
-    tasks = evaluate_tasks(model, trained.version_dir, trained.manifest, split, batch_size)
+    config = trained.config.evaluation
+    tasks = evaluate_tasks(model, trained.version_dir, trained.manifest, split, config)
     return {"rows": trained.manifest.split(split).rows, "tasks": tasks}
+
+
+def evaluate_events(trained: TrainedModel, model: RetrievalModel, split: str) -> dict[str, Any]:
+    """Ranks the target of each row under every protocol, beside the baselines."""
+    evaluation = _Evaluation(trained, model, split)
+    for batch in evaluation.read():
+        evaluation.update(batch)
+    return evaluation.result()
 
 
 class _Evaluation:
@@ -145,7 +179,10 @@ class _Evaluation:
             RandomScorer(len(self.index), trained.config.seed),
         )
         self.headline = headline_protocol(manifest, config.mask_seen, split)
-        self.lists = ListStatistics(counts, LIST_LENGTH, self.headline == FULL_UNSEEN)
+        lengths = (LIST_LENGTH, *config.ks)
+        self.lists = ListStatistics(counts, lengths, self.headline == FULL_UNSEEN)
+        slicings = plan_slicings(trained.version_dir, manifest, config.slices, "event")
+        self.slices = {name: SliceMeans(slicings) for name in SLICED_SYSTEMS}
         self.labels = self._build_labels()
         self.given = manifest.keys.candidates is not None
         self.sampled = _sampled_name(self.given, config.sampled_negatives)
@@ -169,6 +206,7 @@ class _Evaluation:
             *self.model.user_inputs,
             *((self.labels and (*self.model.item_inputs, *self.labels.inputs)) or ()),
             *((self.users.name,) if self.users.name else ()),
+            *(slicing.feature for slicing in self.slices[ModelScorer.name].slicings),
         )
         negatives = None
         if self.sampled is not None and not self.given and config.sampled_negatives is not None:
@@ -197,7 +235,10 @@ class _Evaluation:
             for protocol, ranks in rank_by_protocol(scores, batch, self.sampled).items():
                 by_system = self.means.setdefault(protocol, {})
                 ks = self.trained.config.evaluation.ks
-                by_system.setdefault(system.name, RankingMeans(ks)).update(ranks)
+                values = measure(ranks, ks)
+                by_system.setdefault(system.name, RankingMeans(ks)).add(values)
+                if protocol == self.headline and system.name in self.slices:
+                    self.slices[system.name].update(batch.features, values)
             if system.name == ModelScorer.name:
                 self.lists.update(scores, batch)
 
@@ -212,12 +253,15 @@ class _Evaluation:
             "protocols": [self._protocol(name) for name in self.means],
             "labels": self._labels(),
             "beyond_accuracy": self.lists.result(),
+            "slices": describe_slices(self.slices),
         }
 
     def _protocol(self, name: str) -> dict[str, Any]:
         full = name in (FULL_ALL, FULL_UNSEEN)
         return {
             "name": name,
+            "per": "event",
+            "rows": self.means[name][ModelScorer.name].rows,
             "mask_seen": name != FULL_ALL,
             "candidates": len(self.index) if full else self.pool.largest + 1,
             "systems": {system: means.result() for system, means in self.means[name].items()},
@@ -227,6 +271,66 @@ class _Evaluation:
         if self.labels is None:
             return None
         return self.labels.result(self.trained.manifest.label_rate.get("train"))
+
+
+def evaluate_users(trained: TrainedModel, model: RetrievalModel, split: str) -> dict[str, Any]:
+    """Ranks for each user of a split as of the split before, beside the baselines.
+
+    Raises:
+        ConfigError: The dataset has no users or no seen items, or no split is before this one.
+        InputDataError: The split is empty, a record is damaged, or a vector is not finite.
+    """
+    evaluation = _UserEvaluation(trained, model, split)
+    for batch in evaluation.reader.read():
+        evaluation.update(batch)
+    return evaluation.result()
+
+
+class _UserEvaluation:
+    """One pass over the users of a split: every system, one protocol."""
+
+    def __init__(self, trained: TrainedModel, model: RetrievalModel, split: str) -> None:
+        manifest, config = trained.manifest, trained.config.evaluation
+        self.protocol = headline_protocol(manifest, config.mask_seen, split)
+        self.index = build_item_index(model, trained.version_dir, manifest, config.batch_size)
+        counts = read_catalog_counts(trained.version_dir, manifest, self.index.ids)
+        slicings = plan_slicings(trained.version_dir, manifest, config.slices, "user")
+        inputs = (*model.user_inputs, *(slicing.feature for slicing in slicings))
+        self.reader = UserReader(trained, split, self.index, inputs, config.mask_seen)
+        self.scorer = ListScorer(model, self.index, max(*config.ks, LIST_LENGTH))
+        self.baselines = (PopularityLists(counts), RandomLists(len(counts), trained.config.seed))
+        names = (ModelScorer.name, *(system.name for system in self.baselines))
+        self.means = {name: RankingMeans(config.ks, "user") for name in names}
+        self.lists = ListStatistics(counts, (LIST_LENGTH, *config.ks), mask_seen=False)
+        self.slices = {name: SliceMeans(slicings) for name in SLICED_SYSTEMS}
+
+    def update(self, batch: UserBatch) -> None:
+        lists = self.scorer.rank(batch)
+        self.lists.add(np.where(lists.ids == PAD_ID, MISSING, self.index.columns_of(lists.ids)))
+        self._add(ModelScorer.name, self.scorer.measure(batch, lists), batch)
+        for system in self.baselines:
+            self._add(system.name, system.measure(batch), batch)
+
+    def _add(self, system: str, ranks: FloatArray, batch: UserBatch) -> None:
+        values = measure(ranks, self.means[system].ks, "user")
+        self.means[system].add(values)
+        if system in self.slices:
+            self.slices[system].update(batch.features, values)
+
+    def result(self) -> dict[str, Any]:
+        protocol = describe_protocol(self.protocol, len(self.index), self.reader)
+        systems = {name: means.result() for name, means in self.means.items()}
+        return {
+            "rows": protocol["rows"],
+            "users": protocol["rows"],
+            "oov_targets": protocol["outside_catalogue"],
+            "ties": "counted against the target",
+            "headline": protocol["name"],
+            "protocols": [{**protocol, "systems": systems}],
+            "labels": None,
+            "beyond_accuracy": self.lists.result(),
+            "slices": describe_slices(self.slices),
+        }
 
 
 class _CandidatePool:

@@ -207,13 +207,41 @@ def rank_top_k(
         stop = min(start + width, len(index))
         scores = user_vectors @ index.vectors[start:stop].T
         _mask_block(scores, seen, start, stop)
-        values, columns = take_top(scores, k)
+        values, columns = _take_better(scores, best_scores[:, -1], k)
         # What was best so far comes first, so that ties keep the lower id.
         merged_scores = np.concatenate((best_scores, values), axis=1)
         merged_ids = np.concatenate((best_ids, index.ids[start + columns]), axis=1)
         best_scores, order = take_top(merged_scores, k)
         best_ids = np.take_along_axis(merged_ids, order, axis=1)
     return TopK(np.where(np.isneginf(best_scores), PAD_ID, best_ids), best_scores)
+
+
+def _take_better(
+    scores: NDArray[np.float32], floors: NDArray[np.float32], k: int
+) -> tuple[NDArray[np.float32], IntArray]:
+    """Returns a block's scores that can still enter the lists, and their columns.
+
+    After the first blocks these are few, and finding them is far cheaper than sorting the block.
+
+    Args:
+        scores: `[rows, columns]`.
+        floors: `[rows]`, the worst score of each list so far; its equals come too late.
+        k: Length of a list.
+
+    Returns:
+        Both `[rows, at most 4 k]`, in the order of columns or of scores; -inf where there is none.
+    """
+    better = scores > floors[:, None]
+    counts = np.fromiter(map(np.count_nonzero, better), np.int64, len(better))
+    widest = int(counts.max(initial=0))
+    if widest > 4 * k:
+        return take_top(scores, k)
+    rows, columns = np.divmod(np.flatnonzero(better), scores.shape[1])
+    places = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    found = np.full((len(scores), widest), -np.inf, np.float32)
+    where = np.zeros((len(scores), widest), np.int64)
+    found[rows, places], where[rows, places] = scores[rows, columns], columns
+    return found, where
 
 
 def take_top(scores: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], IntArray]:

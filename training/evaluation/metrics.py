@@ -1,4 +1,4 @@
-"""Ranking and classification metrics (hit rate, recall@k, NDCG, MRR, AUC, log loss), and ranks.
+"""Ranking and classification metrics (recall@k, NDCG, MAP, MRR, AUC, log loss), and ranks.
 
 A rank is the 1-based position of a relevant item among its candidates; `inf` marks a relevant
 item that was not ranked at all (a miss), `nan` pads rows with fewer relevant items than
@@ -10,8 +10,9 @@ good. All sums are float64.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -187,17 +188,78 @@ def ndcg(ranks: FloatArray, k: int) -> FloatArray:
     return np.sum(gains, axis=1) / np.where(best > 0, best, 1.0)
 
 
-def reciprocal_rank(ranks: FloatArray) -> FloatArray:
+def precision(ranks: FloatArray, k: int) -> FloatArray:
+    """Share of the first k places that relevant items take (Manning et al. 2008, section 8.4).
+
+    Args:
+        ranks: `[rows]` or `[rows, relevant]`, ranks from 1; `inf` miss, `nan` padding.
+        k: Cut-off, 1 or more; the denominator also where a list is shorter.
+
+    Returns:
+        `[rows]` in [0, 1].
+    """
+    return np.sum(_relevant(ranks) <= k, axis=1) / k
+
+
+def average_precision(ranks: FloatArray, k: int) -> FloatArray:
+    """Mean, over the relevant items, of the precision at the rank of each; 0 past the first k.
+
+    The denominator is the number of relevant items, not its minimum with k (Manning et al. 2008,
+    section 8.4; `map_cut` of trec_eval).
+
+    Args:
+        ranks: `[rows]` or `[rows, relevant]`, distinct ranks from 1; `inf` miss, `nan` padding.
+        k: Cut-off, 1 or more.
+
+    Returns:
+        `[rows]` in [0, 1]; the mean over rows is MAP@k.
+    """
+    found = np.sort(_relevant(ranks), axis=1)
+    relevant = np.sum(~np.isnan(found), axis=1)
+    precisions = np.where(found <= k, np.arange(1.0, found.shape[1] + 1) / found, 0.0)
+    return np.sum(precisions, axis=1) / np.maximum(relevant, 1)
+
+
+def reciprocal_rank(ranks: FloatArray, k: float = np.inf) -> FloatArray:
     """One over the rank of the first relevant item (Voorhees 1999, TREC-8 question answering).
 
     Args:
         ranks: `[rows]` or `[rows, relevant]`, ranks from 1; `inf` miss, `nan` padding.
+        k: Cut-off; 0 for ranks behind it.
 
     Returns:
-        `[rows]` in [0, 1]; the mean over rows is MRR, over the whole list without a cut-off.
+        `[rows]` in [0, 1]; the mean over rows is MRR.
     """
     first = np.fmin.reduce(_relevant(ranks), axis=1)
-    return np.where(np.isnan(first), 0.0, 1.0 / first)
+    return np.where(first <= k, 1.0 / first, 0.0)
+
+
+Per = Literal["event", "user"]
+"""What a row stands for: an event with its one target, or a user with a set of items."""
+
+
+def measure(ranks: FloatArray, ks: Sequence[int], per: Per = "event") -> dict[str, FloatArray]:
+    """Returns the metrics of each row.
+
+    Args:
+        ranks: `[rows]` or `[rows, relevant]`.
+        ks: Cut-offs.
+        per: `event`: hit rate, recall and NDCG at each cut-off, and `mrr` of the whole list;
+            `user`: also precision, MAP, and MRR at each cut-off, as ranks end with the list.
+
+    Returns:
+        `[rows]` by name, as in `ndcg@10`.
+    """
+    values = {"mrr": reciprocal_rank(ranks)} if per == "event" else {}
+    for k in ks:
+        values[f"hit_rate@{k}"] = hit_rate(ranks, k)
+        values[f"recall@{k}"] = recall(ranks, k)
+        values[f"ndcg@{k}"] = ndcg(ranks, k)
+        if per == "user":
+            values[f"precision@{k}"] = precision(ranks, k)
+            values[f"map@{k}"] = average_precision(ranks, k)
+            values[f"mrr@{k}"] = reciprocal_rank(ranks, k)
+    return values
 
 
 @dataclass
@@ -205,24 +267,25 @@ class RankingMeans:
     """Running means of the ranking metrics, in memory that does not grow with the rows.
 
     Attributes:
-        ks: Cut-offs of `hit_rate@k`, `recall@k` and `ndcg@k`.
+        ks: Cut-offs.
+        per: What a row stands for; decides the metrics, see `measure`.
         rows: Rows seen so far.
     """
 
     ks: Sequence[int]
+    per: Per = "event"
     rows: int = 0
     _sums: dict[str, float] = field(default_factory=dict)
 
     def update(self, ranks: FloatArray) -> None:
         """Adds the ranks of a batch, `[rows]` or `[rows, relevant]`."""
-        values = {"mrr": reciprocal_rank(ranks)}
-        for k in self.ks:
-            values[f"hit_rate@{k}"] = hit_rate(ranks, k)
-            values[f"recall@{k}"] = recall(ranks, k)
-            values[f"ndcg@{k}"] = ndcg(ranks, k)
+        self.add(measure(ranks, self.ks, self.per))
+
+    def add(self, values: Mapping[str, FloatArray]) -> None:
+        """Adds a batch of rows by their metrics, `[rows]` by name."""
         for name, per_row in values.items():
             self._sums[name] = self._sums.get(name, 0.0) + float(per_row.sum())
-        self.rows += len(ranks)
+        self.rows += len(next(iter(values.values())))
 
     def result(self) -> dict[str, float]:
         """Returns the mean of each metric.

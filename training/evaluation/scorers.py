@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -10,7 +10,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from training.evaluation.item_index import ItemIndex, check_finite, take_top
-from training.evaluation.metrics import IntArray
+from training.evaluation.metrics import MISSING, IntArray
 from training.evaluation.protocols import RankingBatch
 
 if TYPE_CHECKING:
@@ -130,24 +130,24 @@ def popularity_percentiles(counts: IntArray) -> NDArray[np.float64]:
 
 
 class ListStatistics:
-    """Coverage and popularity of the first k items of every list.
+    """Coverage, concentration and popularity of the first items of every list.
 
-    Coverage is the share of the catalogue that occurs in any list (Ge et al. 2010, section 3.1);
-    the popularity percentile is the mean over all recommended items, 0.5 for random lists.
+    Coverage is the share of the catalogue that occurs in any list (Ge et al. 2010, section 3.1).
+    The Gini coefficient is that of the number of lists that each item is in: 0 where all are in
+    equally many, towards 1 where few are in all (Fleder & Hosanagar 2009, section 3). The
+    popularity percentile is the mean over all recommended items, 0.5 for random lists.
 
     Args:
         counts: `[items]`, training events of each catalogue item.
-        k: Length of the lists.
+        ks: Lengths of the lists that coverage is measured at; all else at the first of them.
         mask_seen: Whether items that the user had met are left out.
     """
 
-    def __init__(self, counts: IntArray, k: int, mask_seen: bool) -> None:
+    def __init__(self, counts: IntArray, ks: Sequence[int], mask_seen: bool) -> None:
         self._percentiles = popularity_percentiles(counts)
-        self._shown = np.zeros(len(counts), dtype=bool)
-        self._k = k
+        self._first = ks[0]
+        self._shown = {k: np.zeros(len(counts), np.int64) for k in sorted(set(ks))}
         self._mask_seen = mask_seen
-        self._total = 0.0
-        self._items = 0
 
     def update(self, scores: NDArray[np.float32], batch: RankingBatch) -> None:
         """Adds the lists of a batch.
@@ -158,15 +158,24 @@ class ListStatistics:
         """
         if self._mask_seen and batch.seen is not None:
             scores[batch.seen.rows, batch.seen.columns] = -np.inf
-        values, columns = take_top(scores, self._k)
-        chosen = columns[~np.isneginf(values)]
-        self._shown[chosen] = True
-        self._total += float(self._percentiles[chosen].sum())
-        self._items += len(chosen)
+        values, columns = take_top(scores, max(self._shown))
+        self.add(np.where(np.isneginf(values), MISSING, columns))
+
+    def add(self, lists: IntArray) -> None:
+        """Adds lists of catalogue columns, `[rows, length]`; MISSING where one has ended."""
+        for k, shown in self._shown.items():
+            chosen = lists[:, :k]
+            np.add.at(shown, chosen[chosen != MISSING], 1)
 
     def result(self) -> dict[str, float]:
-        """Returns `coverage@k` and `popularity_percentile@k`."""
-        return {
-            f"coverage@{self._k}": float(self._shown.mean()),
-            f"popularity_percentile@{self._k}": self._total / max(self._items, 1),
-        }
+        """Returns `coverage@k`, `gini@k` and `popularity_percentile@k`."""
+        shown, k = self._shown[self._first], self._first
+        popularity = float(shown @ self._percentiles) / max(int(shown.sum()), 1)
+        coverage = {f"coverage@{k}": float(np.mean(n > 0)) for k, n in self._shown.items()}
+        return {**coverage, f"gini@{k}": _gini(shown), f"popularity_percentile@{k}": popularity}
+
+
+def _gini(counts: IntArray) -> float:
+    ordered, size = np.sort(counts).astype(np.float64), len(counts)
+    weights = 2.0 * np.arange(1, size + 1) - size - 1
+    return float(weights @ ordered / (size * max(ordered.sum(), 1.0)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,15 @@ from numpy.typing import NDArray
 from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
+from conf.training.train import EvaluationConfig
 from training.embedding.dynamic_table import DynamicTable
 from training.evaluation.label_metrics import LabelScores, find_user_ids
+from training.evaluation.slices import Slicing, plan_slicings
 from training.input.batches import Batch, Features, build_eval_dataset, read_batches
 from training.models.embedded_inputs import vector_errors
 from training.models.ranking import RankingModel, Task
 
+_SLICE_METRICS = ("auc", "log_loss", "rmse", "mae")
 ScoreRows = Callable[[Features], Mapping[str, tf.Tensor]]
 
 
@@ -77,25 +80,27 @@ class TaskScores:
         model: The model.
         manifest: Manifest of the rows' dataset version.
         score: The model's logits, compiled; None: compiled here.
+        slicings: Cuts into slices that are measured too.
     """
 
     def __init__(
-        self, model: RankingModel, manifest: Manifest, score: ScoreRows | None = None
+        self,
+        model: RankingModel,
+        manifest: Manifest,
+        score: ScoreRows | None = None,
+        slicings: Sequence[Slicing] = (),
     ) -> None:
         self._model, self._score = model, score or compile_scores(model)
         self._manifest = manifest
         user = find_user_ids(manifest)
-        self._scores: dict[str, LabelScores | ErrorScores] = {
-            task.name: LabelScores(task.label, user, temperature=1.0)
-            if task.is_binary
-            else ErrorScores(task.label, _read_train_mean(manifest, task.label))
-            for task in model.tasks
-        }
+        self._scores = {task.name: _build_scores(task, manifest, user) for task in model.tasks}
+        self._slices = {task.name: _SliceScores(task, manifest, slicings) for task in model.tasks}
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """Features that are read."""
         others = [name for scores in self._scores.values() for name in scores.inputs]
+        others += [name for slices in self._slices.values() for name in slices.inputs]
         return tuple(dict.fromkeys((*self._model.inputs, *others)))
 
     def update(self, batch: Batch) -> None:
@@ -116,6 +121,7 @@ class TaskScores:
             if task.is_binary:
                 _check_binary(task, np.asarray(batch[task.label]))
             self._scores[task.name].update(batch, scores)
+            self._slices[task.name].update(batch, scores)
 
     def result(self) -> dict[str, dict[str, Any]]:
         """Returns the metrics of each task."""
@@ -128,7 +134,55 @@ class TaskScores:
                 rate = self._manifest.find_label_rate(task.label).get("train")
                 found = scores.result(rate)
             results[task.name] = {"kind": task.kind, "label": task.label, **(found or {})}
+            if slices := self._slices[task.name].result():
+                results[task.name]["slices"] = slices
         return results
+
+
+def _build_scores(task: Task, manifest: Manifest, user: str | None) -> LabelScores | ErrorScores:
+    if task.is_binary:
+        return LabelScores(task.label, user, temperature=1.0)
+    return ErrorScores(task.label, _read_train_mean(manifest, task.label))
+
+
+class _SliceScores:
+    """Metrics of a task in each slice that has rows; GAUC is left to all rows."""
+
+    def __init__(self, task: Task, manifest: Manifest, slicings: Sequence[Slicing]) -> None:
+        self._task, self._manifest, self._slicings = task, manifest, slicings
+        self._scores: dict[tuple[str, int], LabelScores | ErrorScores] = {}
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Features that are read."""
+        return tuple(slicing.feature for slicing in self._slicings)
+
+    def update(self, batch: Batch, scores: NDArray[np.float32]) -> None:
+        """Adds rows, with their scores `[rows]`."""
+        for slicing in self._slicings:
+            groups = slicing.find_groups(batch)
+            for group in np.unique(groups).tolist():
+                rows, key = np.flatnonzero(groups == group), (slicing.name, group)
+                if key not in self._scores:
+                    self._scores[key] = _build_scores(self._task, self._manifest, None)
+                labels = {self._task.label: tf.gather(batch[self._task.label], rows)}
+                self._scores[key].update(labels, scores[rows])
+
+    def result(self) -> dict[str, list[dict[str, Any]]]:
+        """Returns the slices as `describe_slices` does."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        for slicing in self._slicings:
+            groups = sorted(g for name, g in self._scores if name == slicing.name)
+            found[slicing.name] = [self._describe(slicing, group) for group in groups]
+        return found
+
+    def _describe(self, slicing: Slicing, group: int) -> dict[str, Any]:
+        own = self._scores[slicing.name, group]
+        values = own.result() if isinstance(own, ErrorScores) else own.result(None)
+        found = values or {"rows": 0}
+        metrics = {name: found[name] for name in _SLICE_METRICS if name in found}
+        rows = {"value": slicing.labels[group], "rows": found["rows"]}
+        return {**rows, "systems": {"model": metrics}}
 
 
 def compile_scores(model: RankingModel, compute: ScoreRows | None = None) -> ScoreRows:
@@ -183,14 +237,17 @@ def evaluate_tasks(
     version_dir: ReadablePath,
     manifest: Manifest,
     split: str,
-    batch_size: int,
+    config: EvaluationConfig,
 ) -> dict[str, dict[str, Any]]:
-    """Returns the metrics of each task on a split.
+    """Returns the metrics of each task on a split, in all and by slice.
 
     Raises:
+        ConfigError: A slice is unknown.
         InputDataError: The split is empty, a record is damaged, or a score is no number.
     """
-    scores = TaskScores(model, manifest)
+    slicings = plan_slicings(version_dir, manifest, config.slices, "event")
+    scores = TaskScores(model, manifest, slicings=slicings)
+    batch_size = config.batch_size
     dataset = build_eval_dataset(version_dir, manifest, split, batch_size, scores.inputs)
     for batch in read_batches(dataset, version_dir, manifest, split):
         scores.update(batch)

@@ -83,6 +83,14 @@ def build_metrics() -> dict[str, Any]:
         "labels": {"rows": 1500, "auc": 0.6831, "log_loss": None,
                    "constant": {"auc": 0.5, "log_loss": 0.6854}},
         "beyond_accuracy": {"coverage@10": 0.638, "popularity_percentile@10": 0.7812},
+        "slices": {
+            "user_frequency": [
+                {"value": band, "rows": rows,
+                 "systems": {name: {"recall@10": 0.2, "ndcg@10": value, "mrr": 0.1}
+                             for name, value in (("model", found), ("popularity", 0.0511))}}
+                for band, rows, found in (("1-9", 400, 0.0912), ("10-99", 1100, 0.1473))
+            ]
+        },
     }  # fmt: skip
 
 

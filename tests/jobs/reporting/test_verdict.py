@@ -141,7 +141,7 @@ def test_recall_is_shown_only_where_it_differs(finished):
 
 def test_labels_without_calibrated_scores_say_why(finished):
     shown = show("quality", finished)
-    assert shown.tables[-1].best_of("AUC")[1]
+    assert shown.tables[-2].best_of("AUC")[1]
     assert any("No log loss" in text for text in shown.notes)
     assert any("3 targets" in text for text in shown.notes)
 
@@ -149,7 +149,11 @@ def test_labels_without_calibrated_scores_say_why(finished):
 def test_no_labels_no_sampled_protocol(finished):
     metrics = {**finished.metrics, "labels": None, "beyond_accuracy": {}, "oov_targets": 0}
     metrics["protocols"] = metrics["protocols"][:1]
-    assert len(show("quality", replace(finished, metrics=metrics)).tables) == 1
+    tables = show("quality", replace(finished, metrics=metrics)).tables
+    assert len(tables) == 2
+    # Slices come last: rows, then the model beside popularity.
+    assert tables[-1].rows[1] == ["10-99", "1,100", "0.2000", "0.2000", "0.1473", "0.0511"]
+    assert len(show("quality", replace(finished, metrics={**metrics, "slices": {}})).tables) == 1
 
 
 def test_not_evaluated(finished):

@@ -142,17 +142,18 @@ def _batch(rows: int, seen: list[tuple[int, int]]) -> RankingBatch:
 
 
 def test_lists_of_the_same_item_cover_little() -> None:
-    lists = ListStatistics(BEYOND_ACCURACY_COUNTS, 1, mask_seen=False)
+    lists = ListStatistics(BEYOND_ACCURACY_COUNTS, (1,), mask_seen=False)
     scores = np.tile(np.array([3, 2, 1, 0], np.float32), (5, 1))
     lists.update(scores, _batch(5, [(0, 0)]))
     assert lists.result() == {
         "coverage@1": 0.25,
+        "gini@1": pytest.approx(0.75),
         "popularity_percentile@1": pytest.approx(PERCENTILES[0]),
     }
 
 
 def test_seen_items_are_not_shown_and_batches_add_up() -> None:
-    lists = ListStatistics(BEYOND_ACCURACY_COUNTS, 2, mask_seen=True)
+    lists = ListStatistics(BEYOND_ACCURACY_COUNTS, (2,), mask_seen=True)
     for _ in range(2):
         scores = np.tile(np.array([3, 2, 1, 0], np.float32), (2, 1))
         lists.update(scores, _batch(2, [(0, 0), (0, 1), (0, 2), (1, 0)]))
@@ -160,5 +161,7 @@ def test_seen_items_are_not_shown_and_batches_add_up() -> None:
     expected = (PERCENTILES[3] + PERCENTILES[1] + PERCENTILES[2]) / 3
     assert lists.result() == {
         "coverage@2": 0.75,
+        # Items are in 2, 2, 2 and 0 lists: the mean difference of pairs over twice the mean.
+        "gini@2": pytest.approx(np.abs(np.subtract.outer([2, 2, 2, 0], [2, 2, 2, 0])).mean() / 3),
         "popularity_percentile@2": pytest.approx(expected),
     }

@@ -1,0 +1,293 @@
+"""Evaluation of a user's whole held-out set, against a model of dictionaries and plain loops."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conf.errors import ConfigError
+from conf.paths import read_manifest
+from conf.training.train import TrainConfig
+from tests.training.tiny_dataset import TinyConfig, _draw_log, write_tiny_dataset
+from tests.training.toy_models import TinyTowers
+from training.checkpoint.restore import TrainedModel
+from training.evaluation.evaluate import evaluate_split
+from training.evaluation.item_index import ItemIndex, build_item_index, rank_top_k
+from training.evaluation.metrics import MISSING, Pairs, measure
+from training.evaluation.user_lists import RandomLists, UserReader, rank_in_lists
+
+KS = (1, 3, 10)
+CONFIG = TinyConfig(users=30, items=500, events_per_user=18, leave_out=3, own_group=0.3)
+
+
+def _configure(trained: TrainedModel, **evaluation: Any) -> TrainedModel:
+    config = TrainConfig.model_validate(
+        {"dataset": "d", "name": "n", "evaluation": {"ks": KS, "batch_size": 7, **evaluation}}
+    )
+    return replace(trained, config=config)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedModel:
+    version = write_tiny_dataset(tmp_path_factory.mktemp("several"), config=CONFIG)
+    manifest = read_manifest(version)
+    config = TrainConfig.model_validate({"dataset": "d", "name": "n"})
+    return TrainedModel(Path(), TinyTowers(manifest), config, manifest, version)
+
+
+def _ids(trained: TrainedModel, name: str) -> dict:
+    table = pq.read_table(Path(str(trained.version_dir)) / "encoders" / f"{name}.parquet")
+    return dict(zip(table["token"].to_pylist(), table["id"].to_pylist(), strict=True))
+
+
+def _rank_by_hand(trained: TrainedModel, later: int, *, masks: bool) -> dict[int, list[int]]:
+    """All items of the catalogue by user, best first, as of `later` events before the end."""
+    items, users, genders = (_ids(trained, n) for n in ("movie_id", "user_id", "gender"))
+    index = build_item_index(trained.model, trained.version_dir, trained.manifest, 64)
+    raw = {number: item for item, number in items.items()}
+    lists = {}
+    for user, events in _draw_log(CONFIG).events.items():
+        known = events[: len(events) - later]
+        recent = [items.get(item, 1) for item in known[::-1]][: CONFIG.max_len]
+        vector = trained.model.embed_users(
+            {
+                "user_id": np.array([users[user]]),
+                "gender": np.array([genders["FM"[user % 2]]]),
+                "history": np.array([recent + [0] * (CONFIG.max_len - len(recent))]),
+            }
+        ).numpy()[0]
+        scores = dict(zip(index.ids.tolist(), (index.vectors @ vector).tolist(), strict=True))
+        best = [raw[i] for i in sorted(scores, key=lambda i: -scores[i])]
+        lists[user] = [i for i in best if not masks or i not in set(known)]
+    return lists
+
+
+def _measure_by_hand(ranked: list[int], relevant: list, k: int) -> dict[str, float]:
+    """Definitions of the text books, one place after the other."""
+    hits, gain, precisions, first = 0, 0.0, 0.0, 0.0
+    for place, item in enumerate(ranked[:k], 1):
+        if item in relevant:
+            hits += 1
+            gain += 1 / math.log2(place + 1)
+            precisions += hits / place
+            first = first or 1 / place
+    ideal = sum(1 / math.log2(place + 1) for place in range(1, min(k, len(relevant)) + 1))
+    return {
+        f"hit_rate@{k}": float(hits > 0),
+        f"recall@{k}": hits / len(relevant),
+        f"precision@{k}": hits / k,
+        f"ndcg@{k}": gain / ideal,
+        f"map@{k}": precisions / len(relevant),
+        f"mrr@{k}": first,
+    }
+
+
+def _relevant(trained: TrainedModel, start: int, stop: int | None) -> dict[int, list]:
+    """Known items once, and each event of an unknown one."""
+    known = _ids(trained, "movie_id")
+    found = {}
+    for user, events in _draw_log(CONFIG).events.items():
+        held_out = events[start:stop]
+        unknown = [("unknown", n) for n, item in enumerate(held_out) if item not in known]
+        found[user] = [*{item for item in held_out if item in known}, *unknown]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("split", "later", "part"), [("test", 3, (-3, None)), ("validation", 6, (-6, -3))]
+)
+@pytest.mark.parametrize("masks", [True, False])
+def test_a_users_whole_set_is_measured_as_in_the_text_books(
+    trained: TrainedModel, split: str, later: int, part: tuple, masks: bool
+) -> None:
+    report = evaluate_split(_configure(trained, per="user", mask_seen=masks), split)
+    ranked, relevant = _rank_by_hand(trained, later, masks=masks), _relevant(trained, *part)
+    [protocol] = report["protocols"]
+    name = "full_unseen_per_user" if masks else "full_all_per_user"
+    assert (report["headline"], protocol["name"], protocol["per"]) == (name, name, "user")
+    assert report["rows"] == report["users"] == protocol["rows"] == CONFIG.users
+    by_hand = [
+        {m: v for k in KS for m, v in _measure_by_hand(ranked[u], relevant[u], k).items()}
+        for u in relevant
+    ]
+    expected = {name: float(np.mean([row[name] for row in by_hand])) for name in by_hand[0]}
+    assert protocol["systems"]["model"] == pytest.approx(expected, abs=1e-12)
+    unknown = [[item for item in items if isinstance(item, tuple)] for items in relevant.values()]
+    assert protocol["outside_catalogue"] == sum(map(len, unknown)) > 0
+    assert protocol["relevant"] == sum(map(len, relevant.values()))
+    lost = [len(u) == len(items) for u, items in zip(unknown, relevant.values(), strict=True)]
+    assert protocol["users_outside_catalogue"] == sum(lost)
+    assert sum(lost) > 0  # Such a user counts, as a miss.
+    shown = {item for user in ranked for item in ranked[user][:3]}
+    size = len(_ids(trained, "movie_id"))
+    assert report["beyond_accuracy"]["coverage@3"] == pytest.approx(len(shown) / size)
+
+
+def test_popularity_and_chance_are_ranked_by_the_same_rules(trained: TrainedModel) -> None:
+    """Ids fall with frequency: the order of ids is that of popularity."""
+    found = evaluate_split(_configure(trained, per="user"), "test")["protocols"][0]["systems"]
+    raw = sorted(_ids(trained, "movie_id"), key=_ids(trained, "movie_id").get)
+    relevant, events = _relevant(trained, -3, None), _draw_log(CONFIG).events
+    for k in KS:
+        rows = [
+            _measure_by_hand([i for i in raw if i not in events[u][:-3]], relevant[u], k)
+            for u in relevant
+        ]
+        for name in rows[0]:
+            assert found["popularity"][name] == pytest.approx(np.mean([r[name] for r in rows]))
+    index = build_item_index(trained.model, trained.version_dir, trained.manifest, 64)
+    batches = list(UserReader(_configure(trained), "test", index, (), True).read())
+    chance = RandomLists(len(index), 5)
+    several = [
+        measure(chance.measure(batch), (10,), "user")["precision@10"]
+        for _ in range(500)
+        for batch in batches
+    ]
+    reachable = [
+        len([i for i in items if i in raw and i not in events[u][:-3]])
+        / len([i for i in raw if i not in events[u][:-3]])
+        for u, items in relevant.items()
+    ]
+    assert np.mean(np.concatenate(several)) == pytest.approx(np.mean(reachable), rel=0.1)
+
+
+def test_both_kinds_of_rows_by_default_and_the_first_is_the_headline(trained: TrainedModel) -> None:
+    report = evaluate_split(_configure(trained, sampled_negatives=None), "test")
+    names = ["full_unseen", "full_all", "full_unseen_per_user"]
+    assert [protocol["name"] for protocol in report["protocols"]] == names
+    assert (report["headline"], report["rows"]) == ("full_unseen", 90)
+    assert [protocol["rows"] for protocol in report["protocols"]] == [90, 90, 30]
+    both = _configure(trained, sampled_negatives=None, per=["user", "event"])
+    found = evaluate_split(both, "test")
+    assert found["headline"] == "full_unseen_per_user"
+    assert found["labels"] == report["labels"] is not None
+    assert found["protocols"] == report["protocols"]
+    events = evaluate_split(_configure(trained, per="event", sampled_negatives=None), "test")
+    assert events == report | {"protocols": report["protocols"][:2]}
+
+
+def test_slices_add_up_and_are_cut_by_train_counts(trained: TrainedModel) -> None:
+    slices = ["item_frequency", "gender", "user_frequency"]
+    report = evaluate_split(_configure(trained, slices=slices, per="event"), "test")
+    headline = report["protocols"][0]["systems"]
+    assert list(report["slices"]) == slices
+    for groups in report["slices"].values():
+        assert sum(group["rows"] for group in groups) == 90
+        for system in ("model", "popularity"):
+            for metric, whole in headline[system].items():
+                total = sum(g["rows"] * g["systems"][system][metric] for g in groups)
+                assert total / 90 == pytest.approx(whole)
+    counts = pq.read_table(Path(str(trained.version_dir)) / "encoders" / "movie_id.parquet")
+    train = dict(zip(counts["token"].to_pylist(), counts["count"].to_pylist(), strict=True))
+    held_out = [item for events in _draw_log(CONFIG).events.values() for item in events[-3:]]
+    bands = {"0": 0, "1-9": 0, "10-99": 0}
+    for item in held_out:
+        count = train.get(item, 0)
+        bands["0" if count == 0 else "1-9" if count < 10 else "10-99"] += 1
+    found = {group["value"]: group["rows"] for group in report["slices"]["item_frequency"]}
+    assert found == {band: rows for band, rows in bands.items() if rows}
+    genders = {group["value"]: group["rows"] for group in report["slices"]["gender"]}
+    assert genders == {"F": 45, "M": 45}
+    users = evaluate_split(_configure(trained, slices=["gender"], per="user"), "test")
+    assert {group["rows"] for group in users["slices"]["gender"]} == {15}
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "split", "said"),
+    [
+        ({"per": "user"}, "train", "split before"),
+        ({"slices": ["gendre"]}, "test", "did you mean 'gender'"),
+        ({"slices": ["history"]}, "test", "gives no slices"),
+        ({"slices": ["label"]}, "test", "gives no slices"),
+        ({"slices": ["item_frequency"], "per": "user"}, "test", "slices of users"),
+    ],
+)
+def test_what_has_no_rows_or_groups_is_refused(
+    trained: TrainedModel, evaluation: dict, split: str, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        evaluate_split(_configure(trained, **evaluation), split)
+
+
+def test_rows_per_user_need_users(trained: TrainedModel) -> None:
+    nobody = replace(trained.manifest, keys=replace(trained.manifest.keys, user=None, seen=None))
+    with pytest.raises(ConfigError, match="has no user"):
+        evaluate_split(replace(_configure(trained, per="user"), manifest=nobody), "test")
+
+
+class _ConstantTowers(TinyTowers):
+    def embed_users(self, features: Any, training: Any = None) -> tf.Tensor:
+        return tf.zeros_like(super().embed_users(features))
+
+
+def test_a_constant_model_finds_nothing(trained: TrainedModel) -> None:
+    """Its lists are the first ids, which are the most popular items."""
+    constant = replace(_configure(trained, per="user"), model=_ConstantTowers(trained.manifest))
+    found = evaluate_split(constant, "test")["protocols"][0]["systems"]["model"]
+    assert set(found.values()) == {0.0}
+
+
+def test_users_outside_the_vocabulary_belong_to_no_one(trained: TrainedModel) -> None:
+    index = build_item_index(trained.model, trained.version_dir, trained.manifest, 64)
+    reader = UserReader(_configure(trained), "test", index, ("gender",), True)
+    users = np.concatenate([batch.users for batch in reader.read()])
+    assert sorted(users.tolist()) == sorted(_ids(trained, "user_id").values())
+    assert reader.held_out.unnamed == 0
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 4), min_size=9, max_size=9), min_size=1, max_size=4),
+    st.data(),
+)
+def test_ties_count_against_relevant_items_and_among_themselves_once(
+    values: list[list[int]], data: st.DataObject
+) -> None:
+    """Against a sort of the whole row in which what is relevant comes last of its equals."""
+    scores, k = np.array(values, np.float32), 4
+    chosen = [data.draw(st.sets(st.integers(0, 8), max_size=5)) for _ in values]
+    pairs = [(row, column) for row, own in enumerate(chosen) for column in sorted(own)]
+    cells = np.array(pairs, np.int64).reshape(-1, 2)
+    index = ItemIndex(np.arange(2, 11), scores.T.copy())
+    lists = rank_top_k(np.eye(len(scores), dtype=np.float32), index, k + 1)
+    columns = np.where(lists.ids == 0, MISSING, lists.ids - 2)
+    ranks = rank_in_lists(lists.scores, columns, Pairs(cells[:, 0], cells[:, 1]), k)
+    for row, own in enumerate(chosen):
+        order = sorted(range(9), key=lambda c: (-scores[row, c], c in own, c))
+        expected = sorted(order.index(c) + 1.0 for c in own)
+        found = sorted(r for r in ranks[row] if not np.isnan(r))
+        last = scores[row, order[k - 1]] == scores[row, order[k]]
+        for want, got in zip(expected, found, strict=True):
+            at_the_end = last and scores[row, order[int(want) - 1]] == scores[row, order[k]]
+            assert got == (want if want <= k and not at_the_end else np.inf)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 8), st.integers(1, 200), st.integers(0, 3))
+def test_blocks_change_no_list(items: int, k: int, cells: int, spread: int) -> None:
+    rng = np.random.default_rng(items * k + spread)
+    vectors = rng.integers(-spread, spread + 1, (items, 2)).astype(np.float32)
+    users = rng.integers(-2, 3, (5, 2)).astype(np.float32)
+    index = ItemIndex(np.arange(2, items + 2), vectors)
+    found = rank_top_k(users, index, k, block_cells=cells)
+    scores = users @ vectors.T
+    for row in range(5):
+        best = sorted(range(items), key=lambda c: (-scores[row, c], c))[:k]
+        assert found.ids[row].tolist() == [c + 2 for c in best] + [0] * (k - len(best))
+
+
+def test_the_means_are_those_of_single_rows() -> None:
+    ranks = np.array([[1.0, 4.0, np.inf], [np.inf, np.nan, np.nan], [2.0, 3.0, np.nan]])
+    found = measure(ranks, (3,), "user")
+    np.testing.assert_allclose(found["map@3"], [1 / 3, 0, (1 / 2 + 2 / 3) / 2])
+    np.testing.assert_allclose(found["precision@3"], [1 / 3, 0, 2 / 3])
+    np.testing.assert_allclose(found["mrr@3"], [1, 0, 1 / 2])

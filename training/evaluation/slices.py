@@ -1,0 +1,183 @@
+"""Slices of the rows that are evaluated: by train frequency of user or item, or by a feature."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from conf.errors import ConfigError, did_you_mean
+from conf.manifest import Manifest
+from conf.paths import ReadablePath
+from conf.schema import OOV_ID, FeatureSpec
+from training.evaluation.metrics import FloatArray, IntArray, Per
+from training.input.batches import Features
+from training.input.vocabularies import read_key_vocabulary, read_plan, read_token_counts
+
+USER_FREQUENCY, ITEM_FREQUENCY = "user_frequency", "item_frequency"
+BAND_STARTS = (0, 1, 10, 100, 1000)
+"""Least number of train events of each band of frequency."""
+BANDS = ("0", "1-9", "10-99", "100-999", "1000+")
+MOST_VALUES = 20
+"""Values of a feature that have a slice of their own: the most frequent ones of train."""
+UNKNOWN, OTHERS = "(unknown)", "(others)"
+
+
+@dataclass(frozen=True)
+class Slicing:
+    """One way to cut rows into groups.
+
+    Attributes:
+        name: As it is asked for.
+        feature: Scalar feature whose ids decide.
+        labels: Names of the groups.
+        groups: `[ids]`, the group of each id.
+    """
+
+    name: str
+    feature: str
+    labels: tuple[str, ...]
+    groups: IntArray
+
+    def find_groups(self, features: Features) -> IntArray:
+        """Returns the group of each row, `[rows]`."""
+        ids = np.asarray(features[self.feature], np.int64)
+        known = (ids >= 0) & (ids < len(self.groups))
+        return self.groups[np.where(known, ids, OOV_ID)]
+
+
+def plan_slicings(
+    version_dir: ReadablePath, manifest: Manifest, names: Sequence[str] | None, per: Per
+) -> tuple[Slicing, ...]:
+    """Finds out how rows are cut into slices.
+
+    Args:
+        version_dir: Directory of the dataset version.
+        manifest: Its manifest.
+        names: `user_frequency`, `item_frequency` or features; None: both frequencies, as far as
+            the dataset counts them.
+        per: What a row stands for; a user has no one item.
+
+    Raises:
+        ConfigError: A name is unknown, or has no groups here.
+        InputDataError: A vocabulary is damaged.
+    """
+    keys = {USER_FREQUENCY: manifest.keys.user, ITEM_FREQUENCY: manifest.keys.item}
+    if per == "user":
+        del keys[ITEM_FREQUENCY]
+    if names is None:
+        counted = [n for n, key in keys.items() if key and _is_counted(version_dir, manifest, key)]
+        names = counted
+    slicings = []
+    for name in dict.fromkeys(names):
+        if (key := keys.get(name)) is not None and _is_counted(version_dir, manifest, key):
+            slicings.append(_cut_by_count(version_dir, manifest, name, key))
+        else:
+            _require_groups(manifest, name, per, keys)
+            slicings.append(_cut_by_value(version_dir, manifest, name))
+    return tuple(slicings)
+
+
+def _is_counted(version_dir: ReadablePath, manifest: Manifest, key: str) -> bool:
+    plan = read_plan(version_dir, manifest)
+    is_scalar = manifest.schema[key].shape == ()
+    return is_scalar and plan.column(key).vocabulary is not None
+
+
+def _cut_by_count(version_dir: ReadablePath, manifest: Manifest, name: str, key: str) -> Slicing:
+    plan = read_plan(version_dir, manifest)
+    spec = plan.vocabulary(plan.column(key).vocabulary or "")
+    counts = read_token_counts(version_dir, spec)
+    return Slicing(name, key, BANDS, np.searchsorted(BAND_STARTS, counts, side="right") - 1)
+
+
+def _require_groups(
+    manifest: Manifest, name: str, per: Per, keys: Mapping[str, str | None]
+) -> None:
+    known = [spec.name for spec in manifest.schema.features if _has_groups(spec)]
+    if per == "user":
+        known = [n for n in known if manifest.schema[n].role == "user"]
+    if name in known:
+        return
+    allowed = [*(n for n, key in keys.items() if key), *known]
+    raise ConfigError(
+        f"evaluation.slices: {name} gives no slices of "
+        + ("users" if per == "user" else "these rows"),
+        received=name,
+        allowed=", ".join(allowed),
+        fix=did_you_mean(name, allowed)
+        or "name a single id of the row; put numbers into buckets in the build",
+    )
+
+
+def _has_groups(spec: FeatureSpec) -> bool:
+    return spec.shape == () and spec.vocabulary_size is not None
+
+
+def _cut_by_value(version_dir: ReadablePath, manifest: Manifest, name: str) -> Slicing:
+    """Ids of a vocabulary fall with frequency, so its first ids are the most frequent values."""
+    size = int(manifest.schema[name].vocabulary_size or 0)
+    vocabulary = read_key_vocabulary(version_dir, manifest, name)
+    first = 0 if vocabulary is None else vocabulary.first_id
+    most = 64 if vocabulary is None else MOST_VALUES
+    shown = np.arange(first, min(first + most, size))
+    names = shown.tolist() if vocabulary is None else vocabulary.take(shown).to_pylist()
+    groups = np.full(size, len(shown), np.int64)
+    groups[shown] = np.arange(len(shown))
+    groups[:first] = len(shown) + 1
+    return Slicing(name, name, (*map(str, names), OTHERS, UNKNOWN), groups)
+
+
+@dataclass
+class SliceMeans:
+    """Means of metrics by slice, of one system.
+
+    Attributes:
+        slicings: How rows are cut.
+    """
+
+    slicings: Sequence[Slicing]
+    _rows: dict[str, IntArray] = field(default_factory=dict)
+    _sums: dict[str, dict[str, FloatArray]] = field(default_factory=dict)
+
+    def update(self, features: Features, values: Mapping[str, FloatArray]) -> None:
+        """Adds a batch of rows with their metrics, `[rows]` by name."""
+        for slicing in self.slicings:
+            size, groups = len(slicing.labels), slicing.find_groups(features)
+            rows = self._rows.setdefault(slicing.name, np.zeros(size, np.int64))
+            rows += np.bincount(groups, minlength=size)
+            sums = self._sums.setdefault(slicing.name, {})
+            for metric, per_row in values.items():
+                total = sums.setdefault(metric, np.zeros(size))
+                total += np.bincount(groups, per_row, size)
+
+    def result(self, slicing: Slicing, group: int) -> dict[str, float]:
+        """Returns the means of a group that has rows."""
+        rows = self._rows[slicing.name][group]
+        return {name: float(s[group] / rows) for name, s in self._sums[slicing.name].items()}
+
+    def count_rows(self, slicing: Slicing) -> IntArray:
+        """Returns the rows of each group."""
+        return self._rows[slicing.name]
+
+
+def describe_slices(means: Mapping[str, SliceMeans]) -> dict[str, list[dict[str, Any]]]:
+    """Returns the slices of several systems that were given the same rows, those with rows.
+
+    Returns:
+        By slicing, a list of groups: `value`, `rows` and the metrics by system.
+    """
+    first = next(iter(means.values()))
+    return {
+        slicing.name: [
+            {
+                "value": slicing.labels[group],
+                "rows": int(first.count_rows(slicing)[group]),
+                "systems": {name: own.result(slicing, group) for name, own in means.items()},
+            }
+            for group in np.flatnonzero(first.count_rows(slicing)).tolist()
+        ]
+        for slicing in first.slicings
+    }
