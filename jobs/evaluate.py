@@ -190,10 +190,9 @@ def shown_metrics(values: Mapping[str, float]) -> list[str]:
     """Picks the columns of the table: at cut-off 10, or at the smallest one evaluated."""
     cuts = sorted({int(name.partition("@")[2]) for name in values if "@" in name})
     k = 10 if 10 in cuts else cuts[0]
-    names = [f"{family}@{k}" for family in ("hit_rate", "recall", "precision", "map", "ndcg")]
     if "mrr" in values:
         return [f"hit_rate@{k}", f"ndcg@{k}", "mrr"]
-    return [*names, f"mrr@{k}"]
+    return [f"{family}@{k}" for family in ("recall", "precision", "map", "ndcg")]
 
 
 def describe_labels(labels: Mapping[str, Any]) -> str:
