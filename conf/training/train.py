@@ -300,6 +300,25 @@ class TrainConfig(StrictFinite):
         return self
 
     @model_validator(mode="after")
+    def _check_objective(self) -> TrainConfig:
+        objective = getattr(self.model, "objective", None)
+        negatives = getattr(objective, "negatives", None)
+        masks_items = getattr(objective, "mask", None) == "user_items"
+        if self.compute.xla and masks_items and getattr(objective, "reads_label", False) is False:
+            raise ValueError(
+                "model.objective.mask=user_items makes tensors whose size differs from step to "
+                "step, which compute.xla does not compile; set mask=target, or compute.xla=false"
+            )
+        is_adaptive = negatives is not None and negatives.source == "adaptive"
+        if is_adaptive and self.devices.strategy == "parameter_server":
+            raise ValueError(
+                "model.objective.negatives.source=adaptive counts the items of all steps in "
+                "their order, and devices.strategy=parameter_server has none; set source to "
+                "frequency or uniform"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_parameter_servers(self) -> TrainConfig:
         if self.devices.strategy != "parameter_server":
             return self

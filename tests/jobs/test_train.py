@@ -40,6 +40,7 @@ REAL_DATA = {
     "criteo": ("criteo-10k", "auc", 0.65),
     "frappe": ("frappe/nfm", "auc", 0.93),
     "ipinyou": ("ipinyou-deepctr", "auc", 0.5),
+    "ml_100k_pairs": ("ml-100k", "recall@20", 0.02),
     "ml_1m_ratings": ("ml-1m", "rmse", 0.95),
 }
 

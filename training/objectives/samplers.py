@@ -155,10 +155,10 @@ class AdaptiveSampler(Sampler):
     def learn(self, ids: tf.Tensor, training: TrainingPass) -> None:
         """Counts items; those of all replicas, which so stay alike."""
         positions = tf.reshape(tf.gather(self._positions, ids), [-1])
-        met = tf.math.bincount(
-            tf.boolean_mask(positions, positions >= 0),
-            minlength=int(self.counts.shape[0]),
-            dtype=tf.float64,
+        met = tf.math.unsorted_segment_sum(
+            tf.cast(positions >= 0, tf.float64),
+            tf.maximum(positions, 0),
+            int(self.counts.shape[0]),
         )
         training.write(self.counts, training.read(self.counts) + met)
 

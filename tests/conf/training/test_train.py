@@ -13,6 +13,7 @@ from conf.training.models import (
     DSSMConfig,
     DynamicTableConfig,
     MFConfig,
+    NegativesConfig,
     SampledSoftmaxConfig,
     StaticTableConfig,
     UniformConfig,
@@ -38,6 +39,46 @@ def test_keys_without_a_tag_are_those_of_the_default() -> None:
     assert isinstance(model, DSSMConfig)
     assert model.embedding_dim == 4
     assert model.objective == SampledSoftmaxConfig(uniform_negatives=64)
+
+
+def test_earlier_names_of_negatives_are_read() -> None:
+    """Runs keep their config, and are evaluated and exported by it."""
+    found = load(
+        "model.objective.uniform_negatives=64",
+        "model.objective.mask_accidental_hits=false",
+        "model.objective.logq_correction=false",
+    ).model.objective
+    assert found.negatives == NegativesConfig(source="mixed", count=64)
+    assert (found.mask, found.logq_correction) == ("none", 0.0)
+    resolved = load().model_copy(update={"model": DSSMConfig(objective=found)}).resolved()
+    assert TrainConfig.model_validate(resolved).model.objective == found
+    assert load("model.objective.logq_correction=true").model.objective.logq_correction == 1.0
+    assert load("model.objective=bpr").model.objective.negatives.count == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["negatives={source: uniform}"], "needs a `count`"),
+        (["negatives={count: 5}"], "takes no `count`"),
+        (["negatives={source: uniform, count: 5, distortion: 1}"], "takes no `distortion`"),
+        (["kind=bpr", "negatives={source: batch}"], "adaptive"),
+        (["kind=softmax", "mask=target"], "user_items"),
+        (["logq_correction=-1"], "greater than or equal to 0"),
+    ],
+)
+def test_negatives_that_do_not_fit_are_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(*(f"model.objective.{override}" for override in overrides))
+
+
+def test_objectives_that_devices_cannot_compute_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"mask=target, or compute\.xla=false"):
+        load("model.objective.mask=user_items", "compute.xla=true")
+    load("model.objective=binary", "compute.xla=true")
+    negatives = "model.objective.negatives={source: adaptive, count: 4}"
+    with pytest.raises(ConfigError, match="frequency or uniform"):
+        load(negatives, "devices.strategy=parameter_server")
 
 
 def test_a_tag_that_is_given_decides() -> None:
