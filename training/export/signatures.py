@@ -292,4 +292,5 @@ class ServingLookups:
             with tf.init_scope():  # Outside of the graph that is being traced.
                 self._of_space[space] = space.build_lookup()
             self.tables.append(self._of_space[space])
-        return self._of_space[space].lookup(tf.cast(keys, tf.int64))
+        rows = self._of_space[space].lookup(tf.cast(keys, tf.int64))
+        return tf.ensure_shape(rows, keys.shape)  # A lookup forgets it.
