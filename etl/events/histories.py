@@ -93,7 +93,7 @@ def _add_history(samples: DataFrame, config: BuildConfig, history: UserHistoryCo
     by_user = Window.partitionBy(user).orderBy(POSITION_COLUMN)
     samples = _mark(samples, config, history)
     element = _element(config, history)
-    if history.where is None:
+    if not _is_selective(config, history):
         before = F.collect_list(element).over(by_user.rowsBetween(-history.scanned, -1))
         samples = samples.withColumn(_LIST, before)
     else:
@@ -114,7 +114,7 @@ def _collect_latest(
     """One row per user: the latest behaviours, oldest first, in `__history_list`."""
     user = config.events.user or ""
     found = _mark(events, config, history).where(_MATCH)
-    if history.where is None:
+    if not _is_selective(config, history):
         # Every event is a behaviour: what is left of the user's tells its rank, without a sort.
         later = F.col(TOTAL_COLUMN) - F.col(POSITION_COLUMN)
     else:
@@ -128,7 +128,10 @@ def _collect_latest(
 
 def _mark(events: DataFrame, config: BuildConfig, history: UserHistoryConfig) -> DataFrame:
     """Adds whether an event is one of the behaviours, and from which position it is repeated."""
-    events = events.withColumn(_MATCH, matches(events, history.where))
+    met = matches(events, history.where)
+    if _leaves_out_no_items(config, history):
+        met = met & F.col(config.events.item or "").isNotNull()
+    events = events.withColumn(_MATCH, met)
     if history.distinct is None:
         return events
     item, alike = config.events.item or "", [config.events.user or "", _MATCH]
@@ -142,6 +145,16 @@ def _mark(events: DataFrame, config: BuildConfig, history: UserHistoryConfig) ->
         same = F.lead(item).over(in_order) == F.col(item)
         repeated = F.when(same, F.lead(POSITION_COLUMN).over(in_order))
     return events.withColumn(_SUPERSEDED, repeated)
+
+
+def _is_selective(config: BuildConfig, history: UserHistoryConfig) -> bool:
+    """Whether only some events are behaviours."""
+    return history.where is not None or _leaves_out_no_items(config, history)
+
+
+def _leaves_out_no_items(config: BuildConfig, history: UserHistoryConfig) -> bool:
+    """Whether events without an item are none: those that are no samples may lack it."""
+    return config.events.where is not None and _holds_items_alone(history)
 
 
 def _holds_items_alone(history: UserHistoryConfig) -> bool:

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from conf.etl.build import BuildConfig
 from conf.etl.labels import ConversionConfig, LabelConfig
 from etl.events.identity import EVENT_TS_COLUMN, drop_events
+from etl.events.sample_filter import NOT_SAMPLED_COLUMN
 from etl.events.splits import GIVEN_TEST_COLUMN, GIVEN_VALIDATION_COLUMN
 from etl.sources.source import Source
 
@@ -112,7 +113,9 @@ def _add_label(events: DataFrame, label: LabelConfig, sources: Mapping[str, Sour
         return add_conversion_label(events, label.name, label.conversion, source)
     value = F.col(label.column or "")
     given = F.col(GIVEN_TEST_COLUMN) | F.col(GIVEN_VALIDATION_COLUMN)
-    reason = F.when(value.isNull() & ~given, F.lit(UNLABELLED))
+    # An event that is no sample needs no label.
+    lacking = value.isNull() & ~given & F.col(NOT_SAMPLED_COLUMN).isNull()
+    reason = F.when(lacking, F.lit(UNLABELLED))
     rule = _apply_rule(events, label, value).cast("float")
     return drop_events(events.withColumn(label.name, F.when(value.isNotNull(), rule)), reason)
 

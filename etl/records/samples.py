@@ -143,7 +143,8 @@ def build_users(
     columns -= {column for _, names in wanted for column in names}
     found = [F.max(column).alias(column) for column in sorted(columns)]
     if config.seen:
-        found.append(F.array_distinct(collect_sequence(item)).alias(SEEN))
+        items = F.array_compact(collect_sequence(item))
+        found.append(F.array_distinct(items).alias(SEEN))
     attributes = events.groupBy(user).agg(*found) if found else events.select(user).distinct()
     users = add_latest_histories(attributes, events, config)
     users = add_latest_windowed_features(users, log, config, user)

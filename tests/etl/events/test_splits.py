@@ -19,9 +19,10 @@ from etl.events.date_range import check_dates
 from etl.events.down_sampling import mark_not_sampled
 from etl.events.event_log import count_events, kept, prepare_events
 from etl.events.labels import add_weights
-from etl.events.most_frequent import rank_values
+from etl.events.most_frequent import add_most_frequent, fit_most_frequent
 from etl.events.splits import add_split, mark_outside_window
-from etl.records.samples import build_samples
+from etl.feature_plan import plan_features
+from etl.records.samples import build_samples, build_users
 from etl.sources.read import read_source
 from etl.versions.run_fingerprint import RunRequest
 from tests.etl.logs import (
@@ -271,8 +272,10 @@ def columns_config(**events: object) -> BuildConfig:
     return behaviour_config(
         sources={"log": {"path": "log.tsv", "columns": VIDEO_COLUMNS}},
         events={"where": "column is not null", **log},
+        history={"max_len": 3},
         histories=[{"name": "clicked", "columns": ["video"], "max_len": 5}],
         most_frequent=[{"name": "column_videos", "column": "video", "k": 2}],
+        label={"column": "column", "at_least": 2},  # Clicks without a column need none.
         split={"strategy": "leave_one_out", "min_events": 3},
         features=[
             {"name": "user", "column": "user", "role": "user"},
@@ -281,7 +284,7 @@ def columns_config(**events: object) -> BuildConfig:
     )
 
 
-def test_where_chooses_samples_and_histories_still_see_the_others(spark):
+def test_where_chooses_samples_and_histories_still_see_the_others(spark, tmp_path):
     rng = np.random.default_rng(3)
     log = [
         (user, int(rng.integers(1, 9)), None if rng.random() < 0.5 else int(rng.integers(1, 4)), t)
@@ -305,15 +308,24 @@ def test_where_chooses_samples_and_histories_still_see_the_others(spark):
         for row in own:
             past = [r[1] for r in log if r[0] == user and r[3] < row["ts"]]
             assert row["clicked_video"] == past[::-1][:5]
+            items = [r[2] for r in log if r[0] == user and r[3] < row["ts"] and r[2]]
+            assert row["history"] == items[::-1][:3]
             seen = {r[2] for r in log if r[0] == user and r[3] < row["ts"]} - {None}
             assert row["seen"] is None if row["__split"] == "train" else set(row["seen"]) == seen
-    train = prepared.where("__drop is null and __split = 'train'")
-    pools = rank_values(train, "column", config.most_frequent[0]).collect()
+    fit_most_frequent(kept(prepared), config, tmp_path)
+    items = spark.createDataFrame([(1,), (2,), (3,), (77,)], "column bigint")
+    pools = add_most_frequent(items, config, tmp_path).collect()
     pairs = Counter((r["column"], r["video"]) for r in found if r["__split"] == "train")
     for row in pools:
         own = [(-n, video) for (column, video), n in pairs.items() if column == row["column"]]
         assert row["column_videos"] == [video for _, video in sorted(own)[:2]]
-    assert {row["column"] for row in pools} == {column for column, _ in pairs}
+    assert {row["column"]: row["column_videos"] for row in pools}[77] == []
+    users = build_users(prepared, config, plan_features(config), {}).collect()
+    for user in (1, 2, 3):
+        (row,) = [row for row in users if row["user"] == user]
+        own = sorted((r for r in log if r[0] == user), key=lambda r: r[3])
+        assert set(row["seen"]) == {r[2] for r in own} - {None}
+        assert row["clicked_video"] == [r[1] for r in own if r != (1, 6, 2, 15)][::-1][:5]
 
 
 @pytest.mark.parametrize(
