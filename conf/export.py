@@ -21,6 +21,7 @@ EXPORT_FORMAT_VERSION = 2
 MODELS_CONFIG = "models.config"
 WARMUP_FILE = "assets.extra/tf_serving_warmup_requests"
 EMBEDDINGS_DIR = "embeddings"
+TABLES_DIR = "tables"
 USERS_FILE = "users.parquet"
 
 
@@ -33,12 +34,14 @@ class ExportOptions:
         name: Name of the model; None: that of the run's series.
         keep: Versions that are kept, the newest ones; None: all.
         k: Length of the lists of a retrieval model's default signature.
+        tables: Whether every embedding table is written too.
     """
 
     directory: Path | None = None
     name: str | None = None
     keep: int | None = None
     k: int = 100
+    tables: bool = False
 
     def __post_init__(self) -> None:
         """Refuses a name that could leave the directory.

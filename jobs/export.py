@@ -31,6 +31,9 @@ def main(
     k: Annotated[
         int, typer.Option(min=1, help="Items that a retrieval model returns by default.")
     ] = 100,
+    tables: Annotated[
+        bool, typer.Option("--tables", help="Write every embedding table too, as files of rows.")
+    ] = False,
     checkpoint: Annotated[
         CheckpointChoice, typer.Option(help="The best epoch's weights, or the last one's.")
     ] = CheckpointChoice.BEST,
@@ -38,7 +41,7 @@ def main(
 ) -> int:
     """Write the next version of a SavedModel that takes raw values, with all embeddings."""
     setup_logging(log_format)
-    options = ExportOptions(to, name, keep, k)
+    options = ExportOptions(to, name, keep, k, tables)
     target = export(Path(run), checkpoint=checkpoint, options=options)
     if log_format is LogFormat.JSON:
         print(json.dumps({"export": str(target)}))

@@ -34,7 +34,7 @@ from jobs.inspection.summary import (
     summarize_shard,
 )
 from jobs.inspection.summary_tables import list_summary, print_tables
-from jobs.inspection.variables import summarize_variable
+from jobs.inspection.variables import summarize_key, summarize_variable
 from jobs.inspection.verify import OnBytes, verify_dataset
 from jobs.reporting.dataset_page import render_dataset
 from jobs.support.terminal import show_progress
@@ -66,9 +66,21 @@ def main(
         str | None,
         typer.Option(metavar="NAME", help="Show a run's variable; --head N: its first N rows."),
     ] = None,
+    table: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Table of a run that --key is looked up in.")
+    ] = None,
+    key: Annotated[
+        int | None, typer.Option(help="Show the row of a key, as the dataset holds it.")
+    ] = None,
 ) -> None:
     """Show what a dataset, a shard or a run holds."""
     target = find_target(path)
+    if (table is None) != (key is None) or (table is not None and target.kind != "run"):
+        raise ConfigError(
+            "--table and --key together show the row of a key in a run",
+            received=f"a {target.kind}, --table {table}, --key {key}",
+            allowed="sluice inspect RUN --table NAME --key K",
+        )
     if target.kind == "run" and (verify or (head is not None and variable is None)):
         raise ConfigError(
             "--verify and --head are for datasets and shards",
@@ -84,6 +96,8 @@ def main(
         return
     if variable is not None:
         summary = summarize_variable(target.path, variable, head)
+    elif table is not None and key is not None:
+        summary = summarize_key(target.path, table, key)
     else:
         summary = inspect(target, verify=verify, head=head, split=split)
     if as_json:

@@ -1,14 +1,18 @@
-"""A variable of a trained run: its shape, its range, its first rows."""
+"""A variable of a trained run: its shape, its range, its first rows; and the row of one key."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conf.errors import ConfigError, did_you_mean
+from conf.schema import OOV_ID
+
+if TYPE_CHECKING:
+    from training.embedding.ruled_key_space import RuledKeySpace
 
 SHOWN_ROWS = 10
 
@@ -60,3 +64,68 @@ def _read_variable(run: Path, name: str) -> NDArray[Any]:
             fix=did_you_mean(name, known) or "`sluice inspect RUN` lists them",
         )
     return np.asarray(weights[name])
+
+
+def summarize_key(run: Path, name: str, key: int) -> dict[str, Any]:
+    """Returns what a table of a run's best checkpoint holds of a key, as JSON values.
+
+    Args:
+        run: Directory of the run.
+        name: A table.
+        key: As the dataset holds it; of a static table, an id.
+
+    Returns:
+        `row` None where the key has none; `sightings` and, in steps or as a value of the
+        feature, `last_seen` where the table has rules.
+
+    Raises:
+        ConfigError: The model has no such table.
+        UpstreamNotReadyError: The run has no checkpoint yet.
+        InputDataError: The checkpoint or the dataset version is damaged or gone.
+    """
+    from training.checkpoint.restore import load_run  # Loads TensorFlow, which takes seconds.
+    from training.embedding.dynamic_table import DynamicTable
+    from training.embedding.ruled_key_space import RuledKeySpace
+
+    tables = load_run(run).model.tables
+    if name not in tables:
+        raise ConfigError(
+            "the model has no such table",
+            received=name,
+            allowed=", ".join(tables),
+            fix=did_you_mean(name, tables),
+        )
+    table, known = tables[name], {}
+    row = key if 0 <= key < table.vocabulary_size else None
+    if isinstance(table, DynamicTable):
+        found = int(table.keys.find_on_host(np.array([key]))[0])
+        row = None if found == OOV_ID else found
+        if isinstance(table.keys, RuledKeySpace):
+            known = describe_sightings(table.keys, key)
+    values = None if row is None else np.asarray(table.lookup(np.array([key])))[0]
+    return {
+        "kind": "key",
+        "path": str(run),
+        "table": name,
+        "key": key,
+        "row": row,
+        **known,
+        "norm": None if values is None else float(np.linalg.norm(values)),
+        "values": None if values is None else values.tolist(),
+    }
+
+
+def describe_sightings(keys: RuledKeySpace, key: int) -> dict[str, Any]:
+    """Returns how often a table with rules has seen a key, when last, and what now is."""
+    found, clock = keys.read_key(key), keys.rules.timestamp or "step"
+    if found is None:
+        return {"sightings": 0}
+    moment = keys.ruled.moment
+    now = moment.now if keys.rules.timestamp else moment.batches
+    return {
+        "sightings": found[1],
+        "last_seen": found[2],
+        "now": now,
+        "clock": clock,
+        "unused": None if now is None else now - found[2],
+    }

@@ -26,6 +26,7 @@ from conf.export import (
     EXPORT_FILE,
     EXPORT_FORMAT_VERSION,
     MODELS_CONFIG,
+    TABLES_DIR,
     ExportOptions,
     list_models,
 )
@@ -42,6 +43,7 @@ from training.export.model_signatures import (
     describe_output,
 )
 from training.export.signatures import save_signatures
+from training.export.tables import write_tables
 from training.export.warmup import write_warmup
 from training.models.ranking import RankingModel, Task
 from training.models.retrieval import RetrievalModel, require_retrieval
@@ -71,13 +73,13 @@ def write_export(trained: TrainedModel, options: ExportOptions | None = None) ->
         "free some space (or check the permissions), then export again",
     ):
         with numbered_directory(base / name, options.keep) as (staging, target):
-            _write_version(staging, trained, options.k, {"name": name, "version": target.name})
+            _write_version(staging, trained, options, {"name": name, "version": target.name})
         write_models_config(base)
     return target
 
 
 def _write_version(
-    staging: Path, trained: TrainedModel, k: int, identity: Mapping[str, str]
+    staging: Path, trained: TrainedModel, options: ExportOptions, identity: Mapping[str, str]
 ) -> None:
     model, manifest = trained.model, trained.manifest
     encoders = build_encoders(trained)
@@ -89,13 +91,15 @@ def _write_version(
     else:
         retrieval = require_retrieval(model)
         index = _index_items(trained, retrieval)
-        signatures = build_retrieval_signatures(trained, retrieval, encoders, index, k)
+        signatures = build_retrieval_signatures(trained, retrieval, encoders, index, options.k)
         parts = {"score": "dot product of the user's and the item's embedding"}
     save_signatures(str(staging), signatures, encoders)
     warmup = write_warmup(staging, identity["name"], signatures)
     if not isinstance(model, RankingModel):
         embeddings = staging / EMBEDDINGS_DIR
         parts["embeddings"] = write_embeddings(embeddings, trained, index)
+    if options.tables:
+        parts["tables"] = write_tables(staging / TABLES_DIR, model)
     users = write_users(staging, trained)
     files = list_files(staging)
     card = {

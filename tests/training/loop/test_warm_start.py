@@ -17,14 +17,17 @@ from conf.run import read_json
 from conf.training.models import DSSMConfig, MFConfig, ModelConfig, RankingConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import FitConfig, TrainConfig, WarmStartConfig
+from jobs.inspection.variables import summarize_key
 from tests.training.killed_run import CONFIG
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.checkpoint_files import CheckpointLayout, list_checkpoints
 from training.checkpoint.restore import load_run
 from training.checkpoint.saved_tensors import TrainingState
+from training.embedding import TableStore
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_space import KeySpace
 from training.embedding.ruled_key_space import RuledKeySpace
+from training.export.tables import write_tables
 from training.fit import fit_run, plan_run
 from training.input.split_source import TrainingData
 from training.input.vocabularies import (
@@ -298,15 +301,53 @@ def test_a_checkpoint_by_its_own_path(old_run: Path, grown: Path, model, tmp_pat
     assert "movie_id" in report.render()
 
 
+# Each user has 13 rows, of which the epoch's tail leaves some out: those users wait.
+RULES = {"admission": {"count": 13}, "eviction": {"unused_steps": 500}}
+RULED = DSSMConfig.model_validate(
+    {"embedding_dim": 4, "embeddings": {"user_id": RULES, "gender": RULES}}
+)
+
+
+@pytest.fixture(scope="module")
+def ruled_run(tiny_version: Path, tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("ruled")
+    return fit_run(configure(tiny_version, root, RULED), NoProgress())
+
+
+def test_a_key_can_be_asked_for_and_tables_are_files(ruled_run: Path, tmp_path: Path) -> None:
+    model = load_run(ruled_run).model
+    table, keys = model.tables["user_id"], model.tables["user_id"].keys
+    rows = {int(key): row for row, key in enumerate(keys.read_keys(), start=2) if key}
+    for key in range(2, 62):
+        found = summarize_key(ruled_run, "user_id", key) if key % 20 == 2 else None
+        assert keys.read_key(key)[0] == rows.get(key, 1)
+        if found is not None:
+            assert found["row"] == rows.get(key)
+            assert found["now"] - found["last_seen"] == found["unused"] >= 0
+            assert found["sightings"] == keys.read_key(key)[1]
+            if key in rows:
+                np.testing.assert_array_equal(found["values"], table.rows.numpy()[rows[key]])
+    unknown = summarize_key(ruled_run, "user_id", 1 << 60)
+    assert (unknown["row"], unknown["sightings"], unknown["values"]) == (None, 0, None)
+    static = summarize_key(ruled_run, "movie_id", 5)
+    np.testing.assert_array_equal(static["values"], model.tables["movie_id"].rows.numpy()[5])
+    with pytest.raises(ConfigError, match="no such table"):
+        summarize_key(ruled_run, "users", 5)
+    written = write_tables(tmp_path / "tables", model)
+    assert written["user_id"] == {"rows": len(rows), "dim": 4}
+    for ending, error in ((".parquet", 0.0), (".txt", 2e-8)):
+        store = TableStore(4)
+        store.load(tmp_path / "tables" / f"user_id{ending}")
+        wanted = table.rows.numpy()[list(rows.values())]
+        np.testing.assert_allclose(store.pull(list(rows)), wanted, rtol=0, atol=error)
+        assert len(store) == len(rows)
+    assert written["movie_id"]["rows"] == model.tables["movie_id"].vocabulary_size - 1
+
+
 def test_keys_under_rules_keep_their_counts_and_ages(
-    tiny_version: Path, grown: Path, tmp_path: Path
+    tiny_version: Path, grown: Path, ruled_run: Path, tmp_path: Path
 ) -> None:
-    # Each user has 13 rows, of which the epoch's tail leaves some out: those users wait.
-    rules = {"admission": {"count": 13}, "eviction": {"unused_steps": 500}}
-    model = DSSMConfig.model_validate(
-        {"embedding_dim": 4, "embeddings": {"user_id": rules, "gender": rules}}
-    )
-    run = fit_run(configure(tiny_version, tmp_path / "old", model), NoProgress())
+    run, model = ruled_run, RULED
     old = load_run(run, "last").model.tables["user_id"].keys
     trainer = warm_start_build(configure(grown, tmp_path, model, {"path": str(run)}))
     assert trainer.warm_start() is not None
