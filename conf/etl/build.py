@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -43,6 +43,12 @@ class BuildConfig(Strict):
     rolling: tuple[WindowedFeatureConfig, ...] = ()
     most_frequent: tuple[MostFrequentConfig, ...] = ()
     seen: bool = Field(True, description="Carry the user's earlier items in evaluation splits.")
+    train_samples: Literal["all", "last"] | Annotated[int, Field(ge=2)] = Field(
+        "all",
+        description="Which events of the train split are samples. last: each user's last one, "
+        "whose history is the sequence before it; a number: also every n-th before that one. For "
+        "models that learn at every position; the others stay in histories and vocabularies.",
+    )
     label: LabelConfig | None = None
     labels: tuple[LabelConfig, ...] = Field(
         (),

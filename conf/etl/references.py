@@ -331,6 +331,7 @@ def _examples_in_time(config: BuildConfig) -> Iterator[str]:
 def _check_examples(config: BuildConfig) -> None:
     """Parts that make examples of events name users, items, labels and columns that exist."""
     _check_brought_history(config)
+    _check_train_samples(config)
     for label in config.all_labels:
         _check_label(config, label)
     _check_split(config)
@@ -351,6 +352,23 @@ def _check_brought_history(config: BuildConfig) -> None:
     if config.history is not None:
         raise ValueError("events.history and `history` are two histories; set `history: null`")
     log.require("events.history", events.history, ("list<int64>", "list<string>"))
+
+
+def _check_train_samples(config: BuildConfig) -> None:
+    if config.train_samples == "all":
+        return
+    if not config.events.has_user_histories:
+        raise ValueError(
+            "train_samples takes the ends of users' sequences: it needs events.user and "
+            "events.item; without users each row is a sequence of its own"
+        )
+    other = "down_sampling" if config.down_sampling is not None else None
+    if config.events.where is not None:
+        other = "events.where"
+    if config.negatives is not None and not config.negatives.draws:
+        other = "negatives.strategy exposure"
+    if other is not None:
+        raise ValueError(f"`train_samples` and `{other}` both choose the rows of train; keep one")
 
 
 def _check_label(config: BuildConfig, label: LabelConfig) -> None:

@@ -419,6 +419,88 @@ class YouTubeDNNConfig(TowerSettings):
     )
 
 
+class SequenceSettings(StrictFinite):
+    """A network that reads the user's sequence, in the place of the user tower."""
+
+    kind: Literal["retrieval"] = "retrieval"
+    embedding_dim: int = Field(64, ge=1)
+    sequence: tuple[Name, ...] | None = Field(
+        None,
+        min_length=1,
+        description="Lists of one length whose vectors are added up at each position, that of the "
+        "items first; None: keys.history.",
+    )
+    user_features: tuple[str, ...] = Field(
+        (), description="Joined to what the network makes of the sequence, before a projection."
+    )
+    item_features: tuple[str, ...] | None = Field(
+        None,
+        description="None: all of role item. The id alone is looked up in the sequence's table.",
+    )
+    hidden_units: tuple[int, ...] = Field(
+        (), description="Hidden layers behind the network, and a projection."
+    )
+    item_hidden_units: tuple[int, ...] = ()
+    dropout: float | None = Field(0.2, gt=0, lt=1)
+    normalize: bool = Field(False, description="Vectors of length one: the score is a cosine.")
+    pooling: Poolings = Field(
+        default_factory=dict, description="Of other list features, by name; left out: mean."
+    )
+    vectors: Vectors = Field(
+        default_factory=dict, description="How features of bytes are read, by name."
+    )
+    embedding_stddev: float = Field(0.02, gt=0, description="Of the tables' first values.")
+    embeddings: EmbeddingsConfig = Field(default_factory=dict)
+    embedding_l2: float | None = Field(None, gt=0, description="`l2` of tables without one.")
+    temperature: float = Field(1.0, gt=0)
+    objective: ObjectiveConfig = SoftmaxConfig()
+
+
+class AttentionSettings(SequenceSettings):
+    """Blocks of attention over a sequence."""
+
+    blocks: int = Field(2, ge=1)
+    heads: int = Field(1, ge=1)
+    feed_forward_units: int | None = Field(None, ge=1)
+
+    @model_validator(mode="after")
+    def _heads_of_one_size(self) -> Self:
+        if self.embedding_dim % self.heads:
+            raise ValueError("`heads` must divide `embedding_dim`")
+        return self
+
+
+class SASRecConfig(AttentionSettings):
+    """Self-attention that looks back, trained at every position of the sequence."""
+
+    name: Literal["sasrec"] = "sasrec"
+    feed_forward_units: int | None = Field(None, ge=1, description="None: embedding_dim.")
+    every_position: bool = Field(
+        True, description="Each item of the sequence is a target; false: the row's own alone."
+    )
+
+
+class GRUConfig(SequenceSettings):
+    """Gated recurrent units, trained at every position of the sequence."""
+
+    name: Literal["gru"] = "gru"
+    layers: int = Field(1, ge=1)
+    every_position: bool = Field(
+        True, description="Each item of the sequence is a target; false: the row's own alone."
+    )
+
+
+class BSTConfig(AttentionSettings):
+    """The transformer of BST over the sequence, without the target: the score is a product."""
+
+    name: Literal["bst"] = "bst"
+    blocks: int = Field(1, ge=1)
+    heads: int = Field(8, ge=1)
+    feed_forward_units: int | None = Field(
+        None, ge=1, description="None: four times embedding_dim."
+    )
+
+
 class RankingConfig(StrictFinite):
     """A score per task from every feature of a row, by a built-in network or one of one's own."""
 
@@ -463,8 +545,9 @@ class RankingConfig(StrictFinite):
         return params
 
 
+SequenceConfig = SASRecConfig | GRUConfig | BSTConfig
 RetrievalConfig = Annotated[
-    MFConfig | DSSMConfig | YouTubeDNNConfig,
+    MFConfig | DSSMConfig | YouTubeDNNConfig | SequenceConfig,
     Field(discriminator="name"),
     default_tag("name", "dssm"),
 ]

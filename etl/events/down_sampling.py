@@ -9,15 +9,16 @@ from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
 from conf.etl.labels import DownSamplingConfig, NegativesConfig
-from etl.events.identity import DROP_COLUMN, event_columns, hash_fraction
+from etl.events.identity import DROP_COLUMN, POSITION_COLUMN, event_columns, hash_fraction
 from etl.events.sample_filter import NOT_SAMPLED_COLUMN
-from etl.events.splits import SPLIT_COLUMN
+from etl.events.splits import SPLIT_COLUMN, TRAIN
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 DOWN_SAMPLED = "down_sampled"
 EXPOSURE_NOT_SAMPLED = "exposure_not_sampled"
+INSIDE_SEQUENCE = "inside_sequence"
 
 
 def mark_not_sampled(events: DataFrame, config: BuildConfig) -> DataFrame:
@@ -25,14 +26,28 @@ def mark_not_sampled(events: DataFrame, config: BuildConfig) -> DataFrame:
 
     Args:
         events: Event rows with `__split`, `__drop`, `__skip` and the label.
-        config: The build's config; `negatives` and `down_sampling` decide.
+        config: The build's config; `train_samples`, `negatives` and `down_sampling` decide.
     """
     label, negatives = config.label_name, config.negatives
+    if config.train_samples != "all":
+        return _keep_ends(events, config)
     if config.down_sampling is not None and label is not None:
         return _down_sample(events, config, config.down_sampling, label)
     if negatives is not None and not negatives.draws and label is not None:
         return _sample_exposures(events, config, negatives, label)
     return events
+
+
+def _keep_ends(events: DataFrame, config: BuildConfig) -> DataFrame:
+    """Keeps each user's last train event and, if asked for, every n-th before it."""
+    is_train = (F.col(SPLIT_COLUMN) == TRAIN) & F.col(DROP_COLUMN).isNull()
+    whole = Window.partitionBy(config.events.user or "")
+    last = F.max(F.when(is_train, F.col(POSITION_COLUMN))).over(whole)
+    later = last - F.col(POSITION_COLUMN)
+    every = config.train_samples
+    is_end = later == 0 if isinstance(every, str) else later % every == 0
+    reason = F.when(is_train & ~is_end, F.lit(INSIDE_SEQUENCE))
+    return events.withColumn(NOT_SAMPLED_COLUMN, reason)
 
 
 def _down_sample(

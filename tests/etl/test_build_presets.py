@@ -65,6 +65,38 @@ def test_click_sequences_become_aligned_lists_latest_first(spark, tmp_path):
     assert counts.kept["train"] == counts.drawn["train"] * 5 // 4
 
 
+@pytest.mark.exhaustive
+def test_a_log_without_times_becomes_a_row_for_each_piece_of_a_sequence(spark, tmp_path):
+    users = {user: [100 * user + i for i in range(300 * user + 50)] for user in (1, 2)}
+    (tmp_path / "ml-1m.txt").write_text(
+        "".join(f"{user} {item}\n" for user, items in users.items() for item in items)
+    )
+    overrides = [f"data_dir={tmp_path}", f"output.root={tmp_path / 'out'}"]
+    overrides += ["output.shards=1", "output.eval_shards=1"]
+    result = build_dataset(spark, load_config(BuildConfig, "etl", "ml_1m_sasrec", overrides))
+    found = {
+        split: {
+            (row["user"], row["item"]): list(row["history"])
+            for row in read_split(result.version, result.manifest, split)
+        }
+        for split in ("train", "validation", "test")
+    }
+    known = {item for items in users.values() for item in items[:-2]}
+    expected: dict[str, dict[tuple[int, int], list[object]]] = {}
+    for user, items in users.items():
+        ends = {"train": range(len(items) - 3, -1, -200)}
+        ends |= {"validation": [len(items) - 2], "test": [len(items) - 1]}
+        for split, of_split in ends.items():
+            for i in of_split:
+                # What came before, the latest first: at test the item of validation too.
+                before = items[:i][::-1][:200]
+                target = items[i] if items[i] in known else "OOV"
+                past = [item if item in known else "OOV" for item in before]
+                expected.setdefault(split, {})[user, target] = past
+    assert found == expected
+    assert result.manifest.counts.dropped == {"inside_sequence": 350 + 650 - 4 - 2 - 4}
+
+
 def split_click(click: str) -> tuple[int, int]:
     video, _, column = click.partition("_")
     return int(video), int(column or 0)
@@ -81,6 +113,11 @@ ROWS = {
     "a9a": ("a9a", {"train": 32_561}, 7_841 / 32_561),
     "ipinyou": ("ipinyou-deepctr", {"train": 26_773, "test": 21_150}, 255 / 26_773),
     "ml_1m_ratings": ("ml-1m", {"train": 1_000_209}, 3.58),
+    "ml_1m_sasrec": (
+        "ml-1m-sasrec",
+        {"train": 8_636, "validation": 6_040, "test": 6_040},
+        None,
+    ),
     "frappe": ("frappe/nfm", {"train": 202_027, "validation": 57_722, "test": 28_860}, 1 / 3),
 }
 
@@ -93,11 +130,12 @@ def test_preset_accounts_for_every_row(spark, data_dir, tmp_path, name):
     result = build_dataset(spark, load_config(BuildConfig, "etl", name, overrides))
     manifest, counts = result.manifest, result.manifest.counts
     assert not any(counts.quarantined.values())
-    assert counts.dropped == {}
-    assert counts.joined == sum(rows.values())
+    inside = counts.dropped.get("inside_sequence", 0)
+    assert sum(counts.dropped.values()) == inside
+    assert counts.joined == sum(rows.values()) + inside
     events = sum(counts.kept[s] for s in ("train", "validation", "test"))
-    assert events == counts.joined + sum(counts.drawn.values())
-    assert manifest.label_rate["train"] == pytest.approx(label_rate, abs=0.02)
+    assert events == counts.joined - inside + sum(counts.drawn.values())
+    assert manifest.label_rate.get("train") == pytest.approx(label_rate, abs=0.02)
     if name == "frappe":
         assert_holds_the_lines(result, data_dir / folder / "frappe.test.libfm")
 

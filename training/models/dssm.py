@@ -14,7 +14,13 @@ import tensorflow as tf
 from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.schema import FeatureSpec
-from conf.training.models import DSSMConfig, PoolingConfig, TowerSettings, YouTubeDNNConfig
+from conf.training.models import (
+    DSSMConfig,
+    PoolingConfig,
+    SequenceConfig,
+    TowerSettings,
+    YouTubeDNNConfig,
+)
 from training.input.batches import Features
 from training.input.feature_columns import bound_list, list_length
 from training.models.embedded_inputs import EmbeddedInputs, complete_pooling, find_weights
@@ -60,9 +66,9 @@ class DSSM(RetrievalModel):
     ) -> None:
         super().__init__(name="dssm")
         check_activation(config.activation)
-        users = _side(manifest, config, config.user_features, "user")
-        items = _side(manifest, config, config.item_features, "item")
-        pooling = _plan_pooling(config, manifest, (*users, *items))
+        users = select_features(manifest, config, config.user_features, "user")
+        items = select_features(manifest, config, config.item_features, "item")
+        pooling = plan_pooling(config, manifest, (*users, *items))
         self.temperature, self._normalize = config.temperature, config.normalize
         builder = TableBuilder(config, manifest, (*users, *items), seed)
         weighted: dict[str, PositionWeights] = {}
@@ -207,8 +213,8 @@ def _bound_history(
     )
 
 
-def _plan_pooling(
-    config: DSSMConfig, manifest: Manifest, specs: Sequence[FeatureSpec]
+def plan_pooling(
+    config: DSSMConfig | SequenceConfig, manifest: Manifest, specs: Sequence[FeatureSpec]
 ) -> dict[str, PoolingConfig]:
     """Returns how lists are pooled that something is said of, by name.
 
@@ -225,7 +231,8 @@ def _plan_pooling(
                 received="combiner none",
                 allowed="mean, sum, max, last",
             )
-        if name == manifest.keys.history and config.history_pooling == "position_weighted":
+        learns_positions = getattr(config, "history_pooling", None) == "position_weighted"
+        if name == manifest.keys.history and learns_positions:
             raise ConfigError(
                 f"{key} and model.history_pooling=position_weighted both pool the history",
                 fix="leave one of them out",
@@ -240,10 +247,23 @@ def _plan_pooling(
     return completed
 
 
-def _side(
-    manifest: Manifest, config: DSSMConfig, names: tuple[str, ...] | None, role: str
+def select_features(
+    manifest: Manifest,
+    config: DSSMConfig | SequenceConfig,
+    names: tuple[str, ...] | None,
+    role: str,
 ) -> list[FeatureSpec]:
-    """Features of one tower; they must be of its role, as only those are known when serving."""
+    """Returns features of one side; of its role, as only those are known when serving.
+
+    Args:
+        manifest: The dataset version.
+        config: The model's config.
+        names: Their names; None: all of the role but weights of lists.
+        role: user or item.
+
+    Raises:
+        ConfigError: The dataset has no such feature, or it is of another role.
+    """
     if names is None:
         weights = {pooling.weights for pooling in config.pooling.values()}
         weights |= set(find_weights(manifest).values())

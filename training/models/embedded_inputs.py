@@ -237,6 +237,16 @@ class EmbeddedInputs(tf.Module):
             inputs[name + MASK_SUFFIX] = tf.not_equal(tokens, PAD_ID)
         return inputs
 
+    def read_ids(self, name: str, batch: Features) -> tf.Tensor:
+        """Returns the ids of a list as its positions are read, int `[batch, length]`, 0 padding.
+
+        Args:
+            name: A list feature of ids.
+            batch: Features by name.
+        """
+        feature = next(feature for feature in self.features if feature.name == name)
+        return self._read_list(feature, batch)[0]
+
     def penalize_rows(self, batch: Features) -> list[tf.Tensor]:
         """Returns the weighted squared norms of rows that a batch looks up, summed over it.
 

@@ -5,11 +5,18 @@ from __future__ import annotations
 import tensorflow as tf
 
 from conf.manifest import Manifest
-from conf.training.models import DSSMConfig, ModelConfig, RankingConfig, YouTubeDNNConfig
+from conf.training.models import (
+    DSSMConfig,
+    ModelConfig,
+    RankingConfig,
+    SequenceConfig,
+    YouTubeDNNConfig,
+)
 from training.models.dssm import DSSM, build_youtube_dnn
 from training.models.mf import MatrixFactorization
 from training.models.model import Model
 from training.models.ranking import RankingModel
+from training.models.sequence import SequenceModel
 
 
 def build_model(
@@ -32,4 +39,6 @@ def build_model(
         return DSSM(config, manifest, seed, dtype)
     if isinstance(config, YouTubeDNNConfig):
         return build_youtube_dnn(config, manifest, seed, dtype)
+    if isinstance(config, SequenceConfig):
+        return SequenceModel(config, manifest, seed, dtype)
     return MatrixFactorization(config, manifest, seed)

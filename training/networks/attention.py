@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import keras
 
@@ -234,7 +235,7 @@ def read_history(
     lists, targets = list_names(history), list_names(target)
     added = [gaps] if gaps else []
     for name in (*lists, *added):
-        _check_list(inputs, name)
+        check_positions(inputs, name)
     vectors = concatenate([inputs[name] for name in lists])
     goal = concatenate([inputs[name] for name in targets])
     if len(goal.shape) != 2 or vectors.shape[-1] != goal.shape[-1]:
@@ -256,7 +257,12 @@ def read_history(
     return History(vectors, inputs[inputs.masks[lists[0]]], goal)
 
 
-def _check_list(inputs: NetworkInputs, name: str) -> None:
+def check_positions(inputs: NetworkInputs, name: str) -> None:
+    """Refuses what is no list of a known length whose positions are read.
+
+    Raises:
+        ConfigError: The feature is something else.
+    """
     tensor = inputs[name]
     if name not in inputs.masks or tensor.shape[1] is None:
         raise ConfigError(
@@ -274,12 +280,21 @@ def list_names(names: Names) -> list[str]:
 
 @keras.saving.register_keras_serializable("sluice")
 class AddPositions(keras.layers.Layer):
-    """Adds a trained vector to each position of a sequence of known length."""
+    """Adds a trained vector to each position of a sequence of known length.
+
+    Args:
+        initializer: Of the vectors, as Keras names it.
+        options: Those of a Keras layer.
+    """
+
+    def __init__(self, initializer: Any = "uniform", **options: Any) -> None:
+        super().__init__(**options)
+        self.initializer = keras.initializers.get(initializer)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Makes the vectors."""
         self.positions = self.add_weight(
-            shape=tuple(input_shape[1:]), initializer="uniform", name="positions"
+            shape=tuple(input_shape[1:]), initializer=self.initializer, name="positions"
         )
 
     def call(self, inputs: keras.KerasTensor) -> keras.KerasTensor:

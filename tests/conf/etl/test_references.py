@@ -203,6 +203,28 @@ ORDERS = {"source": "orders", "keys": {"user": "buyer"}, "time": "at", "within_h
         ),
         ({"negatives": {"strategy": "exposure", "per_positive": 1}}, "needs a label of 0 and 1"),
         ({"down_sampling": {"rate": 0.5}}, "needs a label of 0 and 1"),
+        ({"train_samples": "first"}, "'all' or 'last'"),
+        ({"train_samples": 1}, "greater than or equal to 2"),
+        (
+            {"train_samples": "last", "label": {"column": "dwell", "at_least": 1}}
+            | {"down_sampling": {"rate": 0.5}},
+            "both choose the rows of train",
+        ),
+        (
+            {"train_samples": 50, "label": {"column": "dwell", "at_least": 1}}
+            | {"negatives": {"strategy": "exposure", "per_positive": 1}},
+            "both choose the rows of train",
+        ),
+        (
+            {"train_samples": 9}
+            | {"events": {"source": "log", "user": "user", "item": "item", "where": "item > 1"}},
+            "both choose the rows of train",
+        ),
+        (
+            {"train_samples": "last", "events": {"source": "log", "item": "item"}}
+            | {"split": {"strategy": "hash"}},
+            "needs events.user",
+        ),
         ({"weights": {"positive": 2}}, "need a label"),
         ({"weights": {"column": "action"}}, "'action' is string"),
         ({"weights": {}}, "weights need"),

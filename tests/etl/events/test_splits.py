@@ -225,6 +225,24 @@ def test_down_sampling_keeps_a_share_and_weights_make_up_for_it(spark):
     assert same == {(r["user"], r["__split"]) for r in kept}
 
 
+@pytest.mark.parametrize(
+    ("asked", "train"), [("last", {(1, 5), (2, 3)}), (2, {(1, 1), (1, 3), (1, 5), (2, 1), (2, 3)})]
+)
+def test_the_ends_of_sequences_are_the_samples_of_train(spark, asked, train):
+    splits = {1: ["train"] * 5 + ["validation", "test"], 2: ["train"] * 3 + ["test"]}
+    rows = [
+        {"user": user, "item": i, "__position": i, "__split": split}
+        for user, of_user in splits.items()
+        for i, split in enumerate(of_user, 1)
+    ]
+    duplicate = {"user": 1, "item": 9, "__position": 5, "__drop": "duplicate"}
+    log = frame(spark, SKIPS_TYPES, [*rows, duplicate])
+    marked = mark_not_sampled(log, log_config(train_samples=asked)).where("__drop is null")
+    kept = {(r["user"], r["__position"]) for r in marked.collect() if r["__skip"] is None}
+    assert kept == train | {(1, 6), (1, 7), (2, 4)}
+    assert {r["__skip"] for r in marked.collect()} == {None, "inside_sequence"}
+
+
 def test_exposures_are_kept_per_positive_of_their_group(spark):
     shown = {1: (2, 10), 2: (1, 2), 3: (0, 5)}  # user: positives, exposures
     rows = [

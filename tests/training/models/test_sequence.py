@@ -1,0 +1,409 @@
+"""Sequence models: networks beside plain NumPy, what a position sees, what is a target, runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+
+from conf.errors import ConfigError
+from conf.manifest import Manifest
+from conf.schema import FeatureSchema
+from conf.training.models import BSTConfig, GRUConfig, SASRecConfig
+from conf.training.train import CheckpointConfig, TrainConfig
+from tests.training.dynamic_runs import build_trainer
+from tests.training.networks.test_networks import (
+    Array,
+    Weights,
+    norm,
+    reference_block,
+    relu,
+    sigmoid,
+    softmax,
+)
+from training.checkpoint.manager import restore_newest
+from training.checkpoint.restore import TrainedModel
+from training.checkpoint.saved_tensors import collect_state
+from training.evaluation.item_index import build_item_index
+from training.export.saved_model import write_export
+from training.input.batches import build_eval_dataset
+from training.models.registry import build_model
+from training.models.sequence import SequenceModel
+from training.networks.network import (
+    Network,
+    NetworkInputs,
+    TrainingPass,
+    build_keras_model,
+    building_layers,
+)
+from training.networks.sequences import (
+    UserSequence,
+    build_bst_encoder,
+    build_gru,
+    build_sasrec,
+    read_sequence,
+)
+
+LENGTH, DIM = 5, 4
+LENGTHS = (5, 3, 0, 1)  # Of the rows' sequences: one fills the list, one is empty.
+SEED = tf.constant([1, 8])
+Step = Callable[[Weights, Array], Array]
+
+
+def build_network(encode: Callable[[UserSequence], keras.KerasTensor]) -> Network:
+    """A network over two lists, `items` and `gaps`; its weights are random ones."""
+    tensors = {name: keras.Input((LENGTH, DIM), name=name) for name in ("items", "gaps")}
+    tensors["items_mask"] = keras.Input((LENGTH,), dtype="bool", name="items_mask")
+    masks = {"items": "items_mask", "gaps": "items_mask"}
+    inputs = NetworkInputs(tensors, vectors=("items", "gaps"), masks=masks)
+    with building_layers("test", 1):
+        output = encode(read_sequence(inputs, ("items", "gaps")))
+        network = Network(build_keras_model("test", tensors, output))
+    rng = np.random.default_rng(1)
+    for variable in network.weights.values():
+        variable.assign(rng.normal(size=variable.shape) * 0.5)
+    return network
+
+
+def draw_inputs() -> dict[str, Array]:
+    rng = np.random.default_rng(2)
+    mask = np.arange(LENGTH) < np.array(LENGTHS)[:, None]
+    lists = {n: rng.normal(size=(len(LENGTHS), LENGTH, DIM)) for n in ("items", "gaps")}
+    return {n: v * mask[..., None] for n, v in lists.items()} | {"items_mask": mask}
+
+
+def read_in_time(x: dict[str, Array], row: int) -> Array:
+    """The vectors of a row that are read, the oldest first: zeros stand for the beginning."""
+    items = (x["items"][row] + x["gaps"][row])[: LENGTHS[row]][::-1] * np.sqrt(DIM)
+    return np.concatenate([np.zeros((1, DIM)), items])[-LENGTH:]
+
+
+def positions(w: Weights, length: int) -> Array:
+    return w["add_positions/positions"][:length][::-1]
+
+
+def reference_sasrec(w: Weights, sequence: Array) -> Array:
+    hidden = sequence + positions(w, len(sequence))
+    for number, attention in enumerate(("multi_head_attention", "multi_head_attention_1")):
+        each = norm(w, hidden, f"layer_normalization{'' if number == 0 else f'_{2 * number}'}")
+        attended = np.zeros_like(hidden)
+        for head in range(2):
+            q, k, v = (
+                np.einsum("td,dk->tk", each, w[f"{attention}/{part}/kernel"][:, head])
+                + w[f"{attention}/{part}/bias"][head]
+                for part in ("query", "key", "value")
+            )
+            out = w[f"{attention}/attention_output/kernel"][head]
+            for t in range(len(each)):  # What came before, and the position itself.
+                attended[t] += softmax(k[: t + 1] @ q[t] / np.sqrt(2)) @ v[: t + 1] @ out
+        hidden = hidden + attended + w[f"{attention}/attention_output/bias"]
+        each = norm(w, hidden, f"layer_normalization_{2 * number + 1}")
+        first, last = ("dense", "dense_1") if number == 0 else ("dense_2", "dense_3")
+        hidden = hidden + w.dense(relu(w.dense(each, first)), last)
+    return norm(w, hidden, "layer_normalization_4")
+
+
+def reference_gru(w: Weights, sequence: Array) -> Array:
+    for suffix in ("", "_1"):
+        kernel, recurrent, bias = (
+            w[f"gru{suffix}/gru_cell/{part}"] for part in ("kernel", "recurrent_kernel", "bias")
+        )
+        state, states = np.zeros(DIM), []
+        for x in sequence:
+            from_x, from_state = x @ kernel + bias[0], state @ recurrent + bias[1]
+            update, reset = (
+                sigmoid(from_x[i : i + DIM] + from_state[i : i + DIM]) for i in (0, DIM)
+            )
+            new = np.tanh(from_x[2 * DIM :] + reset * from_state[2 * DIM :])
+            state = update * state + (1 - update) * new
+            states.append(state)
+        sequence = np.array(states)
+    return sequence
+
+
+def reference_bst(w: Weights, sequence: Array) -> Array:
+    everyone = np.ones(len(sequence), bool)
+    return reference_block(w, sequence + positions(w, len(sequence)), everyone)[-1:]
+
+
+NETWORKS: dict[str, tuple[Callable[[UserSequence], keras.KerasTensor], Step]] = {
+    "sasrec": (
+        lambda s: build_sasrec(s, blocks=2, heads=2, feed_forward_units=3, dropout=0.5),
+        reference_sasrec,
+    ),
+    "gru": (lambda s: build_gru(s, layers=2, dropout=0.5), reference_gru),
+    "bst": (lambda s: build_bst_encoder(s, heads=2, feed_forward_units=3), reference_bst),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_is_what_its_paper_says(name: str) -> None:
+    encode, reference = NETWORKS[name]
+    network, x = build_network(encode), draw_inputs()
+    weights = Weights(network)
+    tensors = {n: tf.constant(v, tf.bool if v.dtype == bool else tf.float32) for n, v in x.items()}
+    found = network(tensors).numpy()
+    for row in range(len(LENGTHS)):
+        expected = reference(weights, read_in_time(x, row))[::-1]
+        own = found[row, : len(expected)] if found.ndim == 3 else found[row : row + 1]
+        np.testing.assert_allclose(own, expected, rtol=1e-4, atol=1e-4)
+    assert np.isfinite(found).all()
+    assert not weights.unread
+
+
+MODELS: dict[str, Any] = {
+    "sasrec": SASRecConfig(embedding_dim=4, heads=2, dropout=None),
+    "gru": GRUConfig(embedding_dim=4, dropout=None),
+    "bst": BSTConfig(embedding_dim=4, heads=2, dropout=None),
+}
+HISTORY = np.array([[5, 6, 7, 0, 0, 0, 0, 0], [9, 8, 7, 6, 5, 4, 3, 2], [0] * 8, [3, 1] + [0] * 6])
+ITEMS = np.array([4, 10, 2, 1])  # The last one is unknown.
+
+
+def build(config: Any, manifest: Manifest) -> SequenceModel:
+    model = build_model(config, manifest, 1)
+    assert isinstance(model, SequenceModel)
+    return model
+
+
+def embed(model: SequenceModel, history: Any) -> Array:
+    values = history if isinstance(history, tf.RaggedTensor) else tf.constant(history, tf.int64)
+    return model.embed_users({"history": values}).numpy()
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest, tiny_manifest: Manifest) -> SequenceModel:
+    config = MODELS[request.param].model_copy(update={"item_features": ("movie_id",)})
+    return build(config, tiny_manifest)
+
+
+def test_padding_and_length_change_nothing(model: SequenceModel) -> None:
+    vectors = embed(model, HISTORY)
+    assert vectors.shape == (4, 4)
+    assert np.isfinite(vectors).all()
+    ragged = tf.RaggedTensor.from_tensor(tf.constant(HISTORY, tf.int64), padding=0)
+    narrow = HISTORY[[0, 3], :3]
+    longer = np.concatenate([HISTORY, np.full_like(HISTORY, 11)], axis=1)[1:2]  # Too old to count.
+    np.testing.assert_allclose(embed(model, ragged), vectors, atol=1e-6)
+    np.testing.assert_allclose(embed(model, narrow), vectors[[0, 3]], atol=1e-6)
+    np.testing.assert_allclose(embed(model, longer), vectors[1:2], atol=1e-6)
+    np.testing.assert_allclose(embed(model, np.tile(HISTORY, 1250)[[1]]), vectors[1:2], atol=1e-6)
+
+
+def test_unknown_items_alone_give_a_vector(model: SequenceModel) -> None:
+    unknown = embed(model, np.minimum(HISTORY, 1))
+    assert np.isfinite(unknown).all()
+    np.testing.assert_array_equal(unknown[2], embed(model, HISTORY)[2])
+
+
+def test_users_differ_by_items_and_their_order(model: SequenceModel) -> None:
+    vectors = embed(model, HISTORY)
+    moved = embed(model, HISTORY[:2, [1, 0, *range(2, 8)]])
+    assert np.abs(moved - vectors[:2]).max(axis=1).min() > 1e-4
+    assert np.abs(vectors[2] - vectors[[0, 1, 3]]).max(axis=1).min() > 1e-4
+
+
+def test_items_are_rows_of_the_sequence_s_table(model: SequenceModel) -> None:
+    assert set(model.tables) == {"movie_id"}
+    assert (model.user_inputs, model.item_inputs) == (("history",), ("movie_id",))
+    rows = model.tables["movie_id"].rows.numpy()[[2, 9]]
+    found = model.embed_items({"movie_id": tf.constant([2, 9], tf.int64)})
+    np.testing.assert_array_equal(found, rows)
+
+
+def draw_queries(model: SequenceModel, history: Array = HISTORY) -> Any:
+    batch = {"history": tf.constant(history, tf.int64), "movie_id": tf.constant(ITEMS, tf.int64)}
+    return model.embed_queries(batch, "movie_id", TrainingPass(SEED))
+
+
+@pytest.mark.parametrize("name", ["sasrec", "gru"])
+def test_each_position_has_the_item_that_followed_as_its_target(
+    name: str, tiny_manifest: Manifest
+) -> None:
+    model = build(MODELS[name], tiny_manifest)
+    queries = draw_queries(model)
+    assert (queries.per_row, int(queries.row_count)) == (8, 4)
+    expected = np.concatenate([ITEMS[:, None], HISTORY[:, :-1]], axis=1)
+    np.testing.assert_array_equal(tf.reshape(queries.target_ids, [4, 8]), expected)
+    # Neither padding nor an unknown item is one that could be recommended.
+    np.testing.assert_allclose(tf.reshape(queries.weights, [4, 8]), (expected > 1) / 8)
+    np.testing.assert_array_equal(queries.rows, np.repeat(range(4), 8))
+    vectors = tf.reshape(queries.vectors, [4, 8, 4]).numpy()
+    np.testing.assert_allclose(vectors[:, 0], embed(model, HISTORY), atol=1e-6)
+    # A position sees what came before its target: the target itself and what follows do not count.
+    changed = HISTORY.copy()
+    changed[1, :3] = 12
+    after = tf.reshape(draw_queries(model, changed).vectors, [4, 8, 4]).numpy()
+    np.testing.assert_allclose(after[1, 3:], vectors[1, 3:], atol=1e-6)
+    assert np.abs(after[1, :3] - vectors[1, :3]).max(axis=1).min() > 1e-5
+
+
+@pytest.mark.parametrize("config", [MODELS["bst"], GRUConfig(every_position=False, dropout=None)])
+def test_without_targets_in_the_sequence_a_row_is_one_query(
+    config: Any, tiny_manifest: Manifest
+) -> None:
+    model = build(config, tiny_manifest)
+    queries = draw_queries(model)
+    assert queries.per_row == 1
+    np.testing.assert_array_equal(queries.target_ids, ITEMS)
+    np.testing.assert_allclose(queries.vectors, embed(model, HISTORY), atol=1e-6)
+
+
+def test_features_beside_the_sequence_and_of_items(tiny_manifest: Manifest) -> None:
+    changes = {"user_features": ("gender",), "hidden_units": (6,), "normalize": True}
+    for config in MODELS.values():
+        model = build(config.model_copy(update=changes), tiny_manifest)
+        assert model.user_inputs == ("history", "gender")
+        assert model.item_inputs == ("movie_id", "genres")  # All of role item: a tower.
+        users = {"history": tf.constant(HISTORY, tf.int64)}
+        one, other = (
+            model.embed_users({**users, "gender": tf.fill([4], tf.constant(g, tf.int64))})
+            for g in (2, 3)
+        )
+        items = {"movie_id": tf.constant([2, 9]), "genres": tf.constant([[2, 3], [4, 0]])}
+        for vectors in (one, other, model.embed_items(items)):
+            np.testing.assert_allclose(tf.norm(vectors, axis=1), 1, rtol=1e-5)
+        assert np.abs(one - other).max() > 1e-4
+
+
+def change(manifest: Manifest, name: str, **changes: Any) -> Manifest:
+    features = tuple(
+        replace(spec, **changes) if spec.name == name else spec for spec in manifest.schema.features
+    )
+    return replace(manifest, schema=FeatureSchema(features), statistics={})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sequence": ("histroy",)}, "did you mean 'history'"),
+        ({"sequence": ("movie_id",)}, "role item"),
+        ({"sequence": ("gender",)}, "positions of a list"),
+        ({"user_features": ("history",)}, "neither joined nor pooled"),
+        ({"pooling": {"history": {"combiner": "max"}}}, "neither joined nor pooled"),
+        ({"item_features": ()}, "no input feature"),
+    ],
+)
+def test_features_that_the_model_cannot_read_are_refused(
+    changes: dict[str, Any], message: str, tiny_manifest: Manifest
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        build(BSTConfig.model_validate(changes), tiny_manifest)
+    assert message in refused.value.render()
+
+
+def test_datasets_without_a_sequence_of_items_are_refused(tiny_manifest: Manifest) -> None:
+    no_history = replace(tiny_manifest, keys=replace(tiny_manifest.keys, history=None))
+    with pytest.raises(ConfigError, match="the dataset has no history"):
+        build(SASRecConfig(), no_history)
+    with pytest.raises(ConfigError, match="whose length is known"):
+        build(BSTConfig(), change(tiny_manifest, "history", max_len=None))
+    others = change(tiny_manifest, "history", encoding="others", shared_embedding="others")
+    with pytest.raises(ConfigError, match="each item of the sequence is a target"):
+        build(SASRecConfig(), others)
+    assert build(SASRecConfig(every_position=False), others).user_inputs == ("history",)
+
+
+def test_heads_divide_the_vectors() -> None:
+    with pytest.raises(ValueError, match="must divide"):
+        SASRecConfig(embedding_dim=4, heads=3)
+    with pytest.raises(ValueError, match="every_position"):
+        BSTConfig.model_validate({"every_position": True})
+
+
+def configure(
+    name: str, *, epochs: int, dropout: float | None = None, **changes: Any
+) -> TrainConfig:
+    model = {"name": name, "embedding_dim": 8, "item_features": ["movie_id"], "dropout": dropout}
+    model |= {"heads": 2} if name != "gru" else {}
+    sections: dict[str, Any] = {
+        "model": model,
+        "input": {"batch_size": 64, "shuffle_buffer": 1000},
+        "optimizer": {"learning_rate": 0.01},
+        "fit": {"epochs": epochs, "steps_per_loop": 4, "early_stopping": None},
+    }
+    return TrainConfig.model_validate({"dataset": "tiny", "name": "t", **sections, **changes})
+
+
+@pytest.fixture(scope="module")
+def trained(
+    tiny_version: Path, tiny_manifest: Manifest, tmp_path_factory: pytest.TempPathFactory
+) -> TrainedModel:
+    """A SASRec with dropout, two epochs in one go."""
+    run = tmp_path_factory.mktemp("whole")
+    config = configure("sasrec", epochs=2, dropout=0.2)
+    trainer = build_trainer(config, tiny_version)
+    trainer.fit(run, None)
+    model = build(config.model, tiny_manifest)
+    restore_newest(run / "checkpoints" / "last", collect_state(model=model), print)
+    return TrainedModel(run, model, config, tiny_manifest, tiny_version)
+
+
+class KilledError(Exception):
+    """Stands for the process being killed."""
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(trained: TrainedModel, tmp_path: Path) -> None:
+    def kill(model: object) -> dict[str, float]:
+        raise KilledError
+
+    config = trained.config
+    stopped = config.model_copy(
+        update={
+            "fit": config.fit.model_copy(update={"checkpoint": CheckpointConfig(every_steps=5)})
+        }
+    )
+    with pytest.raises(KilledError):
+        build_trainer(stopped, Path(str(trained.version_dir))).fit(tmp_path, kill)
+    trainer = build_trainer(stopped, Path(str(trained.version_dir)))
+    trainer.fit(tmp_path, None)
+    model = trained.model
+    for name, value in trainer.model.named_variables.items():
+        np.testing.assert_array_equal(value, model.named_variables[name], err_msg=name)
+
+
+def test_it_learns_what_popularity_cannot(trained: TrainedModel) -> None:
+    version, manifest = trained.version_dir, trained.manifest
+    test = next(iter(build_eval_dataset(version, manifest, "test", 100)))
+    index = build_item_index(trained.model, version, manifest, 64)
+    assert isinstance(trained.model, SequenceModel)
+    scores = trained.model.embed_users(test).numpy() @ index.vectors.T
+    own = scores[np.arange(60), np.searchsorted(index.ids, test["movie_id"])][:, None]
+    # Nine of ten events stay in the user's group of ten items; popularity hits a quarter.
+    assert ((scores > own).sum(axis=1) < 10).mean() > 0.65
+
+
+def test_a_served_tower_gives_the_model_s_vectors(trained: TrainedModel, tmp_path: Path) -> None:
+    version = Path(str(trained.version_dir))
+    movies = pq.read_table(version / "encoders" / "movie_id.parquet")["token"].to_pylist()
+    exported = write_export(replace(trained, run_dir=tmp_path))
+    signatures = tf.saved_model.load(str(exported)).signatures
+    known, unknown = [movies[3], movies[0]], -5
+    pad = -(2**63)
+    raw = [[*known, unknown], [movies[1], pad, pad], [pad] * 3]
+    found = signatures["user_embedding"](history=tf.constant(raw, tf.int64))["embedding"]
+    assert isinstance(trained.model, SequenceModel)
+    expected = embed(trained.model, [[5, 2, 1], [3, 0, 0], [0, 0, 0]])
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", MODELS)
+def test_two_replicas_train_as_one(name: str, tiny_version: Path, tmp_path: Path) -> None:
+    config = configure(name, epochs=1, optimizer={"learning_rate": 0.01, "epsilon": 1e-4})
+    found = []
+    for replicas in (1, 2):
+        run = tmp_path / str(replicas)
+        run.mkdir()
+        trainer = build_trainer(config, tiny_version, replicas=replicas)
+        trainer.fit(run, None)
+        found.append({n: v.numpy() for n, v in trainer.model.named_variables.items()})
+    for variable, value in found[0].items():
+        np.testing.assert_allclose(found[1][variable], value, atol=2e-4, err_msg=variable)

@@ -1,0 +1,258 @@
+"""Sequence models: a network over the user's sequence makes the user's vector.
+
+The user's vector is what the network makes of the position of the latest item; it is compared with
+item vectors by dot product, as those of two towers are. Networks that look back alone (SASRec, GRU)
+have such a vector at each position, and can be trained on all of them in one pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from conf.errors import ConfigError
+from conf.manifest import Manifest
+from conf.schema import FIRST_TOKEN_ID, FeatureSpec
+from conf.training.models import (
+    AttentionSettings,
+    GRUConfig,
+    PoolingConfig,
+    SASRecConfig,
+    SequenceConfig,
+)
+from training.input.batches import Batch, Features
+from training.input.feature_columns import bound_list
+from training.models.dssm import plan_pooling, select_features
+from training.models.embedded_inputs import EmbeddedInputs, InputFeature
+from training.models.embedding_tables import TableBuilder
+from training.models.model import find_feature
+from training.models.retrieval import Queries, RetrievalModel
+from training.networks.factorization import flatten_each
+from training.networks.layers import normalize_rows
+from training.networks.network import (
+    Network,
+    NetworkInputs,
+    TrainingPass,
+    build_keras_model,
+    building_layers,
+)
+from training.networks.sequences import (
+    UserSequence,
+    build_bst_encoder,
+    build_gru,
+    build_sasrec,
+    read_sequence,
+)
+from training.networks.tower import build_mlp, build_tower, concatenate
+
+
+class SequenceModel(RetrievalModel):
+    """A network over the user's sequence, and the item's row or tower.
+
+    The vectors of the sequence's items are rows of the item's table where the build encodes both by
+    one vocabulary.
+
+    Args:
+        config: The model's config.
+        manifest: The dataset version whose features it reads.
+        seed: Seed of the first weights.
+        dtype: Type that the networks compute in.
+
+    Attributes:
+        network: Makes user vectors of sequences.
+        item_tower: Network of the item tower; None: the item's row.
+
+    Raises:
+        ConfigError: The config names features that the model cannot read, the sequence has no known
+            length, or its items are not those of the item's id.
+    """
+
+    def __init__(
+        self, config: SequenceConfig, manifest: Manifest, seed: int, dtype: tf.DType = tf.float32
+    ) -> None:
+        super().__init__(name=config.name)
+        self.temperature, self._normalize = config.temperature, config.normalize
+        lists = _find_lists(config, manifest)
+        users = [*lists, *_select_others(config, manifest, lists)]
+        items = select_features(manifest, config, config.item_features, "item")
+        specs = (*users, *items)
+        pooling = plan_pooling(config, manifest, specs)
+        builder = TableBuilder(config, manifest, specs, seed)
+        pooling |= {spec.name: PoolingConfig(combiner="none") for spec in lists}
+        sides = [
+            [builder.plan_input(spec, pooling.get(spec.name)) for spec in side]
+            for side in (users, items)
+        ]
+        self._sequence, self._every_position = lists[0].name, _is_trained_everywhere(config)
+        if self._every_position:
+            _require_items(builder.resolve(lists[0]), builder, manifest)
+        built = builder.build_tables([*sides[0], *sides[1]])
+        self.tables = built.tables
+        self._users, self._items = built.build_inputs(sides[0]), built.build_inputs(sides[1])
+        self.user_inputs, self.item_inputs = self._users.names, self._items.names
+        with building_layers(config.name, seed, dtype):
+            self.network = _build_network(self._users, config, [spec.name for spec in lists])
+            first = self.network.random_layers
+            self.item_tower = _build_item_tower(self._items, config, first)
+
+    @property
+    def embedded_inputs(self) -> Sequence[EmbeddedInputs]:
+        """Users and items."""
+        return self._users, self._items
+
+    @property
+    def networks(self) -> Sequence[Network]:
+        """The sequence's network, and the item tower if it has layers."""
+        return [net for net in (self.network, self.item_tower) if net is not None]
+
+    def embed_users(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
+        """Returns user vectors `[batch, embedding_dim]`, those of the latest item's position."""
+        vectors = self.network(self._users(features), training)
+        return self._scale(vectors[:, 0] if self._every_position else vectors)
+
+    def embed_items(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
+        """Returns item vectors `[batch, embedding_dim]`."""
+        inputs = self._items(features)
+        tower = self.item_tower
+        vectors = next(iter(inputs.values())) if tower is None else tower(inputs, training)
+        return self._scale(vectors)
+
+    def embed_queries(self, batch: Batch, item_key: str, training: TrainingPass) -> Queries:
+        """Returns a query for each position of each row, or one a row.
+
+        Position 0 is the row's own: its item is the target. The target of position k is the item of
+        position k - 1. Positions weigh `1 / length`, so each counts alike, whatever the row.
+        """
+        if not self._every_position:
+            return super().embed_queries(batch, item_key, training)
+        vectors = self.network(self._users(batch), training)
+        history = self._users.read_ids(self._sequence, batch)
+        targets = tf.concat([batch[item_key][:, tf.newaxis], history[:, :-1]], axis=1)
+        rows, length = tf.shape(vectors)[0], int(vectors.shape[1])
+        is_item = tf.cast(targets >= FIRST_TOKEN_ID, tf.float32)
+        return Queries(
+            self._scale(tf.reshape(vectors, [-1, vectors.shape[2]])),
+            tf.reshape(targets, [-1]),
+            tf.reshape(is_item / length, [-1]),
+            tf.repeat(tf.range(rows), length),
+            rows,
+            per_row=length,
+        )
+
+    def _scale(self, vectors: tf.Tensor) -> tf.Tensor:
+        return normalize_rows(vectors) if self._normalize else vectors
+
+
+def _is_trained_everywhere(config: SequenceConfig) -> bool:
+    return isinstance(config, SASRecConfig | GRUConfig) and config.every_position
+
+
+def _find_lists(config: SequenceConfig, manifest: Manifest) -> list[FeatureSpec]:
+    """Returns the lists of the sequence, that of the items first, with their bounds."""
+    names = config.sequence
+    if names is None:
+        history = manifest.keys.history
+        if history is None:
+            raise ConfigError(
+                "the model reads a sequence, and the dataset has no history",
+                allowed="keys.history, or model.sequence",
+                fix="build the dataset with a history, or name a list in model.sequence",
+            )
+        names = (history,)
+    return [bound_list(manifest, spec) for spec in select_features(manifest, config, names, "user")]
+
+
+def _select_others(
+    config: SequenceConfig, manifest: Manifest, lists: Sequence[FeatureSpec]
+) -> list[FeatureSpec]:
+    """Returns the user's features beside the sequence."""
+    names = {spec.name for spec in lists}
+    both = [name for name in (*config.user_features, *config.pooling) if name in names]
+    if both:
+        raise ConfigError(
+            "the network reads each position of the sequence: it is neither joined nor pooled",
+            received=", ".join(both),
+            fix="leave it out of model.user_features and model.pooling",
+        )
+    return select_features(manifest, config, config.user_features, "user")
+
+
+def _require_items(sequence: FeatureSpec, builder: TableBuilder, manifest: Manifest) -> None:
+    """Checks that the sequence's ids are those of items, as each of them is a target."""
+    item = builder.resolve(find_feature(manifest, manifest.require_key("item")))
+    if sequence.encoding != item.encoding or sequence.table != item.table:
+        raise ConfigError(
+            "each item of the sequence is a target, so it needs the ids of the item itself",
+            received=f"{sequence.name}: {sequence.encoding} in table {sequence.table}; "
+            f"{item.name}: {item.encoding} in table {item.table}",
+            fix=f"build {sequence.name} with the encoding of {item.name}, or set "
+            "model.every_position=false",
+        )
+
+
+def _build_network(inputs: EmbeddedInputs, config: SequenceConfig, names: Sequence[str]) -> Network:
+    tensors = inputs.build_keras_inputs()
+    encoded = _encode(read_sequence(tensors, names), config)
+    if not _is_trained_everywhere(config) and len(encoded.shape) == 3:
+        encoded = encoded[:, 0]
+    others = flatten_each(tensors, without=names)
+    output = _project(encoded, others, config)
+    return Network(build_keras_model("user_tower", tensors, output))
+
+
+def _encode(sequence: UserSequence, config: SequenceConfig) -> keras.KerasTensor:
+    if isinstance(config, GRUConfig):
+        return build_gru(sequence, layers=config.layers, dropout=config.dropout)
+    if not isinstance(config, AttentionSettings):
+        raise TypeError(f"no network is known for a {type(config).__name__}")
+    build = build_sasrec if isinstance(config, SASRecConfig) else build_bst_encoder
+    return build(
+        sequence,
+        blocks=config.blocks,
+        heads=config.heads,
+        feed_forward_units=config.feed_forward_units,
+        dropout=config.dropout,
+    )
+
+
+def _project(
+    encoded: keras.KerasTensor, others: Sequence[keras.KerasTensor], config: SequenceConfig
+) -> keras.KerasTensor:
+    """Joins other features, and maps all to the length of an item's vector if it has to."""
+    dim = config.embedding_dim
+    if not others and not config.hidden_units and encoded.shape[-1] == dim:
+        return encoded
+    if len(encoded.shape) == 3:
+        others = [keras.layers.RepeatVector(encoded.shape[1])(other) for other in others]
+    joined = concatenate([encoded, *others])
+    hidden = build_mlp(joined, config.hidden_units, dropout=config.dropout)
+    return keras.layers.Dense(dim)(hidden)
+
+
+def _build_item_tower(
+    inputs: EmbeddedInputs, config: SequenceConfig, first_seed: int
+) -> Network | None:
+    """Builds the network of the item tower, None where the only input is the vector."""
+    if not inputs.features:
+        raise ConfigError(
+            "the item tower has no input feature",
+            allowed="one or more features of role item",
+            fix="leave model.item_features out, or name features",
+        )
+    if _is_row(inputs.features, config) and not config.item_hidden_units:
+        return None
+    tensors: NetworkInputs = inputs.build_keras_inputs()
+    output = build_tower(
+        tensors,
+        hidden_units=config.item_hidden_units,
+        output_dim=config.embedding_dim,
+        dropout=config.dropout,
+    )
+    return Network(build_keras_model("item_tower", tensors, output), first_seed)
+
+
+def _is_row(features: Sequence[InputFeature], config: SequenceConfig) -> bool:
+    only = features[0]
+    return len(features) == 1 and only.dim == config.embedding_dim and not only.spec.is_list

@@ -1,0 +1,183 @@
+"""Networks over a user's sequence alone: SASRec, the transformer of BST, gated recurrent units.
+
+A sequence is read as a history holds it, the latest item first: position k is the item k before the
+latest, so trained positions stand for how long ago an item was, however long the sequence is. The
+position behind the oldest item stands for the beginning: it is read like an item whose vector is
+zero. So the first item of a sequence is a target too, and a user without a history has a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import keras
+import numpy as np
+
+from conf.errors import ConfigError
+from training.networks.attention import AddPositions, build_transformer_block, check_positions
+from training.networks.network import NetworkInputs
+
+_EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class UserSequence:
+    """A sequence, the latest item first.
+
+    Attributes:
+        vectors: `[batch, length, dim]`, zeros at padded positions.
+        is_read: Positions that are read: the items, and the one that stands for the beginning;
+            bool `[batch, length]`. Each row has one at least.
+    """
+
+    vectors: keras.KerasTensor
+    is_read: keras.KerasTensor
+
+
+def read_sequence(inputs: NetworkInputs, names: Sequence[str]) -> UserSequence:
+    """Returns a sequence whose vectors are those of several lists, added up at each position.
+
+    They are multiplied by the root of their length, as trained positions are added to them
+    (Vaswani et al. 2017, section 3.4).
+
+    Args:
+        inputs: Vectors of lists whose positions are kept.
+        names: The lists, that of the items first.
+
+    Raises:
+        ConfigError: Something is no such list, or their lengths or those of their vectors differ.
+    """
+    for name in names:
+        check_positions(inputs, name)
+    shapes = {name: inputs[name].shape[1:] for name in names}
+    if len(set(shapes.values())) > 1:
+        raise ConfigError(
+            "the lists of a sequence need one length, and vectors of one length",
+            received=", ".join(f"{name}: {shape}" for name, shape in shapes.items()),
+            fix="build them with one max_len, and give their tables one dim",
+        )
+    lists = [inputs[name] for name in names]
+    total = keras.layers.Add()(lists) if len(lists) > 1 else lists[0]
+    is_item = inputs[inputs.masks[names[0]]]
+    beginning = keras.ops.ones_like(is_item[:, :1])
+    is_read = keras.ops.concatenate([beginning, is_item[:, :-1]], axis=1)
+    # A layer: Keras takes the product of a tensor and a number for a sparse one.
+    scaled = keras.layers.Rescaling(total.shape[-1] ** 0.5)(total)
+    return UserSequence(scaled, is_read)
+
+
+def build_sasrec(
+    sequence: UserSequence,
+    *,
+    blocks: int = 2,
+    heads: int = 1,
+    feed_forward_units: int | None = None,
+    dropout: float | None = None,
+) -> keras.KerasTensor:
+    """Builds self-attention in which each position reads itself and what came before.
+
+    Kang & McAuley 2018, "Self-attentive sequential recommendation", section III: trained positions,
+    blocks that normalize their input (pre-norm), and a normalization at the end.
+
+    Args:
+        sequence: The sequence.
+        blocks: Blocks of attention and feed-forward layer.
+        heads: Heads of attention; they divide the length of a vector.
+        feed_forward_units: Length of the hidden layer in a block; None: that of a vector.
+        dropout: Share of numbers dropped in training: inputs, attention, hidden units and outputs
+            of layers; or None.
+
+    Returns:
+        `[batch, length, dim]`: at position k what follows from the items from k on; what stands at
+        positions that are not read is not defined.
+    """
+    hidden = _drop(AddPositions(_normal())(sequence.vectors), dropout)
+    length = hidden.shape[1]
+    looks_back = np.triu(np.ones((1, length, length), bool))
+    mask = keras.ops.logical_and(keras.ops.expand_dims(sequence.is_read, 1), looks_back)
+    for _ in range(blocks):
+        attended = _normalize(hidden)
+        attention = keras.layers.MultiHeadAttention(
+            heads, hidden.shape[-1] // heads, dropout=dropout or 0.0, kernel_initializer=_normal()
+        )
+        attended = attention(attended, attended, attention_mask=mask)
+        hidden = keras.layers.Add()([hidden, _drop(attended, dropout)])
+        units = feed_forward_units or hidden.shape[-1]
+        hidden = keras.layers.Add()([hidden, _feed_forward(hidden, units, dropout)])
+    return _normalize(hidden)
+
+
+def build_gru(
+    sequence: UserSequence, *, layers: int = 1, dropout: float | None = None
+) -> keras.KerasTensor:
+    """Builds gated recurrent units that read a sequence from its beginning.
+
+    Hidasi et al. 2016, "Session-based recommendations with recurrent neural networks".
+
+    Args:
+        sequence: The sequence.
+        layers: Layers, one over the other.
+        dropout: Share of the inputs of each layer dropped in training, or None.
+
+    Returns:
+        `[batch, length, dim]`, as `build_sasrec` does.
+    """
+    hidden = sequence.vectors
+    for _ in range(layers):
+        units = keras.layers.GRU(hidden.shape[-1], return_sequences=True, go_backwards=True)
+        outputs = units(_drop(hidden, dropout), mask=sequence.is_read)
+        hidden = keras.ops.flip(outputs, axis=1)
+    return hidden
+
+
+def build_bst_encoder(
+    sequence: UserSequence,
+    *,
+    blocks: int = 1,
+    heads: int = 8,
+    feed_forward_units: int | None = None,
+    dropout: float | None = None,
+) -> keras.KerasTensor:
+    """Builds the transformer of BST (Chen et al. 2019, section 2.2) over a sequence alone.
+
+    Every position reads all others: the one that stands for the user is that of the latest item.
+
+    Args:
+        sequence: The sequence.
+        blocks: Transformer blocks.
+        heads: Heads of attention; they divide the length of a vector.
+        feed_forward_units: Length of the hidden layer in a block; None: four times that of a
+            vector.
+        dropout: Share of the outputs of layers dropped in training, or None.
+
+    Returns:
+        `[batch, dim]`.
+    """
+    hidden = AddPositions(_normal())(sequence.vectors)
+    for _ in range(blocks):
+        units = feed_forward_units or 4 * hidden.shape[-1]
+        hidden = build_transformer_block(hidden, sequence.is_read, heads, units, dropout)
+    return hidden[:, 0]
+
+
+def _feed_forward(
+    hidden: keras.KerasTensor, units: int, dropout: float | None
+) -> keras.KerasTensor:
+    dim = hidden.shape[-1]
+    first = keras.layers.Dense(units, activation="relu", kernel_initializer=_normal())
+    last = keras.layers.Dense(dim, kernel_initializer=_normal())
+    return _drop(last(_drop(first(_normalize(hidden)), dropout)), dropout)
+
+
+def _normalize(hidden: keras.KerasTensor) -> keras.KerasTensor:
+    return keras.layers.LayerNormalization(epsilon=_EPSILON)(hidden)
+
+
+def _drop(hidden: keras.KerasTensor, dropout: float | None) -> keras.KerasTensor:
+    return hidden if dropout is None else keras.layers.Dropout(dropout)(hidden)
+
+
+def _normal() -> keras.initializers.Initializer:
+    """Returns an initializer of its own for each layer: one that is shared repeats its values."""
+    return keras.initializers.RandomNormal(stddev=0.02)
