@@ -50,6 +50,7 @@ SUBCOMMANDS = {
     "versions": ("jobs.versions", "List, compare, roll back and remove dataset versions."),
     "train": ("jobs.train", "Train a model on a dataset version."),
     "evaluate": ("jobs.evaluate", "Rank the catalogue and compare with the baselines."),
+    "compare": ("jobs.compare", "Compare two runs, with confidence intervals."),
     "export": ("jobs.export", "The next version of a SavedModel, and embeddings."),
     "predict": ("jobs.predict", "Top-k lists for every user, or scores of rows."),
     "inspect": ("jobs.inspect_dataset", "Show what a dataset, a shard or a run holds."),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conf.run import METRICS_FILE, update_run_card, write_json
+from conf.run import METRICS_FILE, RUN_CARD_FILE, read_json, update_run_card, write_json
 from jobs.reporting.formatting import (
     format_count,
     format_metric,
@@ -37,6 +37,10 @@ TEST_SPLIT = "test"
 def main(
     run: Annotated[str, typer.Option(help="A run, or a series: its last finished run.")],
     split: Annotated[str, typer.Option(help="Split to measure on.")] = TEST_SPLIT,
+    predictions: Annotated[
+        Path | None,
+        typer.Option(help="Measure the ranked lists of this file in place of the run's model."),
+    ] = None,
     checkpoint: Annotated[
         CheckpointChoice, typer.Option(help="The best epoch's weights, or the last one's.")
     ] = CheckpointChoice.BEST,
@@ -48,9 +52,14 @@ def main(
 ) -> int:
     """Rank the catalogue, or score the rows, and compare with the baselines."""
     setup_logging(log_format)
-    metrics = evaluate(Path(run), split=split, checkpoint=checkpoint, overrides=overrides or ())
+    if predictions is not None:
+        metrics = evaluate_lists(Path(run), predictions, split=split, overrides=overrides or ())
+    else:
+        metrics = evaluate(Path(run), split=split, checkpoint=checkpoint, overrides=overrides or ())
     if log_format is LogFormat.JSON:
         print(json.dumps(metrics, sort_keys=True))
+    elif predictions is not None:
+        print_list_metrics(metrics)
     else:
         print_metrics(metrics)
     return 0
@@ -100,6 +109,66 @@ def evaluate(
         else:
             write_json(run_dir / f"metrics-{split}.json", metrics)
     return metrics
+
+
+def evaluate_lists(
+    run_dir: Path, file: Path, *, split: str = TEST_SPLIT, overrides: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Measures the ranked lists of a file and writes `metrics-<split>-lists.json` into the run.
+
+    Args:
+        run_dir: A run on the dataset version that the lists are for, or a series'.
+        file: JSON lines, as `sluice predict` writes them.
+        split: Split whose events are relevant.
+        overrides: `evaluation.key=value` each.
+
+    Returns:
+        The content of the file that is written.
+
+    Raises:
+        ConfigError: An override does not fit, or the lists cannot be measured on this split.
+        UpstreamNotReadyError: There is no such run or checkpoint.
+        InputDataError: The file is damaged, or the split is empty.
+    """
+    trained = restore_run(run_dir)
+    from training.evaluation.written_lists import measure_lists, refuse_later_lists
+
+    section = override_section("evaluation", trained.config.evaluation, overrides)
+    refuse_later_lists(read_json(trained.run_dir / RUN_CARD_FILE), file, split)
+    metrics = {
+        "kind": "lists",
+        "dataset": trained.manifest.dataset_name,
+        "dataset_version": trained.manifest.dataset_version,
+        "split": split,
+        "predictions": str(file),
+        **measure_lists(trained, file, split, section.ks),
+    }
+    write_json(trained.run_dir / f"metrics-{split}-lists.json", metrics)
+    return metrics
+
+
+def print_list_metrics(metrics: Mapping[str, Any]) -> None:
+    """Prints the metrics of written lists, a row per cut-off."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    rows = "users" if metrics["per"] == "user" else "rows"
+    console.print(
+        f"{metrics['split']} split, lists of {metrics['predictions']}: {metrics['rows']:,} {rows}, "
+        f"{metrics['without_list']:,} without a list: misses",
+        soft_wrap=True,
+    )
+    families = ("hit_rate", "recall", "precision", "map", "ndcg", "mrr")
+    table = Table()
+    for title in ("k", *map(metric_title, families)):
+        table.add_column(title, justify="right")
+    for k in metrics["ks"]:
+        values = [metrics["metrics"][f"{family}@{k}"] for family in families]
+        table.add_row(str(k), *map(format_metric, values))
+    console.print(table)
+    if metrics["lists_of_others"]:
+        console.print(f"{metrics['lists_of_others']:,} lists are of no {rows[:-1]} of the split")
 
 
 def headline_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:

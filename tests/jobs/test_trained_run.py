@@ -20,6 +20,7 @@ from conf.export import find_version
 from conf.paths import read_manifest
 from conf.run import REPORT_FILE, read_json, resolve_run
 from jobs.cli import run_app
+from jobs.compare import app as compare_app
 from jobs.evaluate import app, evaluate
 from jobs.export import app as export_app
 from jobs.inspect_dataset import app as inspect_app
@@ -265,6 +266,57 @@ def test_lists_as_of_a_split_say_so(predict_series: Path, tmp_path: Path) -> Non
     assert {item for row in rows for item in row["items"]} == {101, 102, 103}
     card = read_json(run / "run_card.json")["recommendations"]
     assert (card["as_of"], card["split"], card["users"]) == ("train", None, 60)
+
+
+def test_lists_are_measured_where_they_do_not_know_the_split(
+    predict_series: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, known = str(predict_series), ["--set", "evaluation.ks=[5]"]
+    assert run_app(predict_app, ["--run", run, "--as-of", "validation"]) == ExitCode.OK
+    lists = resolve_run(run) / "recommendations.json.gz"
+    command = ["--run", run, "--predictions", str(lists), *known]
+    capsys.readouterr()
+    assert run_app(app, command) == ExitCode.OK
+    shown = capsys.readouterr().out
+    assert "60 users, 0 without a list" in shown
+    assert "NDCG" in shown
+    found = read_json(resolve_run(run) / "metrics-test-lists.json")["metrics"]
+    whole = evaluate(predict_series, overrides=["evaluation.ks=[5]", "evaluation.per=user"])
+    assert found == pytest.approx(whole["protocols"][0]["systems"]["model"])
+    assert run_app(app, [*command, "--split", "validation"]) == ExitCode.CONFIG
+    assert "know the events of validation" in capsys.readouterr().err
+    assert run_app(predict_app, ["--run", run]) == ExitCode.OK
+    assert run_app(app, command) == ExitCode.CONFIG
+    assert "--as-of validation" in capsys.readouterr().err
+
+
+def test_two_runs_are_compared_and_a_margin_is_a_gate(
+    series: Path, predict_series: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    same = ["--run", str(series), "--against", str(series), "--margin"]
+    assert run_app(compare_app, [*same, "0"]) == ExitCode.OK
+    assert "passed: ndcg@10 is ahead by +0.0000" in capsys.readouterr().out
+    assert run_app(compare_app, [*same, "0.01", "--log-format", "json"]) == ExitCode.FAILED
+    found = json.loads(capsys.readouterr().out)
+    assert (found["passed"], found["metric"], found["lead"]) == (False, "ndcg@10", 0.0)
+    assert read_json(resolve_run(str(series)) / "comparison.json") == found
+    assert run_app(compare_app, [*same, "0", "--metric", "ndcg"]) == ExitCode.CONFIG
+    others = ["--run", str(series), "--against", str(predict_series)]
+    assert run_app(compare_app, others) == ExitCode.CONFIG
+    assert "different dataset versions" in capsys.readouterr().err
+
+
+def test_ranking_runs_are_compared_by_task(
+    ranking_series: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["--run", str(ranking_series), "--against", str(ranking_series)]
+    assert run_app(compare_app, [*command, "--log-format", "json"]) == ExitCode.OK
+    found = json.loads(capsys.readouterr().out)
+    assert (found["metric"], found["passed"]) == ("auc", None)
+    known = evaluate(ranking_series)["tasks"]["click"]
+    assert found["metrics"]["auc"]["run"] == pytest.approx(known["auc"])
+    assert found["metrics"]["log_loss"]["other"] == pytest.approx(known["log_loss"])
+    assert sum(group["rows"] for group in known["slices"]["item_frequency"]) == known["rows"]
 
 
 @pytest.mark.parametrize(

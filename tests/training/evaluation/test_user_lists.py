@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, InputDataError
 from conf.paths import read_manifest
 from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, _draw_log, write_tiny_dataset
@@ -24,6 +26,9 @@ from training.evaluation.evaluate import evaluate_split
 from training.evaluation.item_index import ItemIndex, build_item_index, rank_top_k
 from training.evaluation.metrics import MISSING, Pairs, measure
 from training.evaluation.user_lists import RandomLists, UserReader, rank_in_lists
+from training.evaluation.written_lists import measure_lists
+from training.export.list_rows import ListSource
+from training.export.predict import write_recommendations
 
 KS = (1, 3, 10)
 CONFIG = TinyConfig(users=30, items=500, events_per_user=18, leave_out=3, own_group=0.3)
@@ -291,3 +296,84 @@ def test_the_means_are_those_of_single_rows() -> None:
     np.testing.assert_allclose(found["map@3"], [1 / 3, 0, (1 / 2 + 2 / 3) / 2])
     np.testing.assert_allclose(found["precision@3"], [1 / 3, 0, 2 / 3])
     np.testing.assert_allclose(found["mrr@3"], [1, 0, 1 / 2])
+
+
+@pytest.fixture(scope="module")
+def lists(trained: TrainedModel, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    """What `predict` writes as of the end of validation."""
+    target = tmp_path_factory.mktemp("lists") / "lists.json.gz"
+    write_recommendations(trained, 12, True, ListSource(as_of="validation"), target=target)
+    with gzip.open(target, "rt") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def _write(path: Path, lists: list) -> Path:
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in lists))
+    return path
+
+
+def test_written_lists_have_the_metrics_of_the_evaluation(
+    trained: TrainedModel, lists: list[dict], tmp_path: Path
+) -> None:
+    protocol = evaluate_split(_configure(trained, per="user"), "test")["protocols"][0]
+    file = _write(tmp_path / "lists.jsonl", lists)
+    found = measure_lists(trained, file, "test", (*KS, 100))
+    assert found["metrics"] == pytest.approx(protocol["systems"]["model"], abs=1e-12)
+    assert (found["per"], found["ks"], found["rows"]) == ("user", list(KS), CONFIG.users)
+    assert (found["without_list"], found["lists_of_others"]) == (0, 0)
+    plain = [{"user": entry["user"], "items": entry["items"]} for entry in lists]
+    again = measure_lists(trained, _write(tmp_path / "plain.jsonl", plain), "test", KS)
+    assert again["metrics"] == pytest.approx(found["metrics"])
+    some = [*plain[:10], {"user": 7, "items": [100]}, {"user": "x", "items": []}]
+    part = measure_lists(trained, _write(tmp_path / "some.jsonl", some), "test", KS)
+    assert (part["without_list"], part["lists_of_others"], part["rows"]) == (20, 2, 30)
+    first = measure_lists(trained, _write(tmp_path / "some.jsonl", some[:10]), "test", KS)
+    assert part["metrics"] == first["metrics"]
+
+
+def test_lists_of_rows_are_measured_against_their_items(
+    trained: TrainedModel, tmp_path: Path
+) -> None:
+    keys = replace(trained.manifest.keys, user=None, seen=None, candidates=None)
+    alone = replace(_configure(trained), manifest=replace(trained.manifest, keys=keys))
+    write_recommendations(alone, 10, False, target=tmp_path / "rows.json.gz")
+    found = measure_lists(alone, tmp_path / "rows.json.gz", "test", KS)
+    systems = evaluate_split(alone, "test")["protocols"][0]["systems"]["model"]
+    assert (found["per"], found["rows"], found["outside_catalogue"]) == (
+        "row",
+        90,
+        found["users_outside_catalogue"],
+    )
+    for name in ("hit_rate@3", "ndcg@10", "recall@1"):
+        assert found["metrics"][name] == pytest.approx(systems[name])
+
+
+@pytest.mark.parametrize(
+    ("entries", "error", "said"),
+    [
+        ([], InputDataError, "no lists"),
+        ([{"user": 1000, "items": []}], InputDataError, "no lists"),
+        ([{"items": [101]}], ConfigError, "nothing tells which events"),
+        ([{"user": 1000, "items": [101]}, {"row": 1, "items": [101]}], ConfigError, "line 2"),
+        ([{"user": 1000, "items": [101]}] * 2, InputDataError, "line 2: a second list"),
+        ([{"user": 1000, "items": [101, 102, 101]}], InputDataError, "line 1: an item is there"),
+        ([{"user": 1000, "items": [101, 102], "scores": [1, 2]}], InputDataError, "not in order"),
+        ([{"user": 1000, "items": [101], "scores": [1, 2]}], InputDataError, "not a ranked list"),
+        (["words"], InputDataError, "line 1: not a ranked list"),
+    ],
+)
+def test_files_that_are_no_lists_are_refused(
+    trained: TrainedModel, entries: list, error: type[Exception], said: str, tmp_path: Path
+) -> None:
+    file = _write(tmp_path / "lists.jsonl", entries)
+    with pytest.raises(error, match=said):
+        measure_lists(trained, file, "test", (1,))
+    with pytest.raises(InputDataError, match="no such file"):
+        measure_lists(trained, tmp_path / "nothing.jsonl", "test", (1,))
+
+
+def test_lists_that_are_shorter_than_every_cut_off_are_refused(
+    trained: TrainedModel, lists: list[dict], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="shorter than every cut-off"):
+        measure_lists(trained, _write(tmp_path / "lists.jsonl", lists), "test", (20, 50))

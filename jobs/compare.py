@@ -1,0 +1,150 @@
+"""`sluice compare`: two runs on the same rows, with confidence intervals of their differences.
+
+With `--margin` it is a gate: exit code 1 where the first run is not ahead of the second by at least
+that much, as far as 95 % confidence goes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from conf.errors import ExitCode
+from conf.run import write_json
+from jobs.reporting.formatting import format_metric, metric_title
+from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
+from jobs.support.trained_run import CheckpointChoice, override_section, restore_run
+
+app = typer.Typer(add_completion=False)
+
+COMPARISON_FILE = "comparison.json"
+
+
+@app.command()
+def main(
+    run: Annotated[str, typer.Option(help="A run, or a series: its last finished run.")],
+    against: Annotated[str, typer.Option(help="The run, or series, that it is compared with.")],
+    split: Annotated[str, typer.Option(help="Split to measure on.")] = "test",
+    metric: Annotated[
+        str | None, typer.Option(help="What decides; default: ndcg@10, or the first task's auc.")
+    ] = None,
+    margin: Annotated[
+        float | None,
+        typer.Option(help="Least lead that the run must have; below 0: most that it may lose."),
+    ] = None,
+    checkpoint: Annotated[
+        CheckpointChoice, typer.Option(help="The best epoch's weights, or the last one's.")
+    ] = CheckpointChoice.BEST,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key of `evaluation`."),
+    ] = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
+) -> int:
+    """Compare two runs on a split, row by row."""
+    setup_logging(log_format)
+    result = compare(
+        Path(run), Path(against), split=split, metric=metric, margin=margin,
+        checkpoint=checkpoint, overrides=overrides or (),
+    )  # fmt: skip
+    if log_format is LogFormat.JSON:
+        print(json.dumps(result, sort_keys=True))
+    else:
+        print_comparison(result)
+    return ExitCode.FAILED if result["passed"] is False else ExitCode.OK
+
+
+def compare(
+    run: Path,
+    against: Path,
+    *,
+    split: str = "test",
+    metric: str | None = None,
+    margin: float | None = None,
+    checkpoint: str = CheckpointChoice.BEST,
+    overrides: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Compares two runs and writes `comparison.json` into the first.
+
+    Args:
+        run: A run's directory, or a series' (its last finished run).
+        against: The run that it is compared with.
+        split: Split to measure on.
+        metric: What decides; None: `ndcg@10`, or the first task's `auc` or `mse`.
+        margin: Least lead that the run must have; None: nothing is asked of it.
+        checkpoint: `best` or `last`, of both.
+        overrides: `evaluation.key=value` each; the settings of the first run hold for both.
+
+    Returns:
+        The content of the file: `metrics` with difference and interval by name; `metric`, `lead`
+        (the end of the interval that is worse for the run), `margin` and `passed`, None without
+        a margin.
+
+    Raises:
+        ConfigError: The runs have other dataset versions, kinds or tasks, or no such metric.
+        UpstreamNotReadyError: There is no such run or checkpoint.
+        InputDataError: The split is empty, or data or a checkpoint is damaged.
+    """
+    trained = restore_run(run, checkpoint)
+    other = restore_run(against, checkpoint)
+    from training.evaluation.comparison import compare_runs, find_lead, require_metric
+
+    section = override_section("evaluation", trained.config.evaluation, overrides)
+    config = trained.config.model_copy(update={"evaluation": section})
+    found = compare_runs(replace(trained, config=config), other, split)
+    decisive = require_metric(found, metric)
+    lead = find_lead(decisive, found["metrics"][decisive])
+    result = {
+        "run": str(trained.run_dir),
+        "against": str(other.run_dir),
+        "dataset": trained.manifest.dataset_name,
+        "dataset_version": trained.manifest.dataset_version,
+        "split": split,
+        "checkpoint": str(checkpoint),
+        **found,
+        "metric": decisive,
+        "lead": lead,
+        "margin": margin,
+        "passed": None if margin is None else lead >= margin,
+    }
+    write_json(trained.run_dir / COMPARISON_FILE, result)
+    return result
+
+
+def print_comparison(result: Mapping[str, Any]) -> None:
+    """Prints a row per metric, and whether the margin is kept."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    console.print(
+        f"{result['split']} split, {result['protocol']}: {result['rows']:,} rows of "
+        f"{result['users']:,} users"
+    )
+    for name in ("run", "against"):
+        console.print(f"{name}: {result[name]}", soft_wrap=True)
+    table = Table()
+    for title in ("", "run", "against", "difference", "95 % interval"):
+        table.add_column(title, justify="left" if title == "" else "right")
+    for name, found in result["metrics"].items():
+        values = [format_metric(found[part]) for part in ("run", "other")]
+        texts = [f"{found[part]:+.4f}" for part in ("difference", "low", "high")]
+        table.add_row(metric_title(name), *values, texts[0], f"{texts[1]} to {texts[2]}")
+    console.print(table)
+    if result["margin"] is not None:
+        word = "at least" if result["passed"] else "less than"
+        console.print(
+            f"{'passed' if result['passed'] else 'not passed'}: {result['metric']} is ahead by "
+            f"{result['lead']:+.4f} with 95 % confidence, {word} the margin {result['margin']:+}"
+        )
+
+
+if __name__ == "__main__":
+    from jobs.cli import run_app
+
+    raise SystemExit(run_app(app))

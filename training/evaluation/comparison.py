@@ -1,0 +1,392 @@
+"""Comparison of two runs on the same rows: paired differences with 95 % confidence intervals.
+
+Means of rows: percentile bootstrap over users, who bring all their rows (Efron & Tibshirani 1993,
+section 13.3; resampling of clusters: Davison & Hinkley 1997, section 3.8; of topics in retrieval:
+Sakai 2006). AUC: the variance of DeLong, DeLong & Clarke-Pearson 1988 for correlated curves, with
+the users as clusters (Obuchowski 1997, equation 4); where each row is a user of its own, both are
+the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conf.errors import ConfigError, did_you_mean
+from training.checkpoint.restore import TrainedModel
+from training.evaluation.item_index import build_item_index
+from training.evaluation.label_metrics import auc_by_group
+from training.evaluation.metrics import FloatArray, IntArray, Per, measure
+from training.evaluation.protocols import (
+    FULL_UNSEEN,
+    BatchReader,
+    headline_protocol,
+    rank_by_protocol,
+    require_rows,
+)
+from training.evaluation.scorers import ModelScorer
+from training.evaluation.task_metrics import compile_scores
+from training.evaluation.user_lists import PER_USER, ListScorer, UserReader
+from training.evaluation.user_rows import is_named
+from training.input.batches import build_eval_dataset, read_batches
+from training.input.vocabularies import read_key_vocabulary
+from training.models.ranking import RankingModel, Task
+from training.models.retrieval import RetrievalModel, require_retrieval
+
+DRAWS = 2000
+LEVEL = 0.95
+_Z = 1.959963984540054
+_CELLS_AT_ONCE = 1 << 22
+LOWER_IS_BETTER = ("log_loss", "mse")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What one run is ahead of another on a metric.
+
+    Attributes:
+        run: Value of the first run.
+        other: Value of the second.
+        difference: First minus second.
+        low: Lower end of its 95 % interval.
+        high: Upper end.
+        method: How the interval was found.
+    """
+
+    run: float
+    other: float
+    difference: float
+    low: float
+    high: float
+    method: str
+
+
+def find_lead(metric: str, difference: Mapping[str, Any]) -> float:
+    """Returns what the first run is ahead at least: the end of the interval that is worse for it.
+
+    Args:
+        metric: Its name; of errors lower values are better.
+        difference: The fields of a `Difference`.
+    """
+    is_error = metric.rpartition("/")[2] in LOWER_IS_BETTER
+    return -float(difference["high"]) if is_error else float(difference["low"])
+
+
+def compare_runs(trained: TrainedModel, other: TrainedModel, split: str) -> dict[str, Any]:
+    """Compares two runs on a split, row by row.
+
+    Args:
+        trained: The first run; its `evaluation` settings hold for both.
+        other: The second run.
+        split: Split to measure on.
+
+    Returns:
+        What was compared, and the fields of a `Difference` by metric; further tasks of ranking
+        models have their name in front, as in `like/auc`.
+
+    Raises:
+        ConfigError: The runs have other dataset versions, kinds or tasks.
+        InputDataError: The split is empty, a record is damaged, or a score is not finite.
+    """
+    _require_same(trained, other)
+    require_rows(trained.manifest, split)
+    config = trained.config.model_copy(update={"model": other.config.model})
+    rival = TrainedModel(other.run_dir, other.model, config, trained.manifest, trained.version_dir)
+    if isinstance(trained.model, RankingModel):
+        return _compare_ranking(trained, rival, split)
+    return _compare_retrieval(trained, rival, split)
+
+
+def _require_same(trained: TrainedModel, other: TrainedModel) -> None:
+    versions = [f"{t.manifest.dataset_name} {t.manifest.dataset_version}" for t in (trained, other)]
+    if trained.manifest != other.manifest:
+        raise ConfigError(
+            "the runs were trained on different dataset versions: their rows are not the same",
+            received=" and ".join(versions),
+            fix="train one of them again on the version of the other",
+        )
+    kinds = [isinstance(t.model, RankingModel) for t in (trained, other)]
+    if kinds[0] != kinds[1]:
+        names = " and ".join("ranking" if kind else "retrieval" for kind in kinds)
+        raise ConfigError("runs of different kinds have no metric in common", received=names)
+
+
+@dataclass
+class MeasuredRows:
+    """Metrics of every row of a split.
+
+    Attributes:
+        owners: The user of each row, or a number of its own below 0.
+        values: `[rows]` by metric.
+    """
+
+    owners: list[IntArray] = field(default_factory=list)
+    values: dict[str, list[FloatArray]] = field(default_factory=dict)
+
+    def add(self, owners: IntArray, values: Mapping[str, FloatArray]) -> None:
+        """Adds a batch."""
+        self.owners.append(owners)
+        for name, per_row in values.items():
+            self.values.setdefault(name, []).append(per_row)
+
+
+def _compare_retrieval(trained: TrainedModel, other: TrainedModel, split: str) -> dict[str, Any]:
+    per: Per = (trained.config.evaluation.per or ("event",))[0]
+    measure_rows = _measure_users if per == "user" else _measure_events
+    rows, rival = measure_rows(trained, split), measure_rows(other, split)
+    owners = number_owners(trained, np.concatenate(rows.owners))
+    protocol = headline_protocol(trained.manifest, trained.config.evaluation.mask_seen, split)
+    own, others = ({m: np.concatenate(v) for m, v in r.values.items()} for r in (rows, rival))
+    seed = trained.config.seed
+    return {
+        "protocol": protocol + (PER_USER if per == "user" else ""),
+        "rows": len(owners),
+        "users": len(np.unique(owners)),
+        "metrics": {m: vars(compare_means(own[m], others[m], owners, seed)) for m in own},
+    }
+
+
+def _measure_events(trained: TrainedModel, split: str) -> MeasuredRows:
+    model, config = require_retrieval(trained.model), trained.config.evaluation
+    where = (trained.version_dir, trained.manifest)
+    protocol = headline_protocol(trained.manifest, config.mask_seen, split)
+    index = build_item_index(model, *where, config.batch_size)
+    user = trained.manifest.keys.user
+    inputs = (*model.user_inputs, *((user,) if user else ()))
+    reader, scorer = (
+        BatchReader(*where, index, inputs, config.batch_size),
+        ModelScorer(model, index),
+    )
+    rows = MeasuredRows()
+    for batch in reader.read(split, seen=protocol == FULL_UNSEEN):
+        scores = scorer.scores(batch.features, batch.rows)
+        ranks = rank_by_protocol(scores, batch, None)[protocol]
+        ids = np.asarray(batch.features[user], np.int64) if user else np.zeros(batch.rows, np.int64)
+        rows.add(ids, measure(ranks, config.ks))
+    return rows
+
+
+def _measure_users(trained: TrainedModel, split: str) -> MeasuredRows:
+    model: RetrievalModel = require_retrieval(trained.model)
+    config = trained.config.evaluation
+    index = build_item_index(model, trained.version_dir, trained.manifest, config.batch_size)
+    reader = UserReader(trained, split, index, tuple(model.user_inputs), config.mask_seen)
+    scorer, rows = ListScorer(model, index, max(config.ks)), MeasuredRows()
+    for batch in reader.read():
+        ranks = scorer.measure(batch, scorer.rank(batch))
+        rows.add(batch.users, measure(ranks, config.ks, "user"))
+    return rows
+
+
+def number_owners(trained: TrainedModel, ids: IntArray) -> IntArray:
+    """Returns the user of each row; rows that belong to no known user stand alone, below 0."""
+    user = trained.manifest.keys.user
+    if user is None or trained.manifest.schema[user].shape != ():
+        return -1 - np.arange(len(ids))
+    vocabulary = read_key_vocabulary(trained.version_dir, trained.manifest, user)
+    named = np.unique(ids[is_named(ids, vocabulary)])
+    place = np.searchsorted(named, ids)
+    place = np.minimum(place, max(len(named) - 1, 0))
+    is_own = named[place] == ids if len(named) else np.zeros(len(ids), bool)
+    return np.where(is_own, place, -1 - np.arange(len(ids)))
+
+
+def compare_means(run: FloatArray, other: FloatArray, owners: IntArray, seed: int) -> Difference:
+    """Compares the means of paired rows by a bootstrap over users.
+
+    Args:
+        run: `[rows]`, values of the first run.
+        other: `[rows]`, of the second.
+        owners: `[rows]`, the user of each.
+        seed: Seed of the draws.
+    """
+    sums, counts = _sum_by_owner(run - other, owners)
+    low, high = bootstrap_mean(sums, counts, seed)
+    a, b, difference = (float(values.mean()) for values in (run, other, run - other))
+    return Difference(a, b, difference, low, high, "bootstrap over users")
+
+
+def _sum_by_owner(values: FloatArray, owners: IntArray) -> tuple[FloatArray, FloatArray]:
+    _, group = np.unique(owners, return_inverse=True)
+    sums, counts = np.zeros(int(group.max()) + 1), np.zeros(int(group.max()) + 1)
+    np.add.at(sums, group, values)
+    np.add.at(counts, group, 1.0)
+    return sums, counts
+
+
+def bootstrap_mean(sums: FloatArray, counts: FloatArray, seed: int) -> tuple[float, float]:
+    """Returns the 95 % percentile interval of a mean of rows when users are drawn again.
+
+    Args:
+        sums: `[users]`, sum over each user's rows.
+        counts: `[users]`, number, or weight, of each user's rows.
+        seed: Seed of the draws.
+    """
+    rng, users = np.random.default_rng(seed), len(sums)
+    means, step = [], max(1, _CELLS_AT_ONCE // users)
+    for start in range(0, DRAWS, step):
+        drawn = rng.integers(0, users, (min(step, DRAWS - start), users))
+        means.append(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1))
+    tails = (50 * (1 - LEVEL), 50 * (1 + LEVEL))
+    low, high = np.percentile(np.concatenate(means), tails)
+    return float(low), float(high)
+
+
+def _compare_ranking(trained: TrainedModel, other: TrainedModel, split: str) -> dict[str, Any]:
+    tasks = _find_common_tasks(trained, other)
+    own, rival = _score_rows(trained, split, tasks), _score_rows(other, split, tasks)
+    owners = number_owners(trained, own.users)
+    metrics: dict[str, Any] = {}
+    for number, task in enumerate(tasks):
+        labels = own.labels[task.name]
+        scores = own.scores[task.name], rival.scores[task.name]
+        compare = _compare_binary if task.is_binary else _compare_errors
+        found = compare(labels, scores, owners, trained.config.seed)
+        prefix = f"{task.name}/" if number else ""
+        metrics |= {f"{prefix}{name}": vars(difference) for name, difference in found.items()}
+    users = len(np.unique(owners))
+    return {"protocol": "rows", "rows": len(owners), "users": users, "metrics": metrics}
+
+
+def _find_common_tasks(trained: TrainedModel, other: TrainedModel) -> list[Task]:
+    own, rival = ({(t.label, t.kind): t for t in m.model.tasks} for m in (trained, other))
+    common = [task for key, task in own.items() if key in rival and rival[key].name == task.name]
+    if not common:
+        raise ConfigError(
+            "the runs have no task in common",
+            received=" and ".join(
+                ", ".join(t.name for t in tasks.values()) for tasks in (own, rival)
+            ),
+            allowed="tasks of one name, label and objective",
+        )
+    return common
+
+
+@dataclass(frozen=True)
+class _ScoredRows:
+    """Scores and labels of a split's rows by task, and their users; all `[rows]`."""
+
+    users: IntArray
+    labels: dict[str, FloatArray]
+    scores: dict[str, FloatArray]
+
+
+def _score_rows(trained: TrainedModel, split: str, tasks: list[Task]) -> _ScoredRows:
+    model, user = trained.model, trained.manifest.keys.user
+    score = compile_scores(model)
+    where = (trained.version_dir, trained.manifest)
+    labels = [task.label for task in tasks]
+    names = tuple(dict.fromkeys((*model.inputs, *labels, *((user,) if user else ()))))
+    dataset = build_eval_dataset(*where, split, trained.config.evaluation.batch_size, names)
+    rows = MeasuredRows()
+    for batch in read_batches(dataset, *where, split):
+        logits = score({name: batch[name] for name in model.inputs})
+        found = {f"score {t.name}": np.asarray(logits[t.name], np.float64) for t in tasks}
+        found |= {f"label {t.name}": np.asarray(batch[t.label], np.float64) for t in tasks}
+        size = len(next(iter(found.values())))
+        ids = np.asarray(batch[user], np.int64) if user else np.zeros(size, np.int64)
+        rows.add(ids, found)
+    values = {name: np.concatenate(parts) for name, parts in rows.values.items()}
+    return _ScoredRows(
+        np.concatenate(rows.owners),
+        {task.name: values[f"label {task.name}"] for task in tasks},
+        {task.name: values[f"score {task.name}"] for task in tasks},
+    )
+
+
+Pair = tuple[FloatArray, FloatArray]
+
+
+def _compare_binary(
+    labels: FloatArray, scores: Pair, owners: IntArray, seed: int
+) -> dict[str, Difference]:
+    positive = labels > 0.5
+    losses = [np.logaddexp(0.0, s) - np.where(positive, s, 0.0) for s in scores]
+    found = {"log_loss": compare_means(losses[0], losses[1], owners, seed)}
+    if positive.any() and not positive.all():
+        found = {"auc": compare_auc(positive, scores, owners), **found}
+    named = owners >= 0
+    if not named.any():
+        return found
+    grouped = [
+        auc_by_group(owners[named], positive[named], s[named].astype(np.float32)) for s in scores
+    ]
+    (values, sizes), (rivals, _) = grouped
+    if len(values):
+        weights = sizes.astype(np.float64)
+        low, high = bootstrap_mean((values - rivals) * weights, weights, seed)
+        run, other = (float(v @ weights / weights.sum()) for v in (values, rivals))
+        found["gauc"] = Difference(run, other, run - other, low, high, "bootstrap over users")
+    return found
+
+
+def _compare_errors(
+    labels: FloatArray, scores: Pair, owners: IntArray, seed: int
+) -> dict[str, Difference]:
+    squared = [np.square(s - labels) for s in scores]
+    return {"mse": compare_means(squared[0], squared[1], owners, seed)}
+
+
+def compare_auc(positive: NDArray[np.bool_], scores: Pair, owners: IntArray) -> Difference:
+    """Compares two AUCs of the same rows.
+
+    Args:
+        positive: `[rows]`; both classes occur.
+        scores: Two of `[rows]`, any scale.
+        owners: `[rows]`, the cluster of each row.
+    """
+    parts = [_place_values(positive, own) for own in scores]
+    run, other = (float(part[positive].mean()) for part in parts)
+    difference = run - other
+    rest = parts[0] - parts[1] - difference
+    _, group = np.unique(owners, return_inverse=True)
+    clusters = int(group.max()) + 1
+    sums = [np.bincount(group[w], rest[w], clusters) / w.sum() for w in (positive, ~positive)]
+    have = [len(np.unique(group[wanted])) for wanted in (positive, ~positive)]
+    variance = sum(_unbias(n) * float(s @ s) for n, s in zip(have, sums, strict=True))
+    variance += 2.0 * _unbias(clusters) * float(sums[0] @ sums[1])
+    half = _Z * float(np.sqrt(max(variance, 0.0)))
+    low, high = difference - half, difference + half
+    return Difference(run, other, difference, low, high, "DeLong, users as clusters")
+
+
+def _unbias(clusters: int) -> float:
+    return clusters / max(clusters - 1, 1)
+
+
+def _place_values(positive: NDArray[np.bool_], scores: FloatArray) -> FloatArray:
+    """Share of the other class that each row is on the right side of, ties a half, `[rows]`.
+
+    Placement values: their mean over positives, as over negatives, is the AUC.
+    """
+    found = np.empty(len(scores))
+    for side in (positive, ~positive):
+        others = np.sort(scores[~side])
+        below = np.searchsorted(others, scores[side], side="left")
+        not_above = np.searchsorted(others, scores[side], side="right")
+        found[side] = (below + not_above) / (2.0 * len(others))
+    found[~positive] = 1.0 - found[~positive]
+    return found
+
+
+def require_metric(result: Mapping[str, Any], metric: str | None) -> str:
+    """Returns the metric that decides: the one that is named, NDCG@10, or the first task's AUC.
+
+    Raises:
+        ConfigError: The runs were not compared on it.
+    """
+    known = result["metrics"]
+    if metric is None:
+        return next((m for m in ("ndcg@10", "auc", "mse") if m in known), next(iter(known)))
+    if metric not in known:
+        raise ConfigError(
+            "the runs were not compared on this metric",
+            received=metric,
+            allowed=", ".join(known),
+            fix=did_you_mean(metric, list(known)),
+        )
+    return metric

@@ -1,0 +1,296 @@
+"""Metrics of ranked lists that stand in a file, against the held-out events of a split.
+
+Lists are JSON lines, also with `.gz`, as `sluice predict` writes them: `user` or `row`, and
+`items`, best first; `scores` tell which items tie. Lists of users are measured against all held-out
+items of the user, those of rows against the row's item.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from conf.errors import ConfigError, InputDataError
+from training.checkpoint.restore import TrainedModel
+from training.evaluation.item_index import CATALOG_SPLIT, ItemIds
+from training.evaluation.metrics import MISSING, FloatArray, IntArray, RankingMeans
+from training.evaluation.protocols import require_rows
+from training.evaluation.user_lists import (
+    HeldOutItems,
+    rank_in_lists,
+    read_held_out,
+    require_user_rows,
+    spread_ranks,
+)
+from training.input.batches import build_eval_dataset, read_batches
+from training.input.vocabularies import read_key_vocabulary
+
+LISTS_AT_ONCE = 4096
+UNKNOWN = -1
+
+
+@dataclass(frozen=True)
+class WrittenLists:
+    """Some lists of a file.
+
+    Attributes:
+        names: Raw value of the user, or number of the row, of each.
+        items: Their raw items.
+        scores: Their scores.
+        first: Line of the first one.
+    """
+
+    names: list[Any]
+    items: list[list[Any]]
+    scores: list[list[float]]
+    first: int
+
+
+class TokenIds:
+    """Ids of raw values by a key's vocabulary; without one, values are the ids."""
+
+    def __init__(self, trained: TrainedModel, key: str) -> None:
+        self._vocabulary = read_key_vocabulary(trained.version_dir, trained.manifest, key)
+
+    def find(self, values: Sequence[Any]) -> IntArray:
+        """Returns each value's id, UNKNOWN where there is none."""
+        if self._vocabulary is None:
+            return np.array([v if isinstance(v, int) else UNKNOWN for v in values], np.int64)
+        tokens = self._vocabulary.tokens
+        fits = int if pa.types.is_integer(tokens.type) else str
+        own = pa.array([v if isinstance(v, fits) else None for v in values], tokens.type)
+        found = pc.index_in(own, value_set=tokens).fill_null(-1).to_numpy()
+        return np.where(found < 0, UNKNOWN, found + self._vocabulary.first_id)
+
+
+def measure_lists(
+    trained: TrainedModel, path: Path, split: str, ks: Sequence[int]
+) -> dict[str, Any]:
+    """Measures the lists of a file.
+
+    Args:
+        trained: A run on the dataset version that the lists are for.
+        path: The file.
+        split: Split whose events are relevant.
+        ks: Cut-offs; those behind the end of the longest list are left out.
+
+    Returns:
+        `per`, `rows`, `ks`, counts and `metrics`.
+
+    Raises:
+        ConfigError: The lists are named by neither user nor row, or are shorter than all cut-offs.
+        InputDataError: The file is missing, damaged or empty, has two lists of one name, or one
+            item twice in a list.
+    """
+    require_rows(trained.manifest, split)
+    key, longest = _survey(path)
+    kept = [k for k in ks if k <= longest]
+    if not kept:
+        raise ConfigError(
+            "the lists are shorter than every cut-off",
+            received=f"{longest} items, evaluation.ks = {', '.join(map(str, ks))}",
+            fix="write longer lists (`predict --k`), or measure smaller cut-offs",
+        )
+    items = _read_catalog(trained)
+    if key == "row":
+        names, held_out = None, _read_targets(trained, split, items)
+    else:
+        require_user_rows(trained, split)
+        names = TokenIds(trained, trained.manifest.require_key("user"))
+        held_out = read_held_out(trained, split, items)
+    measured = _Measured(trained, items, held_out, kept, longest)
+    for lists in _read(path):
+        owners = np.array(lists.names, np.int64) if names is None else names.find(lists.names)
+        measured.update(lists, owners, path)
+    return {"per": "user" if names else "row", "ks": kept, **measured.result()}
+
+
+class _Measured:
+    """Running metrics of lists, and which owners had one."""
+
+    def __init__(
+        self,
+        trained: TrainedModel,
+        items: ItemIds,
+        held_out: HeldOutItems,
+        ks: Sequence[int],
+        longest: int,
+    ) -> None:
+        self._items, self._held_out, self._longest = items, held_out, longest
+        self._tokens = TokenIds(trained, trained.manifest.require_key("item"))
+        self._means = RankingMeans(ks, "user")
+        self._had = np.zeros(len(held_out.users), bool)
+        self._others = 0
+
+    def update(self, lists: WrittenLists, owners: IntArray, path: Path) -> None:
+        place = np.searchsorted(self._held_out.users, owners)
+        place = np.minimum(place, max(len(self._had) - 1, 0))
+        known = np.flatnonzero((self._held_out.users[place] == owners) & (owners != UNKNOWN))
+        self._others += len(owners) - len(known)
+        self._refuse_repeated(lists, place[known], known, path)
+        if not len(known):
+            return
+        columns, scores = self._lay_out(lists, known, path)
+        relevant = self._held_out.find(owners[known])
+        self._means.update(rank_in_lists(scores, columns, relevant, self._longest))
+
+    def _refuse_repeated(
+        self, lists: WrittenLists, place: IntArray, known: IntArray, path: Path
+    ) -> None:
+        again = self._had[place]
+        again[np.setdiff1d(np.arange(len(place)), np.unique(place, return_index=True)[1])] = True
+        if again.any():
+            row = int(known[int(again.argmax())])
+            raise InputDataError(
+                f"{path}, line {lists.first + row}: a second list of the same name",
+                received=json.dumps(lists.names[row]),
+                fix="leave one list per user",
+            )
+        self._had[place] = True
+
+    def _lay_out(
+        self, lists: WrittenLists, rows: IntArray, path: Path
+    ) -> tuple[IntArray, FloatArray]:
+        """Returns catalogue columns and scores `[rows, longest]`; MISSING and -inf at the ends."""
+        columns = np.full((len(rows), self._longest), MISSING, np.int64)
+        scores = np.full((len(rows), self._longest), -np.inf)
+        lengths = np.array([len(lists.items[row]) for row in rows])
+        inside = np.arange(self._longest) < lengths[:, None]
+        flat = [item for row in rows for item in lists.items[row]]
+        columns[inside] = self._items.columns_of(self._tokens.find(flat))
+        scores[inside] = [score for row in rows for score in lists.scores[row]]
+        for place, row in enumerate(rows):
+            if len(set(map(str, lists.items[row]))) < len(lists.items[row]):
+                raise InputDataError(
+                    f"{path}, line {lists.first + int(row)}: an item is there twice",
+                    received=json.dumps(lists.items[row])[:200],
+                )
+            if (np.diff(scores[place, : lengths[place]]) > 0).any():
+                raise InputDataError(
+                    f"{path}, line {lists.first + int(row)}: the items are not in order",
+                    received=f"scores {lists.scores[row][:5]} …",
+                    fix="write the best item first, or leave `scores` out",
+                )
+        return columns, scores
+
+    def result(self) -> dict[str, Any]:
+        without = self._held_out.users[~self._had]
+        if len(without):  # Nothing was recommended to them.
+            relevant = self._held_out.find(without)
+            nothing = np.zeros(0, np.int64)
+            ranks = spread_ranks(relevant.rows, len(without), nothing, nothing.astype(float))
+            self._means.update(ranks)
+        return {
+            **self._held_out.describe(),
+            "without_list": len(without),
+            "lists_of_others": self._others,
+            "metrics": self._means.result(),
+        }
+
+
+def _read_catalog(trained: TrainedModel) -> ItemIds:
+    key = trained.manifest.require_key("item")
+    where, size = (trained.version_dir, trained.manifest), trained.config.evaluation.batch_size
+    dataset = build_eval_dataset(*where, CATALOG_SPLIT, size, (key,))
+    batches = read_batches(dataset, *where, CATALOG_SPLIT)
+    return ItemIds(np.sort(np.concatenate([np.asarray(b[key], np.int64) for b in batches])))
+
+
+def _read_targets(trained: TrainedModel, split: str, items: ItemIds) -> HeldOutItems:
+    """Returns the item of each row of a split; rows are named by their numbers, from 1."""
+    key = trained.manifest.require_key("item")
+    where, size = (trained.version_dir, trained.manifest), trained.config.evaluation.batch_size
+    batches = read_batches(build_eval_dataset(*where, split, size, (key,)), *where, split)
+    columns = np.concatenate([items.columns_of(np.asarray(b[key], np.int64)) for b in batches])
+    return HeldOutItems(np.arange(1, len(columns) + 1), np.arange(len(columns) + 1), columns, 0)
+
+
+def _survey(path: Path) -> tuple[str, int]:
+    """Returns what names the lists, and the length of the longest.
+
+    Raises:
+        ConfigError: They have names that the dataset does not know.
+        InputDataError: The file has no lists.
+    """
+    longest, key = 0, ""
+    for line, entry in _read_entries(path):
+        found = next((name for name in ("user", "row") if name in entry), None)
+        if found is None or (key and found != key):
+            raise ConfigError(
+                f"{path}, line {line}: nothing tells which events a list is to be measured against",
+                received=", ".join(entry),
+                allowed="`user` in every line, or `row` in every line",
+            )
+        key, longest = found, max(longest, len(entry["items"]))
+    if not longest:
+        raise InputDataError("the file has no lists", received=str(path))
+    return key, longest
+
+
+def _read(path: Path) -> Iterator[WrittenLists]:
+    entries = _read_entries(path)
+    while part := list(islice(entries, LISTS_AT_ONCE)):
+        yield WrittenLists(
+            [entry.get("user", entry.get("row")) for _, entry in part],
+            [entry["items"] for _, entry in part],
+            [
+                entry.get("scores") or [-float(n) for n in range(len(entry["items"]))]
+                for _, entry in part
+            ],
+            part[0][0],
+        )
+
+
+def _read_entries(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rt", encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                yield number, _parse(path, number, line)
+    except FileNotFoundError as error:
+        raise InputDataError("there is no such file of lists", received=str(path)) from error
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise InputDataError(f"{path} cannot be read", received=str(error)) from error
+
+
+def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        entry = json.loads(line)
+        items, scores = entry["items"], entry.get("scores")
+        if isinstance(items, list) and (not scores or len(scores) == len(items)):
+            return dict(entry)
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise InputDataError(
+        f"{path}, line {number}: not a ranked list",
+        received=repr(line.rstrip("\n")[:200]),
+        allowed='{"user": …, "items": […]}, with as many `scores` as items or none',
+    )
+
+
+def refuse_later_lists(card: dict[str, Any], path: Path, split: str) -> None:
+    """Refuses lists of the run itself that know the events they would be measured against.
+
+    Raises:
+        ConfigError: They were made as of a split that is not before this one.
+    """
+    order = ("train", "validation", "test")
+    made = card.get("recommendations") or {}
+    if made.get("file") != str(path) or made.get("input") or split not in order:
+        return
+    as_of = made.get("as_of") or ("test" if made.get("split") == "users" else None)
+    if as_of is not None and order.index(as_of) >= order.index(split):
+        raise ConfigError(
+            f"these lists know the events of {split}, and leave them out as seen",
+            received=f"{path}: users as of the end of {as_of}",
+            fix=f"write them by `sluice predict --as-of {order[max(order.index(split) - 1, 0)]}`",
+        )
