@@ -10,12 +10,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from conf.load import load_config, preset_names
 from conf.paths import read_manifest, resolve_version
 from conf.run import read_json
 from conf.training.train import TrainConfig
+from etl.tfrecord.table import write_table
 from jobs.cli import main
 from jobs.train import train
 from tests.training.processes import find_addresses
@@ -82,6 +84,38 @@ def test_preset_builds_trains_and_evaluates_real_data(
     run = next((tmp_path / "runs" / name / "runs").iterdir())
     [task] = read_json(run / "metrics.json")["tasks"].values()
     assert task[metric] < bound if metric == "rmse" else task[metric] > bound
+
+
+def test_imported_records_are_inspected_trained_and_reported(tmp_path: Path, capsys) -> None:
+    rows = 400
+    values = {"user": [n % 7 for n in range(rows)], "item": [n % 20 for n in range(rows)]}
+    values["click"] = [int(n % 20 < 9) for n in range(rows)]
+    for split in ("train", "validation", "test"):
+        write_table(pa.table(values), tmp_path / f"{split}.tfrecord")
+    roles = {"user": "user", "item": "item", "click": "label"}
+    config = {
+        "name": "ours",
+        "splits": {split: [f"{split}.tfrecord"] for split in ("train", "validation", "test")},
+        "features": [{"name": name, "role": role} for name, role in roles.items()],
+        "keys": {"user": "user", "item": "item"},
+        "output": {"root": str(tmp_path / "datasets")},
+    }
+    (tmp_path / "ours.yaml").write_text(json.dumps(config))
+    assert main(["data", "import", str(tmp_path / "ours.yaml"), "--data", str(tmp_path)]) == 0
+    version = str(tmp_path / "datasets" / "ours")
+    capsys.readouterr()
+    assert main(["inspect", version, "--json"]) == 0
+    splits = json.loads(capsys.readouterr().out)["splits"]
+    assert {split["name"]: split["rows"] for split in splits}["train"] == rows
+    sets = [f"root={tmp_path}/runs", "name=own", "model={kind: ranking, network: fm}",
+            "optimizer.learning_rate=0.05", "input.batch_size=50", "fit.epochs=2"]  # fmt: skip
+    arguments = [part for setting in sets for part in ("--set", setting)]
+    assert main(["train", "--dataset", version, *arguments, "--log-format", "json"]) == 0
+    run = Path(json.loads(capsys.readouterr().out.splitlines()[-1])["run"])
+    assert main(["evaluate", "--run", str(run)]) == 0
+    assert read_json(run / "metrics.json")["tasks"]["click"]["auc"] > 0.95
+    assert main(["report", "--run", str(run)]) == 0
+    assert "Task click, binary." in (run / "report.html").read_text()
 
 
 def test_trains_and_prints_the_run(dataset: Path, tmp_path: Path, capsys) -> None:

@@ -202,6 +202,22 @@ def expect_end(ended: list[Ended], codes: list[int], message: str) -> None:
 
 
 @pytest.mark.exhaustive
+def test_a_ranking_network_with_batch_normalization_trains_as_in_one_process(
+    tiny_version: Path, tmp_path: Path
+) -> None:
+    params = {"hidden_units": [8], "batch_normalization": True}
+    model = {"kind": "ranking", "network": "deepfm", "params": params, "embedding_dim": 4}
+    changes = {"model": model, "optimizer": {"epsilon": 1e-4}}
+    alone = run_alone(tiny_version, tmp_path / "alone", changes)
+    ended = run(tiny_version, tmp_path / "two", changes=changes)
+    assert [worker.code for worker in ended] == [0, 0], ended
+    np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "alone"), rtol=1e-4)
+    for mine, theirs, other_worker in zip(alone, ended[0].weights, ended[1].weights, strict=True):
+        np.testing.assert_array_equal(theirs, other_worker)
+        np.testing.assert_allclose(theirs, mine, atol=2e-4)
+
+
+@pytest.mark.exhaustive
 def test_all_that_a_step_can_be_asked_for_trains_on_two_workers_as_in_one_process(
     tiny_version: Path, runs: Path, one: list[np.ndarray], tmp_path: Path
 ) -> None:

@@ -45,6 +45,7 @@ def build_config(version: Path, root: Path, strategy: str) -> TrainConfig:
         model=DSSMConfig(
             embedding_dim=4,
             user_hidden_units=(8,),
+            batch_normalization=True,
             objective=SampledSoftmaxConfig(uniform_negatives=4),
         ),
         input=InputConfig(batch_size=32, shuffle_buffer=300),
