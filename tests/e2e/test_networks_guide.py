@@ -38,7 +38,10 @@ def test_forty_lines_lead_from_a_log_to_a_saved_model(tmp_path: Path) -> None:
     blocks = [(kind, text) for kind, text in FENCE.findall(GUIDE.read_text("utf-8"))]
     by_kind = {kind: [t for k, t in blocks if k == kind] for kind in ("yaml", "python", "sh")}
     files = dict(zip(("shop.yaml", "train.yaml"), by_kind["yaml"], strict=True))
-    for name, text in {**files, "nets.py": by_kind["python"][0]}.items():
+    own = {**files, "nets.py": by_kind["python"][0]}
+    lines = [line for text in own.values() for line in text.splitlines() if line.strip()]
+    assert len(lines) <= 45
+    for name, text in own.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     write_log(tmp_path / "data" / "log.csv")
     (commands,) = by_kind["sh"]
@@ -54,3 +57,9 @@ def test_forty_lines_lead_from_a_log_to_a_saved_model(tmp_path: Path) -> None:
         cwd=tmp_path, check=True, capture_output=True, text=True,
     )  # fmt: skip
     assert all(name in done.stdout for name in ("clicked", "device", "price"))
+    done = subprocess.run([SLUICE, "report", "--run", "work/runs/shop"], cwd=tmp_path)
+    assert done.returncode == 0
+    assert (
+        "Task label, binary."
+        in next(tmp_path.glob("work/runs/shop/runs/*/report.html")).read_text()
+    )
