@@ -172,18 +172,13 @@ class DynamicTable(EmbeddingTable):
         Returns:
             float32 `ids.shape + [dim]`.
         """
-        rows = self._find(ids)
+        rows = self.keys.find(ids)
         mask = tf.cast(tf.greater(rows, OOV_ID), tf.float32)
         return super().gather(rows) * mask[..., tf.newaxis]
 
     def gather(self, ids: tf.Tensor) -> tf.Tensor:
         """As `lookup`, but padding may have gradients: for callers that weight it by zero."""
-        return super().gather(self._find(ids))
-
-    def _find(self, ids: tf.Tensor) -> tf.Tensor:
-        """Returns the rows of keys; what a served graph looks up has lost its shape."""
-        rows = self.keys.find(ids)
-        return tf.ensure_shape(rows, ids.shape) if rows.shape.rank is None else rows
+        return super().gather(self.keys.find(ids))
 
     def _read(self, variable: tf.Variable | RowShards, ids: tf.Tensor) -> tf.Tensor:
         values = read_rows(variable, ids)

@@ -204,7 +204,7 @@ def test_a_ranking_model_looks_up_keys_in_its_graph(version: Path, tmp_path: Pat
         found = MatchedKeys(np.array(keys), np.arange(2 + len(keys)))
         set_keys(built, built.tables[table].keys, found)
     export = write_export(TrainedModel(tmp_path, built, config, manifest, version))
-    ranker = tf.saved_model.load(str(export / "ranker" / "1"))
+    ranker = tf.saved_model.load(str(export))
     pad = INT_PAD_TOKENS[0]
     served = ranker.signatures["serving_default"](
         user_id=tf.constant([1000, 1001, 7], tf.int64),
