@@ -23,6 +23,7 @@ WARMUP_FILE = "assets.extra/tf_serving_warmup_requests"
 EMBEDDINGS_DIR = "embeddings"
 TABLES_DIR = "tables"
 USERS_FILE = "users.parquet"
+ITEMS_FILE = "items.parquet"
 
 
 @dataclass(frozen=True)

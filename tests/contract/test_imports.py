@@ -29,6 +29,8 @@ SPARK_FACING = {"datasource"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # Installed to be used beside Sluice: nothing imports it.
 IMPORT_NAMES = {
+    "prometheus-client": "prometheus_client",
+    "protobuf": "google",
     "tensorflow-serving-api": "tensorflow_serving",
     "pyyaml": "yaml",
     "keras-rs": "keras_rs",
@@ -155,7 +157,11 @@ def third_party(packages: tuple[str, ...]) -> set[str]:
 
 BASE = declared(PROJECT["dependencies"])
 EXTRA = {name: declared(given) for name, given in PROJECT["optional-dependencies"].items()}
-SIDES = {"conf": set(), "etl": EXTRA["etl"], "training": EXTRA["training"] | EXTRA["sweep"]}
+SIDES = {
+    "conf": set(),
+    "etl": EXTRA["etl"],
+    "training": EXTRA["training"] | EXTRA["sweep"] | EXTRA["serve"],
+}
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -168,7 +174,7 @@ def test_the_jobs_import_nothing_undeclared():
 
 
 def test_all_that_is_declared_is_imported():
-    used = BASE.union(*(EXTRA[name] for name in ("etl", "training", "sweep", "jre")))
+    used = BASE.union(*(EXTRA[name] for name in ("etl", "training", "sweep", "serve", "jre")))
     assert used - third_party(PACKAGES) == TOOLS
     benches = {top(m) for path in modules("tests/bench") for m in imports_of(path)}
     assert "psutil" in benches & EXTRA["dev"]
@@ -176,7 +182,7 @@ def test_all_that_is_declared_is_imported():
 
 def test_the_command_line_knows_which_extra_brings_a_package():
     named = {name: {p for p, extra in EXTRAS.items() if extra == name} for name in EXTRA}
-    for extra in ("etl", "training", "sweep"):
+    for extra in ("etl", "training", "sweep", "serve"):
         assert named[extra] == EXTRA[extra] - TOOLS, extra
 
 

@@ -2,6 +2,7 @@
 
     embeddings/<name>.parquet   key (raw token), id int64, vector list<float32>
     embeddings/<name>.txt       key<TAB>v1,v2,…   UTF-8, one line per row, no header
+    items.parquet               of a ranking model: key (raw token), id
     users.parquet               key (raw token), an encoded feature each, `seen`: ids of items met
 
 Parquet is for machines, text for everything else; both hold the same rows. Numbers in the text are
@@ -21,11 +22,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import tensorflow as tf
 
-from conf.export import USERS_FILE
+from conf.export import ITEMS_FILE, USERS_FILE
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import (
     USERS_SPLIT,
     ItemIndex,
+    read_item_features,
     read_user_vectors,
 )
 from training.input.batches import build_eval_dataset, read_batches
@@ -162,6 +164,22 @@ def _write_known(
 
 def _key_type(vocabulary: Vocabulary | None) -> pa.DataType:
     return pa.int64() if vocabulary is None else vocabulary.tokens.type
+
+
+def write_item_keys(directory: Path, trained: TrainedModel) -> int:
+    """Writes the keys of the catalogue's items, ids ascending; returns how many.
+
+    Raises:
+        InputDataError: The catalogue or the vocabulary is damaged.
+    """
+    manifest = trained.manifest
+    key = manifest.require_key("item")
+    batch_size = trained.config.evaluation.batch_size
+    items, _ = read_item_features(trained.version_dir, manifest, (key,), batch_size)
+    vocabulary = read_key_vocabulary(trained.version_dir, manifest, key)
+    keys = pa.array(items.ids) if vocabulary is None else vocabulary.take(items.ids)
+    pq.write_table(pa.table({KEY: keys, "id": items.ids}), directory / ITEMS_FILE)
+    return len(items)
 
 
 def write_users(directory: Path, trained: TrainedModel) -> dict[str, Any] | None:

@@ -35,7 +35,7 @@ from conf.run import EXPORT_DIR, write_json
 from conf.schema import fingerprint
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import ItemIndex, build_item_index
-from training.export.embeddings import write_embeddings, write_users
+from training.export.embeddings import write_embeddings, write_item_keys, write_users
 from training.export.model_signatures import (
     build_encoders,
     build_ranking_signatures,
@@ -98,6 +98,8 @@ def _write_version(
     if not isinstance(model, RankingModel):
         embeddings = staging / EMBEDDINGS_DIR
         parts["embeddings"] = write_embeddings(embeddings, trained, index)
+    elif "score_items" in signatures:
+        parts["items"] = {"rows": write_item_keys(staging, trained)}
     if options.tables:
         parts["tables"] = write_tables(staging / TABLES_DIR, model)
     users = write_users(staging, trained)

@@ -1,0 +1,427 @@
+"""The server: TensorFlow Serving's REST API, recommendations, reload, bad input, a real process."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+from starlette.testclient import TestClient
+
+from conf.errors import ConfigError, UpstreamNotReadyError
+from conf.export import ExportOptions
+from conf.paths import read_manifest
+from conf.training.train import TrainConfig
+from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
+from training.checkpoint.restore import TrainedModel
+from training.evaluation.item_index import build_item_index, read_user_vectors
+from training.export.saved_model import write_export
+from training.input.batches import build_eval_dataset
+from training.models.registry import build_model
+from training.serving.app import Server, ServerConfig, ServerLimits, build_app
+from training.serving.batching import BatchLimits
+from training.serving.recommend import RecommendConfig
+
+TOWERS = {"name": "dssm", "user_hidden_units": [6], "embedding_dim": 6}
+SCORES = {
+    "kind": "ranking", "network": "shared_bottom", "embedding_dim": 4,
+    "embedding_stddev": 1.0,
+    "tasks": {"click": {"label": "label"},
+              "value": {"label": "label", "objective": "squared_error"}},
+}  # fmt: skip
+PAD = -(2**63)
+ROW = {"user_id": 1003, "gender": "F", "history": [101, 105, PAD], "movie_id": 107,
+       "genres": ["genre_1", "<sluice:pad>"]}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> dict[str, TrainedModel]:
+    version = write_tiny_dataset(tmp_path_factory.mktemp("data"), config=TinyConfig(items=30))
+    manifest = read_manifest(version)
+    found = {}
+    for name, model in (("towers", TOWERS), ("scores", SCORES)):
+        config = TrainConfig.model_validate({"dataset": "d", "name": name, "model": model})
+        built = build_model(config.model, manifest, 3)
+        found[name] = TrainedModel(tmp_path_factory.mktemp("run"), built, config, manifest, version)
+    return found
+
+
+@pytest.fixture(scope="module")
+def models(trained, tmp_path_factory) -> Path:
+    base = tmp_path_factory.mktemp("models")
+    for one in trained.values():
+        write_export(one, ExportOptions(base, k=5))
+    (base / "items.csv").write_text(
+        "movie,title,kind\n" + "".join(f"{100 + n},Film {n},{'ab'[n % 2]}\n" for n in range(30))
+    )
+    (base / "blocked.txt").write_text("103\n104\n")
+    return base
+
+
+@pytest.fixture(scope="module")
+def server(models):
+    limits = ServerLimits(body_bytes=200_000, seconds=5.0, batch=BatchLimits(rows=64))
+    recommend = RecommendConfig(items_file=models / "items.csv",
+                                blocked_file=models / "blocked.txt")  # fmt: skip
+    return Server(ServerConfig(models, 60.0, limits, recommend))
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with TestClient(build_app(server), raise_server_exceptions=False) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def batch(trained) -> dict[str, tf.Tensor]:
+    one = trained["scores"]
+    [found] = build_eval_dataset(one.version_dir, one.manifest, "test", 1000, one.model.inputs)
+    return found
+
+
+def encoded_rows(batch, count: int) -> list[dict]:
+    columns = {name: value.numpy()[:count].tolist() for name, value in batch.items()}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def test_rows_and_columns_give_what_the_model_predicts(client, trained, batch) -> None:
+    expected = {n: v.numpy() for n, v in trained["scores"].model.predict(batch).items()}
+    rows = encoded_rows(batch, 60)
+    asked = {"signature_name": "encoded", "instances": rows}
+    answer = client.post("/v1/models/scores:predict", json=asked)
+    assert answer.status_code == 200
+    found = answer.json()["predictions"]
+    for task, scores in expected.items():
+        np.testing.assert_allclose([row[task] for row in found], scores, atol=1e-6)
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    asked = {"signature_name": "encoded", "inputs": columns}
+    answer = client.post("/v1/models/scores/versions/1:predict", json=asked).json()
+    for task, scores in expected.items():
+        np.testing.assert_allclose(answer["outputs"][task], scores, atol=1e-6)
+
+
+def test_a_single_output_and_a_single_input_drop_their_names(client, trained) -> None:
+    item = {"movie_id": 107, "genres": ["genre_1"]}
+    asked = {"signature_name": "item_embedding", "instances": [item]}
+    [vector] = client.post("/v1/models/towers:predict", json=asked).json()["predictions"]
+    asked = {"signature_name": "item_embedding", "inputs": {n: [v] for n, v in item.items()}}
+    assert client.post("/v1/models/towers:predict", json=asked).json()["outputs"] == [vector]
+    example = tf.train.Example(features=tf.train.Features(feature={
+        "movie_id": tf.train.Feature(int64_list=tf.train.Int64List(value=[107])),
+        "genres": tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"genre_1"])),
+    }))  # fmt: skip
+    text = {"b64": base64.b64encode(example.SerializeToString()).decode()}
+    for body in ({"instances": [text]}, {"inputs": [text]}, {"instances": [{"examples": text}]}):
+        asked = {"signature_name": "item_embedding_examples", **body}
+        answer = client.post("/v1/models/towers:predict", json=asked).json()
+        np.testing.assert_allclose(next(iter(answer.values())), [vector], atol=1e-6)
+
+
+def test_classify_and_regress_take_examples(client) -> None:
+    plain = {**ROW, "history": [101, 105], "genres": ["genre_1"]}
+    single = {**ROW, "gender": {"b64": base64.b64encode(b"F").decode()}}
+    answer = client.post("/v1/models/scores:predict", json={"instances": [single]})
+    [expected] = answer.json()["predictions"]
+    context = {"user_id": plain.pop("user_id")}
+    asked = {"context": context, "examples": [plain, {"movie_id": 107}]}
+    results = client.post("/v1/models/scores:classify", json=asked).json()["results"]
+    assert [[pair[0] for pair in row] for row in results] == [["click"], ["click"]]
+    assert results[0][0][1] == pytest.approx(expected["click"], abs=1e-6)
+    results = client.post("/v1/models/scores:regress", json=asked).json()["results"]
+    assert results[0] == pytest.approx(expected["click"], abs=1e-6)
+    for method, example, said in (
+        ("classify", {"movie": 1}, "unknown feature movie"),
+        ("regress", {"movie_id": "x"}, "input movie_id must be whole numbers"),
+    ):
+        answer = client.post(f"/v1/models/scores:{method}", json={"examples": [example]})
+        assert answer.status_code == 400
+        assert said in answer.json()["error"]
+
+
+def test_status_metadata_health_and_metrics(client) -> None:
+    status = {"version": "1", "state": "AVAILABLE",
+              "status": {"error_code": "OK", "error_message": ""}}  # fmt: skip
+    for path in ("/v1/models/towers", "/v1/models/towers/versions/1"):
+        assert client.get(path).json() == {"model_version_status": [status]}
+    found = client.get("/v1/models/towers/metadata").json()
+    assert found["model_spec"] == {"name": "towers", "signature_name": "", "version": "1"}
+    about = found["metadata"]["signature_def"]["signature_def"]["user_embedding"]
+    assert about["method_name"] == "tensorflow/serving/predict"
+    assert about["inputs"]["history"]["dtype"] == "DT_INT64"
+    assert [d["size"] for d in about["inputs"]["history"]["tensor_shape"]["dim"]] == ["-1", "-1"]
+    assert client.get("/healthz").json()["models"] == {"scores": 1, "towers": 1}
+    text = client.get("/metrics").text
+    assert 'sluice_requests_total{method="status",status="200"}' in text
+    assert 'sluice_model_version{model="towers"} 1.0' in text
+    assert "<form" in client.get("/").text
+
+
+def test_lists_are_exact_and_leave_out_what_is_met_blocked_or_filtered(client, trained) -> None:
+    one = trained["towers"]
+    index = build_item_index(one.model, one.version_dir, one.manifest, 64)
+    [users] = read_user_vectors(one, seen=True)
+    vocabulary, movies = _read_tokens(one, "user_id"), _read_tokens(one, "movie_id")
+    tokens = np.array([movies[i] for i in index.ids.tolist()])
+    scores = users.vectors @ index.vectors.T
+    for row in (0, 17, 40):
+        asked = {"user": vocabulary[int(users.ids[row])], "k": 6, "candidates": 30}
+        met = {movies[i] for i in users.seen[row].numpy().tolist()} | {103, 104}
+        order = [int(tokens[n]) for n in np.argsort(-scores[row], kind="stable")]
+        found = client.post("/v1/recommend", json={**asked, "exclude": [order[0]]}).json()
+        assert found["known"]
+        assert len(found["items"]) == 6
+        left = set(order) - met - {order[0]}
+        assert {item["item"] for item in found["items"]} <= left
+        best = [item["score:click"] for item in found["items"]]
+        assert best == sorted(best, reverse=True)
+        by_item = dict(zip(tokens.tolist(), scores[row], strict=True))
+        for item in found["items"]:
+            assert item["retrieval_score"] == pytest.approx(by_item[item["item"]], abs=1e-5)
+            assert item["title"] == f"Film {item['item'] - 100}"
+        found = client.post("/v1/recommend", json={**asked, "filter": {"kind": "a"}}).json()
+        assert {item["kind"] for item in found["items"]} == {"a"}
+        assert found["history"][0]["title"].startswith("Film")
+
+
+def _read_tokens(trained: TrainedModel, vocabulary: str) -> dict:
+    """The raw token of each id."""
+    table = pq.read_table(trained.version_dir / "encoders" / f"{vocabulary}.parquet")
+    return dict(enumerate(table["token"].to_pylist(), start=2))
+
+
+def test_a_user_whom_nobody_knows_gets_a_list_too(client) -> None:
+    cold = client.get("/v1/recommend", params={"user": "nobody", "k": 3}).json()
+    assert (cold["known"], len(cold["items"]), cold["history"]) == (False, 3, [])
+    asked = {"user": 1, "features": {"gender": "F", "history": [101] * 10_000}, "k": 3}
+    found = client.post("/v1/recommend", json=asked)
+    assert found.status_code == 200
+    assert found.json()["known"] is False
+
+
+def _deep(levels: int) -> str:
+    return '{"instances": ' + "[" * levels + "]" * levels + "}"
+
+
+def _with(**changes) -> dict:
+    return {"instances": [{**ROW, **changes}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "said"),
+    [
+        ("none:predict", {"instances": [1]}, 404, "Servable not found for request: Latest(none)"),
+        ("towers/versions/9:predict", {"instances": [1]}, 404, "Specific(towers, 9)"),
+        ("towers:guess", {"instances": [1]}, 400, "POST /v1/models/towers:guess"),
+        ("towers", {}, 400, "Malformed request"),
+        ("scores:predict", {**_with(), "signature_name": "no"}, 400, '"no" not found in signature'),
+        ("scores:predict", {**_with(), "signature_name": 3}, 400, "must be a string"),
+        ("scores:predict", "{", 400, "JSON Parse error"),
+        ("scores:predict", b"\xff\xfe", 400, "JSON Parse error"),
+        ("scores:predict", _deep(100_00), 400, ""),
+        ("scores:predict", "[]", 400, "must be a JSON object"),
+        ("scores:predict", {}, 400, "either 'instances' or 'inputs'"),
+        ("scores:predict", {"instances": [ROW], "inputs": {}}, 400, "and not both"),
+        ("scores:predict", {"instances": [ROW], "x": 1}, 400, "unknown keys ['x']"),
+        ("scores:predict", {"instances": []}, 400, "at least one row"),
+        ("scores:predict", {"instances": [ROW, 7]}, 400, "instance 1 is no object"),
+        ("scores:predict", {"instances": [{"user_id": 1}]}, 400, "missing: gender"),
+        ("scores:predict", _with(extra=1), 400, "unknown: extra"),
+        ("scores:predict", _with(user_id="1"), 400, "input user_id must be whole numbers"),
+        ("scores:predict", _with(user_id=1.5), 400, "received [1.5]"),
+        ("scores:predict", '{"instances": [{"user_id": NaN}]}', 400, "missing: gender"),
+        ("scores:predict", _with(user_id=2**70), 400, "input user_id"),
+        ("scores:predict", _with(user_id=[1]), 400, "shape [1, 1]"),
+        ("scores:predict", _with(history=7), 400, "of shape [-1, -1]"),
+        ("scores:predict", _with(history=[1, "a"]), 400, "input history"),
+        ("scores:predict", _with(gender=3), 400, "input gender must be text"),
+        ("scores:predict", _with(gender={"b64": "?"}), 400, "b64 does not decode"),
+        ("scores:predict", {"instances": [ROW, {**ROW, "history": [1]}]}, 400, "one length"),
+        ("scores:predict", {"instances": [ROW] * 65}, 400, "a request may have 64 rows"),
+        ("scores:predict", _with(gender="x" * 200_001), 413, "longer than 200000 bytes"),
+        ("scores:classify", {"examples": 3}, 400, "'examples', a list"),
+        ("scores:classify", {"examples": [3]}, 400, "example 0 is no object"),
+        ("scores:regress", {"signature_name": "encoded", "examples": [1]}, 400, "not for :regress"),
+    ],
+)  # fmt: skip
+def test_bad_requests_get_the_documented_answer(client, path, body, status, said) -> None:
+    content = body if isinstance(body, (str, bytes)) else json.dumps(body)
+    answer = client.post(f"/v1/models/{path}", content=content)
+    assert (answer.status_code, set(answer.json())) == (status, {"error"})
+    assert said in answer.json()["error"]
+    assert client.post("/v1/models/scores:predict", json=_with()).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({}, "needs 'user', 'features', or both"),
+        ({"user": 1000, "k": 0}, "k: "),
+        ({"user": 1000, "colour": 1}, "colour: "),
+        ({"user": 1000, "filter": {"colour": 1}}, "unknown columns ['colour']"),
+        ({"features": {"colour": 1}}, "unknown features ['colour']"),
+        ({"features": {"history": "x"}}, "input history"),
+    ],
+)
+def test_bad_recommendations_are_refused(client, body, said) -> None:
+    answer = client.post("/v1/recommend", json=body)
+    assert answer.status_code == 400
+    assert said in answer.json()["error"]
+
+
+def test_long_lists_and_unknown_keys_are_no_faults(client, trained) -> None:
+    row = {**ROW, "user_id": -1, "movie_id": 10**12, "history": [101] * 10_000}
+    [long] = client.post("/v1/models/scores:predict", json={"instances": [row]}).json()[
+        "predictions"
+    ]
+    one = trained["scores"]
+    ids = {name: {token: i for i, token in _read_tokens(one, name).items()}
+           for name in ("gender", "genres", "movie_id")}  # fmt: skip
+    cold = {"user_id": [1], "gender": [ids["gender"]["F"]],
+            "history": [[ids["movie_id"][101]] * 8], "movie_id": [1],
+            "genres": [[ids["genres"]["genre_1"], 0, 0, 0]]}  # fmt: skip
+    given = {name: tf.constant(value, tf.int64) for name, value in cold.items()}
+    assert long["click"] == pytest.approx(float(one.model.predict(given)["click"][0]), abs=1e-6)
+    empty = {**ROW, "history": [], "genres": []}
+    assert client.post("/v1/models/scores:predict", json={"instances": [empty]}).status_code == 200
+
+
+def test_requests_at_the_same_time_share_calls_and_keep_their_answers(client, batch) -> None:
+    rows = encoded_rows(batch, 60)
+    url = "/v1/models/scores:predict"
+
+    def ask(row: dict) -> float:
+        asked = {"signature_name": "encoded", "instances": [row]}
+        return client.post(url, json=asked).json()["predictions"][0]["click"]
+
+    alone = [ask(row) for row in rows]
+    with ThreadPoolExecutor(16) as pool:
+        together = list(pool.map(ask, rows))
+    np.testing.assert_allclose(together, alone, atol=1e-6)
+    broken = {**rows[0], "history": rows[0]["history"][:3]}
+    assert isinstance(ask(broken), float)
+
+
+def test_fuzzed_requests_never_end_in_a_500(client) -> None:
+    rng = random.Random(3)
+    values = [None, True, 1, -1.5, "", "x", [], [1], {}, {"b64": "eA=="}, 2**80, [[1], [2, 3]]]
+    paths = ["scores:predict", "towers:predict", "scores:classify", "towers:regress", "x:predict"]
+    names = [
+        "serving_default",
+        "encoded",
+        "candidates",
+        "score_items",
+        "top_k",
+        3,
+        None,
+        "classify",
+    ]
+    codes = set()
+    for _ in range(400):
+        row = {name: rng.choice([value, rng.choice(values)]) for name, value in ROW.items()}
+        row.pop(rng.choice([*row, "none"]), None)
+        body = {rng.choice(["instances", "inputs", "examples"]): rng.choice([[row], row, values]),
+                "signature_name": rng.choice(names)}  # fmt: skip
+        text = json.dumps(body)
+        if rng.random() < 0.2:
+            cut = rng.randrange(len(text))
+            text = text[:cut] + rng.choice(["", "\x00", "}", "[[["]) + text[cut + 1 :]
+        codes.add(client.post(f"/v1/models/{rng.choice(paths)}", content=text).status_code)
+    assert codes <= {200, 400, 404}
+    assert 400 in codes
+
+
+def test_a_new_version_answers_and_a_broken_one_does_not(trained, models, tmp_path) -> None:
+    base = tmp_path / "models"
+    shutil.copytree(models / "towers", base / "towers")
+    server = Server(ServerConfig(base, 60.0))
+    seen: list[int] = []
+    server.store._on_reload = lambda name, number, served: seen.append(
+        number if served else -number
+    )
+    shutil.copytree(base / "towers" / "1", tmp_path / "2")
+    (tmp_path / "2" / "variables" / "variables.index").write_bytes(b"")
+    (tmp_path / "2").rename(base / "towers" / "2")  # Half a copy: sizes differ.
+    server.store.refresh()
+    [half, first] = server.store.describe("towers")["model_version_status"]
+    assert (half["state"], "variables.index: 0 bytes of" in half["status"]["error_message"]) == (
+        "LOADING", True)  # fmt: skip
+    assert first["state"] == "AVAILABLE"
+    shutil.copy(base / "towers" / "1" / "variables" / "variables.index",
+                base / "towers" / "2" / "variables" / "variables.index")  # fmt: skip
+    shutil.copytree(base / "towers" / "1", base / "towers" / "3")
+    warmup = base / "towers" / "3" / "assets.extra" / "tf_serving_warmup_requests"
+    size = warmup.stat().st_size
+    warmup.write_bytes(b"\0" * size)  # Its warm-up fails: it is not served, the copy is.
+    server.store.refresh()
+    assert server.store.get("towers").number == 2
+    states = server.store.describe("towers")["model_version_status"]
+    assert [one["state"] for one in states] == ["END", "AVAILABLE", "END"]
+    assert states[0]["status"]["error_code"] == "INTERNAL"
+    server.store.refresh()  # What failed is not tried again.
+    assert seen == [-3, 2]
+    server.close()
+
+
+def test_nothing_to_serve_is_said(models, tmp_path) -> None:
+    with pytest.raises(UpstreamNotReadyError, match="no exported model"):
+        Server(ServerConfig(tmp_path))
+    with pytest.raises(ConfigError, match="no exported ranking model"):
+        Server(ServerConfig(models, 60.0, recommend=RecommendConfig(ranker="towers")))
+
+
+@pytest.mark.slow
+def test_a_process_answers_drains_and_survives_a_client_that_hangs(models) -> None:
+    command = [sys.executable, "-m", "jobs.cli", "serve", "--models", str(models), "--port", "0",
+               "--timeout", "2", "--items", str(models / "items.csv")]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("serving scores, towers at http://127.0.0.1:"), line
+        url = line.split()[-1]
+        port = int(url.rpartition(":")[2])
+        hanging = socket.create_connection(("127.0.0.1", port))
+        hanging.sendall(
+            b"POST /v1/models/scores:predict HTTP/1.1\r\nHost: x\r\nContent-Length: 90\r\n\r\n{"
+        )
+        assert json.loads(_get(f"{url}/healthz"))["status"] == "ok"
+        assert json.loads(_get(f"{url}/v1/recommend?user=1003&k=4"))["known"]
+        hanging.settimeout(20)
+        assert b"408" in hanging.recv(4096).split(b"\r\n")[0]
+        answers: list[str] = []
+        slow = socket.create_connection(("127.0.0.1", port))
+        body = json.dumps(_with()).encode()
+        head = f"POST /v1/models/scores:predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}"
+        slow.sendall(head.encode() + b"\r\n\r\n" + body[:5])
+        time.sleep(0.3)
+        thread = threading.Thread(target=lambda: answers.append(slow.recv(4096).decode()))
+        thread.start()
+        process.send_signal(signal.SIGTERM)  # What has begun is answered before the end.
+        time.sleep(0.3)
+        slow.sendall(body[5:])
+        thread.join(20)
+        assert answers[0].startswith("HTTP/1.1 200")
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=20) as answer:
+        return answer.read().decode()

@@ -1,0 +1,1 @@
+"""A server of exported models: TensorFlow Serving's REST API, recommendations, a page."""

@@ -1,0 +1,43 @@
+"""Prometheus metrics of the server, one registry per application."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class Metrics:
+    """Counts of requests, latencies, sizes of batches, versions that answer."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        registry = self._registry
+        self.requests = Counter(
+            "sluice_requests", "Answered requests.", ["method", "status"], registry=registry
+        )
+        self.seconds = Histogram(
+            "sluice_request_seconds", "Time to the answer.", ["method"],
+            buckets=SECONDS, registry=registry,
+        )  # fmt: skip
+        self.batch_rows = Histogram(
+            "sluice_batch_rows", "Rows of a call of a model.", buckets=ROWS, registry=registry
+        )
+        self.versions = Gauge(
+            "sluice_model_version", "Version that answers.", ["model"], registry=registry
+        )
+        self.reloads = Counter(
+            "sluice_model_loads", "Versions that were loaded, or failed.", ["model", "result"],
+            registry=registry,
+        )  # fmt: skip
+
+    def count_load(self, model: str, version: int, is_served: bool) -> None:
+        """Counts a try to load a version."""
+        self.reloads.labels(model, "served" if is_served else "failed").inc()
+        if is_served:
+            self.versions.labels(model).set(version)
+
+    def render(self) -> bytes:
+        """Returns the text that Prometheus reads."""
+        return generate_latest(self._registry)

@@ -1,0 +1,314 @@
+"""Loaded versions of exported models, kept up to date with a directory.
+
+A version is loaded on a thread of its own, its warm-up requests are replayed, and only then does
+it take the place of the one before, which goes on answering until then, and for good if the new
+one cannot be loaded or fails a request.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from google.protobuf import json_format
+from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
+from tensorflow_serving.apis.prediction_log_pb2 import PredictionLog
+
+from conf.errors import SluiceError, UpstreamNotReadyError
+from conf.export import EXPORT_FILE, WARMUP_FILE, list_models, list_versions, read_card
+from training.serving.errors import NOT_FOUND, UNAVAILABLE, RequestError
+from training.serving.tensors import Arrays
+
+LOADING, AVAILABLE, END = "LOADING", "AVAILABLE", "END"
+
+_log = logging.getLogger("sluice.training.serving")
+
+
+class IncompleteVersionError(Exception):
+    """Files of a version are missing or shorter than `export.json` says: it is being copied."""
+
+
+class ServedVersion:
+    """A loaded version of a model.
+
+    Args:
+        path: Its directory.
+
+    Attributes:
+        name: Name of the model.
+        number: Its version.
+        card: What `export.json` says.
+        path: Its directory.
+
+    Raises:
+        IncompleteVersionError: It is not whole.
+        SluiceError: `export.json` is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.name, self.number = path, path.parent.name, int(path.name)
+        self.card = read_card(path)
+        _check_files(path, self.card["files"])
+        self._model = tf.saved_model.load(str(path))
+        self._functions = dict(self._model.signatures)
+        self._specs = {
+            name: dict(function.structured_input_signature[1])
+            for name, function in self._functions.items()
+        }
+
+    @property
+    def signatures(self) -> tuple[str, ...]:
+        """Names of the signatures."""
+        return tuple(self._functions)
+
+    def find_specs(self, signature: str) -> Mapping[str, tf.TensorSpec]:
+        """Returns shape and type of the inputs of a signature.
+
+        Raises:
+            RequestError: There is no such signature.
+        """
+        if signature not in self._specs:
+            raise RequestError(
+                f'Serving signature name: "{signature[:100]}" not found in signature def; '
+                f"allowed: {', '.join(self._specs)}"
+            )
+        return self._specs[signature]
+
+    def call(self, signature: str, inputs: Arrays) -> Arrays:
+        """Calls a signature.
+
+        Raises:
+            RequestError: TensorFlow refuses the inputs.
+        """
+        specs = self.find_specs(signature)
+        tensors = {name: tf.constant(inputs[name], spec.dtype) for name, spec in specs.items()}
+        try:
+            outputs = self._functions[signature](**tensors)
+        except tf.errors.InvalidArgumentError as error:
+            raise RequestError(_first_line(error)) from error
+        return {name: value.numpy() for name, value in outputs.items()}
+
+    def warm_up(self) -> int:
+        """Replays the warm-up requests; returns how many.
+
+        Raises:
+            RequestError: One of them fails.
+        """
+        count = 0
+        for record in tf.data.TFRecordDataset(str(self.path / WARMUP_FILE)).as_numpy_iterator():
+            signature, inputs = _read_log(PredictionLog.FromString(record))
+            self.call(signature, inputs)
+            count += 1
+        return count
+
+    def read_metadata(self) -> dict[str, Any]:
+        """Returns the answer of TensorFlow Serving to a request for metadata."""
+        saved = saved_model_pb2.SavedModel.FromString((self.path / "saved_model.pb").read_bytes())
+        [graph] = [g for g in saved.meta_graphs if "serve" in g.meta_info_def.tags]
+        signatures = {
+            name: _describe_signature(signature)
+            for name, signature in graph.signature_def.items()
+            if not name.startswith("__")
+        }
+        return {
+            "model_spec": {"name": self.name, "signature_name": "", "version": str(self.number)},
+            "metadata": {"signature_def": {"signature_def": signatures}},
+        }
+
+
+def _describe_signature(signature: meta_graph_pb2.SignatureDef) -> dict[str, Any]:
+    return json_format.MessageToDict(
+        signature, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+
+
+def _check_files(path: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+    for name, info in files.items():
+        file = path / name
+        size = file.stat().st_size if file.is_file() else None
+        if size != info["bytes"]:
+            found = "missing" if size is None else f"{size} bytes"
+            raise IncompleteVersionError(f"{name}: {found} of {info['bytes']} bytes")
+
+
+def _read_log(log: Any) -> tuple[str, Arrays]:
+    kind = log.WhichOneof("log_type")
+    request = getattr(log, kind).request
+    signature = request.model_spec.signature_name
+    if kind == "predict_log":
+        return signature, {name: tf.make_ndarray(v) for name, v in request.inputs.items()}
+    examples = [e.SerializeToString() for e in request.input.example_list.examples]
+    return signature, {"inputs": np.array(examples, object)}
+
+
+def _first_line(error: tf.errors.OpError) -> str:
+    return str(error.message).partition("\n")[0][:300]
+
+
+@dataclass
+class _Model:
+    """A model: what answers, and what is known of each version.
+
+    Attributes:
+        current: The version that answers; None: none could be loaded yet.
+        states: State and error of each version that was tried.
+        refused: Fingerprints of versions that failed, so that they are not tried again.
+    """
+
+    current: ServedVersion | None = None
+    states: dict[int, tuple[str, str]] = field(default_factory=dict)
+    refused: dict[int, float] = field(default_factory=dict)
+
+
+class ModelStore:
+    """All models of a directory, each in its newest version that works.
+
+    Args:
+        directory: Directory of models.
+        poll_seconds: How often it is looked at.
+        on_reload: Told of each try: name, version, whether it answers now.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        poll_seconds: float = 2.0,
+        on_reload: Callable[[str, int, bool], None] | None = None,
+    ) -> None:
+        self._directory, self._poll_seconds = directory, poll_seconds
+        self._on_reload = on_reload
+        self._models: dict[str, _Model] = {}
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="model-store", daemon=True)
+
+    def start(self) -> None:
+        """Loads the newest version of each model, and goes on looking for newer ones.
+
+        Raises:
+            UpstreamNotReadyError: No model can be loaded.
+        """
+        self.refresh()
+        if not self.names:
+            tried = [f"{name} {number}: {error}" for name, model in self._models.items()
+                     for number, (_, error) in model.states.items()]  # fmt: skip
+            raise UpstreamNotReadyError(
+                "there is no exported model that can be served",
+                received=f"{self._directory}: {'; '.join(tried) or 'no version of any model'}",
+                fix="write one by `sluice export --to DIR`",
+            )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the look-out for new versions."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=60)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the models that answer."""
+        return [name for name, model in self._models.items() if model.current is not None]
+
+    def get(self, name: str, number: str | None = None) -> ServedVersion:
+        """Returns the version of a model that answers.
+
+        Raises:
+            RequestError: There is no such model or version, or it is not ready.
+        """
+        model = self._models.get(name)
+        wanted = f"Latest({name[:100]})" if number is None else f"Specific({name[:100]}, {number})"
+        if model is None:
+            raise RequestError(f"Servable not found for request: {wanted}", NOT_FOUND)
+        if model.current is None:
+            raise RequestError(f"Servable is not ready for request: {wanted}", UNAVAILABLE)
+        if number is not None and number != str(model.current.number):
+            raise RequestError(f"Servable not found for request: {wanted}", NOT_FOUND)
+        return model.current
+
+    def describe(self, name: str, number: str | None = None) -> dict[str, Any]:
+        """Returns the states of a model's versions, newest first, as TensorFlow Serving says them.
+
+        Raises:
+            RequestError: There is no such model or version.
+        """
+        states = dict(self._models[name].states) if name in self._models else {}
+        chosen = {n: s for n, s in states.items() if number is None or str(n) == number}
+        if not chosen:
+            wanted = f" {number}" if number is not None else "s"
+            raise RequestError(
+                f"Could not find any version{wanted} of model {name[:100]}", NOT_FOUND
+            )
+        return {
+            "model_version_status": [
+                {
+                    "version": str(n),
+                    "state": state,
+                    "status": {"error_code": "INTERNAL" if error else "OK", "error_message": error},
+                }
+                for n, (state, error) in sorted(chosen.items(), reverse=True)
+            ]
+        }
+
+    def refresh(self) -> None:
+        """Loads what is new; a version that fails leaves the one before in place."""
+        for directory in list_models(self._directory) if self._directory.is_dir() else []:
+            model = self._models.setdefault(directory.name, _Model())
+            for number in reversed(list_versions(directory)):
+                if model.current is not None and model.current.number == number:
+                    break
+                if self._try_version(model, directory / str(number)):
+                    break
+
+    def _try_version(self, model: _Model, path: Path) -> bool:
+        number, changed = int(path.name), (path / EXPORT_FILE).stat().st_mtime
+        if model.refused.get(number) == changed:
+            return False
+        if model.states.get(number, ("", ""))[0] != LOADING:
+            model.states[number] = (LOADING, "")
+        start = time.monotonic()
+        try:
+            version = ServedVersion(path)
+            requests = version.warm_up()
+        except IncompleteVersionError as error:  # Still being copied, it seems: tried again.
+            model.states[number] = (LOADING, str(error))
+            return False
+        except Exception as error:
+            message = error.message if isinstance(error, RequestError) else _describe(error)
+            model.states[number] = (END, message)
+            model.refused[number] = changed
+            _log.error("version %d of %s is not served: %s", number, path.parent.name, message)
+            self._report(path, False)
+            return False
+        before, model.current = model.current, version
+        model.states[number] = (AVAILABLE, "")
+        if before is not None:
+            model.states[before.number] = (END, "")
+        _log.info(
+            "version %d of %s answers: loaded and called %d times in %.1f s",
+            number, version.name, requests, time.monotonic() - start,
+        )  # fmt: skip
+        self._report(path, True)
+        return True
+
+    def _report(self, path: Path, is_served: bool) -> None:
+        if self._on_reload is not None:
+            self._on_reload(path.parent.name, int(path.name), is_served)
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(self._poll_seconds):
+            try:
+                self.refresh()
+            except Exception:
+                _log.exception("the models could not be looked at; those loaded go on answering")
+
+
+def _describe(error: Exception) -> str:
+    text = error.what if isinstance(error, SluiceError) else str(error)
+    return f"{type(error).__name__}: {text}".partition("\n")[0][:300]
