@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 
+from tests.bench.embedding import main as measure_keys
 from tests.bench.measurements import Bar, BenchReport, Measurement
 from tests.bench.train_step.__main__ import main
 from tests.bench.train_step.sections import StepSettings, judge_wall_time, measure_growth
@@ -45,6 +46,20 @@ def test_prints_all_figures(tmp_path, monkeypatch, capsys) -> None:
     # 1 warm-up of 3 steps and a round of 20, each with new items in every batch.
     assert figures["measurements"][-1]["details"]["rows"] > 23 * 16 * 5 // 10
     assert "Keras fit, Adam" in capsys.readouterr().out
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_keys_under_rules_are_measured(tmp_path, monkeypatch) -> None:
+    file = tmp_path / "figures.json"
+    options = "--keys 20000 --swept 300000 --rows 1000 --batch 16 --length 5 --dim 4 --repeats 1"
+    monkeypatch.setattr(sys, "argv", ["bench", *options.split(), "--json", str(file)])
+    measure_keys()
+    figures = json.loads(file.read_text())
+    found = {m["name"]: m for m in figures["measurements"]}
+    assert found["all at once"]["details"]["evicted"] > 10_000
+    assert 24 < found["find + count + touch"]["details"]["bytes_per_key"] <= 48
+    assert len(figures["verdicts"]) == 3
 
 
 SHAPE = BatchShape(64, 10, 1000, distinct=4)

@@ -220,12 +220,16 @@ class RuledKeySpace(KeySpace):
     def describe(self) -> dict[str, int]:
         """Returns what has happened to the table's keys in this epoch, and what they take."""
         with self._turn:
-            moment, keys = self.ruled.moment, self.ruled.row_keys
-            waiting, own_bytes = len(self.ruled.records) - keys, self.ruled.bytes
+            moment, own_bytes = self.ruled.moment, self.ruled.bytes
+            keys, known = self.ruled.row_keys, len(self.ruled.records)
+            if moment.batches != self.batch_count:  # An epoch that ends before its batches do.
+                records, moment = self.ruled.read(self.batch_count)
+                known, rows = len(records), unpack_meta(records[:, META])[0]
+                keys = int((rows >= FIRST_ROW).sum())
         counts = ("admitted", "rejected", "evicted", "refused")
         return {
             "keys": keys,
-            "waiting": waiting,
+            "waiting": known - keys,
             **{name: getattr(moment, name) for name in counts},
             "bytes": own_bytes + self.matrix_bytes,
         }

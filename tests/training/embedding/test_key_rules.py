@@ -381,7 +381,8 @@ def test_a_row_is_its_first_keys_until_the_step_that_gives_it_away() -> None:
                 for matrix in (table.rows, bias.rows, slot):
                     change = tf.IndexedSlices(tf.fill([1, matrix.dim], float(key)), [row])
                     matrix.variable.scatter_add(change)
-        saved = space.state_tensors()
+        told, saved = space.describe(), space.state_tensors()
+        assert (told["keys"], told["evicted"]) == (2, [0, 0, 1, 2, 2][number])
         assert int(saved["moment"][0]) == number + 1
         assert set(saved["by_row"].numpy().tolist()) == known
     assert not table.rows.numpy()[:2].any()
