@@ -46,6 +46,7 @@ from etl.sources.source import Source
 from etl.versions.locks import hold_lock, sweep_leftovers
 from etl.versions.publish import new_version_id, publish_version, stage_version
 from etl.versions.run_fingerprint import (
+    Parent,
     RunRequest,
     describe_run,
     find_same_version,
@@ -198,13 +199,7 @@ def build_dataset(
         run = describe_run(fingerprint_run(config, inputs, request.dates), request)
         parent = read_parent(paths)
         base = find_base(paths, config, request, parent)
-        unwatched = find_unwatched(inputs)
-        if unwatched and parent is not None:
-            logger.info(
-                "nothing tells whether %s changed since an earlier run: building anew",
-                ", ".join(unwatched),
-            )
-        elif not unwatched and not request.force:
+        if _is_watched(inputs, parent) and not request.force:
             same = find_same_version(
                 paths, parent, run, replaces_days=base is not None,
                 grows=plan.has_incremental_vocabulary,
@@ -214,21 +209,11 @@ def build_dataset(
                 return BuildResult(*same, is_new=False)
         version_id = new_version_id(run.fingerprint)
         with stage_version(paths, version_id) as staging:
-            previous = view_current(paths)
-            earlier = find_previous_encoders(paths, plan, parent)
-            build = _Build(
-                spark, config, plan, request, staging, StageClock(), base, previous, earlier
-            )
+            earlier = (base, view_current(paths), find_previous_encoders(paths, plan, parent))
+            build = _Build(spark, config, plan, request, staging, StageClock(), *earlier)
             parts = _run_stages(build, sources, inputs)
             manifest = Manifest(
-                dataset_name=config.name,
                 dataset_version=version_id,
-                created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-                record_type=config.output.record_type,
-                compression=config.output.compression,
-                keys=plan.keys,
-                code_version=read_code_version(),
-                stage_seconds=build.clock.seconds,
                 peak_memory_bytes=peak_memory(),
                 parent=None if parent is None else parent.version_id,
                 run=complete_run(run, base, parts.pop("reused_rows")),
@@ -238,6 +223,16 @@ def build_dataset(
             version = publish_version(paths, staging, manifest)
     logger.info("published %s", version)
     return BuildResult(version, manifest)
+
+
+def _is_watched(inputs: RunInputs, parent: Parent | None) -> bool:
+    unwatched = find_unwatched(inputs)
+    if unwatched and parent is not None:
+        logger.info(
+            "nothing tells whether %s changed since an earlier run: building anew",
+            ", ".join(unwatched),
+        )
+    return not unwatched
 
 
 def check_config(config: BuildConfig, request: RunRequest) -> FeaturePlan:
@@ -311,7 +306,15 @@ def _run_stages(build: _Build, sources: Mapping[str, Source], inputs: RunInputs)
 
 
 def _describe(build: _Build, encoders: FittedEncoders, written: WrittenRecords) -> dict[str, Any]:
+    output = build.config.output
     return {
+        "dataset_name": build.config.name,
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "record_type": output.record_type,
+        "compression": output.compression,
+        "keys": build.plan.keys,
+        "code_version": read_code_version(),
+        "stage_seconds": build.clock.seconds,
         "splits": written.splits,
         "schema": encoders.plan.schema,
         "encoder_files": encoders.files,

@@ -91,13 +91,14 @@ def main(
         print(json.dumps(plan(resolved), indent=1))
         return 0
     run = train(resolved, resume=resume, log_format=log_format, profile=steps)
-    page = None
-    if report and _writes_run(resolved):
-        from jobs.report import try_report
-
-        page = try_report(run)
-    _tell(run, page, log_format)
+    _tell(run, _write_page(run) if report and _writes_run(resolved) else None, log_format)
     return 0
+
+
+def _write_page(run: Path) -> Path | None:
+    from jobs.report import try_report
+
+    return try_report(run)
 
 
 def _check_launcher(

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import java
+from tests.machine import IS_EXHAUSTIVE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,14 +34,30 @@ settings.register_profile(
     "sluice", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("sluice")
+# Tests have many plans of few rows: to compile a plan takes longer than to interpret it. Tests that
+# start a Spark of their own run what Spark compiles, and so does `make test-all`.
+_CODE_GENERATION = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "FALLBACK" if IS_EXHAUSTIVE else "NO_CODEGEN",
+}
 # Of what a command that runs in this process logs to; see `jobs.support.terminal`.
 _COMMAND_LOGGERS = ("sluice", "etl", "training")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with the most slow tests come first: no process is left alone with one at the end."""
-    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -slow[item.path])
+    """Long files come first: no process is left alone with one at the end."""
+    seconds: Counter[Path] = Counter()
+    for item in items:
+        seconds[item.path] += _guess_seconds(item)
+    items.sort(key=lambda item: -seconds[item.path])
+
+
+def _guess_seconds(item: pytest.Item) -> int:
+    if item.get_closest_marker("exhaustive") and not IS_EXHAUSTIVE:
+        return 0
+    if item.get_closest_marker("slow"):
+        return 20
+    return 3 if "spark" in getattr(item, "fixturenames", ()) else 0
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +84,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         driver_memory="2g",
         shuffle_partitions=4,
         conf={
-            "spark.sql.codegen.wholeStage": "false",
+            **_CODE_GENERATION,
             "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
             **({"spark.jars": avro} if avro else {}),
         },

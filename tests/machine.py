@@ -6,7 +6,7 @@ import gc
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,11 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 def examples(exhaustive: int) -> int:
     """How many examples a property is tried with: all in `make test-all`, a sixth elsewhere."""
     return exhaustive if IS_EXHAUSTIVE else max(1, exhaustive // 6)
+
+
+def some_of(rows: Iterable[tuple[Any, ...]], kept: Collection[tuple[Any, ...]]) -> list[Any]:
+    """Rows of a matrix: `make test` tries those to keep, `make test-all` the others too."""
+    return [pytest.param(*row, marks=() if row in kept else pytest.mark.exhaustive) for row in rows]
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import tensorflow as tf
 from rich.console import Console
 
 from etl.tfrecord.codec.encode import encode
-from etl.tfrecord.files.framing import index_records, read_records
+from etl.tfrecord.files.framing import index_records
 from tests.bench.measurements import Measurement
 from tests.bench.shapes import SHAPES, build_batch
 from tests.bench.tfrecord import codec
@@ -33,6 +33,7 @@ from tests.bench.tfrecord.spark_io import (
 )
 from tests.bench.tfrecord.spark_sources import FeedDataSource
 from tests.bench.tfrecord.tfx_peer import as_lists, read_batch, write_batch
+from tests.tfrecord_files import read_records
 
 
 def by_key(payload: bytes) -> dict[str, bytes]:

@@ -36,7 +36,7 @@ EXAMPLES = read_examples()
 def found(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the examples that ran so far have defined, and the folder that they run in."""
     folder = tmp_path_factory.mktemp("api")
-    assert main(["data", "generate", "--out", str(folder / "logs"), "--ratings", "20000"]) == 0
+    assert main(["data", "generate", "--out", str(folder / "logs"), "--ratings", "4000"]) == 0
     return {"spark": spark, "folder": folder}
 
 

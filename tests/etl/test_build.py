@@ -128,11 +128,13 @@ def test_second_build_at_the_same_time_is_refused(spark, built):
     config = built[1]
     with (
         hold_lock(DatasetPaths(Path(config.output.root), config.name)),
-        pytest.raises(UpstreamNotReadyError, match="another build"),
+        pytest.raises(UpstreamNotReadyError, match="another build") as refused,
     ):
         build_dataset(spark, config)
+    assert refused.value.exit_code == 4
 
 
+@pytest.mark.exhaustive
 def test_temporal_split_cuts_by_time(spark, tmp_path):
     config = build_config(
         write_logs(tmp_path / "logs"),
@@ -183,6 +185,7 @@ def given_test_source(with_time: bool) -> dict[str, Any]:
     return {"path": "test.dat", "separator": "::", "columns": columns}
 
 
+@pytest.mark.exhaustive
 def test_log_events_from_the_given_test_event_on_are_left_out(spark, tmp_path):
     logs = write_logs(
         tmp_path / "logs", ["1::10::5::100", "1::11::5::200", "1::12::5::900", "1::13::5::150"]
@@ -243,13 +246,16 @@ def test_label_bound_has_the_precision_of_its_column(spark, tmp_path):
     assert result.manifest.counts.dropped == {"unlabelled": 1}
 
 
-def test_quarantine_stays_inside_the_version(spark, tmp_path):
+def test_quarantine_stays_inside_the_version_and_short_histories_are_counted(spark, tmp_path):
     root = tmp_path / "data sets %20 é"
     logs = write_logs(tmp_path / "logs", [*RATINGS, "broken"])
     base = build_config(logs, root).model_dump()
     base["sources"]["ratings"]["bad_rows"] = {"policy": "quarantine", "max_fraction": 0.5}
-    version = build_dataset(spark, build_config(logs, root, sources=base["sources"])).version
-    (file,) = (version / "quarantine" / "ratings").glob("part-*")
+    changes = {"history": {"name": "history", "max_len": 3, "min_len": 1}}
+    built = build_dataset(spark, build_config(logs, root, sources=base["sources"], **changes))
+    assert built.manifest.counts.dropped["history_too_short"] == 3
+    assert built.manifest.counts.kept["train"] == 3
+    (file,) = (built.version / "quarantine" / "ratings").glob("part-*")
     row = json.loads(file.read_text())
     assert (row["line"], row["reason"]) == ("broken", "wrong_field_count")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["data sets %20 é", "logs"]
@@ -272,17 +278,6 @@ def test_nothing_to_train_on_is_refused_and_not_published(spark, tmp_path, chang
     with pytest.raises(InputDataError, match=message):
         build_dataset(spark, build_config(logs, tmp_path / "datasets", **changes))
     assert not (tmp_path / "datasets" / "small" / "CURRENT").exists()
-
-
-def test_min_history_drops_and_counts(spark, tmp_path):
-    config = build_config(
-        write_logs(tmp_path / "logs"),
-        tmp_path / "datasets",
-        history={"name": "history", "max_len": 3, "min_len": 1},
-    )
-    manifest = build_dataset(spark, config).manifest
-    assert manifest.counts.dropped["history_too_short"] == 3
-    assert manifest.counts.kept["train"] == 3
 
 
 def test_truncated_shard_is_named(built, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -100,19 +101,30 @@ def read(result, split: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def days(spark, tmp_path_factory):
-    """Two builds of one dataset: on the second day item 13 is new, and 10 was long not seen."""
+def first_day(spark, tmp_path_factory):
+    """A build, and its config."""
     folder = tmp_path_factory.mktemp("days")
     logs = write_logs(folder / "logs")
     config = build_config(logs, folder / "out", features=FEATURES, histories=[PAST])
-    first = build_dataset(spark, config)
+    return build_dataset(spark, config), config
+
+
+@pytest.fixture(scope="module")
+def first(first_day):
+    return first_day[0]
+
+
+@pytest.fixture(scope="module")
+def second(spark, first_day):
+    """The dataset built again: on the second day item 13 is new, and 10 was long not seen."""
+    config = first_day[1]
     late = [f"{user}::{item}::4::{5 * DAY + n}" for n, (user, item) in enumerate(LATE)]
-    write_logs(logs, [*RATINGS, *late])
-    return first, build_dataset(spark, config)
+    write_logs(Path(config.data_dir), [*RATINGS, *late])
+    return build_dataset(spark, config)
 
 
-def test_records_hold_what_each_encoder_makes(days):
-    result = days[0]
+def test_records_hold_what_each_encoder_makes(first):
+    result = first
     schema, rows = result.manifest.schema, read(result, "train")
     assert schema["week"].shape == (2,)
     assert schema["user_hash"].vocabulary_size == 52
@@ -128,16 +140,16 @@ def test_records_hold_what_each_encoder_makes(days):
     assert all(row["hour"] == 1 and row["week"] is None for row in catalog)
 
 
-def test_numbers_in_histories_are_fitted_on_what_train_rows_hold(days):
-    rows = read(days[0], "train")
+def test_numbers_in_histories_are_fitted_on_what_train_rows_hold(first):
+    rows = read(first, "train")
     ages = np.array([age for row in rows for age in row["past_age"]])
     assert len(set(ages)) > 1
     np.testing.assert_allclose([ages.mean(), ages.std()], [0, 1], atol=1e-6)
     assert {stars for row in rows for stars in row["past_stars"]} == {2, 3}
 
 
-def test_crosses_of_lists_and_of_parts_and_weighted_vectors(days):
-    rows = read(days[0], "train")
+def test_crosses_of_lists_and_of_parts_and_weighted_vectors(first):
+    rows = read(first, "train")
     tags = {tuple(row["tag_x_gender"]) for row in rows}
     assert {len(ids) for ids in tags} == {1, 2}
     # Item 10 has the tags x and y, item 11 has x: the same value of one gender has one id.
@@ -146,8 +158,8 @@ def test_crosses_of_lists_and_of_parts_and_weighted_vectors(days):
     assert all(sum(row["gender_stars"]) == max(row["gender_stars"]) >= 3 for row in rows)
 
 
-def test_crosses_of_several_lists_and_of_quantiles(days):
-    version, rows = days[0].version, read(days[0], "train")
+def test_crosses_of_several_lists_and_of_quantiles(first):
+    version, rows = first.version, read(first, "train")
     for row in rows:
         lengths = {name: len(row[name] or []) for name in ("recent", "tag_x_gender", "past_stars")}
         combined = lengths["recent"] * lengths["tag_x_gender"]
@@ -162,8 +174,8 @@ def test_crosses_of_several_lists_and_of_quantiles(days):
     assert gender is None
 
 
-def test_a_train_row_does_not_see_its_own_label(days):
-    result = days[0]
+def test_a_train_row_does_not_see_its_own_label(first):
+    result = first
     rows = read(result, "train")
     table = pq.read_table(result.version / "encoders" / "item_rate.table.parquet")
     values = {
@@ -178,35 +190,35 @@ def test_a_train_row_does_not_see_its_own_label(days):
     assert counts == {2: 3.0, 3: 2.0, 4: 1.0}
 
 
-def test_tomorrow_keeps_ids_and_reports_what_changed(days):
-    first, second = (result.version / "encoders" for result in days)
-    old, new = (pq.read_table(path / "item.parquet").to_pydict() for path in (first, second))
+@pytest.mark.exhaustive
+def test_tomorrow_keeps_ids_and_reports_what_changed(first, second):
+    before, after = (result.version / "encoders" for result in (first, second))
+    old, new = (pq.read_table(path / "item.parquet").to_pydict() for path in (before, after))
     assert old["token"] == new["token"][:3] == [10, 11, 12]
     assert new["id"] == list(range(2, 2 + len(new["id"])))
-    spec = read_plan(second).vocabulary("item")
+    spec = read_plan(after).vocabulary("item")
     assert (spec.version, spec.parent_crc32c) == (
         2,
-        read_plan(first).vocabulary("item").file_crc32c,
+        read_plan(before).vocabulary("item").file_crc32c,
     )
-    changes = {c["name"]: c for c in json.loads((second / "vocabulary_changes.json").read_text())}
+    changes = {c["name"]: c for c in json.loads((after / "vocabulary_changes.json").read_text())}
     assert changes["item"]["retired"] == 2
     assert changes["item"]["examples"]["retired"] == ["10", "11"]
     assert "13" in changes["item"]["examples"]["added"]
     assert changes["user"]["added"] == changes["user"]["retired"] == 0
-    listed = {file.path for file in days[1].manifest.encoder_files}
+    listed = {file.path for file in second.manifest.encoder_files}
     assert "encoders/vocabulary_changes.json" in listed
     # A retired item is in no catalogue, and unknown wherever it occurs.
-    assert {row["item"] for row in read(days[1], "catalog")} == {
+    assert {row["item"] for row in read(second, "catalog")} == {
         n for n, gone in zip(new["id"], new["is_retired"], strict=True) if not gone
     }
 
 
-def test_a_build_s_encoders_are_served(days):
-    result = days[1]
+def test_a_build_s_encoders_are_served(first):
     plan = EncoderPlan.from_json(
-        json.loads((result.version / "encoders" / "encoders.json").read_text())
+        json.loads((first.version / "encoders" / "encoders.json").read_text())
     )
-    serving = build_serving_encoders(result.version, plan, plan.schema.names)
+    serving = build_serving_encoders(first.version, plan, plan.schema.names)
     inputs = {item.feature: item for item in serving.inputs}
     assert inputs["item_rate"].column == "item"
     assert not any(item.column.startswith("__") for item in serving.inputs)

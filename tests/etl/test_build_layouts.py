@@ -15,13 +15,14 @@ from conf.paths import read_manifest
 from etl.build import build_dataset
 from etl.convert import ConvertOptions, convert_files
 from etl.records.kept_partitions import check_reusable
-from etl.tfrecord.files.framing import read_records
+from etl.versions.run_fingerprint import RunRequest
 from jobs.inspect_dataset import inspect
 from jobs.inspection.summary import find_target
 from jobs.inspection.summary_tables import list_summary, render_plain
 from jobs.skew import Logged, Recomputed, compare
 from tests.etl.built_versions import read_split, shard_digests
 from tests.etl.logs import IDENTITY, build_config, ctr_config, write_logs
+from tests.tfrecord_files import read_records
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +113,7 @@ def test_the_skew_check_reads_either_layout(spark, built, packed):
         assert all(skew.mismatched == 0 for skew in report.features)
 
 
+@pytest.mark.exhaustive
 def test_sequence_examples_keep_their_lists(spark, built, tmp_path):
     config = build_config(write_logs(tmp_path / "logs"), tmp_path / "datasets")
     changes = {"layout": "packed", "record_type": "SequenceExample"}
@@ -152,10 +154,16 @@ def write_clicks(folder) -> None:
     (folder / "log.tsv").write_text("\n".join(lines) + "\n")
 
 
-def test_rows_without_user_item_or_time_are_samples(spark, tmp_path):
-    write_clicks(tmp_path)
-    config = ctr_config(tmp_path)
-    result = build_dataset(spark, config)
+@pytest.fixture(scope="module")
+def clicks(spark, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clicks")
+    write_clicks(folder)
+    config = ctr_config(folder)
+    return build_dataset(spark, config), config
+
+
+def test_rows_without_user_item_or_time_are_samples(clicks):
+    result = clicks[0]
     manifest = result.manifest
     assert [split.name for split in manifest.splits] == ["train", "validation", "test"]
     assert sum(manifest.counts.kept.values()) == 600
@@ -169,12 +177,20 @@ def test_rows_without_user_item_or_time_are_samples(spark, tmp_path):
     assert clicks == 200
     with pytest.raises(ConfigError, match="has no item"):
         manifest.require_key("item")
+
+
+@pytest.mark.exhaustive
+def test_samples_are_the_same_however_the_log_is_read(spark, clicks):
+    result, config = clicks
     spark.conf.set("spark.sql.files.maxPartitionBytes", "1500")
     try:
-        again = build_dataset(spark, config)
+        again = build_dataset(spark, config, request=RunRequest(force=True))
     finally:
         spark.conf.unset("spark.sql.files.maxPartitionBytes")
-    assert shard_digests(again.version, again.manifest) == shard_digests(result.version, manifest)
+    assert again.is_new
+    assert shard_digests(again.version, again.manifest) == shard_digests(
+        result.version, result.manifest
+    )
 
 
 def test_sessions_with_their_history_have_a_catalogue_and_given_splits(spark, tmp_path):

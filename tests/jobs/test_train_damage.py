@@ -10,6 +10,7 @@ import pytest
 
 from conf.run import read_json
 from jobs.cli import main
+from tests.machine import some_of
 
 SMALL = (
     "model.name=mf",
@@ -80,13 +81,16 @@ def test_a_shard_with_no_record_to_trust_is_refused_record_by_record(
 
 @pytest.mark.parametrize(
     ("kind", "policy"),
-    [
-        ("flipped", "skip_record"),
-        ("cut", "skip_record"),
-        ("cut", "skip_shard"),
-        ("missing", "skip_shard"),
-        ("longer", "skip_shard"),
-    ],
+    some_of(
+        [
+            ("flipped", "skip_record"),
+            ("cut", "skip_record"),
+            ("cut", "skip_shard"),
+            ("missing", "skip_shard"),
+            ("longer", "skip_shard"),
+        ],
+        [("flipped", "skip_record"), ("missing", "skip_shard")],
+    ),
 )
 def test_the_rest_is_trained_on_counted_and_evaluated(
     kind: str, policy: str, dataset: Path, tmp_path: Path, capsys

@@ -18,7 +18,6 @@ import pyarrow as pa
 from conf.atomic_output import atomic_file
 from conf.errors import InputDataError
 from conf.manifest import Manifest, ShardInfo
-from conf.paths import ReadablePath
 from etl.tfrecord.reading import (
     HEADER_BYTES,
     BadRange,
@@ -68,15 +67,6 @@ def filled_shards(manifest: Manifest, split: str) -> tuple[ShardInfo, ...]:
     """
     check_format(manifest)
     return tuple(shard for shard in manifest.split(split).shards if shard.rows)
-
-
-def shard_paths(version_dir: ReadablePath, manifest: Manifest, split: str) -> list[str]:
-    """Returns the paths of a split's shards that hold records, in the manifest's order.
-
-    Raises:
-        InputDataError: As for `filled_shards`.
-    """
-    return [f"{version_dir}/{shard.path}" for shard in filled_shards(manifest, split)]
 
 
 BLOCK_BYTES = 2 << 20

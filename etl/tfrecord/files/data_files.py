@@ -205,14 +205,6 @@ def format_index(starts: np.ndarray, offset: int) -> str:
     return "".join(f"{start} {size}\n" for start, size in pairs)
 
 
-def read_index(path: str | Path) -> Iterator[tuple[int, int]]:
-    """Reads a side file: offset and bytes of each record, in file order."""
-    with Path(path).open(encoding="ascii") as file:
-        for line in file:
-            start, size = line.split()
-            yield int(start), int(size)
-
-
 def check_indexable(compression: Compression | None) -> None:
     """Refuses an index into compressed files.
 

@@ -478,23 +478,3 @@ def read_record_blocks(
             name, compression is not None, on_corrupt, lambda: is_intact(path, compression, opener)
         )
         yield from BlockCutter(source, start, report).cut(block_bytes, verify)
-
-
-def read_records(
-    path: str | Path, *, compression: Compression | Literal["auto"] | None = "auto"
-) -> Iterator[bytes]:
-    """Reads a file's payloads one by one.
-
-    Args:
-        path: TFRecord file, plain or compressed.
-        compression: As for `read_record_blocks`.
-
-    Yields:
-        Payloads in file order.
-
-    Raises:
-        CorruptRecordError: As for `read_record_blocks`.
-    """
-    for block in read_record_blocks(path, compression=compression):
-        for start, length in block.index.tolist():
-            yield block.data[start : start + length].tobytes()

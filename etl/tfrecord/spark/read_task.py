@@ -146,20 +146,6 @@ class DamageLog:
         write_text_atomic(lines, "".join(json.dumps(asdict(bad)) + "\n" for bad in self.ranges))
 
 
-def read_quarantine(directory: str | Path) -> list[QuarantinedRange]:
-    """Reads what is in quarantine, by file and offset; a range found by several reads once.
-
-    Args:
-        directory: The `quarantinePath` of one or more reads.
-    """
-    found: dict[tuple[str, int], QuarantinedRange] = {}
-    for path in sorted(Path(directory).glob(f"*{_LINES}")):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            bad = QuarantinedRange(**json.loads(line))
-            found[bad.file, bad.offset] = bad
-    return [found[key] for key in sorted(found)]
-
-
 _CASE_CHECK_RECORDS = 1000
 
 

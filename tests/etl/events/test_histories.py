@@ -74,7 +74,7 @@ def rounded(made: dict[str, Any]) -> dict[str, Any]:
 
 
 @settings(
-    max_examples=3 if IS_EXHAUSTIVE else 2,
+    max_examples=3 if IS_EXHAUSTIVE else 1,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

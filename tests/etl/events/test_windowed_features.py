@@ -33,7 +33,7 @@ CONFIG = behaviour_config(rolling=ROLLING)
 
 
 @settings(
-    max_examples=3 if IS_EXHAUSTIVE else 2,
+    max_examples=3 if IS_EXHAUSTIVE else 1,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

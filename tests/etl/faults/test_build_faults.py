@@ -24,7 +24,7 @@ from jobs.cli import main
 from tests.etl.logs import build_config, write_logs
 from tests.etl.tfrecord.faults.conftest import Driver
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 ROWS = 10_000
 
 
@@ -58,7 +58,6 @@ def find_executors(driver: Driver) -> list[int]:
     return found
 
 
-@pytest.mark.exhaustive
 def test_killed_executors_and_speculation_never_duplicate_a_row(spark, cluster, tmp_path):
     config = make_config(tmp_path / "logs", tmp_path / "quiet")
     wanted = checksums(build_dataset(spark, config).version)
@@ -95,7 +94,7 @@ def wait_for(process: subprocess.Popen[bytes], folder: Path, pattern: str) -> No
 def published(spark, tmp_path_factory) -> BuildConfig:
     """A dataset that has a version; every test leaves it with one of the same content."""
     folder = tmp_path_factory.mktemp("published")
-    config = make_config(folder / "logs", folder / "datasets", 3000)
+    config = make_config(folder / "logs", folder / "datasets", 1000)
     build_dataset(spark, config)
     return config
 
@@ -104,11 +103,7 @@ def find_versions(config: BuildConfig) -> Path:
     return Path(config.output.root) / config.name / "versions"
 
 
-@pytest.mark.parametrize(
-    "moment",
-    ["/train"]
-    + [pytest.param(m, marks=pytest.mark.exhaustive) for m in ("", "/encoders", "/_temporary-*")],
-)
+@pytest.mark.parametrize("moment", ["", "/encoders", "/train", "/_temporary-*"])
 def test_a_driver_that_is_killed_leaves_the_last_version_and_the_next_run_sweeps(
     spark, published, tmp_path, moment
 ):
@@ -127,7 +122,6 @@ def test_a_driver_that_is_killed_leaves_the_last_version_and_the_next_run_sweeps
     assert not list(versions.glob(".*"))
 
 
-@pytest.mark.exhaustive
 def test_the_second_of_two_builds_at_once_ends_with_its_exit_code(
     spark, published, tmp_path, monkeypatch, capsys
 ):

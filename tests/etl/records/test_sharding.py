@@ -26,7 +26,7 @@ from etl.records.sharding import (
 )
 from tests.etl.logs import build_config
 
-ROWS = 40_000
+ROWS = 8_000
 DAY_MS = 24 * 3600 * 1000
 
 
@@ -84,7 +84,7 @@ def check_balance(shards: list[list[Any]], tolerance: float = 0.05) -> None:
 
 
 def test_shards_of_a_target_size_are_as_many_as_needed_and_even(records):
-    config = make_config(shard_bytes="1MB")
+    config = make_config(shard_bytes=200_000)
     found = place(records, config, {"train": 100.0, "catalog": 100.0})
     assert len(found["train"]) == 4
     assert len(found["catalog"]) == 1
@@ -132,7 +132,7 @@ def test_partitions_hold_their_day_alone_and_the_catalogue_has_none(records):
     ],
 )
 def test_the_order_is_the_same_however_the_rows_come(records, output):
-    few = records.where("__position < 3000 or __position is null")
+    few = records.where("__position < 2000 or __position is null")
     config, sizes = make_config(**output), {"train": 100.0, "catalog": 100.0}
     assert place(few, config, sizes) == place(few.repartition(7), config, sizes)
 

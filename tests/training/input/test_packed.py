@@ -16,8 +16,8 @@ from conf.manifest import Manifest, ShardInfo, SplitInfo
 from conf.paths import read_manifest
 from conf.schema import FeatureSchema, FeatureSpec, plan_slots
 from conf.training.input import InputConfig
-from etl.tfrecord.files.framing import read_records
 from tests.datasets import pack_manifest, pack_version
+from tests.tfrecord_files import read_records
 from tests.training.tiny_dataset import write_shard
 from training.input.batches import build_eval_dataset, build_train_dataset
 from training.input.split_source import InputOptions

@@ -22,16 +22,17 @@ from training.input.shards import (
     Shard,
     ShardReader,
     filled_shards,
-    shard_paths,
     split_runs,
 )
 from training.input.split_source import InputOptions
 
 
 def test_paths_and_records(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    paths = shard_paths(tiny_version, tiny_manifest, "train")
-    assert [Path(path).name for path in paths] == [f"part-{i:05d}.tfrecord" for i in range(4)]
-    assert sum(shard.rows for shard in filled_shards(tiny_manifest, "train")) == 780
+    shards = filled_shards(tiny_manifest, "train")
+    assert [Path(shard.path).name for shard in shards] == [
+        f"part-{i:05d}.tfrecord" for i in range(4)
+    ]
+    assert sum(shard.rows for shard in shards) == 780
 
 
 @pytest.mark.parametrize("change", [{"record_type": "ByteArray"}, {"compression": "zstd"}])
@@ -39,7 +40,7 @@ def test_records_that_training_does_not_read(
     change, tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
     with pytest.raises(InputDataError, match=next(iter(change.values()))):
-        shard_paths(tiny_version, replace(tiny_manifest, **change), "train")
+        filled_shards(replace(tiny_manifest, **change), "train")
 
 
 RECORDS = [b"%d" % i * (i % 7 + 1) for i in range(300)]

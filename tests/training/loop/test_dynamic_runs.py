@@ -67,14 +67,8 @@ def test_learns_rows_for_the_keys_of_the_train_split(version: Path, whole) -> No
 
 
 # In a compiled call, right after a checkpoint, in the second epoch.
-@pytest.mark.parametrize(
-    ("epoch", "step"),
-    [
-        pytest.param(1, 5, marks=pytest.mark.exhaustive),
-        pytest.param(1, 7, marks=pytest.mark.exhaustive),
-        (2, 4),
-    ],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("epoch", "step"), [(1, 5), (1, 7), (2, 4)])
 def test_sigkill_changes_neither_losses_nor_numbering(
     epoch: int, step: int, version: Path, whole, tmp_path: Path
 ) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import keras
@@ -14,6 +15,7 @@ from conf.manifest import Manifest
 from conf.training.models import DSSMConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import DevicesConfig
+from tests.machine import some_of
 from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
 from training.distribution.strategy import build_strategy
 from training.loop.gradients import (
@@ -267,8 +269,13 @@ def train(model: ToyModel, optimizers: Optimizers, skip: int, steps: int) -> lis
     return [float(run_steps(batches, tf.constant(1)).losses[0]) for _ in range(steps)]
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-@pytest.mark.parametrize("is_scaled", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "is_scaled"),
+    some_of(
+        itertools.product(OPTIMIZERS, [False, True]),
+        list(zip(OPTIMIZERS, itertools.cycle([False, True]))),
+    ),
+)
 def test_training_goes_on_from_a_checkpoint_bit_for_bit(kind, is_scaled, tmp_path) -> None:
     config = OptimizerConfig.model_validate({"learning_rate": 0.05, **OPTIMIZERS[kind]})
 

@@ -163,7 +163,8 @@ def test_a_seed_fixes_the_result(fit) -> None:
     assert not np.allclose(weights(first)[0], weights(other)[0], atol=1e-3)
 
 
-@pytest.mark.parametrize("clip_norm", [None, pytest.param(0.5, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
 def test_two_replicas_train_as_one(fit, clip_norm) -> None:
     """Plain gradient steps would hide nothing: Adam blows up any difference in the gradient."""
     model = DSSM.model_copy(update={"objective": SampledSoftmaxConfig(uniform_negatives=8)})

@@ -19,7 +19,7 @@ import pytest
 
 from etl.tfrecord.codec.crc32c import crc32c
 from etl.tfrecord.commit.output_manifest import read_output_manifest
-from etl.tfrecord.files.framing import read_records
+from tests.tfrecord_files import read_records
 
 REPOSITORY = Path(__file__).parents[4]
 HIDDEN_PREFIXES = ("_temporary-", "_publishing-", "_replaced-", ".")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
 
 from etl.tfrecord.commit.local_commit import (
     JobPlan,
@@ -21,16 +19,7 @@ from etl.tfrecord.commit.output_manifest import OutputManifest, ShardLimits, rea
 from etl.tfrecord.options import WriteOptions
 from etl.tfrecord.spark.write_task import WriteTask
 from etl.tfrecord.types.features import WireFeature
-from tests.etl.tfrecord.faults.conftest import Driver, check_output
-from tests.machine import PAGE_BYTES, fill, mount_small_disk
-
-DISK_BYTES = 4 << 20
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    with mount_small_disk(tmp_path, DISK_BYTES) as disk:
-        yield disk
+from tests.machine import PAGE_BYTES, fill
 
 
 def run_job(root: Path, job: str, rows: range) -> None:
@@ -73,17 +62,3 @@ def test_the_disk_fills_up_at_every_moment_in_turn(small_disk: Path) -> None:
     assert failures > 10
     assert {shard.job_id for shard in read_output_manifest(root).shards} == {"b"}
     assert len([name for name in listing(root) if name.startswith("part-")]) == 5
-
-
-@pytest.mark.slow
-def test_a_full_disk_ends_the_job_and_the_next_one_succeeds(
-    local_driver: Driver, small_disk: Path
-) -> None:
-    root = small_disk / "out"
-    assert local_driver.run(path=str(root), mode="overwrite", rows=1000) == {}
-    before = listing(root)
-    reply = local_driver.run(path=str(root), mode="overwrite", rows=100_000)
-    assert "the disk is full" in reply["error"]
-    assert listing(root) == before
-    assert local_driver.run(path=str(root), mode="overwrite", rows=2000) == {}
-    check_output(root, 2000)

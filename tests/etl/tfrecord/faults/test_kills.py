@@ -130,3 +130,18 @@ def test_a_killed_executor_is_replaced(start_driver, tmp_path: Path) -> None:
         assert cluster.receive() == {}
         check_output(out, ROWS)
     cluster.kill()
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_the_job_and_the_next_one_succeeds(
+    local_driver: Driver, small_disk: Path
+) -> None:
+    root = small_disk / "out"
+    assert local_driver.run(path=str(root), mode="overwrite", rows=1000) == {}
+    before = read_output_manifest(root)
+    reply = local_driver.run(path=str(root), mode="overwrite", rows=100_000)
+    assert "the disk is full" in reply["error"]
+    assert read_output_manifest(root) == before
+    check_output(root, 1000)
+    assert local_driver.run(path=str(root), mode="overwrite", rows=2000) == {}
+    check_output(root, 2000)

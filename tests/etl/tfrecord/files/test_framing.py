@@ -20,10 +20,10 @@ from etl.tfrecord.files.framing import (
     detect_compression,
     index_records,
     read_record_blocks,
-    read_records,
     walk_headers,
 )
 from etl.tfrecord.files.locations import ByteSource, is_intact
+from tests.tfrecord_files import read_records
 
 PAYLOADS = [b"alpha", b"", b"\x00" * 40, b"omega" * 7]
 

@@ -19,8 +19,8 @@ from etl.tfrecord.codec.crc32c import crc32c
 from etl.tfrecord.codec.encode import build_encoder
 from etl.tfrecord.commit.output_manifest import ShardLimits
 from etl.tfrecord.files import writer
-from etl.tfrecord.files.data_files import check_indexable, format_index, index_path, read_index
-from etl.tfrecord.files.framing import index_records, read_records
+from etl.tfrecord.files.data_files import check_indexable, format_index, index_path
+from etl.tfrecord.files.framing import index_records
 from etl.tfrecord.files.writer import (
     RollingPlan,
     RollingWriter,
@@ -28,6 +28,7 @@ from etl.tfrecord.files.writer import (
     ShardWriter,
     find_record_starts,
 )
+from tests.tfrecord_files import read_index, read_records
 
 BATCH = pa.record_batch({"a": list(range(5000)), "s": [f"v{k}" for k in range(5000)]})
 

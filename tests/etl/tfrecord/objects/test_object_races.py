@@ -15,6 +15,7 @@ from etl.tfrecord.commit.object_view import Intent
 from etl.tfrecord.files.object_store import Storage
 from tests.etl.tfrecord.objects.conftest import FakeStore
 from tests.etl.tfrecord.objects.jobs import Job, leftovers, read_words
+from tests.machine import examples
 
 pytestmark = pytest.mark.usefixtures("owner")
 
@@ -88,7 +89,7 @@ def test_two_jobs_request_by_request(
     store: FakeStore, root: Storage, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("etl.tfrecord.commit.object_view._FIRST_WAIT_S", 0.001)
-    for seed in range(60):
+    for seed in range(examples(60)):
         root.delete_tree()
         jobs = [Job(root, mode, words).begin().run_tasks() for words in (["x", "y"], ["z"])]
         turns = Turns(seed, len(jobs))

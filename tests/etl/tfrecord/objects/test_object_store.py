@@ -16,7 +16,7 @@ from etl.tfrecord.commit.committer import ObjectCommitter
 from etl.tfrecord.commit.local_commit import JobPlan, TaskResult
 from etl.tfrecord.commit.object_view import Intent
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE
-from etl.tfrecord.files.framing import read_record_blocks, read_records
+from etl.tfrecord.files.framing import read_record_blocks
 from etl.tfrecord.files.input_files import InputListing, list_input_files, plan_splits
 from etl.tfrecord.files.locations import _KEPT_BYTES, FileOpener, StoredPath
 from etl.tfrecord.files.object_store import Storage, StoredObject
@@ -24,6 +24,7 @@ from etl.tfrecord.options import WriteOptions, parse_read_options, parse_write_o
 from etl.tfrecord.spark.write_plan import plan_write
 from etl.tfrecord.spark.write_task import WriteTask
 from tests.etl.tfrecord.objects.conftest import FakeStore
+from tests.tfrecord_files import read_records
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ from pyspark.sql import types as T
 from conf.errors import ConfigError
 from etl.tfrecord.datasource import TFRecordDataSource, register_tfrecord
 from etl.tfrecord.files.framing import BadRange
-from etl.tfrecord.spark.read_task import DamageLog, QuarantinedRange, read_quarantine
+from etl.tfrecord.spark.read_task import DamageLog, QuarantinedRange
+from tests.tfrecord_files import read_quarantine
 
 FORMAT = "sluice"  # the name that no other connector can claim
 

@@ -20,9 +20,9 @@ from etl.tfrecord.files.framing import CorruptRecordError
 from etl.tfrecord.files.writer import ShardWriter
 from etl.tfrecord.options import parse_read_options
 from etl.tfrecord.spark import reader as reader_module
-from etl.tfrecord.spark.read_task import read_quarantine
 from etl.tfrecord.spark.reader import TFRecordReader, infer_schema, read_tfrecords
 from etl.tfrecord.table import write_table
+from tests.tfrecord_files import read_quarantine
 
 
 def write_shard(path: Path, columns: dict) -> Path:

@@ -19,14 +19,14 @@ from conf.schema import FeatureSchema, FeatureSpec
 from etl.encoders.vocabulary import write_vocabulary
 from etl.records.spark_source import open_encoders
 from etl.tfrecord.commit.output_manifest import OutputManifest, ShardLimits, read_output_manifest
-from etl.tfrecord.files.data_files import index_path, read_index
-from etl.tfrecord.files.framing import read_records
+from etl.tfrecord.files.data_files import index_path
 from etl.tfrecord.options import WriteOptions, parse_write_options
 from etl.tfrecord.spark import write_task
 from etl.tfrecord.spark.write_task import WriteTask
 from etl.tfrecord.spark.writer import WriteConfig
 from etl.tfrecord.types.policies import ColumnPolicy, TypeOptions
 from tests.machine import growth
+from tests.tfrecord_files import read_index, read_records
 
 
 def parse(config: WriteConfig, mode: str = "overwrite"):
@@ -308,6 +308,7 @@ def test_policies_apply_in_the_task(tmp_path: Path) -> None:
         run(tmp_path, [batch], type_options=policy)
 
 
+@pytest.mark.exhaustive
 def test_planning_time_grows_with_the_columns_not_with_their_square(tmp_path: Path) -> None:
     def prepare(columns: int) -> Callable[[], Any]:
         batch = pa.record_batch({f"c{k}": [1] for k in range(columns)})
