@@ -19,6 +19,7 @@ from conf.training.models import (
     UniformConfig,
 )
 from conf.training.optimizer import OptimizerConfig
+from tests.machine import IS_EXHAUSTIVE, some_of
 from tests.training.toy_models import DIM, VOCABULARY, ToyModel, build_toy_batches, squared_error
 from training.embedding.distinct_rows import add_distinct_ids, plan_lookups
 from training.embedding.dynamic_table import DynamicTable, draw_first_rows
@@ -175,7 +176,14 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(
     ("name", "shares_rows"),
-    [*((name, True) for name in OPTIMIZERS if name != "parts"), ("adam", False), ("parts", False)],
+    some_of(
+        [
+            *((name, True) for name in OPTIMIZERS if name != "parts"),
+            ("adam", False),
+            ("parts", False),
+        ],
+        [("adagrad", True), ("clipped", True), ("ftrl", True), ("parts", False)],
+    ),
 )
 def test_trains_as_a_static_table_does(name: str, shares_rows: bool) -> None:
     config = OPTIMIZERS[name]
@@ -381,7 +389,7 @@ class ByDict:
 
 
 @pytest.mark.parametrize("name", RULES)
-@settings(deadline=None, max_examples=3)  # each example traces a step
+@settings(deadline=None, max_examples=2 + IS_EXHAUSTIVE)  # each example traces a step
 @given(
     batches=BATCHES,
     max_rows=st.one_of(st.none(), st.integers(1, 5)),
