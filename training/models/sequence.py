@@ -94,6 +94,8 @@ class SequenceModel(RetrievalModel):
         self.user_inputs, self.item_inputs = self._users.names, self._items.names
         with building_layers(config.name, seed, dtype):
             self.network = _build_network(self._users, config, [spec.name for spec in lists])
+            if self._every_position:
+                self.queries_per_row = int(self.network.keras_model.output.shape[1])
             first = self.network.random_layers
             self.item_tower = _build_item_tower(self._items, config, first)
 

@@ -22,6 +22,7 @@ from conf.training.models import (
     DSSMConfig,
     MFConfig,
     SampledSoftmaxConfig,
+    SASRecConfig,
     SoftmaxConfig,
 )
 from conf.training.optimizer import OptimizerConfig
@@ -299,6 +300,32 @@ def test_the_loss_of_a_row_is_the_weighted_sum_of_its_queries(
         losses = built(model, batch, PASS).numpy()
         expected += np.where(alone[slot::2] > 0, losses * weights[slot::2], 0.0)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        SoftmaxConfig(mask="user_items"),
+        SampledSoftmaxConfig(),
+        SampledSoftmaxConfig(negatives={"source": "mixed", "count": 9}, mask="user_items"),
+        BinaryConfig(negatives={"count": 3}),
+    ],
+)
+def test_sequences_learn_by_each_objective(
+    objective, tiny_version: Path, tiny_manifest: Manifest, batch: Batch
+) -> None:
+    """A history that is padding alone, after the first one, changes nothing but its own row."""
+    config = SASRecConfig(embedding_dim=4, dropout=None, objective=objective)
+    model = build_model(config, tiny_manifest, 1)
+    assert model.queries_per_row == model.embed_queries(batch, "movie_id", PASS).per_row > 1
+    built = build_objective(config, tiny_version, tiny_manifest, model, 32)
+    losses = built(model, batch, PASS).numpy()
+    empty = tf.where(tf.range(32)[:, None] == 5, 0, tf.cast(batch["history"], tf.int64))
+    changed = built(model, {**batch, "history": empty}, PASS).numpy()
+    assert np.isfinite(losses).all()
+    assert np.isfinite(changed).all()
+    assert changed[5] != losses[5]
+    np.testing.assert_allclose(np.delete(changed, 5), np.delete(losses, 5), rtol=1e-4)
 
 
 def test_a_catalogue_of_one_item_is_refused(
