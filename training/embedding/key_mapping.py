@@ -114,7 +114,12 @@ def prepare_rules(keyed: Sequence[KeyedFeatures], manifest: Manifest) -> tuple[s
 
 
 def _check_timestamp(table: str, feature: str, manifest: Manifest) -> None:
-    times = [s.name for s in manifest.schema.features if s.dtype == "int64" and not s.is_list]
+    times = [
+        spec.name
+        for spec in manifest.schema.features
+        if spec.dtype == "int64" and not spec.is_list and spec.vocabulary_size is None
+        if not spec.encoding.startswith("hash:")
+    ]
     if feature not in times:
         raise ConfigError(
             f"model.embeddings.{table}.eviction.timestamp names no feature that holds times",

@@ -254,8 +254,9 @@ def test_rules_end_where_the_config_is_wrong(timed: Path, version: Path, tmp_pat
 
     by_time = {"eviction": {"timestamp": "time", "unused_time": 5}}
     refuse(by_time, version, ConfigError, "names no feature that holds times")
-    by_label = {"eviction": {"timestamp": "label", "unused_time": 5}}
-    refuse(by_label, timed, ConfigError, "names no feature that holds times")
+    for other in ("label", "gender", "user_id"):  # no whole number, an id, a key
+        by_other = {"eviction": {"timestamp": other, "unused_time": 5}}
+        refuse(by_other, timed, ConfigError, "names no feature that holds times")
     (tmp_path / "keys.txt").write_text("12\nx\n")
     listed = {"admission": {"allow_list": str(tmp_path / "keys.txt")}}
     refuse(listed, timed, InputDataError, "no key")
