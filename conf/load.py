@@ -193,13 +193,16 @@ def _short(value: Any) -> str:
 
 
 def _keys_at(cls: type[BaseModel], location: Sequence[int | str]) -> list[str]:
-    """Valid keys of the model at a location of a validation error; tags of unions are skipped."""
+    """Valid keys of the model at a location of a validation error; tags pick members of unions."""
     candidates: list[Any] = [cls]
     for part in location:
         models = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
         fields = [m.model_fields[part].annotation for m in models if part in m.model_fields]
         if fields:
             candidates = [leaf for field in fields for leaf in _leaves(field)]
+            continue
+        tagged = [m for m in models if any(f.default == part for f in m.model_fields.values())]
+        candidates = tagged or candidates
     keys: set[str] = set()
     for candidate in candidates:
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):

@@ -53,6 +53,15 @@ def test_unknown_keys_are_refused_with_the_nearest(override, hint):
     assert hint in str(refused.value)
 
 
+def test_the_nearest_key_is_one_of_the_same_model():
+    overrides = ["model={name: bst}", "model.every_position=true", "model.head=3"]
+    with pytest.raises(ConfigError) as refused:
+        load_config(TrainConfig, "training", "ml_1m_sasrec", overrides)
+    message = str(refused.value)
+    assert "bst.head: unknown key; did you mean 'heads'?" in message
+    assert "did you mean 'every_position'" not in message  # Which sasrec has, and bst has not.
+
+
 @pytest.mark.parametrize(
     "override",
     [

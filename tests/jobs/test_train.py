@@ -36,6 +36,7 @@ SMALL = [
 ]
 
 
+SEQUENCES = ("ml_1m_sasrec", "ml_1m_sequences")
 REAL_DATA = {
     # Folder, and the bound of a metric of the validation split after two epochs.
     "a9a": ("a9a", "auc", 0.88),
@@ -54,7 +55,9 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_dataset(tmp_path_factory.mktemp("datasets")).parent.parent
 
 
-@pytest.mark.parametrize("name", ["demo", "ml_1m_dssm", "ml_1m_mf", "ml_1m_ncf_mf", *REAL_DATA])
+@pytest.mark.parametrize(
+    "name", ["demo", "ml_1m_dssm", "ml_1m_mf", "ml_1m_ncf_mf", *SEQUENCES, *REAL_DATA]
+)
 def test_presets_are_valid(name: str) -> None:
     assert name in preset_names("training")
     config = load_config(TrainConfig, "training", name)

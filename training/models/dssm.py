@@ -252,6 +252,7 @@ def select_features(
     config: DSSMConfig | SequenceConfig,
     names: tuple[str, ...] | None,
     role: str,
+    key: str | None = None,
 ) -> list[FeatureSpec]:
     """Returns features of one side; of its role, as only those are known when serving.
 
@@ -260,6 +261,7 @@ def select_features(
         config: The model's config.
         names: Their names; None: all of the role but weights of lists.
         role: user or item.
+        key: Key of the config that names them; None: that of the role's features.
 
     Raises:
         ConfigError: The dataset has no such feature, or it is of another role.
@@ -273,7 +275,7 @@ def select_features(
     for spec in specs:
         if spec.role != role:
             raise ConfigError(
-                f"model.{role}_features names a feature of another role",
+                f"{key or f'model.{role}_features'} names a feature of another role",
                 received=f"{spec.name} (role {spec.role})",
                 allowed=", ".join(s.name for s in manifest.schema.features if s.role == role),
             )

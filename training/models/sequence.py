@@ -163,7 +163,8 @@ def _find_lists(config: SequenceConfig, manifest: Manifest) -> list[FeatureSpec]
                 fix="build the dataset with a history, or name a list in model.sequence",
             )
         names = (history,)
-    return [bound_list(manifest, spec) for spec in select_features(manifest, config, names, "user")]
+    found = select_features(manifest, config, names, "user", "model.sequence")
+    return [bound_list(manifest, spec) for spec in found]
 
 
 def _select_others(

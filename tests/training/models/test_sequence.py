@@ -284,7 +284,7 @@ def change(manifest: Manifest, name: str, **changes: Any) -> Manifest:
     ("changes", "message"),
     [
         ({"sequence": ("histroy",)}, "did you mean 'history'"),
-        ({"sequence": ("movie_id",)}, "role item"),
+        ({"sequence": ("movie_id",)}, "model.sequence names a feature of another role"),
         ({"sequence": ("gender",)}, "positions of a list"),
         ({"user_features": ("history",)}, "neither joined nor pooled"),
         ({"pooling": {"history": {"combiner": "max"}}}, "neither joined nor pooled"),
