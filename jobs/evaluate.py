@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from conf.errors import ConfigError
+from conf.export import find_version
 from conf.run import METRICS_FILE, RUN_CARD_FILE, read_json, update_run_card, write_json
 from jobs.reporting.formatting import (
     format_count,
@@ -41,6 +43,14 @@ def main(
         Path | None,
         typer.Option(help="Measure the ranked lists of this file in place of the run's model."),
     ] = None,
+    saved_model: Annotated[
+        Path | None,
+        typer.Option(help="Ask this export of the run (its newest version) for each row."),
+    ] = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(help="Ask this server: http://host:port/v1/models/MODEL[/versions/N]."),
+    ] = None,
     checkpoint: Annotated[
         CheckpointChoice, typer.Option(help="The best epoch's weights, or the last one's.")
     ] = CheckpointChoice.BEST,
@@ -52,7 +62,19 @@ def main(
 ) -> int:
     """Rank the catalogue, or score the rows, and compare with the baselines."""
     setup_logging(log_format)
-    if predictions is not None:
+    given = [value for value in (predictions, saved_model, endpoint) if value is not None]
+    if len(given) > 1:
+        raise ConfigError(
+            "--predictions, --saved-model and --endpoint each name what is measured",
+            received=", ".join(map(str, given)),
+            fix="leave one of them",
+        )
+    served = saved_model if endpoint is None else endpoint
+    if served is not None:
+        metrics = evaluate_served(
+            Path(run), served, split=split, checkpoint=checkpoint, overrides=overrides or ()
+        )
+    elif predictions is not None:
         metrics = evaluate_lists(Path(run), predictions, split=split, overrides=overrides or ())
     else:
         metrics = evaluate(Path(run), split=split, checkpoint=checkpoint, overrides=overrides or ())
@@ -62,6 +84,8 @@ def main(
         print_list_metrics(metrics)
     else:
         print_metrics(metrics)
+        if "replay" in metrics:
+            print_replay(metrics["replay"])
     return 0
 
 
@@ -108,6 +132,44 @@ def evaluate(
             update_run_card(run_dir, metrics=headline_metrics(metrics))
         else:
             write_json(run_dir / f"metrics-{split}.json", metrics)
+    return metrics
+
+
+def evaluate_served(
+    run_dir: Path,
+    served: Path | str,
+    *,
+    split: str = TEST_SPLIT,
+    checkpoint: str = CheckpointChoice.BEST,
+    overrides: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Evaluates a run through what serves it, and writes `metrics-served.json`.
+
+    Args:
+        run_dir: A run's directory, or a series' (its last finished run).
+        served: An export's directory, or the URL of a model.
+        split: Split to measure on.
+        checkpoint: `best` or `last`.
+        overrides: `evaluation.key=value` each.
+
+    Returns:
+        The content of the file.
+
+    Raises:
+        ConfigError: An override does not fit.
+        UpstreamNotReadyError: There is no such run, export or server.
+        InputDataError: Rows are not scored as the run scores them.
+    """
+    trained = restore_run(run_dir, checkpoint)
+    from training.evaluation.replay import Endpoint, SavedModel, refuse_differences, replay_split
+
+    section = override_section("evaluation", trained.config.evaluation, overrides)
+    trained = replace(trained, config=trained.config.model_copy(update={"evaluation": section}))
+    client = Endpoint(served) if isinstance(served, str) else SavedModel(find_version(served))
+    found, difference = replay_split(trained, split, client)
+    metrics = {**found, "checkpoint": str(checkpoint), "served": str(served)}
+    write_json(trained.run_dir / "metrics-served.json", metrics)
+    refuse_differences(difference)
     return metrics
 
 
@@ -169,6 +231,13 @@ def print_list_metrics(metrics: Mapping[str, Any]) -> None:
     console.print(table)
     if metrics["lists_of_others"]:
         console.print(f"{metrics['lists_of_others']:,} lists are of no {rows[:-1]} of the split")
+
+
+def print_replay(replay: Mapping[str, Any]) -> None:
+    """Prints how what was served compares with the run."""
+    rows = ", ".join(f"{count:,} of {side}" for side, count in replay["rows"].items())
+    print(f"served: {replay['sent']}; rows compared: {rows}; "
+          f"largest difference {replay['largest_difference']:.2g}")  # fmt: skip
 
 
 def headline_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,13 +24,17 @@ import pytest
 import tensorflow as tf
 from starlette.testclient import TestClient
 
-from conf.errors import ConfigError, UpstreamNotReadyError
+from conf.errors import ConfigError, ExitCode, InputDataError, UpstreamNotReadyError
 from conf.export import ExportOptions
 from conf.paths import read_manifest
 from conf.training.train import TrainConfig
+from jobs.cli import run_app
+from jobs.evaluate import app as evaluate_app
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.restore import TrainedModel
+from training.evaluation.evaluate import evaluate_split
 from training.evaluation.item_index import build_item_index, read_user_vectors
+from training.evaluation.replay import Endpoint, SavedModel, refuse_differences, replay_split
 from training.export.saved_model import write_export
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
@@ -211,6 +216,54 @@ def test_a_user_whom_nobody_knows_gets_a_list_too(client) -> None:
     found = client.post("/v1/recommend", json=asked)
     assert found.status_code == 200
     assert found.json()["known"] is False
+
+
+@pytest.mark.parametrize("name", ["towers", "scores"])
+def test_evaluation_through_what_serves_gives_the_run_s_metrics(
+    client, trained, models, name
+) -> None:
+    one = trained[name]
+    expected = evaluate_split(one, "test")
+
+    def post(url: str, body: dict) -> tuple[int, dict]:
+        answer = client.post(url, json=body)
+        return answer.status_code, answer.json()
+
+    endpoint = Endpoint(f"/v1/models/{name}/versions/1", post, rows=40)
+    for served in (endpoint, SavedModel(models / name / "1")):
+        found, difference = replay_split(one, "test", served)
+        assert found["replay"]["sent"] == "raw values"
+        assert not difference.differing
+        assert difference.largest < 1e-6
+        _assert_close(found, expected)
+    other = build_model(one.config.model, one.manifest, 4)  # Another run's weights.
+    _, difference = replay_split(replace(one, model=other), "test", served)
+    assert len(difference.differing) >= 60
+    with pytest.raises(InputDataError, match="does not score as the run does") as caught:
+        refuse_differences(difference)
+    assert "row 1: " in caught.value.received
+    with pytest.raises(UpstreamNotReadyError, match="does not answer"):
+        replay_split(one, "test", Endpoint("/v1/models/none", post))
+
+
+def test_two_things_to_measure_are_refused(capsys) -> None:
+    arguments = ["--run", "x", "--saved-model", "a", "--endpoint", "b"]
+    assert run_app(evaluate_app, arguments) == ExitCode.CONFIG
+    assert "--endpoint each name what is measured" in capsys.readouterr().err
+
+
+def _assert_close(found: object, expected: object) -> None:
+    """Whether numbers are equal to 1e-6, wherever they stand."""
+    if isinstance(expected, dict):
+        for key, value in expected.items():
+            _assert_close(found[key], value)
+    elif isinstance(expected, list):
+        for one, other in zip(found, expected, strict=True):
+            _assert_close(one, other)
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, abs=1e-6)
+    else:
+        assert found == expected
 
 
 def _deep(levels: int) -> str:
