@@ -169,12 +169,9 @@ def _explain(cls: type[BaseModel], error: ValidationError, source: str | None) -
         where = ".".join(str(part) for part in item["loc"]) or "(top level)"
         if item["type"] == "extra_forbidden":
             name = str(item["loc"][-1])
-            keys = _keys_at(cls, item["loc"][:-1])
-            # Members of a union have keys of their own.
-            is_of_another = name in keys
-            hint = "it is a key of another kind" if is_of_another else did_you_mean(name, keys)
+            hint = did_you_mean(name, _keys_at(cls, item["loc"][:-1]))
             lines.append(f"{where}: unknown key; {hint}")
-            fix = fix or (f"leave {name} out" if is_of_another else hint)
+            fix = fix or hint
         elif item["type"] == "missing":
             lines.append(f"{where}: required, not given")
         elif item["type"] == "value_error":

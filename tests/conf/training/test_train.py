@@ -81,12 +81,6 @@ def test_objectives_that_devices_cannot_compute_are_refused() -> None:
         load(negatives, "devices.strategy=parameter_server")
 
 
-def test_a_key_of_another_model_is_said_to_be_one() -> None:
-    with pytest.raises(ConfigError, match="a key of another kind") as caught:
-        load("model.name=youtube_dnn", "model.item_hidden_units=[8]")
-    assert caught.value.fix == "leave item_hidden_units out"
-
-
 def test_a_tag_that_is_given_decides() -> None:
     model = load("model.name=mf", "model.objective.kind=binary").model
     assert isinstance(model, MFConfig)
