@@ -11,6 +11,7 @@ import yaml
 from pydantic import ValidationError
 
 from conf.etl.build import BuildConfig
+from conf.etl.events import EventsConfig, MostFrequentConfig, UserHistoryConfig
 from conf.etl.labels import DownSamplingConfig, LabelConfig, NegativesConfig, WeightsConfig
 from conf.etl.sources import SourceConfig
 
@@ -66,6 +67,9 @@ def test_a_sparse_format_brings_its_columns_and_a_dated_path_its_days():
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "samples.md"
 PARTS = {
+    "events": EventsConfig,
+    "histories": UserHistoryConfig,
+    "most_frequent": MostFrequentConfig,
     "label": LabelConfig,
     "labels": LabelConfig,
     "negatives": NegativesConfig,
