@@ -55,8 +55,12 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_dataset(tmp_path_factory.mktemp("datasets")).parent.parent
 
 
+COLUMNS = [f"{data}_columns{model}" for data in ("clicks", "diginetica") for model in ("", "_dssm")]
+MOVIES = ["ml_1m_dssm", "ml_1m_mf", "ml_1m_ncf_mf"]
+
+
 @pytest.mark.parametrize(
-    "name", ["demo", "ml_1m_dssm", "ml_1m_mf", "ml_1m_ncf_mf", *SEQUENCES, *REAL_DATA]
+    "name", ["demo", "clicks", "diginetica", *MOVIES, *SEQUENCES, *COLUMNS, *REAL_DATA]
 )
 def test_presets_are_valid(name: str) -> None:
     assert name in preset_names("training")
