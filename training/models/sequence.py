@@ -185,13 +185,15 @@ def _select_others(
 def _require_items(sequence: FeatureSpec, builder: TableBuilder, manifest: Manifest) -> None:
     """Checks that the sequence's ids are those of items, as each of them is a target."""
     item = builder.resolve(find_feature(manifest, manifest.require_key("item")))
-    if sequence.encoding != item.encoding or sequence.table != item.table:
+    is_keyed = item.vocabulary_size is None
+    if is_keyed or sequence.encoding != item.encoding or sequence.table != item.table:
+        build = f", or build {sequence.name} with the encoding of {item.name}"
         raise ConfigError(
-            "each item of the sequence is a target, so it needs the ids of the item itself",
+            "each item of the sequence is a target, so it needs the ids of the item itself"
+            + (", by a vocabulary: keys are no targets" if is_keyed else ""),
             received=f"{sequence.name}: {sequence.encoding} in table {sequence.table}; "
             f"{item.name}: {item.encoding} in table {item.table}",
-            fix=f"build {sequence.name} with the encoding of {item.name}, or set "
-            "model.every_position=false",
+            fix="set model.every_position=false" + ("" if is_keyed else build),
         )
 
 

@@ -308,6 +308,11 @@ def test_datasets_without_a_sequence_of_items_are_refused(tiny_manifest: Manifes
     others = change(tiny_manifest, "history", encoding="others", shared_embedding="others")
     with pytest.raises(ConfigError, match="each item of the sequence is a target"):
         build(SASRecConfig(), others)
+    keys: dict[str, Any] = {"vocabulary_size": None, "encoding": "identity"}
+    keyed = change(change(tiny_manifest, "history", **keys), "movie_id", **keys)
+    tables = {"items": {"kind": "dynamic", "features": ["movie_id", "history"]}}
+    with pytest.raises(ConfigError, match="keys are no targets"):
+        build(SASRecConfig.model_validate({"embeddings": tables}), keyed)
     assert build(SASRecConfig(every_position=False), others).user_inputs == ("history",)
 
 
