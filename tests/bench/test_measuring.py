@@ -251,3 +251,17 @@ def test_values_that_make_no_sense_are_refused(monkeypatch, capsys, arguments):
     with pytest.raises(SystemExit):
         run_bench(build_parser(), check_arguments, lambda given, _: FakeReport(given))
     assert arguments[0] in capsys.readouterr().err
+
+
+@pytest.mark.exhaustive
+def test_evaluation_finds_the_lists_of_an_exact_search(tmp_path, monkeypatch, capsys) -> None:
+    from tests.bench.evaluate.__main__ import main
+
+    file = tmp_path / "figures.json"
+    options = f"--users 1500 --items 30000 --dim 8 --k 20 --seen 5 --json {file}"
+    monkeypatch.setattr(sys, "argv", ["bench", *options.split()])
+    main()
+    found = {m["name"]: m["details"] for m in json.loads(file.read_text())["measurements"]}
+    assert found["lists alone"]["first_lists"] == found["faiss IndexFlatIP"]["first_lists"]
+    assert all(figures["peak_bytes"] > 0 for figures in found.values())
+    assert "evaluate per user" in capsys.readouterr().out

@@ -75,7 +75,7 @@ def find_user_rows(
     for split in (*LATER_SPLITS[as_of], USERS_SPLIT):
         if manifest.has_split(split):
             taken = [part.users for part in found]
-            first = _find_first(version_dir, manifest, split, batch_size)
+            first = find_first_rows(version_dir, manifest, split, batch_size)
             new = ~np.isin(first.users, np.concatenate([np.zeros(0, np.int64), *taken]))
             found.append(UserRows(split, first.rows[new], first.users[new]))
     if not found:
@@ -90,13 +90,7 @@ def find_user_rows(
 def find_first_rows(
     version_dir: ReadablePath, manifest: Manifest, split: str, batch_size: int
 ) -> UserRows:
-    """Finds the first record of each user in a split of events; arguments as above."""
-    return _find_first(version_dir, manifest, split, batch_size)
-
-
-def _find_first(
-    version_dir: ReadablePath, manifest: Manifest, split: str, batch_size: int
-) -> UserRows:
+    """Finds the first record of each user in a split, or all of `users`; else as above."""
     user, seen = manifest.require_key("user"), manifest.keys.seen
     vocabulary = read_key_vocabulary(version_dir, manifest, user)
     is_event = split != USERS_SPLIT
