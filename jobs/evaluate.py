@@ -288,6 +288,10 @@ def print_metrics(metrics: Mapping[str, Any]) -> None:
         console.print(table)
         if lost := protocol.get("users_outside_catalogue"):
             console.print(f"{lost:,} users have no held-out item in the catalogue: misses")
+        if unnamed := protocol.get("records_without_user"):
+            console.print(
+                f"{unnamed:,} records are of users outside the vocabulary: not measured per user"
+            )
     _print_slices(console, metrics["slices"])
     if metrics["oov_targets"]:
         console.print(f"{metrics['oov_targets']:,} targets are not in the catalogue: misses")
