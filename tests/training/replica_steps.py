@@ -67,7 +67,9 @@ def train_objective(model_config: dict[str, Any], version: Path, replicas: int) 
     kind = MFConfig if model_config["name"] == "mf" else DSSMConfig
     config, manifest = kind.model_validate(model_config), read_manifest(version)
     strategy = build_strategy(DevicesConfig(cpu_replicas=replicas))
-    optimizer = {"learning_rate": 0.02, "epsilon": 1e-4, "accumulate_steps": parts}
+    # Normalization cancels the bias before it: Adam would blow up what is left of its gradient.
+    dense = {"kind": "sgd"}
+    optimizer = {"learning_rate": 0.02, "epsilon": 1e-4, "accumulate_steps": parts, "dense": dense}
     with strategy.scope():
         model = build_model(config, manifest, 1)
         optimizers = Optimizers(OptimizerConfig.model_validate(optimizer), model, STEPS)

@@ -106,8 +106,6 @@ def test_objectives_are_the_same_on_replicas(
     many = train_with_objectives(replicas, tiny_version, tmp_path)
     for name in OBJECTIVES:
         for expected, found in zip(one[name], many[name], strict=True):
-            # Normalization cancels the bias before it: Adam blows up what is left of its gradient.
-            atol = 2e-4 if "normalized" in name else 2e-5
-            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=atol, err_msg=name)
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-5, err_msg=name)
     counts = np.array(one["adaptive negatives in two parts"][-1])
     assert counts.sum() == 40 + 5 * 16  # Each of 40 items once before, and the rows of five steps.
