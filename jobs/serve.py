@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from conf.errors import ConfigError
 from jobs.support.terminal import LogFormat, LogFormatOption, quiet_tensorflow, setup_logging
 
 if TYPE_CHECKING:
@@ -53,9 +55,30 @@ def main(
         from training.serving.recommend import RecommendConfig
     limits = ServerLimits(max_body_mb << 20, timeout, BatchLimits(threads, max_rows))
     recommend = RecommendConfig(retrieval, ranker, items, blocked)
-    server = Server(ServerConfig(models, poll, limits, recommend))
-    run_server(server, host, port)
+    with bind_socket(host, port) as listener:  # A port that is taken is said before models load.
+        server = Server(ServerConfig(models, poll, limits, recommend))
+        run_server(server, listener)
     return 0
+
+
+def bind_socket(host: str, port: int) -> socket.socket:
+    """Returns a socket at an address, not listening yet.
+
+    Raises:
+        ConfigError: The address is taken, or not one of this machine.
+    """
+    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((host, port))
+    except OSError as error:
+        found.close()
+        raise ConfigError(
+            "cannot listen at this address",
+            received=f"{host}:{port}: {error.strerror or error}",
+            fix="choose another by --host and --port; --port 0 takes any free one",
+        ) from error
+    return found
 
 
 def _stop(*_: Any) -> None:
@@ -63,7 +86,7 @@ def _stop(*_: Any) -> None:
     raise SystemExit(0)
 
 
-def run_server(server: Server, host: str, port: int) -> None:
+def run_server(server: Server, listener: socket.socket) -> None:
     """Answers requests until SIGTERM or Ctrl-C; those that have begun are answered first."""
     import uvicorn
 
@@ -71,19 +94,17 @@ def run_server(server: Server, host: str, port: int) -> None:
 
     config = uvicorn.Config(
         build_app(server),
-        host=host,
-        port=port,
         log_level="warning",
         access_log=False,
         h11_max_incomplete_event_size=HEADER_BYTES,
         timeout_graceful_shutdown=int(2 * server.limits.seconds),
         server_header=False,
     )
-    socket = config.bind_socket()
-    socket.listen(config.backlog)
-    address = f"http://{host}:{socket.getsockname()[1]}"
+    listener.listen(config.backlog)
+    host, port = listener.getsockname()[:2]
+    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     print(f"serving {', '.join(server.store.names)} at {address}", flush=True)
-    uvicorn.Server(config).run(sockets=[socket])
+    uvicorn.Server(config).run(sockets=[listener])
 
 
 if __name__ == "__main__":

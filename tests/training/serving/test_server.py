@@ -30,6 +30,7 @@ from conf.paths import read_manifest
 from conf.training.train import TrainConfig
 from jobs.cli import run_app
 from jobs.evaluate import app as evaluate_app
+from jobs.serve import app as serve_app
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import evaluate_split
@@ -250,6 +251,15 @@ def test_two_things_to_measure_are_refused(capsys) -> None:
     arguments = ["--run", "x", "--saved-model", "a", "--endpoint", "b"]
     assert run_app(evaluate_app, arguments) == ExitCode.CONFIG
     assert "--endpoint each name what is measured" in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_said_before_models_load(tmp_path, capsys) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        arguments = ["--models", str(tmp_path), "--port", port]
+        assert run_app(serve_app, arguments) == ExitCode.CONFIG
+    assert "cannot listen at this address" in capsys.readouterr().err
+    assert run_app(serve_app, ["--models", str(tmp_path), "--port", "0"]) == ExitCode.NOT_READY
 
 
 def _assert_close(found: object, expected: object) -> None:
