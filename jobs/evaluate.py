@@ -49,7 +49,9 @@ def main(
     ] = None,
     endpoint: Annotated[
         str | None,
-        typer.Option(help="Ask this server: http://host:port/v1/models/MODEL[/versions/N]."),
+        typer.Option(
+            help="Ask this server: http://host:port/v1/models/MODEL, or MODEL/versions/N."
+        ),
     ] = None,
     checkpoint: Annotated[
         CheckpointChoice, typer.Option(help="The best epoch's weights, or the last one's.")

@@ -256,6 +256,7 @@ def objective_that_trips(*, in_gradient: bool):
         def __init__(self, objective) -> None:
             self._objective = objective
             self.inputs, self.binary_labels = objective.inputs, ()
+            self.state_variables, self.notes = objective.state_variables, objective.notes
 
         def __call__(self, model, batch, training) -> tf.Tensor:
             losses = self._objective(model, batch, training)

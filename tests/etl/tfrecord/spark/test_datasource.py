@@ -211,17 +211,19 @@ def test_an_option_without_its_hook_is_refused(tmp_path: Path, option: str) -> N
 def test_a_jvm_connector_of_the_same_name_is_reported(spark, monkeypatch) -> None:
     from etl.tfrecord import datasource
 
-    monkeypatch.setattr(datasource, "_find_jvm_provider", lambda spark, name: "com.example.Other")
-    with pytest.warns(UserWarning, match=r"com\.example\.Other.*sluice"):
+    claimed = {"tfrecords": "com.example.Other"}
+    monkeypatch.setattr(datasource, "_find_jvm_providers", lambda spark: claimed)
+    with pytest.warns(UserWarning, match=r"com\.example\.Other.*'tfrecords'.*sluice"):
         datasource.register_tfrecord(spark)
 
 
 @pytest.mark.usefixtures("_registered")
 def test_no_jvm_connector_is_found_where_there_is_none(spark) -> None:
-    from etl.tfrecord.datasource import _find_jvm_provider
+    from etl.tfrecord.datasource import _find_jvm_providers
 
-    assert _find_jvm_provider(spark, "tfrecord") is None
-    assert _find_jvm_provider(spark, "csv") is not None
+    found = _find_jvm_providers(spark)
+    assert "csv" in found
+    assert not {"tfrecord", "tfrecords", "sluice"} & set(found)
 
 
 @pytest.mark.usefixtures("_registered")
