@@ -59,10 +59,10 @@ SUBCOMMANDS = {
     "export": ("jobs.export", "The next version of a SavedModel, and embeddings."),
     "predict": ("jobs.predict", "Top-k lists for every user, or scores of rows."),
     "serve": ("jobs.serve", "Answer requests by exported models over HTTP."),
-    "inspect": ("jobs.inspect_dataset", "Show what a dataset, a shard or a run holds."),
+    "inspect": ("jobs.inspection.inspect_dataset", "Show what a dataset, a shard or a run holds."),
     "skew": ("jobs.skew", "Serving features against those that the build recomputes."),
     "convert": ("jobs.convert", "TFRecord, Parquet and CSV into each other, no Spark."),
-    "report": ("jobs.report", "Write the HTML report of a run."),
+    "report": ("jobs.reporting.report", "Write the HTML report of a run."),
     "demo": ("jobs.demo", "The whole chain on generated sample logs."),
 }
 

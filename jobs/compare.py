@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +17,13 @@ from conf.errors import ExitCode
 from conf.run import write_json
 from jobs.reporting.formatting import format_metric, metric_title
 from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
-from jobs.support.trained_run import CheckpointChoice, override_section, restore_run
+from jobs.support.trained_run import (
+    CheckpointChoice,
+    CheckpointOption,
+    RunOption,
+    restore_for_evaluation,
+    restore_run,
+)
 
 app = typer.Typer(add_completion=False)
 
@@ -27,7 +32,7 @@ COMPARISON_FILE = "comparison.json"
 
 @app.command()
 def main(
-    run: Annotated[str, typer.Option(help="A run, or a series: its last finished run.")],
+    run: RunOption,
     against: Annotated[str, typer.Option(help="The run, or series, that it is compared with.")],
     split: Annotated[str, typer.Option(help="Split to measure on.")] = "test",
     metric: Annotated[
@@ -37,9 +42,7 @@ def main(
         float | None,
         typer.Option(help="Least lead that the run must have; below 0: most that it may lose."),
     ] = None,
-    checkpoint: Annotated[
-        CheckpointChoice, typer.Option(help="The best epoch's weights, or the last one's.")
-    ] = CheckpointChoice.BEST,
+    checkpoint: CheckpointOption = CheckpointChoice.BEST,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key of `evaluation`."),
@@ -90,13 +93,11 @@ def compare(
         UpstreamNotReadyError: There is no such run or checkpoint.
         InputDataError: The split is empty, or data or a checkpoint is damaged.
     """
-    trained = restore_run(run, checkpoint)
+    trained = restore_for_evaluation(run, checkpoint, overrides)
     other = restore_run(against, checkpoint)
     from training.evaluation.comparison import compare_runs, find_lead, require_metric
 
-    section = override_section("evaluation", trained.config.evaluation, overrides)
-    config = trained.config.model_copy(update={"evaluation": section})
-    found = compare_runs(replace(trained, config=config), other, split)
+    found = compare_runs(trained, other, split)
     decisive = require_metric(found, metric)
     lead = find_lead(decisive, found["metrics"][decisive])
     result = {

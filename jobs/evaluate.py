@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +24,13 @@ from jobs.reporting.formatting import (
 )
 from jobs.reporting.run_sections import view_slices
 from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
-from jobs.support.trained_run import CheckpointChoice, override_section, restore_run, timed
+from jobs.support.trained_run import (
+    CheckpointChoice,
+    CheckpointOption,
+    RunOption,
+    restore_for_evaluation,
+    timed,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,7 +42,7 @@ TEST_SPLIT = "test"
 
 @app.command()
 def main(
-    run: Annotated[str, typer.Option(help="A run, or a series: its last finished run.")],
+    run: RunOption,
     split: Annotated[str, typer.Option(help="Split to measure on.")] = TEST_SPLIT,
     predictions: Annotated[
         Path | None,
@@ -53,9 +58,7 @@ def main(
             help="Ask this server: http://host:port/v1/models/MODEL, or MODEL/versions/N."
         ),
     ] = None,
-    checkpoint: Annotated[
-        CheckpointChoice, typer.Option(help="The best epoch's weights, or the last one's.")
-    ] = CheckpointChoice.BEST,
+    checkpoint: CheckpointOption = CheckpointChoice.BEST,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key of `evaluation`."),
@@ -117,17 +120,15 @@ def evaluate(
         UpstreamNotReadyError: There is no such run or checkpoint.
         InputDataError: The split is empty, or the run's data or checkpoint is damaged.
     """
-    trained = restore_run(run_dir, checkpoint)
+    trained = restore_for_evaluation(run_dir, checkpoint, overrides)
     run_dir = trained.run_dir
     from training.evaluation.evaluate import evaluate_split
 
-    section = override_section("evaluation", trained.config.evaluation, overrides)
-    trained = replace(trained, config=trained.config.model_copy(update={"evaluation": section}))
     with timed(run_dir, "evaluate"):
         metrics = {
             **evaluate_split(trained, split),
             "checkpoint": str(checkpoint),
-            "evaluation": section.model_dump(mode="json"),
+            "evaluation": trained.config.evaluation.model_dump(mode="json"),
         }
         if split == TEST_SPLIT:
             write_json(run_dir / METRICS_FILE, metrics)
@@ -162,11 +163,9 @@ def evaluate_served(
         UpstreamNotReadyError: There is no such run, export or server.
         InputDataError: Rows are not scored as the run scores them.
     """
-    trained = restore_run(run_dir, checkpoint)
+    trained = restore_for_evaluation(run_dir, checkpoint, overrides)
     from training.evaluation.replay import Endpoint, SavedModel, refuse_differences, replay_split
 
-    section = override_section("evaluation", trained.config.evaluation, overrides)
-    trained = replace(trained, config=trained.config.model_copy(update={"evaluation": section}))
     client = Endpoint(served) if isinstance(served, str) else SavedModel(find_version(served))
     found, difference = replay_split(trained, split, client)
     metrics = {**found, "checkpoint": str(checkpoint), "served": str(served)}
@@ -194,10 +193,9 @@ def evaluate_lists(
         UpstreamNotReadyError: There is no such run or checkpoint.
         InputDataError: The file is damaged, or the split is empty.
     """
-    trained = restore_run(run_dir)
+    trained = restore_for_evaluation(run_dir, overrides=overrides)
     from training.evaluation.written_lists import measure_lists, refuse_later_lists
 
-    section = override_section("evaluation", trained.config.evaluation, overrides)
     refuse_later_lists(read_json(trained.run_dir / RUN_CARD_FILE), file, split)
     metrics = {
         "kind": "lists",
@@ -205,7 +203,7 @@ def evaluate_lists(
         "dataset_version": trained.manifest.dataset_version,
         "split": split,
         "predictions": str(file),
-        **measure_lists(trained, file, split, section.ks),
+        **measure_lists(trained, file, split, trained.config.evaluation.ks),
     }
     write_json(trained.run_dir / f"metrics-{split}-lists.json", metrics)
     return metrics

@@ -11,14 +11,20 @@ import typer
 
 from conf.export import ExportOptions, read_card
 from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
-from jobs.support.trained_run import CheckpointChoice, restore_run, timed
+from jobs.support.trained_run import (
+    CheckpointChoice,
+    CheckpointOption,
+    RunOption,
+    restore_run,
+    timed,
+)
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command()
 def main(
-    run: Annotated[str, typer.Option(help="A run, or a series: its last finished run.")],
+    run: RunOption,
     to: Annotated[
         Path | None, typer.Option(help="Directory of models; default: export/ of the run.")
     ] = None,
@@ -34,9 +40,7 @@ def main(
     tables: Annotated[
         bool, typer.Option("--tables", help="Write every embedding table too, as files of rows.")
     ] = False,
-    checkpoint: Annotated[
-        CheckpointChoice, typer.Option(help="The best epoch's weights, or the last one's.")
-    ] = CheckpointChoice.BEST,
+    checkpoint: CheckpointOption = CheckpointChoice.BEST,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Write the next version of a SavedModel that takes raw values, with all embeddings."""

@@ -22,7 +22,14 @@ import typer
 from conf.errors import ConfigError
 from conf.run import SCORES_FILE, update_run_card
 from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
-from jobs.support.trained_run import CheckpointChoice, override_section, restore_run, timed
+from jobs.support.trained_run import (
+    CheckpointChoice,
+    CheckpointOption,
+    RunOption,
+    override_section,
+    restore_run,
+    timed,
+)
 from training.export.raw_rows import RawFile
 
 if TYPE_CHECKING:
@@ -70,7 +77,7 @@ class RowsToPredict:
 
 @app.command()
 def main(
-    run: Annotated[str, typer.Option(help="A run, or a series: its last finished run.")],
+    run: RunOption,
     k: Annotated[
         int | None, typer.Option(min=1, help="Items per list; default: the run's predict.k.")
     ] = None,
@@ -102,9 +109,7 @@ def main(
         str | None, typer.Option(help="Split whose rows are ranked or scored.")
     ] = None,
     output: Annotated[Path | None, typer.Option(help="File to write; default: in the run.")] = None,
-    checkpoint: Annotated[
-        CheckpointChoice, typer.Option(help="The best epoch's weights, or the last one's.")
-    ] = CheckpointChoice.BEST,
+    checkpoint: CheckpointOption = CheckpointChoice.BEST,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key of `predict`."),
@@ -116,14 +121,6 @@ def main(
     settings = [*(overrides or ()), *([] if k is None else [f"predict.k={k}"])]
     if source is None and (id_column is not None or lists):
         raise ConfigError("--id and --lists are about the rows of a file", fix="add --input FILE")
-    named = {"--input": source, "--split": split, "--as-of": as_of}
-    given = [option for option, value in named.items() if value is not None]
-    if len(given) > 1 or (users is not None and (source or split)):
-        raise ConfigError(
-            "these options both say which rows get lists",
-            received=" ".join(given if users is None else [*given, "--users"]),
-            fix="leave one of them out; --users goes with --as-of alone",
-        )
 
     def read(path: Path | None, name: str | None = None) -> RawFile | None:
         return None if path is None else RawFile(path, name, list_separator)
@@ -131,6 +128,7 @@ def main(
     rows = RowsToPredict(
         split, as_of, read(source, id_column), read(users), read(candidates), output, lists
     )
+    _refuse_two_sources(rows)
     kind, target = predict(Path(run), rows, checkpoint=checkpoint, overrides=settings)
     if log_format is LogFormat.JSON:
         print(json.dumps({kind: str(target)}))
@@ -178,6 +176,18 @@ def predict(
         )
         update_run_card(trained.run_dir, **{kind: {**card, "checkpoint": str(checkpoint)}})
     return kind, target
+
+
+def _refuse_two_sources(rows: RowsToPredict) -> None:
+    """Refuses options that each say which rows are ranked."""
+    named = {"--input": rows.file, "--split": rows.split, "--as-of": rows.as_of}
+    given = [option for option, value in named.items() if value is not None]
+    if len(given) > 1 or (rows.users is not None and (rows.file or rows.split)):
+        raise ConfigError(
+            "these options both say which rows get lists",
+            received=" ".join(given if rows.users is None else [*given, "--users"]),
+            fix="leave one of them out; --users goes with --as-of alone",
+        )
 
 
 def _check_options(gives_scores: bool, rows: RowsToPredict, overrides: Sequence[str]) -> None:

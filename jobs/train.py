@@ -96,7 +96,7 @@ def main(
 
 
 def _write_page(run: Path) -> Path | None:
-    from jobs.report import try_report
+    from jobs.reporting.report import try_report
 
     return try_report(run)
 

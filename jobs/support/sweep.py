@@ -37,8 +37,8 @@ def sweep_configs(
 
 def report_trials(result: SweepResult) -> None:
     """Writes the reports that trials lack, and the page that leads to them."""
-    from jobs.report import try_report
     from jobs.reporting.page import write_sweep_page
+    from jobs.reporting.report import try_report
 
     for trial in result.trials:
         if trial.run is not None and not (trial.run / REPORT_FILE).exists():

@@ -6,10 +6,12 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
+import typer
 from pydantic import BaseModel
 
 from conf.errors import ConfigError, did_you_mean
@@ -30,6 +32,12 @@ class CheckpointChoice(StrEnum):
     LAST = "last"
 
 
+RunOption = Annotated[str, typer.Option(help="A run, or a series: its last finished run.")]
+CheckpointOption = Annotated[
+    CheckpointChoice, typer.Option(help="The best epoch's weights, or the last one's.")
+]
+
+
 def restore_run(run: str | Path, checkpoint: str = CheckpointChoice.BEST) -> TrainedModel:
     """Loads the model of a run with TensorFlow's start-up messages held back.
 
@@ -46,6 +54,26 @@ def restore_run(run: str | Path, checkpoint: str = CheckpointChoice.BEST) -> Tra
         from training.checkpoint.restore import load_run
 
     return load_run(run_dir, "last" if checkpoint == CheckpointChoice.LAST else "best")
+
+
+def restore_for_evaluation(
+    run: str | Path, checkpoint: str = CheckpointChoice.BEST, overrides: Sequence[str] = ()
+) -> TrainedModel:
+    """Loads the model of a run, with overrides of its section `evaluation`.
+
+    Args:
+        run: A run's directory, or a series' (its last finished run).
+        checkpoint: `best` or `last`.
+        overrides: `evaluation.key=value` each.
+
+    Raises:
+        ConfigError: An override does not fit.
+        UpstreamNotReadyError: There is no such run or checkpoint.
+        InputDataError: The checkpoint or its dataset version is damaged or gone.
+    """
+    trained = restore_run(run, checkpoint)
+    section = override_section("evaluation", trained.config.evaluation, overrides)
+    return replace(trained, config=trained.config.model_copy(update={"evaluation": section}))
 
 
 def override_section(section: str, config: ConfigT, overrides: Sequence[str]) -> ConfigT:

@@ -16,7 +16,7 @@ from etl.build import build_dataset
 from etl.convert import ConvertOptions, convert_files
 from etl.records.kept_partitions import check_reusable
 from etl.versions.run_fingerprint import RunRequest
-from jobs.inspect_dataset import inspect
+from jobs.inspection.inspect_dataset import inspect
 from jobs.inspection.summary import find_target
 from jobs.inspection.summary_tables import list_summary, render_plain
 from jobs.skew import Logged, Recomputed, compare

@@ -7,7 +7,7 @@ import pytest
 
 from conf.paths import read_manifest
 from jobs.cli import run_app
-from jobs.inspect_dataset import app
+from jobs.inspection.inspect_dataset import app
 from tests.jobs.reporting.fixtures import FakeConfig, write_dataset, write_run
 
 

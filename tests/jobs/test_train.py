@@ -189,7 +189,7 @@ def test_a_report_that_fails_leaves_the_run_trained(
     def fail(run: Path) -> Path:
         raise RuntimeError("no fonts")
 
-    monkeypatch.setattr("jobs.report.write_report", fail)
+    monkeypatch.setattr("jobs.reporting.report.write_report", fail)
     assert main(["train", "--dataset", str(dataset), "--set", f"root={tmp_path}", *SMALL]) == 0
     assert "no fonts" in capsys.readouterr().err
 

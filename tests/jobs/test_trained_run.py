@@ -23,10 +23,10 @@ from jobs.cli import run_app
 from jobs.compare import app as compare_app
 from jobs.evaluate import app, evaluate
 from jobs.export import app as export_app
-from jobs.inspect_dataset import app as inspect_app
+from jobs.inspection.inspect_dataset import app as inspect_app
 from jobs.predict import app as predict_app
-from jobs.report import app as report_app
-from jobs.report import write_report
+from jobs.reporting.report import app as report_app
+from jobs.reporting.report import write_report
 from jobs.support.trained_run import override_section
 from tests.jobs.reporting.fixtures import FakeConfig, write_dataset, write_run
 from tests.jobs.runs import write_tiny_run
@@ -457,8 +457,8 @@ def test_no_run_is_not_ready(tmp_path, capsys):
 
 def test_needs_neither_side(report_series):
     code = (
-        "import sys; from jobs.report import write_report; from pathlib import Path;"
-        f"import jobs.inspect_dataset; write_report(Path({str(report_series)!r}));"
+        "import sys; from jobs.reporting.report import write_report; from pathlib import Path;"
+        f"import jobs.inspection.inspect_dataset; write_report(Path({str(report_series)!r}));"
         "print([m for m in ('tensorflow', 'keras', 'pyspark') if m in sys.modules])"
     )
     root = Path(__file__).parents[2]

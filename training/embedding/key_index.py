@@ -128,19 +128,18 @@ class KeyIndex:
 
 
 @inlined
-def _first_slot(key, mask):  # type: ignore[no-untyped-def]
+def mix_key(key):  # type: ignore[no-untyped-def]
     """The finalizer of MurmurHash3 (Appleby 2011): every bit of the key moves every bit."""
     mixed = np.uint64(key)
     mixed = (mixed ^ (mixed >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     mixed = (mixed ^ (mixed >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
-    mixed ^= mixed >> np.uint64(33)
-    return np.int64(mixed & np.uint64(mask))
+    return mixed ^ (mixed >> np.uint64(33))
 
 
 @inlined
 def _search(slots, key, mask):  # type: ignore[no-untyped-def]
     """The slot that a key is in, or the empty one where it would go."""
-    slot = _first_slot(key, mask)
+    slot = np.int64(mix_key(key) & np.uint64(mask))
     while slots[slot, 1] != 0 and slots[slot, 0] != key:
         slot = (slot + 1) & mask
     return slot

@@ -12,6 +12,7 @@ import numpy as np
 from conf.schema import PAD_ID
 from conf.training.table_rules import MOST_SIGHTINGS
 from etl.tfrecord.reading import inlined, kernel
+from training.embedding.key_index import mix_key
 
 MIN_SLOTS = 1 << 10
 HASHES = 1 << 32
@@ -249,17 +250,8 @@ def draw_sightings(
 
 
 @inlined
-def _mix(key):  # type: ignore[no-untyped-def]
-    """The finalizer of MurmurHash3 (Appleby 2011): every bit of the key moves every bit."""
-    mixed = np.uint64(key)
-    mixed = (mixed ^ (mixed >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
-    mixed = (mixed ^ (mixed >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
-    return mixed ^ (mixed >> np.uint64(33))
-
-
-@inlined
 def _hash_key(key):  # type: ignore[no-untyped-def]
-    return np.int64(_mix(key) >> np.uint64(32))
+    return np.int64(mix_key(key) >> np.uint64(32))
 
 
 @inlined
@@ -433,7 +425,7 @@ def _find_distinct(keys, times, timed, scratch, found, positions):  # type: igno
         if key == PAD_ID:
             positions[i] = -1
             continue
-        slot = np.int64(_mix(key) & np.uint64(mask))
+        slot = np.int64(mix_key(key) & np.uint64(mask))
         while scratch[slot] != 0 and found[0, scratch[slot] - 1] != key:
             slot = (slot + 1) & mask
         if scratch[slot] == 0:
@@ -458,10 +450,10 @@ def _spread(rows, positions, spread):  # type: ignore[no-untyped-def]
 def _draw(keys, sightings, stream, probability, drawn):  # type: ignore[no-untyped-def]
     golden = np.uint64(0x9E3779B97F4A7C15)
     for i in range(len(keys)):
-        state = _mix(_mix(stream + golden) ^ np.uint64(keys[i]))
+        state = mix_key(mix_key(stream + golden) ^ np.uint64(keys[i]))
         drawn[i] = False
         for _ in range(sightings[i]):
             state += golden
-            if np.float64(np.int64(_mix(state) >> np.uint64(11))) * 2.0**-53 < probability:
+            if np.float64(np.int64(mix_key(state) >> np.uint64(11))) * 2.0**-53 < probability:
                 drawn[i] = True
                 break

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from conf.encoders import EncoderPlan
 from conf.errors import ConfigError, did_you_mean
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
@@ -64,30 +65,29 @@ def plan_slicings(
         ConfigError: A name is unknown, or has no groups here.
         InputDataError: A vocabulary is damaged.
     """
+    plan = read_plan(version_dir, manifest)
     keys = {USER_FREQUENCY: manifest.keys.user, ITEM_FREQUENCY: manifest.keys.item}
     if per == "user":
         del keys[ITEM_FREQUENCY]
     if names is None:
-        counted = [n for n, key in keys.items() if key and _is_counted(version_dir, manifest, key)]
+        counted = [n for n, key in keys.items() if key and _is_counted(plan, manifest, key)]
         names = counted
     slicings = []
     for name in dict.fromkeys(names):
-        if (key := keys.get(name)) is not None and _is_counted(version_dir, manifest, key):
-            slicings.append(_cut_by_count(version_dir, manifest, name, key))
+        if (key := keys.get(name)) is not None and _is_counted(plan, manifest, key):
+            slicings.append(_cut_by_count(version_dir, plan, name, key))
         else:
             _require_groups(manifest, name, per, keys)
             slicings.append(_cut_by_value(version_dir, manifest, name))
     return tuple(slicings)
 
 
-def _is_counted(version_dir: ReadablePath, manifest: Manifest, key: str) -> bool:
-    plan = read_plan(version_dir, manifest)
+def _is_counted(plan: EncoderPlan, manifest: Manifest, key: str) -> bool:
     is_scalar = manifest.schema[key].shape == ()
     return is_scalar and plan.column(key).vocabulary is not None
 
 
-def _cut_by_count(version_dir: ReadablePath, manifest: Manifest, name: str, key: str) -> Slicing:
-    plan = read_plan(version_dir, manifest)
+def _cut_by_count(version_dir: ReadablePath, plan: EncoderPlan, name: str, key: str) -> Slicing:
     spec = plan.vocabulary(plan.column(key).vocabulary or "")
     counts = read_token_counts(version_dir, spec)
     return Slicing(name, key, BANDS, np.searchsorted(BAND_STARTS, counts, side="right") - 1)

@@ -70,6 +70,13 @@ class ItemData:
         with training.drawing_from(DROPOUT_STREAM):
             return model.embed_items(self.features.lookup(ids), training)
 
+    def mark_known(self, batch: Batch, queries: Queries, ids: tf.Tensor) -> tf.Tensor | None:
+        """Returns which items the user of a query has, bool `[n, items]`; None: not asked for."""
+        if self.known is None:
+            return None
+        marks = self.known.mark(self.known.find(batch), queries.row_count, ids)
+        return marks if queries.per_row == 1 else tf.gather(marks, queries.rows)
+
     def embed_targets(
         self, model: RetrievalModel, batch: Batch, queries: Queries, training: TrainingPass
     ) -> tf.Tensor:
@@ -180,10 +187,8 @@ class SampledSoftmax(ItemObjective):
 
     def _find_masked(self, batch: Batch, queries: Queries, ids: tf.Tensor) -> tf.Tensor:
         """Returns which candidates are no negatives of a query, bool `[n, candidates]`."""
-        if self._items.known is not None:
-            found = self._items.known.find(batch)
-            masked = self._items.known.mark(found, queries.row_count, ids)
-            return masked if queries.per_row == 1 else tf.gather(masked, queries.rows)
+        if (known := self._items.mark_known(batch, queries, ids)) is not None:
+            return known
         copies = tf.cast(queries.target_ids, tf.int64)[:, tf.newaxis] == ids[tf.newaxis, :]
         if self._config.mask != "none":
             return copies
@@ -212,11 +217,7 @@ class CatalogSoftmax(ItemObjective):
         """Returns the loss of each row, `[local_batch]`; 0 for an item outside the catalogue."""
         queries = model.embed_queries(batch, self._items.key, training).without_padding()
         vectors = self._items.embed(model, self._catalog, training)
-        masked = None
-        if self._items.known is not None:
-            found = self._items.known.find(batch)
-            masked = self._items.known.mark(found, queries.row_count, self._catalog)
-            masked = masked if queries.per_row == 1 else tf.gather(masked, queries.rows)
+        masked = self._items.mark_known(batch, queries, self._catalog)
         losses = compute_catalog_softmax(
             queries.vectors,
             vectors,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -12,6 +11,7 @@ from conf.atomic_output import write_text_atomic
 from conf.run import REPORT_FILE, resolve_run
 from jobs.reporting.page import render_page
 from jobs.reporting.run_data import read_run
+from jobs.support.trained_run import RunOption
 
 _log = logging.getLogger("sluice.jobs.report")
 
@@ -50,9 +50,7 @@ def try_report(run: Path) -> Path | None:
 
 
 @app.command()
-def report(
-    run: Annotated[str, typer.Option("--run", help="A run, or a series: its last finished run.")],
-) -> None:
+def report(run: RunOption) -> None:
     """Write the HTML report of a run."""
     typer.echo(write_report(Path(run)))
 
