@@ -32,9 +32,16 @@ WEIGHT = "weight"
 class BuildConfig(Strict):
     """Everything that `sluice build` needs."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
-    data_dir: str = "."
-    sources: dict[Name, SourceConfig]
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",
+        description="Name of the dataset: its folder below `output.root`.",
+    )
+    data_dir: str = Field(
+        ".", description="Folder that relative paths of sources start from; `--data` sets it."
+    )
+    sources: dict[Name, SourceConfig] = Field(
+        description="The inputs by name: the log, and the dictionaries that are joined to it."
+    )
     events: EventsConfig
     joins: tuple[JoinConfig, ...] = ()
     history: HistoryConfig | None = HistoryConfig()

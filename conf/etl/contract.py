@@ -16,14 +16,16 @@ ContractRate = Annotated[float, Field(ge=0, le=1)]
 class ContractRule(Strict):
     """Base of all rules: `error` stops the publish, `warn` is logged and recorded."""
 
-    severity: Literal["error", "warn"] = "error"
+    severity: Literal["error", "warn"] = Field(
+        "error", description="error: nothing is published. warn: logged and recorded."
+    )
 
 
 class SourceRule(ContractRule):
     """A rule on one column of a source, over the rows that parsed."""
 
-    source: str
-    column: str
+    source: str = Field(description="Name of the source.")
+    column: str = Field(description="Column of the source.")
 
     @property
     def target(self) -> str:
@@ -34,10 +36,12 @@ class SourceRule(ContractRule):
 class ContractValueRule(ContractRule):
     """A rule on one column of a source, or on one feature of a split."""
 
-    source: str | None = None
-    column: str | None = None
-    feature: Name | None = None
-    split: str = "train"
+    source: str | None = Field(
+        None, description="Name of a source; with `column`, in place of `feature`."
+    )
+    column: str | None = Field(None, description="Column of the source.")
+    feature: Name | None = Field(None, description="Feature that is checked, in place of a column.")
+    split: str = Field("train", description="Split whose feature is checked.")
 
     @model_validator(mode="after")
     def _one_target(self) -> ContractValueRule:
@@ -60,17 +64,21 @@ class TypeRule(ContractValueRule):
     """The declared type, and how many values of the source may fail to parse as it."""
 
     kind: Literal["type"]
-    type: str
-    max_rate: ContractRate = 0.0
+    type: str = Field(description="Type that the column or feature must have.")
+    max_rate: ContractRate = Field(
+        0.0, description="Share of the source's values that may fail to parse."
+    )
 
 
 class RangeRule(ContractValueRule):
     """Least and greatest value; `max_rate` of the rows may lie outside (sources only)."""
 
     kind: Literal["range"]
-    minimum: float | None = None
-    maximum: float | None = None
-    max_rate: ContractRate = 0.0
+    minimum: float | None = Field(None, description="Least value allowed; None: no bound.")
+    maximum: float | None = Field(None, description="Greatest value allowed; None: no bound.")
+    max_rate: ContractRate = Field(
+        0.0, description="Share of the source's rows that may lie outside."
+    )
 
     @model_validator(mode="after")
     def _bounded(self) -> RangeRule:
@@ -85,23 +93,27 @@ class DomainRule(ContractValueRule):
     """The allowed values; `max_rate` of the values that are there may be others."""
 
     kind: Literal["domain"]
-    one_of: tuple[int | float | str, ...] = Field(min_length=1)
-    max_rate: ContractRate = 0.0
+    one_of: tuple[int | float | str, ...] = Field(
+        min_length=1, description="The values that are allowed."
+    )
+    max_rate: ContractRate = Field(0.0, description="Share of values that may be others.")
 
 
 class NullRateRule(ContractValueRule):
     """The greatest share of nulls. Of an id made by a vocabulary, OOV counts as null."""
 
     kind: Literal["null_rate"]
-    maximum: ContractRate
+    maximum: ContractRate = Field(description="Greatest share of nulls.")
 
 
 class UniqueRule(ContractRule):
     """No two rows of a source agree in these columns; rows with a null among them are free."""
 
     kind: Literal["unique"]
-    source: str
-    columns: tuple[str, ...] = Field(min_length=1)
+    source: str = Field(description="Name of the source.")
+    columns: tuple[str, ...] = Field(
+        min_length=1, description="Columns that together must not repeat."
+    )
     max_rate: ContractRate = Field(0.0, description="Share of rows that may repeat another.")
 
     @property
@@ -114,7 +126,7 @@ class ReferencesRule(SourceRule):
     """Each value of a column stands among the keys of a dictionary; null is free."""
 
     kind: Literal["references"]
-    dictionary: str
+    dictionary: str = Field(description="Source whose key the values must be among.")
     max_rate: ContractRate = Field(0.0, description="Share of rows that may have no entry.")
 
 
@@ -122,10 +134,14 @@ class VolumeRule(ContractRule):
     """Rows of a source (those that parsed), or of a written split."""
 
     kind: Literal["volume"]
-    source: str | None = None
-    split: str | None = None
-    min_rows: int | None = Field(None, ge=0)
-    max_rows: int | None = Field(None, ge=0)
+    source: str | None = Field(
+        None, description="Source whose rows are counted; in place of `split`."
+    )
+    split: str | None = Field(
+        None, description="Split whose records are counted; in place of `source`."
+    )
+    min_rows: int | None = Field(None, ge=0, description="Fewest rows allowed; None: no bound.")
+    max_rows: int | None = Field(None, ge=0, description="Most rows allowed; None: no bound.")
     max_change_percent: float | None = Field(
         None, ge=0, description="Change against the current version, up or down."
     )
@@ -151,11 +167,17 @@ class FreshnessRule(SourceRule):
     """
 
     kind: Literal["freshness"]
-    unit: Literal["s", "ms"] = "s"
-    max_age_hours: float = Field(ge=0)
+    unit: Literal["s", "ms"] = Field("s", description="Unit of the time column.")
+    max_age_hours: float = Field(
+        ge=0, description="Hours that the latest time may lie before the end of the day."
+    )
     max_ahead_hours: float = Field(0.0, ge=0, description="Later times are from the future.")
-    clock: Literal["run", "wall"] = "run"
-    date: datetime.date | None = None
+    clock: Literal["run", "wall"] = Field(
+        "run", description="run: ages count from the end of the run's day. wall: from now."
+    )
+    date: datetime.date | None = Field(
+        None, description="Day that ages count from; None: the run's."
+    )
 
     def find_day(self, run_date: datetime.date | None) -> datetime.date | None:
         """Returns the day at whose end ages are counted; None: now.
@@ -187,10 +209,10 @@ class DriftRule(ContractRule):
     """
 
     kind: Literal["drift"]
-    feature: Name
-    split: str = "train"
-    metric: Literal["psi", "js", "ks"] = "psi"
-    maximum: float = Field(0.2, gt=0)
+    feature: Name = Field(description="Feature whose distribution is compared.")
+    split: str = Field("train", description="Split that is compared.")
+    metric: Literal["psi", "js", "ks"] = Field("psi", description="Which distance: see above.")
+    maximum: float = Field(0.2, gt=0, description="Greatest distance allowed.")
 
     @property
     def target(self) -> str:
@@ -218,14 +240,18 @@ class LeakageConfig(Strict):
     maximum: float = Field(
         0.98, gt=0, le=1, description="Of |correlation| and of the correlation ratio."
     )
-    min_rows: int = Field(100, ge=2)
-    severity: Literal["error", "warn"] = "warn"
+    min_rows: int = Field(
+        100, ge=2, description="Features with fewer rows that have a value are not checked."
+    )
+    severity: Literal["error", "warn"] = Field(
+        "warn", description="error: nothing is published. warn: logged and recorded."
+    )
 
 
 class ContractConfig(Strict):
     """The data contract of a build."""
 
-    rules: tuple[RuleConfig, ...] = ()
+    rules: tuple[RuleConfig, ...] = Field((), description="The rules, each of a `kind`.")
     leakage: LeakageConfig | None = LeakageConfig()
     slices: tuple[Name, ...] = Field(
         (), description="Scalar features whose label rate is kept by value."

@@ -26,7 +26,9 @@ class TokensConfig(Strict):
     """The tokens of the train split that a vocabulary holds."""
 
     name: Name | None = Field(None, description="Vocabulary to share; None: one of its own.")
-    min_count: int = Field(1, ge=1)
+    min_count: int = Field(
+        1, ge=1, description="Tokens with fewer occurrences in the train split are left out."
+    )
     max_size: int | None = Field(None, ge=1, description="Most frequent tokens kept.")
     top_per_group: TopPerGroupConfig | None = None
 
@@ -62,7 +64,7 @@ class HashConfig(Strict):
     """FarmHash buckets, equal to `tf.strings.to_hash_bucket_fast`; nothing is fitted."""
 
     kind: Literal["hash"] = "hash"
-    buckets: int = Field(ge=1, le=_MAX_BUCKETS)
+    buckets: int = Field(ge=1, le=_MAX_BUCKETS, description="Ids that values are hashed to.")
 
 
 class HashKeyConfig(Strict):
@@ -75,7 +77,9 @@ class BucketizeConfig(Strict):
     """Intervals between given boundaries: `(-inf, b0)`, `[b0, b1)`, …"""
 
     kind: Literal["bucketize"] = "bucketize"
-    boundaries: tuple[float, ...] = Field(min_length=1)
+    boundaries: tuple[float, ...] = Field(
+        min_length=1, description="Rising boundaries between the intervals."
+    )
 
     @model_validator(mode="after")
     def _rising(self) -> BucketizeConfig:
@@ -89,14 +93,18 @@ class QuantileConfig(Strict):
     """Intervals that hold equally many values of the train split."""
 
     kind: Literal["quantile"] = "quantile"
-    buckets: int = Field(ge=2, le=10_000)
+    buckets: int = Field(ge=2, le=10_000, description="Intervals.")
 
 
 class ClipConfig(Strict):
     """Bounds of a raw value."""
 
-    minimum: float | None = None
-    maximum: float | None = None
+    minimum: float | None = Field(
+        None, description="Smaller values become this one; None: no bound."
+    )
+    maximum: float | None = Field(
+        None, description="Larger values become this one; None: no bound."
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> ClipConfig:
@@ -122,14 +130,19 @@ class NormalizeConfig(Strict):
 
 class _TimeConfig(Strict):
     unit: TimeUnit = Field("ms", description="Unit of the raw column.")
-    utc_offset_minutes: int = Field(0, ge=-24 * 60, le=24 * 60)
+    utc_offset_minutes: int = Field(
+        0,
+        ge=-24 * 60,
+        le=24 * 60,
+        description="Minutes east of UTC at which the day and hour are read.",
+    )
 
 
 class DatePartConfig(_TimeConfig):
     """A part of the date, as an id."""
 
     kind: Literal["date_part"] = "date_part"
-    part: Part
+    part: Part = Field(description="Which part of the date.")
 
 
 PreparationConfig = BucketizeConfig | QuantileConfig | DatePartConfig
@@ -139,8 +152,10 @@ class CrossConfig(Strict):
     """Hash of this column's value joined with those of others; of lists, each combination."""
 
     kind: Literal["cross"] = "cross"
-    crossed_with: tuple[str, ...] = Field(min_length=1)
-    buckets: int = Field(ge=1, le=_MAX_BUCKETS)
+    crossed_with: tuple[str, ...] = Field(
+        min_length=1, description="Columns whose values are joined to this one's."
+    )
+    buckets: int = Field(ge=1, le=_MAX_BUCKETS, description="Ids that combinations are hashed to.")
     prepared: dict[str, Annotated[PreparationConfig, Field(discriminator="kind")]] = Field(
         {}, description="By column: the buckets or part of the date that take its place."
     )
@@ -156,16 +171,18 @@ class CyclicalConfig(_TimeConfig):
     """Sine and cosine of the position in a period: two floats."""
 
     kind: Literal["cyclical"] = "cyclical"
-    period: Period
+    period: Period = Field(description="Period in which the position is taken.")
 
 
 class NgramsConfig(Strict):
     """Text to hashed runs of words or characters."""
 
     kind: Literal["ngrams"] = "ngrams"
-    buckets: int = Field(ge=1, le=_MAX_BUCKETS)
-    unit: TextUnit = "word"
-    sizes: tuple[Annotated[int, Field(ge=1, le=20)], ...] = Field((1,), min_length=1)
+    buckets: int = Field(ge=1, le=_MAX_BUCKETS, description="Ids that runs are hashed to.")
+    unit: TextUnit = Field("word", description="What a run is made of.")
+    sizes: tuple[Annotated[int, Field(ge=1, le=20)], ...] = Field(
+        (1,), min_length=1, description="Lengths of the runs."
+    )
     lower: bool = Field(True, description="Lower-case ASCII letters.")
 
 
@@ -182,7 +199,9 @@ class SparseIndicesConfig(Strict):
     """libfm indices, of one list column or of several with index spaces of their own."""
 
     kind: Literal["sparse_indices"] = "sparse_indices"
-    merged_with: tuple[str, ...] = ()
+    merged_with: tuple[str, ...] = Field(
+        (), description="Further list columns, each an index space behind the one before it."
+    )
     sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
         None, description="Size of each index space; null: the highest of the train split, plus 1."
     )
@@ -214,7 +233,12 @@ class TargetConfig(TokensConfig):
     """Smoothed mean of the label per token, out of fold for train rows."""
 
     kind: Literal["target"] = "target"
-    folds: int = Field(5, ge=2, le=100)
+    folds: int = Field(
+        5,
+        ge=2,
+        le=100,
+        description="Parts of the train split; a row's mean comes from the other parts.",
+    )
     prior_weight: float = Field(20.0, gt=0, description="Rows that the overall mean counts for.")
     label: str | None = Field(None, description="Numeric column; null: the build's label.")
 
@@ -223,7 +247,7 @@ class CountConfig(TokensConfig):
     """Occurrences of a token in the train split."""
 
     kind: Literal["count"] = "count"
-    log1p: bool = False
+    log1p: bool = Field(False, description="log(1 + count) in place of the count.")
 
 
 EncodingConfig = Annotated[
@@ -251,10 +275,14 @@ EncodingConfig = Annotated[
 class FeatureConfig(Strict):
     """One feature of the record: which column, which side of the model, which encoding."""
 
-    name: Name
-    column: str
-    role: Role
-    encoding: EncodingConfig = VocabularyConfig()
+    name: Name = Field(description="Name of the feature in the records.")
+    column: str = Field(description="Column of the events that it is made of.")
+    role: Role = Field(
+        description="Which side of a model reads it; `id` is carried along and read by none."
+    )
+    encoding: EncodingConfig = Field(
+        VocabularyConfig(), description="How the column's value becomes the feature's."
+    )
     max_len: int | None = Field(None, ge=1, description="List features: values kept.")
     length: int | None = Field(None, ge=1, description="Lists of exactly this many values.")
 

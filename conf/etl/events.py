@@ -17,8 +17,8 @@ class EventsConfig(Strict):
     other rows, no seen items and no `users` split. Without `item` there is no catalogue.
     """
 
-    source: str
-    user: str | None = None
+    source: str = Field(description="Source that is the log.")
+    user: str | None = Field(None, description="Column of the user; None: rows belong to nobody.")
     item: str | None = Field(
         None, description="Column of the log, or of a dictionary that is joined to it."
     )
@@ -37,7 +37,7 @@ class EventsConfig(Strict):
     history_order: Literal["oldest_first", "latest_first"] = Field(
         "oldest_first", description="Order of `history` in the log; records hold latest first."
     )
-    time_unit: Literal["s", "ms"] = "s"
+    time_unit: Literal["s", "ms"] = Field("s", description="Unit of the time column.")
     deduplicate: bool = Field(
         True,
         description="Of equal (user, item, time) keep the first. Without a time column repeats "
@@ -68,7 +68,7 @@ class AsOfConfig(Strict):
     known_at: str | None = Field(
         None, description="int64 column: time at which the entry became known (late corrections)."
     )
-    time_unit: Literal["s", "ms"] = "s"
+    time_unit: Literal["s", "ms"] = Field("s", description="Unit of the time columns.")
     match: Literal["strictly_before", "at_or_before"] = Field(
         "strictly_before",
         description="Whether an entry counts for events at the very time of its `valid_from` "
@@ -85,9 +85,13 @@ class AsOfConfig(Strict):
 class JoinConfig(Strict):
     """A dictionary joined to each event by key."""
 
-    source: str
+    source: str = Field(description="Source that is the dictionary.")
     column: str = Field(description="Column of the event that holds the dictionary's key.")
-    unmatched: Literal["drop", "keep", "fail"] = "drop"
+    unmatched: Literal["drop", "keep", "fail"] = Field(
+        "drop",
+        description="Events without an entry: dropped and counted, kept with nulls, or the "
+        "end of the build.",
+    )
     strategy: Literal["auto", "broadcast", "sort_merge"] = Field(
         "auto",
         description="`auto`: broadcast up to `broadcast_bytes` of files, sort-merge above. "
@@ -124,8 +128,8 @@ DISTINCT_LOOKBACK = 4
 class HistoryConfig(Strict):
     """The user's items strictly before the event (ties in time: file order), latest first."""
 
-    name: Name = "history"
-    max_len: int = Field(50, ge=1)
+    name: Name = Field("history", description="Name of the list column.")
+    max_len: int = Field(50, ge=1, description="Items kept, the latest.")
     min_len: int | None = Field(None, ge=1, description="Samples with fewer are dropped.")
 
     @model_validator(mode="after")
@@ -138,9 +142,11 @@ class HistoryConfig(Strict):
 class EventConditionConfig(Strict):
     """Which events count: those whose column has one of some values, or is large enough."""
 
-    column: str
-    one_of: tuple[int | str, ...] | None = Field(None, min_length=1)
-    at_least: float | None = None
+    column: str = Field(description="Column of the event.")
+    one_of: tuple[int | str, ...] | None = Field(
+        None, min_length=1, description="Values that count."
+    )
+    at_least: float | None = Field(None, description="Least value that counts.")
 
     @model_validator(mode="after")
     def _one_condition(self) -> EventConditionConfig:
@@ -152,8 +158,10 @@ class EventConditionConfig(Strict):
 class GapsConfig(Strict):
     """Time from each item of a history to the event, as a list beside the items."""
 
-    name: Name
-    unit: Literal["s", "m", "h", "d"] = "h"
+    name: Name = Field(description="Name of the list column.")
+    unit: Literal["s", "m", "h", "d"] = Field(
+        "h", description="Unit of the gaps: seconds, minutes, hours or days."
+    )
     log: bool = Field(False, description="log(1 + gap) in place of the gap.")
 
 
@@ -164,11 +172,11 @@ class UserHistoryConfig(Strict):
     `columns` in `<name>_<column>`: lists of one length, aligned.
     """
 
-    name: Name
+    name: Name = Field(description="Name of the list column.")
     where: EventConditionConfig | None = None
     columns: tuple[Name, ...] = Field((), description="Event columns carried along the items.")
     gaps: GapsConfig | None = None
-    max_len: int = Field(50, ge=1)
+    max_len: int = Field(50, ge=1, description="Items kept, the latest.")
     window_days: float | None = Field(None, gt=0, description="Older behaviours are left out.")
     distinct: Literal["consecutive", "item"] | None = Field(
         None,
@@ -220,8 +228,8 @@ class SessionsConfig(Strict):
     session so far is a history with `within_session`.
     """
 
-    name: Name = "session"
-    gap_minutes: float = Field(30, gt=0)
+    name: Name = Field("session", description="First part of the names of the columns.")
+    gap_minutes: float = Field(30, gt=0, description="A longer pause begins a new session.")
 
     @property
     def id_column(self) -> str:
@@ -241,7 +249,7 @@ class MostFrequentConfig(Strict):
     an empty list.
     """
 
-    name: Name
+    name: Name = Field(description="Name of the list column.")
     column: str = Field(description="Column of the events whose values are counted.")
     k: int = Field(50, ge=1, description="Values kept of each item.")
     min_count: int = Field(
@@ -252,8 +260,8 @@ class MostFrequentConfig(Strict):
 class RateConfig(Strict):
     """A smoothed rate: (hits + a) / (trials + a + b); the prior mean is a / (a + b)."""
 
-    a: float = Field(gt=0)
-    b: float = Field(gt=0)
+    a: float = Field(gt=0, description="Hits that are added.")
+    b: float = Field(gt=0, description="Trials without a hit that are added.")
     out_of: EventConditionConfig | None = Field(
         None, description="Which events are trials; None: all."
     )
@@ -265,7 +273,7 @@ class WindowedFeatureConfig(Strict):
     "Before" is by event time: events at one time do not see one another.
     """
 
-    name: Name
+    name: Name = Field(description="Name of the column.")
     keys: tuple[str, ...] = Field(min_length=1, description="Columns that the events share.")
     where: EventConditionConfig | None = Field(
         None, description="Which events are hits; None: all."

@@ -18,7 +18,9 @@ class ImportedFeatureConfig(Strict):
     """A feature of the records; what is left out is found by reading them."""
 
     name: str = Field(min_length=1, description="Key of the feature in tf.train.Example.")
-    role: Role
+    role: Role = Field(
+        description="Which side of a model reads it; `id` is carried along and read by none."
+    )
     dtype: DType | None = Field(None, description="None: as the records have it.")
     length: int | None = Field(None, ge=1, description="Lists of exactly this many values.")
     max_len: int | None = Field(None, ge=1, description="Lists of any length: values kept.")
@@ -60,11 +62,11 @@ class ImportedFeatureConfig(Strict):
 class ImportedKeysConfig(Strict):
     """The feature of each part."""
 
-    user: str | None = None
-    item: str | None = None
-    history: str | None = None
-    seen: str | None = None
-    candidates: str | None = None
+    user: str | None = Field(None, description="Feature that names the user; None: there is none.")
+    item: str | None = Field(None, description="Feature that names the item; None: there is none.")
+    history: str | None = Field(None, description="List feature of the user's earlier items.")
+    seen: str | None = Field(None, description="List feature of items that rankings leave out.")
+    candidates: str | None = Field(None, description="List feature of the items to rank.")
     label: str | None = Field(None, description="None: the first feature of role label.")
     weight: str | None = Field(None, description="None: the first feature of role weight.")
 
@@ -72,7 +74,7 @@ class ImportedKeysConfig(Strict):
 class ImportOutputConfig(Strict):
     """The directory of datasets, and how the files get there."""
 
-    root: PublishedRoot = "work/datasets"
+    root: PublishedRoot = Field("work/datasets", description="Folder of datasets.")
     files: Literal["link", "copy"] = Field(
         "link",
         description="link: a second name of the file, or a symbolic link where it lies on another "

@@ -19,7 +19,7 @@ class ConversionConfig(Strict):
         min_length=1, description="Column of the event to the conversion's column of equal type."
     )
     time: str = Field(description="Time column of the conversions.")
-    time_unit: Literal["s", "ms"] = "s"
+    time_unit: Literal["s", "ms"] = Field("s", description="Unit of the conversions' time.")
     within_hours: float = Field(gt=0, description="Attribution window, from the event on.")
     immature: Literal["drop", "keep"] = Field(
         "drop",
@@ -40,13 +40,17 @@ class LabelConfig(Strict):
     as it is. `conversion`: 1 if a conversion followed in time.
     """
 
-    column: str | None = None
-    at_least: float | None = None
-    equals: LabelValue | None = None
-    one_of: tuple[LabelValue, ...] | None = Field(None, min_length=1)
-    graded: bool = False
+    column: str | None = Field(
+        None, description="Column that the rule reads; every rule but `conversion` needs it."
+    )
+    at_least: float | None = Field(None, description="Least value that makes a 1.")
+    equals: LabelValue | None = Field(None, description="The value that makes a 1.")
+    one_of: tuple[LabelValue, ...] | None = Field(
+        None, min_length=1, description="The values that make a 1."
+    )
+    graded: bool = Field(False, description="The column's number is the label.")
     conversion: ConversionConfig | None = None
-    name: Name = "label"
+    name: Name = Field("label", description="Name of the feature.")
 
     @model_validator(mode="after")
     def _one_rule(self) -> LabelConfig:
@@ -92,8 +96,10 @@ class NegativesConfig(Strict):
     same group (`within`; None: the user) are kept.
     """
 
-    strategy: Literal["uniform", "popularity", "exposure"]
-    per_positive: int = Field(ge=1, le=10_000)
+    strategy: Literal["uniform", "popularity", "exposure"] = Field(
+        description="How they are drawn: see above."
+    )
+    per_positive: int = Field(ge=1, le=10_000, description="Negatives of each positive.")
     alpha: float | None = Field(None, ge=0, description="popularity: exponent; None: 0.75.")
     category: str | None = Field(
         None, description="Scalar column of an item dictionary: negatives share its value."
@@ -104,7 +110,9 @@ class NegativesConfig(Strict):
         "a negative may be an item that the user has met.",
     )
     within: str | None = Field(None, description="exposure: column that groups rows.")
-    splits: tuple[EventSplit, ...] = Field(("train",), min_length=1)
+    splits: tuple[EventSplit, ...] = Field(
+        ("train",), min_length=1, description="Splits that get negatives."
+    )
     probability: Name = Field("sampling_probability", description="Name of its column.")
     seed: int | None = Field(None, description="Salt of the draws; None: output.seed.")
 
@@ -134,8 +142,10 @@ class NegativesConfig(Strict):
 class DownSamplingConfig(Strict):
     """Rows with label 0 are kept at a rate; 1/rate goes into the weight of those kept."""
 
-    rate: float = Field(gt=0, le=1)
-    splits: tuple[EventSplit, ...] = Field(("train",), min_length=1)
+    rate: float = Field(gt=0, le=1, description="Share of them that is kept.")
+    splits: tuple[EventSplit, ...] = Field(
+        ("train",), min_length=1, description="Splits that are thinned out."
+    )
     name: Name = Field("keep_rate", description="Column of the rate by which a row was kept.")
     seed: int | None = Field(None, description="Salt of the choice; None: output.seed.")
 
@@ -143,7 +153,7 @@ class DownSamplingConfig(Strict):
 class WeightsConfig(Strict):
     """The weight of a sample: the product of the declared parts and of down-sampling's 1/rate."""
 
-    name: Name = "weight"
+    name: Name = Field("weight", description="Name of the feature.")
     column: str | None = Field(None, description="Numeric column of the log; null counts as 1.")
     positive: float | None = Field(None, ge=0, description="Factor of samples with a label > 0.")
     negative: float | None = Field(None, ge=0, description="Factor of samples with label 0.")

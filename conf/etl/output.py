@@ -33,7 +33,9 @@ def parse_bytes(value: Any) -> Any:
 class OutputConfig(Strict):
     """The output directory and its shards."""
 
-    root: PublishedRoot = "work/datasets"
+    root: PublishedRoot = Field(
+        "work/datasets", description="Folder of datasets, on a file system."
+    )
     shards: int = Field(8, ge=1, description="Shards of the train split, or of each partition.")
     eval_shards: int = Field(2, ge=1, description="Shards of each other split, or partition.")
     shard_bytes: Annotated[int, BeforeValidator(parse_bytes), Field(ge=1)] | None = Field(
@@ -57,13 +59,17 @@ class OutputConfig(Strict):
         description="`dynamic`: a run with dates rebuilds their partitions, and takes the others "
         "over from the current version.",
     )
-    compression: Literal["gzip", "zlib"] | None = None
+    compression: Literal["gzip", "zlib"] | None = Field(
+        None, description="Of the shards; None: none."
+    )
     layout: Literal["columns", "packed"] = Field(
         "columns",
         description="`packed`: all scalars of one type in one list feature; the manifest tells "
         "which stands where.",
     )
-    record_type: Literal["Example", "SequenceExample"] = "Example"
+    record_type: Literal["Example", "SequenceExample"] = Field(
+        "Example", description="What a record is: tf.train.Example or SequenceExample."
+    )
     feature_lists: tuple[Name, ...] | None = Field(
         None,
         description="List features that go into the feature lists of a SequenceExample, one value "
@@ -110,7 +116,9 @@ class OutputConfig(Strict):
 class SparkConfig(Strict):
     """The Spark session, where the job starts one itself."""
 
-    master: str = "local[*]"
-    driver_memory: str = "2g"
-    shuffle_partitions: int = Field(8, ge=1)
-    conf: dict[str, str] = Field(default_factory=dict)
+    master: str = Field("local[*]", description="Master of the session.")
+    driver_memory: str = Field("2g", description="Memory of the driver, as Spark writes it.")
+    shuffle_partitions: int = Field(8, ge=1, description="Partitions of joins and aggregations.")
+    conf: dict[str, str] = Field(
+        default_factory=dict, description="Further settings of Spark, by name."
+    )

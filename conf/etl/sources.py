@@ -47,9 +47,9 @@ def is_list_type(column_type: str) -> bool:
 class PairConfig(Strict):
     """The second column that entries `<value>` or `<value><separator><second>` give."""
 
-    name: Name
-    type: Literal["int64", "string"] = "int64"
-    separator: str = Field("_", min_length=1)
+    name: Name = Field(description="Name of the column of second values.")
+    type: Literal["int64", "string"] = Field("int64", description="Type of the second value.")
+    separator: str = Field("_", min_length=1, description="Between the two values of an entry.")
     default: int | str | None = Field(
         None,
         description="Second value of an entry that is written without one; None: it has none. "
@@ -80,18 +80,20 @@ class ColumnConfig(Strict):
     hold for each of its values.
     """
 
-    name: Name
-    type: ColumnType
+    name: Name = Field(description="Name of the column from here on.")
+    type: ColumnType = Field(description="Its type.")
     field: str | None = Field(
         None,
         min_length=1,
         description="Its name in the input, where it is another: a column, a name in the header, "
         "a JSON key or path (`user.id`), or a part of a libsvm line.",
     )
-    nullable: bool = False
-    minimum: float | None = None
-    maximum: float | None = None
-    one_of: tuple[str, ...] | None = None
+    nullable: bool = Field(False, description="Whether it may be null.")
+    minimum: float | None = Field(None, description="Least value allowed; None: no bound.")
+    maximum: float | None = Field(None, description="Greatest value allowed; None: no bound.")
+    one_of: tuple[str, ...] | None = Field(
+        None, description="The values that are allowed; None: all."
+    )
     separator: str | None = Field(None, min_length=1, description="Separator inside a list column.")
     timestamp_format: str | None = Field(
         None,
@@ -193,12 +195,18 @@ class JdbcConfig(Strict):
     manifest and the logs never hold them.
     """
 
-    url: str = Field(pattern=r"^jdbc:[a-zA-Z0-9]+:")
+    url: str = Field(pattern=r"^jdbc:[a-zA-Z0-9]+:", description="`jdbc:…`, without credentials.")
     table: str | None = Field(None, description="Table, as SQL names it.")
     query: str | None = Field(None, description="SELECT to read instead of a table.")
     driver: str | None = Field(None, description="Driver class, where Spark cannot tell it.")
-    user_env: str | None = Field(None, pattern=_ENVIRONMENT_NAME)
-    password_env: str | None = Field(None, pattern=_ENVIRONMENT_NAME)
+    user_env: str | None = Field(
+        None,
+        pattern=_ENVIRONMENT_NAME,
+        description="Environment variable that holds the user's name.",
+    )
+    password_env: str | None = Field(
+        None, pattern=_ENVIRONMENT_NAME, description="Environment variable that holds the password."
+    )
     password_file: str | None = Field(None, description="File whose first line is the password.")
     partition_column: str | None = Field(
         None, description="Whole-number, date or timestamp column that partitions are cut by."
@@ -278,14 +286,18 @@ _SPARSE_TYPES = {
 class BadRowsConfig(Strict):
     """The policy for rows that do not fit the declared schema."""
 
-    policy: Literal["fail", "quarantine", "drop"] = "quarantine"
+    policy: Literal["fail", "quarantine", "drop"] = Field(
+        "quarantine",
+        description="fail: the build ends. quarantine: written aside with their reason. drop: "
+        "counted alone.",
+    )
     max_fraction: float = Field(0.01, ge=0, le=1, description="More bad rows stop the build.")
 
 
 class SourceConfig(Strict):
     """One input with a declared schema: text lines, files that have columns, a table, a query."""
 
-    format: SourceFormat = "delimited"
+    format: SourceFormat = Field("delimited", description="How the input is written.")
     path: str | None = Field(
         None,
         min_length=1,
@@ -310,7 +322,7 @@ class SourceConfig(Strict):
     pattern: str | None = Field(
         None, description="Java regular expression with one group per column (format: pattern)."
     )
-    encoding: TextEncoding = "utf-8"
+    encoding: TextEncoding = Field("utf-8", description="Encoding of text.")
     header: bool | Literal["by_name"] = Field(
         False,
         description="The first line of each file names its columns; it is not a row. `by_name`: "

@@ -24,29 +24,45 @@ class SplitConfig(Strict):
     leave_one_out, or, without users, a fraction of it by hash.
     """
 
-    strategy: Literal["leave_one_out", "temporal", "hash", "sliding", "given"] = "leave_one_out"
-    validation: bool = True
-    validation_users: int | None = Field(None, ge=1)
+    strategy: Literal["leave_one_out", "temporal", "hash", "sliding", "given"] = Field(
+        "leave_one_out", description="How events are split: see above."
+    )
+    validation: bool = Field(True, description="Whether there is a validation split.")
+    validation_users: int | None = Field(
+        None,
+        ge=1,
+        description="leave_one_out: users whose events before the last are validation; None: all.",
+    )
     leave_out: int = Field(1, ge=1, description="leave_one_out: events per user and split.")
     min_events: int = Field(3, ge=2, description="Users with fewer events stay in train.")
-    test_fraction: float = Field(0.1, gt=0, lt=1)
-    validation_fraction: float = Field(0.1, gt=0, lt=1)
-    test_from_ts: int | None = None
-    validation_from_ts: int | None = None
+    test_fraction: float = Field(
+        0.1, gt=0, lt=1, description="temporal, hash: share of the test split."
+    )
+    validation_fraction: float = Field(
+        0.1, gt=0, lt=1, description="temporal, hash: share of the validation split."
+    )
+    test_from_ts: int | None = Field(None, description="temporal: first time of the test split.")
+    validation_from_ts: int | None = Field(
+        None, description="temporal: first time of the validation split."
+    )
     key: str | None = Field(
         None, description="hash: column; None: the user, or the row's content where there is none."
     )
     seed: int | None = Field(None, description="hash: salt; None: output.seed.")
-    train_days: int | None = Field(None, ge=1)
-    validation_days: int | None = Field(None, ge=1)
-    test_days: int | None = Field(None, ge=1)
+    train_days: int | None = Field(None, ge=1, description="sliding: days of the train split.")
+    validation_days: int | None = Field(
+        None, ge=1, description="sliding: days of the validation split; None: it has none."
+    )
+    test_days: int | None = Field(None, ge=1, description="sliding: days of the test split.")
     step_days: int | None = Field(None, ge=1, description="None: test_days.")
     window: int = Field(0, ge=0, description="sliding: which window, 0 is the first.")
     start_date: datetime.date | None = Field(
         None, description="sliding: UTC day that window 0 begins on; None: the log's first."
     )
-    test_source: str | None = None
-    validation_source: str | None = None
+    test_source: str | None = Field(None, description="given: source of the test events.")
+    validation_source: str | None = Field(
+        None, description="given: source of the validation events."
+    )
     candidates: str | None = Field(None, description="Column of `test_source`: items to rank.")
 
     @model_validator(mode="after")

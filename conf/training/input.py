@@ -15,9 +15,11 @@ Scalar = int | float | str
 class FilterConfig(StrictFinite):
     """Keeps the rows whose feature compares so with the value; of a list, its length."""
 
-    feature: str
-    op: Op = "=="
-    value: Scalar | tuple[Scalar, ...]
+    feature: str = Field(description="Feature that is compared; of a list, its length.")
+    op: Op = Field("==", description="The comparison.")
+    value: Scalar | tuple[Scalar, ...] = Field(
+        description="What it is compared with; a list of values for in and not_in."
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> FilterConfig:
@@ -30,13 +32,13 @@ class HeldOutConfig(StrictFinite):
     """Rows of train that are held out: those whose key hashes into a share of all keys."""
 
     hash_of: str = Field(description="Scalar feature; all rows of one value stay together.")
-    share: float = Field(gt=0, lt=1)
+    share: float = Field(gt=0, lt=1, description="Share of all keys that is held out.")
 
 
 class ClassBalanceConfig(StrictFinite):
     """Draws rows so that classes have given shares; the epoch keeps its number of rows."""
 
-    feature: str = "label"
+    feature: str = Field("label", description="Feature that holds the class.")
     shares: dict[int, float] = Field(min_length=2, description="Class: share of the rows.")
 
     @model_validator(mode="after")
@@ -67,7 +69,11 @@ class InputConfig(StrictFinite):
     decoder: Literal["block", "tensorflow"] = Field(
         "block", description="tensorflow: tf.io.parse_example."
     )
-    on_corrupt: Literal["fail", "skip_record", "skip_shard"] = "fail"
+    on_corrupt: Literal["fail", "skip_record", "skip_shard"] = Field(
+        "fail",
+        description="A damaged train shard ends training, or costs its damaged records, or "
+        "the whole shard.",
+    )
     filter: tuple[FilterConfig, ...] = ()
     take: int | None = Field(None, ge=1, description="Reads the first so many rows alone.")
     validation: HeldOutConfig | None = None

@@ -18,7 +18,7 @@ class NormalConfig(StrictFinite):
     """First values from a normal distribution of mean 0."""
 
     kind: Literal["normal"] = "normal"
-    stddev: float = Field(0.05, gt=0)
+    stddev: float = Field(0.05, gt=0, description="Standard deviation.")
 
 
 class TruncatedNormalConfig(StrictFinite):
@@ -32,8 +32,8 @@ class UniformConfig(StrictFinite):
     """First values that are equally likely in `[low, high)`."""
 
     kind: Literal["uniform"] = "uniform"
-    low: float = -0.05
-    high: float = 0.05
+    low: float = Field(-0.05, description="Least value.")
+    high: float = Field(0.05, description="Values stay below it.")
 
     @model_validator(mode="after")
     def _rising(self) -> UniformConfig:
@@ -197,7 +197,11 @@ class NegativesConfig(StrictFinite):
 class DrawnNegativesConfig(NegativesConfig):
     """As `NegativesConfig`, for losses that compare each row with items drawn for it alone."""
 
-    source: Literal["uniform", "frequency", "adaptive"] = "uniform"
+    source: Literal["uniform", "frequency", "adaptive"] = Field(
+        "uniform",
+        description="How they are drawn: all items alike, by their rows in train, or by what "
+        "training has met.",
+    )
     count: int = Field(1, ge=1, description="Items drawn for each row.")
 
 
@@ -305,7 +309,7 @@ class TaskConfig(StrictFinite):
     """A score that a ranking model learns from one label."""
 
     label: str | None = Field(None, description="Feature of role label; None: the task's name.")
-    objective: TaskObjectiveConfig = LabelLossConfig()
+    objective: TaskObjectiveConfig = Field(LabelLossConfig(), description="Loss of the task.")
     weight: float = Field(1.0, gt=0, description="Of the task's loss in the sum over tasks.")
 
 
@@ -347,8 +351,8 @@ class MFConfig(StrictFinite):
 
     kind: Literal["retrieval"] = "retrieval"
     name: Literal["mf"] = "mf"
-    embedding_dim: int = Field(64, ge=1)
-    item_bias: bool = True
+    embedding_dim: int = Field(64, ge=1, description="Length of the vectors.")
+    item_bias: bool = Field(True, description="A learned bias per item.")
     user_bias: bool = Field(
         False,
         description="A bias per user and one for all: they move all items alike, and make scores "
@@ -356,18 +360,24 @@ class MFConfig(StrictFinite):
     )
     normalize: bool = Field(False, description="Vectors of length one: the score is a cosine.")
     embedding_stddev: float = Field(0.1, gt=0, description="Of the tables' first values.")
-    embeddings: EmbeddingsConfig = Field(default_factory=dict)
+    embeddings: EmbeddingsConfig = Field(
+        default_factory=dict, description="Settings of tables, by name."
+    )
     embedding_l2: float | None = Field(None, gt=0, description="`l2` of tables without one.")
-    temperature: float = Field(1.0, gt=0)
-    objective: ObjectiveConfig = SampledSoftmaxConfig()
+    temperature: float = Field(1.0, gt=0, description="Scores are divided by it.")
+    objective: ObjectiveConfig = Field(SampledSoftmaxConfig(), description="What is learned.")
 
 
 class TowerSettings(StrictFinite):
     """What models with a user tower over pooled features have in common."""
 
     kind: Literal["retrieval"] = "retrieval"
-    embedding_dim: int = Field(32, ge=1)
-    user_hidden_units: tuple[int, ...] = ()
+    embedding_dim: int = Field(
+        32, ge=1, description="Length of a table's rows, where `embeddings` sets no other."
+    )
+    user_hidden_units: tuple[int, ...] = Field(
+        (), description="Sizes of the user tower's hidden layers."
+    )
     user_features: tuple[str, ...] | None = Field(None, description="None: all of role user.")
     activation: str = Field("relu", description="dice, prelu or one of Keras'.")
     batch_normalization: bool = Field(
@@ -387,18 +397,23 @@ class TowerSettings(StrictFinite):
         default_factory=dict, description="How features of bytes are read, by name."
     )
     embedding_stddev: float = Field(0.05, gt=0, description="Of the tables' first values.")
-    embeddings: EmbeddingsConfig = Field(default_factory=dict)
+    embeddings: EmbeddingsConfig = Field(
+        default_factory=dict, description="Settings of tables, by name."
+    )
     embedding_l2: float | None = Field(None, gt=0, description="`l2` of tables without one.")
     normalize: bool = Field(True, description="Vectors of length one: the score is a cosine.")
-    temperature: float = Field(0.07, gt=0)
-    objective: ObjectiveConfig = SampledSoftmaxConfig()
+    temperature: float = Field(0.07, gt=0, description="Scores are divided by it.")
+    objective: ObjectiveConfig = Field(SampledSoftmaxConfig(), description="What is learned.")
 
 
 class DSSMConfig(TowerSettings):
     """Two towers over pooled embeddings, L2-normalised, compared by a scaled cosine."""
 
     name: Literal["dssm"] = "dssm"
-    item_hidden_units: tuple[int, ...] = ()
+    item_hidden_units: tuple[int, ...] = Field(
+        (),
+        description="Sizes of the item tower's hidden layers.",
+    )
     item_features: tuple[str, ...] | None = Field(None, description="None: all of role item.")
     item_dropout: float | None = Field(
         None, ge=0, lt=1, description="Of the item tower; None: `dropout`."
@@ -413,9 +428,12 @@ class YouTubeDNNConfig(TowerSettings):
         None, description="None: all of role user but the user's id."
     )
     normalize: bool = Field(False, description="Vectors of length one: the score is a cosine.")
-    temperature: float = Field(1.0, gt=0)
-    objective: ObjectiveConfig = SampledSoftmaxConfig(
-        negatives=NegativesConfig(source="uniform", count=800), mask="user_items"
+    temperature: float = Field(1.0, gt=0, description="Scores are divided by it.")
+    objective: ObjectiveConfig = Field(
+        SampledSoftmaxConfig(
+            negatives=NegativesConfig(source="uniform", count=800), mask="user_items"
+        ),
+        description="What is learned.",
     )
 
 
@@ -423,7 +441,7 @@ class SequenceSettings(StrictFinite):
     """A network that reads the user's sequence, in the place of the user tower."""
 
     kind: Literal["retrieval"] = "retrieval"
-    embedding_dim: int = Field(64, ge=1)
+    embedding_dim: int = Field(64, ge=1, description="Length of a position's vector.")
     sequence: tuple[Name, ...] | None = Field(
         None,
         min_length=1,
@@ -440,8 +458,15 @@ class SequenceSettings(StrictFinite):
     hidden_units: tuple[int, ...] = Field(
         (), description="Hidden layers behind the network, and a projection."
     )
-    item_hidden_units: tuple[int, ...] = ()
-    dropout: float | None = Field(0.2, gt=0, lt=1)
+    item_hidden_units: tuple[int, ...] = Field(
+        (), description="Sizes of the item tower's hidden layers."
+    )
+    dropout: float | None = Field(
+        0.2,
+        gt=0,
+        lt=1,
+        description="Share of values that a training step sets to zero; None: none.",
+    )
     normalize: bool = Field(False, description="Vectors of length one: the score is a cosine.")
     pooling: Poolings = Field(
         default_factory=dict, description="Of other list features, by name; left out: mean."
@@ -450,17 +475,19 @@ class SequenceSettings(StrictFinite):
         default_factory=dict, description="How features of bytes are read, by name."
     )
     embedding_stddev: float = Field(0.02, gt=0, description="Of the tables' first values.")
-    embeddings: EmbeddingsConfig = Field(default_factory=dict)
+    embeddings: EmbeddingsConfig = Field(
+        default_factory=dict, description="Settings of tables, by name."
+    )
     embedding_l2: float | None = Field(None, gt=0, description="`l2` of tables without one.")
-    temperature: float = Field(1.0, gt=0)
-    objective: ObjectiveConfig = SoftmaxConfig()
+    temperature: float = Field(1.0, gt=0, description="Scores are divided by it.")
+    objective: ObjectiveConfig = Field(SoftmaxConfig(), description="What is learned.")
 
 
 class AttentionSettings(SequenceSettings):
     """Blocks of attention over a sequence."""
 
-    blocks: int = Field(2, ge=1)
-    heads: int = Field(1, ge=1)
+    blocks: int = Field(2, ge=1, description="Blocks, one behind the other.")
+    heads: int = Field(1, ge=1, description="Heads of attention; they divide embedding_dim.")
     feed_forward_units: int | None = Field(None, ge=1)
 
     @model_validator(mode="after")
@@ -484,7 +511,7 @@ class GRUConfig(SequenceSettings):
     """Gated recurrent units, trained at every position of the sequence."""
 
     name: Literal["gru"] = "gru"
-    layers: int = Field(1, ge=1)
+    layers: int = Field(1, ge=1, description="Recurrent layers, one behind the other.")
     every_position: bool = Field(
         True, description="Each item of the sequence is a target; false: the row's own alone."
     )
@@ -494,8 +521,8 @@ class BSTConfig(AttentionSettings):
     """The transformer of BST over the sequence, without the target: the score is a product."""
 
     name: Literal["bst"] = "bst"
-    blocks: int = Field(1, ge=1)
-    heads: int = Field(8, ge=1)
+    blocks: int = Field(1, ge=1, description="Blocks, one behind the other.")
+    heads: int = Field(8, ge=1, description="Heads of attention; they divide embedding_dim.")
     feed_forward_units: int | None = Field(
         None, ge=1, description="None: four times embedding_dim."
     )
@@ -527,9 +554,13 @@ class RankingConfig(StrictFinite):
     tasks: dict[Name, TaskConfig] = Field(
         default_factory=dict, description="Empty: one binary task of the dataset's label."
     )
-    embedding_dim: int = Field(16, ge=1)
+    embedding_dim: int = Field(
+        16, ge=1, description="Length of a table's rows, where `embeddings` sets no other."
+    )
     embedding_stddev: float = Field(0.05, gt=0, description="Of the tables' first values.")
-    embeddings: EmbeddingsConfig = Field(default_factory=dict)
+    embeddings: EmbeddingsConfig = Field(
+        default_factory=dict, description="Settings of tables, by name."
+    )
     embedding_l2: float | None = Field(None, gt=0, description="`l2` of tables without one.")
 
     @property

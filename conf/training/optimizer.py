@@ -19,7 +19,9 @@ class CosineSchedule(StrictFinite):
     """Falls along half a cosine to `final_share` of the rate at the last step."""
 
     kind: Literal["cosine"] = "cosine"
-    final_share: float = Field(0.0, ge=0, le=1)
+    final_share: float = Field(
+        0.0, ge=0, le=1, description="Share of the rate that is left at the last step."
+    )
 
 
 class PolynomialSchedule(StrictFinite):
@@ -27,23 +29,29 @@ class PolynomialSchedule(StrictFinite):
 
     kind: Literal["polynomial"] = "polynomial"
     power: float = Field(1.0, gt=0, description="1: linear.")
-    final_share: float = Field(0.0, ge=0, le=1)
+    final_share: float = Field(
+        0.0, ge=0, le=1, description="Share of the rate that is left at the last step."
+    )
 
 
 class LinearSchedule(StrictFinite):
     """A polynomial schedule of power 1."""
 
     kind: Literal["linear"] = "linear"
-    final_share: float = Field(0.0, ge=0, le=1)
+    final_share: float = Field(
+        0.0, ge=0, le=1, description="Share of the rate that is left at the last step."
+    )
 
 
 class ExponentialSchedule(StrictFinite):
     """Multiplied by `decay_rate` every `decay_steps`, smoothly or in stairs."""
 
     kind: Literal["exponential"] = "exponential"
-    decay_rate: float = Field(gt=0, le=1)
-    decay_steps: int = Field(ge=1)
-    staircase: bool = False
+    decay_rate: float = Field(gt=0, le=1, description="Factor.")
+    decay_steps: int = Field(ge=1, description="Steps until the rate is multiplied once.")
+    staircase: bool = Field(
+        False, description="The rate falls at whole multiples of `decay_steps` alone."
+    )
 
 
 class InverseSqrtSchedule(StrictFinite):
@@ -84,8 +92,8 @@ class SparseAdagradConfig(_SparseConfig):
     """Adagrad: a rate per number, which falls with the sum of its squared gradients."""
 
     kind: Literal["adagrad"] = "adagrad"
-    initial_accumulator: float = Field(0.1, ge=0)
-    epsilon: float = Field(1e-7, gt=0)
+    initial_accumulator: float = Field(0.1, ge=0, description="First value of the sums.")
+    epsilon: float = Field(1e-7, gt=0, description="Added to the root, against division by zero.")
 
 
 class SparseSGDConfig(_SparseConfig):
@@ -98,11 +106,13 @@ class SparseFTRLConfig(_SparseConfig):
     """FTRL-Proximal: L1 that makes exact zeros, on rows that are touched."""
 
     kind: Literal["ftrl"] = "ftrl"
-    learning_rate_power: float = Field(-0.5, le=0)
-    initial_accumulator: float = Field(0.1, gt=0)
-    l1: float = Field(0.0, ge=0)
-    l2: float = Field(0.0, ge=0)
-    beta: float = Field(0.0, ge=0)
+    learning_rate_power: float = Field(
+        -0.5, le=0, description="Power of the accumulator in the rate; -0.5: its root."
+    )
+    initial_accumulator: float = Field(0.1, gt=0, description="First value of the sums.")
+    l1: float = Field(0.0, ge=0, description="Weight of the L1 norm.")
+    l2: float = Field(0.0, ge=0, description="Weight of the squared L2 norm.")
+    beta: float = Field(0.0, ge=0, description="Added to the root of the accumulator.")
 
 
 SparseOptimizerConfig = Annotated[
@@ -129,13 +139,19 @@ class DenseOptimizerConfig(StrictFinite):
 class OptimizerConfig(StrictFinite):
     """Lazy rules (touched rows only) for embedding tables, a Keras optimizer for the rest."""
 
-    learning_rate: float = Field(1e-3, gt=0)
+    learning_rate: float = Field(
+        1e-3, gt=0, description="Rate of tables and dense weights, where theirs is not set."
+    )
     beta_1: float = Field(0.9, ge=0, lt=1, description="Of Adam, on tables and dense weights.")
     beta_2: float = Field(0.999, ge=0, lt=1, description="Of Adam, on tables and dense weights.")
     epsilon: float = Field(1e-7, gt=0, description="Of Adam, on tables and dense weights.")
-    sparse: SparseOptimizerConfig = SparseAdamConfig()
+    sparse: SparseOptimizerConfig = Field(
+        SparseAdamConfig(), description="Optimizer of embedding tables."
+    )
     dense: DenseOptimizerConfig = DenseOptimizerConfig()
-    schedule: ScheduleConfig = ConstantSchedule()
+    schedule: ScheduleConfig = Field(
+        ConstantSchedule(), description="How the rate changes over the steps."
+    )
     warmup_steps: int | None = Field(
         None, ge=1, description="The rate rises in a line to the schedule's first value."
     )

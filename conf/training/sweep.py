@@ -17,7 +17,7 @@ from conf.training.train import METRIC_PATTERN, TrainConfig
 class ChoicesConfig(StrictFinite):
     """One of some values, of any kind."""
 
-    choices: tuple[Any, ...] = Field(min_length=1)
+    choices: tuple[Any, ...] = Field(min_length=1, description="Values to choose from.")
 
     @property
     def texts(self) -> list[str]:
@@ -28,11 +28,11 @@ class ChoicesConfig(StrictFinite):
 class RangeConfig(StrictFinite):
     """A number from a range, both ends included."""
 
-    low: float
-    high: float
+    low: float = Field(description="Least value.")
+    high: float = Field(description="Greatest value.")
     log: bool = Field(False, description="Drawn evenly by order of magnitude.")
-    step: float | None = Field(None, gt=0)
-    integer: bool = False
+    step: float | None = Field(None, gt=0, description="Distance between values; None: any value.")
+    integer: bool = Field(False, description="Whole numbers alone.")
 
     @model_validator(mode="after")
     def _possible(self) -> RangeConfig:
@@ -65,9 +65,13 @@ class SweepConfig(StrictFinite):
     space: dict[str, DimensionConfig] = Field(
         min_length=1, description="Config key -> a list of values, or low and high."
     )
-    sampler: Literal["grid", "random", "tpe"] = "random"
+    sampler: Literal["grid", "random", "tpe"] = Field(
+        "random",
+        description="grid: every combination. random: drawn. tpe: drawn where earlier trials "
+        "were good.",
+    )
     trials: int | None = Field(None, ge=1, description="None: the whole grid.")
-    seed: int = Field(42, ge=0)
+    seed: int = Field(42, ge=0, description="Seed of the draws.")
     metric: str | None = Field(
         None, pattern=METRIC_PATTERN, description="None: fit.early_stopping.metric."
     )

@@ -59,7 +59,9 @@ class ComputeConfig(StrictFinite):
     half_dtype: Literal["float16", "bfloat16"] | None = Field(
         None, description="None: by device. float16 has its loss scaled."
     )
-    initial_loss_scale: float = Field(32768.0, ge=1)
+    initial_loss_scale: float = Field(
+        32768.0, ge=1, description="float16: first scale of the loss."
+    )
     loss_scale_growth_steps: int = Field(2000, ge=1, description="Finite steps until it doubles.")
 
 
@@ -77,7 +79,9 @@ class EarlyStoppingConfig(StrictFinite):
         pattern=METRIC_PATTERN,
         description="None: ndcg@10; of ranking models auc, or rmse, of the first task.",
     )
-    patience: int = Field(3, ge=1)
+    patience: int = Field(
+        3, ge=1, description="Validations without a better metric, after which training ends."
+    )
     by: Literal["epochs", "steps"] = Field(
         "epochs", description="steps: the validations of fit.validation, not those of epochs."
     )
@@ -144,7 +148,7 @@ class FitConfig(StrictFinite):
     )
     validation: StepValidationConfig | None = None
     early_stopping: EarlyStoppingConfig | None = EarlyStoppingConfig()
-    log_every_seconds: float = Field(10.0, gt=0)
+    log_every_seconds: float = Field(10.0, gt=0, description="Seconds between lines of progress.")
     steps_per_loop: int = Field(64, ge=1, description="Steps inside one compiled loop.")
     checkpoint: CheckpointConfig = CheckpointConfig()
     warm_start: Annotated[WarmStartConfig | None, BeforeValidator(_path_alone)] = None
@@ -187,7 +191,7 @@ class FitConfig(StrictFinite):
 class EvaluationConfig(StrictFinite):
     """Protocols; the full catalogue is always ranked."""
 
-    ks: tuple[int, ...] = (1, 5, 10, 20, 50)
+    ks: tuple[int, ...] = Field((1, 5, 10, 20, 50), description="Cut-offs of the lists.")
     per: tuple[Literal["event", "user"], ...] | None = Field(
         None,
         min_length=1,
@@ -199,9 +203,14 @@ class EvaluationConfig(StrictFinite):
         description="user_frequency, item_frequency, or features with few values; None: both "
         "frequencies, as far as train counts them.",
     )
-    mask_seen: bool = True
-    sampled_negatives: int | None = Field(99, ge=1)
-    batch_size: int = Field(1024, ge=1)
+    mask_seen: bool = Field(True, description="Leave out items that the user has met.")
+    sampled_negatives: int | None = Field(
+        99,
+        ge=1,
+        description="Items that a target is ranked among in the sampled protocol; None: no "
+        "such protocol.",
+    )
+    batch_size: int = Field(1024, ge=1, description="Rows that are scored at a time.")
 
     @field_validator("per", "slices", mode="before")
     @classmethod
@@ -219,8 +228,8 @@ class EvaluationConfig(StrictFinite):
 class PredictConfig(StrictFinite):
     """Ranked lists per user."""
 
-    k: int = Field(20, ge=1)
-    mask_seen: bool = True
+    k: int = Field(20, ge=1, description="Length of the lists.")
+    mask_seen: bool = Field(True, description="Leave out items that the user has met.")
     task: str | None = Field(None, description="Of a ranking model: what ranks; None: the first.")
 
 
@@ -279,9 +288,13 @@ class TrainConfig(StrictFinite):
 
     dataset: str = Field(description="Dataset directory or URI, or one version's.")
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="Name of the run.")
-    root: PublishedRoot = "work/runs"
-    seed: int = Field(42, ge=0, lt=2**31)
-    model: ModelConfig = DSSMConfig()
+    root: PublishedRoot = Field("work/runs", description="Folder of runs, on a file system.")
+    seed: int = Field(
+        42, ge=0, lt=2**31, description="Seed of first weights, order of rows and draws."
+    )
+    model: ModelConfig = Field(
+        DSSMConfig(), description="What is trained: a retrieval model by name, or a ranking model."
+    )
     input: InputConfig = InputConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     compute: ComputeConfig = ComputeConfig()

@@ -1,4 +1,4 @@
-"""The documentation names files that exist."""
+"""The documentation names what exists, and says all that its generated pages need."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+
+from tools.docs import config_reference
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -30,3 +32,11 @@ def test_what_a_page_names_exists(page):
 def test_no_page_holds_two_versions_of_a_passage(page):
     marks = re.compile(r"^(?:<{7}|>{7}) ", re.MULTILINE)
     assert not marks.search(page.read_text(encoding="utf-8"))
+
+
+def test_every_key_of_a_config_has_words():
+    missing = config_reference.find_undescribed()
+    assert not missing, (
+        "the config reference has no words for these keys; give each a "
+        f'`Field(…, description="…")`, or name it under `Attributes:` of its class: {missing}'
+    )

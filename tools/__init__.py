@@ -1,0 +1,1 @@
+"""What a checkout needs beside the product: its documentation's site and its releases."""

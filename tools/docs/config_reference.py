@@ -1,0 +1,282 @@
+"""The reference of all config keys, from the pydantic models in `conf/`.
+
+A new model or key needs no change here: models are found by looking through the package, and a
+model that no other one holds gets a page of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import pkgutil
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic_core import to_jsonable_python
+
+import conf
+from conf.config_base import Strict
+
+ATTRIBUTE = re.compile(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
+LIMITS = {
+    "minimum": "≥ {}",
+    "exclusiveMinimum": "> {}",
+    "maximum": "≤ {}",
+    "exclusiveMaximum": "< {}",
+    "minLength": "at least {} characters",
+    "maxLength": "at most {} characters",
+    "minItems": "at least {} entries",
+    "maxItems": "at most {} entries",
+    "pattern": "matches `{}`",
+}
+LONGEST_DEFAULT = 60
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a model.
+
+    Attributes:
+        name: As it is written in a config.
+        description: What it means; empty where the code does not say.
+        type: Its type in words, with links to the models that it may hold.
+        default: As it would be written in YAML; None: it must be given.
+        allowed: Its bounds and values, in words.
+    """
+
+    name: str
+    description: str
+    type: str
+    default: str | None
+    allowed: str
+
+
+@dataclass(frozen=True)
+class Model:
+    """A group of keys.
+
+    Attributes:
+        name: Name of its class.
+        title: Where it stands in a config, and what chooses it there.
+        summary: What it is for, from the docstring.
+        keys: Its keys, in the order of the code.
+        place: File and class, for messages.
+    """
+
+    name: str
+    title: str
+    summary: str
+    keys: tuple[Key, ...]
+    place: str
+
+
+def find_roots() -> dict[str, type[Strict]]:
+    """Returns the configs that stand alone: classes in `conf/` that nothing holds or extends."""
+    for module in pkgutil.walk_packages(conf.__path__, "conf."):
+        importlib.import_module(module.name)
+    models = {cls for cls in _subclasses(Strict) if cls.__module__.startswith("conf.")}
+    held = {held for cls in models for held in list(_list_models(cls))[1:]}
+    roots = {cls for cls in models - held if cls.model_fields and not cls.__subclasses__()}
+    return {cls.__name__: cls for cls in sorted(roots, key=lambda cls: cls.__name__)}
+
+
+def _subclasses(cls: type[Strict]) -> Iterator[type[Strict]]:
+    for child in cls.__subclasses__():
+        yield child
+        yield from _subclasses(child)
+
+
+def _list_models(root: type[Strict]) -> dict[type[Strict], str]:
+    """A model and those that it holds, in the order of their use, each with its first key path."""
+    found = {root: ""}
+    waiting = [root]
+    for model in waiting:
+        for name, field in model.model_fields.items():
+            path = f"{found[model]}.{name}".removeprefix(".")
+            for held, where in _classes(field.annotation, path):
+                if held not in found:
+                    found[held] = where
+                    waiting.append(held)
+    return found
+
+
+def _classes(annotation: Any, path: str) -> Iterator[tuple[type[Strict], str]]:
+    if isinstance(annotation, type) and issubclass(annotation, Strict):
+        yield annotation, path
+    suffix = {tuple: "[]", list: "[]", dict: ".NAME"}.get(get_origin(annotation), "")
+    for argument in get_args(annotation):
+        yield from _classes(argument, path + suffix)
+
+
+def describe_tree(root: type[Strict]) -> list[Model]:
+    """Returns a config's models: itself, then those that it holds, in the order of their use."""
+    schema = root.model_json_schema()
+    definitions = schema.get("$defs", {})
+    # A class that holds itself is a reference into its own definitions.
+    definitions.setdefault(root.__name__, schema)
+    return [_describe(cls, path, definitions) for cls, path in _list_models(root).items()]
+
+
+def _references(node: Any) -> list[str]:
+    """Names of the models that a part of a schema refers to, each once."""
+    if isinstance(node, list):
+        parts = [name for item in node for name in _references(item)]
+    elif isinstance(node, dict):
+        own = [node["$ref"].rpartition("/")[2]] if isinstance(node.get("$ref"), str) else []
+        parts = own + [n for k, v in node.items() if k != "default" for n in _references(v)]
+        parts = [n for n in parts if n != "mapping"]
+    else:
+        parts = []
+    return list(dict.fromkeys(parts))
+
+
+def _describe(cls: type[Strict], path: str, definitions: dict[str, Any]) -> Model:
+    schema = definitions[cls.__name__]
+    attributes = {
+        name: " ".join(text.split())
+        for parent in reversed(cls.__mro__)
+        for name, text in ATTRIBUTE.findall(inspect.cleandoc(parent.__doc__ or ""))
+    }
+    required = set(schema.get("required", ()))
+    keys = tuple(
+        Key(
+            name=name,
+            description=value.get("description")
+            or attributes.get(name)
+            or _describe_by_type(value, definitions),
+            type=_type_in_words(value),
+            default=None if name in required else _default_in_words(cls, name),
+            allowed=_allowed_in_words(value),
+        )
+        for name, value in schema.get("properties", {}).items()
+    )
+    place = f"{cls.__module__.replace('.', '/')}.py: {cls.__name__}"
+    return Model(cls.__name__, _find_title(cls, path), _summary(schema), keys, place)
+
+
+def _summary(schema: dict[str, Any]) -> str:
+    """The docstring without its list of attributes."""
+    return str(schema.get("description", "")).partition("\n\nAttributes:")[0].strip()
+
+
+def _describe_by_type(value: dict[str, Any], definitions: dict[str, Any]) -> str:
+    """What a key without words of its own says by its type."""
+    if "const" in value:
+        return "Chooses these keys."
+    held = _references(value)
+    if len(held) == 1:
+        return _summary(definitions[held[0]]).partition("\n\n")[0].replace("\n", " ")
+    return ""
+
+
+def _find_title(cls: type[Strict], path: str) -> str:
+    tags = [f"`{key}: {value}`" for key, value in _find_tags(cls).items()]
+    return ", ".join([f"`{path}`" if path else "Top level", *tags])
+
+
+def _find_tags(cls: type[Strict]) -> dict[str, str]:
+    """The keys that have one value only: they choose the model among others."""
+    fields = {name: field.annotation for name, field in cls.model_fields.items()}
+    literals = {name: get_args(t) for name, t in fields.items() if get_origin(t) is Literal}
+    return {name: str(values[0]) for name, values in literals.items() if len(values) == 1}
+
+
+def _type_in_words(value: dict[str, Any]) -> str:
+    if "$ref" in value:
+        name = value["$ref"].rpartition("/")[2]
+        return f"[{_title(name)}](#{name.lower()})"
+    for union in ("anyOf", "oneOf"):
+        if union in value:
+            parts = list(dict.fromkeys(_type_in_words(part) for part in value[union]))
+            return " or ".join(parts)
+    if "const" in value or "enum" in value:
+        return "text" if isinstance(_choices(value)[0], str) else "number"
+    kind = value.get("type")
+    if kind == "array":
+        return f"list of {_type_in_words(value.get('items', {}))}"
+    if kind == "object":
+        inner = value.get("additionalProperties")
+        return f"mapping of names to {_type_in_words(inner if isinstance(inner, dict) else {})}"
+    names = {"string": "text", "integer": "whole number", "number": "number", "null": "null"}
+    return {**names, "boolean": "true or false"}.get(str(kind), "any value")
+
+
+def _title(name: str) -> str:
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name.removesuffix("Config"))
+    return " ".join(word if word.isupper() else word.lower() for word in words.split())
+
+
+def _choices(value: dict[str, Any]) -> list[Any]:
+    return [value["const"]] if "const" in value else list(value["enum"])
+
+
+def _default_in_words(cls: type[Strict], name: str) -> str:
+    default = cls.model_fields[name].get_default(call_default_factory=True)
+    if isinstance(default, Strict):
+        return _group_in_words(default)
+    text = json.dumps(to_jsonable_python(default), ensure_ascii=False)
+    return f"`{text}`" if len(text) <= LONGEST_DEFAULT else "see there"
+
+
+def _group_in_words(default: Strict) -> str:
+    """A group's default by the keys that choose it; its other keys have defaults of their own."""
+    tags = {
+        key: getattr(default, key)
+        for key in ("kind", "name", "source")
+        if key in type(default).model_fields and isinstance(getattr(default, key), str)
+    }
+    return f"`{json.dumps(tags)}`" if tags else "its defaults"
+
+
+def _allowed_in_words(value: dict[str, Any]) -> str:
+    if "const" in value or "enum" in value:
+        return ", ".join(f"`{choice}`" for choice in _choices(value))
+    own = [text.format(value[limit]) for limit, text in LIMITS.items() if limit in value]
+    inner = [_allowed_in_words(part) for u in ("anyOf", "oneOf") for part in value.get(u, ())]
+    for part in ("items", "additionalProperties"):
+        if isinstance(value.get(part), dict):
+            inner.append(_allowed_in_words(value[part]))
+    return ", ".join(dict.fromkeys(filter(None, (*own, *inner))))
+
+
+def find_undescribed() -> list[str]:
+    """Returns where a key has no words: file, class and key."""
+    missing = [
+        f"{model.place}.{key.name}"
+        for root in find_roots().values()
+        for model in describe_tree(root)
+        for key in model.keys
+        if not key.description
+    ]
+    return sorted(set(missing))
+
+
+def render_page(root: type[Strict]) -> str:
+    """Returns the page of a config in Markdown: a section per model, a table per section."""
+    models = describe_tree(root)
+    title = f"# Keys of `{root.__name__.removesuffix('Config').lower()}` configs"
+    return "\n\n".join([title, *map(_render_model, models)]) + "\n"
+
+
+def _render_model(model: Model) -> str:
+    rows = [
+        "| key | meaning | type | default | allowed |",
+        "| --- | --- | --- | --- | --- |",
+        *map(_render_key, model.keys),
+    ]
+    heading = f"## {model.title} {{ #{model.name.lower()} }}"
+    return "\n\n".join([heading, _as_yaml(model.summary), "\n".join(rows)])
+
+
+def _render_key(key: Key) -> str:
+    default = "required" if key.default is None else key.default
+    cells = (f"`{key.name}`", _as_yaml(key.description), key.type, default, key.allowed)
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _as_yaml(text: str) -> str:
+    """Python's words for a value in YAML's."""
+    return re.sub(r"\bNone\b", "`null`", text)
