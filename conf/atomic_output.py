@@ -15,6 +15,7 @@ from conf.locks import hold_file_lock
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+WITHDRAWN_DIR = ".withdrawn"
 
 
 @contextmanager
@@ -55,38 +56,70 @@ def staged_directory(target: Path) -> Iterator[Path]:
 def numbered_directory(parent: Path, keep: int | None = None) -> Iterator[tuple[Path, Path]]:
     """Yields an empty directory, and the path `<parent>/<n>` that it gets when the block ends well.
 
-    Numbers grow by one; a directory with a number is always whole, as it is renamed to it. The
-    oldest ones are renamed away before they are removed.
+    Numbers grow by one, over withdrawn ones too; a directory with a number is always whole, as it
+    is renamed to it. The oldest ones are renamed away before they are removed.
 
     Args:
         parent: Directory of the numbered ones; made as needed.
-        keep: How many are kept, the newest ones; None: all.
+        keep: How many are kept, the newest ones, and of withdrawn ones as many; None: all.
 
     Raises:
         UpstreamNotReadyError: Another process is writing a directory of the same parent.
     """
     parent.mkdir(parents=True, exist_ok=True)
     lock, staging, removing = (parent / name for name in (".lock", ".staging", ".removing"))
-    refusal = UpstreamNotReadyError(
-        f"{parent} is being written by another process right now",
-        received=f"a lock on {lock}",
-        fix="wait for it to end, then run again",
-    )
-    with hold_file_lock(lock, refusal):
+    with hold_file_lock(lock, _refuse_writer(parent)):
         _remove(staging)
         _remove(removing)
         staging.mkdir()
-        target = parent / str(max(list_numbered(parent), default=0) + 1)
+        taken = [*list_numbered(parent), *list_numbered(parent / WITHDRAWN_DIR)]
+        target = parent / str(max(taken, default=0) + 1)
         try:
             yield staging, target
             _sync_tree(staging)
             staging.rename(target)
             sync_directory(parent)
-            for number in list_numbered(parent)[: -keep if keep else 0]:
-                (parent / str(number)).rename(removing)
-                _remove(removing)
+            for kept in (parent, parent / WITHDRAWN_DIR):
+                for number in list_numbered(kept)[: -keep if keep else 0]:
+                    (kept / str(number)).rename(removing)
+                    _remove(removing)
         finally:
             _remove(staging)
+
+
+def withdraw_numbered(parent: Path, above: int) -> list[int]:
+    """Moves the directories whose number is above one aside, into `<parent>/.withdrawn`.
+
+    The newest one goes last: until then it is the newest, and after it `above` is. No number is
+    given twice.
+
+    Args:
+        parent: Directory of the numbered ones.
+        above: The number that is the newest afterwards.
+
+    Returns:
+        The numbers that were moved, ascending.
+
+    Raises:
+        UpstreamNotReadyError: Another process is writing a directory of the same parent.
+    """
+    withdrawn = parent / WITHDRAWN_DIR
+    with hold_file_lock(parent / ".lock", _refuse_writer(parent)):
+        withdrawn.mkdir(exist_ok=True)
+        numbers = [number for number in list_numbered(parent) if number > above]
+        for number in numbers:
+            (parent / str(number)).rename(withdrawn / str(number))
+        sync_directory(withdrawn)
+        sync_directory(parent)
+    return numbers
+
+
+def _refuse_writer(parent: Path) -> UpstreamNotReadyError:
+    return UpstreamNotReadyError(
+        f"{parent} is being written by another process right now",
+        received=f"a lock on {parent / '.lock'}",
+        fix="wait for it to end, then run again",
+    )
 
 
 def list_numbered(parent: Path) -> list[int]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conf.atomic_output import list_numbered
-from conf.errors import UpstreamNotReadyError
+from conf.atomic_output import WITHDRAWN_DIR, list_numbered, withdraw_numbered
+from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.paths import check_entry_name
 from conf.run import read_json
 
@@ -36,6 +36,7 @@ class ExportOptions:
         keep: Versions that are kept, the newest ones; None: all.
         k: Length of the lists of a retrieval model's default signature.
         tables: Whether every embedding table is written too.
+        once: Whether a run that has a version there, withdrawn or not, gets no further one.
     """
 
     directory: Path | None = None
@@ -43,6 +44,7 @@ class ExportOptions:
     keep: int | None = None
     k: int = 100
     tables: bool = False
+    once: bool = False
 
     def __post_init__(self) -> None:
         """Refuses a name that could leave the directory.
@@ -97,3 +99,144 @@ def read_card(version: Path) -> dict[str, Any]:
         InputDataError: It is damaged.
     """
     return read_json(version / EXPORT_FILE)
+
+
+@dataclass(frozen=True)
+class ExportedVersion:
+    """A version of a model.
+
+    Attributes:
+        path: Its directory.
+        number: Its number.
+        run: Directory of the run that it was exported from.
+        dataset_version: Id of the dataset version that the run was trained on.
+        is_withdrawn: Whether it was withdrawn.
+    """
+
+    path: Path
+    number: int
+    run: str
+    dataset_version: str
+    is_withdrawn: bool
+
+    @classmethod
+    def read(cls, path: Path) -> ExportedVersion:
+        """Reads what a version says of itself.
+
+        Raises:
+            InputDataError: `export.json` is damaged.
+        """
+        card = read_card(path)
+        try:
+            run, dataset_version = str(card["run_path"]), str(card["dataset_version"])
+        except KeyError as error:
+            raise InputDataError(
+                f"{path / EXPORT_FILE} does not name its run and dataset version",
+                received=f"no {error}",
+                fix="export the run again",
+            ) from error
+        is_withdrawn = path.parent.name == WITHDRAWN_DIR
+        return cls(path, int(path.name), run, dataset_version, is_withdrawn)
+
+
+def read_versions(model: Path) -> list[ExportedVersion]:
+    """Reads the versions of a model that are whole, withdrawn ones too, by number.
+
+    Raises:
+        UpstreamNotReadyError: It has none.
+        InputDataError: An `export.json` is damaged.
+    """
+    found = [
+        ExportedVersion.read(base / str(number))
+        for base in (model, model / WITHDRAWN_DIR)
+        for number in list_versions(base)
+    ]
+    if not found:
+        raise UpstreamNotReadyError(
+            "this model has no exported version",
+            received=model,
+            allowed="DIR/MODEL, where `sluice export --to DIR --name MODEL` writes",
+            fix="write one by `sluice export`",
+        )
+    return sorted(found, key=lambda version: version.number)
+
+
+def find_exports(model: Path, run: Path) -> list[ExportedVersion]:
+    """Returns the versions of a model that were exported from a run, withdrawn ones too."""
+    try:
+        versions = read_versions(model)
+    except UpstreamNotReadyError:
+        return []
+    return [version for version in versions if Path(version.run) == run.resolve()]
+
+
+def find_published(model: Path, before: str | None = None) -> ExportedVersion:
+    """Returns the newest version of a model that is not withdrawn.
+
+    Args:
+        model: Directory of the model.
+        before: Id of a dataset version: only models of earlier ones count; None: all do.
+
+    Raises:
+        UpstreamNotReadyError: There is none.
+        InputDataError: An `export.json` is damaged.
+    """
+    for version in reversed(read_versions(model)):
+        is_earlier = before is None or version.dataset_version < before
+        if is_earlier and not version.is_withdrawn:
+            return version
+    raise UpstreamNotReadyError(
+        "no version of this model is published",
+        received=model if before is None else f"{model}, trained before {before}",
+        fix="write one by `sluice export`",
+    )
+
+
+def roll_back(model: Path, to: int | None = None) -> list[int]:
+    """Withdraws the newest versions of a model; servers go back to the one before.
+
+    Args:
+        model: Directory of the model.
+        to: The version that is the newest afterwards; None: the one before the newest.
+
+    Returns:
+        The versions that were withdrawn; none where `to` was the newest already.
+
+    Raises:
+        ConfigError: There is no such version, or none before the newest.
+        InputDataError: That version is damaged; nothing was withdrawn.
+        UpstreamNotReadyError: The model has no version, or is being exported now.
+    """
+    numbers = [v.number for v in read_versions(model) if not v.is_withdrawn]
+    if to is None:
+        to = numbers[-2] if len(numbers) > 1 else None
+    if to is None or to not in numbers:
+        raise ConfigError(
+            "there is no version of this model to go back to",
+            received=f"--to {to}" if to is not None else f"{model}, before its newest version",
+            allowed=", ".join(map(str, numbers)) or "no version is published",
+            fix="export an earlier run anew",
+        )
+    if damage := find_damage(model / str(to)):
+        raise InputDataError(
+            f"version {to} of {model} is damaged; nothing was withdrawn",
+            received=damage,
+            fix="name another one by --to",
+        )
+    return withdraw_numbered(model, to)
+
+
+def find_damage(version: Path) -> str | None:
+    """Names the first file of a version that is missing or has another size than it should.
+
+    Raises:
+        UpstreamNotReadyError: It has no `export.json`.
+        InputDataError: `export.json` is damaged.
+    """
+    for name, info in read_card(version)["files"].items():
+        file = version / name
+        size = file.stat().st_size if file.is_file() else None
+        if size != info["bytes"]:
+            found = "missing" if size is None else f"{size} bytes"
+            return f"{name}: {found} of {info['bytes']} bytes"
+    return None

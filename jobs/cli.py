@@ -57,6 +57,7 @@ SUBCOMMANDS = {
     "evaluate": ("jobs.evaluate", "Rank the catalogue and compare with the baselines."),
     "compare": ("jobs.compare", "Compare two runs, with confidence intervals."),
     "export": ("jobs.export", "The next version of a SavedModel, and embeddings."),
+    "models": ("jobs.models", "List an exported model's versions, go back to an earlier one."),
     "predict": ("jobs.predict", "Top-k lists for every user, or scores of rows."),
     "serve": ("jobs.serve", "Answer requests by exported models over HTTP."),
     "inspect": ("jobs.inspection.inspect_dataset", "Show what a dataset, a shard or a run holds."),

@@ -20,6 +20,7 @@ from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
 from jobs.support.trained_run import (
     CheckpointChoice,
     CheckpointOption,
+    OnDataset,
     RunOption,
     restore_for_evaluation,
     restore_run,
@@ -35,6 +36,7 @@ def main(
     run: RunOption,
     against: Annotated[str, typer.Option(help="The run, or series, that it is compared with.")],
     split: Annotated[str, typer.Option(help="Split to measure on.")] = "test",
+    dataset: OnDataset = None,
     metric: Annotated[
         str | None, typer.Option(help="What decides; default: ndcg@10, or the first task's auc.")
     ] = None,
@@ -52,7 +54,7 @@ def main(
     """Compare two runs on a split, row by row."""
     setup_logging(log_format)
     result = compare(
-        Path(run), Path(against), split=split, metric=metric, margin=margin,
+        Path(run), Path(against), split=split, dataset=dataset, metric=metric, margin=margin,
         checkpoint=checkpoint, overrides=overrides or (),
     )  # fmt: skip
     if log_format is LogFormat.JSON:
@@ -67,6 +69,7 @@ def compare(
     against: Path,
     *,
     split: str = "test",
+    dataset: str | None = None,
     metric: str | None = None,
     margin: float | None = None,
     checkpoint: str = CheckpointChoice.BEST,
@@ -78,6 +81,7 @@ def compare(
         run: A run's directory, or a series' (its last finished run).
         against: The run that it is compared with.
         split: Split to measure on.
+        dataset: Version of their dataset to measure on; None: the one that both are of.
         metric: What decides; None: `ndcg@10`, or the first task's `auc` or `mse`.
         margin: Least lead that the run must have; None: nothing is asked of it.
         checkpoint: `best` or `last`, of both.
@@ -93,8 +97,8 @@ def compare(
         UpstreamNotReadyError: There is no such run or checkpoint.
         InputDataError: The split is empty, or data or a checkpoint is damaged.
     """
-    trained = restore_for_evaluation(run, checkpoint, overrides)
-    other = restore_run(against, checkpoint)
+    trained = restore_for_evaluation(run, checkpoint, overrides, dataset)
+    other = restore_run(against, checkpoint, dataset)
     from training.evaluation.comparison import compare_runs, find_lead, require_metric
 
     found = compare_runs(trained, other, split)

@@ -27,6 +27,7 @@ from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
 from jobs.support.trained_run import (
     CheckpointChoice,
     CheckpointOption,
+    OnDataset,
     RunOption,
     restore_for_evaluation,
     timed,
@@ -44,6 +45,7 @@ TEST_SPLIT = "test"
 def main(
     run: RunOption,
     split: Annotated[str, typer.Option(help="Split to measure on.")] = TEST_SPLIT,
+    dataset: OnDataset = None,
     predictions: Annotated[
         Path | None,
         typer.Option(help="Measure the ranked lists of this file in place of the run's model."),
@@ -74,15 +76,20 @@ def main(
             received=", ".join(map(str, given)),
             fix="leave one of them",
         )
+    if predictions is not None and dataset is not None:
+        raise ConfigError(
+            "--predictions are lists for the run's own dataset version",
+            received=f"--dataset {dataset}",
+            fix="leave --dataset out",
+        )
+    place: dict[str, Any] = {"split": split, "dataset": dataset, "checkpoint": checkpoint}
     served = saved_model if endpoint is None else endpoint
     if served is not None:
-        metrics = evaluate_served(
-            Path(run), served, split=split, checkpoint=checkpoint, overrides=overrides or ()
-        )
+        metrics = evaluate_served(Path(run), served, **place, overrides=overrides or ())
     elif predictions is not None:
         metrics = evaluate_lists(Path(run), predictions, split=split, overrides=overrides or ())
     else:
-        metrics = evaluate(Path(run), split=split, checkpoint=checkpoint, overrides=overrides or ())
+        metrics = evaluate(Path(run), **place, overrides=overrides or ())
     if log_format is LogFormat.JSON:
         print(json.dumps(metrics, sort_keys=True))
     elif predictions is not None:
@@ -98,17 +105,19 @@ def evaluate(
     run_dir: Path,
     *,
     split: str = TEST_SPLIT,
+    dataset: str | None = None,
     checkpoint: str = CheckpointChoice.BEST,
     overrides: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Evaluates a run and writes its metrics.
 
     The test split's go to `metrics.json` and into the run card, another split's to
-    `metrics-<split>.json` alone.
+    `metrics-<split>.json` alone; those on another version have its id in their file's name.
 
     Args:
         run_dir: A run's directory, or a series' (its last finished run).
         split: Split to measure on.
+        dataset: A later version of the run's dataset to measure on; None: its own.
         checkpoint: `best` or `last`.
         overrides: `evaluation.key=value` each.
 
@@ -116,11 +125,11 @@ def evaluate(
         The content of the file.
 
     Raises:
-        ConfigError: An override does not fit.
-        UpstreamNotReadyError: There is no such run or checkpoint.
+        ConfigError: An override does not fit, or the run cannot be put on that version.
+        UpstreamNotReadyError: There is no such run, checkpoint or version.
         InputDataError: The split is empty, or the run's data or checkpoint is damaged.
     """
-    trained = restore_for_evaluation(run_dir, checkpoint, overrides)
+    trained = restore_for_evaluation(run_dir, checkpoint, overrides, dataset)
     run_dir = trained.run_dir
     from training.evaluation.evaluate import evaluate_split
 
@@ -130,7 +139,10 @@ def evaluate(
             "checkpoint": str(checkpoint),
             "evaluation": trained.config.evaluation.model_dump(mode="json"),
         }
-        if split == TEST_SPLIT:
+        if dataset is not None:
+            name = f"metrics-{split}-{trained.manifest.dataset_version}.json"
+            write_json(run_dir / name, metrics)
+        elif split == TEST_SPLIT:
             write_json(run_dir / METRICS_FILE, metrics)
             update_run_card(run_dir, metrics=headline_metrics(metrics))
         else:
@@ -143,6 +155,7 @@ def evaluate_served(
     served: Path | str,
     *,
     split: str = TEST_SPLIT,
+    dataset: str | None = None,
     checkpoint: str = CheckpointChoice.BEST,
     overrides: Sequence[str] = (),
 ) -> dict[str, Any]:
@@ -152,6 +165,7 @@ def evaluate_served(
         run_dir: A run's directory, or a series' (its last finished run).
         served: An export's directory, or the URL of a model.
         split: Split to measure on.
+        dataset: A later version of the run's dataset to measure on; None: its own.
         checkpoint: `best` or `last`.
         overrides: `evaluation.key=value` each.
 
@@ -163,7 +177,7 @@ def evaluate_served(
         UpstreamNotReadyError: There is no such run, export or server.
         InputDataError: Rows are not scored as the run scores them.
     """
-    trained = restore_for_evaluation(run_dir, checkpoint, overrides)
+    trained = restore_for_evaluation(run_dir, checkpoint, overrides, dataset)
     from training.evaluation.replay import Endpoint, SavedModel, refuse_differences, replay_split
 
     client = Endpoint(served) if isinstance(served, str) else SavedModel(find_version(served))

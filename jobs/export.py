@@ -40,12 +40,16 @@ def main(
     tables: Annotated[
         bool, typer.Option("--tables", help="Write every embedding table too, as files of rows.")
     ] = False,
+    once: Annotated[
+        bool,
+        typer.Option("--once", help="Write nothing where this run has a version there already."),
+    ] = False,
     checkpoint: CheckpointOption = CheckpointChoice.BEST,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Write the next version of a SavedModel that takes raw values, with all embeddings."""
     setup_logging(log_format)
-    options = ExportOptions(to, name, keep, k, tables)
+    options = ExportOptions(to, name, keep, k, tables, once)
     target = export(Path(run), checkpoint=checkpoint, options=options)
     if log_format is LogFormat.JSON:
         print(json.dumps({"export": str(target)}))

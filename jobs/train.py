@@ -48,6 +48,12 @@ def main(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with this config's newest run, if unfinished.")
     ] = False,
+    once: Annotated[
+        bool,
+        typer.Option(
+            "--once", help="The same, and train nothing where it has finished on this version."
+        ),
+    ] = False,
     profile: Annotated[
         str | None,
         typer.Option(metavar="FROM:TO", help="Profile the steps between these, for TensorBoard."),
@@ -75,12 +81,15 @@ def main(
     steps = None if profile is None else parse_step_range(profile)
     settings = list_overrides(overrides, {"dataset": dataset})
     resolved = load_config(TrainConfig, "training", config, settings)
-    _check_launcher(launcher, workers, {"--sweep": sweep, "--profile": steps})
+    one_process = {"--sweep": sweep, "--profile": steps, "--once": once or None}
+    _check_launcher(launcher, workers, one_process)
     if resolved.devices.strategy == "parameter_server":
         _check_servers(launcher, sweep)
         if not dry_run and (code := serve(resolved, log_format)) is not None:
             return code
     if sweep is not None:
+        if once:
+            raise ConfigError("--once is of one run", received="--sweep", fix="give --resume")
         return _sweep(resolved, sweep, Switches(dry_run, resume, report, steps), log_format)
     if workers is not None and not dry_run:
         from jobs.support.spark_launcher import SparkLaunch, launch_on_spark
@@ -90,7 +99,7 @@ def main(
     if dry_run:
         print(json.dumps(plan(resolved), indent=1))
         return 0
-    run = train(resolved, resume=resume, log_format=log_format, profile=steps)
+    run = train(resolved, resume=resume, once=once, log_format=log_format, profile=steps)
     _tell(run, _write_page(run) if report and _writes_run(resolved) else None, log_format)
     return 0
 
@@ -113,7 +122,7 @@ def _check_launcher(
     given = [name for name, value in of_one_process.items() if value is not None]
     if workers is not None and given:
         raise ConfigError(
-            "--launcher spark starts one run, without a profile",
+            "--launcher spark starts one run anew, or with --resume, without a profile",
             received=given[0],
             fix="leave it out, or train without a launcher",
         )
@@ -189,6 +198,7 @@ def train(
     config: TrainConfig,
     *,
     resume: bool = False,
+    once: bool = False,
     log_format: LogFormat | str = LogFormat.TEXT,
     profile: StepRange | None = None,
 ) -> Path:
@@ -197,6 +207,7 @@ def train(
     Args:
         config: The resolved config.
         resume: Whether to go on with the newest run of the same config, if it is unfinished.
+        once: The same; where that run has finished on the same version it is returned.
         log_format: `text` or `json`.
         profile: Steps to profile, or None.
 
@@ -210,7 +221,7 @@ def train(
     json_lines = LogFormat(log_format) is LogFormat.JSON
     progress = build_progress("json" if json_lines else "text", config.fit.log_every_seconds)
     with closing(progress):
-        return fit_run(config, progress, resume=resume, profile=profile)
+        return fit_run(config, progress, resume=resume, once=once, profile=profile)
 
 
 def serve(config: TrainConfig, log_format: LogFormat | str = LogFormat.TEXT) -> int | None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from conf.errors import ConfigError
-from conf.paths import CURRENT_FILE, DatasetPaths, local_path, read_manifest
+from conf.paths import CURRENT_FILE, DatasetPaths, local_path, read_manifest, resolve_version
 from etl.versions.diff import diff_manifests
 from etl.versions.publish import read_current, roll_back
 from etl.versions.retention import VersionInfo, collect_garbage, list_versions
@@ -28,6 +28,14 @@ def list_command(dataset: Dataset, log_format: LogFormatOption = LogFormat.TEXT)
             print(json.dumps(version.to_json()))
     else:
         print_versions(versions)
+    return 0
+
+
+@app.command("current")
+def current_command(dataset: Dataset, log_format: LogFormatOption = LogFormat.TEXT) -> int:
+    """Print the directory of the current version; exit code 4 where there is none."""
+    version = resolve_version(find_dataset(dataset).base)
+    print(json.dumps({"version": str(version)}) if log_format is LogFormat.JSON else version)
     return 0
 
 

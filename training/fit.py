@@ -28,6 +28,7 @@ from training.loop.validation import build_validate, check_held_out, is_validate
 from training.models.model import Model
 from training.monitoring.progress import NoProgress, TrainingProgress
 from training.run_directory import (
+    Again,
     RunStart,
     choose_start,
     counted_seconds,
@@ -36,6 +37,7 @@ from training.run_directory import (
     describe_start,
     describe_tables,
     locked,
+    only_one,
     publish_run,
     read_current_data,
     recorded_status,
@@ -48,6 +50,7 @@ def fit_run(
     progress: TrainingProgress,
     *,
     resume: bool = False,
+    once: bool = False,
     profile: StepRange | None = None,
 ) -> Path:
     """Trains a model and returns the directory of the run.
@@ -57,10 +60,13 @@ def fit_run(
         progress: Shows how it goes.
         resume: Whether to go on with the newest run of the same config, if it is unfinished,
             at the position of its newest checkpoint.
+        once: Whether to do so, and to train nothing where that run has finished on the same
+            dataset version.
         profile: Steps to profile, or None.
 
     Raises:
         TrainingInterruptedError: SIGTERM or SIGINT came, to any process; the state is saved.
+        UpstreamNotReadyError: Another process trains this config once, or the unfinished run.
         SluiceError: The config, the dataset or the devices do not fit, or training failed. The
             earlier runs and the current one are untouched.
     """
@@ -68,8 +74,16 @@ def fit_run(
         progress.message("waiting for the other processes of TF_CONFIG")
     strategy = build_strategy(config.devices)
     workers = Workers(strategy)
-    with released_servers(strategy), lost_worker_errors(workers), memory_errors():
-        start = choose_start(config, progress, workers, resume=resume)
+    again = Again.ONCE if once else Again.RESUME if resume else Again.NEW
+    with (
+        released_servers(strategy),
+        lost_worker_errors(workers),
+        memory_errors(),
+        only_one(config, workers, again),
+    ):
+        start = choose_start(config, progress, workers, again)
+        if start.finished is not None:
+            return start.finished
         seed_everything(config.seed)
         trainer = Trainer(config, start.data, strategy, progress, profile)
         if start.unfinished is None:

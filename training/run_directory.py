@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ STATUS_TRAINED = "trained"
 STATUS_FAILED = "failed"
 STATUS_INTERRUPTED = "interrupted"
 LOCK_FILE = ".lock"
+ONCE_LOCK_FILE = ".once.lock"
 REPORTED_PACKAGES = ("tensorflow", "keras", "numpy", "pyarrow")
 
 _log = logging.getLogger("sluice.training.run_directory")
@@ -94,19 +96,43 @@ def make_entry(parent: Path, sha256: str, now: datetime | None = None) -> Path:
             except FileExistsError:
                 attempt += 1  # Another one of the same config began within this second.
     except OSError as error:
-        raise InternalError(
-            "cannot make a run directory",
-            received=f"{error.filename}: {error.strerror}",
-            fix="set `root` to a directory that you may write to",
-        ) from error
+        raise _refuse_root(error) from error
+
+
+def _refuse_root(error: OSError) -> InternalError:
+    return InternalError(
+        "cannot make a run directory",
+        received=f"{error.filename}: {error.strerror}",
+        fix="set `root` to a directory that you may write to",
+    )
 
 
 def find_unfinished_run(config: TrainConfig) -> Path | None:
     """Returns the newest run of the same resolved config if it has not finished, else None.
 
     An unfinished run that is older than a finished one is left alone: going on with it would put
-    an old result in the place of a newer one. Runs whose card cannot be read are passed over.
+    an old result in the place of a newer one.
     """
+    newest = _find_newest_run(config)
+    return None if newest is None or newest[1].get("status") == STATUS_TRAINED else newest[0]
+
+
+def find_finished_run(config: TrainConfig, manifest: Manifest) -> Path | None:
+    """Returns the newest run of the same resolved config if it has finished, else None.
+
+    Args:
+        config: The resolved config.
+        manifest: Of the dataset version that it must have been trained on.
+    """
+    newest = _find_newest_run(config)
+    if newest is None or newest[1].get("status") != STATUS_TRAINED:
+        return None
+    trained_on = (newest[1].get("dataset") or {}).get("manifest_sha256")
+    return newest[0] if trained_on == manifest_sha256(manifest) else None
+
+
+def _find_newest_run(config: TrainConfig) -> tuple[Path, dict[str, Any]] | None:
+    """Returns the newest run of a config and its card; passes over cards that cannot be read."""
     paths = run_paths(config)
     if not paths.runs.is_dir():
         return None
@@ -120,7 +146,7 @@ def find_unfinished_run(config: TrainConfig) -> Path | None:
             _log.warning("passing over run %s, its card cannot be read: %s", run, error)
             continue
         if card.get("config_sha256") == wanted:
-            return None if card.get("status") == STATUS_TRAINED else run
+            return run, card
     return None
 
 
@@ -365,6 +391,45 @@ def _build_incomplete_error(run_dir: Path, error: Exception) -> InputDataError:
     )
 
 
+class Again(StrEnum):
+    """What becomes of a config that was trained before, wholly or in part.
+
+    Attributes:
+        NEW: A new run.
+        RESUME: On with the newest run of the config, if it is unfinished.
+        ONCE: The same, and nothing is trained where the newest run of the config has finished on
+            the same dataset version.
+    """
+
+    NEW = "new"
+    RESUME = "resume"
+    ONCE = "once"
+
+
+@contextmanager
+def only_one(config: TrainConfig, workers: Workers, again: Again) -> Iterator[None]:
+    """Lets one process at a time decide whether a config has been trained, and train it.
+
+    Raises:
+        UpstreamNotReadyError: Another one is at it.
+    """
+    base = run_paths(config).base
+    if again is not Again.ONCE or not workers.is_chief:
+        yield
+        return
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _refuse_root(error) from error
+    refusal = UpstreamNotReadyError(
+        "another process is training this series of runs with --once",
+        received=base,
+        fix="wait for it to end, then run again",
+    )
+    with hold_file_lock(base / ONCE_LOCK_FILE, refusal):
+        yield
+
+
 @dataclass(frozen=True)
 class RunStart:
     """Where a run starts.
@@ -372,14 +437,16 @@ class RunStart:
     Attributes:
         data: The dataset version to train on.
         unfinished: Directory of the run to go on with; None: a new one.
+        finished: Directory of a run that leaves nothing to train; None: there is none.
     """
 
     data: TrainingData
     unfinished: Path | None = None
+    finished: Path | None = None
 
 
 def choose_start(
-    config: TrainConfig, progress: TrainingProgress, workers: Workers, *, resume: bool
+    config: TrainConfig, progress: TrainingProgress, workers: Workers, again: Again
 ) -> RunStart:
     """Chooses dataset version and run; every process takes those of the chief.
 
@@ -387,28 +454,29 @@ def choose_start(
         config: The resolved config.
         progress: Shows why a new run is started where an unfinished one was asked for.
         workers: The processes of the run.
-        resume: Whether to go on with the newest run of the same config, if it is unfinished.
+        again: What becomes of an earlier run of the same config.
 
     Raises:
         SluiceError: There is no such dataset, or the unfinished run's is damaged.
     """
     if workers.count == 1:
-        return _find_start(config, progress, resume=resume)
+        return _find_start(config, progress, again)
 
     def find() -> list[str | None]:
-        start = _find_start(config, progress, resume=resume)
-        unfinished = None if start.unfinished is None else str(start.unfinished)
+        start = _find_start(config, progress, again)
+        runs = [None if run is None else str(run) for run in (start.unfinished, start.finished)]
         data = start.data
-        return [str(data.version_dir.absolute()), manifest_sha256(data.manifest), unfinished]
+        return [str(data.version_dir.absolute()), manifest_sha256(data.manifest), *runs]
 
-    found_dir, expected_sha256, unfinished = workers.share(find)
+    found_dir, expected_sha256, unfinished, finished = workers.share(find)
     version_dir = find_path(str(found_dir))
     tolerates = config.input.tolerates
     manifest = read_run_manifest(version_dir, str(expected_sha256), tolerates=tolerates)
     run = None if unfinished is None else Path(unfinished)
     # The others may not see the run; what they count is the same.
     counts_file = run / INPUT_COUNTS_FILE if run is not None and workers.is_chief else None
-    return RunStart(TrainingData(version_dir, manifest, counts_file), run)
+    done = None if finished is None else Path(finished)
+    return RunStart(TrainingData(version_dir, manifest, counts_file), run, done)
 
 
 def read_current_data(config: TrainConfig) -> TrainingData:
@@ -421,10 +489,15 @@ def read_current_data(config: TrainConfig) -> TrainingData:
     return TrainingData(version_dir, read_manifest(version_dir, config.input.tolerates))
 
 
-def _find_start(config: TrainConfig, progress: TrainingProgress, *, resume: bool) -> RunStart:
-    run = find_unfinished_run(config) if resume else None
+def _find_start(config: TrainConfig, progress: TrainingProgress, again: Again) -> RunStart:
+    if again is Again.ONCE:
+        data = read_current_data(config)
+        if (finished := find_finished_run(config, data.manifest)) is not None:
+            progress.message(f"trained already, nothing to do: run {finished}", run=str(finished))
+            return RunStart(data, finished=finished)
+    run = None if again is Again.NEW else find_unfinished_run(config)
     if run is None:
-        if resume:
+        if again is Again.RESUME:
             progress.message("no unfinished run of this config: starting a new one")
         return RunStart(read_current_data(config))
     # On with the version that the run began with, even if a newer one is current by now.

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 from pydantic import BaseModel
@@ -36,28 +36,44 @@ RunOption = Annotated[str, typer.Option(help="A run, or a series: its last finis
 CheckpointOption = Annotated[
     CheckpointChoice, typer.Option(help="The best epoch's weights, or the last one's.")
 ]
+DATASET_HELP = "Measure on this later version of the run's dataset, in place of its own."
+OnDataset = Annotated[str | None, typer.Option("--dataset", metavar="DIR", help=DATASET_HELP)]
 
 
-def restore_run(run: str | Path, checkpoint: str = CheckpointChoice.BEST) -> TrainedModel:
+def restore_run(
+    run: str | Path, checkpoint: str = CheckpointChoice.BEST, dataset: str | None = None
+) -> TrainedModel:
     """Loads the model of a run with TensorFlow's start-up messages held back.
 
     Args:
         run: A run's directory, or a series' (its last finished run).
         checkpoint: `best` or `last`.
+        dataset: Another version of the run's dataset to put it on, see
+            `training.evaluation.other_version`; None: its own.
 
     Raises:
-        UpstreamNotReadyError: There is no such run or checkpoint.
-        InputDataError: The checkpoint or its dataset version is damaged or gone.
+        ConfigError: The run cannot be put on that version.
+        UpstreamNotReadyError: There is no such run, checkpoint or version.
+        InputDataError: The checkpoint or a dataset version is damaged or gone.
     """
     run_dir = resolve_run(str(run))  # A wrong path is refused before TensorFlow starts.
     with quiet_tensorflow():
         from training.checkpoint.restore import load_run
 
-    return load_run(run_dir, "last" if checkpoint == CheckpointChoice.LAST else "best")
+    which: Literal["best", "last"] = "last" if checkpoint == CheckpointChoice.LAST else "best"
+    trained = load_run(run_dir, which)
+    if dataset is None:
+        return trained
+    from training.evaluation.other_version import move_to_version
+
+    return move_to_version(trained, dataset, which)
 
 
 def restore_for_evaluation(
-    run: str | Path, checkpoint: str = CheckpointChoice.BEST, overrides: Sequence[str] = ()
+    run: str | Path,
+    checkpoint: str = CheckpointChoice.BEST,
+    overrides: Sequence[str] = (),
+    dataset: str | None = None,
 ) -> TrainedModel:
     """Loads the model of a run, with overrides of its section `evaluation`.
 
@@ -65,13 +81,14 @@ def restore_for_evaluation(
         run: A run's directory, or a series' (its last finished run).
         checkpoint: `best` or `last`.
         overrides: `evaluation.key=value` each.
+        dataset: As for `restore_run`.
 
     Raises:
-        ConfigError: An override does not fit.
+        ConfigError: An override does not fit, or the run cannot be put on that version.
         UpstreamNotReadyError: There is no such run or checkpoint.
         InputDataError: The checkpoint or its dataset version is damaged or gone.
     """
-    trained = restore_run(run, checkpoint)
+    trained = restore_run(run, checkpoint, dataset)
     section = override_section("evaluation", trained.config.evaluation, overrides)
     return replace(trained, config=trained.config.model_copy(update={"evaluation": section}))
 

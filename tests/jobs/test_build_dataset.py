@@ -119,6 +119,8 @@ def test_rollback_diff_and_gc(dataset, capsys):
     assert resolve_version(dataset.base).name == "v2"
     assert main(["versions", "rollback", base, "--to", "v1", "--log-format", "json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"before": "v2", "current": "v1"}
+    assert main(["versions", "current", base, "--log-format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"version": str(dataset.version("v1"))}
     assert main(["versions", "diff", base, "v2", "v3", "--log-format", "json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"old": "v2", "new": "v3", "diff": {}}
     assert main(["versions", "gc", base, "--keep", "1", "--dry-run"]) == 0

@@ -9,28 +9,31 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
+from conf.atomic_output import numbered_directory
 from conf.errors import ConfigError, ExitCode, UpstreamNotReadyError
-from conf.export import find_version
+from conf.export import find_version, list_versions, roll_back
 from conf.paths import read_manifest
-from conf.run import REPORT_FILE, read_json, resolve_run
+from conf.run import REPORT_FILE, read_json, resolve_run, write_json
 from jobs.cli import run_app
 from jobs.compare import app as compare_app
 from jobs.evaluate import app, evaluate
 from jobs.export import app as export_app
 from jobs.inspection.inspect_dataset import app as inspect_app
+from jobs.models import app as models_app
 from jobs.predict import app as predict_app
 from jobs.reporting.report import app as report_app
 from jobs.reporting.report import write_report
 from jobs.support.trained_run import override_section
 from tests.jobs.reporting.fixtures import FakeConfig, write_dataset, write_run
 from tests.jobs.runs import write_tiny_run
-from tests.training.tiny_dataset import TinyConfig
+from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.restore import load_run
 from training.input.batches import build_eval_dataset
 
@@ -225,6 +228,30 @@ def test_ranking_models_are_exported_and_predict(
     assert run_app(predict_app, ["--run", str(run), "--id", "name"]) == ExitCode.CONFIG
 
 
+def _write_later(root: Path, name: str = "tiny", **changes: Any) -> Path:
+    """A later version with other counts: most tokens have other ids, some are new."""
+    config = TinyConfig(**{"users": 70, "items": 50, "seed": 1, **changes})
+    return write_tiny_dataset(root, name, config, "20260102T000000Z-tiny")
+
+
+def test_a_run_on_a_later_version_scores_as_its_export_does(
+    ranking_series: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The export has the encoders of the run's own version inside: it takes raw values of any rows.
+    later, run = _write_later(tmp_path), resolve_run(str(ranking_series))
+    own = read_json(run / "metrics.json")
+    command = ["--run", str(ranking_series), "--dataset", str(later)]
+    assert run_app(app, [*command, "--saved-model", str(run / "export")]) == ExitCode.OK
+    assert "raw values" in capsys.readouterr().out
+    replay = read_json(run / "metrics-served.json")
+    assert (replay["dataset_version"], replay["replay"]["differing_rows"]) == (later.name, 0)
+    assert replay["replay"]["rows"] == {"click": 70, "value": 70}
+    assert run_app(app, command) == ExitCode.OK
+    found = read_json(run / f"metrics-test-{later.name}.json")["tasks"]["click"]
+    assert found["auc"] == pytest.approx(replay["tasks"]["click"]["auc"])
+    assert read_json(run / "metrics.json") == own
+
+
 @pytest.fixture(scope="module")
 def predict_series(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_run(tmp_path_factory.mktemp("predict"), {"name": "dssm"})
@@ -303,7 +330,88 @@ def test_two_runs_are_compared_and_a_margin_is_a_gate(
     assert run_app(compare_app, [*same, "0", "--metric", "ndcg"]) == ExitCode.CONFIG
     others = ["--run", str(series), "--against", str(predict_series)]
     assert run_app(compare_app, others) == ExitCode.CONFIG
-    assert "different dataset versions" in capsys.readouterr().err
+    assert "--dataset DIR" in capsys.readouterr().err
+
+
+def test_runs_on_different_versions_are_compared_on_a_later_one(
+    series: Path, predict_series: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    later = _write_later(tmp_path)
+    command = ["--run", str(series), "--against", str(predict_series), "--log-format", "json"]
+    assert run_app(compare_app, [*command, "--dataset", str(later)]) == ExitCode.OK
+    found = json.loads(capsys.readouterr().out)
+    assert (found["dataset_version"], found["rows"]) == (later.name, 70)
+    for name, at in (("run", series), ("other", predict_series)):
+        alone = evaluate(at, dataset=str(later), overrides=["evaluation.sampled_negatives=null"])
+        model = alone["protocols"][0]["systems"]["model"]
+        assert found["metrics"]["ndcg@10"][name] == pytest.approx(model["ndcg@10"])
+
+
+@pytest.mark.parametrize(
+    ("name", "version_id", "changes", "said"),
+    [
+        ("other", "20260102T000000Z-tiny", {}, "other, and the run was trained on tiny"),
+        ("tiny", "20250101T000000Z-tiny", {}, "may have been trained on its held-out rows"),
+        ("tiny", "20260102T000000Z-tiny", {"keyed": True}, "compute features in other ways"),
+    ],
+)
+def test_a_version_that_a_run_cannot_be_measured_on_is_refused(
+    series: Path, tmp_path: Path, name: str, version_id: str, changes: dict, said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    other = write_tiny_dataset(tmp_path, name, TinyConfig(**changes), version_id)
+    command = ["--run", str(series), "--dataset", str(other)]
+    assert run_app(app, command) == ExitCode.CONFIG
+    assert said in capsys.readouterr().err
+
+
+def _publish(model: Path, dataset_version: str) -> None:
+    """Publishes a version of a model, as far as its card is read."""
+    files = {"saved_model.pb": {"bytes": 3}}
+    with numbered_directory(model, keep=2) as (staging, target):
+        (staging / "saved_model.pb").write_bytes(b"abc")
+        card = {"run_path": f"/run{target.name}", "dataset_version": dataset_version}
+        write_json(staging / "export.json", {**card, "files": files})
+
+
+def test_a_version_is_withdrawn_and_its_number_is_not_given_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ask(*arguments: str) -> Any:
+        capsys.readouterr()
+        name, *options = arguments
+        command = [name, str(model), *options, "--log-format", "json"]
+        code = run_app(models_app, command)
+        lines = capsys.readouterr().out.splitlines()
+        return [json.loads(line) for line in lines] if code == ExitCode.OK else code
+
+    model = tmp_path / "tiny"
+    assert ask("published") == ask("list") == ExitCode.NOT_READY
+    for day in ("20260101", "20260102"):
+        _publish(model, day)
+    assert ask("published") == [{"version": 2, "run": "/run2"}]
+    assert ask("published", "--before", "versions/20260102") == [{"version": 1, "run": "/run1"}]
+    assert ask("published", "--before", "20260101") == ExitCode.NOT_READY
+    assert ask("rollback", "--to", "7") == ExitCode.CONFIG
+    assert ask("rollback") == [{"published": 1, "withdrawn": [2]}]
+    assert ask("rollback", "--to", "1") == [{"published": 1, "withdrawn": []}]  # a repeated task
+    assert ask("rollback") == ExitCode.CONFIG  # nothing is before it
+    assert [(v["version"], v["published"], v["withdrawn"]) for v in ask("list")] == [
+        (1, True, False),
+        (2, False, True),
+    ]
+    _publish(model, "20260103")
+    assert list_versions(model) == [1, 3]
+    (model / "1" / "saved_model.pb").write_bytes(b"")
+    assert ask("rollback") == ExitCode.INPUT_REFUSED
+    assert list_versions(model) == [1, 3]
+    for day in ("20260104", "20260105"):
+        _publish(model, day)
+    assert list_versions(model) == [4, 5]  # two are kept, and of the withdrawn ones as many
+    assert ask("rollback", "--to", "4") == [{"published": 4, "withdrawn": [5]}]
+    assert [v["version"] for v in ask("list")] == [2, 4, 5]
+    with numbered_directory(model), pytest.raises(UpstreamNotReadyError, match="being written"):
+        roll_back(model, 4)
 
 
 def test_ranking_runs_are_compared_by_task(
@@ -407,6 +515,10 @@ def test_json_names_the_export(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert run_app(export_app, ["--run", str(series), "--log-format", "json"]) == ExitCode.OK
     target = Path(json.loads(capsys.readouterr().out)["export"])
     assert (target / "saved_model.pb").is_file()
+    once = ["--run", str(series), "--once", "--log-format", "json"]
+    assert run_app(export_app, once) == ExitCode.OK
+    assert Path(json.loads(capsys.readouterr().out)["export"]) == target
+    assert list_versions(target.parent) == [1]
     arguments = ["--run", str(series), "--to", str(tmp_path / "models"), "--name", "a/b"]
     assert run_app(export_app, arguments) == ExitCode.CONFIG
 

@@ -18,6 +18,7 @@ from conf.errors import (
     TrainingInterruptedError,
     UpstreamNotReadyError,
 )
+from conf.locks import hold_file_lock
 from conf.paths import read_manifest
 from conf.run import read_json, resolve_run, update_run_card
 from conf.training.input import InputConfig
@@ -34,6 +35,7 @@ from training.run_directory import (
     config_sha256,
     create_run,
     describe_versions,
+    find_finished_run,
     find_unfinished_run,
     locked,
     publish_run,
@@ -154,8 +156,8 @@ def configure(dataset: Path, root: Path, **changes) -> TrainConfig:
     )
 
 
-def fit(config: TrainConfig, *, resume: bool = False) -> Path:
-    return fit_run(config, build_progress("text", 3600), resume=resume)
+def fit(config: TrainConfig, **options: bool) -> Path:
+    return fit_run(config, build_progress("text", 3600), **options)
 
 
 @pytest.fixture(scope="module")
@@ -231,9 +233,19 @@ def test_resume_continues_the_unfinished_run_on_its_own_dataset_version(
 ) -> None:
     config = configure(tiny_version, tmp_path, fit=FitConfig(epochs=1, early_stopping=None))
     run = fit(config)
+    card = read_json(run / "run_card.json")
+    assert fit(config, once=True) == run
+    assert read_json(run / "run_card.json") == card
+    lock = run.parent.parent / ".once.lock"
+    with hold_file_lock(lock), pytest.raises(UpstreamNotReadyError, match="--once"):
+        fit(config, once=True)
+    changed = {**card["dataset"], "manifest_sha256": "0" * 64}  # as if of an earlier version
+    update_run_card(run, dataset=changed)
+    assert find_finished_run(config, read_manifest(tiny_version)) is None
+    update_run_card(run, dataset=card["dataset"])
     update_run_card(run, status="training")  # as if killed before the last line
     (run.parent.parent / "CURRENT").unlink()
-    assert fit(config, resume=True) == run
+    assert fit(config, once=True) == run
     assert read_json(run / "run_card.json")["status"] == "trained"
     assert len(json.loads((run / "history.json").read_text())) == 1
     other = fit(config, resume=True)  # nothing is unfinished now

@@ -110,7 +110,12 @@ class _Log:
     keyed: frozenset[str] = frozenset()
 
 
-def write_tiny_dataset(root: Path, name: str = "tiny", config: TinyConfig | None = None) -> Path:
+def write_tiny_dataset(
+    root: Path,
+    name: str = "tiny",
+    config: TinyConfig | None = None,
+    version_id: str = "20260101T000000Z-tiny",
+) -> Path:
     """Writes one published dataset version and returns its directory.
 
     Raw tokens: users `1000 + u`, items `100 + i`, gender F/M, genres `genre_<group>` and
@@ -118,7 +123,7 @@ def write_tiny_dataset(root: Path, name: str = "tiny", config: TinyConfig | None
     """
     config = config or TinyConfig()
     paths = DatasetPaths(root, name)
-    version = paths.version("20260101T000000Z-tiny")
+    version = paths.version(version_id)
     log = _draw_log(config)
     _fit_vocabularies(log, config)
     splits = _split_rows(log, config)

@@ -107,7 +107,7 @@ def _require_same(trained: TrainedModel, other: TrainedModel) -> None:
         raise ConfigError(
             "the runs were trained on different dataset versions: their rows are not the same",
             received=" and ".join(versions),
-            fix="train one of them again on the version of the other",
+            fix="measure both on the later version: --dataset DIR",
         )
     kinds = [isinstance(t.model, RankingModel) for t in (trained, other)]
     if kinds[0] != kinds[1]:

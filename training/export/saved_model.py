@@ -21,6 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from conf.atomic_output import numbered_directory, write_text_atomic
+from conf.errors import UpstreamNotReadyError
 from conf.export import (
     EMBEDDINGS_DIR,
     EXPORT_FILE,
@@ -28,6 +29,7 @@ from conf.export import (
     MODELS_CONFIG,
     TABLES_DIR,
     ExportOptions,
+    find_exports,
     list_models,
 )
 from conf.locks import hold_file_lock
@@ -58,7 +60,7 @@ def write_export(trained: TrainedModel, options: ExportOptions | None = None) ->
         options: Where it goes.
 
     Returns:
-        Directory of the version.
+        Directory of the version, or with `once` of the one that the run has already.
 
     Raises:
         InputDataError: A vocabulary or record is damaged, or a vector is not finite.
@@ -68,13 +70,23 @@ def write_export(trained: TrainedModel, options: ExportOptions | None = None) ->
     options = options or ExportOptions()
     base = options.directory or trained.run_dir / EXPORT_DIR
     name = options.name or trained.config.name
+    model = base / name
     with disk_errors(
-        f"cannot write the export {base / name}; earlier versions are untouched",
+        f"cannot write the export {model}; earlier versions are untouched",
         "free some space (or check the permissions), then export again",
     ):
-        with numbered_directory(base / name, options.keep) as (staging, target):
-            _write_version(staging, trained, options, {"name": name, "version": target.name})
-        write_models_config(base)
+        model.mkdir(parents=True, exist_ok=True)
+        refusal = UpstreamNotReadyError(
+            "this model is being exported by another process right now",
+            received=model,
+            fix="wait for it to end, then run again",
+        )
+        with hold_file_lock(model / ".export.lock", refusal):
+            if options.once and (found := find_exports(model, trained.run_dir)):
+                return found[-1].path
+            with numbered_directory(model, options.keep) as (staging, target):
+                _write_version(staging, trained, options, {"name": name, "version": target.name})
+            write_models_config(base)
     return target
 
 
@@ -110,6 +122,7 @@ def _write_version(
         "model": trained.config.model.name,
         **identity,
         "run": trained.run_dir.name,
+        "run_path": str(trained.run_dir.resolve()),
         "dataset": manifest.dataset_name,
         "dataset_version": manifest.dataset_version,
         "encoders_fingerprint": manifest.encoders_fingerprint,

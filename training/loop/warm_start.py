@@ -319,12 +319,15 @@ class _EarlierRun:
         return {name.removeprefix(start): self.read(name) for name in names}
 
 
-def transfer_weights(config: TrainConfig, target: WarmTarget) -> WarmStartReport:
+def transfer_weights(
+    config: TrainConfig, target: WarmTarget, new_rows: int | None = None
+) -> WarmStartReport:
     """Sets a new model to the weights of an earlier run.
 
     Args:
         config: The resolved config, with `fit.warm_start`.
         target: The new model; it is unchanged where the weights are refused.
+        new_rows: Earlier row that rows of new tokens take; None: they keep their first values.
 
     Raises:
         ConfigError: Weights do not fit, or moments would meet a schedule of the learning rate.
@@ -357,6 +360,8 @@ def transfer_weights(config: TrainConfig, target: WarmTarget) -> WarmStartReport
         set_keys(target.model, space, found_keys)
     for name, found in rows.items():
         tensor = source.read(source.layout.tables[name])
+        if new_rows is not None:
+            found = np.where(found == NO_ROW, new_rows, found)
         _set_rows(target.model.tables[name].rows, tensor, found)
     for name in dense:
         state.variables[name].assign(source.read(name))

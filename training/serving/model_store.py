@@ -22,7 +22,7 @@ from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 from tensorflow_serving.apis.prediction_log_pb2 import PredictionLog
 
 from conf.errors import SluiceError, UpstreamNotReadyError
-from conf.export import EXPORT_FILE, WARMUP_FILE, list_models, list_versions, read_card
+from conf.export import EXPORT_FILE, WARMUP_FILE, find_damage, list_models, list_versions, read_card
 from training.serving.errors import NOT_FOUND, UNAVAILABLE, RequestError
 from training.serving.tensors import Arrays
 
@@ -55,7 +55,8 @@ class ServedVersion:
     def __init__(self, path: Path) -> None:
         self.path, self.name, self.number = path, path.parent.name, int(path.name)
         self.card = read_card(path)
-        _check_files(path, self.card["files"])
+        if damage := find_damage(path):
+            raise IncompleteVersionError(damage)
         self._model = tf.saved_model.load(str(path))
         self._functions = dict(self._model.signatures)
         self._specs = {
@@ -127,15 +128,6 @@ def _describe_signature(signature: meta_graph_pb2.SignatureDef) -> dict[str, Any
     return json_format.MessageToDict(
         signature, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
-
-
-def _check_files(path: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
-    for name, info in files.items():
-        file = path / name
-        size = file.stat().st_size if file.is_file() else None
-        if size != info["bytes"]:
-            found = "missing" if size is None else f"{size} bytes"
-            raise IncompleteVersionError(f"{name}: {found} of {info['bytes']} bytes")
 
 
 def _read_log(log: Any) -> tuple[str, Arrays]:

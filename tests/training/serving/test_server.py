@@ -25,7 +25,7 @@ import tensorflow as tf
 from starlette.testclient import TestClient
 
 from conf.errors import ConfigError, ExitCode, InputDataError, UpstreamNotReadyError
-from conf.export import ExportOptions
+from conf.export import ExportOptions, roll_back
 from conf.paths import read_manifest
 from conf.training.train import TrainConfig
 from jobs.cli import run_app
@@ -41,6 +41,7 @@ from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
 from training.serving.app import Server, ServerConfig, ServerLimits, build_app
 from training.serving.batching import BatchLimits
+from training.serving.errors import RequestError
 from training.serving.recommend import RecommendConfig
 
 TOWERS = {"name": "dssm", "user_hidden_units": [6], "embedding_dim": 6}
@@ -437,6 +438,11 @@ def test_a_new_version_answers_and_a_broken_one_does_not(trained, models, tmp_pa
     assert states[0]["status"]["error_code"] == "INTERNAL"
     server.store.refresh()  # What failed is not tried again.
     assert seen == [-3, 2]
+    assert roll_back(base / "towers", 1) == [2, 3]
+    server.store.refresh()  # What was withdrawn answers no longer; the version before it does.
+    assert (server.store.get("towers").number, seen[-1]) == (1, 1)
+    with pytest.raises(RequestError):
+        server.store.get("towers", "2")
     server.close()
 
 

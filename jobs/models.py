@@ -1,0 +1,89 @@
+"""`sluice models`: list the versions of an exported model, find the published one, roll back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from conf.export import find_published, read_versions, roll_back
+from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+Model = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="Its directory, DIR/MODEL of `sluice export`.")
+]
+
+
+@app.command("list")
+def list_command(model: Model, log_format: LogFormatOption = LogFormat.TEXT) -> int:
+    """List the versions, oldest first, withdrawn ones too."""
+    versions = read_versions(model)
+    newest = max((v.number for v in versions if not v.is_withdrawn), default=None)
+    for version in versions:
+        if log_format is LogFormat.JSON:
+            card = {
+                "version": version.number,
+                "run": version.run,
+                "dataset_version": version.dataset_version,
+                "withdrawn": version.is_withdrawn,
+                "published": version.number == newest,
+            }
+            print(json.dumps(card))
+            continue
+        mark = "-" if version.is_withdrawn else "*" if version.number == newest else " "
+        print(f"{mark} {version.number}  {version.run}  on {version.dataset_version}")
+    if log_format is LogFormat.TEXT:
+        print("* published, - withdrawn")
+    return 0
+
+
+@app.command("published")
+def published_command(
+    model: Model,
+    before: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VERSION",
+            help="Dataset version, its id or directory: models of earlier ones alone count.",
+        ),
+    ] = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
+) -> int:
+    """Print the run behind the newest version; exit code 4 where there is none."""
+    setup_logging(log_format)
+    found = find_published(model, None if before is None else Path(before).name)
+    if log_format is LogFormat.JSON:
+        print(json.dumps({"version": found.number, "run": found.run}))
+    else:
+        print(found.run)
+    return 0
+
+
+@app.command("rollback")
+def rollback_command(
+    model: Model,
+    to: Annotated[
+        int | None, typer.Option("--to", metavar="N", help="Version; the one before if none.")
+    ] = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
+) -> int:
+    """Withdraw the newest versions: servers go back to an earlier one. Refuses a damaged one."""
+    setup_logging(log_format)
+    withdrawn = roll_back(model, to)
+    found = find_published(model)
+    if log_format is LogFormat.JSON:
+        print(json.dumps({"published": found.number, "withdrawn": withdrawn}))
+    else:
+        told = ", ".join(map(str, withdrawn)) or "none"
+        print(f"published: {found.number} (withdrawn: {told})")
+    return 0
+
+
+if __name__ == "__main__":
+    from jobs.cli import run_app
+
+    raise SystemExit(run_app(app))
