@@ -8,6 +8,7 @@ import pytest
 
 from tests.bench.embedding import main as measure_keys
 from tests.bench.measurements import Bar, BenchReport, Measurement
+from tests.bench.ranking.__main__ import main as measure_networks
 from tests.bench.train_step.__main__ import main
 from tests.bench.train_step.sections import StepSettings, judge_wall_time, measure_growth
 from tests.bench.train_step.trainings import BatchShape
@@ -60,6 +61,20 @@ def test_keys_under_rules_are_measured(tmp_path, monkeypatch) -> None:
     assert found["all at once"]["details"]["evicted"] > 10_000
     assert 24 < found["find + count + touch"]["details"]["bytes_per_key"] <= 48
     assert len(figures["verdicts"]) == 3
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_ranking_networks_are_measured(tmp_path, monkeypatch, capsys) -> None:
+    file = tmp_path / "figures.json"
+    options = "--batch 16 --vocabulary-size 100 --few-rows 2600 --many-rows 26000 --repeats 1"
+    monkeypatch.setattr(sys, "argv", ["bench", *options.split(), "--json", str(file)])
+    measure_networks()
+    figures = json.loads(file.read_text())
+    assert [m["rows"] for m in figures["measurements"]] == [16] * 3
+    assert figures["settings"]["profile of deepfm"]["ResourceGather"] > 0
+    assert figures["settings"]["profile of din"]["ResourceGather"] > 0
+    assert figures["skipped"] == ["deepctr: --deepctr PYTHON names none"]
 
 
 SHAPE = BatchShape(64, 10, 1000, distinct=4)

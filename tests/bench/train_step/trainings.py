@@ -21,10 +21,11 @@ from training.input.batches import Features
 from training.loop.optimizers import Optimizers
 from training.loop.step import StepOptions, TrainStep, build_run_steps
 from training.models.embedded_inputs import EmbeddedInputs, InputFeature
+from training.models.model import Model
 from training.models.retrieval import RetrievalModel
 from training.networks.network import Network, TrainingPass, build_keras_model, building_layers
 from training.networks.tower import build_tower
-from training.objectives.objective import BinaryCrossEntropy
+from training.objectives.objective import BinaryCrossEntropy, Objective
 
 
 @dataclass(frozen=True)
@@ -147,35 +148,28 @@ def build_dynamic_table(dim: int, capacity: int) -> DynamicTable:
     return DynamicTable("item", KeySpace("item", capacity=capacity), dim, seed=1)
 
 
-class SluiceTraining:
+class ModelTraining:
     """A model in training, that reads its batches where it left off.
 
     Attributes:
         iterator: Where its next batches come from.
 
     Args:
-        table: Its table.
+        model: The model.
+        objective: What it learns.
         dataset: Its batches.
-        sparse: Kind of the table's optimizer.
+        sparse: Kind of the tables' optimizer.
     """
 
     def __init__(
-        self, table: EmbeddingTable, dataset: tf.data.Dataset, sparse: str = "adam"
+        self, model: Model, objective: Objective, dataset: tf.data.Dataset, sparse: str
     ) -> None:
-        length = int(dataset.element_spec["history"].shape[1])
-        self._table, self._model = table, HistoryModel(table, length)
         config = OptimizerConfig.model_validate({"sparse": {"kind": sparse}})
-        self._optimizers = Optimizers(config, self._model, TOTAL_STEPS)
-        self._lookups = plan_lookups(self._model.lookups)
-        self._keyed = plan_keyed_features(self._model.embedded_features, self._model.tables)
-        step = TrainStep(
-            self._model,
-            BinaryCrossEntropy("label"),
-            self._optimizers,
-            StepOptions(seed=1),
-            self._lookups,
-            self._keyed,
-        )
+        self._optimizers = Optimizers(config, model, TOTAL_STEPS)
+        self._lookups = plan_lookups(model.lookups)
+        self._keyed = plan_keyed_features(model.embedded_features, model.tables)
+        options = StepOptions(seed=1)
+        step = TrainStep(model, objective, self._optimizers, options, self._lookups, self._keyed)
         self._run_steps = build_run_steps(tf.distribute.get_strategy(), step)
         self.read(dataset)
 
@@ -190,6 +184,23 @@ class SluiceTraining:
         losses = self._run_steps(self.iterator, tf.constant(steps)).losses
         if len(losses) < steps or not bool(tf.math.is_finite(losses[-1])):
             raise ArithmeticError("the loss is not finite: the figures would mean nothing")
+
+
+class SluiceTraining(ModelTraining):
+    """A history model in training.
+
+    Args:
+        table: Its table.
+        dataset: Its batches.
+        sparse: Kind of the table's optimizer.
+    """
+
+    def __init__(
+        self, table: EmbeddingTable, dataset: tf.data.Dataset, sparse: str = "adam"
+    ) -> None:
+        self._table = table
+        model = HistoryModel(table, int(dataset.element_spec["history"].shape[1]))
+        super().__init__(model, BinaryCrossEntropy("label"), dataset, sparse)
 
     @property
     def table_bytes(self) -> int:
