@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 import pytest
 
-from tools.docs import config_reference
+from tools.docs import (
+    blocks,
+    command_pages,
+    config_reference,
+    hooks,
+    messages,
+    preset_pages,
+)
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -16,11 +24,16 @@ LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
 MODULE = re.compile(r"python -m ((?:etl|training|jobs|tests)(?:\.[a-z_]+)+)(?![.\w])")
 
 
+def is_there(path: Path) -> bool:
+    generated = {ROOT / "docs" / name for name in hooks.list_generated()}
+    return path.exists() or Path(os.path.normpath(path)) in generated
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_a_page_names_exists(page):
     text = page.read_text(encoding="utf-8")
     missing = [path for path in SOURCE.findall(text) if not (ROOT / path).exists()]
-    missing += [link for link in LINK.findall(text) if not (page.parent / link).exists()]
+    missing += [link for link in LINK.findall(text) if not is_there(page.parent / link)]
     for module in MODULE.findall(text):
         path = ROOT.joinpath(*module.split("."))
         if not (path.with_suffix(".py").exists() or (path / "__main__.py").exists()):
@@ -40,3 +53,53 @@ def test_every_key_of_a_config_has_words():
         "the config reference has no words for these keys; give each a "
         f'`Field(…, description="…")`, or name it under `Attributes:` of its class: {missing}'
     )
+
+
+def test_presets_begin_with_what_they_are():
+    assert not preset_pages.find_faults()
+
+
+def test_commands_and_options_say_what_they_do():
+    assert not command_pages.find_faults()
+
+
+BLOCKS = [block for page in blocks.list_pages() for block in blocks.read_blocks(page)]
+NOT_RUN_AT_MOST = 0.25
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.place)
+def test_a_block_is_sound_as_it_stands(block):
+    fault = blocks.find_fault(block)
+    assert fault is None, (
+        f"{block.place}: {fault}\nCorrect the block, or say in a comment above it how it is "
+        "tested: tools/docs/blocks.py has the forms."
+    )
+
+
+def test_few_blocks_are_not_run_and_each_says_why():
+    not_run = [block for block in BLOCKS if block.mark == "not run"]
+    print(*(f"{block.place}: {block.note}" for block in not_run), sep="\n")
+    assert all(len(block.note) > 10 for block in not_run)
+    assert len(not_run) <= NOT_RUN_AT_MOST * len(BLOCKS)
+
+
+def test_what_troubleshooting_quotes_is_said_by_the_code():
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"^### `(.+)`$", page, re.MULTILINE)
+    assert len(quoted) >= 15
+    patterns = [message.pattern for message in messages.find_messages()]
+    unknown = [text for text in quoted if not any(p.fullmatch(text) for p in patterns)]
+    assert not unknown, f"no message of the code reads so; correct the heading: {unknown}"
+
+
+def test_figures_of_the_readme_stand_where_they_come_from():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = readme.split("## Figures\n")[1].split("\n## ")[0]
+    source = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    source += "\n".join(" ".join(preset.text) for preset in preset_pages.read_presets())
+    rows = [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) >= 10
+    for what, figure, command in rows:
+        for number in re.findall(r"[0-9][0-9.,]*[0-9]|[0-9]", figure):
+            assert number in source, f"{what}: {number} is neither in performance.md nor a preset"
+        assert "`" in command

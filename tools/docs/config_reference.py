@@ -19,6 +19,7 @@ from pydantic_core import to_jsonable_python
 
 import conf
 from conf.config_base import Strict
+from tools.docs.markdown import join_blocks, render_table
 
 ATTRIBUTE = re.compile(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
 LIMITS = {
@@ -254,27 +255,26 @@ def find_undescribed() -> list[str]:
     return sorted(set(missing))
 
 
-def render_page(root: type[Strict]) -> str:
-    """Returns the page of a config in Markdown: a section per model, a table per section."""
-    models = describe_tree(root)
-    title = f"# Keys of `{root.__name__.removesuffix('Config').lower()}` configs"
-    return "\n\n".join([title, *map(_render_model, models)]) + "\n"
+def render_pages() -> dict[str, str]:
+    """Returns a page per config by file name, in Markdown."""
+    return {f"{_title(name)}.md": _render_page(root) for name, root in find_roots().items()}
+
+
+def _render_page(root: type[Strict]) -> str:
+    title = f"# Keys of `{_title(root.__name__)}` configs"
+    return join_blocks([title, *map(_render_model, describe_tree(root))])
 
 
 def _render_model(model: Model) -> str:
-    rows = [
-        "| key | meaning | type | default | allowed |",
-        "| --- | --- | --- | --- | --- |",
-        *map(_render_key, model.keys),
-    ]
     heading = f"## {model.title} {{ #{model.name.lower()} }}"
-    return "\n\n".join([heading, _as_yaml(model.summary), "\n".join(rows)])
+    header = ("key", "meaning", "type", "default", "allowed")
+    table = render_table(header, map(_render_key, model.keys))
+    return "\n\n".join([heading, _as_yaml(model.summary), table])
 
 
-def _render_key(key: Key) -> str:
+def _render_key(key: Key) -> tuple[str, ...]:
     default = "required" if key.default is None else key.default
-    cells = (f"`{key.name}`", _as_yaml(key.description), key.type, default, key.allowed)
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    return f"`{key.name}`", _as_yaml(key.description), key.type, default, key.allowed
 
 
 def _as_yaml(text: str) -> str:
