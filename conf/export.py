@@ -3,11 +3,16 @@
 DIR/models.config     what `--model_config_file` of TensorFlow Serving reads
 DIR/<model>/<n>/      a version, from 1 on; whole as soon as it has its name
     export.json       what it is, how to call it, checksums
+    index/<m>/        an index of its items, from 1 on; whole as soon as it has its name
+        index.json    of which version it is, its report, checksums
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +29,36 @@ EMBEDDINGS_DIR = "embeddings"
 TABLES_DIR = "tables"
 USERS_FILE = "users.parquet"
 ITEMS_FILE = "items.parquet"
+INDEX_DIR = "index"
+INDEX_CARD = "index.json"
+INDEX_FORMAT_VERSION = 1
+
+
+class IndexKind(StrEnum):
+    """How items are found: all of them compared, cells of k-means, a graph of near neighbours."""
+
+    EXACT = "exact"
+    IVF = "ivf"
+    HNSW = "hnsw"
+
+
+@dataclass(frozen=True)
+class IndexOptions:
+    """How an index is built.
+
+    Attributes:
+        kind: None: by the number of items.
+        items_file: Columns of the items, by which lists are filtered; the first one is the key.
+        k: Length of the lists whose recall is measured.
+        recall: Share of the exact list that a list shall hold; sets how much is searched.
+        keep: Versions of the index that are kept, the newest ones; None: all.
+    """
+
+    kind: IndexKind | None = None
+    items_file: Path | None = None
+    k: int = 50
+    recall: float = 0.95
+    keep: int | None = None
 
 
 @dataclass(frozen=True)
@@ -37,6 +72,7 @@ class ExportOptions:
         k: Length of the lists of a retrieval model's default signature.
         tables: Whether every embedding table is written too.
         once: Whether a run that has a version there, withdrawn or not, gets no further one.
+        index: How an index of the items is built along with it; None: there is none.
     """
 
     directory: Path | None = None
@@ -45,6 +81,7 @@ class ExportOptions:
     k: int = 100
     tables: bool = False
     once: bool = False
+    index: IndexOptions | None = None
 
     def __post_init__(self) -> None:
         """Refuses a name that could leave the directory.
@@ -233,10 +270,42 @@ def find_damage(version: Path) -> str | None:
         UpstreamNotReadyError: It has no `export.json`.
         InputDataError: `export.json` is damaged.
     """
-    for name, info in read_card(version)["files"].items():
-        file = version / name
+    return find_unfinished(version, read_card(version)["files"])
+
+
+def list_indexes(version: Path) -> list[int]:
+    """Returns the indexes of a version that are whole, ascending."""
+    base = version / INDEX_DIR
+    return [n for n in list_numbered(base) if (base / str(n) / INDEX_CARD).is_file()]
+
+
+def list_files(root: Path) -> dict[str, dict[str, Any]]:
+    """Returns size and SHA-256 of every file below a directory, by relative path."""
+    return {
+        path.relative_to(root).as_posix(): {"bytes": path.stat().st_size, "sha256": _hash(path)}
+        for path in sorted(p for p in root.rglob("*") if p.is_file())
+    }
+
+
+def find_unfinished(root: Path, files: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Returns which file of a list is missing or has another size, in words; None: none has."""
+    for name, info in files.items():
+        file = root / name
         size = file.stat().st_size if file.is_file() else None
         if size != info["bytes"]:
             found = "missing" if size is None else f"{size} bytes"
             return f"{name}: {found} of {info['bytes']} bytes"
     return None
+
+
+def find_damaged(root: Path, files: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Returns which file of a list holds other bytes, in words; None: none does."""
+    for name, info in files.items():
+        if (found := _hash(root / name)) != info["sha256"]:
+            return f"{name}: SHA-256 {found[:12]}… in place of {info['sha256'][:12]}…"
+    return None
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()

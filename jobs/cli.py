@@ -39,6 +39,7 @@ EXTRAS = {
     "starlette": "serve",
     "uvicorn": "serve",
     "prometheus_client": "serve",
+    "faiss": "serve",
     "optuna": "sweep",
     "sqlalchemy": "sweep",
 }
@@ -58,6 +59,7 @@ SUBCOMMANDS = {
     "compare": ("jobs.compare", "Compare two runs, with confidence intervals."),
     "export": ("jobs.export", "The next version of a SavedModel, and embeddings."),
     "models": ("jobs.models", "List an exported model's versions, go back to an earlier one."),
+    "index": ("jobs.index", "An index of the items of an export, measured; new items."),
     "predict": ("jobs.predict", "Top-k lists for every user, or scores of rows."),
     "serve": ("jobs.serve", "Answer requests by exported models over HTTP."),
     "inspect": ("jobs.inspection.inspect_dataset", "Show what a dataset, a shard or a run holds."),

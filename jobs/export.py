@@ -9,7 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from conf.export import ExportOptions, read_card
+from conf.errors import ConfigError
+from conf.export import INDEX_DIR, ExportOptions, IndexOptions, list_indexes, read_card
+from jobs.index import print_index
 from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
 from jobs.support.trained_run import (
     CheckpointChoice,
@@ -44,17 +46,28 @@ def main(
         bool,
         typer.Option("--once", help="Write nothing where this run has a version there already."),
     ] = False,
+    index: Annotated[
+        bool, typer.Option("--index", help="Publish it with an index of its items.")
+    ] = False,
+    items: Annotated[
+        Path | None, typer.Option(help="Columns of that index; the first one is the key.")
+    ] = None,
     checkpoint: CheckpointOption = CheckpointChoice.BEST,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Write the next version of a SavedModel that takes raw values, with all embeddings."""
     setup_logging(log_format)
-    options = ExportOptions(to, name, keep, k, tables, once)
+    if items is not None and not index:
+        raise ConfigError("--items are columns of the index", fix="give --index too")
+    indexing = IndexOptions(items_file=items) if index else None
+    options = ExportOptions(to, name, keep, k, tables, once, indexing)
     target = export(Path(run), checkpoint=checkpoint, options=options)
     if log_format is LogFormat.JSON:
         print(json.dumps({"export": str(target)}))
     else:
         print_summary(target)
+        if index and (numbers := list_indexes(target)):
+            print_index(target / INDEX_DIR / str(numbers[-1]))
     return 0
 
 

@@ -32,7 +32,8 @@ def main(
         str | None, typer.Option(help="Model that ranks; needed where there are several.")
     ] = None,
     items: Annotated[
-        Path | None, typer.Option(help="Titles and columns of items; the first column is the key.")
+        Path | None,
+        typer.Option(help="Titles and columns of items; the first column is the key."),
     ] = None,
     blocked: Annotated[
         Path | None, typer.Option(help="Keys of items that are never recommended, one a line.")

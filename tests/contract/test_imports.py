@@ -29,6 +29,7 @@ SPARK_FACING = {"datasource"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # Installed to be used beside Sluice: nothing imports it.
 IMPORT_NAMES = {
+    "faiss-cpu": "faiss",
     "prometheus-client": "prometheus_client",
     "protobuf": "google",
     "tensorflow-serving-api": "tensorflow_serving",

@@ -7,13 +7,13 @@
         export.json                 what it is, how to call it, checksums
         users.parquet               see `training.export.embeddings`
         embeddings/                 of a retrieval model: the same
+        index/1/                    if asked for: see `training.serving.index_build`
 
 A running server loads a new version as soon as it is there; earlier ones stay to go back to.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from conf.export import (
     TABLES_DIR,
     ExportOptions,
     find_exports,
+    list_files,
     list_models,
 )
 from conf.locks import hold_file_lock
@@ -64,6 +65,7 @@ def write_export(trained: TrainedModel, options: ExportOptions | None = None) ->
 
     Raises:
         InputDataError: A vocabulary or record is damaged, or a vector is not finite.
+        ConfigError: An index is asked for, and there are no items to index.
         UpstreamNotReadyError: Another process is exporting the same model.
         InternalError: The disk is full, or there is no permission.
     """
@@ -86,6 +88,10 @@ def write_export(trained: TrainedModel, options: ExportOptions | None = None) ->
                 return found[-1].path
             with numbered_directory(model, options.keep) as (staging, target):
                 _write_version(staging, trained, options, {"name": name, "version": target.name})
+                if options.index is not None:
+                    from training.serving.index_build import write_index  # needs faiss
+
+                    write_index(staging, options.index)
             write_models_config(base)
     return target
 
@@ -151,19 +157,6 @@ def _describe_task(task: Task) -> dict[str, str]:
         "kind": task.kind,
         "means": describe_output(task),
     }
-
-
-def list_files(root: Path) -> dict[str, dict[str, Any]]:
-    """Returns size and SHA-256 of every file below a directory, by relative path."""
-    files = {}
-    for path in sorted(p for p in root.rglob("*") if p.is_file()):
-        with path.open("rb") as handle:
-            digest = hashlib.file_digest(handle, "sha256").hexdigest()
-        files[path.relative_to(root).as_posix()] = {
-            "bytes": path.stat().st_size,
-            "sha256": digest,
-        }
-    return files
 
 
 def write_models_config(base: Path) -> None:

@@ -24,6 +24,7 @@ from starlette.exceptions import HTTPException
 
 from training.serving.batching import Batcher, BatchLimits
 from training.serving.errors import EXPIRED, FAILED, INVALID, TIMED_OUT, TOO_LARGE, RequestError
+from training.serving.known import read_item_files
 from training.serving.metrics import Metrics
 from training.serving.model_store import ModelStore, ServedVersion
 from training.serving.recommend import RecommendConfig, Recommender, RecommendRequest
@@ -65,7 +66,7 @@ class ServerConfig:
 
     Attributes:
         directory: Directory of models.
-        poll_seconds: How often it is looked at for new versions.
+        poll_seconds: How often it is looked at for new versions and indexes.
         limits: What one request may cost.
         recommend: What answers `/v1/recommend`.
     """
@@ -85,14 +86,16 @@ class Server:
     Raises:
         UpstreamNotReadyError: No model can be loaded.
         ConfigError: A model that is named is not there.
+        InputDataError: A file of items or of blocked ones cannot be read.
     """
 
     def __init__(self, config: ServerConfig) -> None:
         self.metrics, self.limits = Metrics(), config.limits
-        self.store = ModelStore(config.directory, config.poll_seconds, self.metrics.count_load)
+        files = read_item_files(config.recommend.items_file, config.recommend.blocked_file)
+        self.store = ModelStore(config.directory, config.poll_seconds, self.metrics, files)
         self.store.start()
         self.batcher = Batcher(config.limits.batch, self.metrics.batch_rows.observe)
-        self.recommender = Recommender(self.store, self.batcher.call, config.recommend)
+        self.recommender = Recommender(self.store, self.batcher, config.recommend)
 
     async def predict(self, version: ServedVersion, data: dict[str, Any]) -> dict[str, Any]:
         """Answers `:predict`."""
@@ -226,9 +229,10 @@ def _add_rest(app: FastAPI, server: Server) -> None:
 
     @app.get("/healthz")
     async def check() -> Response:
-        names = server.store.names
-        versions = {name: server.store.get(name).number for name in names}
-        return _respond({"status": "ok", "models": versions})
+        served = [server.store.get(name) for name in server.store.names]
+        versions = {one.name: one.number for one in served}
+        indexes = {one.name: one.index for one in served if one.index is not None}
+        return _respond({"status": "ok", "models": versions, "indexes": indexes})
 
     @app.get("/metrics")
     @app.get("/monitoring/prometheus/metrics")

@@ -11,12 +11,16 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
 from training.serving.errors import UNAVAILABLE, RequestError
 from training.serving.model_store import ServedVersion
 from training.serving.tensors import Arrays
+from training.serving.vector_index import use_one_thread
+
+ResultT = TypeVar("ResultT")
 
 ALONE = ("top_k",)
 """Signatures whose rows depend on each other."""
@@ -56,7 +60,7 @@ class Batcher:
 
     def __init__(self, limits: BatchLimits, on_batch: Callable[[int], None]) -> None:
         self._limits, self._on_batch = limits, on_batch
-        self._pool = ThreadPoolExecutor(limits.threads, thread_name_prefix="model")
+        self._pool = ThreadPoolExecutor(limits.threads, "model", use_one_thread)
         self._queues: dict[Hashable, deque[_Waiting]] = {}
         self._running: dict[Hashable, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -80,6 +84,11 @@ class Batcher:
             return await self._enqueue(version, signature, inputs, rows)
         finally:
             self.waiting -= 1
+
+    async def run(self, function: Callable[..., ResultT], *args: Any) -> ResultT:
+        """Returns what a function gives on one of the threads."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, function, *args)
 
     async def _enqueue(
         self, version: ServedVersion, signature: str, inputs: Arrays, rows: int
@@ -118,11 +127,9 @@ class Batcher:
         if not batch:
             return
         self._on_batch(sum(one.rows for one in batch))
-        loop = asyncio.get_running_loop()
+        inputs = _join([one.inputs for one in batch])
         try:
-            outputs = await loop.run_in_executor(
-                self._pool, version.call, signature, _join([one.inputs for one in batch])
-            )
+            outputs = await self.run(version.call, signature, inputs)
         except Exception as error:
             if len(batch) > 1:  # One of them is at fault, the others are not.
                 for one in batch:

@@ -27,16 +27,23 @@ class Metrics:
         self.versions = Gauge(
             "sluice_model_version", "Version that answers.", ["model"], registry=registry
         )
+        self.indexes = Gauge(
+            "sluice_index_version", "Index that answers; 0: none.", ["model"], registry=registry
+        )
         self.reloads = Counter(
-            "sluice_model_loads", "Versions that were loaded, or failed.", ["model", "result"],
-            registry=registry,
+            "sluice_model_loads", "Versions and indexes that were loaded, or failed.",
+            ["model", "result"], registry=registry,
         )  # fmt: skip
 
-    def count_load(self, model: str, version: int, is_served: bool) -> None:
-        """Counts a try to load a version."""
-        self.reloads.labels(model, "served" if is_served else "failed").inc()
-        if is_served:
-            self.versions.labels(model).set(version)
+    def count_load(self, model: str, version: int, index: int | None) -> None:
+        """Counts a version, or an index of it, that answers now."""
+        self.reloads.labels(model, "served").inc()
+        self.versions.labels(model).set(version)
+        self.indexes.labels(model).set(index or 0)
+
+    def count_failure(self, model: str) -> None:
+        """Counts a version or an index that could not be loaded."""
+        self.reloads.labels(model, "failed").inc()
 
     def render(self) -> bytes:
         """Returns the text that Prometheus reads."""

@@ -1,16 +1,18 @@
 """Loaded versions of exported models, kept up to date with a directory.
 
-A version is loaded on a thread of its own, its warm-up requests are replayed, and only then does
-it take the place of the one before, which goes on answering until then, and for good if the new
-one cannot be loaded or fails a request.
+A version is loaded together with its index on a thread of its own, its warm-up requests are
+replayed, and only then does the pair take the place of the one before, which goes on answering
+until then, and for good if the new one cannot be loaded or fails a request. A new index of the
+version that answers makes a new pair with it.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,25 @@ from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 from tensorflow_serving.apis.prediction_log_pb2 import PredictionLog
 
 from conf.errors import SluiceError, UpstreamNotReadyError
-from conf.export import EXPORT_FILE, WARMUP_FILE, find_damage, list_models, list_versions, read_card
+from conf.export import (
+    EXPORT_FILE,
+    INDEX_CARD,
+    INDEX_DIR,
+    WARMUP_FILE,
+    find_damage,
+    list_models,
+    list_versions,
+    read_card,
+)
 from training.serving.errors import NOT_FOUND, UNAVAILABLE, RequestError
+from training.serving.known import (
+    NO_FILES,
+    IncompleteVersionError,
+    ItemFiles,
+    find_index,
+    read_known,
+)
+from training.serving.metrics import Metrics
 from training.serving.tensors import Arrays
 
 LOADING, AVAILABLE, END = "LOADING", "AVAILABLE", "END"
@@ -31,38 +50,55 @@ LOADING, AVAILABLE, END = "LOADING", "AVAILABLE", "END"
 _log = logging.getLogger("sluice.training.serving")
 
 
-class IncompleteVersionError(Exception):
-    """Files of a version are missing or shorter than `export.json` says: it is being copied."""
-
-
 class ServedVersion:
-    """A loaded version of a model.
+    """A loaded version of a model, and what is known of its users and items.
 
     Args:
         path: Its directory.
+        files: What else is said of the items.
 
     Attributes:
         name: Name of the model.
         number: Its version.
         card: What `export.json` says.
         path: Its directory.
+        known: Its users, items and index; None: it knows no items.
 
     Raises:
-        IncompleteVersionError: It is not whole.
-        SluiceError: `export.json` is damaged.
+        IncompleteVersionError: It, or its index, is not whole.
+        SluiceError: `export.json` is damaged, or the index is of another model.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, files: ItemFiles = NO_FILES) -> None:
         self.path, self.name, self.number = path, path.parent.name, int(path.name)
         self.card = read_card(path)
         if damage := find_damage(path):
             raise IncompleteVersionError(damage)
+        self._files = files
+        self.known = read_known(path, self.card, files)
         self._model = tf.saved_model.load(str(path))
         self._functions = dict(self._model.signatures)
         self._specs = {
             name: dict(function.structured_input_signature[1])
             for name, function in self._functions.items()
         }
+
+    @property
+    def index(self) -> int | None:
+        """Version of the index; None: there is none."""
+        return None if self.known is None else self.known.number
+
+    def read_index(self) -> ServedVersion:
+        """Returns the version with its newest index; nothing else of it is loaded again.
+
+        Raises:
+            IncompleteVersionError: The index is not whole.
+            SluiceError: It is of another model, or damaged.
+        """
+        found = copy.copy(self)
+        users = None if self.known is None else self.known.users
+        found.known = read_known(self.path, self.card, self._files, users)
+        return found
 
     @property
     def signatures(self) -> tuple[str, ...]:
@@ -151,12 +187,12 @@ class _Model:
     Attributes:
         current: The version that answers; None: none could be loaded yet.
         states: State and error of each version that was tried.
-        refused: Fingerprints of versions that failed, so that they are not tried again.
+        refused: What `_read_stamp` gave of each version that failed, so that it is not tried again.
     """
 
     current: ServedVersion | None = None
     states: dict[int, tuple[str, str]] = field(default_factory=dict)
-    refused: dict[int, float] = field(default_factory=dict)
+    refused: dict[Path, tuple[float, ...]] = field(default_factory=dict)
 
 
 class ModelStore:
@@ -165,17 +201,19 @@ class ModelStore:
     Args:
         directory: Directory of models.
         poll_seconds: How often it is looked at.
-        on_reload: Told of each try: name, version, whether it answers now.
+        metrics: Told of each version and index that is loaded, or fails.
+        files: What else is said of the items of all models.
     """
 
     def __init__(
         self,
         directory: Path,
         poll_seconds: float = 2.0,
-        on_reload: Callable[[str, int, bool], None] | None = None,
+        metrics: Metrics | None = None,
+        files: ItemFiles = NO_FILES,
     ) -> None:
         self._directory, self._poll_seconds = directory, poll_seconds
-        self._on_reload = on_reload
+        self._metrics, self._files = metrics or Metrics(), files
         self._models: dict[str, _Model] = {}
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="model-store", daemon=True)
@@ -254,19 +292,20 @@ class ModelStore:
             model = self._models.setdefault(directory.name, _Model())
             for number in reversed(list_versions(directory)):
                 if model.current is not None and model.current.number == number:
+                    self._try_index(model, model.current)
                     break
                 if self._try_version(model, directory / str(number)):
                     break
 
     def _try_version(self, model: _Model, path: Path) -> bool:
-        number, changed = int(path.name), (path / EXPORT_FILE).stat().st_mtime
-        if model.refused.get(number) == changed:
+        number, stamp = int(path.name), _read_stamp(path)
+        if model.refused.get(path) == stamp:
             return False
         if model.states.get(number, ("", ""))[0] != LOADING:
             model.states[number] = (LOADING, "")
         start = time.monotonic()
         try:
-            version = ServedVersion(path)
+            version = ServedVersion(path, self._files)
             requests = version.warm_up()
         except IncompleteVersionError as error:  # Still being copied, it seems: tried again.
             model.states[number] = (LOADING, str(error))
@@ -274,9 +313,9 @@ class ModelStore:
         except Exception as error:
             message = error.message if isinstance(error, RequestError) else _describe(error)
             model.states[number] = (END, message)
-            model.refused[number] = changed
+            model.refused[path] = stamp
             _log.error("version %d of %s is not served: %s", number, path.parent.name, message)
-            self._report(path, False)
+            self._metrics.count_failure(path.parent.name)
             return False
         before, model.current = model.current, version
         model.states[number] = (AVAILABLE, "")
@@ -286,12 +325,27 @@ class ModelStore:
             "version %d of %s answers: loaded and called %d times in %.1f s",
             number, version.name, requests, time.monotonic() - start,
         )  # fmt: skip
-        self._report(path, True)
+        self._metrics.count_load(version.name, number, version.index)
         return True
 
-    def _report(self, path: Path, is_served: bool) -> None:
-        if self._on_reload is not None:
-            self._on_reload(path.parent.name, int(path.name), is_served)
+    def _try_index(self, model: _Model, version: ServedVersion) -> None:
+        """Takes the newest index of the version that answers, if it has another one by now."""
+        if (newest := find_index(version.path)) == version.index:
+            return
+        if model.refused.get(version.path) == (stamp := _read_stamp(version.path)):
+            return
+        try:
+            model.current = version.read_index()
+        except IncompleteVersionError:
+            return  # Still being copied, it seems: tried again.
+        except Exception as error:
+            model.refused[version.path] = stamp
+            message = _describe(error)
+            _log.error("index %s of %s is not served: %s", newest, version.name, message)
+            self._metrics.count_failure(version.name)
+            return
+        _log.info("index %s of version %d of %s answers", newest, version.number, version.name)
+        self._metrics.count_load(version.name, version.number, newest)
 
     def _watch(self) -> None:
         while not self._stopped.wait(self._poll_seconds):
@@ -301,6 +355,16 @@ class ModelStore:
                 _log.exception("the models could not be looked at; those loaded go on answering")
 
 
+def _read_stamp(version: Path) -> tuple[float, ...]:
+    """Returns what changes when a version or its newest index is replaced."""
+    number = find_index(version)
+    cards = [version / EXPORT_FILE]
+    if number is not None:
+        cards.append(version / INDEX_DIR / str(number) / INDEX_CARD)
+    return (number or 0, *(card.stat().st_mtime for card in cards))
+
+
 def _describe(error: Exception) -> str:
-    text = error.what if isinstance(error, SluiceError) else str(error)
-    return f"{type(error).__name__}: {text}".partition("\n")[0][:300]
+    if isinstance(error, SluiceError):
+        return " ".join(str(error).split())[:600]
+    return f"{type(error).__name__}: {error}".partition("\n")[0][:300]

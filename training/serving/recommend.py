@@ -7,33 +7,26 @@ asked to be left out, and what a filter does not name is not among them.
 
 from __future__ import annotations
 
-import math
-import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.csv as pa_csv
-import pyarrow.json as pa_json
-import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field
 
-from conf.errors import ConfigError, InputDataError
-from conf.export import EMBEDDINGS_DIR, ITEMS_FILE, USERS_FILE
+from conf.errors import ConfigError
+from training.serving.batching import Batcher
 from training.serving.errors import NOT_FOUND, RequestError
+from training.serving.known import FEATURE_PREFIX, SEEN, Known, Token
 from training.serving.model_store import ModelStore, ServedVersion
-from training.serving.tensors import Arrays, build_array
+from training.serving.tensors import Arrays, build_array, fill_missing
+from training.serving.vector_index import Found
 
-KEY, SEEN, FEATURE_PREFIX = "key", "seen", "feature:"
 CALL_ITEMS = 20_000
 """Items that a ranking model scores in one call where nothing retrieves them."""
 
-Call = Callable[[ServedVersion, str, Arrays], Awaitable[Arrays]]
-Token = int | str
+Value = int | float | str
 
 
 class RecommendRequest(BaseModel):
@@ -45,7 +38,7 @@ class RecommendRequest(BaseModel):
         k: Length of the list.
         candidates: Items that are retrieved for the ranking model.
         exclude: Items that are left out.
-        filter: Values that the items file must have, by column.
+        filter: Values of which an item must have one, by column.
         seen: Whether items that the user has met may be in the list.
     """
 
@@ -55,7 +48,7 @@ class RecommendRequest(BaseModel):
     k: int = Field(default=10, ge=1, le=1000)
     candidates: int = Field(default=200, ge=1, le=5000)
     exclude: list[int | str] = Field(default_factory=list, max_length=10_000)
-    filter: dict[str, int | float | str] = Field(default_factory=dict)
+    filter: dict[str, Value | list[Value]] = Field(default_factory=dict)
     seen: bool = False
 
 
@@ -66,7 +59,8 @@ class RecommendConfig:
     Attributes:
         retrieval: Name of the retrieval model; None: the only one there is, if any.
         ranker: Name of the ranking model; None: the only one there is, if any.
-        items_file: Titles and further columns of the items; the first column is the key.
+        items_file: Titles and further columns of the items, the first one the key; None: those of
+            the index.
         blocked_file: Keys of items that are never recommended, one a line.
     """
 
@@ -76,138 +70,20 @@ class RecommendConfig:
     blocked_file: Path | None = None
 
 
-@dataclass(frozen=True)
-class Known:
-    """What an export says of users and items.
-
-    Attributes:
-        keys: `[items]` raw keys, in the order of `ids`.
-        ids: `[items]` int64, ascending.
-        vectors: `[items, dim]` of a retrieval model, else None.
-        position_of: Position of each key, by its text.
-        users: The users, or None.
-        user_of: Row of each user, by the text of its key.
-    """
-
-    keys: list[Token]
-    ids: np.ndarray
-    vectors: np.ndarray | None
-    position_of: dict[str, int]
-    users: pa.Table | None = None
-    user_of: dict[str, int] = field(default_factory=dict)
-
-
-def read_known(version: ServedVersion) -> Known:
-    """Reads what stands beside a SavedModel."""
-    beside = version.path / EMBEDDINGS_DIR / ITEMS_FILE
-    table = pq.read_table(beside if beside.is_file() else version.path / ITEMS_FILE)
-    keys = table[KEY].to_pylist()
-    vectors = None
-    if "vector" in table.column_names:
-        flat = table["vector"].combine_chunks()
-        vectors = flat.flatten().to_numpy().reshape(len(keys), -1)
-    users, user_of = None, {}
-    if (version.path / USERS_FILE).is_file():
-        users = pq.read_table(version.path / USERS_FILE)
-        user_of = {str(key): row for row, key in enumerate(users[KEY].to_pylist())}
-    ids = table["id"].to_numpy()
-    return Known(keys, ids, vectors, {str(key): n for n, key in enumerate(keys)}, users, user_of)
-
-
-class ItemsFile:
-    """Titles and further columns of items, for people and for filters.
-
-    Args:
-        path: `.csv`, `.tsv`, `.jsonl` or `.parquet`; the first column is the key.
-
-    Raises:
-        ConfigError: The format is not known by the name.
-        InputDataError: The file cannot be read.
-    """
-
-    def __init__(self, path: Path) -> None:
-        table = _read_table(path)
-        names = table.column_names
-        self.columns = tuple(names[1:])
-        self._rows = {
-            str(row[names[0]]): {name: _clean(row[name]) for name in self.columns}
-            for row in table.to_pylist()
-        }
-
-    def get(self, key: Token) -> dict[str, Any]:
-        """Returns the columns of an item; none: it is not in the file."""
-        return self._rows.get(str(key), {})
-
-    def find(self, wanted: Mapping[str, Any]) -> set[str]:
-        """Returns the keys, as text, of items that have these values.
-
-        Raises:
-            RequestError: There is no such column.
-        """
-        unknown = sorted(set(wanted) - set(self.columns))
-        if unknown:
-            raise RequestError(
-                f"filter names unknown columns {unknown}; allowed: {', '.join(self.columns)}"
-            )
-        texts = {name: str(value) for name, value in wanted.items()}
-        return {
-            key for key, row in self._rows.items()
-            if all(_holds(row[name], text) for name, text in texts.items())
-        }  # fmt: skip
-
-
-def _clean(value: Any) -> Any:
-    """Returns a value as JSON knows it."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if isinstance(value, (int, float, str, list, type(None))) else str(value)
-
-
-def _holds(value: Any, text: str) -> bool:
-    values = value if isinstance(value, list) else str(value).split("|")
-    return text == str(value) or text in map(str, values)
-
-
-def _read_table(path: Path) -> pa.Table:
-    kind = path.suffix.lower()
-    try:
-        if kind == ".parquet":
-            return pq.read_table(path)
-        if kind in (".jsonl", ".ndjson"):
-            return pa_json.read_json(path)
-        if kind in (".csv", ".tsv"):
-            delimiter = "\t" if kind == ".tsv" else ","
-            parse = pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-            return pa_csv.read_csv(path, parse_options=parse)
-    except (OSError, pa.ArrowException) as error:
-        raise InputDataError("the file of items cannot be read", received=f"{path}: {error}") from (
-            error
-        )
-    raise ConfigError(
-        "the format of the items is not known by the file's name",
-        received=str(path),
-        allowed=".csv, .tsv, .jsonl, .parquet",
-    )
-
-
 class Recommender:
     """Answers `/v1/recommend`.
 
     Args:
         store: The models.
-        call: Calls a signature.
+        batcher: Calls their signatures.
         config: What answers.
 
     Raises:
         ConfigError: A named model is not there, or of the other kind.
     """
 
-    def __init__(self, store: ModelStore, call: Call, config: RecommendConfig) -> None:
-        self._store, self._call, self._config = store, call, config
-        self._items = None if config.items_file is None else ItemsFile(config.items_file)
-        self._blocked = _read_blocked(config.blocked_file)
-        self._known: dict[str, tuple[ServedVersion, Known]] = {}
-        self._lock = threading.Lock()
+    def __init__(self, store: ModelStore, batcher: Batcher, config: RecommendConfig) -> None:
+        self._store, self._batcher, self._config = store, batcher, config
         for name, kind in ((config.retrieval, "retrieval"), (config.ranker, "ranking")):
             if name is not None and name not in self._list(kind):
                 raise ConfigError(
@@ -228,15 +104,6 @@ class Recommender:
             )
         return self._store.get(names[0]) if names else None
 
-    def load(self, version: ServedVersion) -> Known:
-        """Returns what is known of users and items; read once per version."""
-        with self._lock:
-            found = self._known.get(version.name)
-            if found is None or found[0] is not version:
-                found = (version, read_known(version))
-                self._known[version.name] = found
-            return found[1]
-
     async def recommend(self, request: RecommendRequest) -> dict[str, Any]:
         """Returns the body of the answer.
 
@@ -250,34 +117,41 @@ class Recommender:
         first = retrieval or ranker
         if first is None:
             raise RequestError("no model of the server recommends items", NOT_FOUND)
-        known = self.load(first)
-        row = None if request.user is None else known.user_of.get(str(request.user))
+        known = _require_known(first)
+        row = _find_user(known, request)
         _check_features(request, [model for model in (retrieval, ranker) if model is not None])
-        allowed = self._find_allowed(known, request, row)
         scores: dict[str, np.ndarray] = {}
         if retrieval is not None:
-            vectors = await self._embed(retrieval, known, request, row)
-            order, scores["retrieval_score"] = _search(
-                known, vectors, allowed, _count(request, ranker)
+            vector = await self._embed(retrieval, known, request, row)
+            order, scores["retrieval_score"] = await self._batcher.run(
+                self._search, known, request, row, vector, _count(request, ranker)
             )
         else:
+            allowed = await self._batcher.run(self._find_allowed, known, request, row)
             order = np.flatnonzero(allowed)[:CALL_ITEMS]
         if ranker is not None:
             order, scores = await self._rank(ranker, known, request, order, scores)
-        return self._describe(request, known, row, order[: request.k], scores, first, ranker)
+        return _describe(request, known, row, order[: request.k], scores, first, ranker)
+
+    def _search(
+        self, known: Known, request: RecommendRequest, row: int | None, vector: np.ndarray, k: int
+    ) -> Found:
+        if known.index is None:
+            raise RequestError("the retrieval model has no items")
+        return known.index.search(vector, k, self._find_allowed(known, request, row))
 
     def _find_allowed(self, known: Known, request: RecommendRequest, row: int | None) -> np.ndarray:
-        allowed = np.ones(len(known.keys), bool)
-        for key in (*request.exclude, *self._blocked):
+        """Returns which items may be in the list, `[items]`."""
+        allowed = known.allowed.copy()
+        if request.filter:
+            if known.columns is None:
+                raise RequestError("'filter' needs an index with columns, or --items FILE")
+            allowed &= known.columns.find(request.filter)
+        for key in request.exclude:
             if (position := known.position_of.get(str(key))) is not None:
                 allowed[position] = False
         if row is not None and not request.seen and known.users is not None:
-            allowed[_find_positions(known, _read_list(known.users, SEEN, row))] = False
-        if request.filter:
-            if self._items is None:
-                raise RequestError("'filter' needs a server with --items FILE")
-            named = self._items.find(request.filter)
-            allowed &= np.array([str(key) in named for key in known.keys])
+            allowed[known.find_positions(known.users.read_list(SEEN, row))] = False
         return allowed
 
     async def _embed(
@@ -285,11 +159,14 @@ class Recommender:
     ) -> np.ndarray:
         if row is not None and not request.features:
             inputs = _encoded_inputs(version, "user_embedding_encoded", known, row)
-            found = await self._call(version, "user_embedding_encoded", inputs)
+            found = await self._batcher.call(version, "user_embedding_encoded", inputs)
         else:
             inputs = _raw_inputs(version, "user_embedding", request)
-            found = await self._call(version, "user_embedding", inputs)
-        return found["embedding"][0]
+            found = await self._batcher.call(version, "user_embedding", inputs)
+        vector = found["embedding"][0]
+        if not np.isfinite(vector).all():
+            raise RequestError("the user's vector is not finite: look for NaN in the features")
+        return vector
 
     async def _rank(
         self,
@@ -299,8 +176,8 @@ class Recommender:
         order: np.ndarray,
         scores: dict[str, np.ndarray],
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        own = self.load(ranker)
-        row = None if request.user is None else own.user_of.get(str(request.user))
+        own = _require_known(ranker)
+        row = _find_user(own, request)
         signature = "score_items"
         if row is not None and not request.features:
             signature = "score_items_encoded"
@@ -310,87 +187,66 @@ class Recommender:
             inputs = _raw_inputs(ranker, signature, request)
         name, spec = _find_items_input(ranker, signature)
         inputs[name] = build_array(name, [[known.keys[n] for n in order]], spec)
-        found = await self._call(ranker, signature, inputs)
+        found = await self._batcher.call(ranker, signature, inputs)
         names = [output["name"] for output in ranker.card["outputs"]]
         tasks = {f"score:{task}": found[task][0] for task in names}
+        if not all(np.isfinite(values).all() for values in tasks.values()):
+            raise RequestError("a score is not finite: look for NaN or infinity in the features")
         best = np.argsort(-found[names[0]][0], kind="stable")
         merged = {**tasks, **scores}
         return order[best], {name: value[best] for name, value in merged.items()}
 
-    def _describe(
-        self,
-        request: RecommendRequest,
-        known: Known,
-        row: int | None,
-        order: np.ndarray,
-        scores: Mapping[str, np.ndarray],
-        first: ServedVersion,
-        ranker: ServedVersion | None,
-    ) -> dict[str, Any]:
-        history: list[Token] = []
-        name = (first.card["users"] or {}).get("history")
-        if row is not None and name is not None and known.users is not None:
-            ids = _read_list(known.users, f"{FEATURE_PREFIX}{name}", row)
-            history = [known.keys[n] for n in _find_positions(known, ids)]
-        items = [
-            {"item": known.keys[n],
-             **{name: float(str(value[place])) for name, value in scores.items()},
-             **self._get_columns(known.keys[n])}
-            for place, n in enumerate(order)
-        ]  # fmt: skip
-        models = [m for m in dict.fromkeys((first, ranker)) if m is not None]
-        return {
-            "user": request.user,
-            "known": row is not None,
-            "items": items,
-            "history": [{"item": key, **self._get_columns(key)} for key in history],
-            "models": [{"name": m.name, "version": str(m.number)} for m in models],
-        }
 
-    def _get_columns(self, key: Token) -> dict[str, Any]:
-        return {} if self._items is None else self._items.get(key)
+def _require_known(version: ServedVersion) -> Known:
+    if version.known is None:
+        raise RequestError(f"the export of {version.name} holds no items")
+    return version.known
+
+
+def _find_user(known: Known, request: RecommendRequest) -> int | None:
+    if request.user is None or known.users is None:
+        return None
+    return known.users.row_of.get(str(request.user))
+
+
+def _describe(
+    request: RecommendRequest,
+    known: Known,
+    row: int | None,
+    order: np.ndarray,
+    scores: Mapping[str, np.ndarray],
+    first: ServedVersion,
+    ranker: ServedVersion | None,
+) -> dict[str, Any]:
+    met = np.zeros(0, np.int64)
+    name = (first.card["users"] or {}).get("history")
+    if row is not None and name is not None and known.users is not None:
+        met = known.find_positions(known.users.read_list(f"{FEATURE_PREFIX}{name}", row))
+    items = [
+        {"item": known.keys[position],
+         **{name: float(str(value[place])) for name, value in scores.items()},
+         **columns}
+        for place, (position, columns) in enumerate(
+            zip(order, known.get_columns(order), strict=True))
+    ]  # fmt: skip
+    history = zip(met, known.get_columns(met), strict=True)
+    models = [m for m in dict.fromkeys((first, ranker)) if m is not None]
+    return {
+        "user": request.user,
+        "known": row is not None,
+        "items": items,
+        "history": [{"item": known.keys[position], **columns} for position, columns in history],
+        "models": [_describe_model(model) for model in models],
+    }
+
+
+def _describe_model(model: ServedVersion) -> dict[str, str]:
+    about = {"name": model.name, "version": str(model.number)}
+    return about if model.index is None else {**about, "index": str(model.index)}
 
 
 def _count(request: RecommendRequest, ranker: ServedVersion | None) -> int:
     return request.k if ranker is None else max(request.k, request.candidates)
-
-
-def _read_blocked(path: Path | None) -> tuple[str, ...]:
-    if path is None:
-        return ()
-    try:
-        return tuple(filter(None, path.read_text(encoding="utf-8").splitlines()))
-    except OSError as error:
-        raise InputDataError("the file of blocked items cannot be read", received=error) from error
-
-
-def _search(
-    known: Known, vector: np.ndarray, allowed: np.ndarray, k: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the positions of the best items and their scores, best first, ties by id."""
-    if known.vectors is None:
-        raise RequestError("the retrieval model has no items")
-    scores = np.where(allowed, known.vectors @ vector, -np.inf)
-    k = min(k, int(np.count_nonzero(allowed)))
-    if k == 0:
-        return np.zeros(0, np.int64), np.zeros(0, np.float32)
-    least = np.partition(scores, len(scores) - k)[len(scores) - k]
-    candidates = np.flatnonzero(scores >= least)
-    order = candidates[np.argsort(-scores[candidates], kind="stable")][:k]
-    return order, scores[order]
-
-
-def _read_list(users: pa.Table, column: str, row: int) -> np.ndarray:
-    if column not in users.column_names:
-        return np.zeros(0, np.int64)
-    values = users[column].slice(row, 1).combine_chunks()
-    return np.asarray(pc.list_flatten(values).to_numpy(zero_copy_only=False))
-
-
-def _find_positions(known: Known, ids: np.ndarray) -> np.ndarray:
-    """Returns the positions of items; unknown ones are left out."""
-    found = np.minimum(np.searchsorted(known.ids, ids), len(known.ids) - 1)
-    return found[known.ids[found] == ids]
 
 
 def _describe_inputs(version: ServedVersion, signature: str) -> Sequence[Mapping[str, Any]]:
@@ -418,7 +274,7 @@ def _encoded_inputs(version: ServedVersion, signature: str, known: Known, row: i
     if known.users is None:
         raise RequestError("the export holds no users")
     specs, inputs = version.find_specs(signature), {}
-    user = known.users.slice(row, 1)
+    user = known.users.table.slice(row, 1)
     for item in _describe_inputs(version, signature):
         if "means" not in item:
             value = user[f"{FEATURE_PREFIX}{item['feature']}"].to_pylist()
@@ -435,7 +291,8 @@ def _raw_inputs(version: ServedVersion, signature: str, request: RecommendReques
         value = request.features.get(item["name"])
         if value is None and item["feature"] == key:
             value = _read_key(request.user, item)
-        inputs[item["name"]] = build_array(item["name"], [_fill(item, value)], specs[item["name"]])
+        filled = [fill_missing(item, value)]
+        inputs[item["name"]] = build_array(item["name"], filled, specs[item["name"]])
     return inputs
 
 
@@ -461,15 +318,3 @@ def _read_key(user: Token | None, item: Mapping[str, Any]) -> Token | None:
         return int(user)
     except ValueError:
         return None  # Text where users are numbers: nobody whom the model knows.
-
-
-def _fill(item: Mapping[str, Any], value: Any) -> Any:
-    if value is not None:
-        return value
-    if item["is_list"]:
-        return [item["pad_token"]] * (item["length"] or 1)
-    if item["null_token"] is not None:
-        return item["null_token"]
-    if item["dtype"] in ("float32", "float64"):
-        return float("nan")
-    raise RequestError(f"feature {item['name']} has no value for 'missing': give it")

@@ -148,6 +148,27 @@ def build_array(name: str, value: Any, spec: tf.TensorSpec) -> np.ndarray:
         return array.astype(dtype.as_numpy_dtype)
 
 
+def fill_missing(item: Mapping[str, Any], value: Any) -> Any:
+    """Returns a raw value, or what stands for a missing one.
+
+    Args:
+        item: What `export.json` says of the input.
+        value: None: it is missing.
+
+    Raises:
+        RequestError: Nothing stands for a missing value of this input.
+    """
+    if value is not None:
+        return value
+    if item["is_list"]:
+        return [item["pad_token"]] * (item["length"] or 1)
+    if item["null_token"] is not None:
+        return item["null_token"]
+    if item["dtype"] in ("float32", "float64"):
+        return float("nan")
+    raise RequestError(f"feature {item['name']} has no value for 'missing': give it")
+
+
 def _is_number(array: np.ndarray, dtype: tf.DType) -> bool:
     if dtype.is_floating:
         return array.dtype.kind in "iuf"

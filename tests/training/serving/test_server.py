@@ -25,11 +25,12 @@ import tensorflow as tf
 from starlette.testclient import TestClient
 
 from conf.errors import ConfigError, ExitCode, InputDataError, UpstreamNotReadyError
-from conf.export import ExportOptions, roll_back
+from conf.export import ExportOptions, IndexKind, IndexOptions, roll_back
 from conf.paths import read_manifest
 from conf.training.train import TrainConfig
 from jobs.cli import run_app
 from jobs.evaluate import app as evaluate_app
+from jobs.index import app as index_app
 from jobs.serve import app as serve_app
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.restore import TrainedModel
@@ -42,6 +43,7 @@ from training.models.registry import build_model
 from training.serving.app import Server, ServerConfig, ServerLimits, build_app
 from training.serving.batching import BatchLimits
 from training.serving.errors import RequestError
+from training.serving.index_build import add_items, build_index
 from training.serving.recommend import RecommendConfig
 
 TOWERS = {"name": "dssm", "user_hidden_units": [6], "embedding_dim": 6}
@@ -72,7 +74,8 @@ def trained(tmp_path_factory) -> dict[str, TrainedModel]:
 def models(trained, tmp_path_factory) -> Path:
     base = tmp_path_factory.mktemp("models")
     for one in trained.values():
-        write_export(one, ExportOptions(base, k=5))
+        index = IndexOptions() if one.config.model.kind == "retrieval" else None
+        write_export(one, ExportOptions(base, k=5, index=index))
     (base / "items.csv").write_text(
         "movie,title,kind\n" + "".join(f"{100 + n},Film {n},{'ab'[n % 2]}\n" for n in range(30))
     )
@@ -413,10 +416,6 @@ def test_a_new_version_answers_and_a_broken_one_does_not(trained, models, tmp_pa
     base = tmp_path / "models"
     shutil.copytree(models / "towers", base / "towers")
     server = Server(ServerConfig(base, 60.0))
-    seen: list[int] = []
-    server.store._on_reload = lambda name, number, served: seen.append(
-        number if served else -number
-    )
     shutil.copytree(base / "towers" / "1", tmp_path / "2")
     (tmp_path / "2" / "variables" / "variables.index").write_bytes(b"")
     (tmp_path / "2").rename(base / "towers" / "2")  # Half a copy: sizes differ.
@@ -437,13 +436,140 @@ def test_a_new_version_answers_and_a_broken_one_does_not(trained, models, tmp_pa
     assert [one["state"] for one in states] == ["END", "AVAILABLE", "END"]
     assert states[0]["status"]["error_code"] == "INTERNAL"
     server.store.refresh()  # What failed is not tried again.
-    assert seen == [-3, 2]
+    text = server.metrics.render().decode()
+    for line in ('sluice_model_loads_total{model="towers",result="failed"} 1.0',
+                 'sluice_model_loads_total{model="towers",result="served"} 2.0',
+                 'sluice_model_version{model="towers"} 2.0'):  # fmt: skip
+        assert line in text
     assert roll_back(base / "towers", 1) == [2, 3]
     server.store.refresh()  # What was withdrawn answers no longer; the version before it does.
-    assert (server.store.get("towers").number, seen[-1]) == (1, 1)
+    assert server.store.get("towers").number == 1
+    assert 'sluice_model_version{model="towers"} 1.0' in server.metrics.render().decode()
     with pytest.raises(RequestError):
         server.store.get("towers", "2")
     server.close()
+
+
+def test_model_and_index_are_one_pair(models, tmp_path) -> None:
+    version = tmp_path / "models" / "towers" / "1"
+    shutil.copytree(models / "towers" / "1", version)
+    shutil.rmtree(version / "index")
+    server = Server(ServerConfig(tmp_path / "models", 60.0))
+    with TestClient(build_app(server)) as client:
+        everything = {"user": 1003, "k": 40, "seen": True}
+
+        def ask(**more) -> dict:
+            return client.post("/v1/recommend", json={**everything, **more}).json()
+
+        bare = ask()
+        assert "needs an index with columns" in ask(filter={"kind": "a"})["error"]
+        options = IndexOptions(IndexKind.HNSW, models / "items.csv", recall=1.0)
+        assert build_index(version, options).name == "1"
+        server.store.refresh()
+        assert client.get("/healthz").json()["indexes"] == {"towers": 1}
+        indexed = ask()
+        assert indexed["models"] == [{"name": "towers", "version": "1", "index": "1"}]
+        assert [i["item"] for i in indexed["items"]] == [i["item"] for i in bare["items"]]
+        assert {i["title"] for i in ask(filter={"kind": ["a"]})["items"]} == {
+            f"Film {n}" for n in range(0, 30, 2)
+        }
+        news = tmp_path / "news.csv"
+        news.write_text("movie_id,genres,title\n900,genre_1|genre_all,New\n101,genre_1,Old\n")
+        assert add_items(version, news)[1:] == (1, 1)
+        assert add_items(version, news) == (version / "index" / "2", 0, 2)
+        server.store.refresh()
+        [new] = [item for item in ask()["items"] if item["item"] == 900]
+        assert (len(ask()["items"]), new["title"], new["kind"]) == (31, "New", None)
+        assert new["retrieval_score"] == pytest.approx(_score(client, version, 900), abs=1e-5)
+        assert 900 not in {item["item"] for item in ask(exclude=[900])["items"]}
+        _check_bad_indexes(server, client, version)
+    found = client.get("/metrics").text
+    assert 'sluice_index_version{model="towers"} 2.0' in found
+
+
+def _score(client, version: Path, item: int) -> float:
+    """The dot product of a user of the export and an item, each embedded by a request."""
+    users = pq.read_table(version / "embeddings" / "users.parquet").to_pylist()
+    [user] = [row["vector"] for row in users if row["key"] == 1003]
+    asked = {"signature_name": "item_embedding",
+             "instances": [{"movie_id": item, "genres": ["genre_1", "genre_all"]}]}  # fmt: skip
+    [vector] = client.post("/v1/models/towers:predict", json=asked).json()["predictions"]
+    return float(np.dot(user, vector))
+
+
+def _check_bad_indexes(server: Server, client: TestClient, version: Path) -> None:
+    """Whether an index that is not whole, or of another model, changes nothing."""
+
+    def refresh() -> int:
+        server.store.refresh()
+        return client.get("/healthz").json()["indexes"]["towers"]
+
+    third = version / "index" / "3"
+    shutil.copytree(version / "index" / "2", third)
+    content = (third / "near.faiss").read_bytes()
+    (third / "near.faiss").write_bytes(content[:-9])  # Half a copy.
+    assert refresh() == 2
+    (third / "near.faiss").write_bytes(content[:-9] + bytes(9))
+    assert refresh() == 2
+    text = client.get("/metrics").text
+    assert 'sluice_model_loads_total{model="towers",result="failed"} 1.0' in text
+    (third / "near.faiss").write_bytes(content)
+    card = json.loads((third / "index.json").read_text())
+    card["export"]["fingerprint"] = "0" * 64
+    (third / "index.json").write_text(json.dumps(card))
+    assert refresh() == 2
+    assert client.post("/v1/recommend", json={"user": 1003}).status_code == 200
+    with pytest.raises(UpstreamNotReadyError, match="made of another model than") as caught:
+        Server(ServerConfig(version.parents[1], 60.0))
+    assert "sluice index --export" in caught.value.received
+    with pytest.raises(InputDataError, match="made of another model than"):
+        add_items(version, version / "users.parquet")
+
+
+@pytest.mark.parametrize(
+    ("rows", "error", "said"),
+    [
+        ("movie_id,genres\n900,x\n900,x\n", InputDataError, "name each of them once"),
+        ("movie_id,genres\n,x\n", InputDataError, "1 empty"),
+        ("movie_id,genres\nnine,x\n", InputDataError, "must hold their keys"),
+        ("movie_id,title\n900,x\n", ConfigError, "new items need features"),
+        ("", InputDataError, "cannot be read"),
+    ],
+)
+def test_new_items_that_do_not_fit_are_refused(models, tmp_path, rows, error, said) -> None:
+    news = tmp_path / "news.csv"
+    news.write_text(rows)
+    version = models / "towers" / "1"
+    with pytest.raises(error, match=said):
+        add_items(version, news)
+    assert [path.name for path in (version / "index").iterdir() if path.is_dir()] == ["1"]
+
+
+def test_what_cannot_be_indexed_is_said(models, tmp_path, capsys) -> None:
+    def index(*arguments: object) -> tuple[int, str]:
+        return run_app(index_app, [str(a) for a in arguments]), capsys.readouterr().err
+
+    for arguments, code, said in (
+        (("--export", models / "scores"), ExitCode.CONFIG, "only the items of a retrieval model"),
+        (("--export", tmp_path), ExitCode.NOT_READY, "there is no exported model"),
+        (("--export", models / "towers", "--add", "x.csv", "--kind", "ivf"), ExitCode.CONFIG,
+         "--add keeps the kind"),
+        (("--export", models / "towers", "--items", "x.csv"), ExitCode.INPUT_REFUSED,
+         "the file of items cannot be read"),
+        (("--export", models / "towers", "--items", "x.txt"), ExitCode.CONFIG, "format of the"),
+    ):  # fmt: skip
+        found, error = index(*arguments)
+        assert (found, said in error) == (code, True), error
+    copied = tmp_path / "models" / "towers"
+    shutil.copytree(models / "towers", copied, ignore=shutil.ignore_patterns("index"))
+    found, error = index("--export", copied, "--add", models / "items.csv")
+    assert (found, "there is no index to add items to" in error) == (ExitCode.CONFIG, True)
+    items = copied / "1" / "embeddings" / "items.parquet"
+    items.write_bytes(items.read_bytes()[:-1])
+    found, error = index("--export", copied)
+    assert (found, "is not whole" in error) == (ExitCode.NOT_READY, True)
+    assert run_app(index_app, ["--export", str(models / "towers"), "--k", "5", "--keep", "1"]) == 0
+    assert "exact: 30 items of 6 dimensions, 0 of them added" in capsys.readouterr().out
 
 
 def test_nothing_to_serve_is_said(models, tmp_path) -> None:

@@ -1,0 +1,107 @@
+"""`sluice index`: an index of an exported model's items, measured against the exact search."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from conf.errors import ConfigError
+from conf.export import INDEX_CARD, IndexKind, IndexOptions, find_version
+from conf.run import read_json
+from jobs.support.terminal import LogFormat, LogFormatOption, quiet_tensorflow, setup_logging
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def main(
+    export: Annotated[
+        Path, typer.Option(help="An exported version, or a model: its newest version.")
+    ],
+    kind: Annotated[IndexKind | None, typer.Option(help="Default: by the number of items.")] = None,
+    items: Annotated[
+        Path | None, typer.Option(help="Columns of items, to filter by; the first is the key.")
+    ] = None,
+    k: Annotated[
+        int | None, typer.Option(min=1, help="Length of the lists that are measured [50].")
+    ] = None,
+    recall: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Share of them to be found [0.95].")
+    ] = None,
+    add: Annotated[
+        Path | None, typer.Option(help="New items with their features, for the newest index.")
+    ] = None,
+    keep: Annotated[
+        int | None, typer.Option(min=1, help="Indexes kept, the newest ones; default: all.")
+    ] = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
+) -> int:
+    """Index the items of a retrieval model, or add items to its index; `sluice serve` takes it."""
+    setup_logging(log_format)
+    version = find_version(export)
+    given = {"kind": kind, "items_file": items, "k": k, "recall": recall}
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if add is not None and chosen:
+        raise ConfigError(
+            "--add keeps the kind, the columns and the goal of the index",
+            received=", ".join(f"--{name.removesuffix('_file')}" for name in chosen),
+            fix="leave them out, or build a new index without --add",
+        )
+    with quiet_tensorflow():
+        from training.serving.index_build import add_items, build_index
+    if add is None:
+        index, note = build_index(version, IndexOptions(**chosen, keep=keep)), ""
+    else:
+        index, added, repeated = add_items(version, add, keep)
+        note = f"added {added:,} items; {repeated:,} were in the index already"
+    if log_format is LogFormat.JSON:
+        print(json.dumps({"index": str(index)}))
+    else:
+        print_index(index, note)
+    return 0
+
+
+def print_index(index: Path, note: str = "") -> None:
+    """Prints what an index holds, and what it finds of the exact lists."""
+    from rich.console import Console
+    from rich.table import Table
+
+    about = read_json(index / INDEX_CARD)
+    report, console = about["report"], Console(highlight=False)
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in report["recall"].items():
+        table.add_row(f"recall {name}", f"{value:.4f}")
+    for name, value in report["milliseconds"].items():
+        table.add_row(f"milliseconds, {name}", f"{value:.2f}")
+    if note:
+        console.print(note, soft_wrap=True)
+    console.print(_describe(about), soft_wrap=True)
+    console.print(table)
+    if (reached := report["recall"][f"@{report['k']}"]) < about["goal"]["recall"]:
+        console.print(
+            f"recall {reached:.4f} is below the goal of {about['goal']['recall']}: "
+            + ("build the index anew" if about["added"] else "choose another --kind"),
+            soft_wrap=True,
+        )
+    console.print(f"index {index.name} of {about['export']['name']}: {index}", soft_wrap=True)
+
+
+def _describe(about: dict[str, Any]) -> str:
+    total = sum(info["bytes"] for info in about["files"].values())
+    looks = {"ivf": f", looks into {about['effort']} of {about['cells']} cells",
+             "hnsw": f", walks with {about['effort']} candidates"}  # fmt: skip
+    queries = about["report"]["queries"]
+    return (
+        f"{about['kind']}{looks.get(about['kind'], '')}: {about['items']:,} items of "
+        f"{about['dim']} dimensions, {about['added']:,} of them added, {total / 1e6:.1f} MB; "
+        f"measured by {queries['count']} {queries['of']}"
+    )
+
+
+if __name__ == "__main__":
+    from jobs.cli import run_app
+
+    raise SystemExit(run_app(app))

@@ -1,0 +1,98 @@
+"""The search for items beside NumPy: kinds of indexes, filters, recall."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from conf.export import IndexKind
+from training.serving import vector_index
+from training.serving.errors import RequestError
+from training.serving.index_build import fit_index
+from training.serving.index_report import measure_recall, tune
+from training.serving.known import ItemColumns, align_columns
+
+ITEMS, DIM = 3000, 8
+
+
+@pytest.fixture(scope="module")
+def vectors() -> np.ndarray:
+    rng = np.random.default_rng(4)
+    centers = rng.standard_normal((20, DIM))
+    return (centers[rng.integers(0, 20, ITEMS)] + 0.4 * rng.standard_normal((ITEMS, DIM))).astype(
+        np.float32
+    )
+
+
+def rank(vectors: np.ndarray, query: np.ndarray, k: int, allowed: np.ndarray) -> list[int]:
+    scores = np.where(allowed, vectors.astype(np.float64) @ query, -np.inf)
+    order = np.argsort(-scores, kind="stable")
+    return [int(n) for n in order[: min(k, allowed.sum())]]
+
+
+@pytest.mark.parametrize("kind", IndexKind)
+def test_lists_are_those_of_the_allowed_items(kind, vectors, monkeypatch) -> None:
+    monkeypatch.setattr(vector_index, "EXACT_ITEMS", 40)
+    queries = vectors[::300] + np.float32(0.05)
+    index = tune(fit_index(kind, vectors), queries, 20, 0.99)
+    rng = np.random.default_rng(5)
+    for share in (1.0, 0.5, 0.1, 0.01, 0.001):
+        found = []
+        for query in queries:
+            allowed = rng.random(ITEMS) < share
+            positions, scores = index.search(query, 20, allowed)
+            assert allowed[positions].all()
+            assert len(positions) == min(20, allowed.sum())
+            np.testing.assert_allclose(scores, vectors[positions] @ query, rtol=1e-5)
+            assert (np.diff(scores) <= 0).all()
+            expected = rank(vectors, query, 20, allowed)
+            found.append(len(set(expected) & set(positions.tolist())) / max(1, len(expected)))
+        assert np.mean(found) >= (1.0 if kind == "exact" or share < 0.02 else 0.95)
+    assert len(index.search(queries[0], 20, np.zeros(ITEMS, bool))[0]) == 0
+
+
+def test_equal_scores_are_in_the_order_of_items(vectors) -> None:
+    same = np.repeat(vectors[:3], 50, axis=0)
+    index = fit_index(IndexKind.EXACT, same)
+    positions, scores = index.search(vectors[0], 100, np.ones(150, bool))
+    pairs = list(zip(-scores, positions, strict=True))
+    assert pairs == sorted(pairs)
+
+
+def test_the_effort_grows_until_the_recall_is_reached(vectors) -> None:
+    queries = vectors[::50] + np.float32(0.1)
+    index = fit_index(IndexKind.IVF, vectors)
+    everything = np.ones(ITEMS, bool)
+    expected = [rank(vectors, query, 10, everything) for query in queries]
+    recalls = []
+    for effort in (1, tune(index, queries, 10, 0.9).effort, 46):
+        lists = [replace(index, effort=effort).search(q, 10, everything)[0] for q in queries]
+        hits = [len(set(a) & set(b.tolist())) / 10 for a, b in zip(expected, lists, strict=True)]
+        recalls.append(np.mean(hits))
+        found = measure_recall(lists, [np.array(one) for one in expected])
+        assert found == pytest.approx(recalls[-1])
+    assert recalls[0] < 0.9 <= recalls[1]
+    assert recalls[2] == 1.0  # All cells.
+
+
+def test_columns_filter_by_values_of_any_kind() -> None:
+    table = pa.table({
+        "key": [3, 1, 7], "title": ["A|B", None, "C"], "year": [1990, 1991, None],
+        "score": [0.5, 2.0, None], "tags": [["x", "y"], [], ["y"]], "new": [True, False, None],
+    })  # fmt: skip
+    columns = ItemColumns(align_columns(table, pa.array(["1", "3", "5", "7"])))
+    for wanted, expected in (
+        ({"title": "A"}, [1]), ({"title": ["B", "C"]}, [1, 3]), ({"title": "A|B"}, []),
+        ({"year": 1991}, [0]), ({"year": "1991"}, [0]), ({"score": 0.5}, [1]), ({"score": 2}, [0]),
+        ({"tags": "y"}, [1, 3]), ({"tags": "y", "title": "C"}, [3]), ({"tags": []}, []),
+        ({"new": "true"}, [1]), ({}, [0, 1, 2, 3]),
+    ):  # fmt: skip
+        assert np.flatnonzero(columns.find(wanted)).tolist() == expected, wanted
+    with pytest.raises(RequestError, match="unknown columns \\['colour'\\]; allowed: title, year"):
+        columns.find({"colour": 1})
+    first, unknown, last = columns.get(np.array([1, 2, 3]))
+    assert first == {"title": "A|B", "year": 1990, "score": 0.5, "tags": ["x", "y"], "new": True}
+    assert (unknown, last["year"]) == ({}, None)
