@@ -61,6 +61,15 @@ class IndexOptions:
     keep: int | None = None
 
 
+class Give(StrEnum):
+    """What batch scoring gives for each row."""
+
+    SCORES = "scores"
+    LISTS = "lists"
+    USER_EMBEDDING = "user_embedding"
+    ITEM_EMBEDDING = "item_embedding"
+
+
 @dataclass(frozen=True)
 class ExportOptions:
     """Where an export goes.

@@ -23,9 +23,10 @@ from training.evaluation.metrics import MISSING, IntArray
 from training.evaluation.user_rows import is_named, take_rows
 from training.export.raw_rows import RawFile, RawReader
 from training.export.scores import read_encoders
-from training.export.serving_encoders import RawInput
+from training.export.serving_encoders import ServingEncoders
 from training.input.batches import Batch
 from training.input.vocabularies import Vocabulary, read_key_vocabulary
+from training.scoring.raw_inputs import InputColumn
 
 _log = logging.getLogger("sluice.training.predict")
 
@@ -84,11 +85,13 @@ def read_candidates(trained: TrainedModel, file: RawFile, inputs: Sequence[str])
     """
     key = trained.manifest.require_key("item")
     names = tuple(dict.fromkeys((key, *inputs)))
-    reader = RawReader(file, read_encoders(trained, names))
+    encoders = read_encoders(trained, names)
+    reader = RawReader(file, encoders.inputs)
     is_described = bool(set(reader.find_columns()) & _other_columns(reader, key))
     if not is_described:
-        reader = RawReader(file, read_encoders(trained, (key,)))
-    tokens, features = _read(reader, key, trained.config.evaluation.batch_size)
+        encoders = read_encoders(trained, (key,))
+        reader = RawReader(file, encoders.inputs)
+    tokens, features = _read(reader, encoders, key, trained.config.evaluation.batch_size)
     first = np.sort(np.unique(tokens.astype(str), return_index=True)[1])
     if len(first) < len(tokens):
         _log.warning(
@@ -110,7 +113,7 @@ def _other_columns(reader: RawReader, key: str) -> set[str]:
 
 
 def _read(
-    reader: RawReader, key: str, batch_size: int
+    reader: RawReader, encoders: ServingEncoders, key: str, batch_size: int
 ) -> tuple[NDArray[np.object_], dict[str, Any]]:
     """Returns each row's key as JSON text, and the encoded features of all rows."""
     inputs = [item for item in reader.inputs if item.feature == key]
@@ -123,13 +126,13 @@ def _read(
     for rows in reader.read(batch_size):
         tokens += _render_keys(rows.inputs[inputs[0].name], inputs[0], rows.first, reader.file)
         raw = {name: tf.constant(values) for name, values in rows.inputs.items()}
-        parts.append(reader.encoders.encode(raw))
+        parts.append(encoders.encode(raw))
     texts = np.empty(len(tokens), object)
     texts[:] = tokens
     return texts, {name: _join([part[name] for part in parts]) for name in parts[0]}
 
 
-def _render_keys(values: np.ndarray, key: RawInput, first: int, file: RawFile) -> list[str]:
+def _render_keys(values: np.ndarray, key: InputColumn, first: int, file: RawFile) -> list[str]:
     raw = [v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in values.tolist()]
     if key.null_token in raw:
         raise InputDataError(

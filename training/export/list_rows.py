@@ -24,7 +24,7 @@ from training.evaluation.user_rows import (
 from training.export.candidates import render_tokens
 from training.export.rankers import ListRows, Ranker
 from training.export.raw_rows import RawFile
-from training.export.scores import read_file_rows, render_id
+from training.export.scores import read_file_rows, render_ids
 from training.input.batches import ROLE_OF_SPLIT, Batch, build_eval_dataset, read_batches
 from training.input.vocabularies import Vocabulary, read_key_vocabulary
 from training.models.ranking import RankingModel
@@ -216,9 +216,10 @@ def _name_rows(
     batch: Batch, user: str | None, vocabulary: Vocabulary | None, first: int
 ) -> ListRows:
     if user is not None:
-        return ListRows("user", render_tokens(np.asarray(batch[user], np.int64), vocabulary), batch)
+        names = render_tokens(np.asarray(batch[user], np.int64), vocabulary)
+        return ListRows("user", names, None, batch)
     numbers = np.arange(first, first + count_rows(batch))
-    return ListRows("row", render_tokens(numbers, None), batch)
+    return ListRows("row", render_tokens(numbers, None), None, batch)
 
 
 def _check_split(trained: TrainedModel, ranker: Ranker, split: str) -> None:
@@ -250,6 +251,4 @@ def _read_file_lists(trained: TrainedModel, ranker: Ranker, file: RawFile) -> It
     """Yields the rows of a file that get lists; it holds the raw inputs of a row, not of items."""
     key = "row" if file.id_column is None else "id"
     for rows in read_file_rows(trained, file, ranker.inputs):
-        names = np.empty(len(rows.ids), dtype=object)
-        names[:] = [render_id(value) for value in rows.ids.to_pylist()]
-        yield ListRows(key, names, rows.features)
+        yield ListRows(key, render_ids(rows.ids), None, rows.features)

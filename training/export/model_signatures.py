@@ -6,7 +6,8 @@ same with a fixed `k` and nothing left out.
 
 A ranking model: `serving_default`, `encoded`, `examples`, an output per task; `classify` and
 `regress` as TensorFlow Serving's APIs of these names call them; `candidates`, several items of
-each row by their raw features; `score_items` and `score_items_encoded`, the same by their keys.
+each row by their raw features; `score_items` and `score_items_encoded`, the same by their keys;
+`rank_items` and `rank_items_encoded`, one list of items for all rows, and log-odds to order by.
 """
 
 from __future__ import annotations
@@ -160,6 +161,11 @@ def describe_output(task: Task) -> str:
     return f"probability that {task.label} is 1" if task.is_binary else f"value of {task.label}"
 
 
+def describe_order(task: Task) -> str:
+    """Returns what items are ordered by: probabilities near 1 would tie."""
+    return f"log-odds that {task.label} is 1" if task.is_binary else describe_output(task)
+
+
 def _build_example_apis(model: RankingModel, form: InputForm) -> dict[str, Signature]:
     """Builds what TensorFlow Serving's `:classify` and `:regress` call; tensors have its names."""
     binary = [task.name for task in model.tasks if task.is_binary]
@@ -240,6 +246,15 @@ def _build_item_scores(
     known = CatalogueFeatures(columns, {name: manifest.schema[name] for name in of_items})
     of_rows = [name for name in model.inputs if name not in of_items]
 
+    def build_rank(form: InputForm) -> Signature:
+        name = _free_names(("items",), form.specs)["items"]
+        wanted = tf.TensorSpec([None], catalogue.raw.tensor_spec.dtype, name=name)
+        means = f"{catalogue.raw.column} of the items to order for every row, [items]"
+        compute: Compute = partial(_rank_keys, model, catalogue, known, name)
+        orders = {task.name: f"{describe_order(task)}, float32 [rows, items]"
+                  for task in model.tasks}  # fmt: skip
+        return Signature(form.add([wanted], {name: means}), compute, orders)
+
     def build(form: InputForm) -> Signature:
         name = _free_names(("items",), form.specs)["items"]
         wanted = tf.TensorSpec([None, None], catalogue.raw.tensor_spec.dtype, name=name)
@@ -250,6 +265,8 @@ def _build_item_scores(
     return {
         "score_items": build(forms.build_raw(of_rows)),
         "score_items_encoded": build(forms.build_encoded(of_rows)),
+        "rank_items": build_rank(forms.build_raw(of_rows)),
+        "rank_items_encoded": build_rank(forms.build_encoded(of_rows)),
     }
 
 
@@ -264,3 +281,18 @@ def _score_keys(
     positions = catalogue.find(given[name])
     items = known.take(tf.reshape(positions, [-1]))
     return model.predict_candidates(features, items, tf.shape(positions))
+
+
+def _rank_keys(
+    model: RankingModel,
+    catalogue: Catalogue,
+    known: CatalogueFeatures,
+    name: str,
+    features: dict[str, tf.Tensor],
+    given: Tensors,
+) -> Tensors:
+    positions = catalogue.find(given[name])
+    rows = tf.shape(next(iter(features.values())))[0]
+    items = known.take(tf.tile(positions, [rows]))
+    shape = tf.stack([rows, tf.shape(positions)[0]])
+    return model.compute_candidate_logits(features, items, shape)

@@ -10,19 +10,22 @@ its task. The same run gives the same bytes.
 from __future__ import annotations
 
 import gzip
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from conf.atomic_output import atomic_file
 from conf.run import RECOMMENDATIONS_FILE
 from conf.schema import PAD_ID
 from training.checkpoint.restore import TrainedModel
-from training.evaluation.item_index import TopK
+from training.evaluation.item_index import ItemIds, TopK
 from training.export.list_rows import ListSource, check_mask, read_lists
-from training.export.rankers import ListRows, Ranker, build_ranker
+from training.export.rankers import NamedRows, build_ranker
 from training.export.raw_rows import RawFile
 
 
@@ -76,28 +79,43 @@ def write_recommendations(
     rows = read_lists(trained, ranker, source, mask_seen, has_pool=candidates is not None)
     target = target or trained.run_dir / RECOMMENDATIONS_FILE
     total = written = 0
-    with (
-        atomic_file(target) as unfinished,
-        unfinished.open("wb") as raw,
-        # No name and no time in the header: the same lists give the same bytes.
-        gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=6, mtime=0) as out,
-    ):
+    with atomic_file(target) as unfinished, open_lists(unfinished) as out:
         for batch in rows:
-            lines = _format_lines(batch, ranker.rank(batch, k), ranker)
+            found = ranker.rank(batch, k)
+            lines = format_lists(batch, found, ranker.items, ranker.tokens)
             out.write("".join(lines).encode())
             total, written = total + len(batch), written + len(lines)
     return target, PredictionCounts(written, total - written)
 
 
-def _format_lines(rows: ListRows, found: TopK, ranker: Ranker) -> list[str]:
-    """Returns one JSON line per row whose name is known."""
+@contextmanager
+def open_lists(path: Path) -> Iterator[gzip.GzipFile]:
+    """Opens a file of lists for writing: no name and no time in it, so the same give the same."""
+    with (
+        path.open("wb") as raw,
+        gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=6, mtime=0) as out,
+    ):
+        yield out
+
+
+def format_lists(
+    rows: NamedRows, found: TopK, items: ItemIds, tokens: NDArray[np.object_]
+) -> list[str]:
+    """Returns one JSON line per row whose name is known.
+
+    Args:
+        rows: What names the lists.
+        found: The lists.
+        items: What is ranked.
+        tokens: Their raw values as JSON text, `[items]` of objects.
+    """
     lengths = np.count_nonzero(found.ids != PAD_ID, axis=1)
-    columns = ranker.items.columns_of(found.ids)
+    columns = items.columns_of(found.ids)
     # Arrow writes the shortest decimal that reads back as the same float32.
     scores = pa.array(found.scores.ravel()).cast(pa.string()).to_numpy(zero_copy_only=False)
     scores = scores.reshape(found.scores.shape)
     return [
-        f'{{"{rows.key}": {name}, "items": [{", ".join(ranker.tokens[columns[row, :length]])}], '
+        f'{{"{rows.key}": {name}, "items": [{", ".join(tokens[columns[row, :length]])}], '
         f'"scores": [{", ".join(scores[row, :length])}]}}\n'
         for row, (name, length) in enumerate(zip(rows.names, lengths, strict=True))
         if name is not None

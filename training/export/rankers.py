@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import tensorflow as tf
@@ -37,25 +39,34 @@ PAIRS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True)
-class ListRows:
-    """Rows that lists are made for.
+class NamedRows:
+    """Rows by name.
 
     Attributes:
         key: `user`, `row` or `id`: what names a list.
         names: That of each row as JSON text, `[rows]` of objects; None leaves a row out.
-        features: Features of the rows.
-        candidates: Cells to rank; None: the whole catalogue.
-        seen: Cells left out of the catalogue; None: no cell.
+        seen: Cells left out of what is ranked; None: no cell.
     """
 
     key: str
     names: NDArray[np.object_]
-    features: Features
-    candidates: Pairs | None = None
-    seen: Pairs | None = None
+    seen: Pairs | None
 
     def __len__(self) -> int:
         return len(self.names)
+
+
+@dataclass(frozen=True)
+class ListRows(NamedRows):
+    """Rows that lists are made for.
+
+    Attributes:
+        features: Features of the rows.
+        candidates: Cells to rank; None: the whole catalogue.
+    """
+
+    features: Features
+    candidates: Pairs | None = None
 
 
 class Ranker(ABC):
@@ -176,29 +187,13 @@ class PairRanker(Ranker):
             logits = self._score(rows.features, rows.candidates)
             found = rank_pairs(rows.candidates, logits, self.items, len(rows), k)
         else:
-            found = self._rank_catalogue(rows, k)
-        if not self._task.is_binary:
-            return found
-        # The order is that of the log-odds: probabilities near 1 would tie.
-        return TopK(found.ids, tf.sigmoid(found.scores).numpy())
+            found = rank_all(partial(self._score_grid, rows.features), self.items, rows, k)
+        return finish_scores(found) if self._task.is_binary else found
 
-    def _rank_catalogue(self, rows: ListRows, k: int) -> TopK:
-        parts = []
-        step = max(1, PAIRS_AT_ONCE // len(self.items))
-        for start in range(0, len(rows), step):
-            count = min(step, len(rows) - start)
-            wanted = np.ones((count, len(self.items)), bool)
-            if rows.seen is not None:
-                inside = (rows.seen.rows >= start) & (rows.seen.rows < start + count)
-                wanted[rows.seen.rows[inside] - start, rows.seen.columns[inside]] = False
-            pairs = Pairs(*np.nonzero(wanted))
-            moved = Pairs(pairs.rows + start, pairs.columns)
-            logits = self._score(rows.features, moved)
-            parts.append(rank_pairs(pairs, logits, self.items, count, k))
-        return TopK(
-            np.concatenate([part.ids for part in parts]),
-            np.concatenate([part.scores for part in parts]),
-        )
+    def _score_grid(self, features: Features, rows: slice) -> NDArray[np.float32]:
+        cells = np.arange((rows.stop - rows.start) * len(self.items))
+        found, columns = np.divmod(cells, len(self.items))
+        return self._score(features, Pairs(found + rows.start, columns))
 
     def _score(self, features: Features, pairs: Pairs) -> NDArray[np.float32]:
         parts = [np.zeros(0, np.float32)]
@@ -209,13 +204,60 @@ class PairRanker(Ranker):
                 batch[name] = tf.gather(column, pairs.columns[part])
             parts.append(np.asarray(self._compute(batch)[self._task.name], np.float32))
         logits = np.concatenate(parts)
-        if np.isnan(logits).any():
-            raise InputDataError(
-                f"the model's scores of task {self._task.name} are no numbers",
-                received=f"{int(np.isnan(logits).sum())} of {len(logits)} pairs are NaN",
-                fix="look for numbers in the features that are not finite",
-            )
+        check_order(self._task.name, logits)
         return logits
+
+
+def check_order(task: str, scores: NDArray[np.float32]) -> None:
+    """Refuses scores that have no order.
+
+    Raises:
+        InputDataError: One is no number.
+    """
+    if np.isnan(scores).any():
+        raise InputDataError(
+            f"the model's scores of task {task} are no numbers",
+            received=f"{int(np.isnan(scores).sum())} of {len(scores)} pairs are NaN",
+            fix="look for numbers in the features that are not finite",
+        )
+
+
+def finish_scores(found: TopK) -> TopK:
+    """Returns lists with probabilities for log-odds, whose order stays: near 1 they would tie."""
+    return TopK(found.ids, tf.sigmoid(found.scores).numpy())
+
+
+ScoreGrid = Callable[[slice], NDArray[np.float32]]
+"""From some rows to the scores of each with every item, flat: `[rows * items]`."""
+
+
+def rank_all(score: ScoreGrid, items: ItemIds, rows: NamedRows, k: int) -> TopK:
+    """Returns the k best of all items for each row.
+
+    All pairs are scored, also those that are left out then: how many they are does not change the
+    last digit of the others.
+
+    Args:
+        score: Scores rows, as many at a time as `PAIRS_AT_ONCE` allows.
+        items: The items.
+        rows: What is ranked for, with the cells that are left out.
+        k: Length of a list.
+    """
+    parts = []
+    step = max(1, PAIRS_AT_ONCE // len(items))
+    for start in range(0, len(rows), step):
+        count = min(step, len(rows) - start)
+        logits = score(slice(start, start + count))
+        kept = np.ones(len(logits), bool)
+        if rows.seen is not None:
+            inside = (rows.seen.rows >= start) & (rows.seen.rows < start + count)
+            kept[(rows.seen.rows[inside] - start) * len(items) + rows.seen.columns[inside]] = False
+        pairs = Pairs(*np.divmod(np.flatnonzero(kept), len(items)))
+        parts.append(rank_pairs(pairs, logits[kept], items, count, k))
+    return TopK(
+        np.concatenate([part.ids for part in parts]),
+        np.concatenate([part.scores for part in parts]),
+    )
 
 
 def rank_pairs(

@@ -45,6 +45,7 @@ from training.export.model_signatures import (
     build_retrieval_signatures,
     describe_output,
 )
+from training.export.serving_encoders import ServingEncoders
 from training.export.signatures import save_signatures
 from training.export.tables import write_tables
 from training.export.warmup import write_warmup
@@ -135,12 +136,24 @@ def _write_version(
         "tensorflow": tf.__version__,
         "fingerprint": fingerprint({"files": files}),
         "users": users,
+        "lists": _describe_lists(trained, encoders),
         "warmup_requests": warmup,
         **parts,
         "signatures": {name: signature.to_json() for name, signature in signatures.items()},
         "files": files,
     }
     write_json(staging / EXPORT_FILE, card)
+
+
+def _describe_lists(trained: TrainedModel, encoders: ServingEncoders) -> dict[str, Any]:
+    """Returns how `sluice predict` makes lists by default, and the raw key of the items."""
+    key = trained.manifest.keys.item
+    keys = [item.to_json() for item in encoders.inputs if item.feature == key]
+    return {
+        "defaults": trained.config.predict.model_dump(mode="json"),
+        "batch_size": trained.config.evaluation.batch_size,
+        "item": keys[0] if len(keys) == 1 else None,
+    }
 
 
 def _index_items(trained: TrainedModel, model: RetrievalModel) -> ItemIndex | None:

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from conf.atomic_output import atomic_file
 from conf.errors import ConfigError, InputDataError
@@ -82,7 +83,7 @@ def write_scores(
     with atomic_file(target) as unfinished, ScoreWriter(unfinished, target.name, name) as writer:
         for batch in rows:
             found = {n: np.asarray(v, np.float32) for n, v in score(batch.features).items()}
-            _check_numbers(found, batch.first)
+            check_numbers(found, batch.first)
             writer.write(batch.ids, {task: found[task] for task in tasks})
             total += len(batch.ids)
     return total
@@ -135,7 +136,7 @@ def read_file_rows(
     """
     encoders = read_encoders(trained, trained.model.inputs if names is None else names)
     encode = tf.function(lambda raw: encoders.encode(raw), reduce_retracing=True)
-    for rows in RawReader(file, encoders).read(trained.config.evaluation.batch_size):
+    for rows in RawReader(file, encoders.inputs).read(trained.config.evaluation.batch_size):
         inputs = {name: tf.constant(values) for name, values in rows.inputs.items()}
         yield ScoredRows(rows.first, rows.ids, encode(inputs))
 
@@ -178,8 +179,8 @@ class ScoreWriter:
         self._stack.close()
 
     def write(self, ids: pa.Array, scores: Mapping[str, np.ndarray]) -> None:
-        """Appends rows: their ids, and scores `[rows]` by task."""
-        columns = {self._id_column: ids, **{task: pa.array(v) for task, v in scores.items()}}
+        """Appends rows: their ids, and by name scores `[rows]`, or of Parquet `[rows, dim]`."""
+        columns = {self._id_column: ids, **{name: _to_arrow(v) for name, v in scores.items()}}
         table = pa.table(columns)
         if self._is_parquet:
             if self._parquet is None:
@@ -196,13 +197,36 @@ class ScoreWriter:
             self._file.write(f"{{{line}}}\n".encode())
 
 
+def _to_arrow(values: np.ndarray) -> pa.Array:
+    if values.ndim == 1:
+        return pa.array(values)
+    offsets = np.arange(0, values.size + 1, values.shape[1], dtype=np.int32)
+    return pa.ListArray.from_arrays(offsets, pa.array(values.ravel()))
+
+
 def render_id(value: object) -> str:
     """Returns an id as JSON: bytes as text, and what JSON does not know, such as times, too."""
     plain = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
     return json.dumps(plain, default=str)
 
 
-def _check_numbers(scores: Mapping[str, np.ndarray], first: int) -> None:
+def render_ids(ids: pa.Array) -> NDArray[np.object_]:
+    """Returns ids as JSON, `[rows]` of objects."""
+    names = np.empty(len(ids), dtype=object)
+    names[:] = [render_id(value) for value in ids.to_pylist()]
+    return names
+
+
+def check_numbers(scores: Mapping[str, np.ndarray], first: int) -> None:
+    """Refuses scores of rows that are no numbers.
+
+    Args:
+        scores: `[rows]` by task.
+        first: Number of the first row.
+
+    Raises:
+        InputDataError: One is not finite; names the row.
+    """
     for task, values in scores.items():
         bad = ~np.isfinite(values)
         if bad.any():

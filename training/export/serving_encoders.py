@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from training.export.encoder_operations import (
     scale_weights,
 )
 from training.input.vocabularies import Vocabulary, read_statistics, read_vocabulary
+from training.scoring.raw_inputs import InputColumn
 
 TENSOR_DTYPES = {
     "int64": tf.int64,
@@ -55,30 +56,8 @@ STRING_NULL_TOKENS = ("<sluice:null>", "<sluice:null:2>")
 
 
 @dataclass(frozen=True)
-class RawInput:
-    """One input of the raw signature.
-
-    Attributes:
-        name: Name of the input: the feature's, where TensorFlow allows it in a signature.
-        feature: Name of the feature.
-        column: Raw column that the feature was made from.
-        dtype: `int64`, `float32`, `float64` or `string`.
-        is_list: Whether it is `[batch, length]` rather than `[batch]`.
-        length: The fixed length of a list, None where any length will do.
-        max_len: Values that are read of a longer list, None for all.
-        pad_token: Fills a list that is shorter than others in the batch.
-        null_token: Means a missing value; of floats, NaN does as well.
-    """
-
-    name: str
-    feature: str
-    column: str
-    dtype: str
-    is_list: bool
-    length: int | None
-    max_len: int | None
-    pad_token: int | float | str | None
-    null_token: int | float | str | None = None
+class RawInput(InputColumn):
+    """One input of the raw signature."""
 
     @property
     def tensor_spec(self) -> tf.TensorSpec:
@@ -94,10 +73,6 @@ class RawInput:
         if self.is_list:
             is_pad = nothing if self.pad_token is None else tf.equal(values, self.pad_token)
         return RawValues(values, is_null, is_pad, self.max_len if self.is_list else None)
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the input as a JSON object."""
-        return asdict(self)
 
 
 def build_inputs(
@@ -132,6 +107,7 @@ def _plain_input(
     padding: int | float | str | None = None
     if spec.is_list:
         padding = spec.pad_value if vocabulary is None else pad_token(vocabulary)
+    missing = _plain_null(column, spec) if vocabulary is None else null_token(vocabulary)
     return RawInput(
         name=name,
         feature=spec.name,
@@ -141,7 +117,8 @@ def _plain_input(
         length=spec.shape[0] if spec.is_list else None,
         max_len=spec.max_len if spec.is_ragged else None,
         pad_token=padding,
-        null_token=_plain_null(column, spec) if vocabulary is None else null_token(vocabulary),
+        null_token=missing,
+        is_required=vocabulary is None and missing is None,
     )
 
 
@@ -262,7 +239,6 @@ class ServingEncoders(tf.Module):
 
     Attributes:
         inputs: The raw inputs, feature by feature.
-        required: Names of those that must have a value: plain ones whose feature has no pad_value.
     """
 
     def __init__(
@@ -292,13 +268,6 @@ class ServingEncoders(tf.Module):
             for spec in specs
         )
         self.inputs = tuple(raw for feature in self._features for raw in feature.inputs)
-        self.required = frozenset(
-            raw.name
-            for feature in self._features
-            if feature.column.operation is None and feature.column.vocabulary is None
-            for raw in feature.inputs
-            if raw.null_token is None
-        )
         self._resources = Resources(
             {name: self._token_encoder(name, vocabularies[name]) for name in needed},
             {name: tf.constant(values) for name, values in (statistics or {}).items()},

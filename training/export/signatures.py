@@ -211,7 +211,7 @@ class FormBuilder:
         if token is not None:
             return token
         is_number = item.dtype in ("float32", "float64")
-        return float("nan") if is_number and item.name not in self.encoders.required else None
+        return float("nan") if is_number and not item.is_required else None
 
 
 def _finish_parsed(item: RawInput, values: Any) -> tf.Tensor:

@@ -146,12 +146,20 @@ class RankingModel(Model):
     ) -> dict[str, tf.Tensor]:
         """Returns the score of each task for several items of each row, `[rows, items]`.
 
-        What is read of a row alone is looked up and pooled once, not once per item.
-
         Args:
             rows: Features of the rows, dense tensors `[rows, …]`.
             items: Features of the rows' items, flat: `[rows * items, …]`.
             shape: `[rows, items]`, int32.
+        """
+        return self._finish(self.compute_candidate_logits(rows, items, shape))
+
+    def compute_candidate_logits(
+        self, rows: Features, items: Features, shape: tf.Tensor
+    ) -> dict[str, tf.Tensor]:
+        """Returns what the network says of each task for several items of each row.
+
+        What is read of a row alone is looked up and pooled once, not once per item. Arguments and
+        shapes are those of `predict_candidates`.
         """
         count = shape[1]
         shared = [f for f in self._inputs.features if not set(f.reads) & set(items)]
@@ -161,7 +169,7 @@ class RankingModel(Model):
         inputs = self._inputs(rows, shared)
         inputs = {name: tf.repeat(value, count, axis=0) for name, value in inputs.items()}
         logits = self._name_logits(self.network({**inputs, **self._inputs(pairs, single)}))
-        return {name: tf.reshape(v, shape) for name, v in self._finish(logits).items()}
+        return {name: tf.reshape(value, shape) for name, value in logits.items()}
 
     def _name_logits(self, outputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         return {task.name: tf.squeeze(outputs[task.name], axis=1) for task in self.tasks}

@@ -35,6 +35,8 @@ from training.export.scores import write_scores
 from training.input.batches import build_eval_dataset
 from training.loop.trainer import Trainer
 from training.models.ranking import RankingModel
+from training.scoring.executor import PART, RowSource, score_partition
+from training.scoring.plan import ScoringRequest, plan_task, read_export
 
 TASKS = {"click": {"label": "label"}, "value": {"label": "label", "objective": "squared_error"}}
 MODEL = {
@@ -227,6 +229,37 @@ def test_rows_of_a_file_are_scored_in_order(trained, rows, expected, tmp_path, n
     found = _read_lists(tmp_path / "out.jsonl.gz")
     assert [row["row"] for row in found] == list(range(1, len(rows) + 1))
     np.testing.assert_array_equal(np.float32([row["click"] for row in found]), table["click"])
+
+
+def test_an_executor_writes_what_predict_writes(trained, export, rows, tmp_path) -> None:
+    """Partitions of one batch each; lines of JSON come from Spark as text."""
+    path = write_rows(tmp_path / "rows.jsonl.gz", rows)
+    lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+    columns = tuple(json.loads(lines[0]))
+    source = RowSource(str(path), columns, id_column="line", is_json=True)
+    asked = {"scores": ("jsonl.gz", {}), "lists": (None, {"k": 4, "task": "value"})}
+    for name, (suffix, options) in asked.items():
+        output = tmp_path / name
+        request = ScoringRequest(output, source=source, suffix=suffix, part_rows=1, **options)
+        task = replace(plan_task(read_export(export), request), rows=len(rows))
+        output.mkdir()
+        (output / "score.json").touch()
+        for part in range(task.parts):
+            own = lines[part * 17 : part * 17 + 17]
+            batch = pa.RecordBatch.from_pydict({PART: [part] * len(own), "value": own})
+            [done] = score_partition(task, str(export), [batch[:5], batch[5:]])
+            assert done.to_pylist() == [{"part": part, "rows": len(own)}]
+        written = [gzip.decompress(file.read_bytes()) for file in sorted(output.glob("part-*"))]
+        target, file = tmp_path / f"{name}.jsonl.gz", RawFile(path, "line")
+        if name == "scores":
+            write_scores(trained, target, "test", file)
+        else:
+            source_ = ListSource(file=file)
+            write_recommendations(trained, 4, False, source_, task="value", target=target)
+        assert len(written) == task.parts == 4
+        assert b"".join(written) == gzip.decompress(target.read_bytes())
+        shipped = [json.loads(line) for line in b"".join(written).splitlines()]
+        assert len(shipped) == len(rows)
 
 
 def test_columns_are_those_of_all_lines(trained, rows, expected, tmp_path) -> None:

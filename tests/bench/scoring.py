@@ -1,0 +1,223 @@
+"""Batch scoring beside calls of the same SavedModel row by row, on one core.
+
+The model is DeepFM with three layers of 400 over five features, as exported; its weights are first
+ones. `job` is `sluice score` in `local[1]` as a process of its own, with the start of Java and
+TensorFlow; `partition` is what an executor does with ready Arrow batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is imported
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rich.console import Console
+
+from tests.bench.clock import pin_to_one_core, run_driver_process, time_tree
+from tests.bench.measurements import (
+    BenchReport,
+    Measurement,
+    build_bench_parser,
+    build_table,
+    check_positive,
+    describe_arguments,
+    describe_machine,
+    run_bench,
+)
+
+MODEL = {
+    "kind": "ranking", "network": "deepfm", "embedding_dim": 10,
+    "features": ["user_id", "gender", "history", "movie_id", "genres"],
+    "params": {"hidden_units": [400, 400, 400]},
+}  # fmt: skip
+ROW_CALLS = 2000
+Job = dict[str, Any]
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = build_bench_parser("scoring", __doc__)
+    parser.add_argument("--rows", type=int, default=400_000)
+    parser.add_argument("--aim", type=float, default=3.0, help="rows per second of row by row")
+    return parser
+
+
+def check_arguments(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Ends with a message where a value makes no sense."""
+    check_positive(parser, arguments, ("rows", "aim"))
+
+
+def run(arguments: argparse.Namespace, console: Console) -> BenchReport:
+    """Measures every way and prints it."""
+    report = BenchReport({**describe_arguments(arguments), **describe_machine()})
+    with tempfile.TemporaryDirectory() as folder, pin_to_one_core():
+        job = {"folder": folder, "rows": arguments.rows}
+        for way in WAYS:
+            done = run_driver_process("tests.bench.scoring", {**job, "way": way})
+            if done.returncode:
+                report.skip(f"{way}: {done.errors.splitlines()[-1]}")
+            elif found := done.value:
+                figures = (found["wall_s"], found["cpu_s"], found["rows"])
+                report.measurements.append(Measurement("scoring", "deepfm", way, *figures))
+    if report.measurements:
+        console.print(build_table("scores of rows", report.measurements))
+        print_ratios(report, arguments.aim, console)
+    return report
+
+
+def print_ratios(report: BenchReport, aim: float, console: Console) -> None:
+    """Prints how many times the rows of row-wise calls each way scores in a CPU second."""
+    rates = {found.name: found.rows_per_cpu_s for found in report.measurements}
+    for way in rates.keys() - {"row by row"}:
+        ratio = rates[way] / rates["row by row"]
+        console.print(f"{way}: {ratio:.1f} x row by row, aim at least {aim:g}")
+
+
+def prepare(job: Job) -> Callable[[], int] | None:
+    """Writes the exported model and the rows."""
+    from conf.export import ExportOptions
+    from jobs.export import export
+    from tests.jobs.runs import write_tiny_run
+    from tests.training.tiny_dataset import TinyConfig
+
+    folder = Path(job["folder"])
+    run_dir = write_tiny_run(folder / "run", MODEL, TinyConfig(users=5000, items=2000))
+    export(run_dir, options=ExportOptions(folder / "models"))
+    rng, rows = np.random.default_rng(1), job["rows"]
+    lengths = rng.integers(0, 9, rows)
+    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    history = pa.array(rng.integers(100, 2100, offsets[-1]))
+    table = pa.table({
+        "user_id": rng.integers(1000, 6100, rows), "gender": rng.choice(["F", "M"], rows),
+        "history": pa.ListArray.from_arrays(offsets, history),
+        "movie_id": rng.integers(100, 2100, rows),
+        "genres": [[f"genre_{n}"] for n in rng.integers(0, 4, rows)],
+    })  # fmt: skip
+    pq.write_table(table, folder / "rows.parquet")
+    return None
+
+
+def read_task(job: Job, output: str) -> Any:
+    """Returns the export, and what an executor does with the rows."""
+    from dataclasses import replace
+
+    from conf.export import find_version
+    from training.scoring.executor import RowSource
+    from training.scoring.plan import ScoringRequest, plan_task, read_export
+
+    folder = Path(job["folder"])
+    exported = read_export(find_version(folder / "models"))
+    columns = tuple(pq.read_schema(folder / "rows.parquet").names)
+    source = RowSource("rows", columns=columns)
+    request = ScoringRequest(folder / output, source=source, part_rows=job["rows"])
+    (folder / output).mkdir()
+    (folder / output / "score.json").write_text("{}")
+    return exported, replace(plan_task(exported, request), rows=job["rows"])
+
+
+def score_row_by_row(job: Job) -> Callable[[], int]:
+    """Calls the signature with one row each."""
+    import tensorflow as tf
+
+    from training.scoring.executor import Served, read_rows
+
+    exported, task = read_task(job, "rows")
+    served = Served(task, exported.directory)
+    batch = next(read_batches(job))
+    first = next(read_rows(task, exported.directory, 0, iter([batch])))
+    calls = [
+        {name: tf.constant(values[row : row + 1]) for name, values in first.inputs.items()}
+        for row in range(len(first.ids))
+    ]
+    function = served._function
+    function(**calls[0])
+
+    def work() -> int:
+        for number in range(ROW_CALLS):
+            function(**calls[number % len(calls)])
+        return ROW_CALLS
+
+    return work
+
+
+def score_by_partition(job: Job) -> Callable[[], int]:
+    """Scores all rows as an executor does."""
+    from training.scoring.executor import score_partition
+
+    exported, task = read_task(job, "partition")
+
+    def work() -> int:
+        [done] = score_partition(task, str(exported.directory), read_batches(job))
+        return int(done.column("rows")[0].as_py())
+
+    return work
+
+
+def read_batches(job: Job) -> Iterator[pa.RecordBatch]:
+    """Yields the rows as Spark brings them."""
+    with pq.ParquetFile(Path(job["folder"]) / "rows.parquet") as file:
+        for batch in file.iter_batches(10_000):
+            yield batch.append_column("__sluice_part", pa.array([0] * batch.num_rows, pa.int64()))
+
+
+def score_by_job(job: Job) -> Callable[[], int]:
+    """Runs the command."""
+    import subprocess
+
+    folder = Path(job["folder"])
+    command = ["score", "--model", folder / "models", "--to", folder / "job"]
+    command += ["--input", folder / "rows.parquet", "--set", "spark.master=local[1]"]
+
+    def work() -> int:
+        subprocess.run(
+            [sys.executable, "-m", "jobs.cli", *map(str, command)], check=True,
+            stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        return int(job["rows"])
+
+    return work
+
+
+WAYS: dict[str, Callable[[Job], Callable[[], int] | None]] = {
+    "prepare": prepare,
+    "row by row": score_row_by_row,
+    "partition": score_by_partition,
+    "job": score_by_job,
+}
+
+
+def drive(job: Job, way: str) -> None:
+    """Runs one way and prints its figures as JSON."""
+    work = WAYS[way](job)
+    if work is None:
+        print("{}")
+        return
+    rows: list[int] = []
+    begun = time.time()
+    times = time_tree(lambda: rows.append(work()))
+    figures = {"wall_s": times.wall_s, "cpu_s": times.cpu_s, "rows": rows[0], "begun": begun}
+    print(json.dumps(figures))
+
+
+def main() -> None:
+    """Parses the command line, or a job of one way, and runs."""
+    if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
+        job = json.loads(sys.argv[1])
+        drive(job, job.pop("way"))
+    else:
+        run_bench(build_parser(), check_arguments, run)
+
+
+if __name__ == "__main__":
+    main()

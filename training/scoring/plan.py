@@ -1,0 +1,391 @@
+"""What a batch scoring job does: the signature, the rows, the names of the files, and its record.
+
+    OUTPUT/score.json             the job: model, options, input; written first
+    OUTPUT/part-00000.<suffix>    one file per partition, whole as soon as it has its name
+
+A job that finds its own record goes on with the partitions that have no file.
+"""
+
+from __future__ import annotations
+
+import logging
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from conf.atomic_output import remove_unfinished
+from conf.errors import ConfigError, InputDataError, did_you_mean
+from conf.export import EMBEDDINGS_DIR, ITEMS_FILE, USERS_FILE, Give, read_card
+from conf.run import read_json, write_json
+from training.export.raw_rows import RawFile, RawReader
+from training.scoring.executor import (
+    EMBEDDINGS,
+    JOB_FILE,
+    KEY,
+    ListOptions,
+    RowSource,
+    ScoringTask,
+)
+from training.scoring.raw_inputs import InputColumn
+
+JOB_FORMAT_VERSION = 1
+PART_ROWS = 1 << 17
+SHIPPED = ("saved_model.pb", "fingerprint.pb", "variables", "assets")
+_log = logging.getLogger("sluice.training.scoring")
+
+
+@dataclass(frozen=True)
+class ScoringRequest:
+    """What a user asks for; None stands for what `sluice predict` of the run does.
+
+    Attributes:
+        output: Directory of the files.
+        give: What each row gets; None: lists of a retrieval model and of the users, else scores.
+        source: Rows of raw values; None: the users that the export knows.
+        k: Length of lists.
+        task: Task that ranks, or None.
+        candidates: File with the keys of the items that are ranked; None: the catalogue.
+        keep_seen: Whether items that a user has met stay in the list.
+        suffix: Format of scores; None: `parquet`.
+        part_rows: Rows of a partition.
+    """
+
+    output: Path
+    give: Give | None = None
+    source: RowSource | None = None
+    k: int | None = None
+    task: str | None = None
+    candidates: Path | None = None
+    keep_seen: bool = False
+    suffix: str | None = None
+    part_rows: int = PART_ROWS
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A version of a model, and what it says of itself."""
+
+    directory: Path
+    card: Mapping[str, Any]
+
+    @property
+    def is_ranking(self) -> bool:
+        """Whether it scores pairs, rather than comparing vectors."""
+        return "outputs" in self.card
+
+    def find_inputs(self, signature: str) -> tuple[Mapping[str, Any], ...]:
+        """Returns what is said of the features that a signature takes.
+
+        Raises:
+            ConfigError: The model does not have the signature.
+        """
+        found = self.card["signatures"]
+        if signature not in found:
+            raise ConfigError(
+                "the exported model cannot give that",
+                received=f"signature {signature}",
+                allowed=", ".join(found),
+                fix="choose something else by --give, or another model",
+            )
+        return tuple(item for item in found[signature]["inputs"] if "feature" in item)
+
+
+def read_export(directory: Path) -> Exported:
+    """Reads a version.
+
+    Raises:
+        ConfigError: It was exported by an earlier Sluice.
+    """
+    card = read_card(directory)
+    if "lists" not in card:
+        raise ConfigError(
+            "this version was exported before batch scoring was possible",
+            received=str(directory),
+            fix="export the run again by `sluice export`",
+        )
+    return Exported(directory, card)
+
+
+def plan_task(exported: Exported, request: ScoringRequest) -> ScoringTask:
+    """Plans what executors do; the number of rows is not known yet, nor are columns of the input.
+
+    Raises:
+        ConfigError: The options do not fit each other or the model.
+        InputDataError: Candidates are missing or unknown.
+    """
+    give = _choose_give(exported, request)
+    _check_options(exported, request, give)
+    is_users, lists, suffix = request.source is None, None, "parquet"
+    source = request.source or RowSource("users of the export", users_file=USERS_FILE)
+    if give is Give.LISTS:
+        signature, outputs, lists = _plan_lists(exported, request)
+        signature, suffix = signature + ("_encoded" if is_users else ""), "json.gz"
+    elif give is Give.SCORES:
+        signature, suffix = "serving_default", request.suffix or suffix
+        outputs = tuple(item["name"] for item in exported.card["outputs"])
+    else:
+        signature, outputs = str(give), ("embedding",)
+    inputs = exported.find_inputs(signature)
+    if is_users:
+        _check_users(exported, inputs)
+    if lists is None:
+        _check_id(source.id_column, outputs)
+    batch_size = int(exported.card["lists"]["batch_size"])
+    part_rows = -(-request.part_rows // batch_size) * batch_size
+    gives = str(give) if give in (Give.LISTS, Give.SCORES) else EMBEDDINGS
+    return ScoringTask(
+        str(request.output.absolute()), suffix, gives, signature, inputs, outputs, source, lists,
+        batch_size, part_rows,
+    )  # fmt: skip
+
+
+def _choose_give(exported: Exported, request: ScoringRequest) -> Give:
+    if request.give is not None:
+        return request.give
+    asks_for_lists = request.source is None or request.k or request.task or request.candidates
+    return Give.LISTS if asks_for_lists or not exported.is_ranking else Give.SCORES
+
+
+def _check_options(exported: Exported, request: ScoringRequest, give: Give) -> None:
+    """Refuses what would be ignored."""
+    of_lists = {"--k": request.k, "--task": request.task, "--candidates": request.candidates,
+                "--keep-seen": request.keep_seen or None}  # fmt: skip
+    given = [name for name, value in of_lists.items() if value is not None]
+    if given and give is not Give.LISTS:
+        raise ConfigError("these options are about lists", received=" ".join(given),
+                          fix="leave them out, or say --give lists")  # fmt: skip
+    if request.task is not None and not exported.is_ranking:
+        raise ConfigError("a retrieval model has no tasks", received=f"--task {request.task}")
+    if request.keep_seen and request.source is not None:
+        raise ConfigError("of rows of an input nobody knows what was met", received="--keep-seen",
+                          fix="leave it out")  # fmt: skip
+    if request.suffix is not None and give is not Give.SCORES:
+        raise ConfigError("only scores have a choice of formats", received=f"--as {request.suffix}",
+                          fix="leave it out: lists are .json.gz, embeddings .parquet")  # fmt: skip
+    if give is Give.SCORES and not exported.is_ranking:
+        allowed = ", ".join(value for value in Give if value is not Give.SCORES)
+        raise ConfigError("a retrieval model gives lists and vectors, no scores of rows",
+                          received="--give scores", allowed=allowed)  # fmt: skip
+    if give is not Give.LISTS and request.source is None:
+        raise ConfigError("there are no rows", received=f"--give {give} without --input",
+                          fix="name rows by --input; the export holds embeddings of its users and "
+                          "items in embeddings/")  # fmt: skip
+
+
+def _check_users(exported: Exported, inputs: Sequence[Mapping[str, Any]]) -> None:
+    """Refuses a model that reads more than what is known of the export's users.
+
+    Raises:
+        ConfigError: It does, or there are none.
+    """
+    users = exported.card["users"]
+    names = [item["feature"] for item in inputs]
+    unknown = names if users is None else [name for name in names if name not in users["features"]]
+    if users is None or unknown:
+        raise ConfigError(
+            "the model reads more than the export knows of users",
+            received="no users" if users is None else ", ".join(unknown),
+            fix="give rows by --input",
+        )
+
+
+def _check_id(id_column: str | None, outputs: Sequence[str]) -> None:
+    if (id_column or "row") in outputs:
+        raise ConfigError(
+            "the id has the name of an output, which is a column too",
+            received=id_column or "row",
+            fix="rename the column of the input",
+        )
+
+
+def _plan_lists(
+    exported: Exported, request: ScoringRequest
+) -> tuple[str, tuple[str, ...], ListOptions]:
+    defaults, users = exported.card["lists"]["defaults"], exported.card["users"]
+    mask = request.source is None and bool(defaults["mask_seen"]) and not request.keep_seen
+    if mask and users is not None and not users["has_seen"]:
+        raise ConfigError(
+            "items that users have met cannot be left out: the export does not know them",
+            fix="build the dataset with `seen: true`, or pass --keep-seen",
+        )
+    k = request.k or int(defaults["k"])
+    if not exported.is_ranking:
+        file = f"{EMBEDDINGS_DIR}/{ITEMS_FILE}"
+        candidates = _read_candidates(exported, file, request.candidates)
+        options = ListOptions(k, file, candidates=candidates, mask_seen=mask)
+        return str(Give.USER_EMBEDDING), ("embedding",), options
+    signature = "rank_items"
+    exported.find_inputs(signature)
+    task = _find_task(exported, request.task or defaults["task"])
+    given = exported.card["signatures"][signature]["inputs"]
+    [items_input] = [item["name"] for item in given if "feature" not in item]
+    candidates = _read_candidates(exported, ITEMS_FILE, request.candidates)
+    is_binary = task["kind"] == "binary"
+    options = ListOptions(k, ITEMS_FILE, items_input, is_binary, candidates, mask)
+    return signature, (task["name"],), options
+
+
+def _find_task(exported: Exported, name: str | None) -> Mapping[str, Any]:
+    tasks = {output["name"]: output for output in exported.card["outputs"]}
+    if name is None:
+        return next(iter(tasks.values()))
+    if name not in tasks:
+        raise ConfigError("the model has no such task", received=name, allowed=", ".join(tasks),
+                          fix=did_you_mean(name, tasks))  # fmt: skip
+    return tasks[name]
+
+
+def _read_candidates(
+    exported: Exported, items_file: str, file: Path | None
+) -> tuple[Any, ...] | None:
+    """Returns the keys of a file that the catalogue has, each once, sorted.
+
+    Raises:
+        InputDataError: It has none of them.
+    """
+    if file is None:
+        return None
+    key = InputColumn(**exported.card["lists"]["item"])
+    keys = pq.read_table(exported.directory / items_file, columns=[KEY])[KEY]
+    parts = [rows.inputs[key.name] for rows in RawReader(RawFile(file), [key]).read(1 << 16)]
+    given = pc.unique(pa.chunked_array([pa.array(part) for part in parts]).cast(keys.type))
+    known = given.filter(pc.is_in(given, keys.combine_chunks()))
+    if not len(known):
+        raise InputDataError(
+            f"no candidate of {file} is in the catalogue",
+            received=", ".join(map(str, given.to_pylist()[:3])),
+            fix="check the raw values of the item's column",
+        )
+    if len(known) < len(given):
+        _log.warning("%d of %d candidates of %s are not in the catalogue and left out",
+                     len(given) - len(known), len(given), file)  # fmt: skip
+    return tuple(sorted(known.to_pylist()))
+
+
+def pack_model(exported: Exported, task: ScoringTask, target: Path) -> None:
+    """Writes what executors need of a version into an archive, nothing compressed."""
+    names = [*SHIPPED, *([task.lists.items_file] if task.lists else [])]
+    names += [task.source.users_file] if task.source.users_file else []
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
+        for name in names:
+            path = exported.directory / name
+            for file in sorted(path.rglob("*")) if path.is_dir() else [path] * path.is_file():
+                archive.write(file, file.relative_to(exported.directory))
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job with its record in the output directory.
+
+    Attributes:
+        task: What executors do.
+        record: What decides each byte of the output.
+    """
+
+    task: ScoringTask
+    record: dict[str, Any]
+
+    @property
+    def directory(self) -> Path:
+        """The output directory."""
+        return Path(self.task.output)
+
+    def open(self) -> str:
+        """Writes the record, or compares it with the one that is there.
+
+        Returns:
+            `new`, `running` (it was begun) or `finished`.
+
+        Raises:
+            ConfigError: The directory holds something else.
+        """
+        file = self.directory / JOB_FILE
+        if not file.is_file():
+            if self.directory.exists() and any(self.directory.iterdir()):
+                raise ConfigError(
+                    "the output directory holds other files",
+                    received=str(self.directory),
+                    allowed="a new or empty directory, or one of this command",
+                )
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._write("running")
+            return "new"
+        found = read_json(file)
+        _refuse_other(self.directory, found.get("job", {}), self.record)
+        return str(found["status"])
+
+    def find_missing(self) -> list[int]:
+        """Returns the partitions that have no file."""
+        names = {path.name for path in self.directory.iterdir()}
+        parts = range(self.task.parts)
+        return [part for part in parts if self.task.name_part(part) not in names]
+
+    def finish(self) -> None:
+        """Writes that the output is complete, and removes what killed tasks left."""
+        files = {}
+        for part in range(self.task.parts):
+            path = self.directory / self.task.name_part(part)
+            remove_unfinished(path)
+            files[path.name] = {"rows": self.task.count_rows(part), "bytes": path.stat().st_size}
+        self._write("finished", files=files)
+
+    def _write(self, status: str, **more: Any) -> None:
+        head = {"format_version": JOB_FORMAT_VERSION, "status": status}
+        write_json(self.directory / JOB_FILE, {**head, "job": self.record, **more})
+
+
+def build_job(exported: Exported, task: ScoringTask, inputs: Mapping[str, Any]) -> Job:
+    """Builds a job.
+
+    Args:
+        exported: The model.
+        task: What executors do, with the number of rows.
+        inputs: What tells the input from others.
+    """
+    plain = {
+        name: value for name, value in asdict(task).items() if name not in ("output", "threads")
+    }
+    card = exported.card
+    model = {name: card[name] for name in ("name", "version", "fingerprint")}
+    record = {"model": model, "input": dict(inputs), **plain}
+    return Job(task, _to_json(record))
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _to_json(item) for name, item in value.items()}
+    return [_to_json(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _refuse_other(directory: Path, found: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    differing = [name for name in own if found.get(name) != own[name]]
+    if differing:
+        shown = differing[0]
+        raise ConfigError(
+            f"{directory} holds the output of another job: {', '.join(differing)} differ",
+            received=f"{shown}: {own[shown]}"[:300],
+            allowed=f"{shown}: {found.get(shown)}"[:300],
+            fix="name another directory by --to, or remove this one",
+        )
+
+
+def set_rows(task: ScoringTask, rows: int) -> ScoringTask:
+    """Returns a task with the number of its rows.
+
+    Raises:
+        InputDataError: There is none.
+    """
+    if not rows:
+        raise InputDataError("the input has no rows", received=task.source.place)
+    return replace(task, rows=rows)
+
+
+def count_users(exported: Exported) -> int:
+    """Returns the number of users that a version knows."""
+    return int(exported.card["users"]["rows"])

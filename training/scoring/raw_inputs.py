@@ -1,0 +1,289 @@
+"""Raw values of some rows as the inputs of a model: types, missing values, lists.
+
+Columns are named as the raw inputs in `export.json`; inputs of one raw column may share theirs.
+This module imports neither TensorFlow nor, when its functions run, anything of Sluice: it is
+shipped to executors that have neither.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from conf.errors import InputDataError, did_you_mean
+
+_TYPES = {
+    "int64": pa.int64(),
+    "float32": pa.float32(),
+    "float64": pa.float64(),
+    "string": pa.binary(),
+}
+_WORDS = {"int64": "whole numbers", "float32": "numbers", "float64": "numbers", "string": "text"}
+_BAD_VALUES = (pa.ArrowException, TypeError, ValueError, OverflowError)
+
+Columns = Mapping[str, pa.Array | list[Any]]
+"""Values of some rows by column, as they are given."""
+
+
+@dataclass(frozen=True)
+class InputColumn:
+    """One raw input of a model.
+
+    Attributes:
+        name: Name of the input: the feature's, where TensorFlow allows it in a signature.
+        feature: Name of the feature.
+        column: Raw column that the feature was made from.
+        dtype: `int64`, `float32`, `float64` or `string`.
+        is_list: Whether it is `[batch, length]` rather than `[batch]`.
+        length: The fixed length of a list, None where any length will do.
+        max_len: Values that are read of a longer list, None for all.
+        pad_token: Fills a list that is shorter than others in the batch.
+        null_token: Means a missing value; of floats, NaN does as well.
+        is_required: Whether each row must have a value: the feature has no pad_value.
+    """
+
+    name: str
+    feature: str
+    column: str
+    dtype: str
+    is_list: bool
+    length: int | None
+    max_len: int | None
+    pad_token: int | float | str | None
+    null_token: int | float | str | None = None
+    is_required: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the input as a JSON object."""
+        return asdict(self)
+
+
+class RawColumns:
+    """Turns columns of raw values into what a model takes.
+
+    Args:
+        inputs: The inputs.
+        place: What messages call the rows: a file's path.
+        list_separator: Separates the values of lists that come as text; None: lists are lists.
+    """
+
+    def __init__(
+        self, inputs: Sequence[InputColumn], place: str, list_separator: str | None = None
+    ) -> None:
+        self.inputs = tuple(inputs)
+        self._place, self._list_separator = place, list_separator
+        self._names: dict[str, str] = {}
+
+    def choose(self, found: Sequence[str], id_column: str | None = None) -> list[str]:
+        """Returns the columns to read of those that are there, that of the ids among them.
+
+        Raises:
+            InputDataError: One is missing.
+        """
+        extra = [] if id_column is None else [id_column]
+        for item in self.inputs:
+            alike = [
+                other.name
+                for other in self.inputs
+                if (other.column, other.dtype) == (item.column, item.dtype)
+                and other.is_list == item.is_list
+            ]
+            present = [name for name in (item.name, *alike) if name in found]
+            self._names[item.name] = present[0] if present else item.name
+        names = list(dict.fromkeys([*self._names.values(), *extra]))
+        missing = [name for name in names if name not in found]
+        if missing:
+            raise InputDataError(
+                f"{self._place} lacks columns that the model reads",
+                received=f"missing: {', '.join(missing)}; found: {', '.join(found)}",
+                allowed=", ".join(
+                    f"{item.name} ({'list of ' if item.is_list else ''}{_WORDS[item.dtype]})"
+                    for item in self.inputs
+                ),
+                fix=did_you_mean(missing[0], found) or "name the columns as export.json does",
+            )
+        return names
+
+    def build(self, columns: Columns, first: int) -> dict[str, np.ndarray]:
+        """Builds the inputs of some rows.
+
+        Args:
+            columns: Their values, of the columns that were chosen.
+            first: Number of the first row.
+
+        Returns:
+            By name, `[rows]` or `[rows, length]`; text as bytes.
+
+        Raises:
+            InputDataError: A value is not what the model reads; names the row and the column.
+        """
+        return {item.name: self._build_input(item, columns, first) for item in self.inputs}
+
+    def build_ids(
+        self, name: str, values: pa.Array | list[Any], first: int, kind: pa.DataType | None
+    ) -> pa.Array:
+        """Builds the ids of some rows: of a type, or of their own where it is None.
+
+        Raises:
+            InputDataError: One is of another type.
+        """
+        if kind is None:
+            kind = values.type if isinstance(values, pa.Array) else _infer_type(values)
+        try:
+            return _convert(values, kind)
+        except _BAD_VALUES:
+            self._refuse_first(name, values, kind, first, f"an id of {kind}")
+
+    def _build_input(self, item: InputColumn, columns: Columns, first: int) -> np.ndarray:
+        values, dtype = columns[self._names[item.name]], _TYPES[item.dtype]
+        is_text = isinstance(values, pa.Array) and pa.types.is_string(values.type)
+        if item.is_list and is_text and self._list_separator is not None:
+            values = pc.split_pattern(values, self._list_separator)
+        target = pa.list_(dtype) if item.is_list else dtype
+        try:
+            array = _convert(values, target)
+        except _BAD_VALUES:
+            what = _WORDS[item.dtype]
+            allowed = f"a list of {what}" if item.is_list else what
+            self._refuse_first(self._names[item.name], values, target, first, allowed)
+        return self._pad(item, array, first) if item.is_list else self._fill(item, array, first)
+
+    def _fill(self, item: InputColumn, values: pa.Array, first: int) -> np.ndarray:
+        """Returns scalars `[rows]` with the null token where one is missing."""
+        if values.null_count:
+            missing = self._missing_value(item)
+            if missing is None:
+                row = int(values.is_null().to_numpy(zero_copy_only=False).argmax())
+                self._refuse(
+                    self._names[item.name],
+                    first + row,
+                    None,
+                    "a value: the feature has no pad_value",
+                )
+            values = values.fill_null(pa.scalar(missing, values.type))
+        return np.asarray(values.to_numpy(zero_copy_only=False))
+
+    def _pad(self, item: InputColumn, values: pa.Array, first: int) -> np.ndarray:
+        """Returns lists `[rows, length]` with the pad token behind their ends."""
+        lengths = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False)
+        if item.length is not None:
+            bad = (lengths != item.length) & (lengths != 0)
+            if bad.any():
+                row = int(bad.argmax())
+                allowed = f"a list of {item.length} values, or none"
+                self._refuse(self._names[item.name], first + row, values[row].as_py(), allowed)
+        flat = values.flatten()
+        if flat.null_count:
+            missing = self._missing_value(item)
+            if missing is None:
+                position = int(flat.is_null().to_numpy(zero_copy_only=False).argmax())
+                row = int(np.searchsorted(np.cumsum(lengths), position, side="right"))
+                name, value = self._names[item.name], values[row].as_py()
+                self._refuse(name, first + row, value, "a list without null")
+            flat = flat.fill_null(pa.scalar(missing, flat.type))
+        width = item.length or max(1, int(lengths.max(initial=0)))
+        padding = _encode(item.pad_token)
+        if padding is None:
+            padding = b"" if item.dtype == "string" else 0
+        shape, dtype = (len(values), width), object if item.dtype == "string" else item.dtype
+        padded = np.full(shape, padding, dtype)
+        padded[np.arange(width) < lengths[:, np.newaxis]] = flat.to_numpy(zero_copy_only=False)
+        return padded
+
+    def _missing_value(self, item: InputColumn) -> int | float | bytes | None:
+        if item.null_token is not None:
+            return _encode(item.null_token)
+        is_number = item.dtype in ("float32", "float64")
+        return float("nan") if is_number and not item.is_required else None
+
+    def _refuse_first(
+        self, name: str, values: Any, target: pa.DataType, first: int, allowed: str
+    ) -> NoReturn:
+        """Refuses the first value that is not of a type."""
+        for row in range(len(values)):
+            try:
+                # Taken, not sliced: what is cast of a slice of lists are all values.
+                is_array = isinstance(values, pa.Array)
+                _convert(values.take([row]) if is_array else values[row : row + 1], target)
+            except _BAD_VALUES:
+                value = values[row].as_py() if isinstance(values, pa.Array) else values[row]
+                self._refuse(name, first + row, value, allowed)
+        self._refuse(name, first, f"{len(values)} values", allowed)
+
+    def _refuse(self, name: str, row: int, value: Any, allowed: str) -> NoReturn:
+        raise InputDataError(
+            f"{self._place}, row {row}: column {name!r} does not hold what the model reads",
+            received="no value" if value is None else repr(value)[:200],
+            allowed=allowed,
+            fix="correct the row, or leave it out",
+        )
+
+
+def regroup(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Yields the same rows in batches of one size; the last one may be shorter."""
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        held.append(batch)
+        if sum(part.num_rows for part in held) >= rows:
+            *whole, rest = _cut(held, rows)
+            yield from whole
+            held = [rest]
+    yield from (batch for batch in _cut(held, rows) if batch.num_rows)
+
+
+def _cut(held: list[pa.RecordBatch], rows: int) -> list[pa.RecordBatch]:
+    """Returns batches of `rows` rows, and last what is left, perhaps nothing."""
+    if not held:
+        return []
+    columns = pa.Table.from_batches(held).combine_chunks()
+    [whole] = columns.to_batches() or [pa.RecordBatch.from_pylist([], columns.schema)]
+    return [whole.slice(start, rows) for start in range(0, whole.num_rows + 1, rows)]
+
+
+def decode_columns(batch: pa.RecordBatch, names: Iterable[str]) -> dict[str, pa.Array]:
+    """Returns columns of a batch by name: values, not positions in a dictionary."""
+    columns = {name: batch.column(name) for name in names}
+    return {
+        name: values.dictionary_decode() if isinstance(values, pa.DictionaryArray) else values
+        for name, values in columns.items()
+    }
+
+
+def parse_line(place: str, number: int, line: str) -> dict[str, Any]:
+    """Reads a line of JSON.
+
+    Raises:
+        InputDataError: It is no object; names the row.
+    """
+    try:
+        row = json.loads(line)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict):
+        raise InputDataError(
+            f"{place}, row {number}: the line is no JSON object",
+            received=repr(line.rstrip("\n")[:200]),
+            fix="write one object per line",
+        )
+    return row
+
+
+def _convert(values: pa.Array | list[Any], target: pa.DataType) -> pa.Array:
+    return values.cast(target) if isinstance(values, pa.Array) else pa.array(values, target)
+
+
+def _infer_type(values: list[Any]) -> pa.DataType:
+    try:
+        return pa.array(values).type
+    except _BAD_VALUES:
+        return pa.string()
+
+
+def _encode(token: int | float | str | None) -> int | float | bytes | None:
+    return token.encode() if isinstance(token, str) else token
