@@ -40,7 +40,9 @@ TOOLS = {"tensorboard"}
 
 
 def modules(package: str) -> list[Path]:
-    return sorted((ROOT / package).rglob("*.py"))
+    """The files of a package; those of `jobs/dags/` live in Airflow's environment, not in ours."""
+    found = (ROOT / package).rglob("*.py")
+    return sorted(path for path in found if path.parent != ROOT / "jobs" / "dags")
 
 
 def nodes_at_runtime(path: Path) -> Iterator[ast.AST]:

@@ -14,7 +14,14 @@ import pyarrow.parquet as pq
 import tensorflow as tf
 
 from conf.atomic_output import write_text_atomic
-from conf.encoders import ENCODERS_FILE, ColumnEncoding, EncoderPlan, RawColumn, VocabularySpec
+from conf.encoders import (
+    ENCODERS_FILE,
+    ColumnEncoding,
+    EncoderPlan,
+    RawColumn,
+    TokenDType,
+    VocabularySpec,
+)
 from conf.manifest import (
     MANIFEST_FILE,
     DatasetKeys,
@@ -44,7 +51,7 @@ def write_encoders(
         content = (directory / file).read_bytes()
         crc = f"{crc32c(content):08x}"
         infos.append(FileInfo(f"encoders/{file}", len(content), crc))
-        kind = "int64" if table.schema.field("token").type == pa.int64() else "string"
+        kind: TokenDType = "int64" if table.schema.field("token").type == pa.int64() else "string"
         specs.append(VocabularySpec(name, kind, file, FIRST_TOKEN_ID + table.num_rows, crc))
     raw = {
         "user_id": "int64",
