@@ -188,6 +188,8 @@ class Manifest:
         slots: Places of features in packed features; empty where every feature stands by itself.
         label_rate: By split, of `keys.label`.
         label_rates: By label and split, of further binary labels.
+        spark: `application`, Spark's id of the build, and `event_log`, the folder of its log, where
+            one was written.
     """
 
     dataset_name: str
@@ -214,6 +216,7 @@ class Manifest:
     contract: tuple[Mapping[str, Any], ...] = ()
     slots: tuple[PackedSlot, ...] = ()
     label_rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    spark: Mapping[str, str] = field(default_factory=dict)
     format_version: int = MANIFEST_FORMAT_VERSION
 
     @property

@@ -64,14 +64,20 @@ logger = logging.getLogger("sluice.build")
 
 @dataclass
 class StageClock:
-    """Wall time of each stage, logged as it ends."""
+    """Wall time of each stage, logged as it ends.
 
+    Attributes:
+        announce: Called with the name of each stage as it begins: Spark's jobs bear it.
+    """
+
+    announce: Callable[[str], None]
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Times one stage."""
         logger.info("%s …", name)
+        self.announce(name)
         start = time.monotonic()
         yield
         self.seconds[name] = round(time.monotonic() - start, 3)
@@ -210,11 +216,13 @@ def build_dataset(
         version_id = new_version_id(run.fingerprint)
         with stage_version(paths, version_id) as staging:
             earlier = (base, view_current(paths), find_previous_encoders(paths, plan, parent))
-            build = _Build(spark, config, plan, request, staging, StageClock(), *earlier)
+            clock = StageClock(spark.sparkContext.setJobDescription)
+            build = _Build(spark, config, plan, request, staging, clock, *earlier)
             parts = _run_stages(build, sources, inputs)
             manifest = Manifest(
                 dataset_version=version_id,
                 peak_memory_bytes=peak_memory(),
+                spark=_describe_application(spark),
                 parent=None if parent is None else parent.version_id,
                 run=complete_run(run, base, parts.pop("reused_rows")),
                 **parts,
@@ -223,6 +231,15 @@ def build_dataset(
             version = publish_version(paths, staging, manifest)
     logger.info("published %s", version)
     return BuildResult(version, manifest)
+
+
+def _describe_application(spark: SparkSession) -> dict[str, str]:
+    context = spark.sparkContext
+    settings = context.getConf()
+    found = {"application": context.applicationId}
+    if settings.get("spark.eventLog.enabled", "false") == "true":
+        found["event_log"] = settings.get("spark.eventLog.dir", "file:///tmp/spark-events")
+    return found
 
 
 def _is_watched(inputs: RunInputs, parent: Parent | None) -> bool:

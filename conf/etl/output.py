@@ -119,6 +119,11 @@ class SparkConfig(Strict):
     master: str = Field("local[*]", description="Master of the session.")
     driver_memory: str = Field("2g", description="Memory of the driver, as Spark writes it.")
     shuffle_partitions: int = Field(8, ge=1, description="Partitions of joins and aggregations.")
+    event_log: str | None = Field(
+        None,
+        description="Folder or URI that Spark writes its event log to; None leaves that to Spark's "
+        "own settings.",
+    )
     conf: dict[str, str] = Field(
         default_factory=dict, description="Further settings of Spark, by name."
     )

@@ -24,6 +24,7 @@ from conf.paths import (
     read_manifest,
     resolve_version,
 )
+from jobs.inspection.event_log import summarize_event_log
 from jobs.inspection.records import read_dataset_head
 from jobs.inspection.summary import (
     Target,
@@ -32,6 +33,7 @@ from jobs.inspection.summary import (
     summarize_files,
     summarize_run,
     summarize_shard,
+    summarize_stages,
 )
 from jobs.inspection.summary_tables import list_summary, print_tables
 from jobs.inspection.variables import summarize_key, summarize_variable
@@ -46,7 +48,10 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def main(
-    path: Annotated[str, typer.Argument(help="A dataset, a version, TFRecord files or a run.")],
+    path: Annotated[
+        str,
+        typer.Argument(help="A dataset or version, TFRecord files, a run, or an event log."),
+    ],
     verify: Annotated[
         bool, typer.Option("--verify", help="Recompute every CRC-32C and row count.")
     ] = False,
@@ -69,6 +74,9 @@ def main(
     table: Annotated[
         str | None, typer.Option(metavar="NAME", help="Table of a run that --key is looked up in.")
     ] = None,
+    stages: Annotated[
+        bool, typer.Option("--stages", help="Show the Spark stages of a dataset's build.")
+    ] = False,
     key: Annotated[
         int | None, typer.Option(help="Show the row of a key, as the dataset holds it.")
     ] = None,
@@ -81,11 +89,11 @@ def main(
             received=f"a {target.kind}, --table {table}, --key {key}",
             allowed="sluice inspect RUN --table NAME --key K",
         )
-    if target.kind == "run" and (verify or (head is not None and variable is None)):
+    if target.kind in ("run", "event_log") and (verify or (head is not None and variable is None)):
         raise ConfigError(
             "--verify and --head are for datasets and shards",
-            received=f"a run: {target.path}",
-            fix="give the dataset that the run's card names",
+            received=f"{target.kind}: {target.path}",
+            fix="give the dataset: a run's card names it",
         )
     if variable is not None and target.kind != "run":
         raise ConfigError(
@@ -96,6 +104,8 @@ def main(
         return
     if variable is not None:
         summary = summarize_variable(target.path, variable, head)
+    elif stages:
+        summary = _inspect_stages(target)
     elif table is not None and key is not None:
         summary = summarize_key(target.path, table, key)
     else:
@@ -169,6 +179,8 @@ def inspect(
     """
     if target.kind == "run":
         return summarize_run(target.path)
+    if target.kind == "event_log":
+        return summarize_event_log(target.path)
     if target.kind == "dataset":
         return _inspect_dataset(target.path, verify, head, split)
     if target.kind == "files":
@@ -194,6 +206,16 @@ def _inspect_dataset(
     if head is not None:
         summary["head"] = read_dataset_head(version, manifest, head, split)
     return summary
+
+
+def _inspect_stages(target: Target) -> dict[str, Any]:
+    if target.kind != "dataset":
+        raise ConfigError(
+            "--stages is for datasets",
+            received=f"a {target.kind}: {target.path}",
+            allowed="a dataset, or without --stages the event log itself",
+        )
+    return summarize_stages(_load_manifest(target.path))
 
 
 def _load_manifest(version: Path) -> Manifest:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from conf.errors import InputDataError, SluiceError, UpstreamNotReadyError
+from conf.errors import ConfigError, InputDataError, SluiceError, UpstreamNotReadyError
 from conf.manifest import MANIFEST_FILE, Manifest, ShardInfo
 from conf.paths import (
     CURRENT_FILE,
@@ -27,10 +27,11 @@ from conf.run import METRICS_FILE, RUN_CARD_FILE, RUNS_DIR, read_json, resolve_r
 from etl.records.parquet_copy import describe_file
 from etl.tfrecord.commit.output_manifest import read_output_manifest
 from etl.tfrecord.types.features import WireFeature
+from jobs.inspection.event_log import find_event_log, is_event_log, summarize_event_log
 from jobs.inspection.records import Content, describe_lengths, read_first
 from jobs.inspection.verify import OnBytes, Problem, Verification, verify_files
 
-TargetKind = Literal["dataset", "shard", "files", "run"]
+TargetKind = Literal["dataset", "shard", "files", "run", "event_log"]
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,9 @@ class Target:
     """A thing that `sluice inspect` can show.
 
     Attributes:
-        kind: A dataset version, a shard file, a directory of TFRecord files, or a run.
-        path: The version's, files' or run's directory, or the shard's file.
+        kind: A dataset version, a shard file, a directory of TFRecord files, a run, or the event
+            log of a Spark application.
+        path: The version's, files' or run's directory, or the file; of rolled logs the folder.
         version: For a shard, the dataset version that it lies in, or None.
     """
 
@@ -58,6 +60,8 @@ def find_target(path: str) -> Target:
     place = local_path(path)
     if place.name in (MANIFEST_FILE, RUN_CARD_FILE) and place.is_file():
         place = place.parent
+    if is_event_log(place):
+        return Target("event_log", find_event_log(place))
     if place.is_file():
         return Target("shard", place, find_version(place))
     if (place / RUN_CARD_FILE).is_file() or (place / RUNS_DIR).is_dir():
@@ -101,12 +105,30 @@ def summarize_dataset(version: Path, manifest: Manifest) -> dict[str, Any]:
             {**_pick(s, _OF_SPLIT), "shards": len(s.shards), "label_rate": rates.get(s.name)}
             for s in manifest.splits
         ],
+        "spark": dict(manifest.spark),
         "unlisted": list_unlisted_files(version, manifest),
         "features": manifest.schema.to_json(),
         "packed_columns": _list_packed_features(manifest),
         "keys": asdict(manifest.keys),
         "counts": _pick(manifest.counts, _OF_COUNTS),
     }
+
+
+def summarize_stages(manifest: Manifest) -> dict[str, Any]:
+    """Returns the Spark stages of the build that made a version, from its event log.
+
+    Raises:
+        ConfigError: The build wrote none, or not where this machine can read it.
+        UpstreamNotReadyError: The log is not there any more.
+    """
+    if "event_log" not in manifest.spark:
+        raise ConfigError(
+            "this build wrote no event log",
+            received=manifest.dataset_version,
+            fix="build with --set spark.event_log=DIR, or give `sluice inspect` a log itself",
+        )
+    directory = local_path(manifest.spark["event_log"])
+    return summarize_event_log(find_event_log(directory, manifest.spark["application"]))
 
 
 def _list_packed_features(manifest: Manifest) -> list[dict[str, Any]]:

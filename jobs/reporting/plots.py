@@ -9,8 +9,8 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from importlib.resources import as_file, files
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -38,7 +38,7 @@ COLOURS = {
     "loss": "#b5483d",
 }
 
-_STYLE = Path(__file__).with_name("plots.mplstyle")
+_STYLE = files("jobs.reporting") / "plots.mplstyle"
 _SVG_ID = re.compile(r'\b(id="|href="#|url\(#)([^")]+)')
 _SVG_FONT = re.compile(r"font-family:[^;\"]*;?|font:\s*([\d.]+px)[^;\"]*(;?)")
 _SVG_COLOUR = re.compile(r"#[0-9a-fA-F]{6}\b")
@@ -77,7 +77,8 @@ def draw(name: str, label: str, height_pt: float, paint: Callable[[Canvas], None
 @cache
 def _read_style() -> Any:
     """The report's settings over matplotlib's defaults: a user's own matplotlibrc has no effect."""
-    settings = dict(matplotlib.rc_params_from_file(_STYLE))
+    with as_file(_STYLE) as path:  # Sluice may be running from an archive
+        settings = dict(matplotlib.rc_params_from_file(path))
     return {name: value for name, value in settings.items() if "backend" not in name}
 
 

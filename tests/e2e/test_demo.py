@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import random
+import secrets
+import signal
 import subprocess
 import sys
+import time
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -23,6 +29,7 @@ from conf.run import read_json, resolve_run
 from conf.training.train import TrainConfig
 from etl.build import build_dataset
 from jobs.cli import main
+from jobs.demo import list_steps
 from tests.java import START_LINES
 from tests.machine import IS_EXHAUSTIVE
 from training.checkpoint.restore import TrainedModel
@@ -196,6 +203,116 @@ def test_damaged_shard_stops_training_and_spares_the_last_run(demo, run, capsys)
         shard.write_bytes(content)
     assert (demo / "runs" / "demo" / "CURRENT").read_text() == current
     assert main(verify) == 0
+
+
+# Kills; by a seed of one's own the same moments again.
+KILLS = 30
+KILL_SEED = int(os.environ.get("SLUICE_KILL_SEED") or secrets.randbits(32))
+
+
+def list_chain(out: Path, logs: Path) -> dict[str, list[str]]:
+    """Commands of the demo from the build to the lists, small, with a `train` that resumes."""
+    steps = {line[0]: line for _, line in list_steps(out, 4_000, 7)}
+    steps["build"][steps["build"].index("--data") + 1] = str(logs)
+    saves = ["fit.checkpoint.every_steps=3", "fit.steps_per_loop=3", "fit.epochs=4"]
+    steps["train"] += ["--resume", *(word for value in saves for word in ("--set", value))]
+    steps["export"] += ["--tables"]
+    return {name: steps[name] for name in ("build", "train", "evaluate", "export", "predict")}
+
+
+def start(command: list[str]) -> subprocess.Popen[str]:
+    """Starts a step in a process group of its own, as a scheduler does."""
+    full = [sys.executable, "-m", "jobs.cli", *command]
+    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    return subprocess.Popen(full, text=True, start_new_session=True, **streams)
+
+
+def run_to_its_end(command: list[str]) -> float:
+    """Runs a step and returns its seconds."""
+    begin = time.monotonic()
+    process = start(command)
+    _, told = process.communicate(timeout=600)
+    assert process.returncode == 0, told[-3000:]
+    return time.monotonic() - begin
+
+
+def run_killed(command: list[str], seconds: float) -> None:
+    """Runs a step until it is killed; where it ends before, a repeated run is killed, sooner."""
+    while True:
+        process = start(command)
+        try:
+            _, told = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            return
+        assert process.returncode == 0, told[-3000:]
+        seconds *= 0.8
+
+
+def draw_moments(took: dict[str, float], seed: int) -> list[tuple[str, float]]:
+    """Draws when which step is killed: each thrice, and the longer ones more often."""
+    draw = random.Random(seed)
+    more = draw.choices([*took], weights=[*took.values()], k=KILLS - 3 * len(took))
+    steps = sorted([*took] * 3 + more, key=[*took].index)
+    return [(name, draw.uniform(0.2, 1) * took[name]) for name in steps]
+
+
+def list_outputs(out: Path) -> dict[str, Any]:
+    """All that a chain promises to write the same way twice."""
+    version = resolve_version(out / "datasets" / "demo")
+    manifest = read_manifest(version)
+    listed = [shard.path for split in manifest.splits for shard in split.shards]
+    listed += [file.path for file in manifest.other_files]
+    run = resolve_run(str(out / "runs" / "demo"))
+    times = ("seconds", "examples_per_s", "input_wait_share")
+    history = json.loads((run / "history.json").read_text())
+    metrics = read_json(run / "metrics.json")
+    export = find_version(run / "export")
+    tables = [p for p in sorted(export.rglob("*")) if p.suffix in (".parquet", ".txt", ".tsv")]
+    assert tables
+    return {
+        "dataset": {name: (version / name).read_bytes() for name in sorted(listed)},
+        "counts": manifest.counts,
+        "history": [{k: v for k, v in epoch.items() if k not in times} for epoch in history],
+        "checkpoints": {
+            str(path.relative_to(run)): read_tensors(path.with_suffix(""))
+            for path in sorted(run.glob("checkpoints/*/*/state.index"))
+        },
+        "metrics": {name: metrics[name] for name in ("split", "users", "protocols")},
+        "tables": {str(path.relative_to(export)): path.read_bytes() for path in tables},
+        "saved model": read_tensors(export / "variables" / "variables"),
+        "lists": (run / "recommendations.json.gz").read_bytes(),
+    }
+
+
+def read_tensors(prefix: Path) -> dict[str, bytes]:
+    """The numbers of a checkpoint: its other entries describe objects, with times and paths."""
+    import tensorflow as tf
+
+    reader = tf.train.load_checkpoint(str(prefix))
+    types = reader.get_variable_to_dtype_map()
+    names = sorted(name for name, dtype in types.items() if dtype != tf.string)
+    return {name: np.asarray(reader.get_tensor(name)).tobytes() for name in names}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_a_chain_that_is_killed_anywhere_gives_what_an_undisturbed_one_does(tmp_path):
+    logs = tmp_path / "logs"
+    run_to_its_end(["data", "generate", "--out", str(logs), "--ratings", "4000", "--seed", "7"])
+    quiet, killed = tmp_path / "quiet", tmp_path / "killed"
+    took = {name: run_to_its_end(command) for name, command in list_chain(quiet, logs).items()}
+    moments = draw_moments(took, KILL_SEED)
+    print(f"SLUICE_KILL_SEED={KILL_SEED}:", *(f"{name} {at:.1f} s," for name, at in moments))
+    for name, command in list_chain(killed, logs).items():
+        for at in (seconds for step, seconds in moments if step == name):
+            run_killed(command, at)
+        run_to_its_end(command)
+    found = list_outputs(killed)
+    for part, values in list_outputs(quiet).items():
+        assert found[part] == values, f"{part} (SLUICE_KILL_SEED={KILL_SEED})"
+    assert not [p for p in killed.rglob("*") if p.name.startswith((".staging", "_temporary"))]
 
 
 @pytest.mark.slow

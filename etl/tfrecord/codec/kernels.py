@@ -51,6 +51,20 @@ _DECORATORS = (b"@kernel", b"@inlined", b"@outlined", b"@intrinsic")
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
+def _find_archive(folder: Path) -> Path | None:
+    """The zip file that a folder of sources lies in, if it does."""
+    return next((parent for parent in (folder, *folder.parents) if parent.is_file()), None)
+
+
+def _name_sources(folder: Path) -> str:
+    """A folder's path; of one in a zip file the part from that file's name on.
+
+    Spark gives each application a folder of its own for the code that it ships.
+    """
+    archive = _find_archive(folder)
+    return str(folder if archive is None else folder.relative_to(archive.parent))
+
+
 @functools.cache
 def digest_kernels(folder: Path) -> str:
     """Digest of the sources that may end up in the code of a kernel in `folder`.
@@ -62,7 +76,7 @@ def digest_kernels(folder: Path) -> str:
     Returns:
         Hex SHA-256.
     """
-    archive = next((parent for parent in (folder, *folder.parents) if parent.is_file()), None)
+    archive = _find_archive(folder)
     if archive is not None:
         return hashlib.sha256(archive.read_bytes()).hexdigest()
     root, sources = folder, folder.glob("*.py")
@@ -135,7 +149,7 @@ def find_cache(folder: Path) -> Path | None:
         None where there is none to be had.
     """
     sources = (digest_kernels(Path(__file__).parent) + digest_kernels(folder)).encode()
-    parts = (str(folder).encode(), _describe_machine(), sources)
+    parts = (_name_sources(folder).encode(), _describe_machine(), sources)
     name = "-".join(hashlib.sha256(part).hexdigest()[:16] for part in parts)
     for place, trusted_mode in _candidates(folder):
         if _is_usable(place / name, trusted_mode):

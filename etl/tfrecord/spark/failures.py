@@ -31,6 +31,10 @@ _UNREADABLE = re.compile(
     r"Encountered error while reading file (?P<path>\S+?)\.(?:\s|$)"
 )
 
+_MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<name>[\w.]+)'")
+EXECUTOR_PACKAGES = "numpy, numba and pyarrow"
+_OWN_PACKAGES = ("conf", "etl", "jobs", "training")
+
 
 def describe_failure(error: BaseException) -> str:
     """Says in a line what Spark raised: the message of Java's error, not that there was one."""
@@ -84,6 +88,9 @@ def translate_failure(error: BaseException) -> SluiceError | None:
             ),
             fix="write the file anew, or take it out of the source's path; nothing was published",
         )
+    missing = _MISSING_MODULE.search(text)
+    if missing:
+        return _refuse_worker(missing["name"])
     if "No space left on device" in text or "Disk quota exceeded" in text:
         return InternalError(
             "the disk is full",
@@ -97,3 +104,17 @@ def translate_failure(error: BaseException) -> SluiceError | None:
             fix="raise spark.driver_memory (local) or the executors' memory (cluster)",
         )
     return None
+
+
+def _refuse_worker(module: str) -> ConfigError:
+    """Says what the Python of Spark's workers lacks: Sluice's code, or a package that it needs."""
+    package = module.partition(".")[0]
+    is_own = package in _OWN_PACKAGES
+    return ConfigError(
+        f"the Python of Spark's executors cannot import {'Sluice' if is_own else repr(package)}",
+        received=f"No module named {module!r} in a task",
+        allowed=f"Sluice as an archive, or installed; {EXECUTOR_PACKAGES} installed",
+        fix="give spark-submit --py-files sluice.zip"
+        if is_own
+        else f"install {package} where PYSPARK_PYTHON points, or ship an environment (--archives)",
+    )

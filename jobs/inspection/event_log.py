@@ -1,0 +1,201 @@
+"""Stages of a Spark application, as its event log tells of them.
+
+A log is one file, or a folder `eventlog_v2_…` of several (`spark.eventLog.rolling.enabled`): an
+event per line, in JSON. Layout: Spark's `EventLogFileWriters`; fields: its `JsonProtocol`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import IO, Any
+
+import pyarrow as pa
+
+from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
+
+_ROLLED = "eventlog_v2_"
+_FILE_NUMBER = re.compile(r"events_(\d+)_")
+_FIRST_BYTES = (b'{"Event":', b"\x28\xb5\x2f\xfd", b"LZ4Block")  # plain, zstd, Spark's lz4
+_UNREAD_CODECS = (".lz4", ".lzf", ".snappy")  # Java's own framings, not those of the formats
+_BLOCK_BYTES = 4096  # what is lost at most where a compressed log breaks off
+_EVENTS = ("JobStart", "StageSubmitted", "StageCompleted", "TaskEnd", "ApplicationEnd")
+_EVENT = re.compile(rf'\{{"Event":"SparkListener({"|".join(_EVENTS)})"')
+_DESCRIPTION = "spark.job.description"
+
+
+@dataclass
+class _Stage:
+    """What the events say of one attempt of a stage; times in milliseconds."""
+
+    info: Mapping[str, Any] = field(default_factory=dict)
+    seconds_by_task: list[float] = field(default_factory=list)
+    failed: int = 0
+    sums: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+
+def is_event_log(path: Path) -> bool:
+    """Whether a path is an event log, or a folder of them."""
+    if path.is_dir():
+        return path.name.startswith(_ROLLED) or any(path.glob(f"{_ROLLED}*"))
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(16).startswith(_FIRST_BYTES)
+
+
+def find_event_log(directory: Path, application: str = "") -> Path:
+    """Finds the newest log of an application, or of any.
+
+    Args:
+        directory: Where Spark writes logs (`spark.eventLog.dir`), or a log.
+        application: Spark's id of it.
+
+    Raises:
+        UpstreamNotReadyError: There is none.
+    """
+    if directory.is_file() or directory.name.startswith(_ROLLED):
+        return directory
+    found = [p for p in directory.glob(f"*{application}*") if application or is_event_log(p)]
+    if not found:
+        raise UpstreamNotReadyError(
+            "there is no event log of this application",
+            received=f"{directory}/*{application}*",
+            allowed="the folder that spark.eventLog.dir named when it ran",
+            fix="correct the path, or build again with --set spark.event_log=DIR",
+        )
+    return max(found, key=lambda path: path.stat().st_mtime_ns)
+
+
+def summarize_event_log(log: Path) -> dict[str, Any]:
+    """Returns the stages of an application, with `problem` where the log breaks off.
+
+    Raises:
+        ConfigError: It is compressed in a way that is not read.
+        InputDataError: It has no event of a stage.
+    """
+    stages: defaultdict[tuple[int, int], _Stage] = defaultdict(_Stage)
+    jobs: dict[int, str] = {}
+    problems: list[str] = []
+    has_ended = False
+    for event in _read_events(log, problems):
+        kind = event["Event"].removeprefix("SparkListener")
+        has_ended |= kind == "ApplicationEnd"
+        if kind == "JobStart":
+            description = (event.get("Properties") or {}).get(_DESCRIPTION, "")
+            jobs.update(dict.fromkeys(event.get("Stage IDs", ()), description))
+        elif kind == "TaskEnd":
+            _add_task(stages[event["Stage ID"], event["Stage Attempt ID"]], event)
+        elif kind != "ApplicationEnd":
+            info = event["Stage Info"]
+            stages[info["Stage ID"], info["Stage Attempt ID"]].info = info
+    if not stages:
+        raise InputDataError(
+            "this event log has no stage",
+            received="; ".join([str(log), *problems]),
+            allowed="the event log of an application that ran a job",
+        )
+    if not has_ended and not problems:
+        problems = ["the application has not ended, or was killed"]
+    return {
+        "kind": "event_log",
+        "path": str(log),
+        "problem": "; ".join(problems) or None,
+        "stages": [_describe(*key, stages[key], jobs) for key in sorted(stages)],
+    }
+
+
+def _add_task(stage: _Stage, event: Mapping[str, Any]) -> None:
+    info, metrics = event["Task Info"], event.get("Task Metrics") or {}
+    if info["Failed"] or info.get("Killed"):
+        stage.failed += 1
+        return
+    stage.seconds_by_task.append((info["Finish Time"] - info["Launch Time"]) / 1000)
+    parts = {name: metrics.get(f"{name} Metrics") or {} for name in ("Input", "Output")}
+    shuffled = {way: metrics.get(f"Shuffle {way} Metrics") or {} for way in ("Read", "Write")}
+    read, written = shuffled["Read"], shuffled["Write"]
+    sums = {
+        "rows_read": (parts["Input"].get("Records Read"), read.get("Total Records Read")),
+        "bytes_read": (
+            parts["Input"].get("Bytes Read"),
+            read.get("Local Bytes Read"),
+            read.get("Remote Bytes Read"),
+        ),
+        "rows_written": (
+            parts["Output"].get("Records Written"),
+            written.get("Shuffle Records Written"),
+        ),
+        "bytes_written": (
+            parts["Output"].get("Bytes Written"),
+            written.get("Shuffle Bytes Written"),
+        ),
+        "spilled_memory": (metrics.get("Memory Bytes Spilled"),),
+        "spilled_disk": (metrics.get("Disk Bytes Spilled"),),
+    }
+    for name, values in sums.items():
+        stage.sums[name] += sum(value or 0 for value in values)
+
+
+def _describe(number: int, attempt: int, stage: _Stage, jobs: Mapping[int, str]) -> dict[str, Any]:
+    times, info = stage.seconds_by_task, stage.info
+    middle = median(times) if times else 0.0
+    start, end = info.get("Submission Time"), info.get("Completion Time")
+    return {
+        "stage": number if attempt == 0 else f"{number}.{attempt}",
+        "of": jobs.get(number) or str(info.get("Stage Name", "")).partition(" at ")[0],
+        "state": "failed" if "Failure Reason" in info else None if end else "unfinished",
+        "tasks": len(times),
+        "failed_tasks": stage.failed or None,
+        "seconds": None if start is None or end is None else (end - start) / 1000,
+        "task_seconds": round(sum(times), 3),
+        "skew": round(max(times) / middle, 2) if len(times) > 1 and middle else None,
+        **{name: value or None for name, value in stage.sums.items()},
+    }
+
+
+def _read_events(log: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
+    """Yields the events of stages and tasks; what is wrong with the log goes into `problems`."""
+    for file in _list_files(log):
+        try:
+            with _open(file) as stream:
+                for line in _split_lines(stream):
+                    if _EVENT.match(line):
+                        yield json.loads(line)
+        except (ValueError, OSError) as error:
+            problems.append(f"{file.name} breaks off ({error}): what follows is not counted")
+            return
+
+
+def _list_files(log: Path) -> Iterable[Path]:
+    if log.is_file():
+        return [log]
+    numbered = {path: _FILE_NUMBER.match(path.name) for path in log.iterdir()}
+    return sorted((p for p, n in numbered.items() if n), key=lambda p: int(numbered[p][1]))  # type: ignore[index]
+
+
+def _open(file: Path) -> IO[bytes]:
+    suffixes = set(file.name.split(".")[1:])
+    if unread := [codec for codec in _UNREAD_CODECS if codec[1:] in suffixes]:
+        raise ConfigError(
+            f"an event log that is compressed by {unread[0][1:]} is not read",
+            received=file,
+            allowed="logs that are not compressed, and zstd, which is Spark's default",
+            fix="set spark.eventLog.compression.codec=zstd for the next build",
+        )
+    if "zstd" in suffixes:
+        return pa.CompressedInputStream(pa.OSFile(str(file)), "zstd")
+    return file.open("rb")
+
+
+def _split_lines(stream: IO[bytes]) -> Iterator[str]:
+    rest = b""
+    while block := stream.read(_BLOCK_BYTES):
+        *lines, rest = (rest + block).split(b"\n")
+        yield from (line.decode() for line in lines)
+    if rest:
+        raise ValueError("its last line is not whole")
