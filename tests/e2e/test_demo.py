@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -220,34 +221,35 @@ def list_chain(out: Path, logs: Path) -> dict[str, list[str]]:
     return {name: steps[name] for name in ("build", "train", "evaluate", "export", "predict")}
 
 
-def start(command: list[str]) -> subprocess.Popen[str]:
-    """Starts a step in a process group of its own, as a scheduler does."""
+@contextmanager
+def started(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """Starts a step in a process group of its own, as a scheduler does, and kills it at the end."""
     full = [sys.executable, "-m", "jobs.cli", *command]
     streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    return subprocess.Popen(full, text=True, start_new_session=True, **streams)
+    process = subprocess.Popen(full, text=True, start_new_session=True, **streams)
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
-def run_to_its_end(command: list[str]) -> float:
+def run_to_its_end(command: list[str], timeout: float = 600) -> float:
     """Runs a step and returns its seconds."""
     begin = time.monotonic()
-    process = start(command)
-    _, told = process.communicate(timeout=600)
-    assert process.returncode == 0, told[-3000:]
+    with started(command) as process:
+        _, told = process.communicate(timeout=timeout)
+        assert process.returncode == 0, told[-3000:]
     return time.monotonic() - begin
 
 
 def run_killed(command: list[str], seconds: float) -> None:
     """Runs a step until it is killed; where it ends before, a repeated run is killed, sooner."""
-    while True:
-        process = start(command)
-        try:
-            _, told = process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            return
-        assert process.returncode == 0, told[-3000:]
-        seconds *= 0.8
+    with suppress(subprocess.TimeoutExpired):
+        while True:
+            run_to_its_end(command, seconds)
+            seconds *= 0.8
 
 
 def draw_moments(took: dict[str, float], seed: int) -> list[tuple[str, float]]:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyspark
 import pytest
@@ -41,13 +42,13 @@ class Cluster:
         master: Its URL.
         python: What the workers run; it can import all that this one can, but Sluice.
         folder: Where the daemons write.
-        daemons: Each leads a group with all that it started.
+        started: Daemons and commands; each leads a group with all that it started.
     """
 
     master: str
     python: Path
     folder: Path
-    daemons: list[subprocess.Popen[bytes]]
+    started: list[subprocess.Popen[Any]]
 
     def start(self, name: str, *arguments: str) -> None:
         log = (self.folder / f"{name}.log").open("wb")
@@ -56,14 +57,14 @@ class Cluster:
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
         environment["SPARK_NO_DAEMONIZE"] = "1"
         output = {"stdout": log, "stderr": log, "cwd": self.folder, "start_new_session": True}
-        self.daemons.append(subprocess.Popen(command, env=environment, **output))
+        self.started.append(subprocess.Popen(command, env=environment, **output))
         self.wait(name, "Successfully registered with master|I have been elected leader")
 
     def wait(self, name: str, pattern: str) -> None:
         end = time.monotonic() + 120
         while not any(p in (self.folder / f"{name}.log").read_text() for p in pattern.split("|")):
             assert time.monotonic() < end, (self.folder / f"{name}.log").read_text()[-3000:]
-            assert self.daemons[-1].poll() is None, (self.folder / f"{name}.log").read_text()
+            assert self.started[-1].poll() is None, (self.folder / f"{name}.log").read_text()
             time.sleep(0.1)
 
     def start_worker(self, name: str) -> None:
@@ -79,16 +80,17 @@ class Cluster:
             "PYSPARK_DRIVER_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": "127.0.0.1",
         }
-        return subprocess.Popen(
-            [*map(str, command)], env=environment, cwd=self.folder, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        place = {"cwd": self.folder, "start_new_session": True}
+        process = subprocess.Popen([*map(str, command)], env=environment, **pipes, **place)
+        self.started.append(process)
+        return process
 
     def kill(self) -> None:
-        for daemon in self.daemons:
+        for process in self.started:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(daemon.pid, signal.SIGKILL)
-            daemon.wait()
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def make_bare_python(folder: Path) -> Path:
@@ -214,7 +216,7 @@ def test_a_worker_that_is_killed_in_mid_write_changes_no_byte(cluster, undisturb
     writer = wait_for_writers(staging)[0]
     os.kill(writer, signal.SIGSTOP)  # in mid-write, for sure; it goes on when it is an orphan
     worker = os.getpgid(parent_jvm(writer))
-    assert worker in {daemon.pid for daemon in cluster.daemons}
+    assert worker in {process.pid for process in cluster.started}
     os.killpg(worker, signal.SIGKILL)
     time.sleep(2)
     with contextlib.suppress(ProcessLookupError):
