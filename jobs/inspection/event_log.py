@@ -61,11 +61,12 @@ def find_event_log(directory: Path, application: str = "") -> Path:
     """
     if directory.is_file() or directory.name.startswith(_ROLLED):
         return directory
-    found = [p for p in directory.glob(f"*{application}*") if application or is_event_log(p)]
+    pattern = f"*{application}*" if application else f"{_ROLLED}*"
+    found = list(directory.glob(pattern))
     if not found:
         raise UpstreamNotReadyError(
             "there is no event log of this application",
-            received=f"{directory}/*{application}*",
+            received=directory / pattern,
             allowed="the folder that spark.eventLog.dir named when it ran",
             fix="correct the path, or build again with --set spark.event_log=DIR",
         )

@@ -252,12 +252,10 @@ def run_killed(command: list[str], seconds: float) -> None:
             seconds *= 0.8
 
 
-def draw_moments(took: dict[str, float], seed: int) -> list[tuple[str, float]]:
-    """Draws when which step is killed: each thrice, and the longer ones more often."""
-    draw = random.Random(seed)
-    more = draw.choices([*took], weights=[*took.values()], k=KILLS - 3 * len(took))
-    steps = sorted([*took] * 3 + more, key=[*took].index)
-    return [(name, draw.uniform(0.2, 1) * took[name]) for name in steps]
+def draw_moments(took: dict[str, float], seed: int) -> dict[str, list[float]]:
+    """Draws after how many seconds each step is killed, again and again, past its start."""
+    draw, each = random.Random(seed), KILLS // len(took)
+    return {k: [draw.uniform(0.2, 1) * took[k] for _ in range(each)] for k in took}
 
 
 def list_outputs(out: Path) -> dict[str, Any]:
@@ -306,10 +304,10 @@ def test_a_chain_that_is_killed_anywhere_gives_what_an_undisturbed_one_does(tmp_
     quiet, killed = tmp_path / "quiet", tmp_path / "killed"
     took = {name: run_to_its_end(command) for name, command in list_chain(quiet, logs).items()}
     moments = draw_moments(took, KILL_SEED)
-    print(f"SLUICE_KILL_SEED={KILL_SEED}:", *(f"{name} {at:.1f} s," for name, at in moments))
+    print(f"SLUICE_KILL_SEED={KILL_SEED}:", moments)
     for name, command in list_chain(killed, logs).items():
-        for at in (seconds for step, seconds in moments if step == name):
-            run_killed(command, at)
+        for seconds in moments[name]:
+            run_killed(command, seconds)
         run_to_its_end(command)
     found = list_outputs(killed)
     for part, values in list_outputs(quiet).items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conf.errors import InputDataError, InternalError
+from conf.errors import ConfigError, InputDataError, InternalError
 from etl.tfrecord.spark.failures import describe_failure, translate_failure
 
 WRAPPED = """An exception was thrown from the Python worker. Please see the stack trace below.
@@ -23,6 +23,18 @@ def test_error_of_a_task_keeps_its_type_and_text():
     found = translate_failure(RuntimeError(WRAPPED))
     assert isinstance(found, InputDataError)
     assert str(found) == "column 'a' is missing\n  received: b, c\n  fix:      declare it"
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [("etl.tfrecord.spark", "cannot import Sluice"), ("numba", "cannot import 'numba'")],
+)
+def test_executors_that_lack_a_module_are_a_fault_of_the_command(module, says):
+    error = f"pyspark.errors.PythonException: ...\nModuleNotFoundError: No module named '{module}'"
+    found = translate_failure(RuntimeError(error))
+    assert isinstance(found, ConfigError)
+    assert says in str(found)
+    assert ("--py-files" in str(found)) == (module != "numba")
 
 
 @pytest.mark.parametrize(

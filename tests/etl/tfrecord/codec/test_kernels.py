@@ -361,6 +361,10 @@ def test_sources_in_a_zip_file_are_covered(project: Path, tmp_path: Path) -> Non
     home.mkdir()
     assert run(Path(archive), HOME=str(home)) == ["41", "0"]
     assert run(Path(archive), HOME=str(home)) == ["41", "1"]
+    # Spark gives each application a folder of its own for the archives that it ships.
+    (tmp_path / "application").mkdir()
+    elsewhere = shutil.copy(archive, tmp_path / "application")
+    assert run(Path(elsewhere), HOME=str(home)) == ["41", "1"]
     (project / "inner.py").write_text((project / "inner.py").read_text().replace("+ 1", "+ 2"))
     shutil.make_archive(str(tmp_path / "code"), "zip", project)
     assert run(Path(archive), HOME=str(home)) == ["42", "0"]
