@@ -12,6 +12,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 PACKAGES = ("conf", "etl", "jobs", "training")
+MODULES = ("pyspark_sluice", "pyspark_tfrecord", "pyspark_tfrecords", "sluice_recsys")
 _CONFIG_ERROR = 2
 
 
@@ -30,7 +31,7 @@ def refuse_hidden_packages() -> None:
         ours = PathFinder.find_spec(name, [str(here)])
         found = importlib.util.find_spec(name)
         # Packages that were shipped one by one do not lie beside this file: nothing is known then.
-        if ours is None or found is None or found.origin == ours.origin:
+        if ours is None or found is None or _is_same(found.origin, ours.origin):
             continue
         place = found.origin or next(iter(found.submodule_search_locations or ()), "unknown")
         raise HiddenPackageError(
@@ -40,6 +41,11 @@ def refuse_hidden_packages() -> None:
             "  fix:      rename that package, or keep its folder off the path: see PYTHONPATH, "
             "the folder of the script, and the current folder"
         )
+
+
+def _is_same(found: str | None, ours: str | None) -> bool:
+    # Spark's executors find an archive as `./sluice.zip`, which one of these keeps.
+    return None not in (found, ours) and Path(str(found)).absolute() == Path(str(ours)).absolute()
 
 
 def main() -> int:

@@ -73,41 +73,61 @@ def find_event_log(directory: Path, application: str = "") -> Path:
     return max(found, key=lambda path: path.stat().st_mtime_ns)
 
 
+@dataclass
+class _Application:
+    """What has been read of a log: stages by number and attempt, descriptions of their jobs."""
+
+    stages: defaultdict[tuple[int, int], _Stage] = field(
+        default_factory=lambda: defaultdict(_Stage)
+    )
+    descriptions: dict[int, str] = field(default_factory=dict)
+    has_ended: bool = False
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        kind = event["Event"].removeprefix("SparkListener")
+        if kind == "JobStart":
+            description = (event.get("Properties") or {}).get(_DESCRIPTION, "")
+            self.descriptions.update(dict.fromkeys(event["Stage IDs"], description))
+        elif kind == "TaskEnd":
+            _add_task(self.stages[event["Stage ID"], event["Stage Attempt ID"]], event)
+        elif kind == "ApplicationEnd":
+            self.has_ended = True
+        else:
+            info = event["Stage Info"]
+            self.stages[info["Stage ID"], info["Stage Attempt ID"]].info = info
+
+
 def summarize_event_log(log: Path) -> dict[str, Any]:
     """Returns the stages of an application, with `problem` where the log breaks off.
 
     Raises:
         ConfigError: It is compressed in a way that is not read.
-        InputDataError: It has no event of a stage.
+        InputDataError: It has no event of a stage, or one that is not as Spark writes it.
     """
-    stages: defaultdict[tuple[int, int], _Stage] = defaultdict(_Stage)
-    jobs: dict[int, str] = {}
-    problems: list[str] = []
-    has_ended = False
+    application, problems = _Application(), list[str]()
     for event in _read_events(log, problems):
-        kind = event["Event"].removeprefix("SparkListener")
-        has_ended |= kind == "ApplicationEnd"
-        if kind == "JobStart":
-            description = (event.get("Properties") or {}).get(_DESCRIPTION, "")
-            jobs.update(dict.fromkeys(event.get("Stage IDs", ()), description))
-        elif kind == "TaskEnd":
-            _add_task(stages[event["Stage ID"], event["Stage Attempt ID"]], event)
-        elif kind != "ApplicationEnd":
-            info = event["Stage Info"]
-            stages[info["Stage ID"], info["Stage Attempt ID"]].info = info
-    if not stages:
+        try:
+            application.add(event)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise InputDataError(
+                "an event of this log is not as Spark writes it",
+                received=f"{log}: {event['Event']}, {error!r}",
+                allowed="event logs of Spark 3 and 4",
+            ) from error
+    if not application.stages:
         raise InputDataError(
             "this event log has no stage",
             received="; ".join([str(log), *problems]),
             allowed="the event log of an application that ran a job",
         )
-    if not has_ended and not problems:
+    if not application.has_ended and not problems:
         problems = ["the application has not ended, or was killed"]
+    stages, of = application.stages, application.descriptions
     return {
         "kind": "event_log",
         "path": str(log),
         "problem": "; ".join(problems) or None,
-        "stages": [_describe(*key, stages[key], jobs) for key in sorted(stages)],
+        "stages": [_describe(*key, stages[key], of.get(key[0])) for key in sorted(stages)],
     }
 
 
@@ -142,13 +162,13 @@ def _add_task(stage: _Stage, event: Mapping[str, Any]) -> None:
         stage.sums[name] += sum(value or 0 for value in values)
 
 
-def _describe(number: int, attempt: int, stage: _Stage, jobs: Mapping[int, str]) -> dict[str, Any]:
+def _describe(number: int, attempt: int, stage: _Stage, job: str | None) -> dict[str, Any]:
     times, info = stage.seconds_by_task, stage.info
     middle = median(times) if times else 0.0
     start, end = info.get("Submission Time"), info.get("Completion Time")
     return {
         "stage": number if attempt == 0 else f"{number}.{attempt}",
-        "of": jobs.get(number) or str(info.get("Stage Name", "")).partition(" at ")[0],
+        "of": job or str(info.get("Stage Name", "")).partition(" at ")[0],
         "state": "failed" if "Failure Reason" in info else None if end else "unfinished",
         "tasks": len(times),
         "failed_tasks": stage.failed or None,

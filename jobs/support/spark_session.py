@@ -184,6 +184,7 @@ def build_session(config: SparkConfig, app_name: str) -> SparkSession:
     from pyspark.sql import SparkSession
 
     from etl.tfrecord.datasource import register_tfrecord
+    from etl.tfrecord.spark.failures import check_executors
 
     builder = SparkSession.builder.appName(app_name)
     for key, value in _settings(config, submitted).items():
@@ -205,7 +206,7 @@ def build_session(config: SparkConfig, app_name: str) -> SparkSession:
         if not _is_on_this_machine(config.master):
             _ship_code(session.sparkContext)
     if not _is_on_this_machine(str(session.sparkContext.master)):
-        _check_executors(session.sparkContext)
+        check_executors(session.sparkContext)
     set_fast_plans(session, session.sparkContext.getConf())
     register_tfrecord(session)
     return session
@@ -222,19 +223,6 @@ def _ship_code(context: SparkContext) -> None:
     context.addPyFile(str(pack_code(folder / "sluice.zip")))
 
 
-def _check_executors(context: SparkContext) -> None:
-    """Refuses executors that could not run a task, before hours of joins that need no Python."""
-    from etl.tfrecord.spark.failures import known_failures
-
-    with known_failures():
-        context.parallelize([""], 1).foreach(_import_code)
-
-
-def _import_code(_: str) -> None:
-    """Runs in a task: imports what every task of a build needs."""
-    import etl.tfrecord.spark.write_task  # noqa: F401
-
-
 def pack_code(archive: Path) -> Path:
     """Writes Sluice's own code as a zip file, which `--py-files` takes; returns the file.
 
@@ -248,12 +236,18 @@ def pack_code(archive: Path) -> Path:
     metadata = f"Metadata-Version: 2.1\nName: {DISTRIBUTION}\nVersion: {read_code_version()}\n"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr(zipfile.ZipInfo(name), metadata)
-        for package in sluice_recsys.PACKAGES:
-            for file in sorted((root / package).rglob("*")):
-                if file.is_file() and file.parent.name != "__pycache__":
-                    entry = zipfile.ZipInfo(str(file.relative_to(root)))
-                    packed.writestr(entry, file.read_bytes(), zipfile.ZIP_DEFLATED)
+        for file in _list_code(root):
+            entry = zipfile.ZipInfo(str(file.relative_to(root)))
+            packed.writestr(entry, file.read_bytes(), zipfile.ZIP_DEFLATED)
     return archive
+
+
+def _list_code(root: Path) -> list[Path]:
+    files = [root / f"{module}.py" for module in sluice_recsys.MODULES]
+    for package in sluice_recsys.PACKAGES:
+        found = sorted((root / package).rglob("*"))
+        files += [file for file in found if file.is_file() and file.parent.name != "__pycache__"]
+    return files
 
 
 def set_fast_plans(session: SparkSession, given: SparkConf) -> None:

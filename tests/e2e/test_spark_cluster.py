@@ -169,8 +169,9 @@ def write_config(config: BuildConfig, folder: Path) -> list[str]:
 
 def finish(process: subprocess.Popen[str], code: int = 0) -> str:
     out, error = process.communicate(timeout=600)
-    assert process.returncode == code, error[-4000:]
-    return error if code else out
+    told = "\n".join(line for line in error.splitlines() if " INFO " not in line)[-6000:]
+    assert process.returncode == code, told
+    return told if code else out
 
 
 def submit(cluster: Cluster, *arguments: str | Path) -> subprocess.Popen[str]:

@@ -6,11 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from pyspark import SparkConf
 
+import sluice_recsys
 from conf.errors import ConfigError
 from jobs.support import spark_session
 from jobs.support.spark_session import java_options, set_fast_plans, set_java_locale
@@ -147,6 +149,24 @@ def test_no_java_at_all_says_how_to_get_one(tmp_path, monkeypatch):
     with pytest.raises(ConfigError) as refused:
         spark_session.ensure_java()
     assert "sluice-recsys[jre]" in str(refused.value)
+
+
+def test_code_is_packed_whole_and_the_same_each_time(tmp_path):
+    packed = [spark_session.pack_code(tmp_path / name) for name in ("a.zip", "b.zip")]
+    assert packed[0].read_bytes() == packed[1].read_bytes()
+    code = (
+        "import conf.load, etl.tfrecord.options, jobs.cli, sluice_recsys\n"
+        "from conf.errors import read_code_version\n"
+        "print(conf.load.__file__, conf.load.preset_names('etl')[0], read_code_version())"
+    )
+    first = "import sys; sys.path.insert(0, './a.zip')\n"  # as Spark's executors name it
+    run = [sys.executable, "-I", "-c", first + code]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[:2] == ["./a.zip/conf/load.py", "a9a"]
+    assert done.stdout.split()[2] != "unknown"
+    listed = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert set(sluice_recsys.MODULES) == set(listed["tool"]["setuptools"]["py-modules"])
 
 
 def test_a_stub_that_does_not_start_is_not_java(tmp_path, monkeypatch):

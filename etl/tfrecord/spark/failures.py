@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from conf.errors import (
     ConfigError,
@@ -13,6 +14,9 @@ from conf.errors import (
     SluiceError,
     UpstreamNotReadyError,
 )
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
 
 _CLASSES: tuple[type[SluiceError], ...] = (
     ConfigError,
@@ -61,6 +65,20 @@ def known_failures() -> Iterator[None]:
         if known is None:
             raise
         raise known from error
+
+
+def check_executors(context: SparkContext) -> None:
+    """Runs a task that imports what those of a build need, before hours of joins without Python.
+
+    Raises:
+        ConfigError: The executors' Python lacks Sluice's code, or a package.
+    """
+    with known_failures():
+        context.parallelize([""], 1).foreach(_import_code)
+
+
+def _import_code(_: str) -> None:
+    import etl.tfrecord.spark.write_task  # noqa: F401
 
 
 def translate_failure(error: BaseException) -> SluiceError | None:

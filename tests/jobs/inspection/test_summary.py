@@ -396,6 +396,10 @@ def test_event_logs_that_tell_nothing_are_refused(tmp_path, version):
     empty.write_text(RECORDED.splitlines(keepends=True)[0])
     with pytest.raises(InputDataError, match="no stage"):
         summarize_event_log(empty)
+    strange = tmp_path / "app-3"
+    strange.write_text('{"Event":"SparkListenerTaskEnd"}\n')
+    with pytest.raises(InputDataError, match="not as Spark writes it"):
+        summarize_event_log(strange)
     with pytest.raises(ConfigError, match="lz4"):
         summarize_event_log(write_log(tmp_path / "compressed", RECORDED, "lz4"))
     manifest = read_manifest(version)
