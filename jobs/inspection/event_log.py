@@ -27,6 +27,17 @@ _BLOCK_BYTES = 4096  # what is lost at most where a compressed log breaks off
 _EVENTS = ("JobStart", "StageSubmitted", "StageCompleted", "TaskEnd", "ApplicationEnd")
 _EVENT = re.compile(rf'\{{"Event":"SparkListener({"|".join(_EVENTS)})"')
 _DESCRIPTION = "spark.job.description"
+# Metrics of a task that are summed: where they stand.
+_READ, _WRITTEN = "Shuffle Read Metrics", "Shuffle Write Metrics"
+_SUMS = {
+    "rows_read": (("Input Metrics", "Records Read"), (_READ, "Total Records Read")),
+    "bytes_read": (
+        ("Input Metrics", "Bytes Read"), (_READ, "Local Bytes Read"), (_READ, "Remote Bytes Read"),
+    ),
+    "rows_written": (("Output Metrics", "Records Written"), (_WRITTEN, "Shuffle Records Written")),
+    "bytes_written": (("Output Metrics", "Bytes Written"), (_WRITTEN, "Shuffle Bytes Written")),
+}  # fmt: skip
+_SPILLED = ("Memory", "Disk")
 
 
 @dataclass
@@ -137,29 +148,13 @@ def _add_task(stage: _Stage, event: Mapping[str, Any]) -> None:
         stage.failed += 1
         return
     stage.seconds_by_task.append((info["Finish Time"] - info["Launch Time"]) / 1000)
-    parts = {name: metrics.get(f"{name} Metrics") or {} for name in ("Input", "Output")}
-    shuffled = {way: metrics.get(f"Shuffle {way} Metrics") or {} for way in ("Read", "Write")}
-    read, written = shuffled["Read"], shuffled["Write"]
-    sums = {
-        "rows_read": (parts["Input"].get("Records Read"), read.get("Total Records Read")),
-        "bytes_read": (
-            parts["Input"].get("Bytes Read"),
-            read.get("Local Bytes Read"),
-            read.get("Remote Bytes Read"),
-        ),
-        "rows_written": (
-            parts["Output"].get("Records Written"),
-            written.get("Shuffle Records Written"),
-        ),
-        "bytes_written": (
-            parts["Output"].get("Bytes Written"),
-            written.get("Shuffle Bytes Written"),
-        ),
-        "spilled_memory": (metrics.get("Memory Bytes Spilled"),),
-        "spilled_disk": (metrics.get("Disk Bytes Spilled"),),
-    }
-    for name, values in sums.items():
-        stage.sums[name] += sum(value or 0 for value in values)
+    for name, places in _SUMS.items():
+        found = (metrics.get(group) or {} for group, _ in places)
+        stage.sums[name] += sum(
+            values.get(key) or 0 for values, (_, key) in zip(found, places, strict=True)
+        )
+    for name in _SPILLED:
+        stage.sums[f"spilled_{name.lower()}"] += metrics.get(f"{name} Bytes Spilled") or 0
 
 
 def _describe(number: int, attempt: int, stage: _Stage, job: str | None) -> dict[str, Any]:
@@ -214,9 +209,13 @@ def _open(file: Path) -> IO[bytes]:
 
 
 def _split_lines(stream: IO[bytes]) -> Iterator[str]:
-    rest = b""
+    parts: list[bytes] = []  # of a line that is not whole yet: those of plans are megabytes
     while block := stream.read(_BLOCK_BYTES):
-        *lines, rest = (rest + block).split(b"\n")
+        if b"\n" not in block:
+            parts.append(block)
+            continue
+        *lines, rest = b"".join([*parts, block]).split(b"\n")
         yield from (line.decode() for line in lines)
-    if rest:
+        parts = [rest]
+    if any(parts):
         raise ValueError("its last line is not whole")
