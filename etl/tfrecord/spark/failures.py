@@ -36,7 +36,6 @@ _UNREADABLE = re.compile(
 )
 
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<name>[\w.]+)'")
-EXECUTOR_PACKAGES = "numpy, numba and pyarrow"
 _OWN_PACKAGES = ("conf", "etl", "jobs", "training")
 
 
@@ -127,12 +126,17 @@ def translate_failure(error: BaseException) -> SluiceError | None:
 def _refuse_worker(module: str) -> ConfigError:
     """Says what the Python of Spark's workers lacks: Sluice's code, or a package that it needs."""
     package = module.partition(".")[0]
-    is_own = package in _OWN_PACKAGES
+    received = f"No module named {module!r} in a task"
+    if package in _OWN_PACKAGES:
+        return ConfigError(
+            "the Python of Spark's executors cannot import Sluice",
+            received=received,
+            allowed="Sluice as an archive, or installed there",
+            fix="give spark-submit --py-files sluice.zip",
+        )
     return ConfigError(
-        f"the Python of Spark's executors cannot import {'Sluice' if is_own else repr(package)}",
-        received=f"No module named {module!r} in a task",
-        allowed=f"Sluice as an archive, or installed; {EXECUTOR_PACKAGES} installed",
-        fix="give spark-submit --py-files sluice.zip"
-        if is_own
-        else f"install {package} where PYSPARK_PYTHON points, or ship an environment (--archives)",
+        f"the Python of Spark's executors cannot import {package!r}",
+        received=received,
+        allowed="numpy, numba and pyarrow; for training what the extra `training` brings",
+        fix=f"install {package} where PYSPARK_PYTHON points, or ship an environment by --archives",
     )
