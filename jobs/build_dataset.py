@@ -151,7 +151,7 @@ def build(
     from etl.build import build_dataset, check_config
     from etl.tfrecord.spark.failures import known_failures
     from etl.versions.run_fingerprint import RunRequest
-    from jobs.support.spark_session import build_session
+    from jobs.support.spark_session import build_session, check_executors
 
     # What is wrong with the config or the paths is said before a JVM is started.
     request = RunRequest(dates, force)
@@ -160,6 +160,7 @@ def build(
     session = build_session(config.spark, f"sluice build {config.name}")
     try:
         with known_failures():
+            check_executors(session)
             result = build_dataset(session, config, lambda: _peak_memory(session), request)
     finally:
         # After a crash of the JVM this fails too, and would hide what happened.

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from conf.errors import ConfigError, ExitCode, InternalError
 from conf.etl.output import SparkConfig
-from jobs.support.spark_session import build_session
+from jobs.support.spark_session import build_session, check_executors
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -78,7 +78,7 @@ def launch_on_spark(start: SparkLaunch, master: str) -> int:
         master: Spark's master, unless under spark-submit.
 
     Raises:
-        ConfigError: Spark has fewer slots than there are workers.
+        ConfigError: Spark has fewer slots than there are workers, or executors lack Sluice.
         InternalError: Spark lost a task.
     """
     checks = "spark.scheduler.barrier.maxConcurrentTasksCheck"
@@ -91,6 +91,7 @@ def launch_on_spark(start: SparkLaunch, master: str) -> int:
     }
     session = build_session(SparkConfig(master=master, conf=settings), APP_NAME)
     try:
+        check_executors(session)
         ends = _run_job(session.sparkContext, start)
     finally:
         session.stop()

@@ -173,7 +173,7 @@ def build_session(config: SparkConfig, app_name: str) -> SparkSession:
         app_name: Name shown by Spark.
 
     Raises:
-        ConfigError: No Java runtime was found, or executors cannot import Sluice.
+        ConfigError: No Java runtime was found.
     """
     submitted = _SUBMITTED in os.environ
     if not submitted:
@@ -184,7 +184,6 @@ def build_session(config: SparkConfig, app_name: str) -> SparkSession:
     from pyspark.sql import SparkSession
 
     from etl.tfrecord.datasource import register_tfrecord
-    from etl.tfrecord.spark.failures import check_executors
 
     builder = SparkSession.builder.appName(app_name)
     for key, value in _settings(config, submitted).items():
@@ -205,11 +204,23 @@ def build_session(config: SparkConfig, app_name: str) -> SparkSession:
         session.sparkContext.setLogLevel("OFF")
         if not _is_on_this_machine(config.master):
             _ship_code(session.sparkContext)
-    if not _is_on_this_machine(str(session.sparkContext.master)):
-        check_executors(session.sparkContext)
     set_fast_plans(session, session.sparkContext.getConf())
     register_tfrecord(session)
     return session
+
+
+def check_executors(session: SparkSession) -> None:
+    """Checks that tasks on other machines can import what those of a build and of training do.
+
+    Said before any work: a build joins for long before it needs Python.
+
+    Raises:
+        ConfigError: The executors' Python lacks Sluice's code, or a package.
+    """
+    from etl.tfrecord.spark.failures import import_in_task
+
+    if not _is_on_this_machine(str(session.sparkContext.master)):
+        import_in_task(session.sparkContext)
 
 
 def _is_on_this_machine(master: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
 import shutil
@@ -236,7 +237,7 @@ def wait_for(look: Callable[[], Path | None], process: subprocess.Popen[str]) ->
     return found
 
 
-def test_training_workers_run_by_archive(cluster, archive, tmp_path):
+def test_training_workers_run_by_archive_and_the_model_scores_without(cluster, archive, tmp_path):
     from tests.training.tiny_dataset import write_tiny_dataset
 
     version = write_tiny_dataset(tmp_path)
@@ -245,10 +246,17 @@ def test_training_workers_run_by_archive(cluster, archive, tmp_path):
     launch = ("--launcher", "spark", "--workers", "2", "--dataset", version)
     values = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     train = (ROOT / "jobs/train.py", *launch, *values)
+    told = finish(submit(cluster, *train), code=2)
+    assert "executors cannot import Sluice" in told
     finish(submit(cluster, "--py-files", archive, *train))
     run = resolve_run(str(tmp_path / "runs" / "t"))
     card = read_json(run / "run_card.json")
     assert (card["devices"]["strategy"], card["devices"]["workers"]) == ("multi_worker", 2)
     assert (run / "report.html").is_file()
-    told = finish(submit(cluster, *train), code=2)
-    assert "executors cannot import Sluice" in told
+    for command in (("export", "--to", tmp_path / "models"), ("predict",)):
+        finish(cluster.run(sys.executable, "-m", "jobs.cli", *command, "--run", run))
+    score = ("--model", tmp_path / "models", "--to", tmp_path / "lists")
+    finish(submit(cluster, ROOT / "jobs/score.py", *score))
+    parts = sorted((tmp_path / "lists").glob("part-*"))
+    lists = b"".join(gzip.decompress(part.read_bytes()) for part in parts)
+    assert lists == gzip.decompress((run / "recommendations.json.gz").read_bytes())

@@ -66,8 +66,8 @@ def known_failures() -> Iterator[None]:
         raise known from error
 
 
-def check_executors(context: SparkContext) -> None:
-    """Runs a task that imports what those of a build need, before hours of joins without Python.
+def import_in_task(context: SparkContext) -> None:
+    """Runs a task that imports what those of a write do.
 
     Raises:
         ConfigError: The executors' Python lacks Sluice's code, or a package.
