@@ -64,7 +64,7 @@ SUBCOMMANDS = {
     "score": ("jobs.score", "Scores, lists and embeddings of rows in Spark, past one machine."),
     "serve": ("jobs.serve", "Answer requests by exported models over HTTP."),
     "inspect": ("jobs.inspection.inspect_dataset", "Show what a dataset, a shard or a run holds."),
-    "skew": ("jobs.skew", "Serving features against those that the build recomputes."),
+    "skew": ("jobs.inspection.skew", "Serving features against those that the build recomputes."),
     "convert": ("jobs.convert", "TFRecord, Parquet and CSV into each other, no Spark."),
     "report": ("jobs.reporting.report", "Write the HTML report of a run."),
     "demo": ("jobs.demo", "The whole chain on generated sample logs."),

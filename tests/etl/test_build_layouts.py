@@ -17,9 +17,9 @@ from etl.convert import ConvertOptions, convert_files
 from etl.records.kept_partitions import check_reusable
 from etl.versions.run_fingerprint import RunRequest
 from jobs.inspection.inspect_dataset import inspect
+from jobs.inspection.skew import Logged, Recomputed, compare
 from jobs.inspection.summary import find_target
 from jobs.inspection.summary_tables import list_summary, render_plain
-from jobs.skew import Logged, Recomputed, compare
 from tests.etl.built_versions import read_split, shard_digests
 from tests.etl.logs import IDENTITY, build_config, ctr_config, write_logs
 from tests.tfrecord_files import read_records
