@@ -11,6 +11,7 @@
                         logs/             TensorBoard
                         metrics.json      evaluation against the baselines
                         export/           versions of the SavedModel, embeddings
+                        delta/            what has changed of them since an earlier run
                         recommendations.json.gz
                         scores.parquet    of rows, by a ranking model
                         report.html
@@ -44,6 +45,7 @@ INPUT_COUNTS_FILE = "input_counts.json"
 WARM_START_FILE = "warm_start.json"
 LOGS_DIR = "logs"
 EXPORT_DIR = "export"
+DELTA_DIR = "delta"
 RUNS_DIR = "runs"
 RUN = EntryKind("finished training run", RUNS_DIR, RUN_CARD_FILE, "train one by `sluice train`")
 

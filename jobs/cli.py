@@ -58,7 +58,7 @@ SUBCOMMANDS = {
     "evaluate": ("jobs.evaluate", "Rank the catalogue and compare with the baselines."),
     "compare": ("jobs.compare", "Compare two runs, with confidence intervals."),
     "export": ("jobs.export", "The next version of a SavedModel, and embeddings."),
-    "models": ("jobs.models", "List an exported model's versions, go back to an earlier one."),
+    "models": ("jobs.models", "List an exported model's versions, go back, apply a delta."),
     "index": ("jobs.index", "An index of the items of an export, measured; new items."),
     "predict": ("jobs.predict", "Top-k lists for every user, or scores of rows."),
     "score": ("jobs.score", "Scores, lists and embeddings of rows in Spark, past one machine."),

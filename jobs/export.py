@@ -1,4 +1,7 @@
-"""`sluice export`: a trained run as the next version of a model of TensorFlow Serving."""
+"""`sluice export`: a trained run as the next version of a model of TensorFlow Serving.
+
+With `--delta-since`, what has changed since an earlier run, for `sluice models apply`.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
+from conf.delta import DELTA_FILE
 from conf.errors import ConfigError
 from conf.export import INDEX_DIR, ExportOptions, IndexOptions, list_indexes, read_card
+from conf.run import read_json
 from jobs.index import print_index
 from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
 from jobs.support.trained_run import (
@@ -28,7 +33,8 @@ app = typer.Typer(add_completion=False)
 def main(
     run: RunOption,
     to: Annotated[
-        Path | None, typer.Option(help="Directory of models; default: export/ of the run.")
+        Path | None,
+        typer.Option(help="Directory of models; default: export/ (deltas: delta/) of the run."),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the model; default: that of the run.")
@@ -52,6 +58,13 @@ def main(
     items: Annotated[
         Path | None, typer.Option(help="Columns of that index; the first one is the key.")
     ] = None,
+    delta_since: Annotated[
+        str | None,
+        typer.Option(
+            help="Write a delta, not a version: what has changed since an earlier run or "
+            "checkpoint; start: the one that this run started from."
+        ),
+    ] = None,
     checkpoint: CheckpointOption = CheckpointChoice.BEST,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
@@ -61,6 +74,10 @@ def main(
         raise ConfigError("--items are columns of the index", fix="give --index too")
     indexing = IndexOptions(items_file=items) if index else None
     options = ExportOptions(to, name, keep, k, tables, once, indexing)
+    if delta_since is not None:
+        delta = export_delta(Path(run), delta_since, checkpoint=checkpoint, options=options)
+        print_delta(delta, log_format)
+        return 0
     target = export(Path(run), checkpoint=checkpoint, options=options)
     if log_format is LogFormat.JSON:
         print(json.dumps({"export": str(target)}))
@@ -96,6 +113,53 @@ def export(
 
     with timed(trained.run_dir, "export"):
         return write_export(trained, options)
+
+
+def export_delta(run_dir: Path, since: str, *, checkpoint: str, options: ExportOptions) -> Path:
+    """Writes what has changed of a run's model since an earlier checkpoint.
+
+    Args:
+        run_dir: A run's directory, or a series' (its last finished run).
+        since: A run, a series, a checkpoint, or `start`.
+        checkpoint: `best` or `last`, of the run.
+        options: Where it goes.
+
+    Returns:
+        Directory of the delta.
+
+    Raises:
+        ConfigError: Tables or an index were asked for, or there is no delta between the two.
+        UpstreamNotReadyError: There is no such run or checkpoint.
+        InputDataError: A run's data or checkpoint is damaged.
+    """
+    if options.tables or options.index is not None:
+        raise ConfigError(
+            "a delta holds the changed rows of every table, and no index",
+            received=f"--delta-since with {'--tables' if options.tables else '--index'}",
+            fix="leave it out; `sluice index` builds an index of the version that is made",
+        )
+    trained = restore_run(run_dir, checkpoint)
+    from training.export.delta import find_base, write_delta
+
+    with timed(trained.run_dir, "delta"):
+        return write_delta(trained, find_base(trained, since), options)
+
+
+def print_delta(target: Path, log_format: LogFormat) -> None:
+    """Prints what a delta holds, and where it is."""
+    if log_format is LogFormat.JSON:
+        print(json.dumps({"delta": str(target)}))
+        return
+    about = read_json(target / DELTA_FILE)
+    for name, table in sorted(about["tables"].items()):
+        print(
+            f"{name}: {table['changed']:,} rows new or changed, {table['removed']:,} keys "
+            f"removed; {table['rows']:,} rows now"
+        )
+    sizes = (sum(file["bytes"] for file in part["files"].values())
+             for part in (about, about["version"]))  # fmt: skip
+    print("{:.1f} MB; a full version has {:.1f} MB".format(*(size / 1e6 for size in sizes)))
+    print(f"delta of {about['name']} since run {about['since']['run']}: {target}")
 
 
 def print_summary(target: Path) -> None:

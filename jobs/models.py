@@ -1,4 +1,4 @@
-"""`sluice models`: list the versions of an exported model, find the published one, roll back."""
+"""`sluice models`: list the versions of an exported model, roll back, apply a delta."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from conf.export import find_published, read_versions, roll_back
-from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
+from conf.delta import find_delta
+from conf.export import find_published, read_card, read_versions, roll_back
+from jobs.support.terminal import LogFormat, LogFormatOption, quiet_tensorflow, setup_logging
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -80,6 +81,35 @@ def rollback_command(
     else:
         told = ", ".join(map(str, withdrawn)) or "none"
         print(f"published: {found.number} (withdrawn: {told})")
+    return 0
+
+
+@app.command("apply")
+def apply_command(
+    model: Model,
+    delta: Annotated[
+        Path,
+        typer.Option(
+            help="Of `sluice export --delta-since`; of a directory of deltas the newest one."
+        ),
+    ],
+    keep: Annotated[
+        int | None, typer.Option(min=1, help="Versions kept, the newest ones; default: all.")
+    ] = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
+) -> int:
+    """Write the next version: the newest one with the changes of a delta."""
+    setup_logging(log_format)
+    find_delta(delta)  # A wrong path is refused before TensorFlow starts.
+    with quiet_tensorflow():
+        from training.export.delta import apply_delta
+
+    target = apply_delta(delta, model, keep)
+    card = read_card(target)
+    if log_format is LogFormat.JSON:
+        print(json.dumps({"export": str(target), "run": card["run_path"]}))
+    else:
+        print(f"version {card['version']} of {card['name']}, run {card['run']}: {target}")
     return 0
 
 

@@ -103,15 +103,28 @@ class CheckpointConfig(StrictFinite):
 
 
 class WarmStartConfig(StrictFinite):
-    """Weights of an earlier run to begin with."""
+    """Weights to begin with: of an earlier run, or, of single tables, of files."""
 
-    path: str = Field(description="A run, a series of runs (its last finished one) or a checkpoint")
+    path: str | None = Field(
+        None, description="A run, a series of runs (its last finished one) or a checkpoint"
+    )
+    tables: dict[str, str] = Field(
+        {}, description="By a table's name, a file of its rows: .parquet or .txt of an export."
+    )
     moments: Literal["reset", "transfer"] = Field(
         "reset", description="transfer: the optimizers' state, their step count included."
     )
     mismatched: Literal["refuse", "fresh"] = Field(
         "refuse", description="fresh: weights of another shape start as in a new run."
     )
+
+    @model_validator(mode="after")
+    def _has_a_source(self) -> WarmStartConfig:
+        if self.path is None and not self.tables:
+            raise ValueError("nothing to start from: set `path`, `tables` or both")
+        if self.path is None and self.moments == "transfer":
+            raise ValueError("files hold no moments: leave `moments` out, or set `path`")
+        return self
 
 
 def _path_alone(value: Any) -> Any:
@@ -357,11 +370,11 @@ class TrainConfig(StrictFinite):
     @model_validator(mode="after")
     def _check_dynamic_tables(self) -> TrainConfig:
         tables = [name for name, t in self.model.embeddings.items() if t.kind == "dynamic"]
-        if tables and self.devices.strategy in ("multi_worker", "parameter_server"):
+        if tables and self.devices.strategy == "parameter_server":
             raise ValueError(
-                f"devices.strategy={self.devices.strategy} trains in several processes, and "
-                f"dynamic tables (model.embeddings.{tables[0]}) are trained in one; set "
-                "devices.strategy to auto, none or mirrored"
+                "devices.strategy=parameter_server computes steps in no order, and the keys of "
+                f"dynamic tables (model.embeddings.{tables[0]}) get rows in that order; set "
+                "devices.strategy to auto, none, mirrored or multi_worker"
             )
         return self
 

@@ -87,7 +87,7 @@ Row = dict[str, Any]
 class TinyConfig:
     """Size and shape of the planted data; `keyed`: users and items are 64-bit keys.
 
-    `timed`: rows have a feature `time`, ten for each event of the user before it.
+    `timed`: rows have a feature `time`: `first_time`, and ten for each event of the user before it.
     """
 
     users: int = 60
@@ -104,6 +104,7 @@ class TinyConfig:
     seed: int = 0
     keyed: bool = False
     timed: bool = False
+    first_time: int = 0
 
 
 @dataclass
@@ -287,7 +288,7 @@ def _row(log: _Log, user: int, position: int, config: TinyConfig, *, held_out: b
     row |= _item_features(log, target)
     row["label"] = float(target % config.groups == user % config.groups)
     if config.timed:
-        row["time"] = 10 * position
+        row["time"] = config.first_time + 10 * position
     if not held_out:
         del row["seen"]
     elif config.candidates:

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from conf.errors import ConfigError, InputDataError
+from conf.errors import InputDataError
 from conf.run import CHECKPOINTS_DIR
 from conf.training.train import CheckpointConfig
 from training.checkpoint.checkpoint_files import (
@@ -36,6 +36,7 @@ from training.checkpoint.saved_tensors import (
     copy_state,
     find_non_finite,
     restore_state,
+    share_state,
 )
 from training.distribution.workers import Workers
 from training.loop.diverged_batch import build_divergence_error
@@ -118,12 +119,6 @@ class CheckpointManager:
         self._directory = run / CHECKPOINTS_DIR
         self._last, self._best = self._directory / LAST_DIR, self._directory / BEST_DIR
         self.state = collect_state(**{MODEL: model, OPTIMIZERS: optimizers})
-        if self._workers.are_processes and self.state.saveables:
-            raise ConfigError(
-                "tables that grow are trained in one process",
-                received=", ".join(self.state.saveables),
-                fix="set devices.strategy=mirrored",
-            )
         self.layout = describe_layout(self.state, model)
         self._writer = BackgroundWriter(self._config.asynchronous)
         self._unreadable: list[Path] = []
@@ -152,7 +147,7 @@ class CheckpointManager:
         found = self._workers.share(lambda: self._restore_last(warn))
         if found is None:
             return None
-        self._workers.share_variables(self.state.variables.values())
+        share_state(self.state, self._workers)
         resume_state = parse_resume_state(found)
         self._saved = resume_state.position
         return resume_state

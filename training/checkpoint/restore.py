@@ -8,12 +8,17 @@ from typing import Literal
 
 from conf.errors import UpstreamNotReadyError
 from conf.manifest import Manifest
-from conf.paths import ReadablePath
+from conf.paths import ReadablePath, local_path
 from conf.run import CHECKPOINTS_DIR, resolve_run
 from conf.training.train import TrainConfig
-from training.checkpoint.checkpoint_files import list_checkpoints
-from training.checkpoint.manager import restore_newest
-from training.checkpoint.saved_tensors import MODEL, collect_state
+from training.checkpoint.checkpoint_files import (
+    METADATA_FILE,
+    STATE_PREFIX,
+    list_checkpoints,
+    read_checkpoint,
+)
+from training.checkpoint.manager import BEST_DIR, LAST_DIR, restore_newest
+from training.checkpoint.saved_tensors import MODEL, collect_state, restore_state
 from training.models.model import Model
 from training.models.registry import build_model
 from training.run_directory import RunReference
@@ -62,4 +67,49 @@ def load_run(run: str | Path, which: Literal["best", "last"] = "best") -> Traine
         )
     model = build_model(config.model, manifest, config.seed)
     restore_newest(directory, collect_state(**{MODEL: model}))
+    return TrainedModel(run_dir, model, config, manifest, reference.version_dir)
+
+
+def resolve_checkpoint(path: str) -> Path:
+    """Returns the checkpoint that a path stands for: itself, or a run's best, else its last one.
+
+    Args:
+        path: A run, a series of runs (its last finished one) or a checkpoint's directory.
+
+    Raises:
+        UpstreamNotReadyError: There is no such run or checkpoint.
+    """
+    directory = local_path(path)
+    if (directory / METADATA_FILE).is_file():
+        return directory
+    run = resolve_run(path)
+    checkpoints = run / CHECKPOINTS_DIR
+    entries = list_checkpoints(checkpoints / BEST_DIR) or list_checkpoints(checkpoints / LAST_DIR)
+    if not entries:
+        raise UpstreamNotReadyError(
+            "the run to start from has no checkpoint yet",
+            received=run,
+            fix="let it finish at least one epoch, or name another run",
+        )
+    return entries[-1].path
+
+
+def find_run_of(checkpoint: Path) -> Path:
+    """Returns the directory of the run that a checkpoint is of."""
+    return checkpoint.resolve().parents[2]
+
+
+def load_checkpoint(directory: Path) -> TrainedModel:
+    """Loads the model of one checkpoint, and what it was trained on.
+
+    Raises:
+        InputDataError: The dataset version is gone or another one, or the checkpoint is damaged.
+    """
+    run_dir = find_run_of(directory)
+    reference = RunReference.read(run_dir)
+    config = reference.config
+    manifest = reference.read_manifest(config.input.tolerates)
+    read_checkpoint(directory)
+    model = build_model(config.model, manifest, config.seed)
+    restore_state(collect_state(**{MODEL: model}), directory / STATE_PREFIX)
     return TrainedModel(run_dir, model, config, manifest, reference.version_dir)

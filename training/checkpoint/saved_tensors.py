@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from conf.errors import InputDataError
+from training.distribution.workers import Workers
 from training.embedding.key_index import FIRST_ROW
 from training.embedding.key_space import SAVED_KEYS, GrowingRows
 from training.embedding.static_table import RowShards, TableRows, list_variables
@@ -172,6 +173,18 @@ def restore_state(state: TrainingState, prefix: Path) -> None:
             )
     except (tf.errors.OpError, ValueError) as error:
         raise _build_refusal(prefix, describe_error(error)) from error
+
+
+def share_state(state: TrainingState, workers: Workers) -> None:
+    """Sets the state, on all processes of a run, to what it is on the chief."""
+    for saveable in state.saveables.values():
+        tensors = workers.share_arrays(saveable.state_tensors)
+        if not workers.is_chief:
+            saveable.restore_tensors(tensors)
+    for variable in state.variables.values():
+        if isinstance(variable, GrowingRows) and not workers.is_chief:
+            variable.assign(np.zeros(variable.shape, np.float32))  # As long as the chief's.
+    workers.share_variables(state.variables.values())
 
 
 def _describe_problems(state: TrainingState, reader: Any) -> list[str]:

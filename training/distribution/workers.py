@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import numpy as np
 import tensorflow as tf
 
 from conf import errors
@@ -113,6 +114,22 @@ class Workers:
                 value if value.dtype in SUMMED else tf.cast(value, tf.float64)
             )
             variable.assign(tf.cast(summed, variable.dtype))
+
+    def share_arrays(self, read: Callable[[], Mapping[str, tf.Tensor]]) -> dict[str, np.ndarray]:
+        """Returns on every process the arrays that the chief reads, of the types `SUMMED`.
+
+        Args:
+            read: Called by the chief alone.
+        """
+        own = {n: np.asarray(a) for n, a in read().items()} if self.is_chief else {}
+        dtypes = self.share(lambda: {name: str(array.dtype) for name, array in own.items()})
+        shapes = self.share(lambda: {name: list(array.shape) for name, array in own.items()})
+        arrays = {}
+        for name, dtype in dtypes.items():
+            arrays[name] = own.get(name, np.zeros(tuple(shapes[name]), np.dtype(dtype)))
+            if self.count > 1 and arrays[name].size:
+                arrays[name] = self._from_chief(tf.constant(arrays[name])).numpy()
+        return arrays
 
     def _send(self, message: dict[str, Any]) -> dict[str, Any]:
         encoded = json.dumps(message).encode()

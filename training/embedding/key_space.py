@@ -133,10 +133,7 @@ class KeySpace(tf.Module):
         """Builds a table from keys to rows that a SavedModel holds among its variables."""
         keys = self.read_keys()
         taken = np.flatnonzero(keys != PAD_ID)
-        lookup = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, OOV_ID)
-        lookup.insert(tf.constant([PAD_ID], tf.int64), tf.constant([PAD_ID], tf.int64))
-        lookup.insert(tf.constant(keys[taken]), tf.constant(taken + FIRST_ROW))
-        return lookup
+        return build_lookup(keys[taken], taken + FIRST_ROW)
 
     @property
     def matrix_bytes(self) -> int:
@@ -197,6 +194,14 @@ class KeySpace(tf.Module):
         if self.max_rows is not None and shape[0] > self.max_rows:
             return [f"{shape[0]:,} keys, and max_rows is {self.max_rows:,}"]
         return []
+
+
+def build_lookup(keys: np.ndarray, rows: np.ndarray) -> tf.lookup.experimental.MutableHashTable:
+    """Builds a table from keys to rows; padding has row 0, and unknown keys row 1."""
+    lookup = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, OOV_ID)
+    lookup.insert(tf.constant([PAD_ID], tf.int64), tf.constant([PAD_ID], tf.int64))
+    lookup.insert(tf.constant(keys), tf.constant(rows))
+    return lookup
 
 
 def list_copies(variable: tf.Variable) -> tuple[tf.Variable, ...]:

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from conf.atomic_output import atomic_file
 from conf.errors import ConfigError, InputDataError, did_you_mean
+from conf.schema import PAD_ID
 
 PARQUET, TEXT = ".parquet", ".txt"
 TableRows = tuple[np.ndarray, np.ndarray]
@@ -69,6 +70,34 @@ def read_table(path: Path, dim: int) -> Iterator[TableRows]:
         yield from read(path, dim)
     except (pa.ArrowException, OSError) as error:
         raise InputDataError(f"{path} cannot be read", received=str(error)) from error
+
+
+def load_table(path: Path, dim: int) -> TableRows:
+    """Reads all rows of a table.
+
+    Args:
+        path: A file `.parquet` or `.txt`.
+        dim: Length of a row.
+
+    Raises:
+        ConfigError: Another ending, or no such file.
+        InputDataError: As for `read_table`, or a key occurs twice or is 0.
+    """
+    parts = [(np.empty(0, np.int64), np.empty((0, dim), np.float32)), *read_table(path, dim)]
+    keys, rows = (np.concatenate(column) for column in zip(*parts, strict=True))
+    distinct = np.unique(keys[keys != PAD_ID])
+    if len(distinct) != len(keys):
+        raise build_repeated_error(path, len(keys), len(distinct))
+    return keys, rows
+
+
+def build_repeated_error(path: Path, rows: int, keys: int) -> InputDataError:
+    """Returns the error of a file whose rows are of fewer keys."""
+    return InputDataError(
+        f"{path} holds a key twice, or key 0, which is padding",
+        received=f"{rows:,} rows of {keys:,} keys",
+        fix="leave one row of each key",
+    )
 
 
 def _choose(path: Path, by_ending: dict[str, Chosen]) -> Chosen:

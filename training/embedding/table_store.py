@@ -13,7 +13,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from conf.errors import ConfigError, InputDataError
+from conf.delta import read_delta
+from conf.errors import ConfigError
+from conf.export import TABLES_DIR
 from conf.schema import PAD_ID
 from conf.training.models import Initializer, NormalConfig
 from training.embedding.dynamic_table import draw_first_rows
@@ -27,7 +29,13 @@ from training.embedding.key_records import (
     pack_meta,
     unpack_meta,
 )
-from training.embedding.table_files import TableRows, read_table, write_table
+from training.embedding.table_delta import read_delta_rows
+from training.embedding.table_files import (
+    TableRows,
+    build_repeated_error,
+    read_table,
+    write_table,
+)
 
 MOST_ROWS = (1 << 32) - 1
 MIN_ROWS = 1 << 10
@@ -71,7 +79,7 @@ class TableStore:
         self.dim = dim
         self._seed, self._name = seed, name
         self._initializer = initializer or NormalConfig()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._records, self._used = KeyRecords(), UsedRows(MOST_ROWS)
         self._rows = np.zeros((MIN_ROWS, dim), np.float32)
         self._created = 0
@@ -191,15 +199,44 @@ class TableStore:
             other.push(keys, rows)
             count += len(keys)
         if len(other) != count:
-            raise InputDataError(
-                f"{path} holds a key twice, or key 0, which is padding",
-                received=f"{count:,} rows of {len(other):,} keys",
-                fix="leave one row of each key",
-            )
+            raise build_repeated_error(Path(path), count, len(other))
         with self._lock:
             self._records, self._used = other._records, other._used
             self._rows, self._created = other._rows, other._created
         return len(other)
+
+    def apply(self, path: str | Path, table: str) -> int:
+        """Brings the rows to what a delta of `sluice export --delta-since` leads to.
+
+        Args:
+            path: Directory of the delta, or of a model's deltas: the newest one.
+            table: Name of the table in it.
+
+        Returns:
+            How many keys have changed or are gone.
+
+        Raises:
+            ConfigError: The delta has no such table, or its rows have another length.
+            InputDataError: The delta is damaged, or leads from other rows than these. Nothing
+                has changed.
+            UpstreamNotReadyError: There is no such delta.
+        """
+        directory, about = read_delta(Path(path))
+        found = about["tables"].get(table, {})
+        if found.get("dim") != self.dim:
+            dims = {name: each["dim"] for name, each in about["tables"].items()}
+            raise ConfigError(
+                "the delta has no such table of rows of this length",
+                received=f"{table}, {self.dim} numbers a row",
+                allowed=", ".join(f"{name}, {dim}" for name, dim in sorted(dims.items())),
+            )
+        delta = read_delta_rows(directory / TABLES_DIR, table, found)
+        with self._lock:
+            keys, rows = zip(*self._read_parts(self._records.read_all()), strict=True)
+            delta.require_base((np.concatenate(keys), np.concatenate(rows)))
+            self.delete(delta.removed)
+            self.push(*delta.changed)
+        return len(delta.removed) + len(delta.changed[0])
 
     def _draw(self, keys: np.ndarray) -> np.ndarray:
         return draw_first_rows(
@@ -244,7 +281,7 @@ class TableStore:
             self._rows = grown
 
     def _read_parts(self, records: np.ndarray) -> Iterator[TableRows]:
-        for first in range(0, len(records), _PART_ROWS):
+        for first in range(0, max(1, len(records)), _PART_ROWS):
             part = records[first : first + _PART_ROWS]
             yield np.ascontiguousarray(part[:, KEY]), self._rows[unpack_meta(part[:, META])[0]]
 

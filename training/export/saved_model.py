@@ -47,7 +47,12 @@ from training.export.model_signatures import (
 )
 from training.export.serving_encoders import ServingEncoders
 from training.export.signatures import save_signatures
-from training.export.tables import write_tables
+from training.export.tables import (
+    describe_tables,
+    read_table_rows,
+    sort_keys,
+    write_tables,
+)
 from training.export.warmup import write_warmup
 from training.models.ranking import RankingModel, Task
 from training.models.retrieval import RetrievalModel, require_retrieval
@@ -88,7 +93,7 @@ def write_export(trained: TrainedModel, options: ExportOptions | None = None) ->
             if options.once and (found := find_exports(model, trained.run_dir)):
                 return found[-1].path
             with numbered_directory(model, options.keep) as (staging, target):
-                _write_version(staging, trained, options, {"name": name, "version": target.name})
+                write_version(staging, trained, options, {"name": name, "version": target.name})
                 if options.index is not None:
                     from training.serving.index_build import write_index  # needs faiss
 
@@ -97,10 +102,19 @@ def write_export(trained: TrainedModel, options: ExportOptions | None = None) ->
     return target
 
 
-def _write_version(
+def write_version(
     staging: Path, trained: TrainedModel, options: ExportOptions, identity: Mapping[str, str]
 ) -> None:
+    """Writes the files of a version into an empty directory.
+
+    Args:
+        staging: The directory.
+        trained: The run's model; its keys are sorted.
+        options: What is written.
+        identity: What `export.json` says of its name and number.
+    """
     model, manifest = trained.model, trained.manifest
+    sort_keys(model)
     encoders = build_encoders(trained)
     parts: dict[str, Any]
     if isinstance(model, RankingModel):
@@ -120,7 +134,8 @@ def _write_version(
     elif "score_items" in signatures:
         parts["items"] = {"rows": write_item_keys(staging, trained)}
     if options.tables:
-        parts["tables"] = write_tables(staging / TABLES_DIR, model)
+        found = {name: read_table_rows(table) for name, table in model.tables.items()}
+        write_tables(staging / TABLES_DIR, found)
     users = write_users(staging, trained)
     files = list_files(staging)
     card = {
@@ -135,6 +150,7 @@ def _write_version(
         "encoders_fingerprint": manifest.encoders_fingerprint,
         "tensorflow": tf.__version__,
         "fingerprint": fingerprint({"files": files}),
+        "tables": describe_tables(model),
         "users": users,
         "lists": _describe_lists(trained, encoders),
         "warmup_requests": warmup,

@@ -261,7 +261,8 @@ def save_signatures(
     module.encoders = encoders
     module.lookups = lookups.tables
     read = [v for function in functions.values() for v in function.graph.variables]
-    module.weights = list({id(variable): variable for variable in read}.values())
+    found = {id(variable): variable for variable in read}.values()
+    module.weights = sorted(found, key=lambda variable: variable.name)
     tf.saved_model.save(module, directory, signatures=functions)
 
 
@@ -279,18 +280,16 @@ class ServingLookups:
     """Tables from keys to rows for the graphs that are traced with it.
 
     Attributes:
-        tables: One per key space that a graph reads.
+        tables: One per key space that a graph reads, by the name of its table.
     """
 
     def __init__(self) -> None:
-        self.tables: list[tf.lookup.experimental.MutableHashTable] = []
-        self._of_space: dict[KeySpace, tf.lookup.experimental.MutableHashTable] = {}
+        self.tables: dict[str, tf.lookup.experimental.MutableHashTable] = {}
 
     def __call__(self, space: KeySpace, keys: tf.Tensor) -> tf.Tensor:
         """Returns the rows of keys, of the same shape."""
-        if space not in self._of_space:
+        if space.label not in self.tables:
             with tf.init_scope():  # Outside of the graph that is being traced.
-                self._of_space[space] = space.build_lookup()
-            self.tables.append(self._of_space[space])
-        rows = self._of_space[space].lookup(tf.cast(keys, tf.int64))
+                self.tables[space.label] = space.build_lookup()
+        rows = self.tables[space.label].lookup(tf.cast(keys, tf.int64))
         return tf.ensure_shape(rows, keys.shape)  # A lookup forgets it.

@@ -1,65 +1,88 @@
-"""Embedding tables of a trained model as files: the row of each key.
+"""Embedding tables of a trained model, by key: laid out for serving, and as files.
 
     tables/<name>.parquet   key int64, vector list<float32>
     tables/<name>.txt       key<TAB>v1,v2,…   eight decimals, no header
 
-Both hold the same rows, in the order of the table, and `TableStore.load` reads either. Keys are
+Both hold the same rows by ascending key, and `TableStore.load` reads either. Keys are
 those of the dataset: of a static table, ids. Padding and keys without a row are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
-import tensorflow as tf
 
 from conf.schema import PAD_ID
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_index import FIRST_ROW
-from training.embedding.static_table import EmbeddingTable, read_rows
+from training.embedding.key_space import GrowingRows, KeySpace
+from training.embedding.static_table import EmbeddingTable
+from training.embedding.table_delta import fingerprint_rows
 from training.embedding.table_files import PARQUET, TEXT, TableRows, write_table
 from training.models.model import Model
 
 _PART_ROWS = 1 << 16
 
 
-def write_tables(directory: Path, model: Model) -> dict[str, dict[str, int]]:
-    """Writes every table of a model, those of biases too.
+def sort_keys(model: Model) -> None:
+    """Gives the keys of dynamic tables rows by ascending key, without gaps.
+
+    So what is exported depends on keys and rows alone, and not on when a key came. Counts and
+    times of keys are forgotten: it is for models that are not trained any further.
+    """
+    spaces: dict[KeySpace, list[GrowingRows]] = {}
+    for table in model.tables.values():
+        if isinstance(table, DynamicTable):
+            spaces.setdefault(table.keys, []).append(table.rows)
+    for space, matrices in spaces.items():
+        keys = space.read_keys()
+        taken = np.flatnonzero(keys != PAD_ID)
+        order = taken[np.argsort(keys[taken])]
+        rows = np.concatenate([np.arange(FIRST_ROW), order + FIRST_ROW])
+        sorted_rows = [matrix.numpy()[rows] for matrix in matrices]
+        space.set_keys(keys[order])
+        for matrix, values in zip(matrices, sorted_rows, strict=True):
+            matrix.assign(values)
+
+
+def read_table_rows(table: EmbeddingTable) -> TableRows:
+    """Returns the keys of a table, in the order of their rows, and the rows, in host memory."""
+    values = table.rows.numpy()
+    if not isinstance(table, DynamicTable):
+        return np.arange(PAD_ID + 1, table.vocabulary_size), values[PAD_ID + 1 :]
+    keys = table.keys.read_keys()
+    taken = np.flatnonzero(keys != PAD_ID)
+    return keys[taken], values[taken + FIRST_ROW]
+
+
+def describe_tables(model: Model) -> dict[str, dict[str, Any]]:
+    """Returns `rows`, `dim` and `fingerprint` of each table, by name, those of biases too."""
+    return {name: _describe(read_table_rows(table)) for name, table in sorted(model.tables.items())}
+
+
+def _describe(table: TableRows) -> dict[str, Any]:
+    rows, dim = table[1].shape
+    return {"rows": rows, "dim": dim, "fingerprint": fingerprint_rows(table)}
+
+
+def write_tables(directory: Path, tables: Mapping[str, TableRows]) -> None:
+    """Writes tables as files.
 
     Args:
         directory: Where the files go; it is made.
-        model: The model.
-
-    Returns:
-        `rows` and `dim` of each table, by name.
+        tables: Keys and rows of each table, by name.
     """
     directory.mkdir()
-    written = {}
-    for name, table in sorted(model.tables.items()):
-        keys, rows = list_keys(table)
+    for name, (keys, rows) in tables.items():
         for ending in (PARQUET, TEXT):
-            write_table(
-                directory / f"{quote(name, safe='')}{ending}", _read_parts(table, keys, rows)
-            )
-        written[name] = {"rows": len(keys), "dim": table.dim}
-    return written
+            write_table(directory / f"{quote(name, safe='')}{ending}", _cut(keys, rows))
 
 
-def list_keys(table: EmbeddingTable) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the keys of a table and their rows, int64 `[n]` each, rows ascending."""
-    if not isinstance(table, DynamicTable):
-        ids = np.arange(PAD_ID + 1, table.vocabulary_size)
-        return ids, ids
-    keys = table.keys.read_keys()
-    taken = np.flatnonzero(keys != PAD_ID)
-    return keys[taken], taken + FIRST_ROW
-
-
-def _read_parts(table: EmbeddingTable, keys: np.ndarray, rows: np.ndarray) -> Iterator[TableRows]:
+def _cut(keys: np.ndarray, rows: np.ndarray) -> Iterator[TableRows]:
     for start in range(0, len(keys), _PART_ROWS):
         part = slice(start, start + _PART_ROWS)
-        values = read_rows(table.variable, tf.constant(rows[part]))
-        yield keys[part], np.asarray(values, np.float32)
+        yield keys[part], rows[part]

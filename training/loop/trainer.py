@@ -14,7 +14,13 @@ from conf.run import LOGS_DIR, WARM_START_FILE, write_json
 from conf.training.train import EarlyStoppingConfig, StepRange, TrainConfig
 from training.checkpoint.manager import CheckpointManager
 from training.checkpoint.resume_state import EpochSums, Position, ResumeState
-from training.checkpoint.saved_tensors import MODEL, OPTIMIZERS, collect_state, find_non_finite
+from training.checkpoint.saved_tensors import (
+    MODEL,
+    OPTIMIZERS,
+    collect_state,
+    find_non_finite,
+    share_state,
+)
 from training.distribution.parameter_server import ParameterServers
 from training.distribution.scheduled_steps import ScheduledSteps
 from training.distribution.strategy import check_batch_size
@@ -188,7 +194,7 @@ class Trainer:
             report = self._workers.share(lambda: asdict(transfer_weights(self._config, target)))
             self._warm_start = WarmStartReport(**report)
             state = collect_state(**{MODEL: self.model, OPTIMIZERS: self._optimizers})
-            self._workers.share_variables(state.variables.values())
+            share_state(state, self._workers)
         return self._warm_start
 
     @property

@@ -1,4 +1,7 @@
-"""Warm start: weights of an earlier run as the first ones of a new run, embeddings by token."""
+"""Warm start: weights of an earlier run as the first ones of a new run, embeddings by token.
+
+Rows of tables may come from files instead.
+"""
 
 from __future__ import annotations
 
@@ -12,40 +15,35 @@ from typing import Any, TypeGuard
 import numpy as np
 import tensorflow as tf
 
-from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
-from conf.paths import ToleratesShard, local_path
-from conf.run import CHECKPOINTS_DIR, resolve_run
-from conf.schema import PAD_ID
+from conf.errors import ConfigError, InputDataError
+from conf.paths import ToleratesShard
 from conf.training.train import TrainConfig, WarmStartConfig
 from training.checkpoint.checkpoint_files import (
-    METADATA_FILE,
     STATE_PREFIX,
     CheckpointLayout,
-    list_checkpoints,
     read_checkpoint,
 )
-from training.checkpoint.manager import BEST_DIR, LAST_DIR, describe_layout
+from training.checkpoint.manager import describe_layout
+from training.checkpoint.restore import find_run_of, resolve_checkpoint
 from training.checkpoint.saved_tensors import MODEL, OPTIMIZERS, TrainingState, collect_state
 from training.embedding.dynamic_table import DynamicTable
-from training.embedding.key_index import FIRST_ROW
 from training.embedding.key_space import SAVED_KEYS, KeySpace
-from training.embedding.ruled_key_space import (
-    COUNTS,
-    MOMENT,
-    STEPS,
-    TIMES,
-    WAITING_KEYS,
-    RuledKeySpace,
-)
 from training.input.split_source import TrainingData
 from training.input.vocabularies import (
     NO_ROW,
     EncodedVersion,
-    match_keys,
     match_rows,
     read_encoded_version,
 )
 from training.loop.optimizers import Optimizers
+from training.models.carried_tables import (
+    MatchedKeys,
+    match_dynamic_table,
+    match_history,
+    read_table_files,
+    set_keys,
+    set_table_files,
+)
 from training.models.model import Model
 from training.run_directory import RunReference
 
@@ -160,99 +158,6 @@ def _pair_slots(
 
 
 @dataclass(frozen=True)
-class MatchedKeys:
-    """Keys and rows of an earlier table that a dynamic table continues.
-
-    Attributes:
-        keys: Its keys, int64 `[n]`, in the order of the earlier table.
-        rows: Row of the earlier table for each row of the new one, int64 `[2 + n]`.
-        history: Counts and times of the keys, the keys that waited for a row, and the moment, by
-            the names of `RuledKeySpace.state_tensors`; empty where the earlier table had no rules.
-    """
-
-    keys: np.ndarray
-    rows: np.ndarray
-    history: Mapping[str, np.ndarray] = field(default_factory=dict)
-
-
-def match_dynamic_table(
-    model: Model,
-    table: DynamicTable,
-    earlier: np.ndarray,
-    versions: tuple[EncodedVersion, EncodedVersion],
-) -> MatchedKeys | str:
-    """Returns what a dynamic table continues of an earlier one, or why it can continue nothing.
-
-    Args:
-        model: The new model.
-        table: One of its tables.
-        earlier: Keys of the earlier table, int64 `[n]`, from row 2 on.
-        versions: The dataset version to train on, and that of the earlier run.
-    """
-    feature = _find_feature(model, table)
-    found = match_keys(feature, earlier, *versions)
-    if found is None:
-        return f"its keys are made in another way: those of feature {feature!r}"
-    kept = np.flatnonzero(earlier != PAD_ID if found is earlier else found != NO_ROW)
-    if table.keys.max_rows is not None and len(kept) > table.keys.max_rows:
-        return f"{len(kept):,} keys there, and max_rows is {table.keys.max_rows:,}"
-    rows = np.concatenate([np.arange(FIRST_ROW), kept + FIRST_ROW])
-    return MatchedKeys(found[kept], rows)
-
-
-def _find_feature(model: Model, table: DynamicTable) -> str:
-    """Returns a feature of a table's keys."""
-    return next(
-        name
-        for name, other in model.embedded_features.items()
-        if isinstance(other, DynamicTable) and other.keys is table.keys
-    )
-
-
-def match_history(
-    model: Model,
-    table: DynamicTable,
-    found: MatchedKeys,
-    earlier: Mapping[str, np.ndarray],
-    versions: tuple[EncodedVersion, EncodedVersion],
-) -> MatchedKeys:
-    """Returns matched keys with what an earlier table with rules knew of them.
-
-    Args:
-        model: The new model.
-        table: One of its tables.
-        found: Its keys.
-        earlier: Tensors of the earlier key space.
-        versions: As for `match_dynamic_table`.
-    """
-    if MOMENT not in earlier or not isinstance(table.keys, RuledKeySpace):
-        return found
-    kept = found.rows[FIRST_ROW:] - FIRST_ROW
-    history = {name: earlier[name][kept] for name in (COUNTS, TIMES, STEPS) if name in earlier}
-    waiting = earlier[WAITING_KEYS]
-    asked = waiting[:, 0]
-    keys = match_keys(_find_feature(model, table), asked, *versions)
-    if keys is not None and keys is not asked:
-        waiting = np.column_stack([keys, waiting[:, 1:]])[keys != NO_ROW]
-    return replace(found, history={**history, WAITING_KEYS: waiting, MOMENT: earlier[MOMENT]})
-
-
-def set_keys(model: Model, space: KeySpace, found: MatchedKeys) -> None:
-    """Gives keys rows with first values, in all tables and optimizer state that have the keys."""
-    keys = found.keys
-    if found.history and isinstance(space, RuledKeySpace):
-        space.continue_keys(keys, found.history)
-    else:
-        space.set_keys(keys)
-    for matrix in space.matrices:
-        matrix.assign(np.full((len(keys) + FIRST_ROW, matrix.dim), matrix.fill, np.float32))
-    for table in model.tables.values():
-        if isinstance(table, DynamicTable) and table.keys is space:
-            padding = np.zeros((FIRST_ROW, table.dim), np.float32)
-            table.rows.assign(np.concatenate([padding, table.draw_rows(keys)]))
-
-
-@dataclass(frozen=True)
 class WarmTarget:
     """The model that a warm start sets.
 
@@ -272,18 +177,20 @@ class WarmStartReport:
     """Weights that a warm start has set.
 
     Attributes:
-        source: The checkpoint.
+        source: The checkpoint; None: tables of files alone.
         rows: Per table: its rows, and those that came over.
         dense: Dense weights that came over.
         fresh: Weights that start as in a new run, with the reason.
         moments: Tensors of the optimizers that came over.
+        files: File of each table whose rows came from one.
     """
 
-    source: str
+    source: str | None
     rows: Mapping[str, Mapping[str, int]]
-    dense: tuple[str, ...]
-    fresh: Mapping[str, str]
-    moments: tuple[str, ...]
+    dense: tuple[str, ...] = ()
+    fresh: Mapping[str, str] = field(default_factory=dict)
+    moments: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
 
     def render(self) -> str:
         """Returns the report in words."""
@@ -294,7 +201,8 @@ class WarmStartReport:
         fresh = "".join(f"; fresh: {name} ({why})" for name, why in self.fresh.items())
         moments = f"; {len(self.moments)} tensors of the optimizers" if self.moments else ""
         return (
-            f"warm start from {self.source}: {tables}; "
+            f"warm start from {', '.join(filter(None, (self.source, *self.files.values())))}: "
+            f"{tables}; "
             f"{len(self.dense)} dense weights{moments}{fresh}"
         )
 
@@ -322,7 +230,7 @@ class _EarlierRun:
 def transfer_weights(
     config: TrainConfig, target: WarmTarget, new_rows: int | None = None
 ) -> WarmStartReport:
-    """Sets a new model to the weights of an earlier run.
+    """Sets a new model to the weights of an earlier run, and tables to the rows of files.
 
     Args:
         config: The resolved config, with `fit.warm_start`.
@@ -331,18 +239,35 @@ def transfer_weights(
 
     Raises:
         ConfigError: Weights do not fit, or moments would meet a schedule of the learning rate.
-        InputDataError: The checkpoint or its dataset version is damaged or gone.
+        InputDataError: The checkpoint, its dataset version or a file is damaged or gone.
         UpstreamNotReadyError: There is no such run or checkpoint.
     """
     warm = config.fit.warm_start
     if warm is None:
         raise ValueError("fit.warm_start is not set")
-    _check_moments(config, warm)
-    source = _open_source(warm.path, config.input.tolerates)
+    files = read_table_files(target.model, warm.tables)
+    report = WarmStartReport(None, {})
+    if warm.path is not None:
+        _check_moments(config, warm)
+        source = _open_source(warm.path, config.input.tolerates)
+        report = _transfer_run(source, target, warm, new_rows)
+    set_table_files(target.model, files)
+    found = {
+        name: {"rows": target.model.tables[name].vocabulary_size, "transferred": len(keys)}
+        for name, (keys, _) in files.items()
+    }
+    return replace(report, rows={**report.rows, **found}, files=warm.tables)
+
+
+def _transfer_run(
+    source: _EarlierRun, target: WarmTarget, warm: WarmStartConfig, new_rows: int | None
+) -> WarmStartReport:
+    """Sets the weights that do not come from files to those of an earlier run."""
     state = collect_state(**{MODEL: target.model, OPTIMIZERS: target.optimizers})
     layout = describe_layout(state, target.model)
     fresh: dict[str, str] = {}
-    rows, keys = _match_tables(target, layout, source, fresh)
+    wanted = [name for name in layout.tables if name not in warm.tables]
+    rows, keys = _match_tables(target, wanted, source, fresh)
     kept = [state.name_of(variable) for variable in target.model.state_variables]
     dense = _match_dense(state, (*layout.dense, *kept), source, fresh)
     slots: list[SlotMap] = []
@@ -395,22 +320,9 @@ def _check_moments(config: TrainConfig, warm: WarmStartConfig) -> None:
 
 def _open_source(path: str, tolerates: ToleratesShard) -> _EarlierRun:
     """Opens the checkpoint that a path stands for: itself, or a run's best or last one."""
-    directory = local_path(path)
-    if not (directory / METADATA_FILE).is_file():
-        run = resolve_run(path)
-        checkpoints = run / CHECKPOINTS_DIR
-        entries = list_checkpoints(checkpoints / BEST_DIR) or list_checkpoints(
-            checkpoints / LAST_DIR
-        )
-        if not entries:
-            raise UpstreamNotReadyError(
-                "the run to start from has no checkpoint yet",
-                received=run,
-                fix="let it finish at least one epoch, or name another run",
-            )
-        directory = entries[-1].path
+    directory = resolve_checkpoint(path)
     layout = read_checkpoint(directory).layout
-    reference = RunReference.read(directory.resolve().parents[2])
+    reference = RunReference.read(find_run_of(directory))
     try:
         manifest = reference.read_manifest(tolerates)
         version = read_encoded_version(reference.version_dir, manifest)
@@ -426,13 +338,13 @@ def _open_source(path: str, tolerates: ToleratesShard) -> _EarlierRun:
 
 
 def _match_tables(
-    target: WarmTarget, layout: CheckpointLayout, source: _EarlierRun, fresh: dict[str, str]
+    target: WarmTarget, names: Sequence[str], source: _EarlierRun, fresh: dict[str, str]
 ) -> tuple[dict[str, np.ndarray], dict[KeySpace, MatchedKeys]]:
     """Returns the earlier row of each row of each table that comes over, and keys to set."""
     version = read_encoded_version(target.data.version_dir, target.data.manifest)
     rows: dict[str, np.ndarray] = {}
     keys: dict[KeySpace, MatchedKeys] = {}
-    for name in layout.tables:
+    for name in names:
         table = target.model.tables[name]
         if name not in source.layout.tables:
             fresh[name] = "the earlier model has no such table"

@@ -143,6 +143,9 @@ def test_a_path_alone_is_a_warm_start() -> None:
     assert given is not None
     assert (given.path, given.moments) == ("x", "transfer")
     assert load("fit.warm_start=null").fit.warm_start is None
+    files = load("fit.warm_start.tables.items=rows.txt").fit.warm_start
+    assert files is not None
+    assert (files.path, files.tables) == (None, {"items": "rows.txt"})
 
 
 @pytest.mark.parametrize(
@@ -170,6 +173,8 @@ def test_update_rules_that_no_run_could_use_are_refused(override: str) -> None:
         "fit.checkpoint.keep_best=0",
         "fit.warm_start=3",
         "fit.warm_start.moments=some",
+        "fit.warm_start.moments=reset",  # from nothing
+        'fit.warm_start={"tables": {"a": "b.txt"}, "moments": "transfer"}',
     ],
 )
 def test_checkpoints_that_cannot_be_kept_are_refused(override: str) -> None:
@@ -239,12 +244,13 @@ def test_what_is_misspelt_is_refused_with_what_is_near(override: str, hint: str)
         embeddings_load(override)
 
 
-@pytest.mark.parametrize("strategy", ["multi_worker", "parameter_server"])
-def test_several_processes_are_refused_with_what_works(strategy: str) -> None:
-    with pytest.raises(ConfigError, match="auto, none or mirrored") as caught:
-        embeddings_load("model.embeddings.a=dynamic", f"devices.strategy={strategy}")
+def test_parameter_servers_are_refused_with_what_works() -> None:
+    servers, workers = (f"devices.strategy={s}" for s in ("parameter_server", "multi_worker"))
+    with pytest.raises(ConfigError, match="auto, none, mirrored or multi_worker") as caught:
+        embeddings_load("model.embeddings.a=dynamic", servers)
     assert caught.value.exit_code == ExitCode.CONFIG
-    embeddings_load("model.embeddings.a=static", f"devices.strategy={strategy}")
+    embeddings_load("model.embeddings.a=static", servers)
+    embeddings_load("model.embeddings.a=dynamic", workers)
 
 
 @pytest.mark.parametrize(

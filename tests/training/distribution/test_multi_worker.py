@@ -16,6 +16,7 @@ from tests.training.processes import find_addresses, start_forked
 from tests.training.tiny_dataset import write_tiny_dataset
 from tests.training.worker_run import Worker, fit_and_keep, run_worker
 from training.checkpoint.checkpoint_files import list_checkpoints
+from training.checkpoint.restore import load_run
 from training.monitoring.progress import NoProgress
 from training.monitoring.run_logs import read_steps
 
@@ -23,6 +24,11 @@ pytestmark = pytest.mark.slow
 
 WORKERS = 2
 TIMEOUT_S = 300
+KEYED = {
+    "capacity": 4,
+    "admission": {"count": 2},
+    "eviction": {"unused_steps": 2, "every": 2},
+}
 KILLED_STEP, STOPPED_STEP = 13, 18  # of two epochs of twelve steps
 
 
@@ -43,6 +49,7 @@ def build_config(version: Path, root: Path, changes: dict[str, Any]) -> TrainCon
             "embedding_dim": 4,
             "user_hidden_units": [8],
             "objective": {"kind": "sampled_softmax", "uniform_negatives": 4},
+            "embeddings": {"user_id": KEYED},
         },
         "input": {"batch_size": 64, "shuffle_buffer": 300},
         "optimizer": {"learning_rate": 0.01, "clip_norm": 0.5},
@@ -164,6 +171,22 @@ def test_the_workers_hold_the_same_weights(two: list[Ended]) -> None:
     assert two[0].weights
     for chief, other in zip(two[0].weights, two[1].weights, strict=True):
         np.testing.assert_array_equal(chief, other)
+
+
+def test_keys_get_and_lose_rows_as_in_one_process(
+    runs: Path, one: list[np.ndarray], two: list[Ended]
+) -> None:
+    alone, together = (
+        load_run(find_run(runs / name), "last").model.tables["user_id"] for name in ("one", "two")
+    )
+    states = [table.keys.state_tensors() for table in (alone, together)]
+    for name, mine in states[0].items():
+        np.testing.assert_array_equal(mine, states[1][name], err_msg=name)
+    assert {"counts", "steps", "waiting", "moment"} <= set(states[0])
+    np.testing.assert_allclose(together.rows.numpy(), alone.rows.numpy(), rtol=1e-4, atol=1e-6)
+    history = json.loads((find_run(runs / "two") / "history.json").read_text())
+    for count in ("admitted", "evicted", "rejected"):
+        assert history[0]["tables"]["user_id"][count] > 0, count
 
 
 def test_the_chief_alone_writes(runs: Path, two: list[Ended]) -> None:

@@ -26,7 +26,7 @@ from training.export.saved_model import write_export
 from training.export.serving_encoders import INT_PAD_TOKENS
 from training.fit import fit_run
 from training.input.vocabularies import read_key_vocabulary
-from training.loop.warm_start import MatchedKeys, set_keys
+from training.models.carried_tables import MatchedKeys, set_keys
 from training.models.registry import build_model
 from training.monitoring.progress import NoProgress
 from training.objectives.item_catalog import read_catalog_counts

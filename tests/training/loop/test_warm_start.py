@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +38,13 @@ from training.input.vocabularies import (
     read_encoded_version,
 )
 from training.loop.trainer import Trainer
-from training.loop.warm_start import MatchedKeys, SlotMap, map_slots, match_dynamic_table, set_keys
+from training.loop.warm_start import SlotMap, map_slots
+from training.models.carried_tables import (
+    MatchedKeys,
+    match_dynamic_table,
+    read_table_files,
+    set_keys,
+)
 from training.monitoring.progress import NoProgress
 
 LAYOUT = CheckpointLayout({"a": "model/a", "b": "model/b"}, ("model/v", "model/w"))
@@ -371,6 +378,78 @@ def test_keys_under_rules_keep_their_counts_and_ages(
     ruled = RuledKeySpace(old.rules)
     ruled.set_keys(np.array([5, 6]))  # keys of a table without rules have qualified
     assert ruled.read_key(5) == (2, 13, 0)
+
+
+def test_tables_start_from_files(ruled_run: Path, tiny_version: Path, tmp_path: Path) -> None:
+    earlier, directory = load_run(ruled_run).model, tmp_path / "tables"
+    write_tables(directory, earlier)
+    files = {"user_id": str(directory / "user_id.txt"), "gender": str(directory / "gender.parquet"),
+             "movie_id": str(directory / "movie_id.parquet")}  # fmt: skip
+    trainer = warm_start_build(configure(tiny_version, tmp_path, RULED, {"tables": files}))
+    fresh = warm_start_build(configure(tiny_version, tmp_path, RULED))
+    report = trainer.warm_start()
+    assert (report.source, report.files) == (None, files)
+    ids = tf.range(62, dtype=tf.int64)
+    for name, error in (("user_id", 2e-8), ("gender", 0.0), ("movie_id", 0.0)):
+        rows, wanted = (
+            model.tables[name].lookup(ids[:42]).numpy() for model in (trainer.model, earlier)
+        )
+        np.testing.assert_allclose(rows, wanted, rtol=0, atol=error)
+    assert 0 < report.rows["user_id"]["transferred"] < 60  # the others waited
+    assert trainer.model.tables["user_id"].keys.read_key(int(read_first_key(directory)))[1] == 13
+    for mine, theirs in zip(
+        trainer.model.dense_variables, fresh.model.dense_variables, strict=True
+    ):
+        np.testing.assert_array_equal(mine, theirs)
+    assert "user_id.txt" in report.render()
+
+
+def read_first_key(directory: Path) -> str:
+    return (directory / "user_id.txt").read_text().split("\t")[0]
+
+
+def test_files_stand_beside_a_run(ruled_run: Path, tiny_version: Path, tmp_path: Path) -> None:
+    key, file = 1 << 60, tmp_path / "users.txt"
+    file.write_text(f"{key}\t1,2,3,4\n")
+    warm = {"path": str(ruled_run), "moments": "transfer", "tables": {"user_id": str(file)}}
+    trainer = warm_start_build(configure(tiny_version, tmp_path, RULED, warm))
+    report = trainer.warm_start()
+    assert report.source is not None
+    assert report.rows["user_id"] == {"rows": 3, "transferred": 1}
+    earlier, keys = load_run(ruled_run).model, tf.range(62, dtype=tf.int64)
+    found = trainer.model.tables["user_id"].lookup(tf.concat([keys, [key]], 0)).numpy()
+    np.testing.assert_array_equal(found, [[0.0] * 4] * 62 + [[1.0, 2.0, 3.0, 4.0]])
+    gender = [model.tables["gender"].lookup(keys[:4]).numpy() for model in (trainer.model, earlier)]
+    np.testing.assert_array_equal(*gender)
+    moments = trainer._optimizers.sparse.slots["first_moment"]
+    slots = dict(zip(sorted(trainer.model.tables), moments, strict=True))
+    assert not slots["user_id"].numpy().any()  # those of the file's keys start anew
+    assert slots["gender"].numpy().any()
+
+
+BAD_FILES: list[tuple[str, str | None, type[SluiceError], str]] = [
+    ("users", "5\t1,2,3,4\n", ConfigError, "allowed: .*user_id"),
+    ("user_id", "5\t1,2,3,4\n6\t1,2,x,4\n", InputDataError, "line 2"),
+    ("user_id", "5\t1,2,3\n", InputDataError, "4 finite numbers"),
+    ("user_id", "5\t1,2,3,4\n5\t1,2,3,4\n", InputDataError, "a key twice"),
+    ("movie_id", "99\t1,2,3,4\n", InputDataError, "1 to 41"),
+    ("user_id", None, ConfigError, "no such file"),
+]
+
+
+def test_files_that_do_not_fit_are_refused(ruled_run: Path, tmp_path: Path) -> None:
+    model, file = load_run(ruled_run).model, tmp_path / "rows.txt"
+    for table, lines, kind, match in BAD_FILES:
+        file.unlink(missing_ok=True)
+        if lines is not None:
+            file.write_text(lines)
+        with pytest.raises(kind) as caught:
+            read_table_files(model, {table: str(file)})
+        assert re.search(match, caught.value.render())
+    file.write_text("5\t1,2,3,4\n6\t1,2,3,4\n")
+    model.tables["user_id"].keys.max_rows = 1
+    with pytest.raises(ConfigError, match="more keys than table user_id"):
+        read_table_files(model, {"user_id": str(file)})
 
 
 def refuse(config: TrainConfig, kind: type[SluiceError], match: str) -> None:

@@ -1,0 +1,374 @@
+"""Deltas: what has changed of an exported model since an earlier checkpoint.
+
+    DIR/<model>/<n>/
+        delta.json                      what it leads from and to, checksums; written last
+        tables/<name>.parquet           see `training.embedding.table_delta`
+        weights.index, weights.data-…   tensors of the SavedModel that are no rows of tables
+        version/                        its other files
+
+Applied to the newest version of the served model, it gives the next one: file by file that of a
+full export of the same run.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
+
+from conf.atomic_output import list_numbered, numbered_directory
+from conf.delta import DELTA_FILE, DELTA_FORMAT_VERSION, read_delta, require_files
+from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
+from conf.export import (
+    EXPORT_FILE,
+    TABLES_DIR,
+    ExportOptions,
+    list_files,
+    list_versions,
+    read_card,
+)
+from conf.run import DELTA_DIR, WARM_START_FILE, read_json, write_json
+from conf.schema import PAD_ID, fingerprint
+from training.checkpoint.restore import (
+    TrainedModel,
+    find_run_of,
+    load_checkpoint,
+    resolve_checkpoint,
+)
+from training.embedding.dynamic_table import DynamicTable
+from training.embedding.key_index import FIRST_ROW
+from training.embedding.key_space import build_lookup
+from training.embedding.table_delta import (
+    compare_tables,
+    read_delta_rows,
+    sort_rows,
+    write_delta_rows,
+)
+from training.embedding.table_files import TableRows
+from training.export.saved_model import write_models_config, write_version
+from training.export.tables import read_table_rows, write_tables
+from training.tensorflow_runtime import disk_errors
+
+START = "start"
+"""Stands for the checkpoint that a run started from."""
+VERSION_DIR, WEIGHTS, VARIABLES = "version", "weights", "variables/variables"
+_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+
+
+def find_base(trained: TrainedModel, since: str) -> Path:
+    """Returns the checkpoint that a delta leads from.
+
+    Args:
+        trained: The run's model.
+        since: A run, a series, a checkpoint, or `start`: what the run's warm start began with.
+
+    Raises:
+        ConfigError: It is of the run itself, or the run began with no other.
+        UpstreamNotReadyError: There is no such run or checkpoint.
+    """
+    if since == START:
+        file = trained.run_dir / WARM_START_FILE
+        source = read_json(file).get("source") if file.exists() else None
+        if source is None:
+            raise ConfigError(
+                "--delta-since start: this run did not start from another one",
+                received=trained.run_dir,
+                fix="name the run whose export is served, or train with fit.warm_start",
+            )
+        since = source
+    found = resolve_checkpoint(since)
+    if find_run_of(found) == trained.run_dir.resolve():
+        raise ConfigError(
+            "--delta-since names the run that is exported",
+            received=since,
+            allowed=f"an earlier run, a checkpoint of one, or {START}",
+            fix=f"set --delta-since {START}, or name the run whose export is served",
+        )
+    return found
+
+
+def write_delta(trained: TrainedModel, since: Path, options: ExportOptions) -> Path:
+    """Writes what has changed of a run's export since an earlier checkpoint.
+
+    Args:
+        trained: The run's model.
+        since: The checkpoint.
+        options: Where it goes; by default to `delta/` of the run.
+
+    Returns:
+        Directory of the delta, or with `once` of the one that there is already.
+
+    Raises:
+        ConfigError: The models have other tables, or versions of the model are where it goes.
+        InputDataError: A checkpoint, vocabulary or record is damaged.
+        UpstreamNotReadyError: Another process is writing a delta of the same model.
+    """
+    name = options.name or trained.config.name
+    parent = (options.directory or trained.run_dir / DELTA_DIR) / name
+    if list_versions(parent):
+        raise ConfigError(
+            "this directory holds versions of the model, which a server would take a delta for",
+            received=str(parent),
+            fix="set --to to another directory",
+        )
+    if options.once and (found := _find_delta_of(trained, since, parent)):
+        return found
+    base = load_checkpoint(since)
+    _require_same_tables(base, trained)
+    with (
+        disk_errors(f"cannot write the delta to {parent}", "free some space, then export again"),
+        numbered_directory(parent, options.keep) as (staging, target),
+    ):
+        version = staging / VERSION_DIR
+        version.mkdir()
+        identity = {"name": name, "version": ""}
+        write_version(version, trained, replace(options, tables=False), identity)
+        card = read_card(version)
+        (version / EXPORT_FILE).unlink()
+        tables = _write_tables(staging / TABLES_DIR, base, trained)
+        _split_variables(version / VARIABLES, staging / WEIGHTS, tables)
+        about = {
+            "format_version": DELTA_FORMAT_VERSION,
+            "name": name,
+            "run": trained.run_dir.name,
+            "since": {"run": base.run_dir.name, "checkpoint": str(since)},
+            "tables": tables,
+            "version": card,
+            "files": list_files(staging),
+        }
+        write_json(staging / DELTA_FILE, {**about, "fingerprint": fingerprint(about)})
+    return target
+
+
+def _find_delta_of(trained: TrainedModel, since: Path, parent: Path) -> Path | None:
+    """Returns the newest delta of a run since a checkpoint, if there is one."""
+    for number in reversed(list_numbered(parent)):
+        about = read_json(parent / str(number) / DELTA_FILE)
+        of = (about["version"]["run_path"], about["since"]["checkpoint"])
+        if of == (str(trained.run_dir.resolve()), str(since)):
+            return parent / str(number)
+    return None
+
+
+def _require_same_tables(base: TrainedModel, trained: TrainedModel) -> None:
+    before, now = (
+        {name: table.dim for name, table in run.model.tables.items()} for run in (base, trained)
+    )
+    if before != now:
+        raise ConfigError(
+            "the tables of the two runs are not the same: there is no delta between them",
+            received=f"{before} in {base.run_dir.name}, {now} in {trained.run_dir.name}",
+            fix="take a full export",
+        )
+
+
+def _write_tables(
+    directory: Path, base: TrainedModel, trained: TrainedModel
+) -> dict[str, dict[str, Any]]:
+    """Writes the changes of all tables, and returns what they are."""
+    directory.mkdir()
+    tables = {}
+    for name, table in trained.model.tables.items():
+        after = read_table_rows(table)
+        delta = compare_tables(read_table_rows(base.model.tables[name]), after)
+        write_delta_rows(directory, name, delta)
+        tables[name] = {
+            "dim": table.dim,
+            "rows": len(after[0]),
+            "changed": len(delta.changed[0]),
+            "removed": len(delta.removed),
+            "base": delta.base,
+            "result": delta.result,
+            "keys": table.keys.label if isinstance(table, DynamicTable) else None,
+        }
+    return tables
+
+
+class _Variables:
+    """The variables of a SavedModel.
+
+    Args:
+        prefix: Path of their files without suffix.
+    """
+
+    def __init__(self, prefix: Path) -> None:
+        self._reader = tf.train.load_checkpoint(str(prefix))
+        self.shapes: dict[str, list[int]] = self._reader.get_variable_to_shape_map()
+        nodes = TrackableObjectGraph.FromString(self.read(_GRAPH)).nodes
+        found = [each for node in nodes for each in node.attributes]
+        self._names = {each.full_name: each.checkpoint_key for each in found}
+        children = {child.local_name: child.node_id for child in nodes[0].children}
+        lookups = nodes[children["lookups"]].children if "lookups" in children else []
+        self._lookups = {
+            child.local_name: nodes[child.node_id].attributes[0].checkpoint_key for child in lookups
+        }
+        tables = [name for key in self._lookups.values() for name in _name_parts(key)]
+        self.order = [n for e in found for n in (e.checkpoint_key, *_name_parts(e.checkpoint_key))
+                      if n in self.shapes or n in tables]  # fmt: skip
+
+    def read(self, name: str) -> Any:
+        """Returns a tensor."""
+        return self._reader.get_tensor(name)
+
+    def find_rows(self, table: str) -> str | None:
+        """Returns the tensor of a table's rows; None: no signature reads the table."""
+        return self._names.get(f"{table}/rows")
+
+    def find_lookup(self, keys: str | None) -> tuple[str, str] | None:
+        """Returns the tensors of the keys of a dynamic table and of their rows."""
+        found = None if keys is None else self._lookups.get(keys)
+        return None if found is None else _name_parts(found)
+
+    def read_table(self, table: str, keys: str | None) -> TableRows | None:
+        """Returns keys and rows of a table by ascending key; None: no signature reads it."""
+        name, lookup = self.find_rows(table), self.find_lookup(keys)
+        if name is None:
+            return None
+        rows = self.read(name)
+        if lookup is None:
+            return np.arange(PAD_ID + 1, len(rows)), rows[PAD_ID + 1 :]
+        found, places = (self.read(part) for part in lookup)
+        is_key = found != PAD_ID
+        return sort_rows(found[is_key], rows[places[is_key]])
+
+
+def _name_parts(lookup: str) -> tuple[str, str]:
+    """Returns the tensors of a lookup table: keys and rows."""
+    return f"{lookup}-keys", f"{lookup}-values"
+
+
+def _split_variables(prefix: Path, rest: Path, tables: Mapping[str, dict[str, Any]]) -> None:
+    """Keeps of a SavedModel's variables those that are no rows of keys, under another name."""
+    variables = _Variables(prefix)
+    kept = {name: variables.read(name) for name in variables.shapes}
+    for name, about in tables.items():
+        lookup, rows = variables.find_lookup(about["keys"]), variables.find_rows(name)
+        about["shape"] = None if rows is None else variables.shapes[rows]
+        if rows is not None:  # Those of no key stay.
+            kept[rows] = kept[rows][: PAD_ID + 1 if lookup is None else FIRST_ROW]
+        for part in lookup or ():
+            kept.pop(part, None)
+    shutil.rmtree(prefix.parent)
+    _save(rest, kept, variables.order)
+
+
+def _save(prefix: Path, tensors: Mapping[str, Any], order: Sequence[str]) -> None:
+    """Writes tensors as TensorFlow writes those of a SavedModel: the graph of objects last."""
+    names = [*(name for name in order if name in tensors), _GRAPH]
+    with tf.device("CPU:0"):
+        tf.raw_ops.SaveV2(
+            prefix=str(prefix),
+            tensor_names=names,
+            shape_and_slices=[""] * len(names),
+            tensors=[tensors[name] for name in names],
+        )
+
+
+def apply_delta(path: Path, model: Path, keep: int | None = None) -> Path:
+    """Makes the next version of a served model from its newest one.
+
+    Args:
+        path: The delta, or the directory of a model's deltas (the newest one).
+        model: Directory of the model.
+        keep: Versions that are kept, the newest ones; None: all.
+
+    Returns:
+        Directory of the version; the newest one where it is what the delta leads to.
+
+    Raises:
+        ConfigError: The delta is of a model of another name.
+        UpstreamNotReadyError: There is no such delta or model, or another process writes it.
+        InputDataError: The delta is damaged or for another base; the model is as it was.
+    """
+    delta, about = read_delta(path)
+    versions = list_versions(model)
+    if not versions:
+        raise UpstreamNotReadyError(
+            "there is no version of the model to apply the delta to",
+            received=str(model),
+            fix="export the earlier run in full first",
+        )
+    if model.resolve().name != about["name"]:
+        raise ConfigError(
+            "the delta is of a model of another name",
+            received=f"{about['name']}, for {model}",
+            fix=f"export the delta again with --name {model.resolve().name}",
+        )
+    base = model / str(versions[-1])
+    card = read_card(base)
+    wanted = about["version"]
+    if card["fingerprint"] == wanted["fingerprint"]:
+        return base
+    _require_base(card, base, about)
+    with (
+        disk_errors(f"cannot write a version to {model}", "free some space, then apply again"),
+        numbered_directory(model, keep) as (staging, target),
+    ):
+        tables = _read_result(base / VARIABLES, delta, about)
+        shutil.copytree(delta / VERSION_DIR, staging, dirs_exist_ok=True)
+        _join_variables(delta / WEIGHTS, staging / VARIABLES, tables, about)
+        require_files(
+            staging, wanted["files"], "take a full export: TensorFlow is another one here"
+        )
+        if (base / TABLES_DIR).is_dir():
+            write_tables(staging / TABLES_DIR, tables)
+        origin = {"delta": about["since"], "base_version": base.name}
+        found = {**wanted, **origin, "version": target.name, "files": list_files(staging)}
+        write_json(staging / EXPORT_FILE, found)
+    write_models_config(model.parent)
+    return target
+
+
+def _require_base(card: Mapping[str, Any], base: Path, about: Mapping[str, Any]) -> None:
+    """Refuses a version that the delta does not lead from, or one that is damaged."""
+    found = {name: table.get("fingerprint") for name, table in card.get("tables", {}).items()}
+    needed = {name: table["base"] for name, table in about["tables"].items()}
+    if found != needed:
+        other = [name for name in needed if found.get(name) != needed[name]]
+        raise InputDataError(
+            "the delta is for another version of the model",
+            received=f"{base}, of run {card.get('run')}: other rows in {', '.join(other)}",
+            allowed=f"an export of run {about['since']['run']}",
+            fix="apply the deltas in between first, in order, or take a full export",
+        )
+    variables = {n: v for n, v in card["files"].items() if n.startswith(f"{VARIABLES}.")}
+    require_files(base, variables, "restore the file, or take a full export")
+
+
+def _read_result(prefix: Path, delta: Path, about: Mapping[str, Any]) -> dict[str, TableRows]:
+    """Returns all tables of the base with the delta's changes."""
+    variables, tables = _Variables(prefix), {}
+    for name, table in about["tables"].items():
+        base = variables.read_table(name, table["keys"])
+        if base is not None:
+            tables[name] = read_delta_rows(delta / TABLES_DIR, name, table).apply(base)
+    return tables
+
+
+def _join_variables(
+    rest: Path, prefix: Path, tables: Mapping[str, TableRows], about: Mapping[str, Any]
+) -> None:
+    """Writes a SavedModel's variables from the rows of its tables and all others."""
+    variables = _Variables(rest)
+    tensors = {name: variables.read(name) for name in variables.shapes}
+    for name, (keys, rows) in tables.items():
+        table = about["tables"][name]
+        lookup, target = variables.find_lookup(table["keys"]), variables.find_rows(name)
+        if target is None:
+            continue
+        places = keys if lookup is None else np.arange(FIRST_ROW, FIRST_ROW + len(keys))
+        matrix = np.zeros(table["shape"], np.float32)
+        matrix[: len(tensors[target])] = tensors[target]
+        matrix[places] = rows
+        tensors[target] = matrix
+        if lookup is not None and lookup[0] not in tensors:
+            found = build_lookup(keys, places).export()
+            tensors |= dict(zip(lookup, found, strict=True))
+    prefix.parent.mkdir()
+    _save(prefix, tensors, variables.order)

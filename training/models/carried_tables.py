@@ -1,0 +1,221 @@
+"""What the tables of a new model continue: keys and rows of an earlier run, or of files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from conf.errors import ConfigError, InputDataError, did_you_mean
+from conf.paths import local_path
+from conf.schema import PAD_ID
+from training.embedding.dynamic_table import DynamicTable
+from training.embedding.key_index import FIRST_ROW
+from training.embedding.key_space import KeySpace
+from training.embedding.ruled_key_space import (
+    COUNTS,
+    MOMENT,
+    STEPS,
+    TIMES,
+    WAITING_KEYS,
+    RuledKeySpace,
+)
+from training.embedding.static_table import EmbeddingTable
+from training.embedding.table_files import TableRows, load_table
+from training.input.vocabularies import NO_ROW, EncodedVersion, match_keys
+from training.models.model import Model
+
+
+@dataclass(frozen=True)
+class MatchedKeys:
+    """Keys and rows of an earlier table that a dynamic table continues.
+
+    Attributes:
+        keys: Its keys, int64 `[n]`, in the order of the earlier table.
+        rows: Row of the earlier table for each row of the new one, int64 `[2 + n]`.
+        history: Counts and times of the keys, the keys that waited for a row, and the moment, by
+            the names of `RuledKeySpace.state_tensors`; empty where the earlier table had no rules.
+    """
+
+    keys: np.ndarray
+    rows: np.ndarray
+    history: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+def match_dynamic_table(
+    model: Model,
+    table: DynamicTable,
+    earlier: np.ndarray,
+    versions: tuple[EncodedVersion, EncodedVersion],
+) -> MatchedKeys | str:
+    """Returns what a dynamic table continues of an earlier one, or why it can continue nothing.
+
+    Args:
+        model: The new model.
+        table: One of its tables.
+        earlier: Keys of the earlier table, int64 `[n]`, from row 2 on.
+        versions: The dataset version to train on, and that of the earlier run.
+    """
+    feature = _find_feature(model, table)
+    found = match_keys(feature, earlier, *versions)
+    if found is None:
+        return f"its keys are made in another way: those of feature {feature!r}"
+    kept = np.flatnonzero(earlier != PAD_ID if found is earlier else found != NO_ROW)
+    if table.keys.max_rows is not None and len(kept) > table.keys.max_rows:
+        return f"{len(kept):,} keys there, and max_rows is {table.keys.max_rows:,}"
+    rows = np.concatenate([np.arange(FIRST_ROW), kept + FIRST_ROW])
+    return MatchedKeys(found[kept], rows)
+
+
+def _find_feature(model: Model, table: DynamicTable) -> str:
+    """Returns a feature of a table's keys."""
+    return next(
+        name
+        for name, other in model.embedded_features.items()
+        if isinstance(other, DynamicTable) and other.keys is table.keys
+    )
+
+
+def match_history(
+    model: Model,
+    table: DynamicTable,
+    found: MatchedKeys,
+    earlier: Mapping[str, np.ndarray],
+    versions: tuple[EncodedVersion, EncodedVersion],
+) -> MatchedKeys:
+    """Returns matched keys with what an earlier table with rules knew of them.
+
+    Args:
+        model: The new model.
+        table: One of its tables.
+        found: Its keys.
+        earlier: Tensors of the earlier key space.
+        versions: As for `match_dynamic_table`.
+    """
+    if MOMENT not in earlier or not isinstance(table.keys, RuledKeySpace):
+        return found
+    kept = found.rows[FIRST_ROW:] - FIRST_ROW
+    history = {name: earlier[name][kept] for name in (COUNTS, TIMES, STEPS) if name in earlier}
+    waiting = earlier[WAITING_KEYS]
+    asked = waiting[:, 0]
+    keys = match_keys(_find_feature(model, table), asked, *versions)
+    if keys is not None and keys is not asked:
+        waiting = np.column_stack([keys, waiting[:, 1:]])[keys != NO_ROW]
+    return replace(found, history={**history, WAITING_KEYS: waiting, MOMENT: earlier[MOMENT]})
+
+
+def set_keys(model: Model, space: KeySpace, found: MatchedKeys) -> None:
+    """Gives keys rows with first values, in all tables and optimizer state that have the keys."""
+    keys = found.keys
+    if found.history and isinstance(space, RuledKeySpace):
+        space.continue_keys(keys, found.history)
+    else:
+        space.set_keys(keys)
+    for matrix in space.matrices:
+        matrix.assign(np.full((len(keys) + FIRST_ROW, matrix.dim), matrix.fill, np.float32))
+    for table in model.tables.values():
+        if isinstance(table, DynamicTable) and table.keys is space:
+            padding = np.zeros((FIRST_ROW, table.dim), np.float32)
+            table.rows.assign(np.concatenate([padding, table.draw_rows(keys)]))
+
+
+def read_table_files(model: Model, paths: Mapping[str, str]) -> dict[str, TableRows]:
+    """Reads rows for tables of a model; nothing is set.
+
+    Args:
+        model: The model.
+        paths: File of each table, by the table's name.
+
+    Raises:
+        ConfigError: There is no such table or file, or a table has no room for the keys.
+        InputDataError: A file is damaged, a row is of another length, a key occurs twice or is 0,
+            or a static table has no such id.
+    """
+    files = {}
+    for name, path in paths.items():
+        if name not in model.tables:
+            raise ConfigError(
+                "fit.warm_start.tables names a table that the model does not have",
+                received=name,
+                allowed=", ".join(sorted(model.tables)),
+                fix=did_you_mean(name, model.tables),
+            )
+        table = model.tables[name]
+        files[name] = load_table(local_path(path), table.dim)
+        _check_ids(name, table, Path(path), files[name][0])
+    for space, keys in _join_keys(model, files).items():
+        if space.max_rows is not None and len(keys) > space.max_rows:
+            raise ConfigError(
+                f"the files of fit.warm_start.tables hold more keys than table {space.label}",
+                received=f"{len(keys):,} keys",
+                allowed=f"max_rows = {space.max_rows:,}",
+                fix=f"raise model.embeddings.{space.label}.max_rows, or shorten the file",
+            )
+    return files
+
+
+def _check_ids(name: str, table: EmbeddingTable, path: Path, keys: np.ndarray) -> None:
+    """Refuses what is no id of a static table."""
+    if isinstance(table, DynamicTable) or not len(keys):
+        return
+    stray = keys[(keys < 0) | (keys >= table.vocabulary_size)]
+    if len(stray):
+        raise InputDataError(
+            f"{path} holds an id that the vocabulary of table {name} does not have",
+            received=int(stray[0]),
+            allowed=f"1 to {table.vocabulary_size - 1}",
+            fix="use the file of a run on the same vocabulary, or fit.warm_start.path, which "
+            "matches ids by their tokens",
+        )
+
+
+def _join_keys(model: Model, files: Mapping[str, TableRows]) -> dict[KeySpace, np.ndarray]:
+    """Returns the keys that files give to each key space, in their order, each once."""
+    joined: dict[KeySpace, np.ndarray] = {}
+    for name, (keys, _) in files.items():
+        table = model.tables[name]
+        if isinstance(table, DynamicTable):
+            own = np.concatenate([joined.get(table.keys, keys[:0]), keys])
+            _, first = np.unique(own, return_index=True)
+            joined[table.keys] = own[np.sort(first)]
+    return joined
+
+
+def set_table_files(model: Model, files: Mapping[str, TableRows]) -> None:
+    """Sets tables to the rows of files.
+
+    Of dynamic tables the keys become those of the files. Tables that share them, and have no file,
+    keep the rows of these keys; their optimizer state starts anew.
+
+    Args:
+        model: The model.
+        files: What `read_table_files` has read.
+    """
+    for space, keys in _join_keys(model, files).items():
+        kept = _read_rows(model, space, keys)
+        set_keys(model, space, MatchedKeys(keys, np.arange(FIRST_ROW + len(keys))))
+        for name, given in kept.items():
+            if name not in files:
+                _put_rows(model.tables[name], *given)
+    for name, (keys, rows) in files.items():
+        _put_rows(model.tables[name], keys, rows)
+
+
+def _read_rows(model: Model, space: KeySpace, keys: np.ndarray) -> dict[str, TableRows]:
+    """Returns those of the keys that have a row by now, and these rows, of each table."""
+    rows = space.find_on_host(keys)
+    known = rows >= FIRST_ROW
+    return {
+        name: (keys[known], table.rows.numpy()[rows[known]])
+        for name, table in model.tables.items()
+        if isinstance(table, DynamicTable) and table.keys is space
+    }
+
+
+def _put_rows(table: EmbeddingTable, keys: np.ndarray, rows: np.ndarray) -> None:
+    """Sets the rows of keys that a table has."""
+    values = table.rows.numpy().copy()
+    values[table.keys.find_on_host(keys) if isinstance(table, DynamicTable) else keys] = rows
+    table.rows.assign(values)
