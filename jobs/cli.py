@@ -40,6 +40,7 @@ EXTRAS = {
     "uvicorn": "serve",
     "prometheus_client": "serve",
     "faiss": "serve",
+    "grpc": "serve",
     "optuna": "sweep",
     "sqlalchemy": "sweep",
 }

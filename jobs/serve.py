@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
-HEADER_BYTES = 1 << 16
+HEADER_BYTES, BACKLOG = 1 << 16, 2048
 
 
 @app.command()
@@ -25,6 +25,9 @@ def main(
     models: Annotated[Path, typer.Option(help="Directory of models: `export --to`.")],
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free one.")] = 8501,
+    grpc_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of gRPC calls too; default: none.")
+    ] = None,
     retrieval: Annotated[
         str | None, typer.Option(help="Model that retrieves; needed where there are several.")
     ] = None,
@@ -57,8 +60,10 @@ def main(
     limits = ServerLimits(max_body_mb << 20, timeout, BatchLimits(threads, max_rows))
     recommend = RecommendConfig(retrieval, ranker, items, blocked)
     with bind_socket(host, port) as listener:  # A port that is taken is said before models load.
+        if grpc_port is not None:
+            bind_socket(host, grpc_port).close()
         server = Server(ServerConfig(models, poll, limits, recommend))
-        run_server(server, listener)
+        run_server(server, listener, grpc_port)
     return 0
 
 
@@ -89,24 +94,30 @@ def _stop(*_: Any) -> None:
     raise SystemExit(0)
 
 
-def run_server(server: Server, listener: socket.socket) -> None:
+def run_server(server: Server, listener: socket.socket, grpc_port: int | None = None) -> None:
     """Answers requests until SIGTERM or Ctrl-C; those that have begun are answered first."""
     import uvicorn
 
     from training.serving.app import build_app
 
+    listener.listen(BACKLOG)
+    host, port = listener.getsockname()[:2]
+    host = f"[{host}]" if ":" in host else host
+    beside = None
+    if grpc_port is not None:
+        from training.serving.prediction_service import run_service
+
+        beside = run_service(server, f"{host}:{grpc_port}")
     config = uvicorn.Config(
-        build_app(server),
+        build_app(server, beside),
         log_level="warning",
         access_log=False,
         h11_max_incomplete_event_size=HEADER_BYTES,
         timeout_graceful_shutdown=int(2 * server.limits.seconds),
         server_header=False,
     )
-    listener.listen(config.backlog)
-    host, port = listener.getsockname()[:2]
-    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    print(f"serving {', '.join(server.store.names)} at {address}", flush=True)
+    also = "" if grpc_port is None else f", by gRPC at {host}:{grpc_port}"
+    print(f"serving {', '.join(server.store.names)} at http://{host}:{port}{also}", flush=True)
     uvicorn.Server(config).run(sockets=[listener])
 
 

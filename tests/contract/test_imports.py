@@ -30,6 +30,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 # Installed to be used beside Sluice: nothing imports it.
 IMPORT_NAMES = {
     "faiss-cpu": "faiss",
+    "grpcio": "grpc",
     "prometheus-client": "prometheus_client",
     "protobuf": "google",
     "tensorflow-serving-api": "tensorflow_serving",

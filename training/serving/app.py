@@ -8,7 +8,7 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -146,12 +146,18 @@ class Server:
         self.batcher.close()
 
 
-def build_app(server: Server) -> FastAPI:
-    """Builds the application of a server."""
+def build_app(server: Server, beside: AbstractAsyncContextManager[object] | None = None) -> FastAPI:
+    """Builds the application of a server.
+
+    Args:
+        server: What answers.
+        beside: What else runs while the application does.
+    """
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
+        async with beside or nullcontext():
+            yield
         await asyncio.to_thread(server.close)
 
     app = FastAPI(title="Sluice", lifespan=lifespan)

@@ -145,15 +145,15 @@ class ServedVersion:
             count += 1
         return count
 
-    def read_metadata(self) -> dict[str, Any]:
-        """Returns the answer of TensorFlow Serving to a request for metadata."""
+    def read_signatures(self) -> dict[str, meta_graph_pb2.SignatureDef]:
+        """Returns the signatures as the SavedModel holds them."""
         saved = saved_model_pb2.SavedModel.FromString((self.path / "saved_model.pb").read_bytes())
         [graph] = [g for g in saved.meta_graphs if "serve" in g.meta_info_def.tags]
-        signatures = {
-            name: _describe_signature(signature)
-            for name, signature in graph.signature_def.items()
-            if not name.startswith("__")
-        }
+        return {n: s for n, s in graph.signature_def.items() if not n.startswith("__")}
+
+    def read_metadata(self) -> dict[str, Any]:
+        """Returns the answer of TensorFlow Serving to a request for metadata."""
+        signatures = {n: _describe_signature(s) for n, s in self.read_signatures().items()}
         return {
             "model_spec": {"name": self.name, "signature_name": "", "version": str(self.number)},
             "metadata": {"signature_def": {"signature_def": signatures}},

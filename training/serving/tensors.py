@@ -13,7 +13,7 @@ import base64
 import binascii
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -86,7 +86,7 @@ def _read_columns(data: Mapping[str, Any], specs: Specs) -> Mapping[str, Any]:
     columns = data["inputs"]
     if not isinstance(columns, dict) or set(columns) == {"b64"}:
         columns = {_find_only(specs): columns}
-    _check_names(columns, specs)
+    check_names(columns, specs)
     return columns
 
 
@@ -98,7 +98,7 @@ def _read_rows(rows: Any, specs: Specs) -> Mapping[str, Any]:
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise RequestError(f"instance {number} is no object, as others are: {_show(row)}")
-        _check_names(row, specs, f"instance {number}: ")
+        check_names(row, specs, f"instance {number}: ")
     return {name: [row[name] for row in rows] for name in specs}
 
 
@@ -110,7 +110,12 @@ def _find_only(specs: Specs) -> str:
     return next(iter(specs))
 
 
-def _check_names(given: Mapping[str, Any], specs: Specs, where: str = "") -> None:
+def check_names(given: Collection[str], specs: Specs, where: str = "") -> None:
+    """Refuses names of inputs that are not those of the signature.
+
+    Raises:
+        RequestError: An input is missing, or unknown.
+    """
     missing, unknown = sorted(set(specs) - set(given)), sorted(set(given) - set(specs))
     if missing or unknown:
         raise RequestError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import random
@@ -22,7 +23,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
+from grpc import StatusCode
+from grpc.aio import AioRpcError, insecure_channel
 from starlette.testclient import TestClient
+from tensorflow_serving.apis.get_model_metadata_pb2 import GetModelMetadataRequest, SignatureDefMap
+from tensorflow_serving.apis.model_pb2 import ModelSpec
+from tensorflow_serving.apis.predict_pb2 import PredictRequest
+from tensorflow_serving.apis.prediction_service_pb2_grpc import PredictionServiceStub
 
 from conf.errors import ConfigError, ExitCode, InputDataError, UpstreamNotReadyError
 from conf.export import ExportOptions, IndexKind, IndexOptions, roll_back
@@ -44,6 +51,7 @@ from training.serving.app import Server, ServerConfig, ServerLimits, build_app
 from training.serving.batching import BatchLimits
 from training.serving.errors import RequestError
 from training.serving.index_build import add_items, build_index
+from training.serving.prediction_service import run_service
 from training.serving.recommend import RecommendConfig
 
 TOWERS = {"name": "dssm", "user_hidden_units": [6], "embedding_dim": 6}
@@ -577,6 +585,64 @@ def test_nothing_to_serve_is_said(models, tmp_path) -> None:
         Server(ServerConfig(tmp_path))
     with pytest.raises(ConfigError, match="no exported ranking model"):
         Server(ServerConfig(models, 60.0, recommend=RecommendConfig(ranker="towers")))
+
+
+def test_calls_by_grpc_are_answered_as_requests_are(server, trained, batch) -> None:
+    inputs = {name: value.numpy()[:7] for name, value in batch.items()}
+    expected = {n: v.numpy()[:7] for n, v in trained["scores"].model.predict(batch).items()}
+
+    def build(name: str, values: dict, signature: str = "encoded") -> PredictRequest:
+        request = PredictRequest(model_spec=ModelSpec(name=name, signature_name=signature))
+        for key, value in values.items():
+            request.inputs[key].CopyFrom(tf.make_tensor_proto(value))
+        return request
+
+    bomb = build("scores", inputs)
+    bomb.inputs["user_id"].CopyFrom(tf.make_tensor_proto(1, tf.int64, [1]))
+    bomb.inputs["user_id"].tensor_shape.dim[0].size = 10**12
+    old = build("scores", inputs)
+    old.model_spec.version.value = 9
+    filtered = build("scores", inputs)
+    filtered.output_filter.append("value")
+    wrong = {**inputs, "user_id": inputs["user_id"].astype(np.float32)}
+    refused = [
+        (build("none", inputs), StatusCode.NOT_FOUND, "Servable not found"),
+        (old, StatusCode.NOT_FOUND, "Specific(scores, 9)"),
+        (build("scores", inputs, "no"), StatusCode.INVALID_ARGUMENT, '"no" not found'),
+        (build("scores", {}), StatusCode.INVALID_ARGUMENT, "missing: gender"),
+        (build("scores", wrong), StatusCode.INVALID_ARGUMENT, "user_id must be int64"),
+        (bomb, StatusCode.INVALID_ARGUMENT, "user_id must be int64"),
+        (build("scores", {n: np.repeat(v, 10, 0) for n, v in inputs.items()}),
+         StatusCode.INVALID_ARGUMENT, "a request may have 64 rows"),
+        (build("scores", {**inputs, "user_id": np.zeros(30_000, np.int64)}),
+         StatusCode.RESOURCE_EXHAUSTED, "larger than max"),
+    ]  # fmt: skip
+
+    async def ask() -> None:
+        service = run_service(server, "127.0.0.1:0")
+        async with service as port, insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = PredictionServiceStub(channel)
+            answer = await stub.Predict(build("scores", inputs))
+            assert answer.model_spec.version.value == 1
+            for task, scores in expected.items():
+                found = tf.make_ndarray(answer.outputs[task])
+                np.testing.assert_allclose(found, scores, atol=1e-6)
+            assert list((await stub.Predict(filtered)).outputs) == ["value"]
+            about = GetModelMetadataRequest(model_spec=ModelSpec(name="towers"))
+            for request, code, said in refused:
+                with pytest.raises(AioRpcError) as caught:
+                    await stub.Predict(request)
+                assert caught.value.code() == code, caught.value.details()
+                assert said in caught.value.details()
+            with pytest.raises(AioRpcError, match="metadata_field must be"):
+                await stub.GetModelMetadata(about)
+            about.metadata_field.append("signature_def")
+            found = SignatureDefMap()
+            (await stub.GetModelMetadata(about)).metadata["signature_def"].Unpack(found)
+            assert set(found.signature_def) == set(server.store.get("towers").signatures)
+
+    asyncio.run(ask())
+    assert 'method="grpc_predict",status="404"' in server.metrics.render().decode()
 
 
 @pytest.mark.slow

@@ -1,0 +1,315 @@
+"""Latency, throughput and memory of `sluice serve`, beside bare calls of the same SavedModel.
+
+    ranking     500 candidates of one user, at 1, 8 and 64 connections
+    recommend   lists out of a large catalogue, by each kind of index; recall, memory
+    memory      resident memory over many requests
+    reload      a new version, and a new index, under load: no request may fail
+    fuzz        broken requests: no 500, the process lives
+
+The server has one core, the client another, where there are two. Models are drawn, not trained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow is imported
+
+import numpy as np
+from rich.console import Console
+
+from conf.export import INDEX_CARD, IndexKind, IndexOptions, read_card
+from conf.run import read_json
+from tests.bench.measurements import (
+    BenchReport,
+    Measurement,
+    build_bench_parser,
+    check_positive,
+    describe_arguments,
+    describe_machine,
+    run_bench,
+)
+from tests.bench.serve.fuzz import build_requests
+from tests.bench.serve.load import Request, Served, ask, drive, run_job, serve, summarize, take_core
+from tests.bench.serve.models import FIRST_USER, USERS, build_ranking_row, export_models
+
+CONNECTIONS = (1, 8, 64)
+BATCHES = 20
+"""Looks at the memory."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = build_bench_parser("serve", __doc__)
+    parser.add_argument("--sections", nargs="+", choices=list(SECTIONS), default=list(SECTIONS))
+    parser.add_argument("--items", type=int, default=1_000_000, help="of the large catalogue")
+    parser.add_argument("--dim", type=int, default=64)
+    parser.add_argument("--kinds", nargs="+", default=["exact", "ivf"], choices=list(IndexKind))
+    parser.add_argument("--candidates", type=int, default=500)
+    parser.add_argument("--seconds", type=int, default=20, help="of each measurement")
+    parser.add_argument("--requests", type=int, default=100_000, help="of memory and fuzz")
+    parser.add_argument("--work-dir", type=Path, help="where models go; default: a new folder")
+    return parser
+
+
+def check_arguments(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Ends with a message where a value makes no sense."""
+    check_positive(parser, arguments, ("items", "dim", "candidates", "seconds", "requests"))
+    if arguments.candidates > 600:
+        parser.error("--candidates: the ranking model has 600 items")
+
+
+@dataclass
+class Bench:
+    """What all sections share.
+
+    Attributes:
+        arguments: The command line.
+        directory: Where the models are.
+        report: Where figures go.
+        console: Where they are printed.
+    """
+
+    arguments: argparse.Namespace
+    directory: Path
+    report: BenchReport
+    console: Console
+
+    def note(self, section: str, name: str, found: dict[str, Any]) -> None:
+        """Prints and keeps the figures of a load."""
+        count = int(found.get("count", 1))
+        seconds = count / found["per_s"] if "per_s" in found else 1.0
+        self.report.measurements.append(
+            Measurement(section, name, name, seconds, seconds, count, details=found)
+        )
+        parts = [
+            f"{key} {value:.2f}" if isinstance(value, float) else f"{key} {value}"
+            for key, value in found.items()
+        ]
+        self.console.print(f"{section}, {name}: {', '.join(parts)}", soft_wrap=True)
+
+    @property
+    def ranker(self) -> Path:
+        """Version of the ranking model."""
+        return self.directory / "ranker" / "ranker" / "1"
+
+    @property
+    def towers(self) -> Path:
+        """Version of the retrieval model."""
+        return self.directory / "towers" / "towers" / "1"
+
+    def build_rankings(self) -> list[Request]:
+        """Returns requests that score candidates of one user each."""
+        card = read_card(self.ranker)
+        rows = [build_ranking_row(card, user, self.arguments.candidates) for user in range(50)]
+        path = "/v1/models/ranker:predict"
+        return [("POST", path, {"signature_name": "score_items", "instances": [row]})
+                for row in rows]  # fmt: skip
+
+
+def measure_ranking(bench: Bench) -> None:
+    """Times candidates of one user: bare calls, then the server."""
+    bare = run_job({"what": "bare", "version": str(bench.ranker),
+                    "candidates": bench.arguments.candidates,
+                    "seconds": bench.arguments.seconds})  # fmt: skip
+    bench.note("ranking", "bare call of the SavedModel", bare)
+    requests = bench.build_rankings()
+    with serve(bench.directory / "ranker") as served:
+        ask(served, requests, 1, seconds=3)
+        for connections in CONNECTIONS:
+            found = ask(served, requests, connections, seconds=bench.arguments.seconds)
+            bench.note("ranking", f"{connections} connections", found)
+
+
+def call_bare(job: dict[str, Any]) -> dict[str, Any]:
+    """Calls the SavedModel without a server; in a process of its own."""
+    take_core(0)
+    from training.serving.model_store import ServedVersion
+    from training.serving.tensors import parse_predict
+
+    version = ServedVersion(Path(job["version"]))
+    specs = version.find_specs("score_items")
+    calls = [
+        parse_predict({"instances": [build_ranking_row(version.card, n, job["candidates"])]}, specs)
+        for n in range(50)
+    ]
+    for inputs, _ in calls:
+        version.call("score_items", inputs)
+    times: list[float] = []
+    cpu, stop = time.process_time(), time.perf_counter() + job["seconds"]
+    while time.perf_counter() < stop:
+        start = time.perf_counter()
+        version.call("score_items", calls[len(times) % 50][0])
+        times.append(time.perf_counter() - start)
+    cpu_ms = (time.process_time() - cpu) / len(times) * 1e3
+    return {**summarize(times), "per_s": len(times) / sum(times), "count": len(times),
+            "cpu_ms": cpu_ms}  # fmt: skip
+
+
+def measure_recommend(bench: Bench) -> None:
+    """Times lists out of the large catalogue, by each kind of index."""
+    columns = str(bench.directory / "columns.parquet")
+    for kind in bench.arguments.kinds:
+        start = time.perf_counter()
+        index = Path(run_job({"what": "index", "version": str(bench.towers), "kind": kind,
+                              "items": columns})["index"])  # fmt: skip
+        card = read_json(index / INDEX_CARD)
+        size = sum(info["bytes"] for name, info in card["files"].items() if "faiss" in name)
+        report = card["report"]
+        bench.note("recommend", f"{kind} index", {
+            **{f"recall {name}": value for name, value in report["recall"].items()},
+            **{f"ms, {name}": value for name, value in report["milliseconds"].items()},
+            "MB": size / 1e6, "effort": card["effort"],
+            "seconds to build and measure": time.perf_counter() - start,
+        })  # fmt: skip
+        with serve(bench.directory / "towers") as served:
+            _measure_lists(bench, served, kind)
+
+
+def _measure_lists(bench: Bench, served: Served, kind: str) -> None:
+    seconds = bench.arguments.seconds
+    plain = build_lists()
+    ask(served, plain, 1, seconds=3)
+    filtered = {"all items": plain, "largest category": build_lists("category_0"),
+                "a small category": build_lists("category_30")}  # fmt: skip
+    for name, requests in filtered.items():
+        bench.note("recommend", f"{kind}, {name}, 1 connection", ask(served, requests, 1,
+                                                                     seconds=seconds))  # fmt: skip
+    for connections in CONNECTIONS[1:]:
+        found = ask(served, plain, connections, seconds=seconds)
+        bench.note("recommend", f"{kind}, all items, {connections} connections", found)
+    bench.note("recommend", f"{kind}, memory", {"resident MiB": served.read_mib()})
+
+
+def build_lists(category: str | None = None) -> list[Request]:
+    """Returns requests for lists, of a category or of all items."""
+    more = {} if category is None else {"filter": {"category": category}}
+    return [("POST", "/v1/recommend", {"user": FIRST_USER + user, "k": 50, **more})
+            for user in range(USERS)]  # fmt: skip
+
+
+def measure_memory(bench: Bench) -> None:
+    """Looks at the resident memory over many requests of both kinds."""
+    requests = [*bench.build_rankings(), *build_lists()]
+    with serve(_join_models(bench)) as served:
+        ask(served, requests, 8, seconds=3)
+        found = [served.read_mib()]
+        for _ in range(BATCHES):
+            ask(served, requests, 8, count=bench.arguments.requests // BATCHES)
+            found.append(served.read_mib())
+        middle = len(found) // 2
+        bench.note("memory", f"{bench.arguments.requests} requests", {
+            "MiB at first": found[0], "MiB in the middle": found[middle], "MiB at last": found[-1],
+            "codes": ask(served, requests, 8, seconds=1)["codes"],
+        })  # fmt: skip
+
+
+def measure_reload(bench: Bench) -> None:
+    """Publishes a version under load."""
+    models = _join_models(bench)
+    requests = [*bench.build_rankings(), *build_lists()]
+    seconds = max(10, bench.arguments.seconds)
+    with serve(models, "--poll", "0.5") as served, ThreadPoolExecutor(1) as pool:
+        ask(served, requests, 8, seconds=3)
+        before = ask(served, requests, 8, seconds=seconds)
+        bench.note("reload", "before", before)
+        load = pool.submit(ask, served, requests, 8, seconds=seconds)
+        for name in ("ranker", "towers"):
+            staging = models / f".{name}"
+            shutil.copytree(models / name / "1", staging)
+            staging.rename(models / name / "2")
+        bench.note("reload", "two new versions meanwhile", load.result())
+        state = ask(served, [("GET", "/healthz", None)], 1, count=1)
+        bench.note("reload", "after", {"MiB": served.read_mib(), "codes": state["codes"]})
+
+
+def _join_models(bench: Bench) -> Path:
+    """Makes a directory of both models, the catalogue as it is without an index."""
+    models = Path(tempfile.mkdtemp(dir=bench.directory))
+    for version in (bench.ranker, bench.towers):
+        shutil.copytree(version, models / version.parent.name / "1",
+                        ignore=shutil.ignore_patterns(".lock"))  # fmt: skip
+    return models
+
+
+def measure_fuzz(bench: Bench) -> None:
+    """Sends broken requests."""
+    models = _join_models(bench)
+    blocked, columns = (str(bench.directory / n) for n in ("blocked.txt", "columns.parquet"))
+    with serve(models, "--blocked", blocked, "--items", columns) as served:
+        cards = [read_card(models / name / "1") for name in ("ranker", "towers")]
+        left, codes, seed = bench.arguments.requests, dict[str, int](), 0
+        while left > 0:
+            requests = build_requests(cards, np.random.default_rng(seed), min(left, 5000))
+            found = ask(served, requests, 8, count=len(requests))["codes"]
+            codes = {code: codes.get(code, 0) + found.get(code, 0) for code in {*codes, *found}}
+            left, seed = left - len(requests), seed + 1
+        good = ask(served, bench.build_rankings(), 1, count=20)["codes"]
+        bench.note("fuzz", f"{bench.arguments.requests} requests", {"codes": codes,
+                   "whole requests afterwards": good, "MiB": served.read_mib()})  # fmt: skip
+        if set(codes) - {"200", "400", "404", "413"} or set(good) != {"200"}:
+            bench.report.skip(f"FUZZ FAILED: {codes}, afterwards {good}")
+
+
+SECTIONS: dict[str, Callable[[Bench], None]] = {
+    "ranking": measure_ranking,
+    "recommend": measure_recommend,
+    "memory": measure_memory,
+    "reload": measure_reload,
+    "fuzz": measure_fuzz,
+}
+
+
+def run(arguments: argparse.Namespace, console: Console) -> BenchReport:
+    """Measures the sections that are asked for, and prints them."""
+    report = BenchReport({**describe_arguments(arguments), **describe_machine()})
+    with tempfile.TemporaryDirectory(dir=arguments.work_dir) as folder:
+        directory = Path(folder)
+        run_job({"what": "models", "directory": folder, "dim": arguments.dim,
+                 "items": arguments.items})  # fmt: skip
+        (directory / "blocked.txt").write_text("101\n102\n", encoding="utf-8")
+        bench = Bench(arguments, directory, report, console)
+        for section in arguments.sections:
+            SECTIONS[section](bench)
+    for reason in report.skipped:
+        console.print(reason)
+    return report
+
+
+def work(job: dict[str, Any]) -> dict[str, Any]:
+    """Does a job of one process."""
+    what = job.pop("what")
+    if what == "load":
+        return drive(job)
+    if what == "bare":
+        return call_bare(job)
+    if what == "models":
+        export_models(Path(job["directory"]), dim=job["dim"], items=job["items"])
+        return {}
+    from training.serving.index_build import build_index
+
+    options = IndexOptions(IndexKind(job["kind"]), Path(job["items"]), keep=1)
+    return {"index": str(build_index(Path(job["version"]), options))}
+
+
+def main() -> None:
+    """Parses the command line, or a job of one process, and runs."""
+    if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
+        print(json.dumps(work(json.loads(sys.argv[1]))))
+    else:
+        run_bench(build_parser(), check_arguments, run)
+
+
+if __name__ == "__main__":
+    main()
