@@ -83,6 +83,11 @@ EXPORT = """
 result=$(sluice export --run "$RUN" --to "$MODELS" --name "$MODEL" --keep "$KEEP" --once \\
   --log-format json)
 echo "$result"
+case "$result" in
+  */.withdrawn/*)
+    echo 'this run was published and withdrawn; it is not published again' >&2
+    exit 99 ;;
+esac
 """
 INDEX = """
 if compgen -G "$EXPORTED/index/[0-9]*/index.json" > /dev/null; then
@@ -117,7 +122,7 @@ if [ -n "$FAILED" ]; then
 elif [ -n "$DONE" ]; then
   MESSAGE="published by $AIRFLOW_CTX_DAG_ID: $DONE"
 else
-  MESSAGE="kept by $AIRFLOW_CTX_DAG_ID: the published model stays; $RUN/comparison.json says why"
+  MESSAGE="kept by $AIRFLOW_CTX_DAG_ID: the published model stays; gate or export of $RUN says why"
 fi
 echo "$MESSAGE"
 [ -z "$NOTIFY" ] || bash -c "$NOTIFY"

@@ -116,6 +116,8 @@ NEW = {"PUBLISHED": "", "WARM_START": "True"}
         ("GATE", {}, (3, CRASHED), 3, ""),
         ("GATE", {}, (0, '{"passed": true}'), 0, '{"passed": true}'),
         ("GATE", {"METRIC": "auc"}, None, 0, "--metric auc --margin -0.01"),
+        ("EXPORT", {}, None, 0, "export --run run --to m --name n --keep 7 --once"),
+        ("EXPORT", {}, (0, '{"export": "m/n/.withdrawn/2"}'), 99, "is not published again"),
         ("INDEX", {"EXPORTED": "m"}, None, 0, "index --export m"),
         ("INDEX", {"EXPORTED": "{folder}"}, (1, ""), 0, "has an index already"),
         ("CHOOSE", {"TO": "7"}, (0, ""), 0, '{"version": 7}'),
@@ -123,7 +125,7 @@ NEW = {"PUBLISHED": "", "WARM_START": "True"}
         ("CHOOSE", {"TO": ""}, (0, VERSIONS.partition("\n")[0]), 2, "no version before"),
         ("NOTIFY", {"FAILED": "yes", "DONE": ""}, (0, ""), 0, "failed: dag run"),
         ("NOTIFY", {"FAILED": "", "DONE": "x"}, (0, ""), 0, "published by dag: x"),
-        ("NOTIFY", {"FAILED": "", "DONE": ""}, (0, ""), 0, "run/comparison.json"),
+        ("NOTIFY", {"FAILED": "", "DONE": ""}, (0, ""), 0, "gate or export of run says why"),
     ],
 )
 def test_a_task_ends_as_its_command_does(tmp_path, name, variables, answer, code, said) -> None:
@@ -216,9 +218,10 @@ STEPS = [
     ("sluice_daily", None, {}),
     ("sluice_backfill", None, {"first": "2026-01-02", "last": "2026-01-03", "margin": 1}),
     ("sluice_rollback", None, {}),
-    ("sluice_hourly", "2026-01-05", {}),
-    ("sluice_hourly", "2026-01-06", {}),
     ("sluice_update", None, GOOD),
+    ("sluice_hourly", "2026-01-05", {}),  # nothing new; the day's version is current again
+    ("sluice_update", None, GOOD),  # its model was withdrawn
+    ("sluice_hourly", "2026-01-06", {}),
 ]
 
 
@@ -287,6 +290,9 @@ def test_two_days_are_built_trained_and_published(runs) -> None:
         assert {state for name, state in states(run).items() if name != "notify_failure"} == {
             "success"
         }
+    for number in (1, 3):
+        index = root / "models" / "shop" / str(number) / "index"
+        assert [path.name for path in index.iterdir() if path.name.isdigit()] == ["1"]
     # The log came late, and training was killed: each was tried again, once.
     assert {name: tries for name, (_, tries) in first["tasks"].items() if tries > 1} == {
         "wait": 2,
@@ -326,11 +332,13 @@ def test_a_run_without_a_date_fails_at_once_and_says_why(runs) -> None:
 @pytest.mark.exhaustive
 def test_a_worse_model_is_kept_back_and_a_published_one_is_withdrawn(runs) -> None:
     root, results = runs
-    backfill, rollback, unchanged, early, update, _ = results[4:]
+    backfill, rollback, update, unchanged, withdrawn, early, _ = results[4:]
     assert backfill["state"] == "success"
     assert states(backfill) | {"gate": "skipped", "export": "skipped"} == states(backfill)
     assert "kept by sluice_backfill" in (root / "messages").read_text()
     assert rollback["state"] == unchanged["state"] == update["state"] == "success"
+    assert withdrawn["state"] == "success"
+    assert (states(withdrawn)["export"], states(withdrawn)["index"]) == ("skipped", "skipped")
     assert set(states(early).values()) == {"skipped"}  # the day has no file yet
     model = root / "models" / "shop"
     assert list_versions(model) == [1, 3]
