@@ -265,3 +265,15 @@ def test_evaluation_finds_the_lists_of_an_exact_search(tmp_path, monkeypatch, ca
     assert found["lists alone"]["first_lists"] == found["faiss IndexFlatIP"]["first_lists"]
     assert all(figures["peak_bytes"] > 0 for figures in found.values())
     assert "evaluate per user" in capsys.readouterr().out
+
+
+@pytest.mark.exhaustive
+def test_batch_scoring_is_measured_beside_calls_of_a_row(tmp_path, monkeypatch, capsys) -> None:
+    from tests.bench.scoring import main
+
+    file = tmp_path / "figures.json"
+    monkeypatch.setattr(sys, "argv", ["bench", "--rows", "5000", "--json", str(file)])
+    main()
+    found = {m["name"]: m["rows"] for m in json.loads(file.read_text())["measurements"]}
+    assert found == {"row by row": 2000, "partition": 5000, "job": 5000}
+    assert "partition: " in capsys.readouterr().out

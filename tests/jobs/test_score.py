@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
+import tensorflow as tf
 
 import jobs.score
 from conf.errors import ConfigError, InputDataError
@@ -231,8 +232,8 @@ def test_candidates_and_vectors_are_those_of_the_export(session, runs, rows, tmp
     """Rows as CSV, in which a list is text."""
     names = ("user_id", "gender", "history", "movie_id", "genres", "key")
     lines = [json.loads(line) for line in rows.read_text().splitlines()]
-    flat = [{n: "|".join(map(str, v)) if isinstance(v := row.get(n), list) else v for n in names}
-            for row in lines]  # fmt: skip
+    flat = [{n: "|".join(map(str, v)) or None if isinstance(v := row.get(n), list) else v
+             for n in names} for row in lines]  # fmt: skip
     pa_csv.write_csv(pa.Table.from_pylist(flat), tmp_path / "rows.csv")
     (tmp_path / "few.csv").write_text("movie_id\n105\n103\n170\n103\n999\n")
     for name in ("towers", "scores"):
@@ -244,14 +245,17 @@ def test_candidates_and_vectors_are_those_of_the_export(session, runs, rows, tmp
         assert score(*options, "--candidates", tmp_path / "few.csv") == 0
         assert join(tmp_path / name) == gzip.decompress(own.read_bytes())
     options = ["--model", model_of(runs, "towers"), "--to", tmp_path / "vectors"]
-    options += ["--input", tmp_path / "rows.csv", "--give", "item_embedding", "--id", "movie_id"]
+    options += ["--input", rows, "--give", "item_embedding", "--id", "key"]
     assert score(*options) == 0
     found = pq.read_table(tmp_path / "vectors" / "part-00000.parquet").to_pydict()
-    vectors = dict(zip(map(int, found["movie_id"]), found["embedding"], strict=True))
+    assert found["key"] == [row["key"] for row in lines]
     [version] = Path(model_of(runs, "towers")).glob("*/1")
-    table = pq.read_table(version / "embeddings" / "items.parquet").to_pydict()
-    for key, vector in zip(table["key"], table["vector"], strict=True):
-        np.testing.assert_allclose(vectors[key], vector, atol=1e-6)
+    embed = tf.saved_model.load(str(version)).signatures["item_embedding"]
+    for row, vector in zip(lines[:40], found["embedding"], strict=False):
+        raw = {"movie_id": tf.constant([row["movie_id"]], tf.int64),
+               "genres": tf.constant([[*row["genres"], "<sluice:pad>"]])}  # fmt: skip
+        given = {name: raw[name] for name in embed.structured_input_signature[1]}
+        np.testing.assert_allclose(embed(**given)["embedding"][0], vector, atol=1e-6)
 
 
 @EXHAUSTIVE

@@ -7,7 +7,7 @@ same with a fixed `k` and nothing left out.
 A ranking model: `serving_default`, `encoded`, `examples`, an output per task; `classify` and
 `regress` as TensorFlow Serving's APIs of these names call them; `candidates`, several items of
 each row by their raw features; `score_items` and `score_items_encoded`, the same by their keys;
-`rank_items` and `rank_items_encoded`, one list of items for all rows, and log-odds to order by.
+`rank_items` and `rank_items_encoded`, what orders these items: log-odds.
 """
 
 from __future__ import annotations
@@ -246,32 +246,30 @@ def _build_item_scores(
     known = CatalogueFeatures(columns, {name: manifest.schema[name] for name in of_items})
     of_rows = [name for name in model.inputs if name not in of_items]
 
-    def build_rank(form: InputForm) -> Signature:
-        name = _free_names(("items",), form.specs)["items"]
-        wanted = tf.TensorSpec([None], catalogue.raw.tensor_spec.dtype, name=name)
-        means = f"{catalogue.raw.column} of the items to order for every row, [items]"
-        compute: Compute = partial(_rank_keys, model, catalogue, known, name)
-        orders = {task.name: f"{describe_order(task)}, float32 [rows, items]"
-                  for task in model.tasks}  # fmt: skip
-        return Signature(form.add([wanted], {name: means}), compute, orders)
-
-    def build(form: InputForm) -> Signature:
+    def build(form: InputForm, score: ScorePairs, means: Mapping[str, str]) -> Signature:
         name = _free_names(("items",), form.specs)["items"]
         wanted = tf.TensorSpec([None, None], catalogue.raw.tensor_spec.dtype, name=name)
-        means = f"{catalogue.raw.column} of the items to score, [rows, items]"
-        compute: Compute = partial(_score_keys, model, catalogue, known, name)
-        return Signature(form.add([wanted], {name: means}), compute, outputs)
+        about = f"{catalogue.raw.column} of the items to score, [rows, items]"
+        compute: Compute = partial(_score_keys, score, catalogue, known, name)
+        return Signature(form.add([wanted], {name: about}), compute, means)
 
+    orders = {task.name: f"{describe_order(task)}, float32 [rows, items]" for task in model.tasks}
+    kinds = {"score_items": (model.predict_candidates, outputs),
+             "rank_items": (model.compute_candidate_logits, orders)}  # fmt: skip
+    forms_of = {"": forms.build_raw(of_rows), "_encoded": forms.build_encoded(of_rows)}
     return {
-        "score_items": build(forms.build_raw(of_rows)),
-        "score_items_encoded": build(forms.build_encoded(of_rows)),
-        "rank_items": build_rank(forms.build_raw(of_rows)),
-        "rank_items_encoded": build_rank(forms.build_encoded(of_rows)),
+        f"{name}{suffix}": build(form, *kind)
+        for name, kind in kinds.items()
+        for suffix, form in forms_of.items()
     }
 
 
+ScorePairs = Callable[[Tensors, Tensors, tf.Tensor], Tensors]
+"""From features of rows, those of their items and `[rows, items]` to scores of that shape."""
+
+
 def _score_keys(
-    model: RankingModel,
+    score: ScorePairs,
     catalogue: Catalogue,
     known: CatalogueFeatures,
     name: str,
@@ -280,19 +278,4 @@ def _score_keys(
 ) -> Tensors:
     positions = catalogue.find(given[name])
     items = known.take(tf.reshape(positions, [-1]))
-    return model.predict_candidates(features, items, tf.shape(positions))
-
-
-def _rank_keys(
-    model: RankingModel,
-    catalogue: Catalogue,
-    known: CatalogueFeatures,
-    name: str,
-    features: dict[str, tf.Tensor],
-    given: Tensors,
-) -> Tensors:
-    positions = catalogue.find(given[name])
-    rows = tf.shape(next(iter(features.values())))[0]
-    items = known.take(tf.tile(positions, [rows]))
-    shape = tf.stack([rows, tf.shape(positions)[0]])
-    return model.compute_candidate_logits(features, items, shape)
+    return score(features, items, tf.shape(positions))

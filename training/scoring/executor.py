@@ -275,10 +275,11 @@ class Served:
 
         def score(wanted: slice) -> NDArray[np.float32]:
             inputs = {name: values[wanted] for name, values in rows.inputs.items()}
-            parts = [
-                self.call({**inputs, str(options.items_input): items.keys[s : s + PAIRS_AT_ONCE]})
-                for s in range(0, len(items.keys), PAIRS_AT_ONCE)
-            ]
+            parts = []
+            for start in range(0, len(items.keys), PAIRS_AT_ONCE):
+                keys = items.keys[start : start + PAIRS_AT_ONCE]
+                pairs = np.broadcast_to(keys, (wanted.stop - wanted.start, len(keys)))
+                parts.append(self.call({**inputs, str(options.items_input): pairs}))
             logits = np.concatenate([part[task] for part in parts], axis=1).ravel()
             check_order(task, logits)
             return logits

@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
-from conf.errors import ConfigError, InputDataError
+from conf.errors import ConfigError, InputDataError, InternalError
 from conf.manifest import DatasetKeys, Manifest, ShardInfo, SplitInfo
 from conf.operations import Bucketize, Normalize, SparseIndices, Weights
 from conf.paths import read_manifest
@@ -243,7 +243,13 @@ def test_an_executor_writes_what_predict_writes(trained, export, rows, tmp_path)
         request = ScoringRequest(output, source=source, suffix=suffix, part_rows=1, **options)
         task = replace(plan_task(read_export(export), request), rows=len(rows))
         output.mkdir()
+        lost = pa.RecordBatch.from_pydict({PART: [0], "value": lines[:1]})
+        with pytest.raises(InternalError, match="does not see the output"):
+            list(score_partition(task, str(export), [lost]))
         (output / "score.json").touch()
+        with pytest.raises(InternalError, match="rows that were counted"):
+            list(score_partition(task, str(export), [lost]))
+        assert [file.name for file in output.iterdir()] == ["score.json"]
         for part in range(task.parts):
             own = lines[part * 17 : part * 17 + 17]
             batch = pa.RecordBatch.from_pydict({PART: [part] * len(own), "value": own})
