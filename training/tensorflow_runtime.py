@@ -102,7 +102,8 @@ def memory_errors() -> Iterator[None]:
             "there is too little memory for this model and its batches",
             received=describe_error(error),
             fix="lower input.batch_size, or raise optimizer.accumulate_steps (a batch in parts); "
-            "for tables, lower model.embedding_dim or the capacity of dynamic ones, or use "
+            "for tables, lower model.embedding_dim or the capacity of dynamic ones, set their "
+            "device_rows, or use "
             "devices.strategy=parameter_server; with more memory, --resume goes on",
         ) from error
 

@@ -119,6 +119,13 @@ class DynamicTableConfig(TableSettings):
         le=MOST_ROWS,
         description="Rows that memory is reserved for from the start.",
     )
+    device_rows: int | None = Field(
+        None,
+        ge=1,
+        le=1 << 30,
+        description="Rows that the device holds, those that batches used last; all others are in "
+        "host memory. None: it holds all.",
+    )
     admission: AdmissionConfig | None = Field(
         None, description="Which keys get a row; None: all, when they are met."
     )
@@ -130,6 +137,15 @@ class DynamicTableConfig(TableSettings):
     def _is_full_at_some_time(self) -> DynamicTableConfig:
         if self.eviction and self.eviction.when_full and self.max_rows is None:
             raise ValueError("`eviction.when_full` needs `max_rows`: without it no table is full")
+        return self
+
+    @model_validator(mode="after")
+    def _tiers_are_two(self) -> DynamicTableConfig:
+        if self.device_rows and self.max_rows and self.device_rows >= self.max_rows:
+            raise ValueError(
+                f"`device_rows` ({self.device_rows}) must be below `max_rows` ({self.max_rows}), "
+                "or be left out: the device would hold all rows"
+            )
         return self
 
     @field_validator("dim")

@@ -36,7 +36,10 @@ STEP_CURVES = {
     "examples_per_s": "Examples per second",
     "input_wait_share": "Share of the time that steps waited for input",
 }
-_TABLE_COUNTS = ("keys", "waiting", "admitted", "evicted", "rejected", "refused", "bytes")
+_TABLE_COUNTS = (
+    "keys", "waiting", "admitted", "evicted", "rejected", "refused", "device_hits", "swapped",
+    "device_bytes", "bytes",
+)  # fmt: skip
 SHOWN_NORMS = 6
 _SPEED = ("seconds", "examples_per_s", "input_wait_share")
 

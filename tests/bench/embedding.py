@@ -1,4 +1,4 @@
-"""Keys of dynamic tables under rules: find, count and touch, sweeps, and what a step pays."""
+"""Keys of dynamic tables: find, count and touch, sweeps, what a step pays for rules and tiers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.console import Console
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is imported
 
+from conf.schema import FIRST_TOKEN_ID
 from conf.training.models import DynamicTableConfig
 from tests.bench.clock import pin_to_one_core
 from tests.bench.measurements import (
@@ -31,16 +32,20 @@ from tests.bench.train_step.sections import StepSettings, judge_wall_time, time_
 from tests.bench.train_step.trainings import BatchShape, SluiceTraining, build_dynamic_table
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_rules import KeyRules, RuledIndex
+from training.embedding.key_space import KeySpace
 from training.embedding.ruled_key_space import RuledKeySpace
 
-SECTIONS = ("index", "sweep", "step")
+SECTIONS = ("index", "sweep", "step", "tier")
 IN_FLIGHT = 8
 """Batches that the input is ahead of the steps."""
 LOOKUPS_PER_S, OVER_DICTIONARY, KEY_BYTES, SWEEP_S, STEP_SHARE = 15e6, 20.0, 48.0, 0.5, 1.25
+TIER_SHARE = 1.6
 DICTIONARY_SHARE = 50
 """The dictionary looks up so many times fewer keys."""
 BATCH_KEYS = 100_000
 SWEEP_STEPS = 1000
+TIER_BATCHES, TIER_WARM_UP = 256, 80
+"""Batches of the stream, and steps until the device has the rows that it will have."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -52,16 +57,18 @@ def build_parser() -> argparse.ArgumentParser:
     add("--exponent", type=float, default=1.0, help="index: of Zipf's law")
     add("--swept", type=int, default=16_000_000, help="sweep: known keys")
     add("--rows", type=int, default=1_000_000, help="step: keys of the batches")
-    add("--batch", type=int, default=2048, help="step: rows of a batch")
-    add("--length", type=int, default=50, help="step: items of a history")
-    add("--dim", type=int, default=32, help="step, dictionary: numbers of a row")
+    add("--tiered", type=int, default=10_000_000, help="tier: rows of the table")
+    add("--device", type=int, default=1_000_000, help="tier: rows of it on the device")
+    add("--batch", type=int, default=2048, help="step, tier: rows of a batch")
+    add("--length", type=int, default=50, help="step, tier: items of a history")
+    add("--dim", type=int, default=32, help="step, tier, dictionary: numbers of a row")
     add("--repeats", type=int, default=5, help="rounds of each, in turns; the fastest counts")
     return parser
 
 
 def check_arguments(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """Ends with a message where a value makes no sense."""
-    names = ("keys", "swept", "rows", "batch", "length", "dim", "repeats")
+    names = ("keys", "swept", "rows", "tiered", "device", "batch", "length", "dim", "repeats")
     check_positive(parser, arguments, names)
 
 
@@ -207,6 +214,47 @@ def _build_ruled(arguments: argparse.Namespace) -> DynamicTable:
     return DynamicTable("item", keys, arguments.dim, seed=1)
 
 
+def measure_tier(report: BenchReport, arguments: argparse.Namespace) -> list[Measurement]:
+    """Steps on a table whose rows lie in two tiers, against one that the device holds."""
+    rows = arguments.tiered
+    batches = BatchShape(arguments.batch, arguments.length, rows, distinct=TIER_BATCHES)
+    dataset = batches.build()
+    whole, tiered = "all rows on the device", f"{arguments.device:,} of them"
+    tables = {
+        whole: _build_known(arguments.dim, rows),
+        tiered: _build_known(arguments.dim, rows, arguments.device),
+    }
+    trainings = {name: SluiceTraining(table, dataset, "adagrad") for name, table in tables.items()}
+    for training in trainings.values():
+        training(TIER_WARM_UP)
+    tier = tables[tiered].keys.tier
+    if tier is None:
+        raise ValueError("a table with device_rows has a tier")
+    before = tier.hits, tier.reads
+    found = time_in_turns(
+        "tier",
+        f"{arguments.batch} x {arguments.length}, {rows:,} x {arguments.dim}, adagrad",
+        trainings,
+        batch_rows=arguments.batch,
+        steps=dict.fromkeys(trainings, 20),
+        repeats=arguments.repeats,
+    )
+    hits, reads = tier.hits - before[0], tier.reads - before[1]
+    found[1].details.update(hit_rate=hits / (hits + reads), swapped=reads, needed=hits + reads)
+    report.measurements += found
+    bars = [Bar(tiered, whole, TIER_SHARE, at_least=False)]
+    report.verdicts += judge_wall_time(found, bars)
+    return found
+
+
+def _build_known(dim: int, rows: int, device_rows: int | None = None) -> DynamicTable:
+    """Returns a table that knows all keys."""
+    keys = KeySpace("item", capacity=rows, device_rows=device_rows)
+    table = DynamicTable("item", keys, dim, seed=1)
+    keys.set_keys(np.arange(FIRST_TOKEN_ID, rows))
+    return table
+
+
 def run(arguments: argparse.Namespace, console: Console) -> BenchReport:
     """Measures what the command line asks for and prints it."""
     report = BenchReport({**describe_arguments(arguments), **describe_machine()})
@@ -229,6 +277,13 @@ def run(arguments: argparse.Namespace, console: Console) -> BenchReport:
     if "step" in arguments.sections:
         found = measure_step(report, arguments)
         console.print(build_table(f"step: {found[0].shape}, per step", found))
+    if "tier" in arguments.sections:
+        found = measure_tier(report, arguments)
+        console.print(build_table(f"tier: {found[0].shape}, per step", found))
+        console.print(
+            f"CPU {found[1].cpu_s / found[0].cpu_s:.2f} x; "
+            f"{found[1].details['hit_rate']:.1%} of a step's rows were on the device"
+        )
     if report.verdicts:
         console.print(build_verdict_table(report.verdicts, "bars (steps: wall time)"))
     return report

@@ -19,7 +19,7 @@ from tests.training.dynamic_runs import (
 )
 
 
-def train(version: str, replicas: int, result: str, ruled: bool) -> None:
+def train(version: str, replicas: int, result: str, ruled: bool, tiered: bool = False) -> None:
     """Writes the state at the end of a run; copies of all replicas are checked equal."""
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],
@@ -29,7 +29,7 @@ def train(version: str, replicas: int, result: str, ruled: bool) -> None:
     optimizer = {"learning_rate": 0.02, "epsilon": 1e-4}
     config = build_config({**DSSM, "dropout": None}, optimizer=optimizer)
     if ruled:
-        config = build_ruled_config(dropout=None)
+        config = build_ruled_config(tiered=tiered, dropout=None)
     trainer = build_trainer(config, Path(version), replicas=replicas)
     run = Path(result).with_suffix("")
     run.mkdir()

@@ -37,6 +37,11 @@ RULED: dict[str, Any] = {
     },
     "past": {"features": ["history"], "eviction": {"min_count": 40, "every": "epoch"}},
 }
+TIERED: dict[str, Any] = {
+    "user_id": {**RULED["user_id"], "device_rows": 9},
+    "items": {**RULED["items"], "device_rows": 8},
+    "past": {**RULED["past"], "device_rows": 32},
+}
 DSSM = {
     "name": "dssm",
     "embedding_dim": 4,
@@ -65,10 +70,10 @@ def build_config(model: dict[str, Any], **changes: Any) -> TrainConfig:
     return TrainConfig.model_validate({"dataset": "tiny", "name": "t", **sections})
 
 
-def build_ruled_config(**model: Any) -> TrainConfig:
-    """A run with tables of all rules, in small batches."""
+def build_ruled_config(*, tiered: bool = False, **model: Any) -> TrainConfig:
+    """A run with tables of all rules, in small batches, whose rows may lie in two tiers."""
     return build_config(
-        {**DSSM, "embeddings": RULED, **model},
+        {**DSSM, "embeddings": TIERED if tiered else RULED, **model},
         input=InputConfig(batch_size=8, shuffle_buffer=300),
         # Sums of two replicas differ in the last bit; many small steps must not widen that.
         optimizer=OptimizerConfig(learning_rate=0.005, epsilon=1e-3),
@@ -106,7 +111,9 @@ class Killing(NoProgress):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def train_and_die(version: str, run: str, epoch: int, step: int, ruled: bool = False) -> None:
+def train_and_die(
+    version: str, run: str, epoch: int, step: int, ruled: bool = False, tiered: bool = False
+) -> None:
     """Trains until a step, in a process of its own."""
-    config = build_config(DSSM) if not ruled else build_ruled_config()
+    config = build_ruled_config(tiered=tiered) if ruled else build_config(DSSM)
     build_trainer(config, Path(version), Killing(epoch, step)).fit(Path(run), None)

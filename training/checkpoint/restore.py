@@ -19,6 +19,7 @@ from training.checkpoint.checkpoint_files import (
 )
 from training.checkpoint.manager import BEST_DIR, LAST_DIR, restore_newest
 from training.checkpoint.saved_tensors import MODEL, collect_state, restore_state
+from training.embedding.key_space import holding_whole_tables
 from training.models.model import Model
 from training.models.registry import build_model
 from training.run_directory import RunReference
@@ -65,7 +66,8 @@ def load_run(run: str | Path, which: Literal["best", "last"] = "best") -> Traine
             received=str(directory),
             fix="let the training finish at least one epoch",
         )
-    model = build_model(config.model, manifest, config.seed)
+    with holding_whole_tables():
+        model = build_model(config.model, manifest, config.seed)
     restore_newest(directory, collect_state(**{MODEL: model}))
     return TrainedModel(run_dir, model, config, manifest, reference.version_dir)
 
@@ -110,6 +112,7 @@ def load_checkpoint(directory: Path) -> TrainedModel:
     config = reference.config
     manifest = reference.read_manifest(config.input.tolerates)
     read_checkpoint(directory)
-    model = build_model(config.model, manifest, config.seed)
+    with holding_whole_tables():
+        model = build_model(config.model, manifest, config.seed)
     restore_state(collect_state(**{MODEL: model}), directory / STATE_PREFIX)
     return TrainedModel(run_dir, model, config, manifest, reference.version_dir)

@@ -14,7 +14,12 @@ import tensorflow as tf
 from conf.schema import OOV_ID
 from conf.training.models import Initializer, NormalConfig, UniformConfig
 from etl.tfrecord.reading import inlined, kernel
-from training.embedding.key_space import GrowingRows, KeySpace
+from training.embedding.key_space import (
+    GrowingRows,
+    KeySpace,
+    build_growing_rows,
+    is_reading_rows,
+)
 from training.embedding.static_table import (
     FIRST_VALUES,
     EmbeddingTable,
@@ -137,7 +142,7 @@ class DynamicTable(EmbeddingTable):
     ) -> None:
         tf.Module.__init__(self, name="dynamic_table")
         self.keys, self.dim, self.updates = keys, dim, RowUpdates()
-        self.rows = GrowingRows(keys, dim, f"{name}/rows")
+        self.rows: GrowingRows = build_growing_rows(keys, dim, f"{name}/rows")
         self._label, self._seed, self._initializer = name, seed, initializer
 
     @property
@@ -180,8 +185,13 @@ class DynamicTable(EmbeddingTable):
         """As `lookup`, but padding may have gradients: for callers that weight it by zero."""
         return super().gather(self.keys.find(ids))
 
+    def read_rows(self, rows: tf.Tensor) -> tf.Tensor:
+        """As `EmbeddingTable.read_rows`."""
+        return self.rows.gather(rows)
+
     def _read(self, variable: tf.Variable | RowShards, ids: tf.Tensor) -> tf.Tensor:
-        values = read_rows(variable, ids)
+        is_tiered = self.keys.tier is not None and not is_reading_rows()
+        values = self.rows.gather(ids) if is_tiered else read_rows(variable, ids)
         if not self.keys.may_refuse:  # Then every key of a step has a row of its own.
             return values
         return values * tf.cast(tf.greater(ids, OOV_ID), tf.float32)[..., tf.newaxis]

@@ -1,6 +1,7 @@
 """From the keys of a batch to rows: numbered in the input, given memory and values in the step.
 
-    input   keys of the batch -> rows, in order of arrival; first values of rows that are new
+    input   keys of the batch -> rows, in order of arrival; first values of rows that are new;
+            of a table in two tiers, places on the device in place of rows
     step    memory for these rows, their first values, and only then the lookups
 
 The input runs ahead of the steps. What it numbers becomes part of the table by the step that
@@ -20,14 +21,18 @@ import tensorflow as tf
 
 from conf.errors import ConfigError, did_you_mean
 from conf.manifest import Manifest
+from training.embedding.device_tier import PLACE, PlacedBatch, place_nowhere
 from training.embedding.dynamic_table import DynamicTable
+from training.embedding.key_rules import MappedBatch
 from training.embedding.key_space import GrowingRows, KeySpace, read_capacity, reserve_rows
-from training.embedding.ruled_key_space import MapBatch, RuledKeySpace
+from training.embedding.ruled_key_space import RuledKeySpace
 from training.embedding.static_table import EmbeddingTable
 from training.input.batches import ARRIVALS
+from training.input.damage import carry
 from training.tensorflow_runtime import close_iterators_at_exit
 
-_ROWS, _DRAWN, _NEW_ROWS, _BATCHES = "rows", "drawn", "new rows", "batches"
+_NUMBERS = _ROWS, _BATCHES, _DISTINCT = "rows", "batches", "distinct"
+_NEW_ROWS, _SWAPS, _DRAWN = "new rows", "swaps", "drawn"
 _KEPT = "keys of {}"
 
 
@@ -48,11 +53,6 @@ class KeyedFeatures:
     kept: tuple[str, ...] = ()
 
     @property
-    def is_ruled(self) -> bool:
-        """Whether keys are admitted and evicted by rules."""
-        return isinstance(self.space, RuledKeySpace)
-
-    @property
     def timestamp(self) -> str | None:
         """Feature that holds the time of a row of a batch, or None."""
         return self.space.rules.timestamp if isinstance(self.space, RuledKeySpace) else None
@@ -60,8 +60,7 @@ class KeyedFeatures:
     @property
     def mapped_types(self) -> list[tf.DType]:
         """Types of what a mapper returns."""
-        numbers = 4 if self.is_ruled else 2
-        return [tf.int64] * numbers + [tf.float32] * len(self.drawn)
+        return [tf.int64] * (1 + len(_NUMBERS) + 2) + [tf.float32] * len(self.drawn)
 
 
 def plan_keyed_features(
@@ -173,20 +172,18 @@ def map_keys(
 
 def _name_arrivals(part: KeyedFeatures, values: Sequence[tf.Tensor]) -> dict[str, Any]:
     """Returns what a mapper says beside the rows, by name and with its shape."""
-    numbers, drawn = (
-        values[: len(values) - len(part.drawn)],
-        values[len(values) - len(part.drawn) :],
-    )
-    arrivals = {_ROWS: tf.reshape(numbers[0], [])}
-    if part.is_ruled:
-        arrivals[_BATCHES] = tf.reshape(numbers[1], [])
-        arrivals[_NEW_ROWS] = tf.ensure_shape(numbers[2], [None])
-    # No list: tf.data would make one tensor of it.
-    arrivals[_DRAWN] = tuple(
-        tf.ensure_shape(rows, [None, table.dim])
-        for rows, table in zip(drawn, part.drawn, strict=True)
-    )
-    return arrivals
+    *numbers, new, swaps = values[: len(_NUMBERS) + 2]
+    drawn = values[len(_NUMBERS) + 2 :]
+    return {
+        **{name: tf.reshape(n, []) for name, n in zip(_NUMBERS, numbers, strict=True)},
+        _NEW_ROWS: tf.ensure_shape(new, [None]),
+        _SWAPS: tf.ensure_shape(swaps, [None, 4]),
+        # No list: tf.data would make one tensor of it.
+        _DRAWN: tuple(
+            tf.ensure_shape(rows, [None, table.dim])
+            for rows, table in zip(drawn, part.drawn, strict=True)
+        ),
+    }
 
 
 def _spread_times(batch: Mapping[str, Any], timestamp: str, part: KeyedFeatures) -> tf.Tensor:
@@ -209,35 +206,53 @@ def read_keys(batch: Mapping[str, Any], feature: str) -> Any:
 def admit_arrivals(arrivals: Mapping[str, Any], keyed: Sequence[KeyedFeatures]) -> None:
     """Gives the new rows of a batch memory and their first values, in a replica context.
 
+    Rows of two tiers are brought to the device before.
+
     Args:
         arrivals: The rows that `map_keys` added to the batch.
         keyed: As there.
     """
     for number, found in arrivals.items():
         part = keyed[int(number)]
-        count, handle = found[_ROWS], part.space.known_rows.handle
+        if part.space.tier is not None:
+            _swap_rows(part.space, part.space.tier.exchange, found)
+        new = found[_NEW_ROWS]
+        admit = _build_admission(part, new, found[_ROWS], _first_values(part, new, found[_DRAWN]))
+        tf.cond(tf.size(new) > 0, admit, tf.no_op)
         if isinstance(part.space, RuledKeySpace):
-            new, batches = found[_NEW_ROWS], part.space.known_batches.handle
-            admit = _build_admission(part, new, count, _first_values(part, new, found[_DRAWN]))
-            tf.cond(tf.size(new) > 0, admit, tf.no_op)
+            batches = part.space.known_batches.handle
             tf.raw_ops.AssignVariableOp(resource=batches, value=found[_BATCHES])
-        else:
-            known = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64)
-            drawn = [
-                (table.rows, rows) for table, rows in zip(part.drawn, found[_DRAWN], strict=True)
-            ]
-            admit = _build_admission(part, tf.range(known, count), count, drawn)
-            tf.cond(count > known, admit, tf.no_op)
+
+
+def _swap_rows(
+    space: KeySpace, exchange: Callable[..., list[np.ndarray]], found: Mapping[str, Any]
+) -> None:
+    """Writes rows that leave the device to host memory, and brings those in that come."""
+    context = tf.distribute.get_replica_context()
+    places, matrices = found[_SWAPS][:, PLACE], space.matrices
+    leaving = [
+        tf.raw_ops.ResourceGather(resource=m.variable.handle, indices=places, dtype=m.dtype)
+        for m in matrices
+    ]
+    told = [context.replica_id_in_sync_group, found[_ROWS], found[_DISTINCT], found[_SWAPS]]
+    coming = tf.numpy_function(exchange, [*told, *leaving], [m.dtype for m in matrices])
+    for matrix, rows in zip(matrices, coming, strict=True):
+        tf.raw_ops.ResourceScatterUpdate(
+            resource=matrix.variable.handle,
+            indices=places,
+            updates=tf.ensure_shape(rows, [None, matrix.dim]),
+        )
 
 
 def _first_values(
     part: KeyedFeatures, new: tf.Tensor, drawn: Sequence[tf.Tensor]
 ) -> list[tuple[GrowingRows, tf.Tensor]]:
-    """Returns the first values of new rows in each matrix: other keys may have had the rows."""
+    """Returns the first values of new rows in the matrices that do not hold them yet."""
     values = {id(table.rows): rows for table, rows in zip(part.drawn, drawn, strict=True)}
     return [
         (matrix, values.get(id(matrix), tf.fill([tf.size(new), matrix.dim], matrix.fill)))
         for matrix in part.space.matrices
+        if part.space.sets_all_rows or id(matrix) in values
     ]
 
 
@@ -251,7 +266,8 @@ def _build_admission(
 
     def admit() -> tf.Operation:
         done: list[tf.Operation] = []
-        for matrix in part.space.matrices:
+        grown = part.space.matrices if part.space.tier is None else []
+        for matrix in grown:
             # One after the other: memory for two copies of one of them, not of all.
             with tf.control_dependencies(done):
                 done = [_reserve(matrix, count)]
@@ -281,46 +297,47 @@ def _reserve(matrix: GrowingRows, rows: tf.Tensor) -> tf.Operation:
 def _build_mapper(
     part: KeyedFeatures, batches: int | None, *, is_new_epoch: bool
 ) -> Callable[..., list[np.ndarray]]:
-    """Returns the function of keys to their rows, the number of rows, and the new ones' values."""
-    if isinstance(part.space, RuledKeySpace):
-        map_batch = part.space.begin_batches(is_new_epoch=is_new_epoch)
-        return _build_ruled_mapper(part, part.space, map_batch, batches)
-    map_to_rows, index = part.space.begin(), part.space.index
-    known, left = len(index), batches
-
-    def map_batch_in_order(keys: np.ndarray) -> list[np.ndarray]:
-        nonlocal known, left
-        if left == 0:
-            rows, count = index.find(keys), known
-        else:
-            rows, count = map_to_rows(keys)
-            left = None if left is None else left - 1
-        new = index.read_keys(known, count)
-        known = count
-        drawn = [table.draw_rows(new) for table in part.drawn]
-        return [rows, np.array(count, np.int64), *drawn]
-
-    return map_batch_in_order
-
-
-def _build_ruled_mapper(
-    part: KeyedFeatures, space: RuledKeySpace, map_to_rows: MapBatch, batches: int | None
-) -> Callable[..., list[np.ndarray]]:
-    """As `_build_mapper`, under rules: also the number of the batch, and which rows are new."""
+    """Returns the function of keys to their rows, and what the step has to know of them."""
+    map_to_rows = part.space.begin_batches(is_new_epoch=is_new_epoch)
+    place = _build_placer(part.space, is_new_epoch=is_new_epoch)
     left = batches
 
     def map_batch(keys: np.ndarray, times: np.ndarray | None = None) -> list[np.ndarray]:
         nonlocal left
-        if left == 0:
-            found = space.find_ahead(keys)
-        else:
-            found = map_to_rows(keys, times, left == 1)
-            left = None if left is None else left - 1
+        is_trained = left != 0
+        found = map_to_rows(keys, times, left == 1) if is_trained else part.space.find_ahead(keys)
+        placed = place(found, is_trained)
+        left = None if left is None else max(0, left - 1)
+        numbers = (found.row_count, found.batches, placed.distinct)
         drawn = [table.draw_rows(found.new_keys) for table in part.drawn]
-        numbers = [np.array(number, np.int64) for number in (found.row_count, found.batches)]
-        return [found.rows, *numbers, found.new_rows, *drawn]
+        return [
+            placed.places,
+            *(np.array(number, np.int64) for number in numbers),
+            placed.new_places,
+            placed.swaps,
+            *drawn,
+        ]
 
     return map_batch
+
+
+def _build_placer(
+    space: KeySpace, *, is_new_epoch: bool
+) -> Callable[[MappedBatch, bool], PlacedBatch]:
+    """Returns the function of a batch's rows to where its step finds them: places of a tier."""
+    if space.tier is None:
+        return lambda found, is_trained: PlacedBatch(found.rows, found.new_rows)
+    place = space.tier.begin(is_new_epoch=is_new_epoch)
+
+    def place_batch(found: MappedBatch, is_trained: bool) -> PlacedBatch:
+        if not is_trained:
+            return place_nowhere(found.rows)
+        try:
+            return place(found.rows, found.new_rows)
+        except ConfigError as error:
+            raise carry(error) from error
+
+    return place_batch
 
 
 def _flatten(values: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:

@@ -8,18 +8,21 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 
 import numpy as np
 import tensorflow as tf
 
 from conf.schema import OOV_ID, PAD_ID
+from training.embedding.device_tier import NO_ROW, DeviceTier, HostRows
 from training.embedding.key_index import FIRST_ROW, KeyIndex
+from training.embedding.key_rules import MappedBatch
 
 SAVED_KEYS = "by_row"
 _log = logging.getLogger("sluice.training.embedding")
 _Translate = Callable[["KeySpace", tf.Tensor], tf.Tensor]
+MapBatch = Callable[[np.ndarray, np.ndarray | None, bool], MappedBatch]
 
 
 class KeySpace(tf.Module):
@@ -33,17 +36,30 @@ class KeySpace(tf.Module):
         name: Name of the table.
         max_rows: Keys that get a row, at most; None: no limit.
         capacity: Rows that memory is reserved for from the start.
+        device_rows: Rows that the device holds of those in host memory; None: it holds all.
 
     Attributes:
         refused: Lookups of keys that got no row, as the table was full, since `begin`.
+        tier: The rows that the device holds of those in host memory; None: it holds all.
     """
 
-    def __init__(self, name: str, *, max_rows: int | None = None, capacity: int = 1) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        max_rows: int | None = None,
+        capacity: int = 1,
+        device_rows: int | None = None,
+    ) -> None:
         super().__init__(name="key_space")
         self.label, self.max_rows = name, max_rows
         self.index = KeyIndex(max_rows)
         self.capacity = FIRST_ROW + (capacity if max_rows is None else min(capacity, max_rows))
         self.refused = 0
+        self.is_on_host = device_rows is not None and _is_whole.get()
+        self.tier: DeviceTier | None = None
+        if device_rows is not None and not self.is_on_host:
+            self.tier = DeviceTier(name, device_rows)
         self._members = _Members()
         self._session = 0
         self._turn = threading.Lock()  # A session's batch is mapped whole, or no longer.
@@ -56,6 +72,11 @@ class KeySpace(tf.Module):
     def may_refuse(self) -> bool:
         """Whether a key that training meets may have no row."""
         return self.max_rows is not None
+
+    @property
+    def sets_all_rows(self) -> bool:
+        """Whether a new key's row may hold another one's numbers, also in optimizer state."""
+        return self.tier is not None
 
     @property
     def row_count(self) -> int:
@@ -101,6 +122,32 @@ class KeySpace(tf.Module):
 
         return map_keys
 
+    def begin_batches(self, *, is_new_epoch: bool) -> MapBatch:
+        """As `begin`, for keys of any table.
+
+        Args:
+            is_new_epoch: Whether what happens is counted from nothing.
+
+        Returns:
+            Function of keys, int64 `[n]`, their times, and whether the batch is an epoch's last.
+        """
+        map_to_rows = self.begin()
+        known = len(self.index)
+
+        def map_batch(keys: np.ndarray, times: np.ndarray | None, is_last: bool) -> MappedBatch:
+            nonlocal known
+            rows, count = map_to_rows(keys)
+            new, known = np.arange(known, count), count
+            new_keys = self.index.read_keys(count - len(new), count)
+            return MappedBatch(rows, count, new_keys, new, 0)
+
+        return map_batch
+
+    def find_ahead(self, keys: np.ndarray) -> MappedBatch:
+        """Returns the rows of keys as the last batch that was mapped has left them."""
+        none = np.empty(0, np.int64)
+        return MappedBatch(self.index.find(keys), len(self.index), none, none, 0)
+
     def _warn_if_full(self) -> None:
         if self.refused and not self._is_reported:
             self._is_reported = True
@@ -137,24 +184,34 @@ class KeySpace(tf.Module):
 
     @property
     def matrix_bytes(self) -> int:
-        """Memory that one device's copies of the matrices take."""
-        return sum(matrix.bytes for matrix in self.matrices)
+        """Memory that one device's copies of the matrices take, and host memory beyond."""
+        tier_bytes = 0 if self.tier is None else self.tier.bytes
+        return tier_bytes + sum(matrix.bytes for matrix in self.matrices)
 
     def describe(self) -> dict[str, int]:
-        """Returns how many keys have a row, and what the table takes."""
+        """Returns how many keys have a row, what the table takes, and what a tier has done."""
         return {
             "keys": self.row_count - FIRST_ROW,
             "bytes": self.index.bytes + self.matrix_bytes,
+            **self.describe_tier(),
         }
 
+    def describe_tier(self) -> dict[str, int]:
+        """Returns what is on the device, and how often a batch found it there; {}: all is."""
+        if self.tier is None:
+            return {}
+        device_bytes = sum(matrix.device_bytes for matrix in self.matrices)
+        return {"device_bytes": device_bytes, **self.tier.describe()}
+
     def render(self) -> list[str]:
-        """Returns what is worth saying of an epoch: that the table is full."""
-        if not self.refused:
-            return []
-        return [
-            f"table {self.label} is full: {self.refused:,} lookups of keys without a row read "
-            f"zeros (model.embeddings.{self.label}.max_rows = {self.max_rows:,})"
-        ]
+        """Returns what is worth saying of an epoch: that the table is full, or in two tiers."""
+        lines = [] if self.tier is None else self.tier.render()
+        if self.refused:
+            lines.append(
+                f"table {self.label} is full: {self.refused:,} lookups of keys without a row read "
+                f"zeros (model.embeddings.{self.label}.max_rows = {self.max_rows:,})"
+            )
+        return lines
 
     def state_tensors(self) -> dict[str, tf.Tensor]:
         """Returns the keys that training has met."""
@@ -176,9 +233,17 @@ class KeySpace(tf.Module):
         """
         with self._turn:
             self._session += 1
+            self.leave_device()
             self.known_rows.assign(FIRST_ROW)
             self.index.set_keys(keys)
             self.known_rows.assign(len(self.index))
+
+    def leave_device(self) -> None:
+        """Writes the rows of a tier back and empties it: rows may be set, or renumbered, then."""
+        if self.tier is not None:
+            for matrix in self.matrices:
+                matrix.write_back()
+            self.tier.forget()
 
     def find_problems(self, found: Mapping[str, tuple[str, list[int]]]) -> list[str]:
         """Returns why saved tensors cannot be restored; none: they can.
@@ -227,6 +292,19 @@ def _are_rows(space: KeySpace, keys: tf.Tensor) -> tf.Tensor:
     return keys
 
 
+_is_whole: ContextVar[bool] = ContextVar("holds_whole_tables", default=False)
+
+
+@contextmanager
+def holding_whole_tables() -> Iterator[None]:
+    """Has tables of two tiers built in one, in host memory: for models that are not trained."""
+    token = _is_whole.set(True)
+    try:
+        yield
+    finally:
+        _is_whole.reset(token)
+
+
 _translate: ContextVar[_Translate] = ContextVar("translate_keys", default=_find_on_host)
 
 
@@ -246,9 +324,17 @@ def translating(translate: _Translate) -> Iterator[None]:
 
 @contextmanager
 def reading_rows() -> Iterator[None]:
-    """Takes what is looked up in the block for rows: the batches of training hold them."""
+    """Takes what is looked up in the block for rows: the batches of training hold them.
+
+    Of a table in two tiers they are places on the device.
+    """
     with translating(_are_rows):
         yield
+
+
+def is_reading_rows() -> bool:
+    """Whether this is in a block of `reading_rows`."""
+    return _translate.get() is _are_rows
 
 
 _GROWTH = (3, 2)
@@ -274,12 +360,14 @@ class GrowingRows(tf.Module):
     ) -> None:
         super().__init__(name="growing_rows")
         self.keys, self.dim, self.fill = keys, dim, fill
-        self.variable = tf.Variable(
-            tf.fill([keys.capacity, dim], fill),
-            shape=tf.TensorShape([None, dim]),
-            trainable=trainable,
-            name=name,
-        )
+        length = keys.capacity if keys.tier is None else len(keys.tier.held)
+        with tf.device("CPU:0") if keys.is_on_host else nullcontext():
+            self.variable = tf.Variable(
+                tf.fill([length, dim], fill),
+                shape=tf.TensorShape([None, dim]),
+                trainable=trainable,
+                name=name,
+            )
         keys.join(self)
 
     @property
@@ -295,7 +383,23 @@ class GrowingRows(tf.Module):
     @property
     def bytes(self) -> int:
         """Memory that one copy takes, that for rows to come included."""
+        return self.device_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """The same of the device alone."""
         return int(read_length(self._copies[0])) * self.dim * self.dtype.size
+
+    def gather(self, rows: tf.Tensor) -> tf.Tensor:
+        """Returns rows as the steps so far have left them, outside of steps.
+
+        Args:
+            rows: int64, any shape.
+
+        Returns:
+            `rows.shape + [dim]`.
+        """
+        return tf.gather(self._copies[0], rows)
 
     def read_value(self) -> tf.Tensor:
         """Returns the matrix, without the rows that no key has."""
@@ -319,11 +423,74 @@ class GrowingRows(tf.Module):
 
     def fill_like(self, value: float, name: str) -> GrowingRows:
         """Returns another matrix of the same keys and row length that is not trained."""
-        return GrowingRows(self.keys, self.dim, name, fill=value, trainable=False)
+        return build_growing_rows(self.keys, self.dim, name, fill=value, trainable=False)
 
     @property
     def _copies(self) -> tuple[tf.Variable, ...]:
         return list_copies(self.variable)
+
+
+class TieredRows(GrowingRows):
+    """A matrix whose rows are in host memory, but for those that `keys.tier` has on the device.
+
+    The variable is as long as the device has places. Args are those of `GrowingRows`.
+    """
+
+    def __init__(
+        self, keys: KeySpace, dim: int, name: str, *, fill: float = 0.0, trainable: bool = True
+    ) -> None:
+        super().__init__(keys, dim, name, fill=fill, trainable=trainable)
+        if keys.tier is None:
+            raise ValueError("these keys have all rows on the device")
+        most = None if keys.max_rows is None else keys.max_rows + FIRST_ROW
+        self._tier, self._written = keys.tier, 0
+        self._host = HostRows(keys.capacity, dim, fill, most)
+        keys.tier.add(self._host)
+
+    @property
+    def bytes(self) -> int:
+        """Memory that the device's copy and the host's take."""
+        return self.device_bytes + self._host.values.nbytes
+
+    def gather(self, rows: tf.Tensor) -> tf.Tensor:
+        """As `GrowingRows.gather`: from host memory."""
+        self.write_back()
+        return tf.constant(self._host.values[np.asarray(rows)])
+
+    def read_value(self) -> tf.Tensor:
+        """Returns the matrix, without the rows that no key has."""
+        self.write_back()
+        return tf.constant(self._host.values[: self.keys.row_count].copy())
+
+    def assign(self, values: tf.Tensor | np.ndarray) -> None:
+        """Sets the matrix; the device's places are empty then, those of all matrices.
+
+        Args:
+            values: float32 `[rows, dim]`; the key space is set to as many rows by itself.
+        """
+        self.keys.leave_device()
+        self._host.reserve(len(values))
+        self._host.values[: len(values)] = values
+        for copy in self._copies:
+            copy.scatter_update(tf.IndexedSlices(values[:FIRST_ROW], tf.range(FIRST_ROW)))
+
+    def write_back(self) -> None:
+        """Writes the rows on the device to host memory, where steps have run since."""
+        if self._written == self._tier.swaps:
+            return
+        self._host.reserve(self.keys.row_count)
+        places = np.flatnonzero(self._tier.held != NO_ROW)
+        rows = tf.gather(self._copies[0], places)
+        self._host.values[self._tier.held[places]] = rows.numpy()
+        self._written = self._tier.swaps
+
+
+def build_growing_rows(
+    keys: KeySpace, dim: int, name: str, *, fill: float = 0.0, trainable: bool = True
+) -> GrowingRows:
+    """Returns a matrix with a row for each key, in two tiers if the keys have them."""
+    cls = GrowingRows if keys.tier is None else TieredRows
+    return cls(keys, dim, name, fill=fill, trainable=trainable)
 
 
 def read_capacity(matrix: GrowingRows) -> tf.Tensor:

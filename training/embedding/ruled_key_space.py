@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,14 +12,13 @@ from conf.schema import PAD_ID
 from training.embedding.key_index import FIRST_ROW
 from training.embedding.key_records import KEY, META, TIME, WAITING, pack_meta, unpack_meta
 from training.embedding.key_rules import KeyMoment, KeyRules, MappedBatch, RuledIndex
-from training.embedding.key_space import SAVED_KEYS, KeySpace, list_copies
+from training.embedding.key_space import SAVED_KEYS, KeySpace, MapBatch, list_copies
 
 COUNTS, WAITING_KEYS, MOMENT = "counts", "waiting", "moment"
 TIMES, STEPS = "times", "steps"
 """What the times of keys are called: values of a feature, or steps."""
 TRIM_EVERY = 8
 """Batches between two looks at how far the steps are, which a GPU has to be waited for."""
-MapBatch = Callable[[np.ndarray, np.ndarray | None, bool], MappedBatch]
 
 
 class RuledKeySpace(KeySpace):
@@ -32,10 +31,15 @@ class RuledKeySpace(KeySpace):
     Args:
         rules: The rules.
         capacity: Rows that memory is reserved for from the start.
+        device_rows: Rows that the device holds of those in host memory; None: it holds all.
     """
 
-    def __init__(self, rules: KeyRules, *, capacity: int = 1) -> None:
-        super().__init__(rules.table, max_rows=rules.max_rows, capacity=capacity)
+    def __init__(
+        self, rules: KeyRules, *, capacity: int = 1, device_rows: int | None = None
+    ) -> None:
+        super().__init__(
+            rules.table, max_rows=rules.max_rows, capacity=capacity, device_rows=device_rows
+        )
         self.rules, self.ruled = rules, RuledIndex(rules)
         self.known_batches = tf.Variable(
             0, dtype=tf.int64, trainable=False, name=f"{rules.table}/known_batches"
@@ -44,6 +48,11 @@ class RuledKeySpace(KeySpace):
     @property
     def may_refuse(self) -> bool:
         """Whether a key that training meets may have no row."""
+        return True
+
+    @property
+    def sets_all_rows(self) -> bool:
+        """Whether a new key's row may hold another one's numbers, also in optimizer state."""
         return True
 
     @property
@@ -188,6 +197,7 @@ class RuledKeySpace(KeySpace):
         """
         with self._turn:
             self._session += 1
+            self.leave_device()
             self.ruled.set_to(records, moment)
             self.known_rows.assign(moment.rows)
             self.known_batches.assign(moment.batches)
@@ -232,6 +242,7 @@ class RuledKeySpace(KeySpace):
             "waiting": known - keys,
             **{name: getattr(moment, name) for name in counts},
             "bytes": own_bytes + self.matrix_bytes,
+            **self.describe_tier(),
         }
 
     def render(self) -> list[str]:
@@ -243,12 +254,11 @@ class RuledKeySpace(KeySpace):
             f"{found['admitted']:,} admitted, {found['evicted']:,} evicted, "
             f"{found['rejected']:,} lookups rejected; {found['bytes'] / 1e6:,.1f} MB"
         )
-        if not found["refused"]:
-            return [line]
-        full = (
-            f"{line}; full (max_rows = {self.max_rows:,}): {found['refused']:,} lookups read zeros"
-        )
-        return [full]
+        if found["refused"]:
+            line += (
+                f"; full (max_rows = {self.max_rows:,}): {found['refused']:,} lookups read zeros"
+            )
+        return [line] if self.tier is None else [line, *self.tier.render()]
 
 
 def build_waiting(waiting: np.ndarray) -> np.ndarray:

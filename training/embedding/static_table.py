@@ -235,6 +235,17 @@ class EmbeddingTable(tf.Module):
         shared = current_rows()
         return None if shared is None else shared.find(self.variable, ids, self._read)
 
+    def read_rows(self, rows: tf.Tensor) -> tf.Tensor:
+        """Returns rows by their numbers as the steps so far have left them, outside of steps.
+
+        Args:
+            rows: int64, any shape.
+
+        Returns:
+            `rows.shape + [dim]`.
+        """
+        return read_rows(self.variable, rows)
+
     def _read(self, variable: tf.Variable | RowShards, ids: tf.Tensor) -> tf.Tensor:
         return read_rows(variable, ids)
 

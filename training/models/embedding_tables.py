@@ -209,9 +209,12 @@ class TableBuilder:
     def _build_keys(self, table: _Dynamic) -> KeySpace:
         config = table.config
         rules = KeyRules.read(table.name, config, self._seed)
+        capacity, device_rows = config.capacity, config.device_rows
         if rules is not None:
-            return RuledKeySpace(rules, capacity=config.capacity)
-        return KeySpace(table.name, max_rows=config.max_rows, capacity=config.capacity)
+            return RuledKeySpace(rules, capacity=capacity, device_rows=device_rows)
+        return KeySpace(
+            table.name, max_rows=config.max_rows, capacity=capacity, device_rows=device_rows
+        )
 
     def _add(self, table: _Dynamic, specs: Mapping[str, FeatureSpec]) -> None:
         key = f"model.embeddings.{table.name}"

@@ -18,7 +18,6 @@ from conf.run import STEPS_FILE, VALIDATIONS_FILE
 from conf.schema import PAD_ID
 from conf.training.train import StepRange
 from training.distribution.workers import NullWriter
-from training.embedding.static_table import read_rows
 from training.loop.epoch_records import EpochRecord, StepValidation
 from training.loop.step import RunSteps, StepFunction, StepsResult
 from training.models.model import Model
@@ -174,7 +173,7 @@ def read_weight_samples(model: Model, sampled_rows: int) -> dict[str, tf.Tensor]
     for name, table in sorted(model.tables.items()):
         ids = sample_ids(table.vocabulary_size, sampled_rows)
         norms = [
-            tf.norm(tf.cast(read_rows(table.variable, tf.constant(piece)), tf.float32), axis=1)
+            tf.norm(tf.cast(table.read_rows(tf.constant(piece)), tf.float32), axis=1)
             for piece in np.split(ids, range(SAMPLED_PIECE_ROWS, len(ids), SAMPLED_PIECE_ROWS))
         ]
         samples[f"row_norms/{name}"] = tf.concat(norms, axis=0)

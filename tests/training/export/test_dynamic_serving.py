@@ -42,7 +42,10 @@ def version(tmp_path_factory) -> Path:
 def configure(version: Path, root: Path, model=DSSM, **fit):
     fit = FitConfig(**{"epochs": 3, "steps_per_loop": 4, **fit})
     optimizer = {"learning_rate": 0.05}
-    config = build_config({**model, "embedding_dim": 8}, fit=fit, optimizer=optimizer)
+    # All users of a batch fit on the device, and not all of the log.
+    tiered = {**build_config(model).model.embeddings, "user_id": {"device_rows": 55}}
+    model = {**model, "embedding_dim": 8, "embeddings": tiered}
+    config = build_config(model, fit=fit, optimizer=optimizer)
     return config.model_copy(update={"dataset": str(version), "root": str(root)})
 
 
@@ -62,6 +65,23 @@ def test_the_card_says_how_far_tables_have_grown(run: Path) -> None:
     assert card["status"] == "trained"
     assert card["model"]["tables"]["user_id"] == [62, 8]
     assert card["model"]["parameters"] > 62 * 8
+
+
+def test_a_table_in_two_tiers_is_validated_as_it_is_trained_and_then_read_as_one(
+    run: Path, trained: TrainedModel
+) -> None:
+    history = read_json(run / "history.json")
+    tables = [entry["tables"]["user_id"] for entry in history]
+    assert tables[0]["device_bytes"] == 3 * 57 * 8 * 4  # with Adam's two moments
+    assert all(found["swapped"] > 0 < found["device_hits"] for found in tables)
+    assert "swapped" not in history[0]["tables"]["items"]
+    assert trained.model.tables["user_id"].keys.tier is None
+    best = read_json(run / "run_card.json")["training"]["best_epoch"]
+    metrics = evaluate_split(trained, "validation")["protocols"][0]["systems"]["model"]
+    validated = history[best - 1]["validation"]
+    shared = {name: metrics[name] for name in validated if name in metrics}
+    assert shared
+    assert shared == pytest.approx({name: validated[name] for name in shared})
 
 
 def test_evaluates_and_beats_chance(trained: TrainedModel) -> None:

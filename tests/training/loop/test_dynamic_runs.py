@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -29,7 +30,8 @@ from training.checkpoint.resume_state import Position
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_space import KeySpace
 from training.input.damage import InputCounts
-from training.monitoring.progress import NoProgress
+from training.loop.trainer import Trainer
+from training.monitoring.progress import NoProgress, StepStatus
 from training.monitoring.run_logs import read_steps
 
 STEPS = 12
@@ -171,12 +173,18 @@ def test_what_cannot_be_is_refused(changes, error, version: Path) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("ruled", [False, True])
-def test_two_replicas_train_as_one_does(ruled: bool, timed: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ruled", "tiered"), [(False, False), (True, False), (True, True)])
+def test_two_replicas_train_as_one_does(
+    ruled: bool, tiered: bool, timed: Path, tmp_path: Path
+) -> None:
     states = []
     for replicas in (1, 2):
         result = tmp_path / f"{replicas}.npz"
-        process = start_forked(dynamic_replicas.train, str(timed), replicas, str(result), ruled)
+        # Rows in two tiers are compared with those of one device that holds all.
+        process = start_forked(
+            dynamic_replicas.train, str(timed), replicas, str(result), ruled,
+            tiered and replicas == 2,
+        )  # fmt: skip
         process.join()
         assert process.exitcode == 0
         states.append(np.load(result))
@@ -235,14 +243,59 @@ def test_sigkill_changes_nothing_under_rules(timed: Path, ruled, tmp_path: Path)
     process.join()
     assert process.exitcode == -signal.SIGKILL
     assert 0 < len(steps_of(run)) < len(steps_of(ruled[0]))
-    trainer = build_trainer(build_ruled_config(), timed)
-    trainer.fit(run, None)
-    assert steps_of(run) == steps_of(ruled[0])
+    resume_and_compare(build_trainer(build_ruled_config(), timed), run, ruled)
     assert read_tables(run) == read_tables(ruled[0])
-    state, whole = read_state(trainer), read_state(ruled[1])
+
+
+class Stopping(NoProgress):
+    """Ends training at a step, between two checkpoints."""
+
+    def step(self, status: StepStatus) -> None:
+        if (status.epoch, status.step) >= (1, 40):
+            raise InterruptedError
+
+
+def test_rows_in_two_tiers_change_nothing(timed: Path, ruled, tmp_path: Path) -> None:
+    with pytest.raises(InterruptedError):
+        build_trainer(build_ruled_config(tiered=True), timed, Stopping()).fit(tmp_path, None)
+    stopped = steps_of(tmp_path)
+    assert 0 < len(stopped) < len(steps_of(ruled[0]))
+    resume_and_compare(build_trainer(build_ruled_config(), timed), tmp_path, ruled)
+
+
+# With and without tiers by turns.
+@pytest.mark.exhaustive
+def test_sigkill_and_tiers_change_nothing(timed: Path, ruled, tmp_path: Path) -> None:
+    for kill in [(1, 15, True), (1, 31, False), (2, 21, True)]:
+        *at, tiered = kill
+        where = (str(timed), str(tmp_path), *at, True, tiered)
+        process = start_forked(dynamic_runs.train_and_die, *where)
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    told = Told()
+    trainer = build_trainer(build_ruled_config(tiered=True), timed, told)
+    resume_and_compare(trainer, tmp_path, ruled)
+    assert any(line.startswith("table past: 32 rows on the device") for line in told.lines)
+
+
+def resume_and_compare(trainer: Trainer, run: Path, expected: tuple[Path, Trainer, object]) -> None:
+    trainer.fit(run, None)
+    assert steps_of(run) == steps_of(expected[0])
+    state, whole = read_state(trainer), read_state(expected[1])
     assert set(state) == set(whole)
     for name, values in whole.items():
         np.testing.assert_array_equal(state[name], values, err_msg=name)
+
+
+def test_a_device_tier_that_is_too_small_is_refused(timed: Path, tmp_path: Path) -> None:
+    tables = {**dynamic_runs.TIERED, "past": {"features": ["history"], "device_rows": 3}}
+    trainer = build_trainer(build_ruled_config(embeddings=tables), timed)
+    with pytest.raises(ConfigError, match=r"past\.device_rows is too small") as refused:
+        trainer.fit(tmp_path, None)
+    needed = re.search(r"has (\d+) rows", refused.value.received)
+    assert needed is not None
+    assert 3 < int(needed[1]) <= 40
+    assert refused.value.allowed.startswith(f"{needed[1]} or more")
 
 
 def test_rules_end_where_the_config_is_wrong(timed: Path, version: Path, tmp_path: Path) -> None:

@@ -1,0 +1,223 @@
+"""Tables in two tiers: places against an ordered dictionary, steps against tables in one tier."""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from conf.training.models import DynamicTableConfig, TableConfig
+from tests.machine import IS_EXHAUSTIVE, some_of
+from training.embedding.device_tier import DevicePlaces, HostRows, PlacedBatch
+from training.embedding.dynamic_table import DynamicTable
+from training.embedding.key_mapping import admit_arrivals, map_keys, plan_keyed_features
+from training.embedding.key_rules import KeyMoment, KeyRules
+from training.embedding.key_space import KeySpace, holding_whole_tables, reading_rows
+from training.embedding.lazy_optimizer import LazyAdam, LazyOptimizer
+from training.embedding.ruled_key_space import RuledKeySpace
+from training.input.batches import ARRIVALS
+
+PLACES = 4
+
+
+@settings(deadline=None)  # the first call compiles
+@given(st.lists(st.lists(st.integers(0, 9), max_size=9), max_size=12), st.data())
+def test_the_least_recent_rows_make_room(batches: list[list[int]], data) -> None:
+    places, expected = DevicePlaces(PLACES), OrderedDict[int, None]()
+    for batch in batches:
+        distinct = list(dict.fromkeys(row for row in batch if row > 1))
+        new = [row for row in distinct if row not in expected and data.draw(st.booleans())]
+        before = places.rows.copy()
+        found = places.place(np.array(batch, np.int64), np.array(new, np.int64))
+        if len(distinct) > PLACES:
+            assert found == len(distinct)
+            np.testing.assert_array_equal(places.rows, before)
+            for row in distinct:  # Those that were there have been used.
+                if row in expected:
+                    expected.move_to_end(row)
+            continue
+        assert isinstance(found, PlacedBatch)
+        missing = [row for row in distinct if row not in expected]
+        for row in distinct:
+            if row in expected:
+                expected.move_to_end(row)
+        gone = []
+        for row in missing:
+            gone.append(expected.popitem(last=False)[0] if len(expected) == PLACES else -1)
+            expected[row] = None
+        assert found.swaps[:, 1].tolist() == missing
+        assert found.swaps[:, 2].tolist() == gone
+        assert found.swaps[:, 3].tolist() == [row not in new for row in missing]
+        np.testing.assert_array_equal(before[found.swaps[:, 0]], gone)
+        np.testing.assert_array_equal(places.rows[found.places], batch)
+        np.testing.assert_array_equal(places.rows[found.new_places], new)
+        assert found.distinct == len(distinct)
+        assert sorted(places.rows[2:][places.rows[2:] > 0]) == sorted(expected)
+        if data.draw(st.integers(0, 4)) == 0:  # As after steps that are not run.
+            places.set_to(before)
+            expected = OrderedDict.fromkeys(before[2:][before[2:] > 0][::-1].tolist())
+
+
+def test_host_memory_grows_in_place_up_to_the_limit() -> None:
+    rows = HostRows(4, 3, 0.5, most=9)
+    rows.values[:] = np.arange(12).reshape(4, 3)
+    rows.reserve(5)
+    assert len(rows.values) == 6
+    rows.reserve(7)
+    assert len(rows.values) == 9
+    np.testing.assert_array_equal(rows.values[:4], np.arange(12).reshape(4, 3))
+
+
+KEYS, BATCH, DIM, DEVICE_ROWS = 12, 4, 3, 5
+RULES: dict[str, dict[str, Any]] = {
+    "no rules": {},
+    "full": {"max_rows": 8},
+    "counted, unused steps": {
+        "admission": {"count": 2},
+        "eviction": {"unused_steps": 3, "every": 2},
+    },
+    "full, least recent": {
+        "max_rows": 7,
+        "eviction": {"when_full": "least_recent", "min_count": 2, "every": 5},
+    },
+}
+BATCHES = st.lists(
+    st.lists(st.integers(0, KEYS), min_size=BATCH, max_size=BATCH), min_size=6, max_size=18
+)
+
+
+class Training:
+    """A table, a table of biases and their optimizer, that batches of keys are trained on."""
+
+    def __init__(self, rules: Mapping[str, Any], device_rows: int | None) -> None:
+        config = DynamicTableConfig.model_validate(rules)
+        read = KeyRules.read("items", config, seed=3)
+        self.space = (
+            KeySpace("items", max_rows=config.max_rows, device_rows=device_rows)
+            if read is None
+            else RuledKeySpace(read, device_rows=device_rows)
+        )
+        self.table = DynamicTable("items", self.space, DIM, seed=3)
+        self.bias = DynamicTable("bias", self.space, 1, seed=3, initializer=None)
+        self.optimizer = LazyOptimizer([self.table.rows, self.bias.rows], LazyAdam(), 0.1)
+        tables = {"items": self.table, "bias": self.bias}
+        self.keyed = plan_keyed_features({"key": self.table}, tables)
+        self.step = tf.function(self._step)
+
+    def _step(self, batch: Mapping[str, Any]) -> tf.Tensor:
+        admit_arrivals(batch[ARRIVALS], self.keyed)
+        variables = [self.table.variable, self.bias.variable]
+        with reading_rows(), tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(variables)
+            found = self.table.lookup(batch["key"]) + self.bias.lookup(batch["key"])
+            loss = tf.reduce_sum((found - batch["asked"]) ** 2)
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        return loss
+
+    def clear(self) -> None:
+        """Forgets all keys, and all that the rows have learned."""
+        self.space.set_keys(np.empty(0, np.int64))
+        if isinstance(self.space, RuledKeySpace):
+            self.space.set_records(np.empty((0, 3), np.int64), KeyMoment())
+        self.load({}, [np.full((2, m.dim), m.fill, np.float32) for m in self.space.matrices])
+        self.optimizer.iterations.assign(0)
+
+    def load(self, keys: Mapping[str, np.ndarray], matrices: list[np.ndarray]) -> None:
+        """Restores what `read` has returned, as a checkpoint does: matrices first."""
+        for matrix, values in zip(self.space.matrices, matrices, strict=True):
+            matrix.assign(values)
+        if keys:
+            self.space.restore_tensors(keys)
+
+    def read(self) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
+        """Returns what a checkpoint would hold."""
+        keys = {name: tensor.numpy() for name, tensor in self.space.state_tensors().items()}
+        return keys, [matrix.numpy() for matrix in self.space.matrices]
+
+    def train(self, keys: np.ndarray, asked: np.ndarray, steps: int, is_new: bool) -> list[float]:
+        """Opens an epoch of these batches and trains on the first ones; more are mapped ahead."""
+        dataset = tf.data.Dataset.from_tensor_slices({"key": keys, "asked": asked})
+        batches = iter(map_keys(dataset, self.keyed, len(keys), is_new_epoch=is_new))
+        return [float(self.step(next(batches))) for _ in range(steps)]
+
+
+@functools.cache
+def build_pair(name: str) -> list[Training]:
+    """A table in one tier and one in two; their steps are traced once."""
+    return [Training(RULES[name], device_rows) for device_rows in (None, DEVICE_ROWS)]
+
+
+@pytest.mark.parametrize(
+    "name", some_of([(name,) for name in RULES], [("no rules",), ("full, least recent",)])
+)
+@settings(deadline=None, max_examples=2 + 20 * IS_EXHAUSTIVE)  # each epoch traces its input
+@given(batches=BATCHES, data=st.data())
+def test_trains_bit_for_bit_as_in_one_tier(name: str, batches, data) -> None:
+    one, two = build_pair(name)
+    for training in (one, two):
+        training.clear()
+    keys = np.array(batches, np.int64) * (1 << 40)
+    asked = np.random.default_rng(len(batches)).normal(size=(*keys.shape, DIM)).astype(np.float32)
+    at = 0
+    while at < len(keys):
+        # Epochs that end before their batches do, validations and restored states in between.
+        steps = min(data.draw(st.integers(3, 12)), len(keys) - at)
+        is_new = data.draw(st.booleans())
+        losses = [t.train(keys[at:], asked[at:], steps, is_new) for t in (one, two)]
+        assert losses[0] == losses[1]
+        at += steps
+        looked_up = tf.constant(data.draw(st.lists(st.integers(0, KEYS), max_size=5)), tf.int64)
+        for table in ("table", "bias"):
+            found = [getattr(t, table).lookup(looked_up * (1 << 40)).numpy() for t in (one, two)]
+            np.testing.assert_array_equal(found[1], found[0])
+        state = one.read()
+        for expected, found in zip(
+            tf.nest.flatten(state), tf.nest.flatten(two.read()), strict=True
+        ):
+            np.testing.assert_array_equal(found, expected)
+        if data.draw(st.booleans()):  # What one has saved, the other goes on from.
+            two.load(*state)
+    known = {name: value for name, value in one.space.describe().items() if name != "bytes"}
+    assert known.items() <= two.space.describe().items()
+
+
+def test_what_does_not_fit_is_refused_with_the_number_it_takes() -> None:
+    training = Training({}, 3)
+    keys = np.array([[5, 6, 5, 0], [5, 6, 7, 8]], np.int64)
+    asked = np.zeros((2, BATCH, DIM), np.float32)
+    assert len(training.train(keys, asked, 1, True)) == 1
+    with pytest.raises(tf.errors.OpError) as refused:
+        training.train(keys, asked, 2, True)
+    assert "items.device_rows is too small for one batch" in str(refused.value)
+    assert "3, and a batch of 4 keys has 4 rows" in str(refused.value)
+
+
+def test_is_one_tier_in_host_memory_outside_of_training() -> None:
+    with holding_whole_tables():
+        whole = Training({}, 3)
+    assert whole.space.tier is None
+    assert "CPU:0" in whole.table.variable.device
+    keys = np.array([[5, 6, 7, 8]], np.int64)
+    assert len(whole.train(keys, np.zeros((1, BATCH, DIM), np.float32), 1, True)) == 1
+
+
+@pytest.mark.parametrize(
+    ("table", "error"),
+    [
+        ({"device_rows": 0}, "greater than or equal to 1"),
+        ({"device_rows": "many"}, "valid integer"),
+        ({"device_rows": 9, "max_rows": 9}, "must be below `max_rows`"),
+        ({"kind": "static", "device_rows": 9}, "device_rows"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(table: dict[str, Any], error: str) -> None:
+    with pytest.raises(ValidationError, match=error):
+        TypeAdapter(TableConfig).validate_python(table)
