@@ -369,12 +369,18 @@ class TrainConfig(StrictFinite):
 
     @model_validator(mode="after")
     def _check_dynamic_tables(self) -> TrainConfig:
-        tables = [name for name, t in self.model.embeddings.items() if t.kind == "dynamic"]
+        tables = {n: t for n, t in self.model.embeddings.items() if t.kind == "dynamic"}
         if tables and self.devices.strategy == "parameter_server":
             raise ValueError(
                 "devices.strategy=parameter_server computes steps in no order, and the keys of "
-                f"dynamic tables (model.embeddings.{tables[0]}) get rows in that order; set "
+                f"dynamic tables (model.embeddings.{next(iter(tables))}) get rows in that order; set "
                 "devices.strategy to auto, none, mirrored or multi_worker"
+            )
+        tiers = [name for name, table in tables.items() if table.device_rows]
+        if tiers and self.devices.strategy == "multi_worker":
+            raise ValueError(
+                f"model.embeddings.{tiers[0]}.device_rows: rows in two tiers are trained in one "
+                "process; set devices.strategy to auto, none or mirrored, or leave it out"
             )
         return self
 

@@ -212,7 +212,8 @@ class DeviceTier:
         self.held = self._places.rows.copy()
         self.swaps = self.hits = self.reads = 0
         self._matrices: list[HostRows] = []
-        self._turn, self._session = threading.Lock(), 0
+        # The input plans while a step exchanges rows; replicas exchange them one after the other.
+        self._turn, self._exchange_turn, self._session = threading.Lock(), threading.Lock(), 0
 
     @property
     def bytes(self) -> int:
@@ -270,20 +271,20 @@ class DeviceTier:
             leaving: Rows of the places that are swapped, float32 `[swaps, dim]` per matrix.
 
         Returns:
-            Rows that come, float32 `[swaps, dim]` per matrix; any numbers for new ones.
+            Rows that come, float32 `[swaps, dim]` per matrix; for new ones any numbers.
         """
-        with self._turn:
-            for matrix in self._matrices:
-                matrix.reserve(count)
+        with self._exchange_turn:
             if replica == 0:
                 gone = swaps[:, LEAVES] != NO_ROW
                 for matrix, rows in zip(self._matrices, leaving, strict=True):
+                    matrix.reserve(count)
                     matrix.values[swaps[gone, LEAVES]] = rows[gone]
                 self.held[swaps[:, PLACE]] = swaps[:, COMES]
                 self.swaps += 1
                 self.hits += int(distinct) - len(swaps)
                 self.reads += int(swaps[:, IS_READ].sum())
-            return [matrix.values[swaps[:, COMES]] for matrix in self._matrices]
+            come = np.where(swaps[:, IS_READ] != 0, swaps[:, COMES], FIRST_ROW - 1)
+            return [matrix.values.take(come, axis=0) for matrix in self._matrices]
 
     def describe(self) -> dict[str, int]:
         """Returns how often rows of this epoch's batches were on the device, and how often not."""

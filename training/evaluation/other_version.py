@@ -17,6 +17,7 @@ from conf.training.train import WarmStartConfig
 from etl.tfrecord.reading import find_path
 from training.checkpoint.checkpoint_files import list_checkpoints
 from training.checkpoint.restore import TrainedModel
+from training.embedding.key_space import holding_whole_tables
 from training.input.split_source import TrainingData
 from training.input.vocabularies import EncodedVersion, read_encoded_version
 from training.loop.optimizers import Optimizers
@@ -46,7 +47,8 @@ def move_to_version(trained: TrainedModel, dataset: str, which: str = "best") ->
     here = read_encoded_version(version_dir, manifest)
     there = read_encoded_version(trained.version_dir, trained.manifest)
     _check_encoders(trained, here, there)
-    model = build_model(trained.config.model, manifest, trained.config.seed)
+    with holding_whole_tables():
+        model = build_model(trained.config.model, manifest, trained.config.seed)
     checkpoint = list_checkpoints(trained.run_dir / CHECKPOINTS_DIR / which)[-1].path
     warm = WarmStartConfig(path=str(checkpoint), moments="reset", mismatched="refuse")
     fit = trained.config.fit.model_copy(update={"warm_start": warm})

@@ -37,7 +37,9 @@ class EpochRecord:
             `filtered_rows`; empty where it left nothing out.
         tables: What has happened to the keys of dynamic tables in the epoch, by table: `keys` with
             a row at its end and `bytes` of memory; with rules also `waiting` keys, keys
-            `admitted` and `evicted`, lookups `rejected` and (of a full table) `refused`.
+            `admitted` and `evicted`, lookups `rejected` and (of a full table) `refused`; of two
+            tiers rows that were on the device (`device_hits`), those `swapped` in, and
+            `device_bytes`.
     """
 
     epoch: int

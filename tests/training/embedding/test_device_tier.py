@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from conf.training.models import DynamicTableConfig, TableConfig
+from conf.training.train import TrainConfig
 from tests.machine import IS_EXHAUSTIVE, some_of
 from training.embedding.device_tier import DevicePlaces, HostRows, PlacedBatch
 from training.embedding.dynamic_table import DynamicTable
@@ -221,3 +222,11 @@ def test_is_one_tier_in_host_memory_outside_of_training() -> None:
 def test_numbers_that_make_no_sense_are_refused(table: dict[str, Any], error: str) -> None:
     with pytest.raises(ValidationError, match=error):
         TypeAdapter(TableConfig).validate_python(table)
+
+
+def test_several_processes_are_refused() -> None:
+    tables = {"user_id": "dynamic", "items": {"features": ["movie_id"], "device_rows": 9}}
+    config = {"dataset": "d", "name": "n", "model": {"name": "mf", "embeddings": tables}}
+    assert TrainConfig.model_validate(config)
+    with pytest.raises(ValidationError, match=r"items\.device_rows: rows in two tiers"):
+        TrainConfig.model_validate({**config, "devices": {"strategy": "multi_worker"}})

@@ -70,7 +70,7 @@ def test_the_card_says_how_far_tables_have_grown(run: Path) -> None:
 def test_a_table_in_two_tiers_is_validated_as_it_is_trained_and_then_read_as_one(
     run: Path, trained: TrainedModel
 ) -> None:
-    history = read_json(run / "history.json")
+    history = json.loads((run / "history.json").read_text())
     tables = [entry["tables"]["user_id"] for entry in history]
     assert tables[0]["device_bytes"] == 3 * 57 * 8 * 4  # with Adam's two moments
     assert all(found["swapped"] > 0 < found["device_hits"] for found in tables)
