@@ -40,7 +40,7 @@ RULED: dict[str, Any] = {
 TIERED: dict[str, Any] = {
     "user_id": {**RULED["user_id"], "device_rows": 9},
     "items": {**RULED["items"], "device_rows": 8},
-    "past": {**RULED["past"], "device_rows": 32},
+    "past": {**RULED["past"], "device_rows": 37},
 }
 DSSM = {
     "name": "dssm",

@@ -304,7 +304,7 @@ class DeviceTier:
             f"model.embeddings.{self.table}.device_rows is too small for one batch",
             received=f"{self.device_rows:,}, and a batch of {keys:,} keys has {needed:,} rows",
             allowed=f"{needed:,} or more; {keys:,} are enough for every batch of so many keys",
-            fix=f"set device_rows={max(keys, needed)}, or lower input.batch_size",
+            fix="raise device_rows, or lower input.batch_size",
         )
 
 
