@@ -373,8 +373,8 @@ class TrainConfig(StrictFinite):
         if tables and self.devices.strategy == "parameter_server":
             raise ValueError(
                 "devices.strategy=parameter_server computes steps in no order, and the keys of "
-                f"dynamic tables (model.embeddings.{next(iter(tables))}) get rows in that order; set "
-                "devices.strategy to auto, none, mirrored or multi_worker"
+                f"dynamic tables (model.embeddings.{next(iter(tables))}) get rows in that order; "
+                "set devices.strategy to auto, none, mirrored or multi_worker"
             )
         tiers = [name for name, table in tables.items() if table.device_rows]
         if tiers and self.devices.strategy == "multi_worker":
