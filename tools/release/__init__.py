@@ -1,0 +1,1 @@
+"""Checks of a release: it installs, its parts are listed, licensed and not known to be unsafe."""
