@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -92,8 +93,19 @@ def find_python(version: str) -> Path | None:
 
 
 def build(folder: Path) -> tuple[Path, Path]:
-    """Builds the sdist, and the wheel from it; returns the wheel and the sdist."""
-    call("uv", "build", "--quiet", "--out-dir", folder, ROOT)
+    """Builds the sdist, and the wheel from it; returns the wheel and the sdist.
+
+    It builds from a copy of the tracked files: what else lies in the checkout stays out.
+    """
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"],  # noqa: S607
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    for name in filter(None, listed.stdout.split("\0")):
+        target = folder / "source" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, target)
+    call("uv", "build", "--quiet", "--out-dir", folder, folder / "source")
     (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     return wheel, sdist
 
@@ -106,7 +118,7 @@ def install(python: Path, package: Path, extra: str) -> Iterator[Environment]:
         suffix = "" if extra == BASE else f"[{extra}]"
         interpreter = environment.binaries / "python"
         call("uv", "venv", "--quiet", "--python", python, environment.folder / "venv")
-        constraint = ["--constraint", ROOT / "requirements.lock"]
+        constraint: list[str | Path] = ["--constraint", ROOT / "requirements.lock"]
         requirement = f"{PROJECT['name']}{suffix} @ {package.as_uri()}"
         call("uv", "pip", "install", "--quiet", "--python", interpreter, *constraint, requirement)
         yield environment

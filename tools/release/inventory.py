@@ -55,11 +55,11 @@ def find_needed() -> tuple[set[str], set[str]]:
     wanted = [*PROJECT["dependencies"]]
     wanted += [line for name, lines in extras.items() if name not in LEFT_OUT for line in lines]
     waiting = [requirement for line in wanted if _applies(requirement := Requirement(line), {""})]
-    found: dict[str, set[str]] = {canonicalize_name(PROJECT["name"]): set()}
-    missing = set()
+    found: dict[str, set[str]] = {str(canonicalize_name(PROJECT["name"])): set()}
+    missing: set[str] = set()
     while waiting:
         requirement = waiting.pop()
-        name, asked = canonicalize_name(requirement.name), requirement.extras | {""}
+        name, asked = str(canonicalize_name(requirement.name)), requirement.extras | {""}
         if asked <= found.get(name, set()) or name == canonicalize_name(PROJECT["name"]):
             continue
         found[name] = found.get(name, set()) | asked
