@@ -72,6 +72,11 @@ def main(
     setup_logging(log_format)
     if items is not None and not index:
         raise ConfigError("--items are columns of the index", fix="give --index too")
+    if index and delta_since is not None:
+        raise ConfigError(
+            "a delta has no index of its own",
+            fix="apply it, then build the new version's: `sluice index --export`",
+        )
     indexing = IndexOptions(items_file=items) if index else None
     options = ExportOptions(to, name, keep, k, tables, once, indexing)
     if delta_since is not None:

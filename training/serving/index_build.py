@@ -89,6 +89,7 @@ def build_index(version: Path, options: IndexOptions | None = None) -> Path:
 
 def write_index(version: Path, options: IndexOptions) -> None:
     """Writes index 1 into a version that is not published yet; see `build_index`."""
+    require_whole(version)
     directory = version / INDEX_DIR / "1"
     directory.mkdir(parents=True)
     _write_first(directory, version, options)

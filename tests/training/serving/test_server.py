@@ -37,6 +37,7 @@ from conf.paths import read_manifest
 from conf.training.train import TrainConfig
 from jobs.cli import run_app
 from jobs.evaluate import app as evaluate_app
+from jobs.export import app as export_app
 from jobs.index import app as index_app
 from jobs.serve import app as serve_app
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
@@ -568,6 +569,12 @@ def test_what_cannot_be_indexed_is_said(models, tmp_path, capsys) -> None:
     ):  # fmt: skip
         found, error = index(*arguments)
         assert (found, said in error) == (code, True), error
+    for arguments, said in (
+        (["--items", "x.csv"], "--items are columns of the index"),
+        (["--index", "--delta-since", "start"], "a delta has no index of its own"),
+    ):
+        assert run_app(export_app, ["--run", "x", *arguments]) == ExitCode.CONFIG
+        assert said in capsys.readouterr().err
     copied = tmp_path / "models" / "towers"
     shutil.copytree(models / "towers", copied, ignore=shutil.ignore_patterns("index"))
     found, error = index("--export", copied, "--add", models / "items.csv")
@@ -578,6 +585,22 @@ def test_what_cannot_be_indexed_is_said(models, tmp_path, capsys) -> None:
     assert (found, "is not whole" in error) == (ExitCode.NOT_READY, True)
     assert run_app(index_app, ["--export", str(models / "towers"), "--k", "5", "--keep", "1"]) == 0
     assert "exact: 30 items of 6 dimensions, 0 of them added" in capsys.readouterr().out
+
+
+@pytest.mark.exhaustive
+def test_the_bench_measures_every_section(tmp_path) -> None:
+    report = tmp_path / "report.json"
+    command = [sys.executable, "-m", "tests.bench.serve", "--items", "4000", "--dim", "8",
+               "--seconds", "1", "--requests", "400", "--kinds", "exact", "ivf", "hnsw",
+               "--work-dir", str(tmp_path), "--json", str(report)]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(report.read_text())
+    assert found["skipped"] == []
+    loads = [one["details"] for one in found["measurements"] if "p99" in one["details"]]
+    assert all(set(one.get("codes", {"200"})) == {"200"} for one in loads)
+    assert {one["section"] for one in found["measurements"]} == {
+        "ranking", "recommend", "memory", "reload", "fuzz"}  # fmt: skip
 
 
 def test_nothing_to_serve_is_said(models, tmp_path) -> None:
