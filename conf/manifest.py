@@ -280,6 +280,8 @@ class Manifest:
         data = asdict(self)
         data["schema"] = self.schema.to_json()
         data["schema_fingerprint"] = self.schema.fingerprint
+        if not self.spark:  # Manifests from before it keep their fingerprints, which runs name.
+            del data["spark"]
         return data
 
     def dumps(self) -> str:

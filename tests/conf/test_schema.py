@@ -107,6 +107,13 @@ def test_names_are_those_of_the_data_source():
     assert set(packed.names) == {*packed_lengths(plan_slots(SCHEMA)), ABSENT_SLOTS_FEATURE}
 
 
+def test_a_manifest_from_before_a_key_keeps_its_fingerprint():
+    manifest = build_manifest("1")
+    assert "spark" not in manifest.to_json()  # runs name the fingerprint of what they read
+    known = replace(manifest, spark={"application": "local-1"})
+    assert Manifest.loads(known.dumps()).spark == {"application": "local-1"}
+
+
 def test_a_manifest_keeps_its_slots():
     manifest = replace(build_manifest("1"), slots=plan_slots(SCHEMA))
     again = Manifest.loads(manifest.dumps())
