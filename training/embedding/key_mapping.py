@@ -21,10 +21,12 @@ import tensorflow as tf
 
 from conf.errors import ConfigError, did_you_mean
 from conf.manifest import Manifest
+from conf.schema import PAD_ID
 from training.embedding.device_tier import PLACE, PlacedBatch, place_nowhere
 from training.embedding.dynamic_table import DynamicTable
+from training.embedding.key_index import FIRST_ROW
 from training.embedding.key_rules import MappedBatch
-from training.embedding.key_space import GrowingRows, KeySpace, read_capacity, reserve_rows
+from training.embedding.key_space import GrowingRows, KeySpace, read_length
 from training.embedding.ruled_key_space import RuledKeySpace
 from training.embedding.static_table import EmbeddingTable
 from training.input.batches import ARRIVALS
@@ -34,6 +36,8 @@ from training.tensorflow_runtime import close_iterators_at_exit
 _NUMBERS = _ROWS, _BATCHES, _DISTINCT = "rows", "batches", "distinct"
 _NEW_ROWS, _SWAPS, _DRAWN = "new rows", "swaps", "drawn"
 _KEPT = "keys of {}"
+_GROWTH = (3, 2)
+"""Memory grows by half."""
 
 
 @dataclass(frozen=True)
@@ -292,6 +296,39 @@ def _reserve(matrix: GrowingRows, rows: tf.Tensor) -> tf.Operation:
 
     found = tf.cond(rows > read_capacity(matrix), grow, tf.no_op)
     return found if isinstance(found, tf.Operation) else tf.no_op()
+
+
+def read_capacity(matrix: GrowingRows) -> tf.Tensor:
+    """Returns the rows that this replica's copy has memory for, int64 scalar."""
+    return read_length(matrix.variable)
+
+
+def reserve_rows(matrix: GrowingRows, count: tf.Tensor) -> list[tf.Operation]:
+    """Gives this replica's copy of a matrix memory for more rows than it has, in a graph.
+
+    The old memory is given back before the new one is handed over: a variable that rows have been
+    scattered into copies what it is assigned.
+
+    Args:
+        matrix: The matrix.
+        count: Rows that it must have, int64 scalar.
+    """
+    handle, dtype = matrix.variable.handle, matrix.dtype
+    held = read_capacity(matrix)
+    ahead = count // _GROWTH[1] * _GROWTH[0]
+    if matrix.keys.max_rows is not None:
+        ahead = tf.minimum(ahead, matrix.keys.max_rows + FIRST_ROW)
+    rows = tf.range(tf.maximum(ahead, count))
+    # New rows are copies of that of padding, which holds the first value.
+    grown = tf.raw_ops.ResourceGather(
+        resource=handle, indices=tf.where(rows < held, rows, PAD_ID), dtype=dtype
+    )
+    with tf.control_dependencies([grown]):
+        emptied = tf.raw_ops.AssignVariableOp(
+            resource=handle, value=tf.zeros([0, matrix.dim], dtype), validate_shape=False
+        )
+    with tf.control_dependencies([emptied]):
+        return [tf.raw_ops.AssignVariableOp(resource=handle, value=grown, validate_shape=False)]
 
 
 def _build_mapper(

@@ -337,10 +337,6 @@ def is_reading_rows() -> bool:
     return _translate.get() is _are_rows
 
 
-_GROWTH = (3, 2)
-"""Memory grows by half."""
-
-
 class GrowingRows(tf.Module):
     """A matrix `[rows, dim]` in a variable that is longer, so that it grows in steps.
 
@@ -493,39 +489,6 @@ def build_growing_rows(
     return cls(keys, dim, name, fill=fill, trainable=trainable)
 
 
-def read_capacity(matrix: GrowingRows) -> tf.Tensor:
-    """Returns the rows that this replica's copy has memory for, int64 scalar."""
-    return read_length(matrix.variable)
-
-
 def read_length(variable: tf.Variable) -> tf.Tensor:
     """Returns the rows that a variable has now, int64 scalar."""
     return tf.raw_ops.VariableShape(input=variable.handle, out_type=tf.int64)[0]
-
-
-def reserve_rows(matrix: GrowingRows, count: tf.Tensor) -> list[tf.Operation]:
-    """Gives this replica's copy of a matrix memory for more rows than it has, in a graph.
-
-    The old memory is given back before the new one is handed over: a variable that rows have been
-    scattered into copies what it is assigned.
-
-    Args:
-        matrix: The matrix.
-        count: Rows that it must have, int64 scalar.
-    """
-    handle, dtype = matrix.variable.handle, matrix.dtype
-    held = read_capacity(matrix)
-    ahead = count // _GROWTH[1] * _GROWTH[0]
-    if matrix.keys.max_rows is not None:
-        ahead = tf.minimum(ahead, matrix.keys.max_rows + FIRST_ROW)
-    rows = tf.range(tf.maximum(ahead, count))
-    # New rows are copies of that of padding, which holds the first value.
-    grown = tf.raw_ops.ResourceGather(
-        resource=handle, indices=tf.where(rows < held, rows, PAD_ID), dtype=dtype
-    )
-    with tf.control_dependencies([grown]):
-        emptied = tf.raw_ops.AssignVariableOp(
-            resource=handle, value=tf.zeros([0, matrix.dim], dtype), validate_shape=False
-        )
-    with tf.control_dependencies([emptied]):
-        return [tf.raw_ops.AssignVariableOp(resource=handle, value=grown, validate_shape=False)]

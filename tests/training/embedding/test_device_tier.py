@@ -157,7 +157,7 @@ def build_pair(name: str) -> list[Training]:
 
 
 @pytest.mark.parametrize("name", some_of([(name,) for name in RULES], [("no rules",)]))
-@settings(deadline=None, max_examples=2 + 20 * IS_EXHAUSTIVE)  # each epoch traces its input
+@settings(deadline=None, max_examples=2 + 8 * IS_EXHAUSTIVE)  # each epoch traces its input
 @given(batches=BATCHES, data=st.data())
 def test_trains_bit_for_bit_as_in_one_tier(name: str, batches, data) -> None:
     one, two = build_pair(name)

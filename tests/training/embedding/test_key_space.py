@@ -18,13 +18,13 @@ from training.embedding.key_mapping import (
     admit_arrivals,
     map_keys,
     plan_keyed_features,
+    read_capacity,
+    reserve_rows,
 )
 from training.embedding.key_space import (
     GrowingRows,
     KeySpace,
-    read_capacity,
     reading_rows,
-    reserve_rows,
     translating,
 )
 from training.embedding.static_table import EmbeddingTable
