@@ -169,10 +169,11 @@ def write_config(config: BuildConfig, folder: Path) -> list[str]:
 
 
 def finish(process: subprocess.Popen[str], code: int = 0) -> str:
+    """Waits for a command and returns what it printed; spark-submit prints its errors there too."""
     out, error = process.communicate(timeout=600)
-    told = "\n".join(line for line in error.splitlines() if " INFO " not in line)[-6000:]
-    assert process.returncode == code, told
-    return told if code else out
+    log = "\n".join(line for line in error.splitlines() if " INFO " not in line)
+    assert process.returncode == code, out[-2000:] + log[-4000:]
+    return out
 
 
 def submit(cluster: Cluster, *arguments: str | Path) -> subprocess.Popen[str]:
