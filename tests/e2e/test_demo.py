@@ -281,7 +281,8 @@ def list_outputs(out: Path) -> dict[str, Any]:
         },
         "metrics": {name: metrics[name] for name in ("split", "users", "protocols")},
         "tables": {str(path.relative_to(export)): path.read_bytes() for path in tables},
-        "saved model": read_tensors(export / "variables" / "variables"),
+        # Numbered in the order in which the signatures were traced, which differs.
+        "saved model": sorted(read_tensors(export / "variables" / "variables").values()),
         "lists": (run / "recommendations.json.gz").read_bytes(),
     }
 
