@@ -6,8 +6,8 @@
         weights.index, weights.data-…   tensors of the SavedModel that are no rows of tables
         version/                        its other files
 
-Applied to the newest version of the served model, it gives the next one: file by file that of a
-full export of the same run.
+Applied to the newest version of the served model, it gives the next one: file by file the export
+that the delta was made of.
 """
 
 from __future__ import annotations
