@@ -1,8 +1,8 @@
 """Batch scoring beside calls of the same SavedModel row by row, on one core.
 
 The model is DeepFM with three layers of 400 over five features, as exported; its weights are first
-ones. `job` is `sluice score` in `local[1]` as a process of its own, with the start of Java and
-TensorFlow; `partition` is what an executor does with ready Arrow batches.
+ones. `partition` is what an executor does with the Arrow batches that Spark brings: raw values to
+tensors, the model, the file; loading the model is counted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -171,29 +170,10 @@ def read_batches(job: Job) -> Iterator[pa.RecordBatch]:
             yield batch.append_column("__sluice_part", pa.array([0] * batch.num_rows, pa.int64()))
 
 
-def score_by_job(job: Job) -> Callable[[], int]:
-    """Runs the command."""
-    import subprocess
-
-    folder = Path(job["folder"])
-    command = ["score", "--model", folder / "models", "--to", folder / "job"]
-    command += ["--input", folder / "rows.parquet", "--set", "spark.master=local[1]"]
-
-    def work() -> int:
-        subprocess.run(
-            [sys.executable, "-m", "jobs.cli", *map(str, command)], check=True,
-            stdout=subprocess.DEVNULL,
-        )  # fmt: skip
-        return int(job["rows"])
-
-    return work
-
-
 WAYS: dict[str, Callable[[Job], Callable[[], int] | None]] = {
     "prepare": prepare,
     "row by row": score_row_by_row,
     "partition": score_by_partition,
-    "job": score_by_job,
 }
 
 
@@ -204,9 +184,8 @@ def drive(job: Job, way: str) -> None:
         print("{}")
         return
     rows: list[int] = []
-    begun = time.time()
     times = time_tree(lambda: rows.append(work()))
-    figures = {"wall_s": times.wall_s, "cpu_s": times.cpu_s, "rows": rows[0], "begun": begun}
+    figures = {"wall_s": times.wall_s, "cpu_s": times.cpu_s, "rows": rows[0]}
     print(json.dumps(figures))
 
 
