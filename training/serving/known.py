@@ -103,7 +103,10 @@ class _Places:
     positions: np.ndarray
 
     def get(self, value: Any) -> np.ndarray:
-        text = pa.scalar(value).cast(pa.string())
+        try:
+            text = pa.scalar(value).cast(pa.string())
+        except (OverflowError, UnicodeError):  # No column holds such a number or text.
+            return np.zeros(0, np.int32)
         code = pc.index(self.values, text).as_py()
         if code < 0:
             return np.zeros(0, np.int32)

@@ -89,6 +89,7 @@ def test_columns_filter_by_values_of_any_kind() -> None:
         ({"year": 1991}, [0]), ({"year": "1991"}, [0]), ({"score": 0.5}, [1]), ({"score": 2}, [0]),
         ({"tags": "y"}, [1, 3]), ({"tags": "y", "title": "C"}, [3]), ({"tags": []}, []),
         ({"new": "true"}, [1]), ({}, [0, 1, 2, 3]),
+        ({"year": 2**80}, []), ({"title": "\ud800"}, []), ({"score": float("nan")}, []),
     ):  # fmt: skip
         assert np.flatnonzero(columns.find(wanted)).tolist() == expected, wanted
     with pytest.raises(RequestError, match="unknown columns \\['colour'\\]; allowed: title, year"):
