@@ -91,7 +91,9 @@ RULES: dict[str, dict[str, Any]] = {
     },
 }
 BATCHES = st.lists(
-    st.lists(st.integers(0, KEYS), min_size=BATCH, max_size=BATCH), min_size=6, max_size=18
+    st.lists(st.integers(0, KEYS), min_size=BATCH, max_size=BATCH),
+    min_size=6,
+    max_size=12 + 6 * IS_EXHAUSTIVE,
 )
 
 
@@ -168,7 +170,7 @@ def test_trains_bit_for_bit_as_in_one_tier(name: str, batches, data) -> None:
     at = 0
     while at < len(keys):
         # Epochs that end before their batches do, validations and restored states in between.
-        steps = min(data.draw(st.integers(3, 12)), len(keys) - at)
+        steps = min(data.draw(st.integers(3 if IS_EXHAUSTIVE else 6, 12)), len(keys) - at)
         is_new = data.draw(st.booleans())
         losses = [t.train(keys[at:], asked[at:], steps, is_new) for t in (one, two)]
         assert losses[0] == losses[1]
