@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -103,3 +105,14 @@ def test_figures_of_the_readme_stand_where_they_come_from():
         for number in re.findall(r"[0-9][0-9.,]*[0-9]|[0-9]", figure):
             assert number in source, f"{what}: {number} is neither in performance.md nor a preset"
         assert "`" in command
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_the_site_builds_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocs", reason="the group `docs` is not installed")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for name in hooks.list_generated():
+        assert (tmp_path / name).with_suffix(".html").exists(), name
