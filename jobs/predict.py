@@ -30,7 +30,7 @@ from jobs.support.trained_run import (
     restore_run,
     timed,
 )
-from training.export.raw_rows import RawFile
+from training.prediction.raw_rows import RawFile
 
 if TYPE_CHECKING:
     from training.checkpoint.restore import TrainedModel
@@ -217,7 +217,7 @@ def _write_scores(
     trained: TrainedModel, rows: RowsToPredict
 ) -> tuple[str, Path, Mapping[str, Any]]:
     from training.evaluation.user_rows import TEST
-    from training.export.scores import write_scores
+    from training.prediction.scores import write_scores
 
     split = rows.split or TEST
     target = rows.output or trained.run_dir / SCORES_FILE
@@ -228,8 +228,8 @@ def _write_scores(
 def _write_lists(
     trained: TrainedModel, rows: RowsToPredict, section: Any
 ) -> tuple[str, Path, Mapping[str, Any]]:
-    from training.export.list_rows import ListSource
-    from training.export.predict import write_recommendations
+    from training.prediction.list_rows import ListSource
+    from training.prediction.predict import write_recommendations
 
     source = ListSource(rows.split, rows.as_of, rows.file, rows.users).resolve(trained)
     target, counts = write_recommendations(

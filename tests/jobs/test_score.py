@@ -30,7 +30,7 @@ from jobs.score import app
 from jobs.support.spark_session import ensure_java
 from tests.jobs.runs import write_tiny_run
 from tests.training.tiny_dataset import TinyConfig
-from training.export.raw_rows import RawFile
+from training.prediction.raw_rows import RawFile
 from training.scoring.executor import RowSource
 from training.scoring.plan import Exported, ScoringRequest, build_job, plan_task, set_rows
 

@@ -27,10 +27,12 @@ class TinyTowers(RetrievalModel):
         self.item_inputs = ("movie_id", "genres")
         rng = tf.random.Generator.from_seed(seed)
         self.tables = {
-            spec.table: tf.Variable(rng.normal((spec.vocabulary_size, dim)), name=spec.table)
+            spec.table: EmbeddingTable(spec.table, spec.vocabulary_size, dim, seed=seed)
             for spec in schema.features
             if spec.vocabulary_size
         }
+        for table in self.tables.values():
+            table.rows.assign(rng.normal((table.vocabulary_size, dim)))
         self.table_of = {spec.name: spec.table for spec in schema.features}
 
     def embed_users(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
@@ -43,7 +45,7 @@ class TinyTowers(RetrievalModel):
         return tf.add_n([self._pool(features[name], self.table_of[name]) for name in names])
 
     def _pool(self, ids: tf.Tensor, table: str) -> tf.Tensor:
-        vectors = tf.gather(self.tables[table], ids)
+        vectors = tf.gather(self.tables[table].rows, ids)
         if len(ids.shape) == 1:
             return vectors
         mask = tf.cast(ids != 0, tf.float32)[..., None]

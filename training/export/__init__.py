@@ -1,1 +1,1 @@
-"""SavedModels, embedding files and ranked lists of a trained model."""
+"""SavedModels, and files of embeddings and tables, of a trained model."""

@@ -32,15 +32,15 @@ from training.evaluation.item_index import (
     rank_top_k,
 )
 from training.evaluation.metrics import MISSING, Pairs
-from training.export.predict import format_lists, open_lists
-from training.export.rankers import (
+from training.prediction.predict import format_lists, open_lists
+from training.prediction.rankers import (
     PAIRS_AT_ONCE,
     NamedRows,
     check_order,
     finish_scores,
     rank_all,
 )
-from training.export.scores import ScoreWriter, check_numbers, render_ids
+from training.prediction.scores import ScoreWriter, check_numbers, render_ids
 from training.scoring.raw_inputs import (
     Columns,
     InputColumn,

@@ -39,7 +39,7 @@ def _rows(version: Path, manifest: Manifest, split: str) -> list[dict[str, Any]]
 def _brute_ranks(version: Path, manifest: Manifest, split: str, mask_seen: bool) -> list[float]:
     """Rank of each target, from float64 scores of single rows."""
     model = TinyTowers(manifest)
-    tables = {name: table.numpy().astype(np.float64) for name, table in model.tables.items()}
+    tables = {name: table.rows.numpy().astype(np.float64) for name, table in model.tables.items()}
 
     def pool(name: str, value: Any) -> np.ndarray:
         ids = [i for i in np.atleast_1d(value) if i != 0]

@@ -27,8 +27,8 @@ from training.evaluation.item_index import ItemIndex, build_item_index, rank_top
 from training.evaluation.metrics import MISSING, Pairs, measure
 from training.evaluation.user_lists import RandomLists, UserReader, rank_in_lists
 from training.evaluation.written_lists import measure_lists
-from training.export.list_rows import ListSource
-from training.export.predict import write_recommendations
+from training.prediction.list_rows import ListSource
+from training.prediction.predict import write_recommendations
 
 KS = (1, 3, 10)
 CONFIG = TinyConfig(users=30, items=500, events_per_user=18, leave_out=3, own_group=0.3)

@@ -21,7 +21,6 @@ from tests.training.tiny_dataset import TinyConfig, hash_key, write_tiny_dataset
 from training.checkpoint.restore import TrainedModel, load_run
 from training.evaluation.evaluate import evaluate_split
 from training.evaluation.item_index import build_item_index
-from training.export.predict import write_recommendations
 from training.export.saved_model import write_export
 from training.export.serving_encoders import INT_PAD_TOKENS
 from training.fit import fit_run
@@ -30,6 +29,7 @@ from training.models.carried_tables import MatchedKeys, set_keys
 from training.models.registry import build_model
 from training.monitoring.progress import NoProgress
 from training.objectives.item_catalog import read_catalog_counts
+from training.prediction.predict import write_recommendations
 
 UNKNOWN = 999_999
 

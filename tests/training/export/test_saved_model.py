@@ -240,7 +240,7 @@ def test_the_export_explains_itself(
 def test_the_version_carries_no_other_variables(exported: Path, trained: TrainedModel) -> None:
     stored = tf.train.list_variables(str(exported / "variables" / "variables"))
     shapes = sorted(tuple(shape) for key, shape in stored if len(shape) == 2)
-    tables = [tuple(table.shape) for table in trained.model.tables.values()]
+    tables = [tuple(table.rows.shape) for table in trained.model.tables.values()]
     assert shapes == sorted([*tables, (40, 6)])  # The items' vectors, for `top_k`.
 
 
@@ -350,7 +350,7 @@ def test_versions_grow_and_a_failed_export_leaves_them(
     broken = replace(trained, model=_BrokenTowers(trained.manifest))
     with pytest.raises(InputDataError, match="not finite"):
         write_export(broken, options)
-    assert sorted(p.name for p in model.iterdir()) == [".lock", "2"]
+    assert [p.name for p in model.iterdir() if not p.name.endswith(".lock")] == ["2"]
     shutil.copytree(model, tmp_path / "models" / "other")
     write_models_config(tmp_path / "models")
     text = (tmp_path / "models" / "models.config").read_text()
@@ -371,7 +371,8 @@ def test_a_full_disk_is_named_and_leaves_no_half_version(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert caught.value.fix
-    assert sorted(p.name for p in (tmp_path / "export" / "n").iterdir()) == [".lock"]
+    left = [p.name for p in (tmp_path / "export" / "n").iterdir()]
+    assert all(name.endswith(".lock") for name in left)
 
 
 @pytest.mark.parametrize("name", ["user.id", "Größe", "1st", "self", "training"])

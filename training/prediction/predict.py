@@ -24,9 +24,9 @@ from conf.run import RECOMMENDATIONS_FILE
 from conf.schema import PAD_ID
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import ItemIds, TopK
-from training.export.list_rows import ListSource, check_mask, read_lists
-from training.export.rankers import NamedRows, build_ranker
-from training.export.raw_rows import RawFile
+from training.prediction.list_rows import ListSource, check_mask, read_lists
+from training.prediction.rankers import NamedRows, build_ranker
+from training.prediction.raw_rows import RawFile
 
 
 @dataclass(frozen=True)

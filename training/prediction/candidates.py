@@ -21,11 +21,11 @@ from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import ItemIds
 from training.evaluation.metrics import MISSING, IntArray
 from training.evaluation.user_rows import is_named, take_rows
-from training.export.raw_rows import RawFile, RawReader
-from training.export.scores import read_encoders
 from training.export.serving_encoders import ServingEncoders
 from training.input.batches import Batch
 from training.input.vocabularies import Vocabulary, read_key_vocabulary
+from training.prediction.raw_rows import RawFile, RawReader
+from training.prediction.scores import read_encoders
 from training.scoring.raw_inputs import InputColumn
 
 _log = logging.getLogger("sluice.training.predict")

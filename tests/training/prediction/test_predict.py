@@ -20,12 +20,12 @@ from tests.training.tiny_dataset import TinyConfig, _draw_log, write_tiny_datase
 from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import ItemIndex, build_item_index, read_user_vectors
-from training.export import list_rows, rankers
-from training.export.list_rows import ListSource
-from training.export.predict import write_recommendations
-from training.export.raw_rows import RawFile
 from training.input.batches import build_eval_dataset
 from training.input.vocabularies import Vocabulary
+from training.prediction import list_rows, rankers
+from training.prediction.list_rows import ListSource
+from training.prediction.predict import write_recommendations
+from training.prediction.raw_rows import RawFile
 
 
 @pytest.fixture(scope="module")

@@ -21,13 +21,13 @@ from training.evaluation.user_rows import (
     is_named,
     read_user_rows,
 )
-from training.export.candidates import render_tokens
-from training.export.rankers import ListRows, Ranker
-from training.export.raw_rows import RawFile
-from training.export.scores import read_file_rows, render_ids
 from training.input.batches import ROLE_OF_SPLIT, Batch, build_eval_dataset, read_batches
 from training.input.vocabularies import Vocabulary, read_key_vocabulary
 from training.models.ranking import RankingModel
+from training.prediction.candidates import render_tokens
+from training.prediction.rankers import ListRows, Ranker
+from training.prediction.raw_rows import RawFile
+from training.prediction.scores import read_file_rows, render_ids
 
 _log = logging.getLogger("sluice.training.predict")
 

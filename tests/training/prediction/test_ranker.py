@@ -27,14 +27,14 @@ from tests.training.tiny_dataset import TinyConfig, write_shard, write_tiny_data
 from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import evaluate_split
-from training.export.list_rows import ListSource, carries_candidates, choose_split
-from training.export.predict import write_recommendations
-from training.export.raw_rows import RawFile
 from training.export.saved_model import write_export
-from training.export.scores import write_scores
 from training.input.batches import build_eval_dataset
 from training.loop.trainer import Trainer
 from training.models.ranking import RankingModel
+from training.prediction.list_rows import ListSource, carries_candidates, choose_split
+from training.prediction.predict import write_recommendations
+from training.prediction.raw_rows import RawFile
+from training.prediction.scores import write_scores
 from training.scoring.executor import PART, RowSource, score_partition
 from training.scoring.plan import ScoringRequest, plan_task, read_export
 

@@ -27,12 +27,12 @@ from training.evaluation.item_index import (
 from training.evaluation.metrics import Pairs
 from training.evaluation.task_metrics import compile_scores
 from training.evaluation.user_rows import take_rows
-from training.export.candidates import Candidates, read_candidates, render_tokens
-from training.export.raw_rows import RawFile
 from training.input.batches import Batch, Features
 from training.input.vocabularies import read_key_vocabulary, read_plan
 from training.models.ranking import RankingModel, Task
 from training.models.retrieval import RetrievalModel, require_retrieval
+from training.prediction.candidates import Candidates, read_candidates, render_tokens
+from training.prediction.raw_rows import RawFile
 
 PAIRS_AT_ONCE = 1 << 16
 """Pairs of a row and an item that a ranking model scores in one call."""

@@ -28,11 +28,11 @@ from conf.errors import ConfigError, InputDataError
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.protocols import require_rows
 from training.evaluation.task_metrics import compile_scores
-from training.export.raw_rows import RawFile, RawReader
 from training.export.serving_encoders import ServingEncoders, build_serving_encoders
 from training.input.batches import Features, build_eval_dataset, read_batches
 from training.input.vocabularies import read_plan
 from training.models.ranking import RankingModel
+from training.prediction.raw_rows import RawFile, RawReader
 
 ROW_COLUMN = "row"
 SCORE_FORMATS = (".parquet", ".jsonl", ".jsonl.gz")
