@@ -24,7 +24,7 @@ from etl.tfrecord.files.locations import Compression
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.types.features import RECORD_TYPES
 from etl.tfrecord.types.policies import TYPE_OPTIONS, parse_type_options
-from jobs.support.terminal import show_progress
+from jobs.support.terminal import ListSeparator, show_progress
 
 app = typer.Typer(help=__doc__, add_completion=False)
 
@@ -56,7 +56,7 @@ def main(
         list[str] | None,
         typer.Option(help="Text that is a null in CSV, such as NA; an empty field is one anyway."),
     ] = None,
-    list_separator: Annotated[str, typer.Option(help="Between values of a CSV list.")] = "|",
+    list_separator: ListSeparator = "|",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output.")] = False,
 ) -> None:
     """Convert files of one format to a file of another, in bounded memory."""

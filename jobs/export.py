@@ -70,14 +70,7 @@ def main(
 ) -> int:
     """Write the next version of a SavedModel that takes raw values, with all embeddings."""
     setup_logging(log_format)
-    if items is not None and not index:
-        raise ConfigError("--items are columns of the index", fix="give --index too")
-    if index and delta_since is not None:
-        raise ConfigError(
-            "a delta has no index of its own",
-            fix="apply it, then build the new version's: `sluice index --export`",
-        )
-    indexing = IndexOptions(items_file=items) if index else None
+    indexing = _plan_index(index, items, delta_since)
     options = ExportOptions(to, name, keep, k, tables, once, indexing)
     if delta_since is not None:
         delta = export_delta(Path(run), delta_since, checkpoint=checkpoint, options=options)
@@ -91,6 +84,17 @@ def main(
         if index and (numbers := list_indexes(target)):
             print_index(target / INDEX_DIR / str(numbers[-1]))
     return 0
+
+
+def _plan_index(index: bool, items: Path | None, delta_since: str | None) -> IndexOptions | None:
+    if items is not None and not index:
+        raise ConfigError("--items are columns of the index", fix="give --index too")
+    if index and delta_since is not None:
+        raise ConfigError(
+            "a delta has no index of its own",
+            fix="apply it, then build the new version's: `sluice index --export`",
+        )
+    return IndexOptions(items_file=items) if index else None
 
 
 def export(

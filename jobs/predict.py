@@ -21,7 +21,14 @@ import typer
 
 from conf.errors import ConfigError
 from conf.run import SCORES_FILE, update_run_card
-from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
+from jobs.support.terminal import (
+    IdColumn,
+    ListLength,
+    ListSeparator,
+    LogFormat,
+    LogFormatOption,
+    setup_logging,
+)
 from jobs.support.trained_run import (
     CheckpointChoice,
     CheckpointOption,
@@ -78,9 +85,7 @@ class RowsToPredict:
 @app.command()
 def main(
     run: RunOption,
-    k: Annotated[
-        int | None, typer.Option(min=1, help="Items per list; default: the run's predict.k.")
-    ] = None,
+    k: ListLength = None,
     as_of: Annotated[
         AsOf | None,
         typer.Option(help="Rank users as things stood at the end of this split; default: now."),
@@ -96,12 +101,8 @@ def main(
         Path | None,
         typer.Option("--input", help="Rows of raw values: .csv, .jsonl or .parquet."),
     ] = None,
-    id_column: Annotated[
-        str | None, typer.Option("--id", help="Column of the input that names its rows.")
-    ] = None,
-    list_separator: Annotated[
-        str, typer.Option(help="Separates the values of a list in CSV.")
-    ] = "|",
+    id_column: IdColumn = None,
+    list_separator: ListSeparator = "|",
     lists: Annotated[
         bool, typer.Option("--lists", help="Rank the catalogue for each row of the input.")
     ] = False,

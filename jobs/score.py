@@ -37,6 +37,9 @@ from jobs.support.spark_scoring import (
 )
 from jobs.support.spark_session import build_session
 from jobs.support.terminal import (
+    IdColumn,
+    ListLength,
+    ListSeparator,
     LogFormat,
     LogFormatOption,
     quiet_tensorflow,
@@ -48,7 +51,7 @@ from jobs.support.trained_run import override_section
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from training.scoring.executor import ScoringTask
+    from training.scoring.executor import RowSource, ScoringTask
     from training.scoring.plan import Exported, Job, ScoringRequest
 
 app = typer.Typer(add_completion=False)
@@ -104,19 +107,13 @@ def main(
         list[str] | None,
         typer.Option("--option", metavar="KEY=VALUE", help="Option of Spark's reader."),
     ] = None,
-    id_column: Annotated[
-        str | None, typer.Option("--id", help="Column of the input that names its rows.")
-    ] = None,
-    list_separator: Annotated[
-        str, typer.Option(help="Separates the values of a list in CSV.")
-    ] = "|",
+    id_column: IdColumn = None,
+    list_separator: ListSeparator = "|",
     give: Annotated[
         Give | None,
         typer.Option(help="What a row gets; default: scores by a ranking model, else a list."),
     ] = None,
-    k: Annotated[
-        int | None, typer.Option(min=1, help="Items per list; default: the run's predict.k.")
-    ] = None,
+    k: ListLength = None,
     task: Annotated[
         str | None, typer.Option(help="Task of a ranking model whose score ranks.")
     ] = None,
@@ -141,40 +138,48 @@ def main(
     """Write scores, ranked lists or embeddings of rows, by Spark."""
     setup_logging(log_format)
     spark = override_section("spark", SparkConfig(), overrides or ())
-    rows = _read_input(source, kind, options)
-    if rows is None and (id_column is not None or kind is not None or options):
-        raise ConfigError("--id, --format and --option are about rows", fix="add --input PATH")
+    rows = _read_input(source, kind, options, id_column)
     version = find_version(model)
+    place = None if rows is None else _describe_rows(rows, id_column, list_separator)
     with quiet_tensorflow():
-        from training.scoring.executor import RowSource
         from training.scoring.plan import ScoringRequest
 
-    place = None if rows is None else RowSource(", ".join(rows.paths), id_column=id_column,
-                                                list_separator=_separator(rows, list_separator),
-                                                is_json=rows.find_kind() == "jsonl")  # fmt: skip
-    request = ScoringRequest(
-        local_path(to), give, place, k, task, candidates,
-        keep_seen, None if written_as is None else str(written_as), part_rows,
-    )  # fmt: skip
+    request = ScoringRequest(local_path(to), give, place, k, task, candidates, keep_seen,
+                             written_as and str(written_as), part_rows)  # fmt: skip
     done = score(version, request, rows, spark)
     print_summary(done, log_format)
     return 0
 
 
 def _read_input(
-    paths: Sequence[str] | None, kind: str | None, options: Sequence[str] | None
+    paths: Sequence[str] | None,
+    kind: str | None,
+    options: Sequence[str] | None,
+    id_column: str | None,
 ) -> SparkInput | None:
     pairs = [option.partition("=") for option in options or ()]
     wrong = [key for key, equals, _ in pairs if not equals]
     if wrong:
         raise ConfigError("an option of the reader has a value", received=wrong[0],
                           allowed="KEY=VALUE")  # fmt: skip
-    given = {key.strip(): value for key, _, value in pairs}
-    return SparkInput(tuple(paths), kind, given) if paths else None
+    if paths:
+        return SparkInput(tuple(paths), kind, {key.strip(): value for key, _, value in pairs})
+    if id_column is not None or kind is not None or options:
+        raise ConfigError("--id, --format and --option are about rows", fix="add --input PATH")
+    return None
 
 
-def _separator(rows: SparkInput, separator: str) -> str | None:
-    return separator if rows.find_kind() in ("csv", "tsv") else None
+def _describe_rows(rows: SparkInput, id_column: str | None, list_separator: str) -> RowSource:
+    with quiet_tensorflow():
+        from training.scoring.executor import RowSource
+
+    kind = rows.find_kind()
+    return RowSource(
+        ", ".join(rows.paths),
+        id_column=id_column,
+        list_separator=list_separator if kind in ("csv", "tsv") else None,
+        is_json=kind == "jsonl",
+    )
 
 
 def score(

@@ -88,20 +88,24 @@ def main(
         if not dry_run and (code := serve(resolved, log_format)) is not None:
             return code
     if sweep is not None:
-        if once:
-            raise ConfigError("--once is of one run", received="--sweep", fix="give --resume")
-        return _sweep(resolved, sweep, Switches(dry_run, resume, report, steps), log_format)
+        return _sweep(resolved, sweep, Switches(dry_run, resume, once, report, steps), log_format)
     if workers is not None and not dry_run:
-        from jobs.support.spark_launcher import SparkLaunch, launch_on_spark
-
-        start = SparkLaunch(json.dumps(resolved.resolved()), workers, resume, log_format.value)
-        return launch_on_spark(start, spark_master)
+        return _launch(resolved, workers, resume, spark_master, log_format)
     if dry_run:
         print(json.dumps(plan(resolved), indent=1))
         return 0
     run = train(resolved, resume=resume, once=once, log_format=log_format, profile=steps)
     _tell(run, _write_page(run) if report and _writes_run(resolved) else None, log_format)
     return 0
+
+
+def _launch(
+    config: TrainConfig, workers: int, resume: bool, spark_master: str, log_format: LogFormat
+) -> int:
+    from jobs.support.spark_launcher import SparkLaunch, launch_on_spark
+
+    start = SparkLaunch(json.dumps(config.resolved()), workers, resume, log_format.value)
+    return launch_on_spark(start, spark_master)
 
 
 def _write_page(run: Path) -> Path | None:
@@ -153,6 +157,7 @@ class Switches:
 
     dry_run: bool
     resume: bool
+    once: bool
     report: bool
     profile: StepRange | None
 
@@ -161,6 +166,8 @@ def _sweep(config: TrainConfig, file: Path, switches: Switches, log_format: LogF
     from conf.training.sweep import SweepConfig
     from jobs.support.sweep import sweep_configs
 
+    if switches.once:
+        raise ConfigError("--once is of one run", received="--sweep", fix="give --resume")
     if switches.profile is not None:
         raise ConfigError(
             "--profile is of one run and cannot be used with --sweep",

@@ -83,22 +83,8 @@ def main(
 ) -> None:
     """Show what a dataset, a shard or a run holds."""
     target = find_target(path)
-    if (table is None) != (key is None) or (table is not None and target.kind != "run"):
-        raise ConfigError(
-            "--table and --key together show the row of a key in a run",
-            received=f"a {target.kind}, --table {table}, --key {key}",
-            allowed="sluice inspect RUN --table NAME --key K",
-        )
-    if target.kind in ("run", "event_log") and (verify or (head is not None and variable is None)):
-        raise ConfigError(
-            "--verify and --head are for datasets and shards",
-            received=f"{target.kind}: {target.path}",
-            fix="give the dataset: a run's card names it",
-        )
-    if variable is not None and target.kind != "run":
-        raise ConfigError(
-            "--variable is for runs", received=f"a {target.kind}: {target.path}", allowed="a run"
-        )
+    reads_records = verify or (head is not None and variable is None)
+    _check_switches(target, reads_records, variable, table, key)
     if html is not None or against is not None:
         print(write_dataset_page(target, html, against))
         return
@@ -115,6 +101,28 @@ def main(
     else:
         print_tables(list_summary(summary), Console())
     _refuse_problems(target, summary)
+
+
+def _check_switches(
+    target: Target, reads_records: bool, variable: str | None, table: str | None, key: int | None
+) -> None:
+    """Refuses switches that are not for the target."""
+    if (table is None) != (key is None) or (table is not None and target.kind != "run"):
+        raise ConfigError(
+            "--table and --key together show the row of a key in a run",
+            received=f"a {target.kind}, --table {table}, --key {key}",
+            allowed="sluice inspect RUN --table NAME --key K",
+        )
+    if target.kind in ("run", "event_log") and reads_records:
+        raise ConfigError(
+            "--verify and --head are for datasets and shards",
+            received=f"{target.kind}: {target.path}",
+            fix="give the dataset: a run's card names it",
+        )
+    if variable is not None and target.kind != "run":
+        raise ConfigError(
+            "--variable is for runs", received=f"a {target.kind}: {target.path}", allowed="a run"
+        )
 
 
 def write_dataset_page(target: Target, html: str | None, against: str | None) -> Path:

@@ -74,6 +74,13 @@ Overrides = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved plan; touch nothing.")]
 LogFormatOption = Annotated[LogFormat, typer.Option("--log-format", help="How to log.")]
+IdColumn = Annotated[
+    str | None, typer.Option("--id", help="Column of the input that names its rows.")
+]
+ListLength = Annotated[
+    int | None, typer.Option(min=1, help="Items per list; default: the run's predict.k.")
+]
+ListSeparator = Annotated[str, typer.Option(help="Separates the values of a list in CSV.")]
 
 
 def list_overrides(overrides: Sequence[str] | None, options: Mapping[str, str | None]) -> list[str]:

@@ -13,7 +13,7 @@ from rich.console import Console
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is imported
 
 from conf.schema import FIRST_TOKEN_ID
-from conf.training.models import DynamicTableConfig
+from conf.training.tables import DynamicTableConfig
 from tests.bench.clock import pin_to_one_core
 from tests.bench.measurements import (
     Bar,

@@ -14,12 +14,7 @@ import tensorflow as tf
 
 from conf.paths import read_manifest
 from conf.training.input import InputConfig
-from conf.training.models import (
-    DSSMConfig,
-    NegativesConfig,
-    RankingConfig,
-    SampledSoftmaxConfig,
-)
+from conf.training.models import DSSMConfig, NegativesConfig, RankingConfig, SampledSoftmaxConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import (
     CheckpointConfig,

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from conf.manifest import Manifest
 from conf.schema import FeatureSpec
-from conf.training.models import NormalConfig
+from conf.training.tables import NormalConfig
 from training.embedding.static_table import EmbeddingTable, RowUpdates
 from training.input.batches import Batch, Features
 from training.models.embedded_inputs import EmbeddedInputs, InputFeature

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from conf.schema import OOV_ID
-from conf.training.models import Initializer, NormalConfig, UniformConfig
+from conf.training.tables import Initializer, NormalConfig, UniformConfig
 from etl.tfrecord.reading import inlined, kernel
 from training.embedding.key_space import (
     GrowingRows,

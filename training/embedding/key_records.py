@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from conf.schema import PAD_ID
-from conf.training.table_rules import MOST_SIGHTINGS
+from conf.training.tables import MOST_SIGHTINGS
 from etl.tfrecord.reading import inlined, kernel
 from training.embedding.key_index import mix_key
 

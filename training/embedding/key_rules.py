@@ -17,8 +17,7 @@ import numpy as np
 from conf.errors import InputDataError
 from conf.paths import local_path
 from conf.schema import OOV_ID, PAD_ID
-from conf.training.models import DynamicTableConfig
-from conf.training.table_rules import MOST_SIGHTINGS, AdmissionConfig, EvictionConfig
+from conf.training.tables import MOST_SIGHTINGS, AdmissionConfig, DynamicTableConfig, EvictionConfig
 from training.embedding.key_index import FIRST_ROW
 from training.embedding.key_records import (
     HASHES,

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from conf.schema import FIRST_TOKEN_ID, PAD_ID
-from conf.training.models import Initializer, NormalConfig, UniformConfig
+from conf.training.tables import Initializer, NormalConfig, UniformConfig
 from training.distribution.parameter_server import ParameterServers
 from training.embedding.distinct_rows import FoundRows, current_rows, spread_rows
 from training.embedding.key_space import GrowingRows

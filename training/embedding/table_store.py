@@ -17,7 +17,7 @@ from conf.delta import read_delta
 from conf.errors import ConfigError
 from conf.export import TABLES_DIR
 from conf.schema import PAD_ID
-from conf.training.models import Initializer, NormalConfig
+from conf.training.tables import Initializer, NormalConfig
 from training.embedding.dynamic_table import draw_first_rows
 from training.embedding.key_records import (
     KEY,

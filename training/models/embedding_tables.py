@@ -9,15 +9,8 @@ from dataclasses import dataclass, replace
 from conf.errors import ConfigError, did_you_mean
 from conf.manifest import Manifest
 from conf.schema import FeatureSpec
-from conf.training.models import (
-    DynamicTableConfig,
-    Initializer,
-    ModelConfig,
-    NormalConfig,
-    PoolingConfig,
-    StaticTableConfig,
-    VectorConfig,
-)
+from conf.training.models import ModelConfig, PoolingConfig, VectorConfig
+from conf.training.tables import DynamicTableConfig, Initializer, NormalConfig, StaticTableConfig
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_rules import KeyRules
 from training.embedding.key_space import KeySpace

@@ -9,15 +9,7 @@ import pytest
 from conf.errors import ConfigError, ExitCode
 from conf.load import load_config
 from conf.training.input import InputConfig
-from conf.training.models import (
-    DSSMConfig,
-    DynamicTableConfig,
-    MFConfig,
-    NegativesConfig,
-    SampledSoftmaxConfig,
-    StaticTableConfig,
-    UniformConfig,
-)
+from conf.training.models import DSSMConfig, MFConfig, NegativesConfig, SampledSoftmaxConfig
 from conf.training.optimizer import (
     ExponentialSchedule,
     LinearSchedule,
@@ -25,6 +17,7 @@ from conf.training.optimizer import (
     SparseFTRLConfig,
 )
 from conf.training.sweep import ChoicesConfig, RangeConfig, SweepConfig
+from conf.training.tables import DynamicTableConfig, StaticTableConfig, UniformConfig
 from conf.training.train import StepRange, TrainConfig, parse_step_range
 
 REQUIRED = ["dataset=d", "name=n"]

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from conf.training.models import DynamicTableConfig, TableConfig
+from conf.training.tables import DynamicTableConfig, TableConfig
 from conf.training.train import TrainConfig
 from tests.machine import IS_EXHAUSTIVE, some_of
 from training.embedding.device_tier import DevicePlaces, HostRows, PlacedBatch

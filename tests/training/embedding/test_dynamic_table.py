@@ -12,13 +12,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.training.models import (
-    Initializer,
-    NormalConfig,
-    TruncatedNormalConfig,
-    UniformConfig,
-)
 from conf.training.optimizer import OptimizerConfig
+from conf.training.tables import Initializer, NormalConfig, TruncatedNormalConfig, UniformConfig
 from tests.machine import IS_EXHAUSTIVE, some_of
 from tests.training.toy_models import DIM, VOCABULARY, ToyModel, build_toy_batches, squared_error
 from training.embedding.distinct_rows import add_distinct_ids, plan_lookups

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from conf.errors import InputDataError
-from conf.training.models import DynamicTableConfig
+from conf.training.tables import DynamicTableConfig
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_mapping import admit_arrivals, map_keys, plan_keyed_features
 from training.embedding.key_records import HASHES, KeyRecords, UsedRows, hash_keys, pack_meta

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import training.embedding.static_table as table_module
-from conf.training.models import NormalConfig, TruncatedNormalConfig, UniformConfig
+from conf.training.tables import NormalConfig, TruncatedNormalConfig, UniformConfig
 from conf.training.train import DevicesConfig
 from training.checkpoint.saved_tensors import collect_state, copy_state, restore_state
 from training.distribution.strategy import build_strategy

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.errors import ConfigError, InputDataError
-from conf.training.models import NormalConfig
+from conf.training.tables import NormalConfig
 from training.embedding import TableStore
 from training.embedding.dynamic_table import draw_first_rows
 

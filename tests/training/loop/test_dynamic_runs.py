@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from conf.errors import ConfigError, InputDataError
-from conf.training.models import NormalConfig
+from conf.training.tables import NormalConfig
 from conf.training.train import FitConfig
 from tests.training import dynamic_replicas, dynamic_runs
 from tests.training.dynamic_runs import (

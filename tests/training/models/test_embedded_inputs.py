@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from conf.errors import InputDataError
 from conf.schema import FeatureSpec
-from conf.training.models import NormalConfig, PoolingConfig, VectorConfig
+from conf.training.models import PoolingConfig, VectorConfig
 from conf.training.optimizer import OptimizerConfig
+from conf.training.tables import NormalConfig
 from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
 from training.checkpoint.manager import describe_layout
 from training.checkpoint.saved_tensors import collect_state
