@@ -29,6 +29,8 @@ EMBEDDINGS_DIR = "embeddings"
 TABLES_DIR = "tables"
 USERS_FILE = "users.parquet"
 ITEMS_FILE = "items.parquet"
+KEY, ID, VECTOR, SEEN, FEATURE_PREFIX = "key", "id", "vector", "seen", "feature:"
+"""Columns of tables of users and items: raw key, id, embedding, items met, features."""
 INDEX_DIR = "index"
 INDEX_CARD = "index.json"
 INDEX_FORMAT_VERSION = 1

@@ -490,6 +490,7 @@ def read_current_data(config: TrainConfig) -> TrainingData:
 
 
 def _find_start(config: TrainConfig, progress: TrainingProgress, again: Again) -> RunStart:
+    data = None
     if again is Again.ONCE:
         data = read_current_data(config)
         if (finished := find_finished_run(config, data.manifest)) is not None:
@@ -499,7 +500,7 @@ def _find_start(config: TrainConfig, progress: TrainingProgress, again: Again) -
     if run is None:
         if again is Again.RESUME:
             progress.message("no unfinished run of this config: starting a new one")
-        return RunStart(read_current_data(config))
+        return RunStart(data or read_current_data(config))
     # On with the version that the run began with, even if a newer one is current by now.
     reference = RunReference.read(run)
     version_dir = reference.version_dir
@@ -508,6 +509,6 @@ def _find_start(config: TrainConfig, progress: TrainingProgress, again: Again) -
             f"the dataset version of the unfinished run {run.name} is gone "
             f"({version_dir}): starting a new run"
         )
-        return RunStart(read_current_data(config))
+        return RunStart(data or read_current_data(config))
     manifest = reference.read_manifest(config.input.tolerates)
     return RunStart(TrainingData(version_dir, manifest, run / INPUT_COUNTS_FILE), run)

@@ -21,11 +21,11 @@ from tests.bench.measurements import (
     Measurement,
     build_bench_parser,
     build_table,
-    build_verdict_table,
     check_positive,
     describe_arguments,
     describe_machine,
     judge,
+    print_report,
     run_bench,
 )
 from tests.bench.train_step.sections import StepSettings, judge_wall_time, time_in_turns
@@ -284,8 +284,7 @@ def run(arguments: argparse.Namespace, console: Console) -> BenchReport:
             f"CPU {found[1].cpu_s / found[0].cpu_s:.2f} x; "
             f"{found[1].details['hit_rate']:.1%} of a step's rows were on the device"
         )
-    if report.verdicts:
-        console.print(build_verdict_table(report.verdicts, "bars (steps: wall time)"))
+    print_report(report, console, "bars (steps: wall time)")
     return report
 
 

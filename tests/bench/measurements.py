@@ -170,9 +170,7 @@ def _seconds(value: float) -> str:
     return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
 
 
-def build_verdict_table(
-    verdicts: Sequence[BarVerdict], title: str = "bars (CPU time per row)"
-) -> Table:
+def build_verdict_table(verdicts: Sequence[BarVerdict], title: str) -> Table:
     """A table of the bars: ratio in CPU time, the same in wall time, and whether it is met."""
     table = Table(title=title, title_justify="left")
     for column in ("shape", "work", "against", "goal", "CPU ratio", "wall ratio", "met"):
@@ -187,10 +185,12 @@ def build_verdict_table(
     return table
 
 
-def print_report(report: BenchReport, console: Console) -> None:
+def print_report(
+    report: BenchReport, console: Console, title: str = "bars (CPU time per row)"
+) -> None:
     """Prints the verdicts and what was skipped; the figures were printed as they came."""
     if report.verdicts:
-        console.print(build_verdict_table(report.verdicts))
+        console.print(build_verdict_table(report.verdicts, title))
     for reason in report.skipped:
         console.print(f"skipped: {reason}")
 

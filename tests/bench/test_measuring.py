@@ -156,7 +156,7 @@ def test_a_bar_without_goal_is_neither_met_nor_missed():
     found = [figure("ours", 1.0, 1.0), figure("theirs", 1.0, 3.0)]
     [verdict] = judge("ctr", found, [Bar("ours", "theirs", None)])
     assert verdict.is_met is None
-    text = printed(build_verdict_table([verdict]))
+    text = printed(build_verdict_table([verdict], "bars"))
     assert "3.00x" in text
     assert "yes" not in text
 

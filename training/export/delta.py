@@ -316,10 +316,13 @@ def apply_delta(path: Path, model: Path, keep: int | None = None) -> Path:
         require_files(
             staging, wanted["files"], "take a full export: TensorFlow is another one here"
         )
+        files = dict(wanted["files"])
         if (base / TABLES_DIR).is_dir():
             write_tables(staging / TABLES_DIR, tables)
+            written = list_files(staging / TABLES_DIR)
+            files |= {f"{TABLES_DIR}/{name}": info for name, info in written.items()}
         origin = {"delta": about["since"], "base_version": base.name}
-        found = {**wanted, **origin, "version": target.name, "files": list_files(staging)}
+        found = {**wanted, **origin, "version": target.name, "files": files}
         write_json(staging / EXPORT_FILE, found)
     write_models_config(model.parent)
     return target

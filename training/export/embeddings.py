@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import tensorflow as tf
 
-from conf.export import ITEMS_FILE, USERS_FILE
+from conf.export import FEATURE_PREFIX, ID, ITEMS_FILE, KEY, SEEN, USERS_FILE, VECTOR
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import (
     USERS_SPLIT,
@@ -33,8 +33,6 @@ from training.evaluation.item_index import (
 from training.input.batches import build_eval_dataset, read_batches
 from training.input.vocabularies import Vocabulary, read_key_vocabulary
 
-KEY, SEEN, FEATURE_PREFIX = "key", "seen", "feature:"
-"""Columns of `users.parquet`."""
 ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
 
 
@@ -50,9 +48,9 @@ class EmbeddingWriter:
     def __init__(self, directory: Path, name: str, key_type: pa.DataType) -> None:
         self.schema = pa.schema(
             [
-                pa.field("key", key_type, nullable=False),
-                pa.field("id", pa.int64(), nullable=False),
-                pa.field("vector", pa.list_(pa.float32()), nullable=False),
+                pa.field(KEY, key_type, nullable=False),
+                pa.field(ID, pa.int64(), nullable=False),
+                pa.field(VECTOR, pa.list_(pa.float32()), nullable=False),
             ]
         )
         self.rows = 0
@@ -178,7 +176,7 @@ def write_item_keys(directory: Path, trained: TrainedModel) -> int:
     items, _ = read_item_features(trained.version_dir, manifest, (key,), batch_size)
     vocabulary = read_key_vocabulary(trained.version_dir, manifest, key)
     keys = pa.array(items.ids) if vocabulary is None else vocabulary.take(items.ids)
-    pq.write_table(pa.table({KEY: keys, "id": items.ids}), directory / ITEMS_FILE)
+    pq.write_table(pa.table({KEY: keys, ID: items.ids}), directory / ITEMS_FILE)
     return len(items)
 
 

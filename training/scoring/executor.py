@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from conf.atomic_output import atomic_file
 from conf.errors import InternalError
+from conf.export import FEATURE_PREFIX, ID, KEY, SEEN, VECTOR
 from training.evaluation.item_index import (
     ItemIds,
     ItemIndex,
@@ -54,7 +55,6 @@ PART, ROW, LINE = "__sluice_part", "__sluice_row", "value"
 """Columns that Spark adds: number of the partition and of the row, from 0; of JSON the line."""
 LISTS, SCORES, EMBEDDINGS = "lists", "scores", "embeddings"
 JOB_FILE = "score.json"
-KEY, SEEN, FEATURE_PREFIX = "key", "seen", "feature:"
 _CACHE = "_sluice_scoring"
 
 Arrays = dict[str, np.ndarray]
@@ -308,12 +308,12 @@ def _read_items(directory: Path, options: ListOptions) -> Items:
     if options.candidates is not None:
         wanted = pa.array(options.candidates, table[KEY].type)
         table = table.filter(pc.is_in(table[KEY], wanted)).combine_chunks()
-    ids = table["id"].to_numpy()
+    ids = table[ID].to_numpy()
     keys = table[KEY].to_numpy()
     texts = render_ids(table[KEY])
     if options.items_input is not None:
         return Items(keys, texts, ItemIds(ids))
-    flat = table["vector"].chunk(0).flatten().to_numpy()
+    flat = table[VECTOR].chunk(0).flatten().to_numpy()
     return Items(keys, texts, ItemIndex(ids, flat.reshape(len(ids), -1)))
 
 

@@ -21,13 +21,12 @@ import pyarrow.parquet as pq
 
 from conf.atomic_output import remove_unfinished
 from conf.errors import ConfigError, InputDataError, did_you_mean
-from conf.export import EMBEDDINGS_DIR, ITEMS_FILE, USERS_FILE, Give, read_card
+from conf.export import EMBEDDINGS_DIR, ITEMS_FILE, KEY, USERS_FILE, Give, read_card
 from conf.run import read_json, write_json
 from training.prediction.raw_rows import RawFile, RawReader
 from training.scoring.executor import (
     EMBEDDINGS,
     JOB_FILE,
-    KEY,
     ListOptions,
     RowSource,
     ScoringTask,

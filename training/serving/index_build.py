@@ -27,10 +27,12 @@ from conf.atomic_output import numbered_directory
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.export import (
     EMBEDDINGS_DIR,
+    ID,
     INDEX_CARD,
     INDEX_DIR,
     INDEX_FORMAT_VERSION,
     ITEMS_FILE,
+    KEY,
     IndexKind,
     IndexOptions,
     find_damage,
@@ -44,8 +46,6 @@ from training.serving.index_report import measure, read_queries, tune
 from training.serving.known import (
     COLUMN_PREFIX,
     EXACT_FILE,
-    ID,
-    KEY,
     NEAR_FILE,
     IncompleteVersionError,
     align_columns,
@@ -312,7 +312,7 @@ def embed_items(version: Path, items: pa.Table) -> NDArray[np.float32]:
         ConfigError: The model reads nothing but the key, or the file has nothing that it reads.
         InputDataError: A value does not fit.
     """
-    model = ServedVersion(version)
+    model = ServedVersion(version, None)
     inputs = model.card["signatures"]["item_embedding"]["inputs"]
     others = [item["name"] for item in inputs if item["name"] != items.column_names[0]]
     if not set(others) & set(items.column_names):

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from conf.export import EMBEDDINGS_DIR, USERS_FILE
-from training.serving.known import KEY, SEEN, read_vectors
+from conf.export import EMBEDDINGS_DIR, KEY, SEEN, USERS_FILE
+from training.serving.known import read_vectors
 from training.serving.vector_index import MAX_EFFORT, VectorIndex, build_parameters
 
 TUNED, MEASURED, FILTERED = 256, 512, 100

@@ -23,10 +23,13 @@ import pyarrow.parquet as pq
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.export import (
     EMBEDDINGS_DIR,
+    ID,
     INDEX_CARD,
     INDEX_DIR,
     ITEMS_FILE,
+    KEY,
     USERS_FILE,
+    VECTOR,
     find_damaged,
     find_unfinished,
     list_indexes,
@@ -35,8 +38,7 @@ from conf.run import read_json
 from training.serving.errors import RequestError
 from training.serving.vector_index import VectorIndex, build_exact
 
-KEY, ID, VECTOR, SEEN = "key", "id", "vector", "seen"
-FEATURE_PREFIX, COLUMN_PREFIX = "feature:", "column:"
+COLUMN_PREFIX = "column:"
 EXACT_FILE, NEAR_FILE = "exact.faiss", "near.faiss"
 
 Token = int | str
@@ -295,13 +297,12 @@ def read_known(
         IncompleteVersionError: The index is not whole.
         InputDataError: It is of another model, or damaged.
     """
-    number, table = find_index(version), _read_items(version)
-    if table is None:
-        return None
-    index = None
+    number, index = find_index(version), None
     if number is not None:
         directory = version / INDEX_DIR / str(number)
         index, table = open_index(directory, card), pq.read_table(directory / ITEMS_FILE)
+    elif (table := _read_items(version)) is None:
+        return None
     elif VECTOR in table.column_names:
         index = VectorIndex(build_exact(read_vectors(table)))
     keys = table[KEY].combine_chunks()

@@ -55,27 +55,27 @@ class ServedVersion:
 
     Args:
         path: Its directory.
-        files: What else is said of the items.
+        files: What else is said of the items; None: nothing is read of users and items.
 
     Attributes:
         name: Name of the model.
         number: Its version.
         card: What `export.json` says.
         path: Its directory.
-        known: Its users, items and index; None: it knows no items.
+        known: Its users, items and index; None: it knows no items, or they were not read.
 
     Raises:
         IncompleteVersionError: It, or its index, is not whole.
         SluiceError: `export.json` is damaged, or the index is of another model.
     """
 
-    def __init__(self, path: Path, files: ItemFiles = NO_FILES) -> None:
+    def __init__(self, path: Path, files: ItemFiles | None = NO_FILES) -> None:
         self.path, self.name, self.number = path, path.parent.name, int(path.name)
         self.card = read_card(path)
         if damage := find_damage(path):
             raise IncompleteVersionError(damage)
-        self._files = files
-        self.known = read_known(path, self.card, files)
+        self._files = files or NO_FILES
+        self.known = None if files is None else read_known(path, self.card, files)
         self._model = tf.saved_model.load(str(path))
         self._functions = dict(self._model.signatures)
         self._specs = {

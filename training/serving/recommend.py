@@ -16,9 +16,10 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from conf.errors import ConfigError
+from conf.export import FEATURE_PREFIX, SEEN
 from training.serving.batching import Batcher
 from training.serving.errors import NOT_FOUND, RequestError
-from training.serving.known import FEATURE_PREFIX, SEEN, Known, Token
+from training.serving.known import Known, Token
 from training.serving.model_store import ModelStore, ServedVersion
 from training.serving.tensors import Arrays, build_array, fill_missing
 from training.serving.vector_index import Found

@@ -28,6 +28,7 @@ from tests.bench.measurements import (
     check_positive,
     describe_arguments,
     describe_machine,
+    print_report,
     run_bench,
 )
 from training.evaluation.item_index import ItemIndex, rank_top_k
@@ -77,8 +78,7 @@ def run(arguments: argparse.Namespace, console: Console) -> BenchReport:
         )
     if report.measurements:
         console.print(build_table("ranking, per user", report.measurements))
-    for reason in report.skipped:
-        console.print(f"skipped: {reason}")
+    print_report(report, console)
     return report
 
 

@@ -33,10 +33,10 @@ from tests.bench.measurements import (
     BenchReport,
     build_bench_parser,
     build_table,
-    build_verdict_table,
     check_positive,
     describe_arguments,
     describe_machine,
+    print_report,
     run_bench,
 )
 from tests.bench.train_step.sections import (
@@ -290,10 +290,7 @@ def run(arguments: argparse.Namespace, console: Console) -> BenchReport:
             ops = profile_steps(training, PROFILED_STEPS)
             report.settings[f"profile of {shape.network}"] = {o.kind: o.ms_per_step for o in ops}
             console.print(build_profile_table(f"a step of {shape.network}, all threads", ops))
-    if report.verdicts:
-        console.print(build_verdict_table(report.verdicts, "bars (wall time per example)"))
-    for reason in report.skipped:
-        console.print(f"skipped: {reason}")
+    print_report(report, console, "bars (wall time per example)")
     return report
 
 

@@ -14,10 +14,10 @@ from tests.bench.measurements import (
     Measurement,
     build_bench_parser,
     build_table,
-    build_verdict_table,
     check_positive,
     describe_arguments,
     describe_machine,
+    print_report,
     run_bench,
 )
 from tests.bench.train_step.sections import (
@@ -83,10 +83,7 @@ def run(arguments: argparse.Namespace, console: Console) -> BenchReport:
         report.settings["profile"] = {op.kind: op.ms_per_step for op in ops}
         title = f"a step on {arguments.rows:,} x {arguments.dim}, all threads together"
         console.print(build_profile_table(title, ops))
-    if report.verdicts:
-        console.print(build_verdict_table(report.verdicts, "bars (wall time per example)"))
-    for reason in report.skipped:
-        console.print(f"skipped: {reason}")
+    print_report(report, console, "bars (wall time per example)")
     return report
 
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from conf.delta import DELTA_FILE
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
-from conf.export import ExportOptions, list_files, read_card
+from conf.export import EXPORT_FILE, ExportOptions, list_files, read_card
 from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, hash_key, write_tiny_dataset
 from training.checkpoint.restore import load_run
@@ -119,6 +119,8 @@ def test_what_is_served_is_the_full_export_bit_for_bit(days: Days) -> None:
                 assert files[1][name] == about, name
         assert any(name.startswith("tables/") for name in files[0])
         assert read_card(served)["files"].keys() == read_card(full)["files"].keys()
+        listed = {name: about for name, about in files[1].items() if name != EXPORT_FILE}
+        assert read_card(served)["files"] == listed
         assert read_card(served)["tables"] == read_card(full)["tables"]
     scores = [predict(path) for path in days.served]
     assert scores == [predict(path) for path in days.full]
