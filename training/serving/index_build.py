@@ -330,7 +330,7 @@ def embed_items(version: Path, items: pa.Table) -> NDArray[np.float32]:
             given = {i["name"]: build_array(i["name"], _read_values(part, i), specs[i["name"]])
                      for i in inputs}  # fmt: skip
             found.append(model.call("item_embedding", given)["embedding"])
-        except (RequestError, ValueError) as error:
+        except (RequestError, TypeError, ValueError) as error:
             raise InputDataError(
                 "a value of the new items does not fit the model",
                 received=f"rows {start + 1} to {start + len(part)}: {error}",
@@ -355,7 +355,13 @@ def _read_values(table: pa.Table, item: Mapping[str, Any]) -> list[Any]:
     convert = {"string": str, "int64": int}.get(item["dtype"], float)
     if not item["is_list"]:
         return [fill_missing(item, None if v is None else convert(v)) for v in values]
-    split = [one.split("|") if isinstance(one, str) else one or [] for one in values]
-    lists = [[convert(value) for value in one] for one in split]
+    lists = [[convert(value) for value in _split_list(one)] for one in values]
     width = item["length"] or max(1, *map(len, lists))
     return [one + [item["pad_token"]] * (width - len(one)) for one in lists]
+
+
+def _split_list(value: Any) -> list[Any]:
+    """Returns a list; one value alone may have been read as a number, none as empty text."""
+    if isinstance(value, list):
+        return value
+    return [] if value is None or value == "" else str(value).split("|")

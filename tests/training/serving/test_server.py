@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
@@ -51,7 +52,7 @@ from training.models.registry import build_model
 from training.serving.app import Server, ServerConfig, ServerLimits, build_app
 from training.serving.batching import BatchLimits
 from training.serving.errors import RequestError
-from training.serving.index_build import add_items, build_index
+from training.serving.index_build import add_items, build_index, embed_items
 from training.serving.prediction_service import run_service
 from training.serving.recommend import RecommendConfig
 
@@ -494,6 +495,19 @@ def test_model_and_index_are_one_pair(models, tmp_path) -> None:
         _check_bad_indexes(server, client, version)
     found = client.get("/metrics").text
     assert 'sluice_index_version{model="towers"} 2.0' in found
+
+
+def test_lists_of_new_items_may_hold_one_number_or_nothing(models) -> None:
+    version = models / "towers" / "1"
+    wanted, *others = (
+        embed_items(version, pa.table({"movie_id": [900, 901], "genres": genres}))
+        for genres in ([["5"], []], [5, None], ["5", ""])
+    )
+    assert np.isfinite(wanted).all()
+    for found in others:
+        np.testing.assert_array_equal(found, wanted)
+    with pytest.raises(InputDataError, match="does not fit the model"):
+        embed_items(version, pa.table({"movie_id": [[900]], "genres": ["5"]}))
 
 
 def _score(client, version: Path, item: int) -> float:
