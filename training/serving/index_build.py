@@ -231,7 +231,7 @@ def add_items(version: Path, path: Path, keep: int | None = None) -> tuple[Path,
         )
     base = version / INDEX_DIR / str(number)
     index, items = open_index(base, card, can_grow=True), pq.read_table(base / ITEMS_FILE)
-    new, repeated = _read_new(path, items)
+    new, repeated = _read_new(read_table(path, _list_texts(card)), path, items)
     if not len(new):
         return base, 0, repeated
     with numbered_directory(version / INDEX_DIR, keep) as (staging, target):
@@ -259,9 +259,14 @@ def _time(start: float) -> dict[str, float]:
     return {"build_seconds": round(time.monotonic() - start, 2)}
 
 
-def _read_new(path: Path, items: pa.Table) -> tuple[pa.Table, int]:
+def _list_texts(card: Mapping[str, Any]) -> list[str]:
+    """Names the raw inputs of the items' tower that are text, lists of any type among them."""
+    inputs = card["signatures"]["item_embedding"]["inputs"]
+    return [item["name"] for item in inputs if item["is_list"] or item["dtype"] == "string"]
+
+
+def _read_new(table: pa.Table, path: Path, items: pa.Table) -> tuple[pa.Table, int]:
     """Returns the rows of a file whose keys are not in the index, and how many others there are."""
-    table = read_table(path)
     try:
         keys = table.column(0).combine_chunks().cast(items.schema.field(KEY).type)
     except (pa.ArrowException, IndexError) as error:

@@ -7,7 +7,8 @@ since, and their columns. It is read together with the version, so that both are
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,8 +146,13 @@ def _clean(value: Any) -> Any:
     return value if isinstance(value, (int, float, str, list, type(None))) else str(value)
 
 
-def read_table(path: Path) -> pa.Table:
+def read_table(path: Path, texts: Iterable[str] = ()) -> pa.Table:
     """Reads a file of items: `.csv`, `.tsv`, `.jsonl`, `.ndjson` or `.parquet`.
+
+    Args:
+        path: The file. Arrow finds the types of CSV columns, but for the first one, the key, which
+            is text: `007` is not `7`. An empty field is a missing value.
+        texts: Further columns of CSV that are text.
 
     Raises:
         ConfigError: The format is not known by the name.
@@ -161,7 +167,14 @@ def read_table(path: Path) -> pa.Table:
         if kind in (".csv", ".tsv"):
             delimiter = "\t" if kind == ".tsv" else ","
             parse = pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-            return pa_csv.read_csv(path, parse_options=parse)
+            with pa_csv.open_csv(path, parse_options=parse) as reader:
+                key = reader.schema.names[0]
+            convert = pa_csv.ConvertOptions(
+                column_types=dict.fromkeys((key, *texts), pa.string()),
+                null_values=[""],
+                strings_can_be_null=True,
+            )
+            return pa_csv.read_csv(path, parse_options=parse, convert_options=convert)
     except (OSError, pa.ArrowException) as error:
         raise InputDataError("the file of items cannot be read", received=f"{path}: {error}") from (
             error
@@ -213,7 +226,10 @@ def align_columns(table: pa.Table, keys: pa.Array) -> pa.Table:
         table: The first column is the key.
         keys: `[items]`; the columns of an item that is not in the file are null.
     """
-    of_file = table.column(0).combine_chunks().cast(pa.string())
+    of_file = table.column(0).combine_chunks()
+    with suppress(pa.ArrowException):  # Texts that are no keys: the others are found as text.
+        of_file = of_file.cast(keys.type)
+    of_file = of_file.cast(pa.string())
     rows = pc.index_in(keys.cast(pa.string()), value_set=of_file, skip_nulls=True)
     return table.select(table.column_names[1:]).take(rows)
 

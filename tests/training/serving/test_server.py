@@ -53,6 +53,7 @@ from training.serving.app import Server, ServerConfig, ServerLimits, build_app
 from training.serving.batching import BatchLimits
 from training.serving.errors import RequestError
 from training.serving.index_build import add_items, build_index, embed_items
+from training.serving.known import align_columns, read_table
 from training.serving.prediction_service import run_service
 from training.serving.recommend import RecommendConfig
 
@@ -495,6 +496,19 @@ def test_model_and_index_are_one_pair(models, tmp_path) -> None:
         _check_bad_indexes(server, client, version)
     found = client.get("/metrics").text
     assert 'sluice_index_version{model="towers"} 2.0' in found
+
+
+def test_keys_and_texts_of_csv_stay_as_they_are_written(tmp_path) -> None:
+    path = tmp_path / "items.csv"
+    path.write_text("sku,year,code\n007,1999,01\nNA,,\n")
+    table = read_table(path, ["code"])
+    assert table.to_pydict() == {
+        "sku": ["007", "NA"], "year": [1999, None], "code": ["01", None]
+    }  # fmt: skip
+    of_texts = align_columns(table, pa.array(["7", "NA", "007"]))
+    assert of_texts["year"].to_pylist() == [None, None, 1999]
+    path.write_text("sku,year\n007,1999\n8,2000\n")
+    assert align_columns(read_table(path), pa.array([8, 7]))["year"].to_pylist() == [2000, 1999]
 
 
 def test_lists_of_new_items_may_hold_one_number_or_nothing(models) -> None:
