@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import email.utils
+import hashlib
+import hmac
 import os
+import shutil
 import socket
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,9 +21,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from pyarrow import fs
 
 from etl.tfrecord.files.object_store import Storage
+from tests.gcs_emulator import run_front
 
 BUCKET = "bucket"
 ACCESS_KEY = "key-that-must-not-leak"
@@ -26,7 +32,13 @@ AWS_CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": ACCESS_KEY,
     "AWS_SECRET_ACCESS_KEY": SECRET,
     "AWS_DEFAULT_REGION": "us-east-1",
-    "AWS_EC2_METADATA_DISABLED": "true",
+}
+# Those that the emulator is documented to have.
+ACCOUNT = "devstoreaccount1"
+AZURE_CREDENTIALS = {
+    "AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT,
+    "AZURE_STORAGE_ACCOUNT_KEY": "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/"
+    "K1SZFPTOtr/KBHBeksoGMGw==",
 }
 _PATIENCE_S = 60.0
 
@@ -36,7 +48,7 @@ class ObjectServer:
     """A running server, with an empty bucket.
 
     Attributes:
-        scheme: `s3` or `gs`.
+        scheme: `s3`, `gs` or `az`.
         endpoint: Its URL.
     """
 
@@ -46,8 +58,8 @@ class ObjectServer:
     @property
     def settings(self) -> dict[str, str]:
         """The `storage` setting that reaches it."""
-        found = {"endpoint_override": self.endpoint}
-        return found if self.scheme == "s3" else {**found, "anonymous": "true"}
+        more = {"gs": {"anonymous": "true"}, "az": {"account": ACCOUNT}}
+        return {"endpoint_override": self.endpoint, **more.get(self.scheme, {})}
 
     @property
     def options(self) -> dict[str, str]:
@@ -59,6 +71,8 @@ class ObjectServer:
         """Variables that reach it without any setting."""
         if self.scheme == "gs":
             return {"STORAGE_EMULATOR_HOST": self.endpoint}
+        if self.scheme == "az":
+            return {**AZURE_CREDENTIALS, "AZURE_STORAGE_ENDPOINT": self.endpoint}
         return {**AWS_CREDENTIALS, "AWS_ENDPOINT_URL": self.endpoint}
 
     def place(self, name: str) -> Storage:
@@ -76,33 +90,48 @@ def upload(folder: Path, place: Storage) -> str:
 @dataclass(frozen=True)
 class _Program:
     variable: str
+    name: str
     command: Callable[[str, int], list[str]]
 
 
+# One request at a time: moto looks at the condition of a put before it puts.
+_MOTO = """
+import moto.server
+run = moto.server.run_simple
+moto.server.run_simple = lambda *args, **more: run(*args, **{**more, "threaded": False})
+moto.server.main()
+"""
+
+
 def _moto(program: str, port: int) -> list[str]:
-    return [program, "-p", str(port), "-H", "127.0.0.1"]
+    python = str(Path(program).resolve().with_name("python"))
+    return [python, "-c", _MOTO, "-p", str(port), "-H", "127.0.0.1"]
 
 
 def _gcs(program: str, port: int) -> list[str]:
-    where = ["--host", "127.0.0.1", "--port", str(port)]
-    script = str(Path(__file__).with_name("gcs_emulator.py"))
-    python = str(Path(program).with_name("python"))
-    return [python, script, "start", *where, "--in-memory", "--default-bucket", BUCKET]
+    where = ["-host", "127.0.0.1", "-port", str(port), "-public-host", f"127.0.0.1:{port}"]
+    return [program, "-scheme", "http", "-backend", "memory", *where]
+
+
+def _azurite(program: str, port: int) -> list[str]:
+    where = ["--blobHost", "127.0.0.1", "--blobPort", str(port)]
+    return [program, *where, "--inMemoryPersistence", "--disableTelemetry", "--skipApiVersionCheck"]
 
 
 _PROGRAMS = {
-    "s3": _Program("SLUICE_MOTO_SERVER", _moto),
-    "gs": _Program("SLUICE_GCS_EMULATOR", _gcs),
+    "s3": _Program("SLUICE_MOTO_SERVER", "moto_server", _moto),
+    "gs": _Program("SLUICE_GCS_EMULATOR", "fake-gcs-server", _gcs),
+    "az": _Program("SLUICE_AZURITE", "azurite-blob", _azurite),
 }
 SCHEMES = tuple(_PROGRAMS)
 
 
 def require_program(scheme: str) -> str:
     """Returns the program of a server; skips the test where it is not on this machine."""
-    variable = _PROGRAMS[scheme].variable
-    program = os.environ.get(variable)
+    wanted = _PROGRAMS[scheme]
+    program = os.environ.get(wanted.variable) or shutil.which(wanted.name)
     if not program:
-        pytest.skip(f"{variable} is not set: no server that speaks {scheme}:// to test against")
+        pytest.skip(f"no {wanted.name} on PATH or in {wanted.variable} to test {scheme}:// against")
     return program
 
 
@@ -111,7 +140,7 @@ def run_server(scheme: str, **variables: str) -> Iterator[ObjectServer]:
     """Runs a server while the block runs; skips the test where there is none.
 
     Args:
-        scheme: `s3` or `gs`.
+        scheme: `s3`, `gs` or `az`.
         variables: Environment of the server.
     """
     program = require_program(scheme)
@@ -126,24 +155,46 @@ def run_server(scheme: str, **variables: str) -> Iterator[ObjectServer]:
     )
     try:
         _wait_for(port)
-        server = ObjectServer(scheme, f"http://127.0.0.1:{port}")
-        if scheme == "s3":
-            connect(server).create_dir(BUCKET)
+        if scheme == "gs":
+            port = run_front(port).server_address[1]
+        base = f"http://127.0.0.1:{port}"
+        server = ObjectServer(scheme, f"{base}/{ACCOUNT}" if scheme == "az" else base)
+        _make_bucket(server)
         yield server
     finally:
         process.kill()
         process.wait()
 
 
-def connect(server: ObjectServer) -> fs.FileSystem:
-    """The server's file system, as no part of the product reaches it."""
-    address = urlsplit(server.endpoint).netloc
-    if server.scheme == "gs":
-        return fs.GcsFileSystem(anonymous=True, endpoint_override=address, scheme="http")
-    return fs.S3FileSystem(
-        endpoint_override=address, scheme="http", region="us-east-1", access_key=ACCESS_KEY,
-        secret_key=SECRET, allow_bucket_creation=True,
-    )  # fmt: skip
+def _make_bucket(server: ObjectServer) -> None:
+    """Makes it by a request of our own: no library of the product can."""
+    url = f"{server.endpoint}/{BUCKET}" + ("?restype=container" if server.scheme == "az" else "")
+    headers = _sign_container(urlsplit(url).path) if server.scheme == "az" else {}
+    urllib.request.urlopen(urllib.request.Request(url, method="PUT", headers=headers)).close()
+
+
+def put_for_everybody(server: ObjectServer, key: str, data: bytes) -> None:
+    """Puts an object that S3 gives to who shows no credentials; elsewhere the bucket does."""
+    if server.scheme != "s3":
+        return Storage(server.scheme, BUCKET).put(key, data)
+    url = f"{server.endpoint}/{BUCKET}/{key}"
+    headers = {"x-amz-acl": "public-read", "Content-Type": "application/octet-stream"}
+    request = urllib.request.Request(url, data, method="PUT", headers=headers)
+    return urllib.request.urlopen(request).close()
+
+
+def _sign_container(path: str) -> dict[str, str]:
+    """Headers of the request that makes a container whose blobs anybody may read."""
+    headers = {
+        "x-ms-blob-public-access": "container",
+        "x-ms-date": email.utils.formatdate(usegmt=True),
+        "x-ms-version": "2021-08-06",
+    }
+    lines = "".join(f"{name}:{value}\n" for name, value in headers.items())
+    text = "PUT" + "\n" * 12 + lines + f"/{ACCOUNT}{path}\nrestype:container"
+    key = base64.b64decode(AZURE_CREDENTIALS["AZURE_STORAGE_ACCOUNT_KEY"])
+    digest = base64.b64encode(hmac.new(key, text.encode(), hashlib.sha256).digest()).decode()
+    return {**headers, "Authorization": f"SharedKey {ACCOUNT}:{digest}"}
 
 
 def _wait_for(port: int) -> None:

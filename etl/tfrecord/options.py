@@ -23,8 +23,9 @@ from etl.tfrecord.files.locations import (
     resolve_local_path,
     split_storage_options,
 )
-from etl.tfrecord.files.object_store import Settings, Storage
+from etl.tfrecord.files.object_store import Storage
 from etl.tfrecord.files.partitions import parse_names
+from etl.tfrecord.files.store_clients import Settings
 from etl.tfrecord.types.features import RECORD_TYPES, RecordType
 from etl.tfrecord.types.policies import (
     TYPE_OPTIONS,

@@ -23,10 +23,10 @@ from etl.tfrecord.commit.local_commit import (
     publish_staged,
 )
 from etl.tfrecord.commit.object_commit import (
-    abort_objects,
     begin_object_job,
     check_mode,
     check_writable,
+    discard_job,
     hold_object_attempt,
     publish_objects,
 )
@@ -115,7 +115,7 @@ class ObjectCommitter:
 
     def discard(self, job_id: str) -> None:
         """Removes what a job left aside."""
-        abort_objects(self.storage, job_id)
+        discard_job(self.storage, job_id)
 
     def read(self) -> OutputManifest | None:
         """Reads the manifest."""

@@ -1,7 +1,8 @@
 """The commit in an object store, where nothing can be renamed or locked.
 
 Tasks write below `<directory>/_temporary-<job>`. The driver copies the successful attempts
-inside the store and then puts the manifest, which makes them visible at once.
+inside the store, to names that no other job has, and then puts the manifest, on the condition
+that it replaces the one that the new one was made from. That put makes them visible at once.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from conf.errors import ConfigError, InternalError
+from conf.errors import ConfigError, InternalError, SluiceError, UpstreamNotReadyError
 from etl.tfrecord.commit.job import (
     SUCCESS_FILE,
     Baseline,
@@ -32,21 +33,19 @@ from etl.tfrecord.commit.local_commit import (
     list_shards,
     plan_moves,
 )
-from etl.tfrecord.commit.object_view import (
-    STALE_HOURS,
-    HeldIntent,
-    ObjectView,
-    abandon_intent,
-    digest_manifest,
-    hold_intent,
-    is_intent,
-    view_directory,
+from etl.tfrecord.commit.object_view import ObjectView, find_writer, shard_of, view_directory
+from etl.tfrecord.commit.output_manifest import (
+    COMMIT_FILE,
+    OutputManifest,
+    OutputShard,
+    merge_description,
 )
-from etl.tfrecord.commit.output_manifest import COMMIT_FILE, OutputManifest, merge_description
 from etl.tfrecord.files.data_files import changed_partitions, index_path
 from etl.tfrecord.files.object_store import READ_ONLY_SCHEMES, Storage
+from etl.tfrecord.files.store_clients import Version
 
 JOB_FILE = ".job.json"
+STALE_HOURS = 24
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -68,35 +67,32 @@ def create_job(storage: Storage, job_id: str, baseline: Baseline) -> None:
         ConfigError: There is such a job already.
     """
     temporary, owner = temporary_storage(storage, job_id), find_owner()
-    if temporary.find(JOB_FILE) is not None:
+    data = {"owner": None if owner is None else asdict(owner), "baseline": baseline.dumps()}
+    if not _write_job(temporary, data, None):
         raise ConfigError(
             "there is a job of this id already", received=job_id, fix="give each write its own"
         )
-    data = {"owner": None if owner is None else asdict(owner), "baseline": baseline.dumps()}
-    temporary.put(JOB_FILE, json.dumps(data).encode())
 
 
-def read_job_baseline(storage: Storage, job_id: str) -> Baseline:
-    """Reads what the output directory held when the job began.
+def _write_job(temporary: Storage, data: dict[str, Any], version: Version | None) -> bool:
+    return temporary.replace(JOB_FILE, json.dumps(data).encode(), version)
 
-    Raises:
-        InternalError: The job has ended, or was taken for dead.
-    """
-    data = _read_job(temporary_storage(storage, job_id))
-    if data is None or "is_over" in data:
+
+def _read_job(temporary: Storage) -> tuple[dict[str, Any], Version | None]:
+    """Reads the record of a job; nothing where it is gone or says nothing."""
+    text, version = temporary.read_version(JOB_FILE)
+    try:
+        data = json.loads(text or b"{}")
+    except ValueError:
+        data = {}
+    return (data if isinstance(data, dict) else {}), version
+
+
+def _read_open_job(storage: Storage, job_id: str) -> tuple[dict[str, Any], Version | None]:
+    data, version = _read_job(temporary_storage(storage, job_id))
+    if not data or "is_over" in data:
         raise _missing(storage, job_id)
-    return Baseline.loads(data["baseline"])
-
-
-def _read_job(temporary: Storage) -> dict[str, Any] | None:
-    text = temporary.read(JOB_FILE)
-    return None if text is None else json.loads(text)
-
-
-def _check_open(storage: Storage, job_id: str) -> None:
-    data = _read_job(temporary_storage(storage, job_id))
-    if data is None or "is_over" in data:
-        raise _missing(storage, job_id)
+    return data, version
 
 
 def _missing(storage: Storage, job_id: str) -> InternalError:
@@ -124,10 +120,10 @@ def hold_object_attempt(storage: Storage, job_id: str, name: str) -> Iterator[St
     """
     temporary = temporary_storage(storage, job_id)
     attempt = temporary.child(name)
-    _check_open(storage, job_id)
+    _read_open_job(storage, job_id)
     try:
         yield attempt
-        _check_open(storage, job_id)
+        _read_open_job(storage, job_id)
     except BaseException:
         with contextlib.suppress(Exception):
             attempt.delete_tree()
@@ -135,20 +131,48 @@ def hold_object_attempt(storage: Storage, job_id: str, name: str) -> Iterator[St
 
 
 def discard_job(storage: Storage, job_id: str) -> None:
-    """Removes what a job left, and what dead jobs left."""
-    temporary = temporary_storage(storage, job_id)
-    data = _read_job(temporary)
-    if data is not None:  # attempts still under way clear up by themselves once they see this
-        temporary.put(JOB_FILE, json.dumps({**data, "is_over": True}).encode())
-    _remove(temporary)
+    """Ends a job, at whatever point, and removes what it and dead jobs left.
+
+    Args:
+        storage: Output directory.
+        job_id: The job.
+    """
+    _remove(storage, job_id)
     sweep_dead_jobs(storage)
 
 
-def _remove(temporary: Storage) -> None:
-    """Removes attempts, and last what tells whose they are: killed in between, it is needed."""
+def _remove(storage: Storage, job_id: str) -> None:
+    """Removes all of a job, and what it replaced, as far as the manifest does not list it.
+
+    First goes its permission to publish, last what tells whose the rest is: killed in between,
+    it is needed.
+    """
+    temporary = temporary_storage(storage, job_id)
+    replaced, view = _close_job(temporary), view_directory(storage, is_lenient=True)
+    if view.manifest is None or view.committed is not None:  # a damaged one may list anything
+        storage.delete_all(_find_unlisted(view, job_id, replaced))
+    if view.committed and view.jobs <= {job_id} and SUCCESS_FILE not in view.objects:
+        storage.put(SUCCESS_FILE, b"")
     temporary.delete_all(sorted(temporary.list_objects().keys() - {JOB_FILE}))
     temporary.delete(JOB_FILE)
-    temporary.delete_tree()
+
+
+def _close_job(temporary: Storage) -> list[str]:
+    """Marks a job as over, for attempts still under way too; returns what it was to replace."""
+    while True:
+        data, version = _read_job(temporary)
+        if not data or "is_over" in data:
+            return data.get("replaces", [])
+        if _write_job(temporary, {**data, "is_over": True}, version):
+            return data.get("replaces", [])
+
+
+def _find_unlisted(view: ObjectView, job_id: str, replaced: Sequence[str]) -> list[str]:
+    listed = {shard.path for shard in view.committed.shards} if view.committed else set()
+    keys = {key for key in view.objects if find_writer(key) == job_id}
+    if view.committed is not None:  # without a manifest they are what readers see
+        keys |= set(replaced) & view.objects.keys()
+    return sorted(key for key in keys if shard_of(key) not in listed)
 
 
 def sweep_dead_jobs(storage: Storage) -> list[str]:
@@ -173,24 +197,18 @@ def sweep_dead_jobs(storage: Storage) -> list[str]:
         if now_ns - mtime_ns > STALE_HOURS * 3600 * 10**9 or _has_job_ended(storage, job_id)
     ]
     for job_id in dead:
-        _remove(temporary_storage(storage, job_id))
+        _remove(storage, job_id)
         _LOGGER.info("%s: removed what job %s left", storage.uri, job_id)
     return dead
 
 
 def _has_job_ended(storage: Storage, job_id: str) -> bool:
+    data, _ = _read_job(temporary_storage(storage, job_id))
     try:
-        data = _read_job(temporary_storage(storage, job_id))
-        if data is None:
-            return False
         owner = data["owner"]
         return "is_over" in data or (owner is not None and is_dead(Owner(**owner)))
     except (KeyError, TypeError, ValueError):
         return False
-
-
-# A large job copies for some minutes; the others wait rather than throw their work away.
-PATIENCE_S = 600.0
 
 
 def check_writable(storage: Storage) -> None:
@@ -235,20 +253,13 @@ def begin_object_job(storage: Storage, plan: JobPlan) -> None:
     check_writable(storage)
     sweep_dead_jobs(storage)
     view = check_mode(storage, plan.mode)
-    for key in filter(is_intent, view.objects):
-        _LOGGER.warning("%s/%s: another job is publishing there, or died", storage.uri, key)
     if plan.keeps_shards:
         _merge(storage, plan, view)
     digests = view.digest_partitions() if plan.mode == "overwrite" else {}
     create_job(storage, plan.job_id, Baseline(digests, view.job_ids))
 
 
-def publish_objects(
-    storage: Storage,
-    plan: JobPlan,
-    results: Sequence[TaskResult],
-    patience_s: float = PATIENCE_S,
-) -> bool:
+def publish_objects(storage: Storage, plan: JobPlan, results: Sequence[TaskResult]) -> bool:
     """Makes the shards of a job visible and, when overwriting, removes those of earlier jobs.
 
     An error leaves the directory as it was.
@@ -257,7 +268,6 @@ def publish_objects(
         storage: Output directory.
         plan: What the job is to publish; `begin_object_job` was called with it.
         results: One per Spark partition.
-        patience_s: How long to wait while another job publishes.
 
     Returns:
         False where the mode is `ignore` and another job was faster; nothing was published.
@@ -265,61 +275,112 @@ def publish_objects(
     Raises:
         InternalError: An attempt is missing or has another size.
         UpstreamNotReadyError: Another job published since the start what this one would replace,
-            or would not come to an end.
+            or took this one for dead.
         ConfigError: The shards would not fit those that another job added meanwhile.
     """
     results = sorted(results, key=lambda result: result.partition)
-    with hold_intent(storage, plan.job_id, patience_s) as held:
-        view = view_directory(storage, is_lenient=plan.mode == "overwrite")
+    view = view_directory(storage, is_lenient=plan.mode == "overwrite")
+    try:
         _check_attempts(storage, plan.job_id, results)
-        ignored = plan.mode == "ignore" and view.holds_output
-        if not ignored:
-            _publish_alone(storage, plan, results, held, view)
-    discard_job(storage, plan.job_id)
-    return not ignored
+        strangers = _commit(storage, plan, results, view)
+    except BaseException:
+        with contextlib.suppress(Exception):  # else the next write does it
+            if SUCCESS_FILE in view.objects:
+                storage.put(SUCCESS_FILE, b"")
+            discard_job(storage, plan.job_id)
+        raise
+    _clear_up(storage, plan.job_id, strangers)
+    return strangers is not None
 
 
-def abort_objects(storage: Storage, job_id: str) -> None:
-    """Ends a job that failed, at whatever point; the next write clears up what it left.
+def _clear_up(storage: Storage, job_id: str, strangers: Sequence[str] | None) -> None:
+    try:
+        if strangers is not None:
+            storage.delete_all(strangers)
+            storage.put(SUCCESS_FILE, b"")
+        discard_job(storage, job_id)
+    except (OSError, SluiceError) as error:  # what counts is decided
+        _LOGGER.warning("%s: left to the next write to clear up: %s", storage.uri, error)
 
-    Args:
-        storage: Output directory.
-        job_id: The job.
+
+def _commit(
+    storage: Storage, plan: JobPlan, results: Sequence[TaskResult], view: ObjectView
+) -> list[str] | None:
+    """Copies the attempts and puts the manifest, anew as long as other jobs are faster.
+
+    Returns:
+        Shards to delete that no job wrote there; None where nothing was published.
     """
-    abandon_intent(storage, job_id)
-    discard_job(storage, job_id)
-
-
-def _publish_alone(
-    storage: Storage,
-    plan: JobPlan,
-    results: Sequence[TaskResult],
-    held: HeldIntent,
-    view: ObjectView,
-) -> None:
     shards, moves = list_shards(plan.job_id, results), plan_moves(results)
+    _check_names(storage, view, moves)
+    is_copied = False
+    while not (plan.mode == "ignore" and view.holds_output):
+        manifest, old = _plan_commit(storage, plan, view, shards)
+        if not is_copied:
+            storage.delete(SUCCESS_FILE)
+            _copy_attempts(storage, plan.job_id, moves)
+            is_copied = True
+        strangers = [key for key in old if shard_of(key) not in view.visible]
+        _note_replaced(storage, plan.job_id, sorted(set(old) - set(strangers)))
+        text = manifest.dumps().encode()
+        if _put_manifest(storage, text, view.version):
+            return strangers
+        view = view_directory(storage, is_lenient=plan.mode == "overwrite")
+        if plan.job_id in view.job_ids or view.manifest == text:  # the answer was lost
+            return strangers
+    return None
+
+
+def _plan_commit(
+    storage: Storage, plan: JobPlan, view: ObjectView, shards: Sequence[OutputShard]
+) -> tuple[OutputManifest, list[str]]:
+    """The manifest that would follow on what is there, and the objects that make way."""
     written = {shard.path.rpartition("/")[0] for shard in shards}
     replaced = written if plan.replaces_partitions else None
     _check_baseline(storage, plan, view, replaced)
     old = _plan_removal(plan, view, replaced)
-    _check_names(storage, view, moves)
     merged = _merge(storage, plan, view) if plan.keeps_shards else plan.description
-    kept = [shard for shard in merged.shards if shard.path not in set(old)]
-    text = replace(merged, shards=(*kept, *shards)).dumps().encode()
-    intent = replace(
-        held.intent,
-        manifest=digest_manifest(text),
-        new=tuple(moves),
-        old=tuple(old),
-        had_success=SUCCESS_FILE in view.objects,
-    )
-    held.note(intent)
-    storage.delete(SUCCESS_FILE)
-    attempts = temporary_storage(storage, plan.job_id)
-    source = attempts.root[len(storage.root) + 1 :]
+    gone = set(old)
+    kept = [shard for shard in merged.shards if shard.path not in gone]
+    return replace(merged, shards=(*kept, *shards)), old
+
+
+def _copy_attempts(storage: Storage, job_id: str, moves: Mapping[str, str]) -> None:
+    source = f"{TEMPORARY_PREFIX}{job_id}"
     storage.copy_all({f"{source}/{attempt}": key for key, attempt in moves.items()})
-    held.check()
-    storage.put(COMMIT_FILE, text)
+
+
+def _note_replaced(storage: Storage, job_id: str, keys: Sequence[str]) -> None:
+    """Writes down what the manifest's put makes obsolete, for who clears up after a death.
+
+    Raises:
+        UpstreamNotReadyError: Another job has ended this one.
+    """
+    temporary = temporary_storage(storage, job_id)
+    data, version = _read_job(temporary)
+    if "is_over" in data or not data:
+        raise _taken_for_dead(storage)
+    if not _write_job(temporary, {**data, "replaces": list(keys)}, version):
+        raise _taken_for_dead(storage)
+
+
+def _taken_for_dead(storage: Storage) -> UpstreamNotReadyError:
+    return UpstreamNotReadyError(
+        "another job took this one for dead, as it stood still for long; nothing of it was "
+        "published",
+        received=storage.uri,
+        fix="run it again",
+    )
+
+
+def _put_manifest(storage: Storage, text: bytes, version: Version | None) -> bool:
+    """Puts the manifest, which decides; False where it is not in force, or not known to be."""
+    try:
+        return storage.replace(COMMIT_FILE, text, version)
+    except OSError:
+        if storage.read(COMMIT_FILE) != text:  # else the answer was lost
+            raise
+        return True
 
 
 def _merge(storage: Storage, plan: JobPlan, view: ObjectView) -> OutputManifest:
@@ -336,7 +397,8 @@ def _check_baseline(
     storage: Storage, plan: JobPlan, view: ObjectView, replaced: set[str] | None
 ) -> None:
     """Refuses to replace what another job has published since the start of this one."""
-    baseline = read_job_baseline(storage, plan.job_id)
+    data, _ = _read_open_job(storage, plan.job_id)
+    baseline = Baseline.loads(data["baseline"])
     changed: list[str] = []
     if plan.mode == "overwrite":
         changed = changed_partitions(baseline.digests, view.digest_partitions(), replaced)

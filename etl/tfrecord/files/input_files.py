@@ -11,7 +11,6 @@ import glob
 import logging
 import mmap
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ import numpy as np
 
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.commit.crash_recovery import is_publishing
-from etl.tfrecord.commit.object_view import ObjectView, view_directory
+from etl.tfrecord.commit.object_view import ObjectView, find_writer, view_directory
 from etl.tfrecord.commit.output_manifest import (
     COMMIT_FILE,
     OutputManifest,
@@ -30,11 +29,11 @@ from etl.tfrecord.commit.output_manifest import (
 )
 from etl.tfrecord.files.data_files import DataFile, refuse_missing
 from etl.tfrecord.files.locations import Compression, FileOpener, is_remote, parse_storage
-from etl.tfrecord.files.object_store import Settings, Storage, StoredObject
+from etl.tfrecord.files.object_store import Storage
 from etl.tfrecord.files.partitions import infer_partition_types, parse_partition_path
+from etl.tfrecord.files.store_clients import Settings, StoredObject
 from etl.tfrecord.options import ReadOptions
 
-_OWN_NAME = re.compile(r"part-[0-9]+-[0-9a-f]{32}-c[0-9]+\.tfrecord(\.gz|\.deflate)?")
 _LOGGER = logging.getLogger(__name__)
 
 FileWithValues = tuple[DataFile, dict[str, str | None]]
@@ -95,7 +94,9 @@ def _list_sizes(
 ) -> dict[str, StoredObject]:
     """The objects to read below a key, or of that key."""
     if view.committed is None:
-        found = [k for k in view.objects if k not in view.unfinished and _is_shown(k, is_recursive)]
+        found = [
+            k for k in view.objects if not view.is_unfinished(k) and _is_shown(k, is_recursive)
+        ]
         return {key: view.objects[key] for key in found if _is_within(key, prefix)}
     keys = [key for key in view.visible if _is_within(key, prefix)]
     missing = sorted(key for key in keys if key not in view.objects)
@@ -107,7 +108,7 @@ def _list_sizes(
             "remove them",
         )
     others = [k for k in view.data_keys if _is_within(k, prefix) and k not in view.visible]
-    strangers = [k for k in others if not _OWN_NAME.fullmatch(k.rpartition("/")[2])]
+    strangers = [k for k in others if find_writer(k) is None]
     if strangers:
         _LOGGER.warning(
             "%s: %d object(s) are not in the manifest and are not read, first: %s",

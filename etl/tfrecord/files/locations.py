@@ -22,11 +22,11 @@ import numpy as np
 
 from conf.errors import ConfigError, did_you_mean
 from conf.paths import local_path
-from etl.tfrecord.files.object_store import (
+from etl.tfrecord.files.object_store import Storage
+from etl.tfrecord.files.store_clients import (
     ANONYMOUS,
     CONNECTORS,
     Settings,
-    Storage,
     StoredObject,
     split_endpoint,
     unreachable,
@@ -151,14 +151,15 @@ def is_intact(
 
 STORAGE_OPTION, STORAGE_PREFIX = "storage", "fs."
 
-_ALIASES = {"s3a": "s3", "s3n": "s3"}
-_SETTINGS = (ANONYMOUS, "endpoint_override", "region", "scheme")
+_ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "azure": "az"}
+_SETTINGS = ("account", ANONYMOUS, "endpoint_override", "region", "scheme")
 STORAGE_OPTIONS = (STORAGE_OPTION, *(f"{STORAGE_PREFIX}{name}" for name in _SETTINGS))
 _SECRETS = re.compile("key|secret|token|password|credential", re.IGNORECASE)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _FROM_ENVIRONMENT = (
     "credentials come from the environment of driver and executors (AWS_ACCESS_KEY_ID, profiles, "
-    "instance roles, GOOGLE_APPLICATION_CREDENTIALS): options are shown in plans and logs"
+    "instance roles, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_KEY): options are shown "
+    "in plans and logs"
 )
 
 
@@ -203,8 +204,8 @@ def check_settings(settings: Mapping[str, str]) -> Settings:
     """Checks settings of an object store.
 
     Args:
-        settings: `endpoint_override` (host and port, or a URL), `region`, `scheme`, and
-            `anonymous`: `true` asks without credentials.
+        settings: `endpoint_override` (host and port, or a URL), `region`, `scheme`, `account` of
+            Azure, and `anonymous`: `true` asks without credentials.
 
     Raises:
         ConfigError: An unknown setting, or one that holds a secret, whose value is not shown.
@@ -246,7 +247,8 @@ def parse_storage(path: str, settings: Settings = ()) -> Storage:
     """Reads the URI of a directory or an object of an object store.
 
     Args:
-        path: For example `s3a://bucket/data/train`; taken as it is, nothing is unescaped.
+        path: For example `s3a://bucket/data/train` or `az://container/data`; taken as it is,
+            nothing is unescaped.
         settings: What `check_settings` returned.
 
     Raises:
@@ -289,7 +291,7 @@ def resolve_local_path(path: str) -> str:
             "not a local path",
             received=_without_credentials(path) or "no path",
             allowed="a path such as /data/train, or file:///data/train; where shards are read and "
-            "written also s3://, s3a:// and gs://, and hdfs:// for reading",
+            "written also s3://, s3a://, gs:// and az://, and hdfs:// for reading",
             fix="use one of these, or a file system that driver and executors share as a mount",
         )
     return str(Path(local).absolute())
@@ -403,9 +405,8 @@ class StoredPath:
 
     def has_bucket(self) -> bool:
         """Whether the bucket is there, or the store does not tell."""
-        bucket = replace(self.storage, root=self.storage.root.partition("/")[0])
         try:
-            return bucket.is_directory()
+            return self.storage.has_bucket()
         except OSError:
             return True
 
@@ -439,7 +440,7 @@ def find_path(path: str | os.PathLike[str]) -> Path | StoredPath:
     """Returns the place that a path or URI names; what lies there is only read.
 
     Args:
-        path: A plain path, or a URI of `file:`, `s3:`, `s3a:`, `gs:` or `hdfs:`.
+        path: A plain path, or a URI of `file:`, `s3:`, `s3a:`, `gs:`, `az:` or `hdfs:`.
 
     Raises:
         ConfigError: Another scheme, or a URI with more than a place in it.

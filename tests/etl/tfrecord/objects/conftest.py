@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
-import shutil
 import subprocess
+import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from dataclasses import dataclass, replace
+from typing import BinaryIO
 
-import pyarrow as pa
 import pytest
-from pyarrow import fs
 
 from etl.tfrecord.commit.job import Owner, describe_process
 from etl.tfrecord.commit.output_manifest import OutputManifest
 from etl.tfrecord.files import object_store as storage_module
-from etl.tfrecord.files.object_store import CONNECTORS, Storage
+from etl.tfrecord.files.object_store import Storage
+from etl.tfrecord.files.store_clients import CONNECTORS, StoredObject
 from tests.object_servers import SCHEMES, ObjectServer
 
 
@@ -32,114 +34,111 @@ class _Upload(io.BytesIO):
         if not self.closed:
             data = self.getvalue()
             super().close()
-            self._store.step(f"put {self._path}")
-            self._store.write(self._path, data)
+            self._store.put(self._path, data, "any")
 
 
-class FakeStore(fs.FileSystemHandler):
-    """A local directory behind the interface of an object store."""
+@dataclass(frozen=True)
+class _Object:
+    data: bytes
+    version: int
+    time_ns: int
 
-    def __init__(self, base: Path) -> None:
-        self.base, self.log = base / "objects", []
-        self._incoming = base / "incoming"
-        self.base.mkdir()
-        self._incoming.mkdir()
+    def describe(self) -> StoredObject:
+        return StoredObject(len(self.data), self.time_ns)
+
+
+class FakeStore:
+    """A dictionary behind the interface of an object store's client."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self._objects: dict[str, _Object] = {}
+        self._versions, self._lock = itertools.count(1), threading.Lock()
         self.hook: Callable[[str], None] = lambda name: None
 
     def step(self, name: str) -> None:
         self.hook(name)
         self.log.append(name)
 
-    def write(self, path: str, data: bytes) -> None:
-        temporary = self._incoming / uuid.uuid4().hex
-        temporary.write_bytes(data)
-        (self.base / path).parent.mkdir(parents=True, exist_ok=True)
-        temporary.replace(self.base / path)
-
     def objects(self, root: str) -> set[str]:
-        folder = self.base / root
-        return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+        folder = root.removeprefix("bucket/") + "/"
+        return {key.removeprefix(folder) for key in self._objects if key.startswith(folder)}
 
-    def _info(self, path: str) -> fs.FileInfo:
-        place = self.base / path
-        try:
-            stat = place.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return fs.FileInfo(path, fs.FileType.NotFound)
-        if place.is_dir():
-            return fs.FileInfo(path, fs.FileType.Directory)
-        return fs.FileInfo(path, fs.FileType.File, size=stat.st_size, mtime_ns=stat.st_mtime_ns)
+    def age(self, path: str, seconds: float) -> None:
+        old = self._objects[path]
+        self._objects[path] = replace(old, time_ns=old.time_ns - int(seconds * 1e9))
 
-    def get_type_name(self) -> str:
-        return "fake"
+    def _write(self, path: str, data: bytes) -> None:
+        self._objects[path] = _Object(data, next(self._versions), time.time_ns())
 
-    def normalize_path(self, path: str) -> str:
-        return path
+    def head(self, path: str) -> StoredObject | None:
+        self.step(f"head bucket/{path}")
+        return self._objects[path].describe() if path in self._objects else None
 
-    def get_file_info(self, paths: list[str]) -> list[fs.FileInfo]:
-        self.step(f"head {paths[0]}")
-        return [self._info(path) for path in paths]
+    def list_below(self, folder: str) -> Iterator[tuple[str, StoredObject]]:
+        self.step(f"list bucket/{folder}")
+        with self._lock:
+            found = sorted(self._objects.items())
+        start = f"{folder}/" if folder else ""
+        return iter([(key, item.describe()) for key, item in found if key.startswith(start)])
 
-    def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
-        self.step(f"list {selector.base_dir}")
-        folder = self.base / selector.base_dir
-        found = folder.rglob("*") if selector.recursive else folder.glob("*")
-        infos = [self._info(str(p.relative_to(self.base))) for p in found]
-        return [info for info in infos if info.type != fs.FileType.NotFound]
+    def list_folders(self, folder: str) -> Iterator[str]:
+        self.step(f"folders bucket/{folder}")
+        names = (key.partition("/") for key in self.objects(f"bucket/{folder}"))
+        return iter({f"{folder}/{name}" for name, slash, _ in names if slash})
 
-    def open_input_stream(self, path: str) -> pa.NativeFile:
-        self.step(f"get {path}")
-        return pa.PythonFile((self.base / path).open("rb"), mode="r")
+    def has_bucket(self) -> bool:
+        self.step("has bucket")
+        return True
 
-    open_input_file = open_input_stream
+    def get(self, path: str) -> tuple[bytes, dict[str, str]]:
+        self.step(f"get bucket/{path}")
+        with self._lock:
+            if path not in self._objects:
+                raise FileNotFoundError(path)
+            found = self._objects[path]
+        return found.data, {"e_tag": str(found.version)}
 
-    def open_output_stream(self, path: str, metadata: object) -> pa.NativeFile:
-        return pa.PythonFile(_Upload(self, path), mode="w")
+    def open_input(self, path: str) -> BinaryIO:
+        return io.BytesIO(self.get(path)[0])
 
-    def open_append_stream(self, path: str, metadata: object) -> pa.NativeFile:
-        raise NotImplementedError("objects cannot be appended to")
+    def put(self, path: str, data: bytes, over: object) -> None:
+        self.step(f"put bucket/{path}")
+        with self._lock:
+            found = self._objects.get(path)
+            if over != "any" and over != (found and {"e_tag": str(found.version)}):
+                raise FileExistsError(path)
+            self._write(path, data)
 
-    def copy_file(self, source: str, target: str) -> None:
-        self.step(f"copy {target}")
-        self.write(target, (self.base / source).read_bytes())
+    def open_output(self, path: str) -> _Upload:
+        return _Upload(self, path)
 
-    def delete_file(self, path: str) -> None:
-        self.step(f"delete {path}")
-        (self.base / path).unlink()
+    def copy(self, source: str, target: str) -> None:
+        self.step(f"copy bucket/{target}")
+        with self._lock:
+            self._write(target, self._objects[source].data)
 
-    def delete_dir(self, path: str) -> None:
-        # A real store deletes object by object: each one may be the last before a death.
-        for item in sorted((self.base / path).rglob("*")):
-            if item.is_file():
-                self.step(f"delete {item.relative_to(self.base)}")
-                item.unlink()
-        if not (self.base / path).exists():
-            raise FileNotFoundError(path)
-        shutil.rmtree(self.base / path)
+    def delete(self, path: str) -> None:
+        self.step(f"delete bucket/{path}")
+        with self._lock:
+            self._objects.pop(path, None)
 
-    def delete_dir_contents(self, path: str, missing_dir_ok: bool = False) -> None:
-        raise NotImplementedError
 
-    def delete_root_dir_contents(self) -> None:
-        raise NotImplementedError
-
-    def create_dir(self, path: str, recursive: bool) -> None:
-        raise NotImplementedError("there are no directories")
-
-    def move(self, source: str, target: str) -> None:
-        raise NotImplementedError("there is no rename")
+class _NoBucket(FakeStore):
+    def has_bucket(self) -> bool:
+        return False
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStore]:
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStore]:
     """A fresh store, reached as `fake://bucket/...`; requests come one by one."""
-    handler = FakeStore(tmp_path)
-    system = fs.PyFileSystem(handler)
-    monkeypatch.setitem(CONNECTORS, "fake", lambda *_: system)
+    handler = FakeStore()
+    connect = lambda bucket, _: handler if bucket == "bucket" else _NoBucket()  # noqa: E731
+    monkeypatch.setitem(CONNECTORS, "fake", connect)
     monkeypatch.setattr(storage_module, "REQUESTS", 1)
-    storage_module._file_system.cache_clear()
+    storage_module._client.cache_clear()
     yield handler
-    storage_module._file_system.cache_clear()
+    storage_module._client.cache_clear()
 
 
 @pytest.fixture
@@ -184,8 +183,7 @@ def owner(monkeypatch: pytest.MonkeyPatch, live_owner: Owner) -> Callable[[Owner
     """Sets the process that jobs from here on belong to; at first this one."""
 
     def choose(chosen: Owner | None) -> None:
-        for module in ("object_view", "object_commit"):
-            monkeypatch.setattr(f"etl.tfrecord.commit.{module}.find_owner", lambda: chosen)
+        monkeypatch.setattr("etl.tfrecord.commit.object_commit.find_owner", lambda: chosen)
 
     choose(live_owner)
     return choose

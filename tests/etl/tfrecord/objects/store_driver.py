@@ -9,7 +9,7 @@ import sys
 def main() -> None:
     from pyspark.sql import SparkSession
 
-    from etl.tfrecord.spark.writer import write_tfrecords
+    from etl.tfrecord import write_tfrecords
 
     uri, storage = sys.argv[1], json.loads(sys.argv[2])
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")

@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -24,10 +26,19 @@ from etl.tfrecord.files.locations import (
     parse_storage,
     split_storage_options,
 )
-from etl.tfrecord.files.object_store import Storage, add_environment, connect, unreachable
+from etl.tfrecord.files.object_store import Storage
+from etl.tfrecord.files.store_clients import ObstoreClient, add_environment, connect, unreachable
 from etl.tfrecord.options import parse_read_options, parse_write_options
 from tests.datasets import build_manifest
-from tests.object_servers import BUCKET, SCHEMES, ObjectServer, run_server
+from tests.object_servers import (
+    AWS_CREDENTIALS,
+    AZURE_CREDENTIALS,
+    BUCKET,
+    SCHEMES,
+    ObjectServer,
+    put_for_everybody,
+    run_server,
+)
 from tests.object_servers import SECRET as SERVER_SECRET
 
 SECRET = "AKIAsecret"
@@ -37,7 +48,7 @@ SECRET = "AKIAsecret"
     ("path", "uri"),
     [("s3://b/k", "s3://b/k"), ("s3a://b/k/", "s3://b/k"), ("S3A://b//x//", "s3://b/x"),
      ("gs://b/d=1/e%20f", "gs://b/d=1/e%20f"), ("hdfs://host:9000/x", "hdfs://host:9000/x"),
-     ("s3://b", "s3://b")],
+     ("s3://b", "s3://b"), ("az://b/k", "az://b/k"), ("azure://b/k", "az://b/k")],
 )  # fmt: skip
 def test_stores(path: str, uri: str) -> None:
     assert is_remote(path)
@@ -115,7 +126,9 @@ def test_local_paths_stay_local(tmp_path) -> None:
         assert file.read() == b"abc"
 
 
-VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "STORAGE_EMULATOR_HOST")
+VARIABLES = (
+    "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "STORAGE_EMULATOR_HOST", "AZURE_STORAGE_ENDPOINT",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -136,6 +149,8 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
          {"endpoint_override": "localhost:9023", "scheme": "http", "anonymous": "true"}),
         ("gs", "STORAGE_EMULATOR_HOST", "https://gcs:1",
          {"endpoint_override": "gcs:1", "scheme": "https", "anonymous": "true"}),
+        ("az", "AZURE_STORAGE_ENDPOINT", "http://azurite:10000/account/",
+         {"endpoint_override": "azurite:10000/account", "scheme": "http"}),
         ("gs", "AWS_ENDPOINT_URL", "http://minio:9000", {}),
         ("s3", "STORAGE_EMULATOR_HOST", "localhost:9023", {}),
     ],
@@ -165,11 +180,28 @@ def test_reading_without_credentials(
     server_of: Callable[[str], ObjectServer], monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
     server = server_of(scheme)
-    server.place("anonymous").put("x", b"1")
+    put_for_everybody(server, "anonymous/x", b"1")
     for name in server.environment:
         monkeypatch.delenv(name)
     settings = check_settings({**server.settings, "anonymous": "true"})
     assert Storage(scheme, f"{BUCKET}/anonymous", settings).read("x") == b"1"
+
+
+@pytest.mark.usefixtures("_no_environment")
+def test_profiles_of_aws_need_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    monkeypatch.setenv("AWS_PROFILE", "work")
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    with pytest.raises(ConfigError, match="pip install boto3"):
+        connect("s3", "bucket", (("endpoint_override", "localhost:1"),))
+
+
+@pytest.mark.usefixtures("_no_environment")
+def test_what_speaks_to_stores_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    with pytest.raises(ConfigError, match=r"sluice-recsys\[stores\]"):
+        connect("s3", "bucket", (("endpoint_override", "localhost:1"),))
 
 
 @pytest.mark.usefixtures("_no_environment")
@@ -180,8 +212,9 @@ def test_a_region_is_no_setting_of_google() -> None:
 
 @pytest.mark.usefixtures("_no_environment")
 def test_a_store_is_not_asked_for_longer_than_a_minute() -> None:
-    _, (arguments,) = connect("gs", "bucket", ()).__reduce__()
-    assert arguments["retry_time_limit"] == timedelta(seconds=60)
+    client = connect("gs", "bucket", ())
+    assert isinstance(client, ObstoreClient)
+    assert client.store.retry_config["retry_timeout"] == timedelta(seconds=60)
 
 
 @pytest.mark.usefixtures("_no_environment")
@@ -194,9 +227,53 @@ def test_refused_credentials_end_in_a_message(monkeypatch: pytest.MonkeyPatch) -
         for call in (resolve_version, lambda place: read_manifest(resolve_version(place))):
             with pytest.raises(ConfigError, match="cannot be reached") as refused:
                 call(place)
-            assert "ACCESS_DENIED" in str(refused.value)
+            assert "InvalidAccessKeyId" in str(refused.value)
             assert "credentials" in str(refused.value)
             assert SERVER_SECRET not in str(refused.value)
+
+
+class _Expired(BaseHTTPRequestHandler):
+    """Answers as S3 does to a token that has expired."""
+
+    def do_GET(self) -> None:
+        self.do_HEAD()
+        if self.command != "HEAD":
+            self.wfile.write(
+                b"<?xml version='1.0'?>\n<Error><Code>ExpiredToken</Code>"
+                b"<Message>The provided token has expired.</Message></Error>"
+            )
+
+    def do_HEAD(self) -> None:
+        self.send_response(400)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.mark.usefixtures("_no_environment")
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_expired_credentials_and_nobody_there(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    for name, value in {**AWS_CREDENTIALS, **AZURE_CREDENTIALS}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("etl.tfrecord.files.store_clients._RETRIES", 0)
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Expired) as server:
+        port = server.server_address[1]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        settings = check_settings(ObjectServer(scheme, f"http://127.0.0.1:{port}").settings)
+        place = StoredPath(Storage(scheme, "bucket/data", settings))
+        with pytest.raises(ConfigError, match="cannot be reached") as expired:
+            resolve_version(place)
+        server.shutdown()
+    assert "ExpiredToken: The provided token has expired." in str(expired.value)
+    with pytest.raises(ConfigError, match="cannot be reached") as unanswered:
+        resolve_version(place)
+    assert f"127.0.0.1:{port}" in str(unanswered.value)
+    for error in (expired.value, unanswered.value):
+        assert error.exit_code == 2
+        assert "renew" in str(error)
+        assert SERVER_SECRET not in str(error)
+        assert AZURE_CREDENTIALS["AZURE_STORAGE_ACCOUNT_KEY"] not in str(error)
 
 
 @pytest.mark.usefixtures("_no_environment")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import threading
-import time
 
 import pytest
 
 from conf.errors import UpstreamNotReadyError
-from etl.tfrecord.commit.object_view import Intent
+from etl.tfrecord.commit.job import SaveMode
+from etl.tfrecord.commit.object_commit import JOB_FILE, temporary_storage
 from etl.tfrecord.files.object_store import Storage
 from tests.etl.tfrecord.objects.conftest import FakeStore
-from tests.etl.tfrecord.objects.jobs import Job, leftovers, read_words
+from tests.etl.tfrecord.objects.word_jobs import Job, leftovers, read_words
 from tests.machine import examples
 
 pytestmark = pytest.mark.usefixtures("owner")
@@ -49,9 +48,9 @@ def test_an_overwrite_in_the_midst_of_another(store: FakeStore, root: Storage) -
         pytest.fail("the job never came to its end")
 
 
-def _try_publish(job: Job, name: str, wins: list[str], patience_s: float = 0.0) -> None:
+def _try_publish(job: Job, name: str, wins: list[str]) -> None:
     with contextlib.suppress(UpstreamNotReadyError):
-        job.publish(patience_s)
+        job.publish()
         wins.append(name)
 
 
@@ -85,19 +84,16 @@ class Turns:
 
 
 @pytest.mark.parametrize("mode", ["overwrite", "append", "ignore"])
-def test_two_jobs_request_by_request(
-    store: FakeStore, root: Storage, mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("etl.tfrecord.commit.object_view._FIRST_WAIT_S", 0.001)
+def test_two_jobs_request_by_request(store: FakeStore, root: Storage, mode: SaveMode) -> None:
     for seed in range(examples(60)):
         root.delete_tree()
         jobs = [Job(root, mode, words).begin().run_tasks() for words in (["x", "y"], ["z"])]
         turns = Turns(seed, len(jobs))
         published: list[str] = []
 
-        def run(job, name, turns=turns, patience_s=0.05 * (seed % 2), published=published) -> None:
+        def run(job, name, turns=turns, published=published) -> None:
             with contextlib.suppress(UpstreamNotReadyError):
-                if job.publish(patience_s):
+                if job.publish():
                     published.append(name)
             turns.leave()
 
@@ -112,7 +108,7 @@ def test_two_jobs_request_by_request(
             thread.join(60)
         store.hook = lambda _: None
         words = {"first": ["x", "y"], "second": ["z"]}
-        assert len(published) <= (2 if mode == "append" else 1)
+        assert len(published) == (2 if mode == "append" else 1)  # nobody waits, one gets on
         assert read_words(root) == sorted(word for name in published for word in words[name])
 
 
@@ -123,7 +119,7 @@ def test_a_job_that_was_taken_for_dead_publishes_nothing(store: FakeStore, root:
     def sweep(name: str) -> None:
         if name.startswith(f"copy {root.root}"):
             store.hook = lambda _: None
-            root.delete(f"_publishing-{job.plan.job_id}")
+            temporary_storage(root, job.plan.job_id).delete(JOB_FILE)
 
     store.hook = sweep
     with pytest.raises(UpstreamNotReadyError, match="took this one for dead"):
@@ -131,19 +127,17 @@ def test_a_job_that_was_taken_for_dead_publishes_nothing(store: FakeStore, root:
     assert read_words(root) == ["a"]
 
 
-def test_a_live_intent_is_waited_for_and_named(store: FakeStore, root: Storage) -> None:
-    root.put("_publishing-other", Intent("other").dumps())
-    job = Job(root, "append", ["a"]).begin().run_tasks()
-    with pytest.raises(UpstreamNotReadyError, match="_publishing-other"):
-        job.publish()
-    assert "_publishing-other" in store.objects(root.root)
-    assert read_words(root) == []
+def test_a_job_that_lives_stands_in_nobodys_way(store: FakeStore, root: Storage) -> None:
+    other = Job(root, "append", ["b"]).begin().run_tasks()
+    assert Job(root, "append", ["a"]).run()
+    assert read_words(root) == ["a"]
+    assert other.publish()
+    assert read_words(root) == ["a", "b"]
 
 
-def test_an_old_or_foreign_intent_is_swept_after_a_day(store: FakeStore, root: Storage) -> None:
-    for name, text in (("old", Intent("old").dumps()), ("foreign", b"?")):
-        root.put(f"_publishing-{name}", text)
-        then = time.time() - 25 * 3600
-        os.utime(store.base / root.root / f"_publishing-{name}", (then, then))
+def test_an_old_or_foreign_record_is_swept_after_a_day(store: FakeStore, root: Storage) -> None:
+    for name, text in (("1" * 32, b"{}"), ("foreign", b"?"), ("list", b"[]")):
+        temporary_storage(root, name).put(JOB_FILE, text)
+        store.age(f"data/_temporary-{name}/{JOB_FILE}", 25 * 3600)
     Job(root, "append", ["a"]).run()
     assert leftovers(root, store.objects(root.root)) == []

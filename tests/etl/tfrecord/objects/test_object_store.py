@@ -8,18 +8,20 @@ import pickle
 import time
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.commit.committer import ObjectCommitter
 from etl.tfrecord.commit.local_commit import JobPlan, TaskResult
-from etl.tfrecord.commit.object_view import Intent
+from etl.tfrecord.commit.object_commit import JOB_FILE, temporary_storage
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE
 from etl.tfrecord.files.framing import read_record_blocks
 from etl.tfrecord.files.input_files import InputListing, list_input_files, plan_splits
 from etl.tfrecord.files.locations import _KEPT_BYTES, FileOpener, StoredPath
-from etl.tfrecord.files.object_store import Storage, StoredObject
+from etl.tfrecord.files.object_store import Storage
+from etl.tfrecord.files.store_clients import StoredObject
 from etl.tfrecord.options import WriteOptions, parse_read_options, parse_write_options
 from etl.tfrecord.spark.write_plan import plan_write
 from etl.tfrecord.spark.write_task import WriteTask
@@ -27,89 +29,80 @@ from tests.etl.tfrecord.objects.conftest import FakeStore
 from tests.tfrecord_files import read_records
 
 
-@pytest.fixture
-def root(any_root: Storage) -> Storage:
-    """What holds of the store of the tests holds of real servers."""
-    return any_root
-
-
 @pytest.mark.parametrize("name", ["a.tfrecord", "a.tfrecord.gz", "b.bz2", "d=1/c%20ü.lz4"])
-def test_bytes_are_stored_as_they_are(root: Storage, name: str) -> None:
+def test_bytes_are_stored_as_they_are(any_root: Storage, name: str) -> None:
     data = os.urandom(100_000)
-    root.put(name, data)
-    assert root.read(name) == data
-    found = root.find(name)
+    any_root.put(name, data)
+    assert any_root.read(name) == data
+    found = any_root.find(name)
     assert found is not None
     assert found.bytes == len(data)
-    assert root.list_objects() == {name: found}
+    assert any_root.list_objects() == {name: found}
     assert abs(found.mtime_ns / 1e9 - time.time()) < 60
-    with root.open_input(name) as file:
+    with any_root.open_input(name) as file:
         file.seek(50_000)
         assert file.read(10) == data[50_000:50_010]
 
 
-def test_what_is_not_there(root: Storage) -> None:
-    assert root.list_objects() == {}
-    assert root.read("x") is None
-    assert root.find("x") is None
-    root.delete("x")
-    root.delete_tree()
+def test_what_is_not_there(any_root: Storage) -> None:
+    assert any_root.list_objects() == {}
+    assert any_root.read("x") is None
+    assert any_root.find("x") is None
+    any_root.delete("x")
+    any_root.delete_tree()
     with pytest.raises(FileNotFoundError):
-        root.open_input("x")
+        any_root.open_input("x")
 
 
-def test_an_object_is_there_when_its_upload_is_closed(root: Storage) -> None:
-    root.put("x", b"old")
-    upload = root.open_output("x")
+def test_an_object_is_there_when_its_upload_is_closed(any_root: Storage) -> None:
+    any_root.put("x", b"old")
+    upload = any_root.open_output("x")
     upload.write(b"new")
-    assert root.read("x") == b"old"
+    assert any_root.read("x") == b"old"
     upload.close()
-    assert root.read("x") == b"new"
+    assert any_root.read("x") == b"new"
 
 
-def test_copies_deletes_and_levels(root: Storage) -> None:
-    root.child("d").put("x", b"1")
-    root.copy_all({"d/x": "e/y"})
-    assert sorted(root.list_objects()) == ["d/x", "e/y"]
-    assert root.list_objects(is_recursive=False) == {}
-    root.delete_all(["d/x", "none"])
-    assert sorted(root.list_objects()) == ["e/y"]
-    assert isinstance(root.list_objects()["e/y"], StoredObject)
+def test_a_buffer_may_be_used_again_after_a_write(any_root: Storage) -> None:
+    upload, buffer = any_root.open_output("x"), np.zeros(3 << 20, np.uint8)
+    for value in range(5):
+        buffer[:] = value
+        upload.write(buffer)
+    upload.close()
+    with any_root.open_input("x") as file:
+        assert file.read() == b"".join(bytes([value]) * buffer.size for value in range(5))
 
 
-def test_it_travels_to_executors(root: Storage) -> None:
-    copy = pickle.loads(pickle.dumps(root.child("d=1")))
-    assert copy == Storage(root.scheme, f"{root.root}/d=1")
-    assert copy.uri == f"{root.scheme}://{root.root}/d=1"
-    assert copy.parent == root
+def test_copies_deletes_and_levels(any_root: Storage) -> None:
+    any_root.child("d").put("x", b"1")
+    any_root.copy_all({"d/x": "e/y"})
+    assert sorted(any_root.list_objects()) == ["d/x", "e/y"]
+    assert any_root.list_folders() == {"d", "e"}
+    any_root.delete_all(["d/x", "none"])
+    assert sorted(any_root.list_objects()) == ["e/y"]
+    assert isinstance(any_root.list_objects()["e/y"], StoredObject)
+
+
+def test_it_travels_to_executors(any_root: Storage) -> None:
+    copy = pickle.loads(pickle.dumps(any_root.child("d=1")))
+    assert copy == Storage(any_root.scheme, f"{any_root.root}/d=1")
+    assert copy.uri == f"{any_root.scheme}://{any_root.root}/d=1"
+    assert copy.parent == any_root
     assert Storage("s3", "bucket").parent is None
 
 
-def test_what_changes_between_the_requests_of_a_read(
-    monkeypatch: pytest.MonkeyPatch, store: FakeStore
-) -> None:
-    """S3's client asks for the size, then for so many bytes."""
-    place, reads = Storage("fake", "bucket/data"), []
-    place.put("x", b"short")
-
-    def cut(_: Storage, key: str) -> bytes:
-        reads.append(key)
-        if len(reads) == 1:
-            place.put("x", b"a longer text")
-            return b"a lon"
-        return b"a longer text"
-
-    monkeypatch.setattr(Storage, "_read_once", cut)
-    assert place.read("x") == b"a longer text"
-
-    def refuse(_: Storage, key: str) -> bytes:
-        raise OSError("Failed to flush response stream")
-
-    monkeypatch.setattr(Storage, "_read_once", refuse)
-    with pytest.raises(OSError, match="flush"):
-        place.read("x")
-    place.delete("x")
-    assert place.read("x") is None
+def test_an_object_is_replaced_only_as_it_was_seen(any_root: Storage) -> None:
+    assert any_root.read_version("x") == (None, None)
+    assert any_root.replace("x", b"1", None)
+    assert not any_root.replace("x", b"2", None)
+    data, version = any_root.read_version("x")
+    assert data == b"1"
+    assert any_root.replace("x", b"3", version)
+    assert not any_root.replace("x", b"4", version)
+    assert any_root.read("x") == b"3"
+    any_root.delete("x")
+    assert not any_root.replace("x", b"5", version)
+    assert any_root.read("x") is None
 
 
 def requests(store: FakeStore, kind: str) -> int:
@@ -284,7 +277,7 @@ def test_without_a_manifest_all_that_is_shown_counts(object_input_root: Storage)
         name,
     ]
     assert len(listing(object_input_root.uri, recursiveFileLookup="true").files) == 3
-    object_input_root.put("_publishing-j", Intent("j", None, "digest", new=("any.name",)).dumps())
+    temporary_storage(object_input_root, name.split("-")[2]).put(JOB_FILE, b"{}")
     assert len(listing(object_input_root.uri).files) == 1  # the other one is not decided yet
     with pytest.raises(ConfigError, match="no such"):
         listing(f"{object_input_root.uri}-none")

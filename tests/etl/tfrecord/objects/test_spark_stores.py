@@ -1,4 +1,4 @@
-"""Spark to a bucket and back, through servers that speak S3 and Google Cloud Storage."""
+"""Spark to a bucket and back, through servers that speak the protocols of S3, Google and Azure."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from etl.tfrecord.files.locations import check_settings
 from etl.tfrecord.files.object_store import Storage
 from etl.tfrecord.spark.reader import read_tfrecords
 from etl.tfrecord.spark.writer import write_tfrecords
-from tests.etl.tfrecord.objects.jobs import leftovers
+from tests.etl.tfrecord.objects.word_jobs import leftovers
 from tests.object_servers import (
     ACCESS_KEY,
     AWS_CREDENTIALS,
+    AZURE_CREDENTIALS,
     BUCKET,
     SCHEMES,
     SECRET,
@@ -54,7 +55,8 @@ def store_spark() -> Iterator[Any]:
     if SparkSession.getActiveSession() is not None:
         pytest.skip("another session runs already, without the credentials: run this file alone")
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {**AWS_CREDENTIALS, "PYSPARK_PYTHON": sys.executable}.items():
+        credentials = {**AWS_CREDENTIALS, **AZURE_CREDENTIALS}
+        for name, value in {**credentials, "PYSPARK_PYTHON": sys.executable}.items():
             patch.setenv(name, value)
         builder = SparkSession.builder.master("local[2]").config("spark.driver.memory", "2g")
         builder = builder.config("spark.ui.enabled", "false")
@@ -185,18 +187,19 @@ def _run_driver(place: Storage, server: ObjectServer) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("moment", ["_temporary-", "_publishing-"])
+@pytest.mark.parametrize("moment", ["_temporary-", "part-"])
 def test_a_killed_driver(
     store_spark: Any, place: Storage, server: ObjectServer, moment: str
 ) -> None:
     storage = server.settings
     frame = store_spark.range(50).selectExpr("id", "id % 3 as part")
     write_tfrecords(frame, place.uri, storage=storage)
+    before = place.list_objects().keys()
     driver = _run_driver(place, server)
     try:
         end = time.monotonic() + 120
         while time.monotonic() < end and driver.poll() is None:
-            if any(key.startswith(moment) for key in place.list_objects()):
+            if any(key.startswith(moment) for key in place.list_objects().keys() - before):
                 break
             time.sleep(0.01)
         assert driver.poll() is None, "the driver came to its end before it could be killed"

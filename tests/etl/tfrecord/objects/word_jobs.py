@@ -50,8 +50,8 @@ class Job:
             self.results.append(TaskResult(partition, attempt, (shard,)))
         return self
 
-    def publish(self, patience_s: float = 0.0) -> bool:
-        return publish_objects(self.root, self.plan, self.results, patience_s)
+    def publish(self) -> bool:
+        return publish_objects(self.root, self.plan, self.results)
 
     def run(self) -> bool:
         return self.begin().run_tasks().publish()

@@ -1,0 +1,505 @@
+"""Object stores and HDFS, each reached by the library that knows it, behind one small interface.
+
+S3, Google Cloud Storage and Azure by `obstore`, which has conditional puts; HDFS, which is only
+read from, by `pyarrow`. Settings come from options, else from the environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol, cast
+
+from conf.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyarrow import fs
+
+Settings = tuple[tuple[str, str], ...]
+Version = Mapping[str, str]
+"""Tells the contents that an object has had apart; what it holds is the store's affair."""
+
+ANONYMOUS = "anonymous"
+# The libraries would go on for some minutes where nobody answers.
+_RETRY_S = 60
+_RETRIES = 10
+# A copy of some GB inside a store answers at its end.
+_ANSWER_S = 600
+_READ_BYTES = 4 << 20
+# S3 takes 10,000 parts of an upload: objects of 78 GB.
+_PART_BYTES, _PARTS_AT_A_TIME = 8 << 20, 2
+
+_FIX = (
+    "check name, region, endpoint and credentials, and renew what has expired; credentials come "
+    "from the environment of driver and executors, in the way of the store's own tools"
+)
+# Java inside of this process would answer SIGTERM by ending it, before a run is saved.
+_KEEP_SIGNALS = "-Xrs"
+_FIX_HDFS = (
+    "HDFS is reached through libhdfs: install a Hadoop client, and set for driver and executors "
+    "JAVA_HOME, HADOOP_HOME (or ARROW_LIBHDFS_DIR, the folder of libhdfs.so) and "
+    "CLASSPATH=$(hadoop classpath --glob); name the NameNode's host and port, or a name service "
+    "that the configuration on CLASSPATH knows"
+)
+_FIX_INSTALL = "pip install 'sluice-recsys[stores]', for driver and executors"
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """An object as a listing shows it.
+
+    Attributes:
+        bytes: Its size.
+        mtime_ns: When it was written, by the store's clock; 0 where the store does not say.
+    """
+
+    bytes: int
+    mtime_ns: int
+
+
+class Upload(Protocol):
+    """An object on its way, which appears when this is closed."""
+
+    def write(self, data: Any, /) -> object:
+        """Appends bytes."""
+        ...
+
+    def close(self) -> None:
+        """Ends it."""
+        ...
+
+
+class ReadClient(Protocol):
+    """What is asked of a bucket or file system that is read; paths are relative to its root.
+
+    All raise an `OSError` where the store does not answer, or refuses.
+    """
+
+    def head(self, path: str) -> StoredObject | None:
+        """Looks for an object."""
+        ...
+
+    def list_below(self, folder: str) -> Iterator[tuple[str, StoredObject]]:
+        """Gives the path of each object below a folder."""
+        ...
+
+    def list_folders(self, folder: str) -> Iterator[str]:
+        """Gives the path of each folder in a folder."""
+        ...
+
+    def has_bucket(self) -> bool:
+        """Whether the bucket is there."""
+        ...
+
+    def get(self, path: str) -> tuple[bytes, Version]:
+        """Reads an object as it is at one moment; raises `FileNotFoundError` without one."""
+        ...
+
+    def open_input(self, path: str) -> BinaryIO:
+        """Opens an object for reading and seeking; raises `FileNotFoundError` without one."""
+        ...
+
+
+class StoreClient(ReadClient, Protocol):
+    """What is asked of a bucket that is written, too."""
+
+    def put(self, path: str, data: bytes, over: Version | Literal["any"] | None) -> None:
+        """Creates or replaces an object in one step.
+
+        Args:
+            path: The object.
+            data: Its content.
+            over: The version that it must have, None where there must be none.
+
+        Raises:
+            FileExistsError: There is another one.
+        """
+        ...
+
+    def open_output(self, path: str) -> Upload:
+        """Opens an upload."""
+        ...
+
+    def copy(self, source: str, target: str) -> None:
+        """Copies an object inside the store."""
+        ...
+
+    def delete(self, path: str) -> None:
+        """Deletes an object, if it is there."""
+        ...
+
+
+class _RangeReader(io.RawIOBase):
+    """Reads an object piece by piece."""
+
+    def __init__(self, size: int, fetch: Callable[[int, int], Any]) -> None:
+        self._size, self._fetch, self._position = size, fetch, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        self._position = start + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        length = max(0, min(len(buffer), self._size - self._position))
+        if length:
+            buffer[:length] = memoryview(self._fetch(self._position, length))
+            self._position += length
+        return length
+
+
+@dataclass(frozen=True)
+class _TranslatingUpload:
+    """Ends in an `OSError` what the library's upload ends in an error of its own."""
+
+    stream: Any
+
+    def write(self, data: Any, /) -> object:
+        with _translating():
+            # A copy: the library keeps what it is given until the part goes out.
+            return self.stream.write(bytes(memoryview(data)))
+
+    def close(self) -> None:
+        with _translating():
+            self.stream.close()
+
+
+_NO_KEY, _NO_BUCKET = "_sluice/no such key", re.compile("NoSuchBucket|ContainerNotFound")
+_REASON = re.compile(r"<Code>(.*?)</Code>\s*<Message>(.*?)</Message>", re.DOTALL)
+
+
+@contextlib.contextmanager
+def _translating() -> Iterator[None]:
+    """Turns errors of `obstore`, which are no `OSError`, into one with the store's reason."""
+    from obstore import exceptions
+
+    try:
+        yield
+    except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
+        raise FileExistsError(_first_line(error)) from error
+    except exceptions.BaseError as error:
+        reason = _REASON.search(str(error))
+        text = f"{reason[1]}: {' '.join(reason[2].split())}; " if reason else ""
+        raise OSError(f"{text}{_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [repr(error)])[0].removesuffix(": ")
+
+
+class ObstoreClient:
+    """A bucket of S3 or Google, or a container of Azure."""
+
+    def __init__(self, store: Any) -> None:
+        """Wraps a store of `obstore`."""
+        import obstore
+
+        self.store, self._api = store, obstore
+
+    def head(self, path: str) -> StoredObject | None:
+        """Looks for an object."""
+        try:
+            with _translating():
+                return _describe(self._api.head(self.store, path))
+        except FileNotFoundError:
+            return None
+        except OSError:
+            next(self.list_below(path), None)  # the answer to HEAD had no body with the reason
+            raise
+
+    def list_below(self, folder: str) -> Iterator[tuple[str, StoredObject]]:
+        """Gives the path of each object below a folder."""
+        with _translating():
+            for page in self._api.list(self.store, folder or None):
+                for item in page:
+                    if item["path"] != folder:
+                        yield item["path"], _describe(item)
+
+    def has_bucket(self) -> bool:
+        """Whether the bucket is there: a listing of one that is not looks empty."""
+        try:
+            self.get(_NO_KEY)
+        except FileNotFoundError as error:
+            return not _NO_BUCKET.search(str(error))
+        return True
+
+    def list_folders(self, folder: str) -> Iterator[str]:
+        """Gives the path of each folder in a folder."""
+        with _translating():
+            yield from self._api.list_with_delimiter(self.store, folder or None)["common_prefixes"]
+
+    def get(self, path: str) -> tuple[bytes, Version]:
+        """Reads an object as it is at one moment."""
+        with _translating():
+            found = self._api.get(self.store, path)
+            named = {"e_tag": found.meta["e_tag"], "version": found.meta["version"]}
+            data = bytes(found.bytes())
+        return data, {name: value for name, value in named.items() if value is not None}
+
+    def open_input(self, path: str) -> BinaryIO:
+        """Opens an object for reading and seeking."""
+
+        def fetch(start: int, length: int) -> Any:
+            with _translating():
+                return self._api.get_range(self.store, path, start=start, length=length)
+
+        with _translating():
+            size = self._api.head(self.store, path)["size"]
+        return cast(BinaryIO, io.BufferedReader(_RangeReader(size, fetch), _READ_BYTES))
+
+    def put(self, path: str, data: bytes, over: Version | Literal["any"] | None) -> None:
+        """Creates or replaces an object in one step."""
+        mode: Any = "create" if over is None else "overwrite" if over == "any" else dict(over)
+        with _translating():
+            self._api.put(self.store, path, data, mode=mode, use_multipart=False)
+
+    def open_output(self, path: str) -> Upload:
+        """Opens an upload."""
+        with _translating():
+            return _TranslatingUpload(
+                self._api.open_writer(
+                    self.store, path, buffer_size=_PART_BYTES, max_concurrency=_PARTS_AT_A_TIME
+                )
+            )
+
+    def copy(self, source: str, target: str) -> None:
+        """Copies an object inside the store."""
+        with _translating():
+            self._api.copy(self.store, source, target)
+
+    def delete(self, path: str) -> None:
+        """Deletes an object, if it is there."""
+        with _translating(), contextlib.suppress(FileNotFoundError):
+            self._api.delete(self.store, path)
+
+
+def _describe(item: Mapping[str, Any]) -> StoredObject:
+    return StoredObject(item["size"], int(item["last_modified"].timestamp() * 1e9))
+
+
+class HdfsClient:
+    """A NameNode's files."""
+
+    def __init__(self, system: fs.FileSystem) -> None:
+        """Wraps a file system of `pyarrow`."""
+        self._system = system
+
+    def _look(self, path: str) -> fs.FileInfo:
+        [info] = self._system.get_file_info([f"/{path}"])
+        return info
+
+    def head(self, path: str) -> StoredObject | None:
+        """Looks for a file."""
+        info = self._look(path)
+        return StoredObject(info.size, info.mtime_ns or 0) if info.is_file else None
+
+    def _list(self, folder: str, is_recursive: bool) -> list[fs.FileInfo]:
+        from pyarrow import fs
+
+        selector = fs.FileSelector(f"/{folder}", recursive=is_recursive, allow_not_found=True)
+        return cast("list[fs.FileInfo]", self._system.get_file_info(selector))
+
+    def list_below(self, folder: str) -> Iterator[tuple[str, StoredObject]]:
+        """Gives the path of each file below a folder."""
+        for info in self._list(folder, is_recursive=True):
+            if info.is_file:
+                yield info.path.lstrip("/"), StoredObject(info.size, info.mtime_ns or 0)
+
+    def list_folders(self, folder: str) -> Iterator[str]:
+        """Gives the path of each folder in a folder."""
+        for info in self._list(folder, is_recursive=False):
+            if not info.is_file:
+                yield info.path.lstrip("/")
+
+    def has_bucket(self) -> bool:
+        """There is but one root."""
+        return True
+
+    def get(self, path: str) -> tuple[bytes, Version]:
+        """Reads a file."""
+        with self._system.open_input_stream(f"/{path}", compression=None) as stream:
+            return cast(bytes, stream.read()), {}
+
+    def open_input(self, path: str) -> BinaryIO:
+        """Opens a file for reading and seeking."""
+        file = self._system.open_input_file(f"/{path}")
+        return cast(BinaryIO, io.BufferedReader(file, _READ_BYTES))
+
+
+def split_endpoint(settings: Mapping[str, str]) -> dict[str, str]:
+    """Takes the scheme of an endpoint that is given as a URL apart."""
+    resolved = dict(settings)
+    endpoint = re.fullmatch(r"(https?)://(.+?)/?", resolved.get("endpoint_override", ""))
+    if endpoint is not None:
+        resolved.setdefault("scheme", endpoint[1])
+        resolved["endpoint_override"] = endpoint[2]
+    return resolved
+
+
+_ENDPOINT_VARIABLES = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+    "gs": ("STORAGE_EMULATOR_HOST",),
+    "az": ("AZURE_STORAGE_ENDPOINT",),
+}
+
+
+def add_environment(scheme: str, settings: Settings) -> Settings:
+    """Adds what the environment says of a store, unless the settings name an endpoint.
+
+    Args:
+        scheme: Of the store.
+        settings: As the user gave them.
+
+    Returns:
+        The settings, with the endpoint of `AWS_ENDPOINT_URL_S3` or `AWS_ENDPOINT_URL`, of
+        `AZURE_STORAGE_ENDPOINT`, or of `STORAGE_EMULATOR_HOST`, which is reached without
+        credentials.
+    """
+    given = dict(settings)
+    if "endpoint_override" in given:
+        return settings
+    found: dict[str, str] = {}
+    named = (os.environ.get(name) for name in _ENDPOINT_VARIABLES.get(scheme, ()))
+    if url := next(filter(None, named), None):
+        found = split_endpoint({"endpoint_override": url if "://" in url else f"http://{url}"})
+        found |= {ANONYMOUS: "true"} if scheme == "gs" else {}
+    return tuple(sorted({**found, **given}.items()))
+
+
+def _split_settings(settings: Settings) -> tuple[str | None, Any]:
+    """The URL of the endpoint, and the settings by obstore's names."""
+    given: dict[str, Any] = dict(settings)
+    scheme, endpoint = given.pop("scheme", "https"), given.pop("endpoint_override", None)
+    if given.pop(ANONYMOUS, "false") == "true":
+        given["skip_signature"] = True
+    return (None if endpoint is None else f"{scheme}://{endpoint}"), given
+
+
+def _limits() -> dict[str, Any]:
+    """How long a store is asked; plain HTTP is spoken where the endpoint says so."""
+    timeouts = {"connect_timeout": timedelta(seconds=10), "timeout": timedelta(seconds=_ANSWER_S)}
+    retries = {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_RETRY_S)}
+    return {"client_options": {"allow_http": True, **timeouts}, "retry_config": retries}
+
+
+def _connect_s3(bucket: str, settings: Settings) -> ReadClient:
+    from obstore.store import S3Store
+
+    endpoint, config = _split_settings(settings)
+    named = config.get("region") or os.environ.get("AWS_REGION")
+    if endpoint is not None:
+        config["endpoint"] = endpoint
+    elif not (named or os.environ.get("AWS_DEFAULT_REGION")):
+        from pyarrow import fs
+
+        config["region"] = fs.resolve_s3_region(bucket)
+    provider = None if "skip_signature" in config else _find_profile()
+    return ObstoreClient(S3Store(bucket, config=config, credential_provider=provider, **_limits()))
+
+
+def _find_profile() -> Any:
+    """What gives the credentials of a profile, None where the environment names none."""
+    file = os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")
+    has_profile = "AWS_PROFILE" in os.environ or Path(file).expanduser().is_file()
+    if "AWS_ACCESS_KEY_ID" in os.environ or not has_profile:
+        return None
+    try:
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError as error:
+        raise ImportError("profiles of AWS are read by boto3: pip install boto3") from error
+    return Boto3CredentialProvider()
+
+
+def _connect_gs(bucket: str, settings: Settings) -> ReadClient:
+    from obstore.store import GCSStore
+
+    endpoint, config = _split_settings(settings)
+    if endpoint is not None:
+        config["base_url"] = endpoint
+    if "skip_signature" in config:  # reads only go unsigned; emulators take any token
+        config["bearer_token"] = ANONYMOUS
+    return ObstoreClient(GCSStore(bucket, config=config, **_limits()))
+
+
+def _connect_az(container: str, settings: Settings) -> ReadClient:
+    from obstore.store import AzureStore
+
+    endpoint, config = _split_settings(settings)
+    if endpoint is not None:
+        config["endpoint"] = endpoint
+    if "account" in config:
+        config["account_name"] = config.pop("account")
+    return ObstoreClient(AzureStore(container, config=config, **_limits()))
+
+
+def _connect_hdfs(authority: str, settings: Settings) -> ReadClient:
+    from pyarrow import fs
+
+    if settings:
+        raise ValueError("HDFS is configured by the files on CLASSPATH, not by settings")
+    if not os.environ.get("CLASSPATH"):  # libhdfs would end the process in the middle of Java
+        raise OSError("CLASSPATH names no Hadoop client")
+    options = os.environ.get("LIBHDFS_OPTS", "").split()
+    if _KEEP_SIGNALS not in options:
+        os.environ["LIBHDFS_OPTS"] = " ".join([*options, _KEEP_SIGNALS])
+    system, _ = fs.FileSystem.from_uri(f"hdfs://{authority}/")
+    # A NameNode that does not answer looks like one that has nothing.
+    if system.get_file_info("/").type != fs.FileType.Directory:
+        raise OSError("the NameNode does not answer, or does not let this user look at /")
+    return HdfsClient(system)
+
+
+# How to reach the store of each scheme; tests add one of their own.
+CONNECTORS: dict[str, Callable[[str, Settings], ReadClient]] = {
+    "s3": _connect_s3,
+    "gs": _connect_gs,
+    "az": _connect_az,
+    "hdfs": _connect_hdfs,
+}
+
+
+def connect(scheme: str, authority: str, settings: Settings) -> ReadClient:
+    """Builds the client of a bucket or host.
+
+    Args:
+        scheme: `s3`, `gs`, `az` or `hdfs`.
+        authority: Bucket or container, or host and port.
+        settings: As `add_environment` returned them.
+
+    Raises:
+        ConfigError: The settings do not fit, or what reaches the store is not installed.
+    """
+    try:
+        return CONNECTORS[scheme](authority, settings)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{scheme}:// needs a package that is not installed",
+            received=error.name,
+            fix=_FIX_INSTALL,
+        ) from error
+    except Exception as error:  # the library's own errors have no common class besides
+        raise unreachable(f"{scheme}://{authority}", error) from error
+
+
+def unreachable(uri: str, error: Exception) -> ConfigError:
+    """Builds the error of a store that does not answer, or refuses."""
+    return ConfigError(
+        f"{uri} cannot be reached",
+        received=_first_line(error),
+        fix=_FIX_HDFS if uri.startswith("hdfs:") else _FIX,
+    )
