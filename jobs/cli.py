@@ -43,6 +43,7 @@ EXTRAS = {
     "grpc": "serve",
     "optuna": "sweep",
     "sqlalchemy": "sweep",
+    "obstore": "stores",
 }
 
 NO_JIT_CACHE = "--no-jit-cache"

@@ -100,6 +100,8 @@ def test_the_wire_needs_numpy_numba_and_pyarrow_alone(path):
         allowed |= {"pyspark", "py4j"}
     if path.name == "table.py":
         allowed |= {"pandas"}
+    if path.name == "store_clients.py":
+        allowed |= EXTRA["stores"]
     imported = set(imports_of(path))
     assert {top(module) for module in imported} <= allowed
     assert not {m for m in imported if top(m) == "etl" and not m.startswith("etl.tfrecord.")}
@@ -163,7 +165,7 @@ BASE = declared(PROJECT["dependencies"])
 EXTRA = {name: declared(given) for name, given in PROJECT["optional-dependencies"].items()}
 SIDES = {
     "conf": set(),
-    "etl": EXTRA["etl"],
+    "etl": EXTRA["etl"] | EXTRA["stores"],
     "training": EXTRA["training"] | EXTRA["sweep"] | EXTRA["serve"],
 }
 
@@ -178,7 +180,9 @@ def test_the_jobs_import_nothing_undeclared():
 
 
 def test_all_that_is_declared_is_imported():
-    used = BASE.union(*(EXTRA[name] for name in ("etl", "training", "sweep", "serve", "jre")))
+    used = BASE.union(
+        *(EXTRA[name] for name in ("etl", "training", "sweep", "serve", "stores", "jre"))
+    )
     assert used - third_party(PACKAGES) == TOOLS
     benches = {top(m) for path in modules("tests/bench") for m in imports_of(path)}
     assert "psutil" in benches & EXTRA["dev"]
@@ -186,7 +190,7 @@ def test_all_that_is_declared_is_imported():
 
 def test_the_command_line_knows_which_extra_brings_a_package():
     named = {name: {p for p, extra in EXTRAS.items() if extra == name} for name in EXTRA}
-    for extra in ("etl", "training", "sweep", "serve"):
+    for extra in ("etl", "training", "sweep", "serve", "stores"):
         assert named[extra] == EXTRA[extra] - TOOLS, extra
 
 

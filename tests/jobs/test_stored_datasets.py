@@ -83,7 +83,9 @@ def test_every_job_gives_the_same(
     lists = [(run / "recommendations.json.gz").read_bytes() for run in (here, there)]
     assert lists[0] == lists[1]
     for name in ("users", "items"):
-        tables = [pq.read_table(run / f"export/embeddings/{name}.parquet") for run in (here, there)]
+        tables = [
+            pq.read_table(run / f"export/t/1/embeddings/{name}.parquet") for run in (here, there)
+        ]
         assert tables[0].equals(tables[1])
     page = (there / "report.html").read_text()
     assert stored.uri in page

@@ -16,7 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol, cast
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, install_hint
 
 if TYPE_CHECKING:
     from pyarrow import fs
@@ -47,7 +47,6 @@ _FIX_HDFS = (
     "CLASSPATH=$(hadoop classpath --glob); name the NameNode's host and port, or a name service "
     "that the configuration on CLASSPATH knows"
 )
-_FIX_INSTALL = "pip install 'sluice-recsys[stores]', for driver and executors"
 
 
 @dataclass(frozen=True)
@@ -490,7 +489,7 @@ def connect(scheme: str, authority: str, settings: Settings) -> ReadClient:
         raise ConfigError(
             f"{scheme}:// needs a package that is not installed",
             received=error.name,
-            fix=_FIX_INSTALL,
+            fix=f"{install_hint('stores')}, for driver and executors",
         ) from error
     except Exception as error:  # the library's own errors have no common class besides
         raise unreachable(f"{scheme}://{authority}", error) from error
