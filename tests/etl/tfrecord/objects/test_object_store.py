@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyarrow import fs
 
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.commit.committer import ObjectCommitter
@@ -21,7 +22,7 @@ from etl.tfrecord.files.framing import read_record_blocks
 from etl.tfrecord.files.input_files import InputListing, list_input_files, plan_splits
 from etl.tfrecord.files.locations import _KEPT_BYTES, FileOpener, StoredPath
 from etl.tfrecord.files.object_store import Storage
-from etl.tfrecord.files.store_clients import StoredObject
+from etl.tfrecord.files.store_clients import CONNECTORS, HdfsClient, StoredObject
 from etl.tfrecord.options import WriteOptions, parse_read_options, parse_write_options
 from etl.tfrecord.spark.write_plan import plan_write
 from etl.tfrecord.spark.write_task import WriteTask
@@ -332,6 +333,37 @@ def test_a_failed_task_leaves_nothing(object_input_root: Storage) -> None:
     assert not [key for key in object_input_root.list_objects() if "attempt-0" in key]
     committer.discard(plan.job.job_id)
     assert object_input_root.list_objects() == {}
+
+
+def test_hdfs_is_read_as_a_store_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: FakeStore, root: Storage, owner
+) -> None:
+    """By a file system of this machine behind the same interface; tests/contract has a real one."""
+    write(root, partitionBy="d", index="true")
+    for key in root.list_objects():
+        file = tmp_path / "data" / key
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(root.read(key) or b"")
+    client = HdfsClient(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()))
+    monkeypatch.setitem(CONNECTORS, "hdfs", lambda *_: client)
+    place = Storage("hdfs", "host:8020/data")
+    assert place.list_objects().keys() == root.list_objects().keys()
+    assert place.list_folders() == root.list_folders() == {"_index", "d=x", "d=y"}
+    for key in root.list_objects():
+        assert place.read(key) == root.read(key)
+        found, wanted = place.find(key), root.find(key)
+        assert found is not None
+        assert wanted is not None
+        assert found.bytes == wanted.bytes
+    assert place.find("d=x") is place.find("none") is place.read("none") is None
+    with pytest.raises(FileNotFoundError):
+        place.open_input("none")
+    assert payloads(listing(place.uri)) == payloads(listing(root.uri))
+    (tmp_path / "data" / COMMIT_FILE).unlink()
+    assert payloads(listing(place.uri)) == payloads(listing(root.uri))
+    assert [f.partition for f in listing(place.uri).files] == [("x",), ("y",)]
+    with pytest.raises(ConfigError, match="can be read from, not written to"):
+        ObjectCommitter(place).check_mode("append")
 
 
 @OBJECT_INPUT_MARK
