@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any, BinaryIO, cast
 
 from etl.tfrecord.files.store_clients import (
@@ -84,9 +85,15 @@ class Storage:
         return f"{self._path}/{key}".strip("/")
 
     def list_objects(self) -> dict[str, StoredObject]:
-        """Lists all objects by key relative to the root; nothing where nothing is."""
+        """Lists all objects by key relative to the root; nothing where nothing is.
+
+        Empty objects by which other tools mark a folder are left out.
+        """
         start = len(self._path) + 1 if self._path else 0
-        return {path[start:]: item for path, item in self._reader.list_below(self._path)}
+        found = {path[start:]: item for path, item in self._reader.list_below(self._path)}
+        folders = {str(folder) for key in found for folder in PurePosixPath(key).parents}
+        folders |= {key for key in found if "=" in key.rpartition("/")[2]}
+        return {key: item for key, item in found.items() if item.bytes or key not in folders}
 
     def list_folders(self) -> set[str]:
         """Lists the folders in this one by name."""

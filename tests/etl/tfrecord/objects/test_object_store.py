@@ -64,6 +64,12 @@ def test_an_object_is_there_when_its_upload_is_closed(any_root: Storage) -> None
     assert any_root.read("x") == b"new"
 
 
+def test_marks_of_folders_are_no_data(any_root: Storage) -> None:
+    for key, data in {"d=1": b"", "d=1/e": b"", "d=1/e/x": b"1", "d=2": b"", "empty": b""}.items():
+        any_root.put(key, data)
+    assert sorted(any_root.list_objects()) == ["d=1/e/x", "empty"]
+
+
 def test_a_buffer_may_be_used_again_after_a_write(any_root: Storage) -> None:
     upload, buffer = any_root.open_output("x"), np.zeros(3 << 20, np.uint8)
     for value in range(5):
