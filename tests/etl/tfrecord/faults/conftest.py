@@ -76,6 +76,23 @@ class Driver:
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
 
+    def wait_for_orphans(self) -> None:
+        """Waits until the Python workers of a killed driver have ended: they write until then."""
+        end = time.monotonic() + 60
+        while session_has_processes(self.process.pid):
+            assert time.monotonic() < end, "workers of a killed driver still run"
+            time.sleep(0.05)
+
+
+def session_has_processes(session: int) -> bool:
+    """Whether any process belongs to a session of the system that a driver started."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, _, of_session = stat.read_text().rpartition(")")[2].split()[:4]
+            if int(of_session) == session and state != "Z":
+                return True
+    return False
+
 
 @pytest.fixture(scope="session")
 def start_driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Driver]]:

@@ -15,7 +15,6 @@ from etl.tfrecord.commit.output_manifest import read_output_manifest
 from tests.etl.tfrecord.faults.conftest import (
     Driver,
     check_output,
-    find_writers,
     parent_jvm,
     pause,
     wait_for_writers,
@@ -79,12 +78,6 @@ def kill_driver(driver: Driver, out: Path, after_s: float) -> None:
     driver.kill()
 
 
-def wait_for_end(out: Path) -> None:
-    end = time.monotonic() + 30
-    while find_writers(out) and time.monotonic() < end:
-        time.sleep(0.05)
-
-
 def test_after_a_killed_driver_the_old_data_stands_and_the_next_write_cleans_up(
     start_driver, local_driver: Driver, tmp_path: Path
 ) -> None:
@@ -92,6 +85,7 @@ def test_after_a_killed_driver_the_old_data_stands_and_the_next_write_cleans_up(
     doomed = start_driver("local[2]")
     assert local_driver.run(path=str(out), mode="overwrite", rows=100) == {}
     kill_driver(doomed.wait_ready(), out, 0.3)
+    doomed.wait_for_orphans()
     assert read_output_manifest(out).shards[0].rows == 50
     assert list(out.glob("_temporary-*"))
     assert local_driver.run(path=str(out), mode="append", start=100, rows=300) == {}
@@ -109,7 +103,7 @@ def test_driver_killed_at_some_moment(
     doomed = start_driver("local[2]")
     assert local_driver.run(path=str(out), mode="overwrite", rows=100) == {}
     kill_driver(doomed.wait_ready(), out, after_s)
-    wait_for_end(out)
+    doomed.wait_for_orphans()
     assert local_driver.run(path=str(out), mode="append", start=ROWS, rows=ROWS + 50) == {}
     committed = read_output_manifest(out)
     rows = sum(shard.rows for shard in committed.shards)
