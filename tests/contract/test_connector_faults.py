@@ -12,6 +12,7 @@ from pyspark.ml.linalg import Vectors
 from pyspark.sql import types as t
 
 from etl.tfrecord.types.features import RECORD_TYPES
+from tests.machine import some_of
 
 
 @pytest.fixture
@@ -41,7 +42,10 @@ def test_decimals_keep_their_scale(spark, folder):
 
 @pytest.mark.parametrize(
     ("element", "values"),
-    [("int", [1, None, 3]), ("double", [0.5, None]), ("string", ["a", None]), ("long", [None])],
+    some_of(
+        [("int", [1, None, 3]), ("double", [0.5, None]), ("string", ["a", None]), ("long", [None])],
+        [("double", [0.5, None]), ("string", ["a", None])],
+    ),
 )
 def test_a_null_inside_an_array_is_refused_by_name_and_leaves_nothing(
     spark, folder, element, values
@@ -60,7 +64,7 @@ def test_a_null_inside_an_array_follows_its_policy(spark, folder, policy, expect
     assert round_trip(frame, folder, nullElements=policy) == expected
 
 
-@pytest.mark.parametrize("value", [1e300, -1e300, 1e39])
+@pytest.mark.parametrize("value", some_of([(1e300,), (-1e300,), (1e39,)], [(1e39,)]))
 def test_a_double_beyond_float32_is_refused_not_made_infinite(spark, folder, value):
     frame = spark.createDataFrame([(value,)], "x double")
     with pytest.raises(Exception, match="'x'"):
@@ -209,12 +213,15 @@ def test_ignore_corrupt_files_drops_nothing_silently(spark, folder):
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"codec": "gzip"},
-        {"codec": "org.apache.hadoop.io.compress.GzipCodec"},
-        {"compression": "gzip"},
-        {"compression": "GZIP"},
-    ],
+    some_of(
+        [
+            ({"codec": "gzip"},),
+            ({"codec": "org.apache.hadoop.io.compress.GzipCodec"},),
+            ({"compression": "gzip"},),
+            ({"compression": "GZIP"},),
+        ],
+        [({"codec": "org.apache.hadoop.io.compress.GzipCodec"},), ({"compression": "GZIP"},)],
+    ),
 )
 def test_gzip_by_any_of_its_names_is_gzip(spark, folder, options):
     frame = spark.range(10).coalesce(1)

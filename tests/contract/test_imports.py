@@ -136,7 +136,11 @@ def test_no_job_hides_a_module_of_the_standard_library():
         ),
         ("etl.build", ["tensorflow", "keras", "training"]),
         ("training", ["tensorflow", "keras", "pyspark"]),
-        ("training.loop.trainer, training.export.saved_model", ["pyspark", "py4j"]),
+        pytest.param(
+            "training.loop.trainer, training.export.saved_model",
+            ["pyspark", "py4j"],
+            marks=pytest.mark.exhaustive,
+        ),
     ],
 )
 def test_what_live_imports_bring(modules, banned):

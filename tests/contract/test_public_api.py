@@ -76,7 +76,11 @@ CHECKS = {
     [
         ("etl", ("pyspark", "numba", "tensorflow")),
         ("etl.tfrecord", ("pyspark", "numba", "pyarrow", "tensorflow")),
-        ("training", ("tensorflow", "keras", "numba", "pyspark")),
+        pytest.param(
+            "training",
+            ("tensorflow", "keras", "numba", "pyspark"),
+            marks=pytest.mark.exhaustive,
+        ),
     ],
 )
 def test_names_are_loaded_when_they_are_asked_for(package: str, banned: tuple[str, ...]) -> None:

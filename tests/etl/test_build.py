@@ -217,6 +217,7 @@ def test_without_times_repeats_are_events_and_the_file_is_the_order(spark, tmp_p
     assert result.manifest.counts.dropped == {}
 
 
+@pytest.mark.exhaustive
 def test_label_bound_has_the_precision_of_its_column(spark, tmp_path):
     logs = write_logs(tmp_path / "logs", [f"1::{10 + i}::4.1::{i}" for i in range(5)])
     base = build_config(logs, tmp_path / "datasets").model_dump()
@@ -265,7 +266,11 @@ def test_quarantine_stays_inside_the_version_and_short_histories_are_counted(spa
     ("changes", "message"),
     [
         ({"history": {"name": "history", "max_len": 9, "min_len": 9}}, "history long enough"),
-        ({"min_count": 100}, "vocabulary of the items is empty"),
+        pytest.param(
+            {"min_count": 100},
+            "vocabulary of the items is empty",
+            marks=pytest.mark.exhaustive,
+        ),
     ],
 )
 def test_nothing_to_train_on_is_refused_and_not_published(spark, tmp_path, changes, message):

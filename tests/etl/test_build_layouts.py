@@ -243,6 +243,7 @@ def test_sessions_with_their_history_have_a_catalogue_and_given_splits(spark, tm
     assert sum(row["label"] for row in train) == kept["train"] / 3
 
 
+@pytest.mark.exhaustive
 def test_drawn_negatives_are_records_with_the_features_of_their_item(spark, tmp_path):
     base = build_config(tmp_path, tmp_path).model_dump()
     columns = base["sources"]["ratings"]["columns"]

@@ -96,7 +96,8 @@ def test_a_full_disk_is_no_lack_of_memory() -> None:
 ENDS_WITHIN_S = 120
 
 
-@pytest.mark.parametrize("kind", ["shards", pytest.param("keys", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", ["shards", "keys"])
 def test_a_script_may_end_with_a_half_read_iterator(kind: str, tiny_version: Path) -> None:
     script = [sys.executable, "-m", "tests.training.open_iterator", kind, str(tiny_version)]
     ended = subprocess.run(

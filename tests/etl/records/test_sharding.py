@@ -127,8 +127,11 @@ def test_partitions_hold_their_day_alone_and_the_catalogue_has_none(records):
     "output",
     [
         {"order": "time", "shards": 3},
-        {"group_by": "user", "shards": 3},
-        {"partition_by": ["date", "item"], "shard_bytes": 10_000},
+        pytest.param({"group_by": "user", "shards": 3}, marks=pytest.mark.exhaustive),
+        pytest.param(
+            {"partition_by": ["date", "item"], "shard_bytes": 10_000},
+            marks=pytest.mark.exhaustive,
+        ),
     ],
 )
 def test_the_order_is_the_same_however_the_rows_come(records, output):

@@ -100,9 +100,16 @@ def test_same_run_builds_nothing_a_changed_input_builds_anew_and_going_back_take
     assert (back.version, back.is_new) == (second.version, False)
     assert resolve_version(root / "small") == second.version
     assert len(published_versions(root / "small")) == 3
+
+
+@pytest.mark.exhaustive
+def test_a_file_that_keeps_its_size_and_time_is_built_anew(spark, tmp_path):
+    logs, root = write_days(tmp_path / "logs", range(3)), tmp_path / "datasets"
+    config = dated_config(logs, root)
+    build_dataset(spark, config)
     change_unseen(logs / "ratings.dat")
     assert build_dataset(spark, config).is_new
-    assert len(published_versions(root / "small")) == 4
+    assert len(published_versions(root / "small")) == 2
 
 
 def change_unseen(log: Path) -> None:

@@ -158,6 +158,7 @@ def one(tiny_version: Path, runs: Path) -> list[np.ndarray]:
     return run_alone(tiny_version, runs / "one")
 
 
+@pytest.mark.exhaustive
 def test_two_workers_train_what_one_process_does(
     runs: Path, one: list[np.ndarray], two: list[Ended]
 ) -> None:
@@ -167,12 +168,14 @@ def test_two_workers_train_what_one_process_does(
         np.testing.assert_allclose(theirs, mine, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.exhaustive
 def test_the_workers_hold_the_same_weights(two: list[Ended]) -> None:
     assert two[0].weights
     for chief, other in zip(two[0].weights, two[1].weights, strict=True):
         np.testing.assert_array_equal(chief, other)
 
 
+@pytest.mark.exhaustive
 def test_keys_get_and_lose_rows_as_in_one_process(
     runs: Path, one: list[np.ndarray], two: list[Ended]
 ) -> None:
@@ -189,6 +192,7 @@ def test_keys_get_and_lose_rows_as_in_one_process(
         assert history[0]["tables"]["user_id"][count] > 0, count
 
 
+@pytest.mark.exhaustive
 def test_the_chief_alone_writes(runs: Path, two: list[Ended]) -> None:
     assert not (runs / "two" / "1").exists()
     found = resolve_run(str(runs / "two" / "0" / "t"))

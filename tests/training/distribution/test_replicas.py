@@ -97,7 +97,8 @@ def train_with_objectives(replicas: int, version: Path, folder: Path) -> dict[st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("replicas", [2, 4])
 def test_objectives_are_the_same_on_replicas(
     replicas: int, tiny_version: Path, tmp_path: Path
 ) -> None:

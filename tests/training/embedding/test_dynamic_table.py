@@ -177,7 +177,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
             ("adam", False),
             ("parts", False),
         ],
-        [("adagrad", True), ("clipped", True), ("ftrl", True), ("parts", False)],
+        [("adagrad", True), ("parts", False)],
     ),
 )
 def test_trains_as_a_static_table_does(name: str, shares_rows: bool) -> None:

@@ -237,7 +237,8 @@ def test_what_happened_to_keys_is_in_the_history_and_the_log(ruled) -> None:
 
 
 # Killed with rows in two tiers and resumed in one, and in one alone.
-@pytest.mark.parametrize("tiered", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("tiered", [True, False])
 def test_sigkill_changes_nothing_under_rules(
     tiered: bool, timed: Path, ruled, tmp_path: Path
 ) -> None:

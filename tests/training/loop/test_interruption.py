@@ -105,12 +105,10 @@ def weights(run: Path) -> list[np.ndarray]:
     return [variable.numpy() for variable in load_run(run, "last").model.trainable_variables]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("number", "after", "saved"),
-    [
-        (signal.SIGTERM, 7, Position(0, 9)),
-        pytest.param(signal.SIGINT, 24, Position(1, 12), marks=pytest.mark.exhaustive),
-    ],
+    [(signal.SIGTERM, 7, Position(0, 9)), (signal.SIGINT, 24, Position(1, 12))],
 )
 def test_a_signal_saves_and_ends_the_run(
     number: int, after: int, saved: Position, whole: Path, tiny_version: Path, tmp_path: Path

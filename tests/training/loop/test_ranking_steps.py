@@ -252,6 +252,7 @@ def test_gradient_norms_and_the_graph_are_logged(by_steps: Trained) -> None:
     assert line.gradient_norms["all"] == pytest.approx(np.mean(of_call), rel=1e-6)
 
 
+@pytest.mark.exhaustive
 def test_a_resumed_run_validates_after_the_same_steps(by_steps: Trained, tmp_path: Path) -> None:
     """Goes on from the first state, too, which holds first weights and no step."""
     lines = (by_steps.run / "validations.jsonl").read_text()

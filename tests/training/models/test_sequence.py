@@ -355,6 +355,7 @@ class KilledError(Exception):
     """Stands for the process being killed."""
 
 
+@pytest.mark.exhaustive
 def test_a_resumed_run_equals_an_uninterrupted_one(trained: TrainedModel, tmp_path: Path) -> None:
     def kill(model: object) -> dict[str, float]:
         raise KilledError

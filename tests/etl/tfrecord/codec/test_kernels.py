@@ -298,6 +298,7 @@ def test_a_directory_that_others_could_write_is_not_used(tmp_path: Path) -> None
     assert not kernels._is_usable(link / "cache")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(os.getuid() != 0, reason="needs to give a file away")
 def test_what_another_user_owns_is_not_loaded(project: Path, tmp_path: Path) -> None:
     run(project)
@@ -316,6 +317,7 @@ def test_what_another_user_owns_is_not_loaded(project: Path, tmp_path: Path) -> 
     assert run(project, HOME=str(tmp_path / "home")) == ["41", "0"]
 
 
+@pytest.mark.exhaustive
 def test_entries_added_at_once_are_not_taken_for_each_other(project: Path) -> None:
     """Numba's index alone would name the code of two signatures alike."""
     program = "from outer import run\nprint(run({}), run({}))"
