@@ -211,6 +211,7 @@ def test_records_hold_the_past_of_their_event(shop):
     assert (test["price"], test["visit_position"], test["visit_items"]) == (6, 1, [])
 
 
+@pytest.mark.exhaustive
 def test_unmatched_events_are_counted_by_reason(shop):
     counts = shop.manifest.counts
     assert counts.dropped == {"unmatched:items": 1}
@@ -218,6 +219,7 @@ def test_unmatched_events_are_counted_by_reason(shop):
     assert counts.joined == len(LOG) - 1
 
 
+@pytest.mark.exhaustive
 def test_users_and_catalogue_stand_at_the_end_of_the_log(shop):
     users = {r["user_id"]: r for r in read_split(shop.version, shop.manifest, "users")}
     assert users[1]["clicked"] == [10, 11]

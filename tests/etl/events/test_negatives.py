@@ -152,6 +152,7 @@ def test_categories_and_splits_bound_the_draws(spark):
     assert {r["sampling_probability"] for r in negatives} == {0.125}
 
 
+@pytest.mark.exhaustive
 def test_user_who_met_everything_gets_no_negative(spark):
     rows = [
         {"user": 1, "item": i, "action": "buy", "genre": "a", "__position": i, "label": 1.0}

@@ -193,6 +193,7 @@ def test_a_warm_start_between_kinds_of_tables_is_refused(
         trainer.warm_start()
 
 
+@pytest.mark.exhaustive
 def test_mf_is_evaluated_and_exported(version: Path, tmp_path: Path) -> None:
     run = fit_run(configure(version, tmp_path, MF, early_stopping=None), NoProgress())
     trained = load_run(run, "last")

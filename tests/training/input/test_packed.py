@@ -153,6 +153,7 @@ def test_training_batches_are_the_same(versions, drawn):
 
 
 # Few: TensorFlow takes a second to trace each decoder.
+@pytest.mark.exhaustive
 @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 @given(DRAWN)
 def test_training_batches_by_tensorflow_are_the_same(versions, drawn):

@@ -368,6 +368,7 @@ def test_validation_without_rows_is_refused(tmp_path: Path) -> None:
         build_trainer(configure(fit={"validation": {"every_steps": 4}}), version)
 
 
+@pytest.mark.exhaustive
 def test_two_replicas_train_as_one(tiny_version: Path, tmp_path: Path) -> None:
     """Batch normalization is that of the whole batch; dropout would draw by replica."""
     config = configure(

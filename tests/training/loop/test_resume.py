@@ -167,6 +167,7 @@ def check_rows(rows: dict[int, list], train_rows: Counter) -> None:
         assert not seen - train_rows
 
 
+@pytest.mark.exhaustive
 def test_killed_twice_and_in_validation(data: TrainingData, tmp_path: Path) -> None:
     config = with_fit(steps_per_loop=4, checkpoint=CheckpointConfig(every_steps=4))
     twins = Twins(config, data, Recorded())

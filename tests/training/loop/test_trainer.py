@@ -177,6 +177,7 @@ def test_two_replicas_train_as_one(fit, clip_norm) -> None:
         np.testing.assert_allclose(a, b, atol=2e-4)
 
 
+@pytest.mark.exhaustive
 def test_a_resumed_run_equals_an_uninterrupted_one(fit) -> None:
     config = configure(RANDOM_DSSM, epochs=3)
     whole, whole_result, whole_run = fit(config, "whole")
