@@ -40,6 +40,17 @@ ARRIVALS = "arrivals"
 SLAB_ROWS = 32768
 
 
+def _untuned() -> tf.data.Options:
+    """Options without TensorFlow's tuning thread; a prefetch still grows where it runs empty.
+
+    There is nothing to tune here, and the thread may sleep through its end: whoever lets an
+    iterator go then waits for it, up to a minute.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return options
+
+
 class BatchLayout:
     """How columns cross into TensorFlow, and what is made of them there.
 
@@ -95,7 +106,7 @@ class BatchLayout:
         else:
             dataset = tf.data.Dataset.from_generator(generate, output_signature=signature)
             dataset = dataset.map(self._assemble)
-        return dataset.prefetch(tf.data.AUTOTUNE)
+        return dataset.prefetch(tf.data.AUTOTUNE).with_options(_untuned())
 
     def _flatten(self, rows: DecodedRows) -> Iterator[np.ndarray]:
         for column in self._columns:

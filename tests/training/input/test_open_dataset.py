@@ -119,6 +119,12 @@ def test_each_iterator_is_the_next_epoch(tiny_version: Path) -> None:
     assert users_of(ordered) == users_of(ordered) != epochs[0]
 
 
+def test_no_thread_of_tensorflow_tunes_it(tiny_version: Path) -> None:
+    """An iterator that is let go of would wait for that thread, up to a minute."""
+    dataset = open_dataset(tiny_version, 32).map(lambda *batch: batch)
+    assert dataset.options().autotune.enabled is False
+
+
 def test_cardinality_is_known_where_no_row_is_left_out(tiny_version: Path) -> None:
     for drop, batches in ((False, 25), (True, 24)):
         dataset = open_dataset(tiny_version, 32, drop_remainder=drop)
