@@ -273,7 +273,7 @@ def test_all_that_a_step_can_be_asked_for_trains_on_two_workers_as_in_one_proces
     assert [worker.code for worker in ended] == [0, 0], ended
     assert len(losses(tmp_path / "two")) == 16  # of twelve steps of one dataset alone
     # Products are of float16: about three figures.
-    np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "alone"), rtol=2e-3)
+    np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "alone"), rtol=5e-3)
     for mine, theirs, other_worker in zip(alone, ended[0].weights, ended[1].weights, strict=True):
         np.testing.assert_array_equal(theirs, other_worker)
         np.testing.assert_allclose(theirs, mine, atol=2e-3)
