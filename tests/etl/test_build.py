@@ -108,6 +108,7 @@ def test_refused_build_leaves_the_last_version_current(spark, built, tmp_path):
     assert not [p for p in (base / "versions").iterdir() if p.name.startswith(".staging")]
 
 
+@pytest.mark.exhaustive
 def test_empty_split_is_refused(spark, tmp_path):
     config = build_config(write_logs(tmp_path / "logs", RATINGS[:2]), tmp_path / "datasets")
     with pytest.raises(InputDataError, match="split would be empty"):
@@ -207,6 +208,7 @@ def test_log_events_from_the_given_test_event_on_are_left_out(spark, tmp_path):
     assert row["history"] == row["seen"] == [10]
 
 
+@pytest.mark.exhaustive
 def test_without_times_repeats_are_events_and_the_file_is_the_order(spark, tmp_path):
     logs = write_logs(tmp_path / "logs", [f"1::{item}::5::0" for item in (10, 11, 12, 10)])
     base = build_config(logs, tmp_path / "datasets").model_dump()

@@ -193,6 +193,7 @@ def test_samples_are_the_same_however_the_log_is_read(spark, clicks):
     )
 
 
+@pytest.mark.exhaustive
 def test_sessions_with_their_history_have_a_catalogue_and_given_splits(spark, tmp_path):
     (tmp_path / "train.tsv").write_text("".join(f"1 2 {i}\t{3 + i % 4}\n" for i in range(40)))
     (tmp_path / "test.tsv").write_text("2 1\t5\n5\t6\n")

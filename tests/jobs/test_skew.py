@@ -69,6 +69,7 @@ def log(folder: Path, *rows: dict) -> str:
     return str(file)
 
 
+@pytest.mark.exhaustive
 def test_what_train_rows_hold_out_of_fold_is_compared_with_another_split(
     spark, encoded_by_label, tmp_path, capsys
 ):
@@ -86,6 +87,7 @@ def test_what_train_rows_hold_out_of_fold_is_compared_with_another_split(
     assert "rate is not compared: out of fold" in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_a_feature_of_which_the_log_has_a_part_is_named_and_left_out(
     spark, encoded_by_label, tmp_path, capsys
 ):
@@ -96,6 +98,7 @@ def test_a_feature_of_which_the_log_has_a_part_is_named_and_left_out(
     assert "gender_x_group is not compared: the log lacks group" in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_a_value_that_no_encoder_takes_ends_in_3(
     spark, encoded_by_label, tmp_path, monkeypatch, capsys
 ):

@@ -153,6 +153,7 @@ def test_a_day_built_again_keeps_the_ids_that_later_days_gave(spark, tmp_path):
     assert third[22] not in second.values()
 
 
+@pytest.mark.exhaustive
 def test_dates_make_samples_of_these_days_with_histories_from_before(spark, tmp_path):
     config = dated_config(write_days(tmp_path / "logs", range(4)), tmp_path / "datasets")
     result = build_dataset(spark, config, request=days(1, 2))

@@ -300,7 +300,13 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.exhaustive) if name == "XLA" else name
+        for name in CONFIGS
+    ],
+)
 def test_a_run_learns(
     name: str, tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
