@@ -85,7 +85,7 @@ docs-serve: $(READY)
 # docs/release.md tells what each line checks. All run; the target fails if one has failed.
 release-check: $(READY)
 	$(BIN)/python -m pip install -q --require-hashes -r requirements/release.lock
-	$(BIN)/python -m tools.release.run
+	$(BIN)/python -m tests.release.run
 
 lock:
 	$(COMPILE) --extra dev pyproject.toml -o requirements.lock

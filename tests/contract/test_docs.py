@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.docs import (
+from tests.docs_site import (
     blocks,
     command_pages,
     config_reference,
@@ -74,7 +74,7 @@ def test_a_block_is_sound_as_it_stands(block):
     fault = blocks.find_fault(block)
     assert fault is None, (
         f"{block.place}: {fault}\nCorrect the block, or say in a comment above it how it is "
-        "tested: tools/docs/blocks.py has the forms."
+        "tested: tests/docs_site/blocks.py has the forms."
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.release import audit, install_check
+from tests.release import audit, install_check
 
 ROOT = Path(__file__).parents[2]
 PIN = re.compile(r"^([a-z0-9][a-z0-9._-]*)(?:\[[^\]]*\])?==([^ ;\\]+)", re.MULTILINE)
@@ -90,7 +90,7 @@ def test_the_container_file_copies_what_is_there_and_runs_without_rights():
 def test_licences_are_read_as_spdx_writes_them():
     pytest.importorskip("license_expression", reason="the group `release` is not installed")
     pytest.importorskip("cyclonedx_py", reason="the group `release` is not installed")
-    from tools.release import inventory
+    from tests.release import inventory
 
     allowed = (
         "MIT",

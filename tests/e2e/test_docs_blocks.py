@@ -1,4 +1,4 @@
-"""The commands and the Python code of the pages run, page by page; tools/docs/blocks.py says how.
+"""The commands and the Python code of the pages run, page by page; see tests/docs_site/blocks.py.
 
 The blocks of a page run in their order, in a folder of their own that holds `work/` as `sluice
 demo` leaves it (on few ratings). `/data` in them is a folder below it. Python blocks find `spark`.
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from jobs.cli import main
-from tools.docs.blocks import ROOT, Block, list_pages, read_blocks, read_setup
+from tests.docs_site.blocks import ROOT, Block, list_pages, read_blocks, read_setup
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 

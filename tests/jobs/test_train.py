@@ -297,6 +297,7 @@ def wait_for(process: subprocess.Popen[str], root: Path, pattern: str) -> Path:
     return run
 
 
+@pytest.mark.exhaustive
 def test_sigterm_saves_and_ends_with_its_own_exit_code(dataset: Path, tmp_path: Path) -> None:
     # More epochs than it can come to before the signal.
     _, process = start(dataset, tmp_path, "--set", "fit.epochs=100000")

@@ -213,6 +213,7 @@ def _made(path: Path) -> Path:
     return path
 
 
+@pytest.mark.exhaustive
 def test_a_ranking_model_looks_up_keys_in_its_graph(version: Path, tmp_path: Path) -> None:
     tables = {"user_id": "dynamic", "items": {"features": ["movie_id", "history"]}}
     model = {"kind": "ranking", "network": "din", "params": {"hidden_units": [4]},

@@ -143,6 +143,7 @@ def _ask(exported: Path, questions: dict[str, tuple[str, str, dict]]) -> dict[st
     return {name: np.array(v, np.float32) for name, v in json.loads(done.stdout).items()}
 
 
+@pytest.mark.exhaustive
 def test_a_fresh_process_without_sluice_gives_the_model_s_vectors(
     exported: Path, trained: TrainedModel
 ) -> None:

@@ -696,6 +696,7 @@ def test_calls_by_grpc_are_answered_as_requests_are(server, trained, batch) -> N
     assert 'method="grpc_predict",status="404"' in server.metrics.render().decode()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_process_answers_drains_and_survives_a_client_that_hangs(models) -> None:
     command = [sys.executable, "-m", "jobs.cli", "serve", "--models", str(models), "--port", "0",

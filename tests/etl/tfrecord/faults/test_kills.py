@@ -78,6 +78,7 @@ def kill_driver(driver: Driver, out: Path, after_s: float) -> None:
     driver.kill()
 
 
+@pytest.mark.exhaustive
 def test_after_a_killed_driver_the_old_data_stands_and_the_next_write_cleans_up(
     start_driver, local_driver: Driver, tmp_path: Path
 ) -> None:

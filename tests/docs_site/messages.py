@@ -12,7 +12,7 @@ from pathlib import Path
 
 import conf.errors
 from conf.errors import SluiceError
-from tools.docs.markdown import join_blocks, render_table
+from tests.docs_site.markdown import join_blocks, render_table
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("conf", "etl", "training", "jobs")

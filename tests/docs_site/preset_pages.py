@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from tools.docs.markdown import join_blocks, render_table
+from tests.docs_site.markdown import join_blocks, render_table
 
 FOLDER = Path(__file__).parents[2] / "conf" / "presets"
 KINDS = {"etl": ("build", "Datasets"), "training": ("train", "Models")}

@@ -13,7 +13,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tools.docs import command_pages, config_reference, messages, preset_pages  # noqa: E402
+from tests.docs_site import command_pages, config_reference, messages, preset_pages  # noqa: E402
 
 
 @cache

@@ -1,6 +1,6 @@
 """Known vulnerabilities of the locked packages, by pip-audit.
 
-    python -m tools.release.audit [LOCK …]
+    python -m tests.release.audit [LOCK …]
 
 It ends with 0 where the database was asked about every package and knows of nothing, with 1 where
 it knows of something, and with 4 where it was not asked about all of them: no network, a mirror
@@ -46,7 +46,7 @@ class Answer:
 
 def ask(lock: Path, service: str) -> Answer:
     """Asks a database about every package of a lock file; nothing is installed."""
-    done = subprocess.run(  # noqa: S603
+    done = subprocess.run(
         [
             sys.executable, "-m", "pip_audit", "--requirement", str(lock), "--require-hashes",
             "--disable-pip", "--format", "json", "--progress-spinner", "off",

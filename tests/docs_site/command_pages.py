@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from jobs.cli import SUBCOMMANDS
-from tools.docs.markdown import join_blocks, render_table
+from tests.docs_site.markdown import join_blocks, render_table
 
 
 def load_command(name: str) -> Any:

@@ -28,8 +28,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from jobs.cli import SUBCOMMANDS
-from tools.docs.command_pages import load_command
-from tools.docs.config_reference import find_roots
+from tests.docs_site.command_pages import load_command
+from tests.docs_site.config_reference import find_roots
 
 ROOT = Path(__file__).parents[2]
 CHECKED = ("sh", "python", "yaml", "json")

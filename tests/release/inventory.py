@@ -1,6 +1,6 @@
 """The packages that Sluice brings: as a CycloneDX SBOM, and their licences against an allow-list.
 
-    python -m tools.release.inventory --out dist/sbom.cdx.json
+    python -m tests.release.inventory --out dist/sbom.cdx.json
 
 It looks at the environment that it runs in, which `make install` makes from `requirements.lock`,
 and lists what the extras for users need, without those for work on Sluice. PySpark's jars are part
@@ -26,7 +26,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-RULES = tomllib.loads((ROOT / "tools/release/licences.toml").read_text(encoding="utf-8"))
+RULES = tomllib.loads((ROOT / "tests/release/licences.toml").read_text(encoding="utf-8"))
 # For work on Sluice, and CUDA's own packages, which this environment does not hold.
 LEFT_OUT = ("dev", "gpu")
 
@@ -35,7 +35,7 @@ def read_environment() -> dict[str, Any]:
     """Returns the SBOM of the whole environment, with Sluice as what it describes."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "sbom.json"
-        subprocess.run(  # noqa: S603
+        subprocess.run(
             [
                 sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible",
                 "--pyproject", str(ROOT / "pyproject.toml"), "-o", str(out), sys.executable,
@@ -163,7 +163,7 @@ def main() -> int:
     print(f"{len(bom['components'])} packages in {out}")
     for fault in faults:
         print(
-            f"error: {fault}; correct it, or add it to tools/release/licences.toml", file=sys.stderr
+            f"error: {fault}; correct it, or add it to tests/release/licences.toml", file=sys.stderr
         )
     return 1 if faults else 0
 

@@ -1,6 +1,6 @@
 """Builds wheel and sdist, and installs each extra alone, in clean environments, on each Python.
 
-    python -m tools.release.install_check [--extra NAME …] [--python 3.12 …] [--allow-missing]
+    python -m tests.release.install_check [--extra NAME …] [--python 3.12 …] [--allow-missing]
 
 Versions are those of `requirements.lock`. Environments are made one at a time and removed: those
 with TensorFlow take 2 GB. A Python that the machine lacks is named; the check fails for it unless
@@ -66,7 +66,7 @@ class Environment:
         """Runs a shell command in it, out of the checkout's sight."""
         path = f"{self.binaries}{os.pathsep}/usr/bin{os.pathsep}/bin"
         kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
-        return subprocess.run(  # noqa: S603
+        return subprocess.run(
             ["/bin/bash", "-c", command],
             cwd=self.folder, env={**kept, "PATH": path}, capture_output=True, text=True,
             check=False,
@@ -79,15 +79,15 @@ def call(*command: str | Path) -> None:
     Raises:
         RuntimeError: It failed.
     """
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)  # noqa: S603
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
 
 
 def find_python(version: str) -> Path | None:
     """Returns an interpreter of the machine, or None; nothing is downloaded."""
-    done = subprocess.run(  # noqa: S603
-        ["uv", "python", "find", "--no-python-downloads", version],  # noqa: S607
+    done = subprocess.run(
+        ["uv", "python", "find", "--no-python-downloads", version],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     return Path(done.stdout.strip()) if done.returncode == 0 else None
@@ -99,7 +99,7 @@ def build(folder: Path) -> tuple[Path, Path]:
     It builds from a copy of the tracked files: what else lies in the checkout stays out.
     """
     listed = subprocess.run(
-        ["git", "ls-files", "-z"],  # noqa: S607
+        ["git", "ls-files", "-z"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     for name in filter(None, listed.stdout.split("\0")):

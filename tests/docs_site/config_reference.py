@@ -19,7 +19,7 @@ from pydantic_core import to_jsonable_python
 
 import conf
 from conf.config_base import Strict
-from tools.docs.markdown import join_blocks, render_table
+from tests.docs_site.markdown import join_blocks, render_table
 
 ATTRIBUTE = re.compile(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
 LIMITS = {

@@ -1,1 +1,0 @@
-"""What a checkout needs beside the product: its documentation's site and its releases."""
