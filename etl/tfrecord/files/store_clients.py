@@ -400,10 +400,10 @@ def _connect_s3(bucket: str, settings: Settings) -> ReadClient:
     from obstore.store import S3Store
 
     endpoint, config = _split_settings(settings)
-    named = config.get("region") or os.environ.get("AWS_REGION")
+    environment = ("AWS_REGION", "AWS_DEFAULT_REGION")
     if endpoint is not None:
         config["endpoint"] = endpoint
-    elif not (named or os.environ.get("AWS_DEFAULT_REGION")):
+    elif not (config.get("region") or any(map(os.environ.get, environment))):
         from pyarrow import fs
 
         config["region"] = fs.resolve_s3_region(bucket)

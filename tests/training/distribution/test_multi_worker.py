@@ -20,7 +20,7 @@ from training.checkpoint.restore import load_run
 from training.monitoring.progress import NoProgress
 from training.monitoring.run_logs import read_steps
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 WORKERS = 2
 TIMEOUT_S = 300
@@ -158,7 +158,6 @@ def one(tiny_version: Path, runs: Path) -> list[np.ndarray]:
     return run_alone(tiny_version, runs / "one")
 
 
-@pytest.mark.exhaustive
 def test_two_workers_train_what_one_process_does(
     runs: Path, one: list[np.ndarray], two: list[Ended]
 ) -> None:
@@ -168,14 +167,12 @@ def test_two_workers_train_what_one_process_does(
         np.testing.assert_allclose(theirs, mine, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.exhaustive
 def test_the_workers_hold_the_same_weights(two: list[Ended]) -> None:
     assert two[0].weights
     for chief, other in zip(two[0].weights, two[1].weights, strict=True):
         np.testing.assert_array_equal(chief, other)
 
 
-@pytest.mark.exhaustive
 def test_keys_get_and_lose_rows_as_in_one_process(
     runs: Path, one: list[np.ndarray], two: list[Ended]
 ) -> None:
@@ -192,7 +189,6 @@ def test_keys_get_and_lose_rows_as_in_one_process(
         assert history[0]["tables"]["user_id"][count] > 0, count
 
 
-@pytest.mark.exhaustive
 def test_the_chief_alone_writes(runs: Path, two: list[Ended]) -> None:
     assert not (runs / "two" / "1").exists()
     found = resolve_run(str(runs / "two" / "0" / "t"))
@@ -203,7 +199,6 @@ def test_the_chief_alone_writes(runs: Path, two: list[Ended]) -> None:
     assert (devices["batch_size"], devices["rows_per_replica"]) == (64, 32)
 
 
-@pytest.mark.exhaustive
 def test_a_run_that_a_worker_ends_goes_on(tiny_version: Path, runs: Path, two: list[Ended]) -> None:
     where = runs / "ended"
     killed = run(tiny_version, where, stop=(KILLED_STEP, "SIGKILL"))
@@ -228,7 +223,6 @@ def expect_end(ended: list[Ended], codes: list[int], message: str) -> None:
     assert "--resume" in ended[0].errors
 
 
-@pytest.mark.exhaustive
 def test_a_ranking_network_with_batch_normalization_trains_as_in_one_process(
     tiny_version: Path, tmp_path: Path
 ) -> None:
@@ -244,7 +238,6 @@ def test_a_ranking_network_with_batch_normalization_trains_as_in_one_process(
         np.testing.assert_allclose(theirs, mine, atol=2e-4)
 
 
-@pytest.mark.exhaustive
 def test_all_that_a_step_can_be_asked_for_trains_on_two_workers_as_in_one_process(
     tiny_version: Path, runs: Path, one: list[np.ndarray], tmp_path: Path
 ) -> None:
