@@ -29,6 +29,9 @@ for _name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "
     os.environ.pop(_name, None)
 for _name in ("no_proxy", "NO_PROXY"):
     os.environ[_name] = ",".join(filter(None, ["127.0.0.1,localhost", os.environ.get(_name)]))
+# The suite's processes share the cores: more threads of one would only wait for each other.
+for _name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
 # How long an example takes says how busy the machine is, and what was compiled before.
 settings.register_profile(
     "sluice", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
