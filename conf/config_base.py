@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any
+from urllib.parse import urlparse
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from conf.errors import ConfigError
-from conf.paths import local_path
+from conf.paths import WRITABLE_STORES, local_path
 
 COLUMN_NAME_PATTERN = r"^[A-Za-z][A-Za-z0-9_]*$"
 Name = Annotated[str, Field(pattern=COLUMN_NAME_PATTERN, max_length=100)]
@@ -22,13 +23,14 @@ class Strict(BaseModel):
 
 
 def _check_published_root(root: str) -> str:
+    if urlparse(root).scheme.lower() in WRITABLE_STORES:
+        return root
     try:
         local_path(root)
     except ConfigError as error:
         raise ValueError(
-            "it must lie on a file system, local or mounted: published directories are "
-            "locked and renamed, which object stores cannot do; publish there, and copy the "
-            "directory to the store (a dataset: its version first, CURRENT last)"
+            "it must lie on a file system, local or mounted, or in a store with conditional puts: "
+            + ", ".join(f"{scheme}://" for scheme in WRITABLE_STORES)
         ) from error
     return root
 

@@ -80,6 +80,8 @@ class StoreDirectory(Protocol):
 ReadablePathT = TypeVar("ReadablePathT", bound=ReadablePath)
 
 CURRENT_FILE = "CURRENT"
+WRITABLE_STORES = ("s3", "s3a", "gs", "az")
+"""Schemes of stores that published directories may lie in."""
 ENTRY_NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 

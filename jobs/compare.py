@@ -25,6 +25,7 @@ from jobs.support.trained_run import (
     restore_for_evaluation,
     restore_run,
 )
+from training.stored_runs import bring_back, describe_run
 
 app = typer.Typer(add_completion=False)
 
@@ -54,7 +55,7 @@ def main(
     """Compare two runs on a split, row by row."""
     setup_logging(log_format)
     result = compare(
-        Path(run), Path(against), split=split, dataset=dataset, metric=metric, margin=margin,
+        run, against, split=split, dataset=dataset, metric=metric, margin=margin,
         checkpoint=checkpoint, overrides=overrides or (),
     )  # fmt: skip
     if log_format is LogFormat.JSON:
@@ -65,8 +66,8 @@ def main(
 
 
 def compare(
-    run: Path,
-    against: Path,
+    run: str | Path,
+    against: str | Path,
     *,
     split: str = "test",
     dataset: str | None = None,
@@ -105,8 +106,8 @@ def compare(
     decisive = require_metric(found, metric)
     lead = find_lead(decisive, found["metrics"][decisive])
     result = {
-        "run": str(trained.run_dir),
-        "against": str(other.run_dir),
+        "run": describe_run(trained.run_dir),
+        "against": describe_run(other.run_dir),
         "dataset": trained.manifest.dataset_name,
         "dataset_version": trained.manifest.dataset_version,
         "split": split,
@@ -118,6 +119,7 @@ def compare(
         "passed": None if margin is None else lead >= margin,
     }
     write_json(trained.run_dir / COMPARISON_FILE, result)
+    bring_back(trained.run_dir)
     return result
 
 

@@ -32,6 +32,7 @@ from jobs.support.trained_run import (
     restore_for_evaluation,
     timed,
 )
+from training.stored_runs import bring_back
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -85,11 +86,11 @@ def main(
     place: dict[str, Any] = {"split": split, "dataset": dataset, "checkpoint": checkpoint}
     served = saved_model if endpoint is None else endpoint
     if served is not None:
-        metrics = evaluate_served(Path(run), served, **place, overrides=overrides or ())
+        metrics = evaluate_served(run, served, **place, overrides=overrides or ())
     elif predictions is not None:
-        metrics = evaluate_lists(Path(run), predictions, split=split, overrides=overrides or ())
+        metrics = evaluate_lists(run, predictions, split=split, overrides=overrides or ())
     else:
-        metrics = evaluate(Path(run), **place, overrides=overrides or ())
+        metrics = evaluate(run, **place, overrides=overrides or ())
     if log_format is LogFormat.JSON:
         print(json.dumps(metrics, sort_keys=True))
     elif predictions is not None:
@@ -102,7 +103,7 @@ def main(
 
 
 def evaluate(
-    run_dir: Path,
+    run_dir: str | Path,
     *,
     split: str = TEST_SPLIT,
     dataset: str | None = None,
@@ -151,7 +152,7 @@ def evaluate(
 
 
 def evaluate_served(
-    run_dir: Path,
+    run_dir: str | Path,
     served: Path | str,
     *,
     split: str = TEST_SPLIT,
@@ -184,12 +185,13 @@ def evaluate_served(
     found, difference = replay_split(trained, split, client)
     metrics = {**found, "checkpoint": str(checkpoint), "served": str(served)}
     write_json(trained.run_dir / "metrics-served.json", metrics)
+    bring_back(trained.run_dir)
     refuse_differences(difference)
     return metrics
 
 
 def evaluate_lists(
-    run_dir: Path, file: Path, *, split: str = TEST_SPLIT, overrides: Sequence[str] = ()
+    run_dir: str | Path, file: Path, *, split: str = TEST_SPLIT, overrides: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Measures the ranked lists of a file and writes `metrics-<split>-lists.json` into the run.
 
@@ -220,6 +222,7 @@ def evaluate_lists(
         **measure_lists(trained, file, split, trained.config.evaluation.ks),
     }
     write_json(trained.run_dir / f"metrics-{split}-lists.json", metrics)
+    bring_back(trained.run_dir)
     return metrics
 
 

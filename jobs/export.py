@@ -73,10 +73,10 @@ def main(
     indexing = _plan_index(index, items, delta_since)
     options = ExportOptions(to, name, keep, k, tables, once, indexing)
     if delta_since is not None:
-        delta = export_delta(Path(run), delta_since, checkpoint=checkpoint, options=options)
+        delta = export_delta(run, delta_since, checkpoint=checkpoint, options=options)
         print_delta(delta, log_format)
         return 0
-    target = export(Path(run), checkpoint=checkpoint, options=options)
+    target = export(run, checkpoint=checkpoint, options=options)
     if log_format is LogFormat.JSON:
         print(json.dumps({"export": str(target)}))
     else:
@@ -98,7 +98,7 @@ def _plan_index(index: bool, items: Path | None, delta_since: str | None) -> Ind
 
 
 def export(
-    run_dir: Path,
+    run_dir: str | Path,
     *,
     checkpoint: str = CheckpointChoice.BEST,
     options: ExportOptions | None = None,
@@ -124,7 +124,9 @@ def export(
         return write_export(trained, options)
 
 
-def export_delta(run_dir: Path, since: str, *, checkpoint: str, options: ExportOptions) -> Path:
+def export_delta(
+    run_dir: str | Path, since: str, *, checkpoint: str, options: ExportOptions
+) -> Path:
     """Writes what has changed of a run's model since an earlier checkpoint.
 
     Args:

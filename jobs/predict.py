@@ -130,7 +130,7 @@ def main(
         split, as_of, read(source, id_column), read(users), read(candidates), output, lists
     )
     _refuse_two_sources(rows)
-    kind, target = predict(Path(run), rows, checkpoint=checkpoint, overrides=settings)
+    kind, target = predict(run, rows, checkpoint=checkpoint, overrides=settings)
     if log_format is LogFormat.JSON:
         print(json.dumps({kind: str(target)}))
     elif kind == SCORES:
@@ -144,7 +144,7 @@ SCORES, LISTS = "scores", "recommendations"
 
 
 def predict(
-    run_dir: Path,
+    run_dir: str | Path,
     rows: RowsToPredict | None = None,
     *,
     checkpoint: str = CheckpointChoice.BEST,

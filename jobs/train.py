@@ -25,6 +25,7 @@ from jobs.support.terminal import (
     quiet_tensorflow,
     setup_logging,
 )
+from training.stored_runs import describe_run, is_stored
 
 app = typer.Typer(add_completion=False)
 
@@ -144,7 +145,9 @@ def _check_servers(launcher: Launcher, sweep: Path | None) -> None:
 
 
 def _tell(run: Path, report: Path | None, log_format: LogFormat) -> None:
-    result = {"run": str(run), **({} if report is None else {"report": str(report)})}
+    place = describe_run(run)
+    page = None if report is None else f"{place}/{report.name}"
+    result = {"run": place, **({} if page is None else {"report": page})}
     if log_format is LogFormat.JSON:
         print(json.dumps(result))
     else:
@@ -166,6 +169,12 @@ def _sweep(config: TrainConfig, file: Path, switches: Switches, log_format: LogF
     from conf.training.sweep import SweepConfig
     from jobs.support.sweep import sweep_configs
 
+    if is_stored(config):
+        raise ConfigError(
+            "a sweep works on a file system, local or mounted",
+            received=f"root: {config.root}",
+            fix="set root to one, and train the best config with its root in the store",
+        )
     if switches.once:
         raise ConfigError("--once is of one run", received="--sweep", fix="give --resume")
     if switches.profile is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from training.run_directory import (
     Again,
     RunStart,
     choose_start,
+    config_sha256,
     counted_seconds,
     create_run,
     describe_end,
@@ -42,6 +43,7 @@ from training.run_directory import (
     read_current_data,
     recorded_status,
 )
+from training.stored_runs import StoredSeries, describe_run, is_stored
 from training.tensorflow_runtime import memory_errors
 
 
@@ -81,7 +83,7 @@ def fit_run(
         memory_errors(),
         only_one(config, workers, again),
     ):
-        start = choose_start(config, progress, workers, again)
+        start = _choose_start(config, progress, workers, again)
         if start.finished is not None:
             return start.finished
         seed_everything(config.seed)
@@ -89,6 +91,24 @@ def fit_run(
         if start.unfinished is None:
             trainer.warm_start()  # Refused, it leaves no directory behind.
         return _train(trainer, start, config, workers, progress)
+
+
+def _choose_start(
+    config: TrainConfig, progress: TrainingProgress, workers: Workers, again: Again
+) -> RunStart:
+    """As `choose_start`, of the runs in a store, too."""
+    series = _find_series(config, workers)
+    if series is not None and again is not Again.NEW:
+        series.bring_newest(config_sha256(config))
+    start = choose_start(config, progress, workers, again)
+    if series is not None and start.finished is not None:
+        series.publish(start.finished)
+    return start
+
+
+def _find_series(config: TrainConfig, workers: Workers) -> StoredSeries | None:
+    """The runs' place in a store, on the process that writes them; None for a local one."""
+    return StoredSeries(config) if workers.is_chief and is_stored(config) else None
 
 
 def _train(
@@ -100,7 +120,9 @@ def _train(
 ) -> Path:
     devices = describe_devices(workers.strategy, config.input.batch_size)
     run = Path(workers.share(lambda: str(start.unfinished or create_run(config))))
-    with _recording(run, workers), stop_on_signals() as stop:
+    series = _find_series(config, workers)
+    kept = nullcontext() if series is None else series.kept(run)
+    with kept, _recording(run, workers), stop_on_signals() as stop:
         if workers.is_chief:
             update_run_card(run, **describe_start(config, run, start.data, trainer.model, devices))
             _keep_counts(config, start.data, run)
@@ -108,12 +130,14 @@ def _train(
             f"training {config.model.name} on {devices.render()}: "
             f"{start.data.manifest.split('train').rows:,} rows, "
             f"{trainer.steps_per_epoch:,} steps per epoch, "
-            f"{trainer.model.parameter_count:,} parameters; run {run}",
-            run=str(run),
+            f"{trainer.model.parameter_count:,} parameters; run {describe_run(run)}",
+            run=describe_run(run),
         )
         with counted_seconds(run, workers):
             result = trainer.fit(run, build_validate(config, start.data), stop)
         workers.share(lambda: _finish(config, run, result, trainer.model))
+    if series is not None:
+        series.publish(run)
     return run
 
 

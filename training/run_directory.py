@@ -28,11 +28,11 @@ from conf.errors import (
 )
 from conf.locks import hold_file_lock
 from conf.manifest import MANIFEST_FILE, Manifest
-from conf.paths import ReadablePath, ToleratesShard, local_path, read_manifest, resolve_version
+from conf.paths import ReadablePath, ToleratesShard, read_manifest, resolve_version
 from conf.run import INPUT_COUNTS_FILE, RUN_CARD_FILE, RunPaths, read_json, update_run_card
 from conf.schema import FeatureSpec, fingerprint
 from conf.training.train import TrainConfig
-from etl.tfrecord.reading import find_path
+from etl.tfrecord.reading import find_path, find_working_path
 from training.distribution.strategy import Devices
 from training.distribution.workers import Workers
 from training.input.feature_columns import check_specs
@@ -55,7 +55,7 @@ _log = logging.getLogger("sluice.training.run_directory")
 
 def run_paths(config: TrainConfig) -> RunPaths:
     """Returns the paths of the series that a config belongs to."""
-    return RunPaths(local_path(config.root), config.name)
+    return RunPaths(find_working_path(config.root), config.name)
 
 
 def config_sha256(config: TrainConfig) -> str:

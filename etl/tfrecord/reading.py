@@ -1,7 +1,7 @@
 """What training reads TFRecord files with: all that it imports of `etl`, and nothing else is here.
 
-Records of a file, damage, paths and URIs, decoders, rows of batches, checksums, and the compiler of
-kernels.
+Records of a file, damage, paths and URIs, copies of what lies in stores, decoders, rows of batches,
+checksums, and the compiler of kernels.
 """
 
 from etl.tfrecord.codec.crc32c import crc32c
@@ -19,7 +19,15 @@ from etl.tfrecord.files.framing import (
     corrupt_record,
     read_record_blocks,
 )
+from etl.tfrecord.files.lease import hold_lease, read_holder
 from etl.tfrecord.files.locations import Compression, FileOpener, find_path, is_remote
+from etl.tfrecord.files.working_copy import (
+    WorkingCopy,
+    describe_place,
+    find_working_copy,
+    find_working_path,
+    open_working_copy,
+)
 from etl.tfrecord.types.features import WireFeature
 
 __all__ = [
@@ -34,17 +42,24 @@ __all__ = [
     "RecordBlock",
     "RowWriter",
     "WireFeature",
+    "WorkingCopy",
     "allocate",
     "build_decoder",
     "corrupt_record",
     "crc32c",
+    "describe_place",
     "find_path",
+    "find_working_copy",
+    "find_working_path",
     "has_slots",
+    "hold_lease",
     "inlined",
     "is_remote",
     "join_steps",
     "kernel",
     "list_lengths",
+    "open_working_copy",
     "packed_features",
+    "read_holder",
     "read_record_blocks",
 ]

@@ -8,17 +8,18 @@ from pathlib import Path
 import typer
 
 from conf.atomic_output import write_text_atomic
-from conf.run import REPORT_FILE, resolve_run
+from conf.run import REPORT_FILE
 from jobs.reporting.page import render_page
 from jobs.reporting.run_data import read_run
 from jobs.support.trained_run import RunOption
+from training.stored_runs import bring_back, find_run
 
 _log = logging.getLogger("sluice.jobs.report")
 
 app = typer.Typer(add_completion=False, help="Write the HTML report of a run.")
 
 
-def write_report(run_dir: Path) -> Path:
+def write_report(run_dir: str | Path) -> Path:
     """Writes `report.html` into a run: one self-contained file.
 
     Parts of the run that are missing are named in the report; an earlier report is replaced
@@ -34,9 +35,10 @@ def write_report(run_dir: Path) -> Path:
         UpstreamNotReadyError: There is no run.
         InputDataError: The run card is damaged.
     """
-    run = resolve_run(str(run_dir))
+    run = find_run(run_dir)
     target = run / REPORT_FILE
     write_text_atomic(target, render_page(read_run(run)))
+    bring_back(run)
     return target
 
 
@@ -52,7 +54,7 @@ def try_report(run: Path) -> Path | None:
 @app.command()
 def report(run: RunOption) -> None:
     """Write the HTML report of a run."""
-    typer.echo(write_report(Path(run)))
+    typer.echo(write_report(run))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ from pydantic import BaseModel
 
 from conf.errors import ConfigError, did_you_mean
 from conf.load import load_config
-from conf.run import resolve_run, update_run_card
+from conf.run import update_run_card
 from jobs.support.terminal import quiet_tensorflow
+from training.stored_runs import bring_back, find_run
 
 if TYPE_CHECKING:
     from training.checkpoint.restore import TrainedModel
@@ -56,7 +57,7 @@ def restore_run(
         UpstreamNotReadyError: There is no such run, checkpoint or version.
         InputDataError: The checkpoint or a dataset version is damaged or gone.
     """
-    run_dir = resolve_run(str(run))  # A wrong path is refused before TensorFlow starts.
+    run_dir = find_run(run)  # A wrong path is refused before TensorFlow starts.
     with quiet_tensorflow():
         from training.checkpoint.restore import load_run
 
@@ -121,8 +122,12 @@ def override_section(section: str, config: ConfigT, overrides: Sequence[str]) ->
 
 @contextmanager
 def timed(run_dir: Path, name: str) -> Iterator[None]:
-    """Writes how long a block took into the run card, when it ends well."""
+    """Writes how long a block took into the run card, when it ends well.
+
+    What the block has changed is brought to the store then, where the run lies in one.
+    """
     start = time.monotonic()
     yield
     seconds = round(time.monotonic() - start, 3)
     update_run_card(run_dir, timing={f"{name}_seconds": seconds})
+    bring_back(run_dir)

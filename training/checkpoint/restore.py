@@ -9,8 +9,9 @@ from typing import Literal
 from conf.errors import UpstreamNotReadyError
 from conf.manifest import Manifest
 from conf.paths import ReadablePath, local_path
-from conf.run import CHECKPOINTS_DIR, resolve_run
+from conf.run import CHECKPOINTS_DIR
 from conf.training.train import TrainConfig
+from etl.tfrecord.reading import is_remote
 from training.checkpoint.checkpoint_files import (
     METADATA_FILE,
     STATE_PREFIX,
@@ -23,6 +24,7 @@ from training.embedding.key_space import holding_whole_tables
 from training.models.model import Model
 from training.models.registry import build_model
 from training.run_directory import RunReference
+from training.stored_runs import find_run
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def load_run(run: str | Path, which: Literal["best", "last"] = "best") -> Traine
         UpstreamNotReadyError: There is no such run, or it has no such checkpoint yet.
         InputDataError: The dataset version is gone or another one, or the checkpoint is damaged.
     """
-    run_dir = resolve_run(str(run))
+    run_dir = find_run(run)
     reference = RunReference.read(run_dir)
     config = reference.config
     manifest = reference.read_manifest(config.input.tolerates)
@@ -81,10 +83,9 @@ def resolve_checkpoint(path: str) -> Path:
     Raises:
         UpstreamNotReadyError: There is no such run or checkpoint.
     """
-    directory = local_path(path)
-    if (directory / METADATA_FILE).is_file():
-        return directory
-    run = resolve_run(path)
+    if not is_remote(path) and (local_path(path) / METADATA_FILE).is_file():
+        return local_path(path)
+    run = find_run(path)
     checkpoints = run / CHECKPOINTS_DIR
     entries = list_checkpoints(checkpoints / BEST_DIR) or list_checkpoints(checkpoints / LAST_DIR)
     if not entries:

@@ -154,14 +154,14 @@ class Storage:
 
     def copy_all(self, names: Mapping[str, str]) -> None:
         """Copies objects inside the store, from key to key."""
-        _run_all(self._copy, names.items())
+        run_all(self._copy, names.items())
 
     def _copy(self, names: tuple[str, str]) -> None:
         self._writer.copy(self._locate(names[0]), self._locate(names[1]))
 
     def delete_all(self, keys: Iterable[str]) -> None:
         """Deletes objects; those that are not there do no harm."""
-        _run_all(self.delete, keys)
+        run_all(self.delete, keys)
 
     def delete(self, key: str) -> None:
         """Deletes an object, if it is there."""
@@ -172,7 +172,7 @@ class Storage:
         self.delete_all(sorted(self.list_objects()))
 
 
-def _run_all(call: Callable[[Any], None], items: Iterable[Any]) -> None:
+def run_all(call: Callable[[Any], None], items: Iterable[Any]) -> None:
     """Calls for each item, some at a time; the first error ends it once those have returned."""
     items = list(items)
     if REQUESTS == 1 or len(items) < 2:

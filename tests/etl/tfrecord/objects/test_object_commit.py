@@ -23,8 +23,8 @@ from etl.tfrecord.commit.output_manifest import COMMIT_FILE
 from etl.tfrecord.files import object_store as storage_module
 from etl.tfrecord.files.data_files import index_path
 from etl.tfrecord.files.object_store import Storage
-from tests.etl.tfrecord.objects.conftest import FakeStore
 from tests.etl.tfrecord.objects.word_jobs import Job, leftovers, read_words
+from tests.fake_store import FakeStore
 
 OBJECT_COMMIT_MARK = pytest.mark.usefixtures("owner")
 

@@ -12,8 +12,8 @@ from conf.errors import UpstreamNotReadyError
 from etl.tfrecord.commit.job import SaveMode
 from etl.tfrecord.commit.object_commit import JOB_FILE, temporary_storage
 from etl.tfrecord.files.object_store import Storage
-from tests.etl.tfrecord.objects.conftest import FakeStore
 from tests.etl.tfrecord.objects.word_jobs import Job, leftovers, read_words
+from tests.fake_store import FakeStore
 from tests.machine import examples
 
 pytestmark = pytest.mark.usefixtures("owner")

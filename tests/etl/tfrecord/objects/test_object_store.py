@@ -26,7 +26,7 @@ from etl.tfrecord.files.store_clients import CONNECTORS, HdfsClient, StoredObjec
 from etl.tfrecord.options import WriteOptions, parse_read_options, parse_write_options
 from etl.tfrecord.spark.write_plan import plan_write
 from etl.tfrecord.spark.write_task import WriteTask
-from tests.etl.tfrecord.objects.conftest import FakeStore
+from tests.fake_store import FakeStore
 from tests.tfrecord_files import read_records
 
 

@@ -1,0 +1,299 @@
+"""Copies of directories in stores: what is brought, in which order, and who may bring it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from conf.errors import ConfigError, UpstreamNotReadyError
+from etl.tfrecord.commit.job import Owner
+from etl.tfrecord.files import lease as lease_module
+from etl.tfrecord.files.lease import LAPSE_S, LEASE_KEY, hold_lease, read_holder
+from etl.tfrecord.files.object_store import Storage
+from etl.tfrecord.files.working_copy import (
+    WORK_DIR_VARIABLE,
+    WorkingCopy,
+    describe_place,
+    find_working_copy,
+    find_working_path,
+    open_working_copy,
+)
+from tests.fake_store import FakeStore
+
+
+@pytest.fixture
+def copies(any_root: Storage, tmp_path: Path) -> Callable[[str], WorkingCopy]:
+    """Copies of one directory on several machines, by name."""
+    return lambda machine: WorkingCopy(any_root, tmp_path / machine)
+
+
+def write(copy: WorkingCopy, **files: str) -> None:
+    for name, text in files.items():
+        file = copy.local / name.replace("__", "/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
+def held(copy: WorkingCopy) -> dict[str, str]:
+    return {
+        file.relative_to(copy.local).as_posix(): file.read_text()
+        for file in copy.local.rglob("*")
+        if file.is_file() and not file.name.startswith(".")
+    }
+
+
+def test_what_is_pushed_here_is_pulled_there(copies: Callable[[str], WorkingCopy]) -> None:
+    here, there = copies("here"), copies("there")
+    write(here, a="1", b__c="22", b__d="")
+    here.push()
+    there.pull()
+    assert held(there) == {"a": "1", "b/c": "22", "b/d": ""}
+    write(there, a="changed there", new="3")
+    (there.local / "b/c").unlink()
+    there.push()
+    here.pull()
+    assert held(here) == {"a": "changed there", "b/d": "", "new": "3"}
+
+
+def test_hidden_files_and_the_pointer_stay_where_they_are(
+    copies: Callable[[str], WorkingCopy],
+) -> None:
+    here, there = copies("here"), copies("there")
+    write(here, a="1", CURRENT="a", b__x="2")
+    for hidden in (".lock", "b/.x.1.tmp", ".writing/state"):
+        file = here.local / hidden
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("hidden")
+    here.push()
+    assert set(here.remote.list_objects()) == {"a", "b/x"}
+    there.pull()
+    assert held(there) == {"a": "1", "b/x": "2"}
+
+
+def test_a_large_file_arrives_whole(
+    copies: Callable[[str], WorkingCopy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("etl.tfrecord.files.working_copy._COPY_BYTES", 1000)
+    here, there = copies("here"), copies("there")
+    data = os.urandom(123_457)
+    here.local.mkdir()
+    (here.local / "large").write_bytes(data)
+    here.push()
+    there.pull()
+    assert (there.local / "large").read_bytes() == data
+
+
+def test_only_what_has_changed_travels(store: FakeStore, tmp_path: Path) -> None:
+    copy = WorkingCopy(Storage("fake", "bucket/data"), tmp_path / "here")
+    write(copy, a="1", b="2")
+    copy.push()
+    store.log.clear()
+    copy.push()
+    copy.pull()
+    assert not [line for line in store.log if line.startswith(("put", "get"))]
+    write(copy, b="22")
+    copy.push()
+    assert [line for line in store.log if line.startswith("put")] == ["put bucket/data/b"]
+
+
+def test_a_marker_comes_last_and_goes_first(store: FakeStore, tmp_path: Path) -> None:
+    copy = WorkingCopy(Storage("fake", "bucket/data"), tmp_path / "here")
+    names = ("run_card.json", "last/1/checkpoint.json", "last/1/state", "history.json")
+    for name in names:
+        file = copy.local / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(name)
+    copy.push()
+    puts = [line.removeprefix("put bucket/data/") for line in store.log if line.startswith("put")]
+    assert puts[-2:] == ["last/1/checkpoint.json", "run_card.json"]
+    for name in ("last/1/checkpoint.json", "last/1/state"):
+        (copy.local / name).unlink()
+    store.log.clear()
+    copy.push()
+    gone = [line.rpartition("/")[2] for line in store.log if line.startswith("delete")]
+    assert gone == ["checkpoint.json", "state"]
+
+
+class Killed(BaseException):
+    """In place of a signal."""
+
+
+@pytest.mark.parametrize("after", range(4))
+def test_a_push_that_was_killed_is_ended_by_the_next_one(
+    store: FakeStore, tmp_path: Path, after: int
+) -> None:
+    copy = WorkingCopy(Storage("fake", "bucket/data"), tmp_path / "here")
+    write(copy, a="old", b="old", c="old")
+    copy.push()
+    write(copy, a="newer", b="newer", c="newer")
+    puts = 0
+
+    def kill(name: str) -> None:
+        nonlocal puts
+        puts += name.startswith("put")
+        if puts > after:
+            raise Killed
+
+    store.hook = kill
+    if after < 3:
+        with pytest.raises(Killed):
+            copy.push()
+    else:
+        copy.push()
+    store.hook = lambda name: None
+    copy.pull()  # What this copy has brought is not taken for somebody else's.
+    assert set(held(copy).values()) == {"newer"}
+    copy.push()
+    other = WorkingCopy(copy.remote, tmp_path / "other")
+    other.pull()
+    assert set(held(other).values()) == {"newer"}
+
+
+def test_a_damaged_note_costs_a_comparison_alone(store: FakeStore, tmp_path: Path) -> None:
+    copy = WorkingCopy(Storage("fake", "bucket/data"), tmp_path / "here")
+    write(copy, a="1")
+    copy.push()
+    (copy.local / ".copy.json").write_text("[")
+    copy.pull()
+    assert held(copy) == {"a": "1"}
+
+
+def test_the_pointer_moves_unless_another_one_was_faster(
+    copies: Callable[[str], WorkingCopy],
+) -> None:
+    here, there = copies("here"), copies("there")
+    assert here.read_pointer() is None
+    assert here.move_pointer("v1", lambda current: current is None)
+    assert there.read_pointer() == "v1"
+    assert there.move_pointer("v2", lambda current: current == "v1")
+    assert not here.move_pointer("v3", lambda current: current == "v1")
+    assert here.read_pointer() == "v2"
+
+
+def test_a_pointer_that_moves_in_between_is_looked_at_again(
+    store: FakeStore, tmp_path: Path
+) -> None:
+    copy = WorkingCopy(Storage("fake", "bucket/data"), tmp_path / "here")
+    asked: list[str | None] = []
+
+    def expected(current: str | None) -> bool:
+        asked.append(current)
+        if len(asked) == 1:
+            copy.remote.put("CURRENT", b"faster\n")
+        return True
+
+    assert copy.move_pointer("v1", expected)
+    assert asked == [None, "faster"]
+
+
+def test_paths_here_stand_for_places_there(
+    store: FakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(WORK_DIR_VARIABLE, str(tmp_path))
+    uri = "fake://bucket/runs/demo"
+    copy = open_working_copy(uri)
+    assert copy is not None
+    assert copy.local == find_working_path(uri) == tmp_path / "fake/bucket/runs/demo"
+    copy.begin()
+    assert find_working_copy(copy.local) == copy
+    assert describe_place(copy.local) == uri
+    assert open_working_copy(str(tmp_path)) is None
+    assert describe_place(tmp_path) == str(tmp_path)
+    with pytest.raises(ConfigError, match="read, not written"):
+        find_working_path("hdfs://node/x")
+
+
+def test_an_unreachable_store_is_named(store: FakeStore, tmp_path: Path) -> None:
+    def refuse(name: str) -> None:
+        raise OSError("no route")
+
+    store.hook = refuse
+    copy = WorkingCopy(Storage("fake", "bucket/data"), tmp_path / "here")
+    write(copy, a="1")
+    for call in (copy.pull, copy.push, copy.read_pointer):
+        with pytest.raises(ConfigError, match="fake://bucket/data cannot be reached"):
+            call()
+    with pytest.raises(ConfigError, match="cannot be reached"), hold_lease(copy.remote, "me"):
+        pass
+
+
+def test_one_process_at_a_time_holds_a_lease(any_root: Storage) -> None:
+    assert read_holder(any_root) is None
+    with hold_lease(any_root, "first") as lease:
+        lease.check()
+        with pytest.raises(UpstreamNotReadyError), hold_lease(any_root, "second"):
+            pass
+        lease.renew()
+        lease.check()
+    assert read_holder(any_root) == "first"
+    with hold_lease(any_root, "second"):
+        assert read_holder(any_root) == "second"
+
+
+def put_note(root: Storage, owner: Owner | None) -> None:
+    note = {"holder": "other", "owner": None if owner is None else asdict(owner)}
+    root.put(LEASE_KEY, json.dumps(note).encode())
+
+
+def test_a_lease_of_a_process_that_ended_here_is_taken_over(
+    store: FakeStore, root: Storage, dead_owner: Owner, live_owner: Owner
+) -> None:
+    put_note(root, dead_owner)
+    with hold_lease(root, "me") as lease:
+        lease.check()
+    put_note(root, live_owner)
+    with pytest.raises(UpstreamNotReadyError, match="another process"), hold_lease(root, "me"):
+        pass
+
+
+def test_a_lease_of_another_machine_lapses(store: FakeStore, root: Storage) -> None:
+    put_note(root, None)
+    with pytest.raises(UpstreamNotReadyError), hold_lease(root, "me"):
+        pass
+    store.age(f"data/{LEASE_KEY}", LAPSE_S + 1)
+    with hold_lease(root, "me"):
+        pass
+
+
+def test_who_was_taken_over_finds_out(store: FakeStore, root: Storage) -> None:
+    with hold_lease(root, "me") as lease:
+        put_note(root, None)
+        lease.renew()
+        with pytest.raises(UpstreamNotReadyError, match="took this one for dead"):
+            lease.check()
+    assert read_holder(root) == "other"
+
+
+def test_a_lease_is_renewed_in_the_background(
+    store: FakeStore, root: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_module, "RENEWAL_S", 0.01)
+    with hold_lease(root, "me") as lease:
+        puts = lambda: sum(line.startswith("put") for line in store.log)  # noqa: E731
+        end = time.monotonic() + 20
+        while puts() < 4 and time.monotonic() < end:
+            time.sleep(0.01)
+        assert puts() >= 4
+        lease.check()
+
+
+def test_a_renewal_whose_answer_got_lost_keeps_the_lease(store: FakeStore, root: Storage) -> None:
+    with hold_lease(root, "me") as lease:
+        real = store.put
+
+        def put(path: str, data: bytes, over: object) -> None:
+            real(path, data, over)
+            raise FileExistsError("the retry met its own first try")
+
+        store.put = put  # type: ignore[method-assign]
+        lease.renew()
+        store.put = real  # type: ignore[method-assign]
+        lease.check()
+        lease.renew()
+        lease.check()
