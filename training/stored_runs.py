@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -110,42 +110,52 @@ class StoredSeries:
         copy = self._open_run(run.name)
         copy.begin()
         with hold_lease(copy.remote, copy.read_id()) as lease:
-            ended = threading.Event()
 
             def bring() -> None:
                 lease.check()
                 copy.push()
 
-            def follow() -> None:
-                seen = None
-                while not ended.wait(_POLL_S):
-                    if (now := _list_checkpoints(run)) != seen:
-                        try:
-                            bring()
-                            seen = now
-                        except SluiceError as error:
-                            _log.warning("a checkpoint is not in the store yet: %s", error)
-
-            thread = threading.Thread(target=follow, name="bring checkpoints", daemon=True)
-            thread.start()
-            try:
+            with _following_checkpoints(run, bring):
                 yield
-            except BaseException:
-                ended.set()
-                thread.join()
-                try:
-                    bring()
-                except SluiceError as error:  # It must not hide what went wrong first.
-                    _log.warning("the run's last state is not in the store: %s", error)
-                raise
-            ended.set()
-            thread.join()
-            bring()
 
     def publish(self, run: Path) -> None:
         """Brings a finished run to the store, and makes it the current one of its series there."""
         self._open_run(run.name).push()
         self._copy.move_pointer(run.name, lambda current: True)
+
+
+@contextmanager
+def _following_checkpoints(run: Path, bring: Callable[[], None]) -> Iterator[None]:
+    """Calls a function for each new checkpoint while the block runs, and once it has ended."""
+    ended = threading.Event()
+
+    def follow() -> None:
+        seen: list[str] = []
+        while not ended.wait(_POLL_S):
+            now = _list_checkpoints(run)
+            if now != seen:
+                _try("a checkpoint is not in the store yet", bring)
+            seen = now
+
+    thread = threading.Thread(target=follow, name="bring checkpoints", daemon=True)
+    thread.start()
+    try:
+        yield
+    except BaseException:
+        ended.set()
+        thread.join()
+        _try("the run's last state is not in the store", bring)  # What went wrong first is raised.
+        raise
+    ended.set()
+    thread.join()
+    bring()
+
+
+def _try(otherwise: str, bring: Callable[[], None]) -> None:
+    try:
+        bring()
+    except (SluiceError, OSError) as error:
+        _log.warning("%s: %s", otherwise, error)
 
 
 def _list_checkpoints(run: Path) -> list[str]:
