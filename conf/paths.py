@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -72,6 +72,10 @@ class StoreDirectory(Protocol):
         """Size of each object below, by its path from here."""
         ...
 
+    def list_folders(self) -> set[str]:
+        """The folders in this one by name."""
+        ...
+
     def has_bucket(self) -> bool:
         """Whether the bucket is there, or the store does not tell."""
         ...
@@ -116,16 +120,21 @@ def check_entry_name(noun: str, name: str) -> None:
         )
 
 
-def complete_entries(base: Path, kind: EntryKind) -> list[str]:
+def complete_entries(base: ReadablePath, kind: EntryKind) -> list[str]:
     """Returns the ids of the complete entries, in the order of their ids."""
     folder = base / kind.folder
-    if not folder.is_dir():
-        return []
     return sorted(
-        entry.name
-        for entry in folder.iterdir()
-        if ENTRY_NAME_PATTERN.fullmatch(entry.name) and (entry / kind.marker).is_file()
+        name
+        for name in _list_folders(folder)
+        if ENTRY_NAME_PATTERN.fullmatch(name) and (folder / name / kind.marker).is_file()
     )
+
+
+def _list_folders(folder: ReadablePath) -> Iterable[str]:
+    if isinstance(folder, StoreDirectory):
+        return folder.list_folders()
+    local = Path(str(folder))
+    return (entry.name for entry in local.iterdir()) if local.is_dir() else ()
 
 
 def resolve_entry(directory: ReadablePathT, kind: EntryKind) -> ReadablePathT:
@@ -152,7 +161,7 @@ def resolve_entry(directory: ReadablePathT, kind: EntryKind) -> ReadablePathT:
     entry_id = current.read_text(encoding="utf-8", errors="replace").strip()
     entry = directory / kind.folder / entry_id
     if not ENTRY_NAME_PATTERN.fullmatch(entry_id) or not (entry / kind.marker).is_file():
-        entries = complete_entries(directory, kind) if isinstance(directory, Path) else []
+        entries = complete_entries(directory, kind)
         raise InputDataError(
             f"{current} names a {kind.noun} that is not there",
             received=repr(entry_id),
@@ -252,11 +261,16 @@ def resolve_version(place: ReadablePathT) -> ReadablePathT:
     except UpstreamNotReadyError:
         if not isinstance(place, StoreDirectory) or place.has_bucket():
             raise
-        raise ConfigError(
-            "there is no such bucket",
-            received=str(place),
-            fix="correct the path, or the endpoint and region that the environment names",
-        ) from None
+        raise no_such_bucket(place) from None
+
+
+def no_such_bucket(place: object) -> ConfigError:
+    """Builds the error of a path whose bucket is not there."""
+    return ConfigError(
+        "there is no such bucket",
+        received=str(place),
+        fix="correct the path, or the endpoint and region that the environment names",
+    )
 
 
 def absolute_path(path: Path) -> Path:
@@ -283,7 +297,7 @@ def find_manifest(shard: Path) -> Manifest | None:
         return None
 
 
-def published_versions(base: Path) -> list[str]:
+def published_versions(base: ReadablePath) -> list[str]:
     """Returns the ids of the published versions of a dataset, oldest first."""
     return complete_entries(base, VERSION)
 

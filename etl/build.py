@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from conf.errors import ConfigError, InputDataError, InternalError, read_code_version
 from conf.etl.build import BuildConfig
 from conf.manifest import Manifest, RowCounts, SourceSnapshot, SplitInfo
-from conf.paths import DatasetPaths, local_path
 from conf.schema import fingerprint
 from etl.encoders.fit import (
     FittedEncoders,
@@ -43,7 +42,8 @@ from etl.records.stage import RecordInputs, RecordStage, WrittenRecords
 from etl.sources.bad_rows import SourceCounts, count_rows, settle_bad_rows
 from etl.sources.snapshot import RunInputs, check_inputs_unchanged, find_unwatched, read_inputs
 from etl.sources.source import Source
-from etl.versions.locks import hold_lock, sweep_leftovers
+from etl.tfrecord.files.working_copy import describe_place
+from etl.versions.locks import sweep_leftovers
 from etl.versions.publish import new_version_id, publish_version, stage_version
 from etl.versions.run_fingerprint import (
     Parent,
@@ -54,6 +54,8 @@ from etl.versions.run_fingerprint import (
     read_parent,
     take_same_version,
 )
+from etl.versions.stored import find_dataset
+from etl.versions.working import hold_dataset
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -143,7 +145,7 @@ class BuildResult:
     """A published version.
 
     Attributes:
-        version: Its directory.
+        version: Its directory; of one in a store, the copy.
         manifest: Its manifest.
         is_new: False where a version with the same content was there already.
     """
@@ -188,7 +190,8 @@ def build_dataset(
 
     Raises:
         ConfigError: The features do not fit the declared columns, the session lacks the
-            connector that is to write, or kept partitions were built by another config.
+            connector that is to write, kept partitions were built by another config, or the store
+            that the dataset lies in cannot be reached or refuses.
         InputDataError: A source or split was refused, or an input changed while it was read; the
             last version stays current.
         UpstreamNotReadyError: Another build of this dataset is running, or was faster.
@@ -197,8 +200,9 @@ def build_dataset(
     plan = check_config(config, request)
     if config.output.writer == "connector":
         check_connector(spark)
-    paths = DatasetPaths(local_path(config.output.root).resolve(), config.name)
-    with hold_lock(paths):
+    dataset = find_dataset(config.output.root, config.name)
+    takes_shards = config.output.partition_overwrite == "dynamic"
+    with hold_dataset(dataset, takes_shards=takes_shards) as paths:
         for name in sweep_leftovers(paths):
             logger.warning("removed what an interrupted build left: %s", name)
         sources, inputs = read_inputs(spark, config, request.dates)
@@ -229,7 +233,7 @@ def build_dataset(
             )
             check_inputs_unchanged(spark, config, inputs, request.dates)
             version = publish_version(paths, staging, manifest)
-    logger.info("published %s", version)
+    logger.info("published %s", describe_place(version))
     return BuildResult(version, manifest)
 
 

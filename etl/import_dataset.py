@@ -31,7 +31,7 @@ from conf.manifest import (
     SourceSnapshot,
     SplitInfo,
 )
-from conf.paths import DatasetPaths, list_visible_files, local_path, read_manifest
+from conf.paths import DatasetPaths, list_visible_files, local_path
 from conf.schema import FIRST_TOKEN_ID, FeatureSchema, FeatureSpec, PackedSlot, fingerprint
 from etl.quality.label_statistics import LabelFocus
 from etl.quality.statistics import (
@@ -45,8 +45,10 @@ from etl.tfrecord.codec.decode import build_decoder
 from etl.tfrecord.codec.infer import infer_features
 from etl.tfrecord.files.framing import HEADER_BYTES, detect_compression, read_record_blocks
 from etl.tfrecord.types.features import WireFeature
-from etl.versions.locks import hold_lock, sweep_leftovers
+from etl.versions.locks import sweep_leftovers
 from etl.versions.publish import new_version_id, publish_version, read_current, stage_version
+from etl.versions.stored import find_dataset
+from etl.versions.working import hold_dataset, read_published
 
 Files = Mapping[str, tuple[InputFile, ...]]
 """The files of each split, in the order of their names."""
@@ -58,7 +60,7 @@ class ImportResult:
     """A published version.
 
     Attributes:
-        version: Its directory.
+        version: Its directory; of one in a store, the copy.
         manifest: Its manifest.
         is_new: False where the current version holds these files already.
     """
@@ -78,12 +80,12 @@ def import_dataset(config: ImportConfig) -> ImportResult:
         InputDataError: A file is missing, damaged or changes meanwhile, a split has no record, or
             records do not hold the features as they are declared.
         UpstreamNotReadyError: Another build of this dataset is running, or was faster.
+        ConfigError: The store that the dataset lies in cannot be reached or refuses.
     """
     files = find_files(config)
     features = plan_features(config, files)
-    paths = DatasetPaths(local_path(config.output.root).resolve(), config.name)
     run = RunInfo(_fingerprint(config, files))
-    with hold_lock(paths):
+    with hold_dataset(find_dataset(config.output.root, config.name)) as paths:
         sweep_leftovers(paths)
         parent = read_current(paths)
         _refuse_built(paths, parent)
@@ -108,7 +110,7 @@ def _refuse_built(paths: DatasetPaths, parent: str | None) -> None:
     if parent is None:
         return
     try:
-        manifest = read_manifest(paths.version(parent))
+        manifest = read_published(paths, parent)
     except InputDataError:
         return
     if "sources" in manifest.source.config:
@@ -205,13 +207,12 @@ def _find_same(paths: DatasetPaths, parent: str | None, run: RunInfo) -> ImportR
     """The current version, where it holds the same files, undamaged."""
     if parent is None:
         return None
-    version = paths.version(parent)
     try:
-        manifest = read_manifest(version)
+        manifest = read_published(paths, parent)
     except InputDataError:
         return None
     is_same = manifest.run is not None and manifest.run.fingerprint == run.fingerprint
-    return ImportResult(version, manifest, is_new=False) if is_same else None
+    return ImportResult(paths.version(parent), manifest, is_new=False) if is_same else None
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def main(
     version, manifest, is_new = build(resolved, dates, force=force)
     if log_format is LogFormat.JSON:
         kept = dict(manifest.counts.kept)
-        print(json.dumps({"version": str(version), "kept": kept, "is_new": is_new}))
+        print(json.dumps({"version": version, "kept": kept, "is_new": is_new}))
     else:
         print_summary(version, manifest, is_new=is_new)
     return 0
@@ -90,6 +90,7 @@ def plan(config: BuildConfig, dates: DateRange | None = None) -> dict[str, Any]:
     """
     from etl.build import check_config
     from etl.estimate import declared_shards, estimate_sizes
+    from etl.tfrecord.files.locations import find_path
     from etl.versions.run_fingerprint import RunRequest
 
     features = check_config(config, RunRequest(dates))
@@ -105,7 +106,7 @@ def plan(config: BuildConfig, dates: DateRange | None = None) -> dict[str, Any]:
         "vocabularies": [vocabulary.name for vocabulary in features.vocabularies],
         "shards": declared_shards(config, sizes),
         "estimate": sizes.to_json(),
-        "output": str(Path(config.output.root) / config.name),
+        "output": str(find_path(config.output.root) / config.name),
     }
 
 
@@ -134,7 +135,7 @@ def _find_inputs(config: BuildConfig, dates: DateRange | None) -> list[InputFile
 
 def build(
     config: BuildConfig, dates: DateRange | None = None, *, force: bool = False
-) -> tuple[Path, Manifest, bool]:
+) -> tuple[str, Manifest, bool]:
     """Runs the build in a Spark session of its own, or the submitter's.
 
     Args:
@@ -143,30 +144,34 @@ def build(
         force: Whether to build although nothing has changed.
 
     Returns:
-        The version's directory, its manifest, and whether it is new.
+        The version's directory or URI, its manifest, and whether it is new.
 
     Raises:
         SluiceError: The build was refused or failed for a known reason.
     """
     from etl.build import build_dataset, check_config
+    from etl.tfrecord.files.working_copy import describe_place
     from etl.tfrecord.spark.failures import known_failures
     from etl.versions.run_fingerprint import RunRequest
-    from jobs.support.spark_session import build_session, check_executors
+    from etl.versions.stored import find_current, find_dataset
+    from jobs.support.spark_session import build_session, check_executors, check_work_dir
 
     # What is wrong with the config or the paths is said before a JVM is started.
     request = RunRequest(dates, force)
     check_config(config, request)
     _find_inputs(config, dates)
+    find_current(find_dataset(config.output.root, config.name))
     session = build_session(config.spark, f"sluice build {config.name}")
     try:
         with known_failures():
             check_executors(session)
+            check_work_dir(session, config.output.root)
             result = build_dataset(session, config, lambda: _peak_memory(session), request)
     finally:
         # After a crash of the JVM this fails too, and would hide what happened.
         with contextlib.suppress(Exception):
             session.stop()
-    return result.version, result.manifest, result.is_new
+    return describe_place(result.version), result.manifest, result.is_new
 
 
 def _peak_memory(session: object) -> dict[str, int]:
@@ -185,7 +190,7 @@ def _peak_of(pid: int) -> int | None:
     return int(found[1]) * 1024 if found else None
 
 
-def print_summary(version: Path, manifest: Manifest, *, is_new: bool = True) -> None:
+def print_summary(version: str, manifest: Manifest, *, is_new: bool = True) -> None:
     """Prints what was read, dropped and written."""
     from rich.console import Console
     from rich.table import Table

@@ -118,6 +118,7 @@ def import_files(
 ) -> None:
     """Publishes TFRecord files of one's own as a dataset version, for `sluice train`."""
     from etl.import_dataset import find_files, import_dataset, plan_features
+    from etl.tfrecord.files.working_copy import describe_place
 
     setup_logging(log_format)
     settings = list_overrides(overrides, {"data_dir": data})
@@ -133,14 +134,14 @@ def import_files(
         print(json.dumps(planned, indent=None if log_format is LogFormat.JSON else 1))
         return
     result = import_dataset(resolved)
-    kept = dict(result.manifest.counts.kept)
+    kept, place = dict(result.manifest.counts.kept), describe_place(result.version)
     if log_format is LogFormat.JSON:
-        card = {"version": str(result.version), "kept": kept, "is_new": result.is_new}
+        card = {"version": place, "kept": kept, "is_new": result.is_new}
         print(json.dumps(card))
         return
     rows = ", ".join(f"{count:,} {split}" for split, count in kept.items())
     state = "" if result.is_new else "; nothing has changed since this version was imported"
-    print(f"version: {result.version}: {rows} records{state}")
+    print(f"version: {place}: {rows} records{state}")
 
 
 if __name__ == "__main__":

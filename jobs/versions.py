@@ -8,19 +8,23 @@ from typing import Annotated, Any
 import typer
 
 from conf.errors import ConfigError
-from conf.paths import CURRENT_FILE, DatasetPaths, local_path, read_manifest, resolve_version
+from conf.manifest import MANIFEST_FILE
+from conf.paths import CURRENT_FILE, read_manifest, resolve_version
 from etl.versions.diff import diff_manifests
-from etl.versions.publish import read_current, roll_back
 from etl.versions.retention import VersionInfo, collect_garbage, list_versions
+from etl.versions.rollback import roll_back
+from etl.versions.stored import Dataset, find_current, open_dataset
 from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
-Dataset = Annotated[str, typer.Argument(metavar="DATASET", help="Its directory, <root>/<name>.")]
+Directory = Annotated[
+    str, typer.Argument(metavar="DATASET", help="Its directory, <root>/<name>, or URI.")
+]
 
 
 @app.command("list")
-def list_command(dataset: Dataset, log_format: LogFormatOption = LogFormat.TEXT) -> int:
+def list_command(dataset: Directory, log_format: LogFormatOption = LogFormat.TEXT) -> int:
     """List the published versions, oldest first."""
     versions = list_versions(find_dataset(dataset))
     if log_format is LogFormat.JSON:
@@ -32,7 +36,7 @@ def list_command(dataset: Dataset, log_format: LogFormatOption = LogFormat.TEXT)
 
 
 @app.command("current")
-def current_command(dataset: Dataset, log_format: LogFormatOption = LogFormat.TEXT) -> int:
+def current_command(dataset: Directory, log_format: LogFormatOption = LogFormat.TEXT) -> int:
     """Print the directory of the current version; exit code 4 where there is none."""
     version = resolve_version(find_dataset(dataset).base)
     print(json.dumps({"version": str(version)}) if log_format is LogFormat.JSON else version)
@@ -41,16 +45,16 @@ def current_command(dataset: Dataset, log_format: LogFormatOption = LogFormat.TE
 
 @app.command("diff")
 def diff_command(
-    dataset: Dataset,
+    dataset: Directory,
     old: Annotated[str | None, typer.Argument(help="Version; the one before NEW if none.")] = None,
     new: Annotated[str | None, typer.Argument(help="Version; the current one if none.")] = None,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Compare two versions: rows, schema, vocabularies, config, statistics."""
-    paths = find_dataset(dataset)
-    old_id, new_id = choose_pair(paths, old, new)
+    versions = find_dataset(dataset)
+    old_id, new_id = choose_pair(versions, old, new)
     found = diff_manifests(
-        read_manifest(paths.version(old_id)), read_manifest(paths.version(new_id))
+        read_manifest(versions.version(old_id)), read_manifest(versions.version(new_id))
     )
     if log_format is LogFormat.JSON:
         print(json.dumps({"old": old_id, "new": new_id, "diff": found}))
@@ -61,7 +65,7 @@ def diff_command(
 
 @app.command("rollback")
 def rollback_command(
-    dataset: Dataset,
+    dataset: Directory,
     to: Annotated[
         str | None, typer.Option("--to", metavar="ID", help="Version; the previous one if none.")
     ] = None,
@@ -69,8 +73,8 @@ def rollback_command(
 ) -> int:
     """Make an earlier version current again; refuses a damaged one."""
     setup_logging(log_format)
-    paths = find_dataset(dataset)
-    before, after = read_current(paths), roll_back(paths, to)
+    found = find_dataset(dataset)
+    before, after = find_current(found), roll_back(found, to)
     if log_format is LogFormat.JSON:
         print(json.dumps({"before": before, "current": after}))
     else:
@@ -80,7 +84,7 @@ def rollback_command(
 
 @app.command("gc")
 def gc_command(
-    dataset: Dataset,
+    dataset: Directory,
     keep: Annotated[
         int | None, typer.Option(metavar="N", help="Newest versions that stay.")
     ] = None,
@@ -104,31 +108,31 @@ def gc_command(
     return 0
 
 
-def find_dataset(dataset: str) -> DatasetPaths:
-    """Returns the paths of a dataset by its directory.
+def find_dataset(directory: str) -> Dataset:
+    """Returns a dataset by its directory, local or in a store.
 
     Raises:
         ConfigError: It is not the directory of a dataset.
     """
-    base = local_path(dataset).resolve()
-    if (base / "manifest.json").is_file():
+    dataset = open_dataset(directory)
+    if (dataset.base / MANIFEST_FILE).is_file():
         raise ConfigError(
             "this is one version, not a dataset",
-            received=base,
+            received=dataset.base,
             allowed=f"the directory that holds {CURRENT_FILE}",
-            fix=f"give {base.parent.parent}",
+            fix=f"give {str(dataset.base).rsplit('/', 2)[0]}",
         )
-    return DatasetPaths(base.parent, base.name)
+    return dataset
 
 
-def choose_pair(paths: DatasetPaths, old: str | None, new: str | None) -> tuple[str, str]:
+def choose_pair(dataset: Dataset, old: str | None, new: str | None) -> tuple[str, str]:
     """Returns the ids of the versions to compare; by default the current one and its predecessor.
 
     Raises:
         ConfigError: An id is unknown, or there is only one version.
     """
-    ids = [version.version_id for version in list_versions(paths)]
-    new = new or read_current(paths) or ids[-1]
+    ids = [version.version_id for version in list_versions(dataset)]
+    new = new or find_current(dataset) or ids[-1]
     earlier = [name for name in ids if name < new]
     old = old or (earlier[-1] if earlier else None)
     for name in (old, new):

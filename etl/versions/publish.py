@@ -1,7 +1,7 @@
 """Publishing a dataset version: staged aside, moved into place whole, pointed at last.
 
 Killed at any moment, a build leaves the last version as it was; its leftovers are swept by the
-next one. Rolling back moves the pointer to an earlier version.
+next one.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from conf.atomic_output import UNFINISHED_SUFFIX, sync_directory, write_text_atomic
-from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError, did_you_mean
+from conf.errors import UpstreamNotReadyError
 from conf.manifest import MANIFEST_FILE, Manifest
-from conf.paths import DatasetPaths, published_versions, read_manifest
+from conf.paths import DatasetPaths
 from etl.tfrecord.commit.local_commit import TEMPORARY_PREFIX
 from etl.versions.locks import OWNER_FILE, TRASH_PREFIX, describe_self, hold_claim, remove_directory
 
@@ -70,13 +70,7 @@ def publish_version(paths: DatasetPaths, staging: Path, manifest: Manifest) -> P
     with hold_claim(paths.base / CLAIM_FILE) as claim:
         current = read_current(paths)
         if current != manifest.parent:
-            raise UpstreamNotReadyError(
-                "another version has become current since this build began; "
-                "nothing of this build was published",
-                received=current or "no current version",
-                allowed=manifest.parent or "no current version",
-                fix="run the build again: it starts from the version that is current then",
-            )
+            raise refuse_overtaken(current, manifest.parent)
         claim.check()
         staging.rename(version)
         try:
@@ -88,6 +82,17 @@ def publish_version(paths: DatasetPaths, staging: Path, manifest: Manifest) -> P
                 version.rename(staging)
             raise
     return version
+
+
+def refuse_overtaken(current: str | None, parent: str | None) -> UpstreamNotReadyError:
+    """Builds the error of a version whose parent is no longer current."""
+    return UpstreamNotReadyError(
+        "another version has become current since this build began; "
+        "nothing of this build was published",
+        received=current or "no current version",
+        allowed=parent or "no current version",
+        fix="run the build again: it starts from the version that is current then",
+    )
 
 
 def _remove_unfinished(staging: Path) -> None:
@@ -131,55 +136,3 @@ def remove_version(paths: DatasetPaths, version_id: str) -> None:
             raise UpstreamNotReadyError("the version has become current", received=version_id)
         paths.version(version_id).rename(trash)
     shutil.rmtree(trash)
-
-
-def roll_back(paths: DatasetPaths, version_id: str | None = None) -> str:
-    """Makes another published version current; readers see the old one or the new.
-
-    Args:
-        paths: The dataset.
-        version_id: The version; None for the one that was current before the current one was
-            built.
-
-    Returns:
-        The version that is current now.
-
-    Raises:
-        ConfigError: There is no such version, or none before the current one.
-        InputDataError: The version is damaged; the current one stays.
-        UpstreamNotReadyError: Another process is publishing and does not end.
-    """
-    ids, current = published_versions(paths.base), read_current(paths)
-    if version_id is None:
-        version_id = _find_previous(paths, ids, current)
-        if version_id is None:
-            raise ConfigError(
-                "there is no version before the current one",
-                received=f"current: {current}",
-                allowed=", ".join(ids) or "no version is published",
-                fix="name one by --to",
-            )
-    elif version_id not in ids:
-        raise ConfigError(
-            "there is no such published version",
-            received=version_id,
-            allowed=", ".join(ids) or "no version is published",
-            fix=did_you_mean(version_id, ids),
-        )
-    read_manifest(paths.version(version_id))  # refuses a damaged one
-    if version_id != current:
-        make_current(paths, version_id)
-    return version_id
-
-
-def _find_previous(paths: DatasetPaths, ids: list[str], current: str | None) -> str | None:
-    """The current version's parent, or the newest one before it where that is gone."""
-    if current is not None:
-        try:
-            parent = read_manifest(paths.version(current)).parent
-        except InputDataError:  # a damaged version is a reason to roll back
-            parent = None
-        if parent in ids:
-            return parent
-    earlier = [name for name in ids if current is None or name < current]
-    return earlier[-1] if earlier else None

@@ -1,20 +1,22 @@
 """The published versions of a dataset, which of them may go, and their removal.
 
-`etl/versions/publish.py` removes a single version (`remove_version`).
+`remove_version` and `StoredDataset.remove` remove a single one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.manifest import Manifest
 from conf.paths import DatasetPaths, published_versions, read_manifest
 from etl.versions.locks import hold_lock, sweep_leftovers
-from etl.versions.publish import read_current, remove_version
+from etl.versions.publish import remove_version
+from etl.versions.stored import Dataset, StoredDataset, find_current
 
 
 @dataclass(frozen=True)
@@ -46,27 +48,26 @@ class VersionInfo:
         return asdict(self)
 
 
-def list_versions(paths: DatasetPaths) -> list[VersionInfo]:
+def list_versions(dataset: Dataset) -> list[VersionInfo]:
     """Returns the published versions, oldest first; damaged ones say what is wrong.
 
     Raises:
         UpstreamNotReadyError: There is no such dataset.
     """
-    ids = published_versions(paths.base)
+    ids, current = published_versions(dataset.base), find_current(dataset)
     if not ids:
         raise UpstreamNotReadyError(
             "there is no published dataset version here",
-            received=paths.base,
+            received=dataset.base,
             allowed="the directory of a dataset: <output.root>/<name>",
             fix="build one by `sluice build`, or correct the path",
         )
-    current = read_current(paths)
-    return [_describe(paths, version_id, version_id == current) for version_id in ids]
+    return [_describe(dataset, version_id, version_id == current) for version_id in ids]
 
 
-def _describe(paths: DatasetPaths, version_id: str, is_current: bool) -> VersionInfo:
+def _describe(dataset: Dataset, version_id: str, is_current: bool) -> VersionInfo:
     try:
-        manifest = read_manifest(paths.version(version_id))
+        manifest = read_manifest(dataset.version(version_id))
     except InputDataError as error:
         return VersionInfo(version_id, is_current, damage=error.what)
     return VersionInfo(
@@ -148,7 +149,7 @@ def _created(version: VersionInfo) -> datetime | None:
 
 
 def collect_garbage(
-    paths: DatasetPaths,
+    dataset: Dataset,
     keep: int | None,
     older_than_days: float | None,
     *,
@@ -157,7 +158,7 @@ def collect_garbage(
     """Removes versions that may go, and what dead builds left.
 
     Args:
-        paths: The dataset.
+        dataset: The dataset.
         keep: As for `select_garbage`.
         older_than_days: As for `select_garbage`.
         dry_run: Whether to remove nothing.
@@ -170,14 +171,24 @@ def collect_garbage(
         UpstreamNotReadyError: A build is running, or there is no such dataset.
     """
     if dry_run:
-        versions = list_versions(paths)
+        versions = list_versions(dataset)
         chosen = select_garbage(versions, keep, older_than_days)
         return [v for v in versions if v.version_id in chosen]
-    list_versions(paths)  # refuses a wrong path before a lock file is made there
-    with hold_lock(paths):
-        versions = list_versions(paths)
+    list_versions(dataset)  # refuses a wrong path before a lock file is made there
+    place, remove, sweep = _find_steps(dataset)
+    with hold_lock(place):
+        versions = list_versions(dataset)
         chosen = select_garbage(versions, keep, older_than_days)
         for version_id in chosen:
-            remove_version(paths, version_id)
-        sweep_leftovers(paths)
+            remove(version_id)
+        sweep()
     return [v for v in versions if v.version_id in chosen]
+
+
+def _find_steps(
+    dataset: Dataset,
+) -> tuple[DatasetPaths, Callable[[str], None], Callable[[], object]]:
+    """Where the lock lies, what removes a version, and what removes leftovers."""
+    if isinstance(dataset, StoredDataset):
+        return dataset.here, dataset.remove, dataset.sweep_leftovers
+    return dataset, partial(remove_version, dataset), partial(sweep_leftovers, dataset)

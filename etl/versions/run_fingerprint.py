@@ -12,10 +12,11 @@ from conf.dates import DateRange
 from conf.errors import InputDataError, read_code_version
 from conf.etl.build import BuildConfig
 from conf.manifest import Manifest, RunInfo
-from conf.paths import DatasetPaths, published_versions, read_manifest
+from conf.paths import DatasetPaths, published_versions
 from conf.schema import fingerprint
 from etl.sources.snapshot import RunInputs
 from etl.versions.publish import make_current, read_current
+from etl.versions.working import read_published
 
 logger = logging.getLogger("sluice.build")
 
@@ -87,7 +88,7 @@ def read_parent(paths: DatasetPaths) -> Parent | None:
     if current is None:
         return None
     try:
-        return Parent(current, read_manifest(paths.version(current)))
+        return Parent(current, read_published(paths, current))
     except InputDataError as error:
         logger.warning("the current version is damaged: %s", error.what)
         return Parent(current, None)
@@ -130,7 +131,7 @@ def find_same_version(
         if not version_id.endswith(f"-{run.fingerprint[:8]}"):
             continue
         try:
-            manifest = read_manifest(paths.version(version_id))
+            manifest = read_published(paths, version_id)
         except InputDataError as error:
             logger.warning("version %s is damaged: %s", version_id, error.what)
             continue

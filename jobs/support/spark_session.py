@@ -223,6 +223,30 @@ def check_executors(session: SparkSession) -> None:
         import_in_task(session.sparkContext)
 
 
+def check_work_dir(session: SparkSession, root: str) -> None:
+    """Checks that executors on other machines can write where a build for a store works.
+
+    Args:
+        session: The session.
+        root: `output.root`.
+
+    Raises:
+        ConfigError: `SLUICE_WORK_DIR` is not set, which names a directory that they share.
+    """
+    from etl.tfrecord.files.locations import is_remote
+    from etl.tfrecord.files.working_copy import WORK_DIR_VARIABLE
+
+    master = str(session.sparkContext.master)
+    if is_remote(root) and not _is_on_this_machine(master) and WORK_DIR_VARIABLE not in os.environ:
+        raise ConfigError(
+            "executors on other machines cannot write to the build's directory on this one",
+            received=f"output.root {root}, master {master}, no {WORK_DIR_VARIABLE}",
+            allowed="a directory that driver and executors share: the version is made there, and "
+            "brought to the store whole",
+            fix=f"set {WORK_DIR_VARIABLE} to one",
+        )
+
+
 def _is_on_this_machine(master: str) -> bool:
     return master.startswith("local")  # `local[…]`; `local-cluster[…]` has executors of its own
 

@@ -403,6 +403,11 @@ class StoredPath:
         with _reaching(self.storage):
             return {key: item.bytes for key, item in self.storage.list_objects().items()}
 
+    def list_folders(self) -> set[str]:
+        """The folders in this one by name."""
+        with _reaching(self.storage):
+            return self.storage.list_folders()
+
     def has_bucket(self) -> bool:
         """Whether the bucket is there, or the store does not tell."""
         try:

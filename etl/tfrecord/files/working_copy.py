@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
@@ -95,8 +95,7 @@ class WorkingCopy:
                 if key in there and state[0] == there[key].bytes:
                     pairs[key] = _Pair((state[0], state[1]), _state_there(there[key]))
             new = [key for key, item in there.items() if not _is_at(pairs.get(key), item)]
-            run_all(self._fetch, [key for key in new if not _is_marker(key)])
-            run_all(self._fetch, [key for key in new if _is_marker(key)])
+            self._fetch_all(new)
             for key in new:
                 pairs[key] = _Pair(_state_here(self.local / key), _state_there(there[key]))
             for key in [key for key in pairs if wanted(key) and key not in there]:
@@ -115,10 +114,8 @@ class WorkingCopy:
             gone = [k for k in pairs if PurePosixPath(k).is_relative_to(below) and k not in here]
             # Killed from here on, it knows what it was that it brought.
             self._write_pairs(pairs, {key: here[key] for key in changed})
+            self._send_all(changed)
             with self.reaching():
-                run_all(self._send, [key for key in changed if not _is_marker(key)])
-                for key in sorted(filter(_is_marker, changed), key=_depth, reverse=True):
-                    self._send(key)
                 self.remote.delete_all(filter(_is_marker, gone))
                 self.remote.delete_all(key for key in gone if not _is_marker(key))
             for key in gone:
@@ -127,6 +124,27 @@ class WorkingCopy:
             for key in changed:
                 if key in there:
                     pairs[key] = _Pair(here[key], _state_there(there[key]))
+
+    def fetch_missing(self, wanted: Callable[[str], bool] = lambda key: True) -> None:
+        """Brings here what is missing or of another size; for files that never change.
+
+        Args:
+            wanted: Whether a file is brought, by its path from here.
+        """
+        there = {key: item.bytes for key, item in self._list().items() if wanted(key)}
+        self._fetch_all([k for k, size in there.items() if _state_here(self.local / k)[0] != size])
+
+    def send_missing(self) -> list[str]:
+        """Brings there what is missing or of another size; for files that never change.
+
+        Returns:
+            The files that were brought, by their paths from here.
+        """
+        there = {key: item.bytes for key, item in self._list().items()}
+        sizes = {key: _state_here(self.local / key)[0] for key in self._walk("")}
+        missing = [key for key, size in sizes.items() if there.get(key) != size]
+        self._send_all(missing)
+        return missing
 
     def read_pointer(self) -> str | None:
         """The entry that `CURRENT` names in the store; None where there is none."""
@@ -193,6 +211,16 @@ class WorkingCopy:
                  for name in names)  # fmt: skip
         keys = (file.relative_to(self.local) for file in files)
         return [key.as_posix() for key in keys if _is_kept(PurePosixPath(key))]
+
+    def _fetch_all(self, keys: Sequence[str]) -> None:
+        run_all(self._fetch, [key for key in keys if not _is_marker(key)])
+        run_all(self._fetch, [key for key in keys if _is_marker(key)])
+
+    def _send_all(self, keys: Sequence[str]) -> None:
+        with self.reaching():
+            run_all(self._send, [key for key in keys if not _is_marker(key)])
+            for key in sorted(filter(_is_marker, keys), key=_depth, reverse=True):
+                self._send(key)
 
     def _fetch(self, key: str) -> None:
         file = self.local / key

@@ -31,10 +31,10 @@ from etl.versions.publish import (
     new_version_id,
     publish_version,
     read_current,
-    roll_back,
     stage_version,
 )
 from etl.versions.retention import list_versions
+from etl.versions.rollback import roll_back
 from jobs.cli import run_app
 from tests.datasets import build_manifest
 from tests.etl.built_versions import publish

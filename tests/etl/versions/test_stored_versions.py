@@ -1,0 +1,433 @@
+"""Datasets in stores: built on one machine, gone on with on another, never by two at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from conf.encoders import ENCODERS_DIR
+from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
+from conf.etl.build import BuildConfig
+from conf.etl.imported import ImportConfig
+from conf.manifest import MANIFEST_FILE
+from conf.paths import DatasetPaths, read_manifest, resolve_version
+from etl.build import BuildResult, build_dataset
+from etl.import_dataset import import_dataset
+from etl.tfrecord.files.locations import find_path
+from etl.tfrecord.files.working_copy import WORK_DIR_VARIABLE, describe_place
+from etl.tfrecord.table import write_table
+from etl.versions.locks import FOREIGN_STALE_S
+from etl.versions.publish import read_current
+from etl.versions.retention import list_versions
+from etl.versions.rollback import roll_back
+from etl.versions.stored import StoredDataset, find_dataset, open_dataset
+from etl.versions.working import hold_dataset
+from jobs.cli import main
+from tests.etl.built_versions import publish, shard_digests
+from tests.etl.logs import RATINGS, build_config, write_logs
+from tests.fake_store import FakeStore, reached_as
+from tests.object_servers import SCHEMES, ObjectServer, upload
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = "s3://bucket/datasets"
+SHARD = "train/part-0"
+Machine = Callable[[str], None]
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStore]:
+    with reached_as("s3", monkeypatch) as store:
+        yield store
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Goes over to another machine, with a disk of its own."""
+
+    def change(name: str) -> None:
+        monkeypatch.setenv(WORK_DIR_VARIABLE, str(tmp_path / name))
+
+    change("first")
+    return change
+
+
+def dataset(name: str = "d") -> StoredDataset:
+    found = find_dataset(ROOT, name)
+    assert isinstance(found, StoredDataset)
+    return found
+
+
+def build(version_id: str, meanwhile: Callable[[], object] = lambda: None) -> None:
+    """A build without Spark: a version of one shard, and what happens before it is brought."""
+    with hold_dataset(dataset()) as paths:
+        publish(paths, version_id)
+        meanwhile()
+
+
+def build_elsewhere(version_id: str, machine: Machine) -> None:
+    machine("second")
+    build(version_id)
+    machine("first")
+
+
+def build_nothing(name: str = "d", *, takes_shards: bool = False) -> DatasetPaths:
+    with hold_dataset(dataset(name), takes_shards=takes_shards) as paths:
+        return paths
+
+
+def held(store: FakeStore, *versions: str) -> bool:
+    """Whether the store holds these versions, whole, and nothing else but the pointer."""
+    objects = store.objects("bucket/datasets/d")
+    whole = {f"versions/{v}/{file}" for v in versions for file in (SHARD, MANIFEST_FILE)}
+    return objects == {"CURRENT", *whole}
+
+
+def test_a_version_gets_there_whole_and_the_pointer_last(
+    store: FakeStore, machine: Machine
+) -> None:
+    build("v1")
+    build("v2")
+    assert held(store, "v1", "v2")
+    puts = [line.rpartition("/datasets/d/")[2] for line in store.log if line.startswith("put")]
+    steps = [(f"versions/{v}/{SHARD}", f"versions/{v}/manifest.json") for v in ("v1", "v2")]
+    assert puts == [*steps[0], "CURRENT", *steps[1], "CURRENT"]
+    version = resolve_version(find_path(f"{ROOT}/d"))
+    assert str(version) == f"{ROOT}/d/versions/v2"
+    assert read_manifest(version).parent == "v1"
+    assert describe_place(dataset().here.version("v2")) == str(version)
+
+
+def test_another_machine_goes_on_and_fetches_shards_when_it_reads_them(
+    store: FakeStore, machine: Machine
+) -> None:
+    build("v1")
+    machine("second")
+    store.log.clear()
+    version = build_nothing().version("v1")
+    assert (version / MANIFEST_FILE).is_file()
+    assert not (version / SHARD).exists()
+    build_nothing(takes_shards=True)
+    assert (version / SHARD).read_bytes() == b"x" * 10
+    build_nothing(takes_shards=True)
+    assert sum(line.endswith(SHARD) for line in store.log if line.startswith("get")) == 1
+    assert not [line for line in store.log if line.startswith("put")]
+    build("v2")
+    machine("first")
+    build("v3")
+    assert [read_manifest(dataset().version(v)).parent for v in ("v2", "v3")] == ["v1", "v2"]
+
+
+def test_the_slower_of_two_builds_publishes_nothing(store: FakeStore, machine: Machine) -> None:
+    build("v1")
+    with pytest.raises(UpstreamNotReadyError, match="nothing of this build was published") as told:
+        build("v2", meanwhile=lambda: build_elsewhere("v3", machine))
+    assert told.value.exit_code == 4
+    assert held(store, "v1", "v3")
+    assert read_current(dataset().here) == "v1"
+    assert not dataset().here.version("v2").exists()
+    build("v4")
+    assert read_manifest(dataset().version("v4")).parent == "v3"
+
+
+def test_the_slower_of_two_first_builds_publishes_nothing(
+    store: FakeStore, machine: Machine
+) -> None:
+    with pytest.raises(UpstreamNotReadyError):
+        build("v1", meanwhile=lambda: build_elsewhere("v2", machine))
+    assert held(store, "v2")
+    assert read_current(dataset().here) is None
+
+
+class Killed(BaseException):
+    """In place of a signal."""
+
+
+def test_a_build_killed_while_it_brings_its_version_is_ended_by_the_next_one(
+    store: FakeStore, machine: Machine
+) -> None:
+    build("v1")
+    steps = 0
+
+    def killed(doomed: int) -> bool:
+        """Builds until so many requests have followed the local publication."""
+
+        def kill(name: str) -> None:
+            nonlocal steps
+            steps += 1
+            if steps > doomed:
+                raise Killed
+
+        nonlocal steps
+        steps = 0
+        try:
+            build(f"v{doomed + 2}", meanwhile=lambda: setattr(store, "hook", kill))
+        except Killed:
+            return True
+        finally:
+            store.hook = lambda name: None
+        return False
+
+    count = 0
+    while killed(count):
+        version_id = f"v{count + 2}"
+        here = build_nothing()
+        assert read_current(here) == version_id == dataset().read_current()
+        assert read_manifest(dataset().version(version_id)).parent == f"v{count + 1}"
+        count += 1
+    assert count >= 4  # a listing, the shard, the manifest, the pointer read and put
+
+
+def test_a_version_that_the_store_did_not_take_gets_there_with_the_next_build(
+    store: FakeStore, machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(name: str) -> None:
+        raise OSError("503 Slow Down")
+
+    with pytest.raises(ConfigError, match="cannot be reached"):
+        build("v1", meanwhile=lambda: setattr(store, "hook", refuse))
+    assert "the next build brings it" in caplog.text
+    with pytest.raises(ConfigError, match="503 Slow Down"):
+        build("v2")
+    store.hook = lambda name: None
+    build("v2")
+    assert held(store, "v1", "v2")
+
+
+def test_what_became_current_elsewhere_stays_so(store: FakeStore, machine: Machine) -> None:
+    build("v1")
+    build("v2")
+    machine("second")
+    assert roll_back(dataset()) == "v1"
+    machine("first")
+    assert read_current(build_nothing()) == "v1"
+    assert dataset().read_current() == "v1"
+
+
+def test_the_copy_forgets_what_went_there(store: FakeStore, machine: Machine) -> None:
+    build("v1")
+    build("v2")
+    machine("second")
+    assert main(["versions", "gc", f"{ROOT}/d", "--keep", "1"]) == 0
+    machine("first")
+    here = build_nothing()
+    assert not here.version("v1").exists()
+    dataset().copy.remote.delete_tree()
+    assert read_current(build_nothing()) is None
+    assert not here.version("v2").exists()
+
+
+def test_a_pointer_that_leaves_the_copy_is_refused(store: FakeStore, machine: Machine) -> None:
+    dataset().copy.remote.put("CURRENT", b"../../elsewhere\n")
+    with pytest.raises(InputDataError, match="names no version"):
+        build("v1")
+
+
+def test_versions_there_are_listed_compared_and_rolled_back(
+    store: FakeStore, machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for version_id in ("v1", "v2", "v3"):
+        build(version_id)
+    machine("second")
+    place = f"{ROOT}/d"
+    assert main(["versions", "list", place, "--log-format", "json"]) == 0
+    listed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(v["version_id"], v["is_current"], v["parent"]) for v in listed] == [
+        ("v1", False, None), ("v2", False, "v1"), ("v3", True, "v2"),
+    ]  # fmt: skip
+    assert main(["versions", "current", place]) == 0
+    assert capsys.readouterr().out.strip() == f"{place}/versions/v3"
+    assert main(["versions", "diff", place]) == 0
+    assert capsys.readouterr().out.startswith("v2 -> v3")
+    assert main(["versions", "rollback", place]) == 0
+    assert dataset().read_current() == "v2"
+    dataset().copy.remote.delete(f"versions/v1/{SHARD}")
+    with pytest.raises(InputDataError, match="is missing"):
+        roll_back(dataset(), "v1")
+    assert dataset().read_current() == "v2"
+
+
+def test_old_versions_there_go_the_current_one_stays(
+    store: FakeStore, machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for version_id in ("v1", "v2", "v3"):
+        build(version_id)
+    roll_back(dataset(), "v1")
+    place = dataset().copy.remote
+    place.put("versions/half/train/part-0", b"x")
+    place.put("versions/dead/train/part-0", b"x")
+    store.age("datasets/d/versions/dead/train/part-0", FOREIGN_STALE_S + 1)
+    assert main(["versions", "gc", f"{ROOT}/d", "--keep", "1", "--dry-run"]) == 0
+    assert capsys.readouterr().out == "would remove v2\n"
+    store.log.clear()
+    assert main(["versions", "gc", f"{ROOT}/d", "--keep", "1"]) == 0
+    gone = [line.rpartition("/versions/")[2] for line in store.log if line.startswith("delete")]
+    assert gone[:2] == ["v2/manifest.json", "v2/train/part-0"]
+    place.delete("versions/half/train/part-0")
+    assert held(store, "v1", "v3")
+
+
+def imported(files: Path, root: str) -> ImportConfig:
+    files.mkdir(exist_ok=True)
+    clicks = {"user": [[i % 7] for i in range(40)], "click": [[i % 2] for i in range(40)]}
+    for name in ("train", "test"):
+        if not (files / f"{name}.tfrecord").exists():
+            write_table(pa.table(clicks), files / f"{name}.tfrecord")
+    data = {
+        "name": "ours",
+        "data_dir": str(files),
+        "splits": {name: [f"{name}.tfrecord"] for name in ("train", "test")},
+        "features": [{"name": "user", "role": "user"}, {"name": "click", "role": "label"}],
+        "output": {"root": root},
+    }
+    return ImportConfig.model_validate(data)
+
+
+def test_files_are_imported_once_whatever_the_machine(
+    store: FakeStore, machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = imported(tmp_path / "files", ROOT)
+    first = import_dataset(config)
+    machine("second")
+    (tmp_path / "import.yaml").write_text(json.dumps(config.resolved()))
+    command = ["data", "import", str(tmp_path / "import.yaml"), "--log-format", "json"]
+    assert main(command) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["version"] == f"{ROOT}/ours/versions/{first.version.name}"
+    assert told["is_new"] is False
+    shard = first.manifest.split("test").shards[0].path
+    dataset("ours").copy.remote.delete(f"versions/{first.version.name}/{shard}")
+    second = import_dataset(config)  # What is there is damaged: another version takes its place.
+    assert second.is_new
+    assert dataset("ours").read_current() == second.version.name
+    assert read_manifest(dataset("ours").version(second.version.name)) == second.manifest
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "message"),
+    [
+        (["versions", "list", "s3://bucket/none"], 4, "no published dataset version here"),
+        (["versions", "list", "s3://other/none"], 2, "there is no such bucket"),
+        (["versions", "gc", "hdfs://node/d", "--keep", "1"], 2, "read, not written"),
+        (["versions", "list", f"{ROOT}/d/versions/v1"], 2, f"give {ROOT}/d"),
+        (["build", "demo", "--set", "output.root=hdfs://node/d"], 2, "conditional puts"),
+    ],
+    ids=["nothing", "no bucket", "read only", "a version", "root"],
+)
+def test_what_is_not_there_ends_in_a_message(
+    store: FakeStore,
+    machine: Machine,
+    command: list[str],
+    code: int,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    build("v1")
+    assert main(command) == code
+    text = capsys.readouterr().err
+    assert message in " ".join(text.split())
+    assert "Traceback" not in text
+
+
+def test_a_root_that_cannot_be_reached_is_refused_before_spark_starts(
+    store: FakeStore, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from jobs import build_dataset as job
+
+    monkeypatch.setattr("jobs.support.spark_session.build_session", lambda *_: pytest.fail("Spark"))
+    config = build_config(write_logs(tmp_path / "logs"), tmp_path)
+    for root, message in ((ROOT, "403 ExpiredToken"), ("s3://other/d", "no such bucket")):
+        stored = config.model_copy(
+            update={"output": config.output.model_copy(update={"root": root})}
+        )
+        if root == ROOT:
+            store.hook = lambda name: (_ for _ in ()).throw(OSError("403 ExpiredToken"))
+        with pytest.raises(ConfigError, match=message):
+            job.build(stored)
+
+
+def test_a_build_goes_on_with_what_another_machine_has_built(
+    spark: SparkSession,
+    built: tuple[BuildResult, BuildConfig],
+    store: FakeStore,
+    machine: Machine,
+    tmp_path: Path,
+) -> None:
+    before, config = built
+    place = dataset("small").copy.remote
+    upload(before.version, place.child(f"versions/{before.version.name}"))
+    place.put("CURRENT", f"{before.version.name}\n".encode())
+    store.log.clear()
+    stored = change_config(config, output={"root": ROOT})
+    same = build_dataset(spark, stored)
+    assert not same.is_new
+    assert describe_place(same.version) == f"{ROOT}/small/versions/{before.version.name}"
+    assert not [line for line in store.log if line.startswith("put") or "tfrecord" in line]
+
+    logs = write_logs(tmp_path / "logs", [*RATINGS, "2::99::5::150"])
+    after = build_dataset(spark, growing(change_config(stored, data_dir=str(logs))))
+    assert after.manifest.parent == before.version.name
+    old, new = tokens(before.version), tokens(after.version)
+    assert new[: len(old)] == old
+    assert set(new) - set(old) == {99}
+    machine("second")
+    with hold_dataset(dataset("small"), takes_shards=True) as paths:
+        copied = paths.version(after.version.name)
+    assert read_manifest(copied) == after.manifest
+    assert shard_digests(copied, after.manifest) == shard_digests(after.version, after.manifest)
+
+
+def change_config(config: BuildConfig, **changes: Any) -> BuildConfig:
+    data = config.model_dump()
+    output = {**data["output"], **changes.pop("output", {})}
+    return BuildConfig.model_validate({**data, **changes, "output": output})
+
+
+def growing(config: BuildConfig) -> BuildConfig:
+    """The same with a vocabulary of items that later versions append to."""
+    encoding = {"kind": "vocabulary", "name": "item", "incremental": True}
+    features = [f.model_dump() for f in config.features]
+    changed = [{**f, "encoding": encoding} if f["column"] in ("history", "item") else f
+               for f in features]  # fmt: skip
+    return change_config(config, features=changed)
+
+
+def tokens(version: Path) -> list[Any]:
+    table = pq.read_table(version / ENCODERS_DIR / "item.parquet").sort_by("id")
+    return list(table["token"].to_pylist())
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_real_servers_keep_versions(
+    scheme: str,
+    server_of: Callable[[str], ObjectServer],
+    machine: Machine,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    root = server_of(scheme).place(f"datasets-{scheme}").uri
+    first = import_dataset(imported(tmp_path / "files", root)).version.name
+    machine("second")
+    (tmp_path / "files" / "train.tfrecord").unlink()
+    second = import_dataset(imported(tmp_path / "files", root)).manifest
+    assert second.parent == first
+    place = open_dataset(f"{root}/ours")
+    assert read_manifest(place.version(second.dataset_version)) == second
+    with pytest.raises(UpstreamNotReadyError), hold_dataset(place) as paths:  # noqa: PT012
+        publish(paths, "slower")
+        assert roll_back(place) == first
+    assert [v.version_id for v in list_versions(place)] == [first, second.dataset_version]
+    assert capsys.readouterr().err == ""
+    assert main(["versions", "gc", f"{root}/ours", "--keep", "1", "--older-than", "0"]) == 0
+    assert [v.version_id for v in list_versions(place)] == [first, second.dataset_version]
+    assert main(["versions", "rollback", f"{root}/ours", "--to", second.dataset_version]) == 0
+    assert main(["versions", "gc", f"{root}/ours", "--keep", "1", "--older-than", "0"]) == 0
+    assert [v.version_id for v in list_versions(place)] == [second.dataset_version]
