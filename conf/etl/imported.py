@@ -74,7 +74,10 @@ class ImportedKeysConfig(Strict):
 class ImportOutputConfig(Strict):
     """The directory of datasets, and how the files get there."""
 
-    root: PublishedRoot = Field("work/datasets", description="Folder of datasets.")
+    root: PublishedRoot = Field(
+        "work/datasets",
+        description="Folder of datasets: a path, or a URI of s3://, gs:// or az://.",
+    )
     files: Literal["link", "copy"] = Field(
         "link",
         description="link: a second name of the file, or a symbolic link where it lies on another "

@@ -34,7 +34,8 @@ class OutputConfig(Strict):
     """The output directory and its shards."""
 
     root: PublishedRoot = Field(
-        "work/datasets", description="Folder of datasets, on a file system."
+        "work/datasets",
+        description="Folder of datasets: a path, or a URI of s3://, gs:// or az://.",
     )
     shards: int = Field(8, ge=1, description="Shards of the train split, or of each partition.")
     eval_shards: int = Field(2, ge=1, description="Shards of each other split, or partition.")

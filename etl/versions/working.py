@@ -117,6 +117,7 @@ class _Work:
         copy.begin()
         sent = copy.send_missing()
         if current != before:
+            read_manifest(self.stored.version(current))  # Nothing points to what is not whole.
             try:
                 self.stored.make_current(current, before)
             except UpstreamNotReadyError:

@@ -45,7 +45,7 @@ def test_dry_run_prints_days_shards_and_estimated_sizes_and_touches_nothing(
         (["--date-to", "2026-01-01"], "--date-to needs --date"),
         (["--date", "2026-01-02", "--date-to", "2026-01-01"], "before the first"),
         (["--date", "yesterday"], "yesterday"),
-        (["--set", "output.root=s3://bucket/datasets"], "copy the directory to the store"),
+        (["--set", "output.root=hdfs://node/datasets"], "in a store with conditional puts"),
         (["--set", "output.compression=zstd"], "TensorFlow reads gzip and zlib"),
         (["--set", "output.shard_bytes=big"], "256MB"),
         (["--set", "output={order: time, group_by: user}"], "exclude each other"),

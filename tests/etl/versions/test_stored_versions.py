@@ -317,9 +317,8 @@ def test_files_are_imported_once_whatever_the_machine(
         (["versions", "list", "s3://other/none"], 2, "there is no such bucket"),
         (["versions", "gc", "hdfs://node/d", "--keep", "1"], 2, "read, not written"),
         (["versions", "list", f"{ROOT}/d/versions/v1"], 2, f"give {ROOT}/d"),
-        (["build", "demo", "--set", "output.root=hdfs://node/d"], 2, "conditional puts"),
     ],
-    ids=["nothing", "no bucket", "read only", "a version", "root"],
+    ids=["nothing", "no bucket", "read only", "a version"],
 )
 def test_what_is_not_there_ends_in_a_message(
     store: FakeStore,
@@ -404,7 +403,6 @@ def tokens(version: Path) -> list[Any]:
     return list(table["token"].to_pylist())
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_real_servers_keep_versions(
     scheme: str,
@@ -431,3 +429,24 @@ def test_real_servers_keep_versions(
     assert main(["versions", "rollback", f"{root}/ours", "--to", second.dataset_version]) == 0
     assert main(["versions", "gc", f"{root}/ours", "--keep", "1", "--older-than", "0"]) == 0
     assert [v.version_id for v in list_versions(place)] == [second.dataset_version]
+
+
+@pytest.mark.exhaustive
+def test_a_dataset_in_a_store_is_trained_on(
+    store: FakeStore, machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = import_dataset(imported(tmp_path / "files", ROOT)).version.name
+    plan = {
+        "name": "t",
+        "root": str(tmp_path / "runs"),
+        "model": {"kind": "ranking", "embedding_dim": 4},
+        "input": {"batch_size": 8, "shuffle_buffer": 40},
+        "fit": {"epochs": 1},
+    }
+    (tmp_path / "train.yaml").write_text(json.dumps(plan))
+    machine("second")
+    train = ["train", str(tmp_path / "train.yaml"), "--dataset", f"{ROOT}/ours"]
+    assert main([*train, "--log-format", "json"]) == 0
+    [card] = tmp_path.glob("runs/t/runs/*/run_card.json")
+    assert f"{ROOT}/ours/versions/{first}" in card.read_text()
+    assert main(["evaluate", "--run", str(tmp_path / "runs" / "t")]) == 0
