@@ -200,7 +200,7 @@ def local_path(uri: str | os.PathLike[str]) -> Path:
     raise ConfigError(
         "this path must be on a file system, local or mounted",
         received=text,
-        allowed="a plain path or a file: URI; datasets that are trained on, runs, and shards of "
+        allowed="a plain path or a file: URI; datasets, runs and shards of "
         'format("tfrecord") may lie in object stores',
         fix="use a local or mounted path",
     )

@@ -15,6 +15,7 @@ from conf.manifest import Manifest, RunInfo
 from conf.paths import DatasetPaths, published_versions
 from conf.schema import fingerprint
 from etl.sources.snapshot import RunInputs
+from etl.tfrecord.files.working_copy import describe_place
 from etl.versions.publish import make_current, read_current
 from etl.versions.working import read_published
 
@@ -147,10 +148,11 @@ def take_same_version(paths: DatasetPaths, parent: Parent | None, version: Path)
         UpstreamNotReadyError: Another process is publishing and does not end.
     """
     if parent is not None and parent.version_id == version.name:
-        logger.info("nothing has changed since %s: nothing was built", version)
+        logger.info("nothing has changed since %s: nothing was built", describe_place(version))
         return
     make_current(paths, version.name)
-    logger.info("%s holds the same already: nothing was built; it is current again", version)
+    place = describe_place(version)
+    logger.info("%s holds the same already: nothing was built; it is current again", place)
 
 
 def _is_made_by(manifest: Manifest, run: RunInfo) -> bool:

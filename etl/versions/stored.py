@@ -19,7 +19,7 @@ from conf.paths import (
     no_such_bucket,
     published_versions,
 )
-from etl.tfrecord.files.locations import StoredPath, is_remote
+from etl.tfrecord.files.locations import StoredPath, is_remote, parse_storage
 from etl.tfrecord.files.working_copy import WorkingCopy
 from etl.versions.locks import FOREIGN_STALE_S
 from etl.versions.publish import read_current, refuse_overtaken
@@ -149,7 +149,7 @@ def find_dataset(root: str, name: str) -> Dataset:
     """
     if is_remote(root):
         check_entry_name("dataset", name)
-        return open_dataset(f"{root.rstrip('/')}/{name}")
+        return open_dataset(parse_storage(root).child(name).uri)
     return DatasetPaths(local_path(root).resolve(), name)
 
 

@@ -31,6 +31,7 @@ from etl.versions.working import hold_dataset
 from jobs.cli import main
 from tests.etl.built_versions import publish, shard_digests
 from tests.etl.logs import RATINGS, build_config, write_logs
+from tests.etl.versions.test_runs import DAY_S, change, dated_config, days, write_days
 from tests.fake_store import FakeStore, reached_as
 from tests.object_servers import SCHEMES, ObjectServer, upload
 
@@ -342,7 +343,11 @@ def test_a_root_that_cannot_be_reached_is_refused_before_spark_starts(
 
     monkeypatch.setattr("jobs.support.spark_session.build_session", lambda *_: pytest.fail("Spark"))
     config = build_config(write_logs(tmp_path / "logs"), tmp_path)
-    for root, message in ((ROOT, "403 ExpiredToken"), ("s3://other/d", "no such bucket")):
+    for root, message in (
+        (ROOT, "403 ExpiredToken"),
+        ("s3://other/d", "no such bucket"),
+        ("s3://", "no place"),
+    ):
         stored = config.model_copy(
             update={"output": config.output.model_copy(update={"root": root})}
         )
@@ -429,6 +434,30 @@ def test_real_servers_keep_versions(
     assert main(["versions", "rollback", f"{root}/ours", "--to", second.dataset_version]) == 0
     assert main(["versions", "gc", f"{root}/ours", "--keep", "1", "--older-than", "0"]) == 0
     assert [v.version_id for v in list_versions(place)] == [second.dataset_version]
+
+
+@pytest.mark.exhaustive
+def test_a_day_is_replaced_on_another_machine(
+    spark: SparkSession, store: FakeStore, machine: Machine, tmp_path: Path
+) -> None:
+    logs = write_days(tmp_path / "logs", range(4))
+    local = dated_config(
+        logs, tmp_path / "datasets", partition_by=["date"], partition_overwrite="dynamic"
+    )
+    stored = change_config(local, output={"root": ROOT})
+    for config in (local, stored):
+        build_dataset(spark, config, request=days(0, 3))
+    change(logs, f"2::10::5::{DAY_S + 999}")
+    wanted = build_dataset(spark, local, request=days(1))
+    machine("second")
+    found = build_dataset(spark, stored, request=days(1))
+    assert found.manifest.run is not None
+    assert found.manifest.run.reused_rows == {"train": 12, "validation": 0, "test": 24}
+    assert shard_digests(found.version, found.manifest) == shard_digests(
+        wanted.version, wanted.manifest
+    )
+    machine("third")
+    assert not build_dataset(spark, stored, request=days(1)).is_new
 
 
 @pytest.mark.exhaustive
