@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,6 +30,7 @@ from etl.versions.rollback import roll_back
 from etl.versions.stored import StoredDataset, find_dataset, open_dataset
 from etl.versions.working import hold_dataset
 from jobs.cli import main
+from jobs.support.spark_session import check_work_dir
 from tests.etl.built_versions import publish, shard_digests
 from tests.etl.logs import RATINGS, build_config, write_logs
 from tests.etl.versions.test_runs import DAY_S, change, dated_config, days, write_days
@@ -357,6 +359,22 @@ def test_a_root_that_cannot_be_reached_is_refused_before_spark_starts(
             job.build(stored)
 
 
+def test_executors_elsewhere_need_a_directory_that_they_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def check(master: str, root: str) -> None:
+        session = SimpleNamespace(sparkContext=SimpleNamespace(master=master))
+        check_work_dir(cast("SparkSession", session), root)
+
+    monkeypatch.delenv(WORK_DIR_VARIABLE, raising=False)
+    check("local[2]", ROOT)
+    check("spark://host:7077", "/shared/datasets")
+    with pytest.raises(ConfigError, match="executors on other machines cannot write"):
+        check("spark://host:7077", ROOT)
+    monkeypatch.setenv(WORK_DIR_VARIABLE, "/shared/work")
+    check("spark://host:7077", ROOT)
+
+
 def test_a_build_goes_on_with_what_another_machine_has_built(
     spark: SparkSession,
     built: tuple[BuildResult, BuildConfig],
@@ -380,7 +398,7 @@ def test_a_build_goes_on_with_what_another_machine_has_built(
     assert after.manifest.parent == before.version.name
     old, new = tokens(before.version), tokens(after.version)
     assert new[: len(old)] == old
-    assert set(new) - set(old) == {99}
+    assert set(new) - set(old) == {77, 99}  # 77 has no entry in the dictionary of items
     machine("second")
     with hold_dataset(dataset("small"), takes_shards=True) as paths:
         copied = paths.version(after.version.name)
@@ -395,12 +413,13 @@ def change_config(config: BuildConfig, **changes: Any) -> BuildConfig:
 
 
 def growing(config: BuildConfig) -> BuildConfig:
-    """The same with a vocabulary of items that later versions append to."""
+    """A vocabulary of items that later versions append to, and little else."""
     encoding = {"kind": "vocabulary", "name": "item", "incremental": True}
-    features = [f.model_dump() for f in config.features]
-    changed = [{**f, "encoding": encoding} if f["column"] in ("history", "item") else f
-               for f in features]  # fmt: skip
-    return change_config(config, features=changed)
+    user, *others = [f.model_dump() for f in config.features]
+    items = [f for f in others if f["column"] in ("history", "item")]
+    features = [user, *({**feature, "encoding": encoding} for feature in items)]
+    small = {"shards": 1, "eval_shards": 1}
+    return change_config(config, features=features, joins=[], label=None, output=small)
 
 
 def tokens(version: Path) -> list[Any]:

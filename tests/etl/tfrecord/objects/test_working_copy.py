@@ -155,6 +155,24 @@ def test_a_push_that_was_killed_is_ended_by_the_next_one(
     assert set(held(other).values()) == {"newer"}
 
 
+def test_files_that_never_change_are_known_by_their_sizes(
+    copies: Callable[[str], WorkingCopy],
+) -> None:
+    here, there = copies("here"), copies("there")
+    write(here, a="1", b__c="22", b__d="", manifest="m")
+    (here.local / "manifest").rename(here.local / "manifest.json")
+    assert sorted(here.send_missing()) == ["a", "b/c", "b/d", "manifest.json"]
+    assert here.send_missing() == []
+    there.fetch_missing(lambda key: key != "b/c")
+    assert held(there) == {"a": "1", "b/d": "", "manifest.json": "m"}
+    write(there, a="cut short", own="kept")
+    there.fetch_missing()
+    assert held(there) == {"a": "1", "b/c": "22", "b/d": "", "manifest.json": "m", "own": "kept"}
+    here.remote.delete("b/c")
+    assert here.send_missing() == ["b/c"]
+    assert there.send_missing() == ["own"]
+
+
 def test_a_damaged_note_costs_a_comparison_alone(store: FakeStore, tmp_path: Path) -> None:
     copy = WorkingCopy(Storage("fake", "bucket/data"), tmp_path / "here")
     write(copy, a="1")
