@@ -173,7 +173,14 @@ class WorkingCopy:
     @contextlib.contextmanager
     def _noting(self) -> Iterator[dict[str, _Pair]]:
         """Gives what is known of the files, and writes it down when the block ends well."""
-        self.local.mkdir(parents=True, exist_ok=True)
+        try:
+            self.local.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"{self.remote.uri} needs a directory to be worked in here",
+                received=f"{self.local}: {error.strerror}",
+                fix=f"set {WORK_DIR_VARIABLE} to a directory that you may write to",
+            ) from error
         with hold_file_lock(self.local / LOCK_FILE):
             states = self._read_states("files").items()
             pairs = {key: _Pair((a, b), (c, d)) for key, (a, b, c, d) in states}

@@ -241,6 +241,14 @@ def test_an_unreachable_store_is_named(store: FakeStore, tmp_path: Path) -> None
         pass
 
 
+def test_a_directory_that_cannot_be_made_is_named(store: FakeStore, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    copy = WorkingCopy(Storage("fake", "bucket/data"), tmp_path / "file" / "here")
+    with pytest.raises(ConfigError, match="worked in here") as refused:
+        copy.pull()
+    assert WORK_DIR_VARIABLE in str(refused.value)
+
+
 def test_one_process_at_a_time_holds_a_lease(any_root: Storage) -> None:
     assert read_holder(any_root) is None
     with hold_lease(any_root, "first") as lease:
