@@ -6,12 +6,13 @@ import ctypes
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from conf.errors import UpstreamNotReadyError
 from conf.locks import hold_file_lock
+from conf.paths import ReadablePath, list_folders
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -53,7 +54,9 @@ def staged_directory(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def numbered_directory(parent: Path, keep: int | None = None) -> Iterator[tuple[Path, Path]]:
+def numbered_directory(
+    parent: Path, keep: int | None = None, *, above: int = 0
+) -> Iterator[tuple[Path, Path]]:
     """Yields an empty directory, and the path `<parent>/<n>` that it gets when the block ends well.
 
     Numbers grow by one, over withdrawn ones too; a directory with a number is always whole, as it
@@ -62,6 +65,7 @@ def numbered_directory(parent: Path, keep: int | None = None) -> Iterator[tuple[
     Args:
         parent: Directory of the numbered ones; made as needed.
         keep: How many are kept, the newest ones, and of withdrawn ones as many; None: all.
+        above: A number that was given elsewhere.
 
     Raises:
         UpstreamNotReadyError: Another process is writing a directory of the same parent.
@@ -72,8 +76,8 @@ def numbered_directory(parent: Path, keep: int | None = None) -> Iterator[tuple[
         _remove(staging)
         _remove(removing)
         staging.mkdir()
-        taken = [*list_numbered(parent), *list_numbered(parent / WITHDRAWN_DIR)]
-        target = parent / str(max(taken, default=0) + 1)
+        taken = [above, *list_numbered(parent), *list_numbered(parent / WITHDRAWN_DIR)]
+        target = parent / str(max(taken) + 1)
         try:
             yield staging, target
             _sync_tree(staging)
@@ -122,11 +126,13 @@ def _refuse_writer(parent: Path) -> UpstreamNotReadyError:
     )
 
 
-def list_numbered(parent: Path) -> list[int]:
+def list_numbered(parent: ReadablePath) -> list[int]:
     """Returns the numbers that name directories of a parent, ascending."""
-    if not parent.is_dir():
-        return []
-    names = [path.name for path in parent.iterdir() if path.is_dir()]
+    return pick_numbers(list_folders(parent))
+
+
+def pick_numbers(names: Iterable[str]) -> list[int]:
+    """Returns the numbers among names, ascending."""
     return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 

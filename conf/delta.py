@@ -11,9 +11,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from conf.atomic_output import list_numbered
 from conf.errors import InputDataError, UpstreamNotReadyError
-from conf.export import find_damaged, find_unfinished
+from conf.export import find_damaged, find_unfinished, list_complete
+from conf.paths import ReadablePathT, require_bucket
 from conf.run import read_json
 from conf.schema import fingerprint
 
@@ -22,8 +22,8 @@ DELTA_FORMAT_VERSION = 1
 _AGAIN = "write the delta again, or take a full export"
 
 
-def find_delta(path: Path) -> Path:
-    """Returns a delta's directory.
+def find_delta(path: ReadablePathT) -> ReadablePathT:
+    """Returns a delta's directory, wherever it lies.
 
     Args:
         path: One, or that of the deltas of a model (its newest one).
@@ -31,10 +31,11 @@ def find_delta(path: Path) -> Path:
     Raises:
         UpstreamNotReadyError: There is none.
     """
-    numbers = [n for n in list_numbered(path) if (path / str(n) / DELTA_FILE).is_file()]
+    numbers = list_complete(path, DELTA_FILE)
     found = path / str(numbers[-1]) if numbers else path
     if (found / DELTA_FILE).is_file():
         return found
+    require_bucket(path)
     raise UpstreamNotReadyError(
         "there is no delta",
         received=str(path),

@@ -1,10 +1,13 @@
 """Paths of exported models, and what a version says of itself.
 
+DIR may lie in an object store; what only reads takes a path or a place there (`ReadablePath`).
+
 DIR/models.config     what `--model_config_file` of TensorFlow Serving reads
 DIR/<model>/<n>/      a version, from 1 on; whole as soon as it has its name
     export.json       what it is, how to call it, checksums
     index/<m>/        an index of its items, from 1 on; whole as soon as it has its name
         index.json    of which version it is, its report, checksums
+DIR/<model>/.withdrawn/<n>/     a version that was withdrawn
 """
 
 from __future__ import annotations
@@ -16,9 +19,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from conf.atomic_output import WITHDRAWN_DIR, list_numbered, withdraw_numbered
+from conf.atomic_output import WITHDRAWN_DIR, list_numbered, pick_numbers, withdraw_numbered
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
-from conf.paths import check_entry_name
+from conf.paths import (
+    ReadablePath,
+    ReadablePathT,
+    StoreDirectory,
+    check_entry_name,
+    list_folders,
+    require_bucket,
+)
 from conf.run import read_json
 
 EXPORT_FILE = "export.json"
@@ -86,7 +96,7 @@ class ExportOptions:
         index: How an index of the items is built along with it; None: there is none.
     """
 
-    directory: Path | None = None
+    directory: ReadablePath | None = None
     name: str | None = None
     keep: int | None = None
     k: int = 100
@@ -104,18 +114,29 @@ class ExportOptions:
             check_entry_name("model", self.name)
 
 
-def list_models(base: Path) -> list[Path]:
+def list_models(base: ReadablePathT) -> list[ReadablePathT]:
     """Returns the directories of models that have a version."""
-    directories = sorted(path for path in base.iterdir() if path.is_dir())
+    directories = [base / name for name in sorted(list_folders(base))]
     return [path for path in directories if list_versions(path)]
 
 
-def list_versions(model: Path) -> list[int]:
+def list_versions(model: ReadablePath) -> list[int]:
     """Returns the versions of a model that are whole, ascending."""
-    return [n for n in list_numbered(model) if (model / str(n) / EXPORT_FILE).is_file()]
+    return list_complete(model, EXPORT_FILE)
 
 
-def find_version(path: Path) -> Path:
+def list_complete(parent: ReadablePath, marker: str) -> list[int]:
+    """Returns the numbered directories of a parent that hold a file, ascending.
+
+    In an object store one listing finds them.
+    """
+    if isinstance(parent, StoreDirectory):
+        paths = [key.rpartition("/") for key in parent.list_bytes()]
+        return pick_numbers(folder for folder, _, name in paths if name == marker)
+    return [n for n in list_numbered(parent) if (parent / str(n) / marker).is_file()]
+
+
+def find_version(path: ReadablePathT) -> ReadablePathT:
     """Returns a version's directory.
 
     Args:
@@ -128,9 +149,10 @@ def find_version(path: Path) -> Path:
         return path
     if versions := list_versions(path):
         return path / str(versions[-1])
-    models = list_models(path) if path.is_dir() else []
+    models = list_models(path)
     if len(models) == 1:
         return find_version(models[0])
+    require_bucket(path)
     raise UpstreamNotReadyError(
         "there is no exported model",
         received=str(path),
@@ -139,7 +161,7 @@ def find_version(path: Path) -> Path:
     )
 
 
-def read_card(version: Path) -> dict[str, Any]:
+def read_card(version: ReadablePath) -> dict[str, Any]:
     """Reads `export.json` of a version.
 
     Raises:
@@ -156,19 +178,19 @@ class ExportedVersion:
     Attributes:
         path: Its directory.
         number: Its number.
-        run: Directory of the run that it was exported from.
+        run: Directory or URI of the run that it was exported from.
         dataset_version: Id of the dataset version that the run was trained on.
         is_withdrawn: Whether it was withdrawn.
     """
 
-    path: Path
+    path: ReadablePath
     number: int
     run: str
     dataset_version: str
     is_withdrawn: bool
 
     @classmethod
-    def read(cls, path: Path) -> ExportedVersion:
+    def read(cls, path: ReadablePath, *, is_withdrawn: bool = False) -> ExportedVersion:
         """Reads what a version says of itself.
 
         Raises:
@@ -183,42 +205,50 @@ class ExportedVersion:
                 received=f"no {error}",
                 fix="export the run again",
             ) from error
-        is_withdrawn = path.parent.name == WITHDRAWN_DIR
         return cls(path, int(path.name), run, dataset_version, is_withdrawn)
 
 
-def read_versions(model: Path) -> list[ExportedVersion]:
+def read_versions(model: ReadablePath) -> list[ExportedVersion]:
     """Reads the versions of a model that are whole, withdrawn ones too, by number.
 
     Raises:
         UpstreamNotReadyError: It has none.
         InputDataError: An `export.json` is damaged.
+        ConfigError: The object store cannot be reached or refuses, or has no such bucket.
     """
-    found = [
-        ExportedVersion.read(base / str(number))
-        for base in (model, model / WITHDRAWN_DIR)
+    # In a store one that is being withdrawn is in both places for a while.
+    places = [model / WITHDRAWN_DIR, model]
+    found = {
+        number: ExportedVersion.read(base / str(number), is_withdrawn=base is places[0])
+        for base in places
         for number in list_versions(base)
-    ]
+    }
     if not found:
+        require_bucket(model)
         raise UpstreamNotReadyError(
             "this model has no exported version",
             received=model,
             allowed="DIR/MODEL, where `sluice export --to DIR --name MODEL` writes",
             fix="write one by `sluice export`",
         )
-    return sorted(found, key=lambda version: version.number)
+    return [found[number] for number in sorted(found)]
 
 
-def find_exports(model: Path, run: Path) -> list[ExportedVersion]:
-    """Returns the versions of a model that were exported from a run, withdrawn ones too."""
+def find_exports(model: ReadablePath, run: str) -> list[ExportedVersion]:
+    """Returns the versions of a model that were exported from a run, withdrawn ones too.
+
+    Args:
+        model: Directory of the model.
+        run: The run as `export.json` names it: its absolute path, or its URI.
+    """
     try:
         versions = read_versions(model)
     except UpstreamNotReadyError:
         return []
-    return [version for version in versions if Path(version.run) == run.resolve()]
+    return [version for version in versions if version.run == run]
 
 
-def find_published(model: Path, before: str | None = None) -> ExportedVersion:
+def find_published(model: ReadablePath, before: str | None = None) -> ExportedVersion:
     """Returns the newest version of a model that is not withdrawn.
 
     Args:
@@ -241,7 +271,9 @@ def find_published(model: Path, before: str | None = None) -> ExportedVersion:
 
 
 def roll_back(model: Path, to: int | None = None) -> list[int]:
-    """Withdraws the newest versions of a model; servers go back to the one before.
+    """Withdraws the newest versions of a local model; servers go back to the one before.
+
+    Of one in a store `training.stored_models` does.
 
     Args:
         model: Directory of the model.
@@ -254,6 +286,17 @@ def roll_back(model: Path, to: int | None = None) -> list[int]:
         ConfigError: There is no such version, or none before the newest.
         InputDataError: That version is damaged; nothing was withdrawn.
         UpstreamNotReadyError: The model has no version, or is being exported now.
+    """
+    return withdraw_numbered(model, choose_earlier(model, to))
+
+
+def choose_earlier(model: ReadablePath, to: int | None = None) -> int:
+    """Returns the version of a model that a roll-back makes the newest; see `roll_back`.
+
+    Raises:
+        ConfigError: There is no such version, or none before the newest.
+        InputDataError: That version is damaged.
+        UpstreamNotReadyError: The model has no version.
     """
     numbers = [v.number for v in read_versions(model) if not v.is_withdrawn]
     if to is None:
@@ -271,10 +314,10 @@ def roll_back(model: Path, to: int | None = None) -> list[int]:
             received=damage,
             fix="name another one by --to",
         )
-    return withdraw_numbered(model, to)
+    return to
 
 
-def find_damage(version: Path) -> str | None:
+def find_damage(version: ReadablePath) -> str | None:
     """Names the first file of a version that is missing or has another size than it should.
 
     Raises:
@@ -284,10 +327,9 @@ def find_damage(version: Path) -> str | None:
     return find_unfinished(version, read_card(version)["files"])
 
 
-def list_indexes(version: Path) -> list[int]:
+def list_indexes(version: ReadablePath) -> list[int]:
     """Returns the indexes of a version that are whole, ascending."""
-    base = version / INDEX_DIR
-    return [n for n in list_numbered(base) if (base / str(n) / INDEX_CARD).is_file()]
+    return list_complete(version / INDEX_DIR, INDEX_CARD)
 
 
 def list_files(root: Path) -> dict[str, dict[str, Any]]:
@@ -298,15 +340,19 @@ def list_files(root: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def find_unfinished(root: Path, files: Mapping[str, Mapping[str, Any]]) -> str | None:
+def find_unfinished(root: ReadablePath, files: Mapping[str, Mapping[str, Any]]) -> str | None:
     """Returns which file of a list is missing or has another size, in words; None: none has."""
+    stored = root.list_bytes() if isinstance(root, StoreDirectory) else None
     for name, info in files.items():
-        file = root / name
-        size = file.stat().st_size if file.is_file() else None
+        size = _find_bytes(Path(str(root), name)) if stored is None else stored.get(name)
         if size != info["bytes"]:
             found = "missing" if size is None else f"{size} bytes"
             return f"{name}: {found} of {info['bytes']} bytes"
     return None
+
+
+def _find_bytes(file: Path) -> int | None:
+    return file.stat().st_size if file.is_file() else None
 
 
 def find_damaged(root: Path, files: Mapping[str, Mapping[str, Any]]) -> str | None:

@@ -35,6 +35,11 @@ class ReadablePath(Protocol):
         """Last part of the path."""
         ...
 
+    @property
+    def parent(self) -> Self:
+        """The directory around it."""
+        ...
+
     def __truediv__(self, key: str, /) -> Self:
         """A path below this one."""
         ...
@@ -81,6 +86,33 @@ class StoreDirectory(Protocol):
         ...
 
 
+def list_folders(place: ReadablePath) -> set[str]:
+    """Returns the names of the directories in one, wherever it lies; none where it is not there."""
+    if isinstance(place, StoreDirectory):
+        return place.list_folders()
+    directory = Path(str(place))
+    return {p.name for p in directory.iterdir() if p.is_dir()} if directory.is_dir() else set()
+
+
+def require_bucket(place: object) -> None:
+    """Refuses a place in a bucket that is not there.
+
+    Raises:
+        ConfigError: There is no such bucket.
+    """
+    if isinstance(place, StoreDirectory) and not place.has_bucket():
+        raise no_such_bucket(place)
+
+
+def no_such_bucket(place: object) -> ConfigError:
+    """Builds the error of a path whose bucket is not there."""
+    return ConfigError(
+        "there is no such bucket",
+        received=str(place),
+        fix="correct the path, or the endpoint and region that the environment names",
+    )
+
+
 ReadablePathT = TypeVar("ReadablePathT", bound=ReadablePath)
 
 CURRENT_FILE = "CURRENT"
@@ -125,16 +157,9 @@ def complete_entries(base: ReadablePath, kind: EntryKind) -> list[str]:
     folder = base / kind.folder
     return sorted(
         name
-        for name in _list_folders(folder)
+        for name in list_folders(folder)
         if ENTRY_NAME_PATTERN.fullmatch(name) and (folder / name / kind.marker).is_file()
     )
-
-
-def _list_folders(folder: ReadablePath) -> Iterable[str]:
-    if isinstance(folder, StoreDirectory):
-        return folder.list_folders()
-    local = Path(str(folder))
-    return (entry.name for entry in local.iterdir()) if local.is_dir() else ()
 
 
 def resolve_entry(directory: ReadablePathT, kind: EntryKind) -> ReadablePathT:
@@ -259,18 +284,8 @@ def resolve_version(place: ReadablePathT) -> ReadablePathT:
     try:
         return resolve_entry(place, VERSION)
     except UpstreamNotReadyError:
-        if not isinstance(place, StoreDirectory) or place.has_bucket():
-            raise
-        raise no_such_bucket(place) from None
-
-
-def no_such_bucket(place: object) -> ConfigError:
-    """Builds the error of a path whose bucket is not there."""
-    return ConfigError(
-        "there is no such bucket",
-        received=str(place),
-        fix="correct the path, or the endpoint and region that the environment names",
-    )
+        require_bucket(place)
+        raise
 
 
 def absolute_path(path: Path) -> Path:

@@ -28,7 +28,14 @@ from typing import Any
 from conf.atomic_output import write_text_atomic
 from conf.errors import InputDataError, UpstreamNotReadyError
 from conf.locks import hold_file_lock
-from conf.paths import CURRENT_FILE, EntryKind, check_entry_name, local_path, resolve_entry
+from conf.paths import (
+    CURRENT_FILE,
+    EntryKind,
+    ReadablePath,
+    check_entry_name,
+    local_path,
+    resolve_entry,
+)
 
 RUN_CARD_FILE = "run_card.json"
 RUN_CARD_LOCK = ".run_card.lock"
@@ -98,8 +105,8 @@ def resolve_run(path: str) -> Path:
     return resolve_entry(local_path(path), RUN)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads one of a run's JSON files.
+def read_json(path: ReadablePath) -> dict[str, Any]:
+    """Reads one of a run's JSON files, wherever it lies.
 
     Raises:
         UpstreamNotReadyError: It does not exist.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from conf.errors import ConfigError
-from conf.export import find_version
+from conf.paths import ReadablePath
 from conf.run import METRICS_FILE, RUN_CARD_FILE, read_json, update_run_card, write_json
 from jobs.reporting.formatting import (
     format_count,
@@ -32,6 +32,7 @@ from jobs.support.trained_run import (
     restore_for_evaluation,
     timed,
 )
+from training.stored_models import bring_version, find_place
 from training.stored_runs import bring_back
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def main(
         typer.Option(help="Measure the ranked lists of this file in place of the run's model."),
     ] = None,
     saved_model: Annotated[
-        Path | None,
+        str | None,
         typer.Option(help="Ask this export of the run (its newest version) for each row."),
     ] = None,
     endpoint: Annotated[
@@ -84,7 +85,7 @@ def main(
             fix="leave --dataset out",
         )
     place: dict[str, Any] = {"split": split, "dataset": dataset, "checkpoint": checkpoint}
-    served = saved_model if endpoint is None else endpoint
+    served = endpoint if saved_model is None else find_place(saved_model)
     if served is not None:
         metrics = evaluate_served(run, served, **place, overrides=overrides or ())
     elif predictions is not None:
@@ -153,7 +154,7 @@ def evaluate(
 
 def evaluate_served(
     run_dir: str | Path,
-    served: Path | str,
+    served: ReadablePath | str,
     *,
     split: str = TEST_SPLIT,
     dataset: str | None = None,
@@ -164,7 +165,7 @@ def evaluate_served(
 
     Args:
         run_dir: A run's directory, or a series' (its last finished run).
-        served: An export's directory, or the URL of a model.
+        served: An export's place, or the URL of a model.
         split: Split to measure on.
         dataset: A later version of the run's dataset to measure on; None: its own.
         checkpoint: `best` or `last`.
@@ -181,7 +182,7 @@ def evaluate_served(
     trained = restore_for_evaluation(run_dir, checkpoint, overrides, dataset)
     from training.evaluation.replay import Endpoint, SavedModel, refuse_differences, replay_split
 
-    client = Endpoint(served) if isinstance(served, str) else SavedModel(find_version(served))
+    client = Endpoint(served) if isinstance(served, str) else SavedModel(bring_version(served))
     found, difference = replay_split(trained, split, client)
     metrics = {**found, "checkpoint": str(checkpoint), "served": str(served)}
     write_json(trained.run_dir / "metrics-served.json", metrics)

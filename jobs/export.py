@@ -25,6 +25,7 @@ from jobs.support.trained_run import (
     restore_run,
     timed,
 )
+from training.stored_models import describe, find_place
 
 app = typer.Typer(add_completion=False)
 
@@ -33,8 +34,11 @@ app = typer.Typer(add_completion=False)
 def main(
     run: RunOption,
     to: Annotated[
-        Path | None,
-        typer.Option(help="Directory of models; default: export/ (deltas: delta/) of the run."),
+        str | None,
+        typer.Option(
+            help="Directory of models, also in s3://, gs:// or az://; default: export/ (deltas: "
+            "delta/) of the run."
+        ),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the model; default: that of the run.")
@@ -71,14 +75,15 @@ def main(
     """Write the next version of a SavedModel that takes raw values, with all embeddings."""
     setup_logging(log_format)
     indexing = _plan_index(index, items, delta_since)
-    options = ExportOptions(to, name, keep, k, tables, once, indexing)
+    base = None if to is None else find_place(to)
+    options = ExportOptions(base, name, keep, k, tables, once, indexing)
     if delta_since is not None:
         delta = export_delta(run, delta_since, checkpoint=checkpoint, options=options)
         print_delta(delta, log_format)
         return 0
     target = export(run, checkpoint=checkpoint, options=options)
     if log_format is LogFormat.JSON:
-        print(json.dumps({"export": str(target)}))
+        print(json.dumps({"export": describe(target)}))
     else:
         print_summary(target)
         if index and (numbers := list_indexes(target)):
@@ -159,7 +164,7 @@ def export_delta(
 def print_delta(target: Path, log_format: LogFormat) -> None:
     """Prints what a delta holds, and where it is."""
     if log_format is LogFormat.JSON:
-        print(json.dumps({"delta": str(target)}))
+        print(json.dumps({"delta": describe(target)}))
         return
     about = read_json(target / DELTA_FILE)
     for name, table in sorted(about["tables"].items()):
@@ -170,7 +175,7 @@ def print_delta(target: Path, log_format: LogFormat) -> None:
     sizes = (sum(file["bytes"] for file in part["files"].values())
              for part in (about, about["version"]))  # fmt: skip
     print("{:.1f} MB; a full version has {:.1f} MB".format(*(size / 1e6 for size in sizes)))
-    print(f"delta of {about['name']} since run {about['since']['run']}: {target}")
+    print(f"delta of {about['name']} since run {about['since']['run']}: {describe(target)}")
 
 
 def print_summary(target: Path) -> None:
@@ -188,7 +193,9 @@ def print_summary(target: Path) -> None:
         console.print(
             f"left out: {users['users_outside_vocabulary']:,} users outside the vocabulary"
         )
-    console.print(f"version {card['version']} of {card['name']}: {target}", soft_wrap=True)
+    console.print(
+        f"version {card['version']} of {card['name']}: {describe(target)}", soft_wrap=True
+    )
 
 
 def _describe_ranker(card: Mapping[str, Any]) -> str:

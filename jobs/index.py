@@ -9,9 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from conf.errors import ConfigError
-from conf.export import INDEX_CARD, IndexKind, IndexOptions, find_version
+from conf.export import INDEX_CARD, INDEX_DIR, IndexKind, IndexOptions, find_version, list_indexes
+from conf.paths import ReadablePath
 from conf.run import read_json
 from jobs.support.terminal import LogFormat, LogFormatOption, quiet_tensorflow, setup_logging
+from training.stored_models import describe, find_place, hold_version
 
 app = typer.Typer(add_completion=False)
 
@@ -19,7 +21,7 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def main(
     export: Annotated[
-        Path, typer.Option(help="An exported version, or a model: its newest version.")
+        str, typer.Option(help="An exported version, or a model: its newest version.")
     ],
     kind: Annotated[IndexKind | None, typer.Option(help="Default: by the number of items.")] = None,
     items: Annotated[
@@ -37,11 +39,14 @@ def main(
     keep: Annotated[
         int | None, typer.Option(min=1, help="Indexes kept, the newest ones; default: all.")
     ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Build nothing where the version has an index already.")
+    ] = False,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Index the items of a retrieval model, or add items to its index; `sluice serve` takes it."""
     setup_logging(log_format)
-    version = find_version(export)
+    version = find_version(find_place(export))
     given = {"kind": kind, "items_file": items, "k": k, "recall": recall}
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if add is not None and chosen:
@@ -50,21 +55,32 @@ def main(
             received=", ".join(f"--{name.removesuffix('_file')}" for name in chosen),
             fix="leave them out, or build a new index without --add",
         )
-    with quiet_tensorflow():
-        from training.serving.index_build import add_items, build_index
-    if add is None:
-        index, note = build_index(version, IndexOptions(**chosen, keep=keep)), ""
+    index: ReadablePath
+    if once and add is None and (numbers := list_indexes(version)):
+        index, note = version / INDEX_DIR / str(numbers[-1]), "the version has an index already"
     else:
-        index, added, repeated = add_items(version, add, keep)
-        note = f"added {added:,} items; {repeated:,} were in the index already"
+        index, note = _write_index(version, add, IndexOptions(**chosen, keep=keep))
     if log_format is LogFormat.JSON:
-        print(json.dumps({"index": str(index)}))
+        print(json.dumps({"index": describe(index)}))
     else:
         print_index(index, note)
     return 0
 
 
-def print_index(index: Path, note: str = "") -> None:
+def _write_index(
+    version: ReadablePath, add: Path | None, options: IndexOptions
+) -> tuple[Path, str]:
+    """Builds an index, or adds items to the newest one; returns it, and what there is to say."""
+    with quiet_tensorflow():
+        from training.serving.index_build import add_items, build_index
+    with hold_version(version) as directory:
+        if add is None:
+            return build_index(directory, options), ""
+        index, added, repeated = add_items(directory, add, options.keep)
+    return index, f"added {added:,} items; {repeated:,} were in the index already"
+
+
+def print_index(index: ReadablePath, note: str = "") -> None:
     """Prints what an index holds, and what it finds of the exact lists."""
     from rich.console import Console
     from rich.table import Table
@@ -86,7 +102,8 @@ def print_index(index: Path, note: str = "") -> None:
             + ("build the index anew" if about["added"] else "choose another --kind"),
             soft_wrap=True,
         )
-    console.print(f"index {index.name} of {about['export']['name']}: {index}", soft_wrap=True)
+    console.print(f"index {index.name} of {about['export']['name']}: {describe(index)}",
+                  soft_wrap=True)  # fmt: skip
 
 
 def _describe(about: dict[str, Any]) -> str:

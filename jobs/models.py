@@ -9,20 +9,21 @@ from typing import Annotated
 import typer
 
 from conf.delta import find_delta
-from conf.export import find_published, read_card, read_versions, roll_back
+from conf.export import find_published, read_card, read_versions
 from jobs.support.terminal import LogFormat, LogFormatOption, quiet_tensorflow, setup_logging
+from training.stored_models import describe, find_place, roll_back
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 Model = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="Its directory, DIR/MODEL of `sluice export`.")
+    str, typer.Argument(metavar="MODEL", help="Its directory, DIR/MODEL of `sluice export`.")
 ]
 
 
 @app.command("list")
 def list_command(model: Model, log_format: LogFormatOption = LogFormat.TEXT) -> int:
     """List the versions, oldest first, withdrawn ones too."""
-    versions = read_versions(model)
+    versions = read_versions(find_place(model))
     newest = max((v.number for v in versions if not v.is_withdrawn), default=None)
     for version in versions:
         if log_format is LogFormat.JSON:
@@ -56,7 +57,7 @@ def published_command(
 ) -> int:
     """Print the run behind the newest version; exit code 4 where there is none."""
     setup_logging(log_format)
-    found = find_published(model, None if before is None else Path(before).name)
+    found = find_published(find_place(model), None if before is None else Path(before).name)
     if log_format is LogFormat.JSON:
         print(json.dumps({"version": found.number, "run": found.run}))
     else:
@@ -74,8 +75,9 @@ def rollback_command(
 ) -> int:
     """Withdraw the newest versions: servers go back to an earlier one. Refuses a damaged one."""
     setup_logging(log_format)
-    withdrawn = roll_back(model, to)
-    found = find_published(model)
+    place = find_place(model)
+    withdrawn = roll_back(place, to)
+    found = find_published(place)
     if log_format is LogFormat.JSON:
         print(json.dumps({"published": found.number, "withdrawn": withdrawn}))
     else:
@@ -88,7 +90,7 @@ def rollback_command(
 def apply_command(
     model: Model,
     delta: Annotated[
-        Path,
+        str,
         typer.Option(
             help="Of `sluice export --delta-since`; of a directory of deltas the newest one."
         ),
@@ -100,16 +102,16 @@ def apply_command(
 ) -> int:
     """Write the next version: the newest one with the changes of a delta."""
     setup_logging(log_format)
-    find_delta(delta)  # A wrong path is refused before TensorFlow starts.
+    found = find_delta(find_place(delta))  # A wrong path is refused before TensorFlow starts.
     with quiet_tensorflow():
         from training.export.delta import apply_delta
 
-    target = apply_delta(delta, model, keep)
+    target = apply_delta(found, find_place(model), keep)
     card = read_card(target)
     if log_format is LogFormat.JSON:
-        print(json.dumps({"export": str(target), "run": card["run_path"]}))
+        print(json.dumps({"export": describe(target), "run": card["run_path"]}))
     else:
-        print(f"version {card['version']} of {card['name']}, run {card['run']}: {target}")
+        print(f"version {card['version']} of {card['name']}, run {card['run']}: {describe(target)}")
     return 0
 
 

@@ -23,7 +23,7 @@ import typer
 
 from conf.errors import ConfigError
 from conf.etl.output import SparkConfig
-from conf.export import Give, find_version
+from conf.export import Give
 from conf.paths import local_path
 from jobs.support.spark_scoring import (
     Names,
@@ -47,6 +47,7 @@ from jobs.support.terminal import (
     show_progress,
 )
 from jobs.support.trained_run import override_section
+from training.stored_models import bring_version, find_place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -91,7 +92,7 @@ class Finished:
 
 @app.command()
 def main(
-    model: Annotated[Path, typer.Option(help="An exported model, or one of its versions.")],
+    model: Annotated[str, typer.Option(help="An exported model, or one of its versions.")],
     to: Annotated[str, typer.Option(help="Output directory, which all executors see.")],
     source: Annotated[
         list[str] | None,
@@ -139,7 +140,7 @@ def main(
     setup_logging(log_format)
     spark = override_section("spark", SparkConfig(), overrides or ())
     rows = _read_input(source, kind, options, id_column)
-    version = find_version(model)
+    version = bring_version(find_place(model))
     place = None if rows is None else _describe_rows(rows, id_column, list_separator)
     with quiet_tensorflow():
         from training.scoring.plan import ScoringRequest

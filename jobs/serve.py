@@ -11,6 +11,7 @@ import typer
 
 from conf.errors import ConfigError
 from jobs.support.terminal import LogFormat, LogFormatOption, quiet_tensorflow, setup_logging
+from training.stored_models import find_place
 
 if TYPE_CHECKING:
     from training.serving.app import Server
@@ -22,7 +23,9 @@ HEADER_BYTES, BACKLOG = 1 << 16, 2048
 
 @app.command()
 def main(
-    models: Annotated[Path, typer.Option(help="Directory of models: `export --to`.")],
+    models: Annotated[
+        str, typer.Option(help="Directory of models: `export --to`, also in s3://, gs:// or az://.")
+    ],
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free one.")] = 8501,
     grpc_port: Annotated[
@@ -62,7 +65,7 @@ def main(
     with bind_socket(host, port) as listener:  # A port that is taken is said before models load.
         if grpc_port is not None:
             bind_socket(host, grpc_port).close()
-        server = Server(ServerConfig(models, poll, limits, recommend))
+        server = Server(ServerConfig(find_place(models), poll, limits, recommend))
         run_server(server, listener, grpc_port)
     return 0
 

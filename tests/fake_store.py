@@ -124,9 +124,11 @@ class _NoBucket(FakeStore):
 
 
 @contextmanager
-def reached_as(scheme: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStore]:
-    """A fresh store, reached as `<scheme>://bucket/...`; requests come one by one."""
-    handler = FakeStore()
+def reached_as(
+    scheme: str, monkeypatch: pytest.MonkeyPatch, store: FakeStore | None = None
+) -> Iterator[FakeStore]:
+    """A fresh store, or one of before, reached as `<scheme>://bucket/...`, one by one."""
+    handler = store or FakeStore()
     connect = lambda bucket, _: handler if bucket == "bucket" else _NoBucket()  # noqa: E731
     monkeypatch.setitem(CONNECTORS, scheme, connect)
     monkeypatch.setattr(object_store, "REQUESTS", 1)

@@ -19,14 +19,16 @@ from etl.tfrecord.files.framing import (
     corrupt_record,
     read_record_blocks,
 )
-from etl.tfrecord.files.lease import hold_lease, read_holder
+from etl.tfrecord.files.lease import Lease, hold_lease, read_holder
 from etl.tfrecord.files.locations import Compression, FileOpener, find_path, is_remote
 from etl.tfrecord.files.working_copy import (
     WorkingCopy,
     describe_place,
     find_working_copy,
     find_working_path,
+    move_folder,
     open_working_copy,
+    remove_folder,
 )
 from etl.tfrecord.types.features import WireFeature
 
@@ -38,6 +40,7 @@ __all__ = [
     "Compression",
     "CorruptRecordError",
     "FileOpener",
+    "Lease",
     "PackedDecoder",
     "RecordBlock",
     "RowWriter",
@@ -58,8 +61,10 @@ __all__ = [
     "join_steps",
     "kernel",
     "list_lengths",
+    "move_folder",
     "open_working_copy",
     "packed_features",
     "read_holder",
     "read_record_blocks",
+    "remove_folder",
 ]

@@ -90,12 +90,7 @@ case "$result" in
 esac
 """
 INDEX = """
-if compgen -G "$EXPORTED/index/[0-9]*/index.json" > /dev/null; then
-  echo 'the version has an index already' >&2
-  echo
-  exit 0
-fi
-result=$(sluice index --export "$EXPORTED" --log-format json)
+result=$(sluice index --export "$EXPORTED" --once --log-format json)
 echo "$result"
 """
 CHOOSE = """

@@ -118,8 +118,7 @@ NEW = {"PUBLISHED": "", "WARM_START": "True"}
         ("GATE", {"METRIC": "auc"}, None, 0, "--metric auc --margin -0.01"),
         ("EXPORT", {}, None, 0, "export --run run --to m --name n --keep 7 --once"),
         ("EXPORT", {}, (0, '{"export": "m/n/.withdrawn/2"}'), 99, "is not published again"),
-        ("INDEX", {"EXPORTED": "m"}, None, 0, "index --export m"),
-        ("INDEX", {"EXPORTED": "{folder}"}, (1, ""), 0, "has an index already"),
+        ("INDEX", {"EXPORTED": "m"}, None, 0, "index --export m --once"),
         ("CHOOSE", {"TO": "7"}, (0, ""), 0, '{"version": 7}'),
         ("CHOOSE", {"TO": ""}, (0, VERSIONS), 0, '{"version": 1, "withdrawn": false}'),
         ("CHOOSE", {"TO": ""}, (0, VERSIONS.partition("\n")[0]), 2, "no version before"),
@@ -129,9 +128,6 @@ NEW = {"PUBLISHED": "", "WARM_START": "True"}
     ],
 )
 def test_a_task_ends_as_its_command_does(tmp_path, name, variables, answer, code, said) -> None:
-    (tmp_path / "index" / "1").mkdir(parents=True)
-    (tmp_path / "index" / "1" / "index.json").touch()
-    variables = {key: value.replace("{folder}", str(tmp_path)) for key, value in variables.items()}
     command = tmp_path / "sluice"
     code_of, text = answer or (0, "$*")
     command.write_text(f"#!/bin/bash\ncat <<EOF\n{text}\nEOF\nexit {code_of}\n")

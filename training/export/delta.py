@@ -22,17 +22,18 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
-from conf.atomic_output import list_numbered, numbered_directory
-from conf.delta import DELTA_FILE, DELTA_FORMAT_VERSION, read_delta, require_files
+from conf.delta import DELTA_FILE, DELTA_FORMAT_VERSION, find_delta, read_delta, require_files
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.export import (
     EXPORT_FILE,
     TABLES_DIR,
     ExportOptions,
+    list_complete,
     list_files,
     list_versions,
     read_card,
 )
+from conf.paths import ReadablePath
 from conf.run import DELTA_DIR, WARM_START_FILE, read_json, write_json
 from conf.schema import PAD_ID, fingerprint
 from training.checkpoint.restore import (
@@ -53,6 +54,7 @@ from training.embedding.table_delta import (
 from training.embedding.table_files import TableRows
 from training.export.saved_model import write_models_config, write_version
 from training.export.tables import read_table_rows, write_tables
+from training.stored_models import bring, describe, hold_model, is_card
 from training.tensorflow_runtime import disk_errors
 
 START = "start"
@@ -118,12 +120,13 @@ def write_delta(trained: TrainedModel, since: Path, options: ExportOptions) -> P
             fix="set --to to another directory",
         )
     if options.once and (found := _find_delta_of(trained, since, parent)):
-        return found
+        return bring(found, lambda key: key == DELTA_FILE)
     base = load_checkpoint(since)
     _require_same_tables(base, trained)
     with (
         disk_errors(f"cannot write the delta to {parent}", "free some space, then export again"),
-        numbered_directory(parent, options.keep) as (staging, target),
+        hold_model(parent, DELTA_FILE) as held,
+        held.next_version(options.keep) as (staging, target),
     ):
         version = staging / VERSION_DIR
         version.mkdir()
@@ -137,7 +140,7 @@ def write_delta(trained: TrainedModel, since: Path, options: ExportOptions) -> P
             "format_version": DELTA_FORMAT_VERSION,
             "name": name,
             "run": trained.run_dir.name,
-            "since": {"run": base.run_dir.name, "checkpoint": str(since)},
+            "since": {"run": base.run_dir.name, "checkpoint": describe(since)},
             "tables": tables,
             "version": card,
             "files": list_files(staging),
@@ -146,12 +149,12 @@ def write_delta(trained: TrainedModel, since: Path, options: ExportOptions) -> P
     return target
 
 
-def _find_delta_of(trained: TrainedModel, since: Path, parent: Path) -> Path | None:
+def _find_delta_of(trained: TrainedModel, since: Path, parent: ReadablePath) -> ReadablePath | None:
     """Returns the newest delta of a run since a checkpoint, if there is one."""
-    for number in reversed(list_numbered(parent)):
+    for number in reversed(list_complete(parent, DELTA_FILE)):
         about = read_json(parent / str(number) / DELTA_FILE)
         of = (about["version"]["run_path"], about["since"]["checkpoint"])
-        if of == (str(trained.run_dir.resolve()), str(since)):
+        if of == (describe(trained.run_dir.resolve()), describe(since)):
             return parent / str(number)
     return None
 
@@ -270,7 +273,7 @@ def _save(prefix: Path, tensors: Mapping[str, Any], order: Sequence[str]) -> Non
         )
 
 
-def apply_delta(path: Path, model: Path, keep: int | None = None) -> Path:
+def apply_delta(path: ReadablePath, model: ReadablePath, keep: int | None = None) -> Path:
     """Makes the next version of a served model from its newest one.
 
     Args:
@@ -279,16 +282,16 @@ def apply_delta(path: Path, model: Path, keep: int | None = None) -> Path:
         keep: Versions that are kept, the newest ones; None: all.
 
     Returns:
-        Directory of the version; the newest one where it is what the delta leads to.
+        Directory of the version; the newest one where it is what the delta leads to. Of one in a
+        store it is a working copy, see `training.export.saved_model.write_export`.
 
     Raises:
         ConfigError: The delta is of a model of another name.
         UpstreamNotReadyError: There is no such delta or model, or another process writes it.
         InputDataError: The delta is damaged or for another base; the model is as it was.
     """
-    delta, about = read_delta(path)
-    versions = list_versions(model)
-    if not versions:
+    delta, about = read_delta(bring(find_delta(path)))
+    if not list_versions(model):
         raise UpstreamNotReadyError(
             "there is no version of the model to apply the delta to",
             received=str(model),
@@ -300,32 +303,37 @@ def apply_delta(path: Path, model: Path, keep: int | None = None) -> Path:
             received=f"{about['name']}, for {model}",
             fix=f"export the delta again with --name {model.resolve().name}",
         )
-    base = model / str(versions[-1])
-    card = read_card(base)
-    wanted = about["version"]
-    if card["fingerprint"] == wanted["fingerprint"]:
-        return base
-    _require_base(card, base, about)
     with (
         disk_errors(f"cannot write a version to {model}", "free some space, then apply again"),
-        numbered_directory(model, keep) as (staging, target),
+        hold_model(model) as held,
     ):
-        tables = _read_result(base / VARIABLES, delta, about)
-        shutil.copytree(delta / VERSION_DIR, staging, dirs_exist_ok=True)
-        _join_variables(delta / WEIGHTS, staging / VARIABLES, tables, about)
-        require_files(
-            staging, wanted["files"], "take a full export: TensorFlow is another one here"
-        )
-        files = dict(wanted["files"])
-        if (base / TABLES_DIR).is_dir():
-            write_tables(staging / TABLES_DIR, tables)
-            written = list_files(staging / TABLES_DIR)
-            files |= {f"{TABLES_DIR}/{name}": info for name, info in written.items()}
-        origin = {"delta": about["since"], "base_version": base.name}
-        found = {**wanted, **origin, "version": target.name, "files": files}
-        write_json(staging / EXPORT_FILE, found)
-    write_models_config(model.parent)
+        newest = model / str(list_versions(model)[-1])
+        card = read_card(newest)
+        if card["fingerprint"] == about["version"]["fingerprint"]:
+            return bring(newest, is_card)
+        base = bring(newest)
+        _require_base(card, base, about)
+        with held.next_version(keep) as (staging, target):
+            found = _write_result(staging, base, delta, about)
+            write_json(staging / EXPORT_FILE, {**found, "version": target.name})
+        write_models_config(model.parent)
     return target
+
+
+def _write_result(
+    staging: Path, base: Path, delta: Path, about: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Writes the files of a version, and returns what its `export.json` says."""
+    tables, wanted = _read_result(base / VARIABLES, delta, about), about["version"]
+    shutil.copytree(delta / VERSION_DIR, staging, dirs_exist_ok=True)
+    _join_variables(delta / WEIGHTS, staging / VARIABLES, tables, about)
+    require_files(staging, wanted["files"], "take a full export: TensorFlow is another one here")
+    files = dict(wanted["files"])
+    if (base / TABLES_DIR).is_dir():
+        write_tables(staging / TABLES_DIR, tables)
+        written = list_files(staging / TABLES_DIR)
+        files |= {f"{TABLES_DIR}/{name}": info for name, info in written.items()}
+    return {**wanted, "delta": about["since"], "base_version": base.name, "files": files}
 
 
 def _require_base(card: Mapping[str, Any], base: Path, about: Mapping[str, Any]) -> None:
@@ -336,7 +344,8 @@ def _require_base(card: Mapping[str, Any], base: Path, about: Mapping[str, Any])
         other = [name for name in needed if found.get(name) != needed[name]]
         raise InputDataError(
             "the delta is for another version of the model",
-            received=f"{base}, of run {card.get('run')}: other rows in {', '.join(other)}",
+            received=f"{describe(base)}, of run {card.get('run')}: other rows in "
+            + ", ".join(other),
             allowed=f"an export of run {about['since']['run']}",
             fix="apply the deltas in between first, in order, or take a full export",
         )

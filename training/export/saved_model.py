@@ -9,19 +9,20 @@
         embeddings/                 of a retrieval model: the same
         index/1/                    if asked for: see `training.serving.index_build`
 
-A running server loads a new version as soon as it is there; earlier ones stay to go back to.
+A running server loads a new version as soon as it is there; earlier ones stay to go back to. DIR
+may lie in an object store, see `training.stored_models`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from conf.atomic_output import numbered_directory, write_text_atomic
-from conf.errors import UpstreamNotReadyError
+from conf.atomic_output import write_text_atomic
 from conf.export import (
     EMBEDDINGS_DIR,
     EXPORT_FILE,
@@ -34,6 +35,7 @@ from conf.export import (
     list_models,
 )
 from conf.locks import hold_file_lock
+from conf.paths import ReadablePath
 from conf.run import EXPORT_DIR, write_json
 from conf.schema import fingerprint
 from training.checkpoint.restore import TrainedModel
@@ -56,6 +58,7 @@ from training.export.tables import (
 from training.export.warmup import write_warmup
 from training.models.ranking import RankingModel, Task
 from training.models.retrieval import RetrievalModel, require_retrieval
+from training.stored_models import bring, describe, hold_model, is_card, replace_file
 from training.tensorflow_runtime import disk_errors
 
 
@@ -67,11 +70,13 @@ def write_export(trained: TrainedModel, options: ExportOptions | None = None) ->
         options: Where it goes.
 
     Returns:
-        Directory of the version, or with `once` of the one that the run has already.
+        Directory of the version, or with `once` of the one that the run has already. Of one in a
+        store it is a working copy: whole of a new version, `export.json` alone of one of before.
 
     Raises:
         InputDataError: A vocabulary or record is damaged, or a vector is not finite.
-        ConfigError: An index is asked for, and there are no items to index.
+        ConfigError: An index is asked for, and there are no items to index; or the store cannot be
+            reached or refuses.
         UpstreamNotReadyError: Another process is exporting the same model.
         InternalError: The disk is full, or there is no permission.
     """
@@ -79,26 +84,22 @@ def write_export(trained: TrainedModel, options: ExportOptions | None = None) ->
     base = options.directory or trained.run_dir / EXPORT_DIR
     name = options.name or trained.config.name
     model = base / name
-    with disk_errors(
-        f"cannot write the export {model}; earlier versions are untouched",
-        "free some space (or check the permissions), then export again",
+    with (
+        disk_errors(
+            f"cannot write the export {model}; earlier versions are untouched",
+            "free some space (or check the permissions), then export again",
+        ),
+        hold_model(model) as held,
     ):
-        model.mkdir(parents=True, exist_ok=True)
-        refusal = UpstreamNotReadyError(
-            "this model is being exported by another process right now",
-            received=model,
-            fix="wait for it to end, then run again",
-        )
-        with hold_file_lock(model / ".export.lock", refusal):
-            if options.once and (found := find_exports(model, trained.run_dir)):
-                return found[-1].path
-            with numbered_directory(model, options.keep) as (staging, target):
-                write_version(staging, trained, options, {"name": name, "version": target.name})
-                if options.index is not None:
-                    from training.serving.index_build import write_index  # needs faiss
+        if options.once and (found := find_exports(model, describe(trained.run_dir.resolve()))):
+            return bring(found[-1].path, is_card)
+        with held.next_version(options.keep) as (staging, target):
+            write_version(staging, trained, options, {"name": name, "version": target.name})
+            if options.index is not None:
+                from training.serving.index_build import write_index  # needs faiss
 
-                    write_index(staging, options.index)
-            write_models_config(base)
+                write_index(staging, options.index)
+        write_models_config(base)
     return target
 
 
@@ -144,7 +145,7 @@ def write_version(
         "model": trained.config.model.name,
         **identity,
         "run": trained.run_dir.name,
-        "run_path": str(trained.run_dir.resolve()),
+        "run_path": describe(trained.run_dir.resolve()),
         "dataset": manifest.dataset_name,
         "dataset_version": manifest.dataset_version,
         "encoders_fingerprint": manifest.encoders_fingerprint,
@@ -188,17 +189,24 @@ def _describe_task(task: Task) -> dict[str, str]:
     }
 
 
-def write_models_config(base: Path) -> None:
+def write_models_config(base: ReadablePath) -> None:
     """Writes the file that names all models of a directory to TensorFlow Serving."""
+    if not isinstance(base, Path):
+        replace_file(base, MODELS_CONFIG, partial(_build_models_config, base))
+        return
     with hold_file_lock(base / f".{MODELS_CONFIG}.lock"):
-        configs = "".join(
-            f'  config {{\n    name: "{directory.name}"\n'
-            f'    base_path: "{_quote(directory.resolve())}"\n'
-            '    model_platform: "tensorflow"\n  }\n'
-            for directory in list_models(base)
-        )
-        write_text_atomic(base / MODELS_CONFIG, f"model_config_list {{\n{configs}}}\n")
+        write_text_atomic(base / MODELS_CONFIG, _build_models_config(base))
 
 
-def _quote(path: Path) -> str:
-    return str(path).replace("\\", "\\\\").replace('"', '\\"')
+def _build_models_config(base: ReadablePath) -> str:
+    configs = "".join(
+        f'  config {{\n    name: "{directory.name}"\n'
+        f'    base_path: "{_quote(describe(directory.resolve()))}"\n'
+        '    model_platform: "tensorflow"\n  }\n'
+        for directory in list_models(base)
+    )
+    return f"model_config_list {{\n{configs}}}\n"
+
+
+def _quote(path: str) -> str:
+    return path.replace("\\", "\\\\").replace('"', '\\"')

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
+from conf.paths import ReadablePath
 from training.serving.batching import Batcher, BatchLimits
 from training.serving.errors import EXPIRED, FAILED, INVALID, TIMED_OUT, TOO_LARGE, RequestError
 from training.serving.known import read_item_files
@@ -65,13 +65,13 @@ class ServerConfig:
     """What is served.
 
     Attributes:
-        directory: Directory of models.
+        directory: Directory of models, local or in an object store.
         poll_seconds: How often it is looked at for new versions and indexes.
         limits: What one request may cost.
         recommend: What answers `/v1/recommend`.
     """
 
-    directory: Path
+    directory: ReadablePath
     poll_seconds: float = 2.0
     limits: ServerLimits = field(default_factory=ServerLimits)
     recommend: RecommendConfig = field(default_factory=RecommendConfig)

@@ -3,7 +3,8 @@
 A version is loaded together with its index on a thread of its own, its warm-up requests are
 replayed, and only then does the pair take the place of the one before, which goes on answering
 until then, and for good if the new one cannot be loaded or fails a request. A new index of the
-version that answers makes a new pair with it.
+version that answers makes a new pair with it. Of a directory in an object store the versions that
+are tried are brought here first.
 """
 
 from __future__ import annotations
@@ -30,10 +31,9 @@ from conf.export import (
     INDEX_DIR,
     WARMUP_FILE,
     find_damage,
-    list_models,
-    list_versions,
     read_card,
 )
+from conf.paths import ReadablePath, require_bucket
 from training.serving.errors import NOT_FOUND, UNAVAILABLE, RequestError
 from training.serving.known import (
     NO_FILES,
@@ -44,6 +44,7 @@ from training.serving.known import (
 )
 from training.serving.metrics import Metrics
 from training.serving.tensors import Arrays
+from training.stored_models import FollowedModels
 
 LOADING, AVAILABLE, END = "LOADING", "AVAILABLE", "END"
 
@@ -199,7 +200,7 @@ class ModelStore:
     """All models of a directory, each in its newest version that works.
 
     Args:
-        directory: Directory of models.
+        directory: Directory of models, local or in an object store.
         poll_seconds: How often it is looked at.
         metrics: Told of each version and index that is loaded, or fails.
         files: What else is said of the items of all models.
@@ -207,12 +208,12 @@ class ModelStore:
 
     def __init__(
         self,
-        directory: Path,
+        directory: ReadablePath,
         poll_seconds: float = 2.0,
         metrics: Metrics | None = None,
         files: ItemFiles = NO_FILES,
     ) -> None:
-        self._directory, self._poll_seconds = directory, poll_seconds
+        self._source, self._poll_seconds = FollowedModels(directory), poll_seconds
         self._metrics, self._files = metrics or Metrics(), files
         self._models: dict[str, _Model] = {}
         self._stopped = threading.Event()
@@ -223,14 +224,16 @@ class ModelStore:
 
         Raises:
             UpstreamNotReadyError: No model can be loaded.
+            ConfigError: The object store cannot be reached or refuses, or has no such bucket.
         """
         self.refresh()
         if not self.names:
+            require_bucket(self._source.place)
             tried = [f"{name} {number}: {error}" for name, model in self._models.items()
                      for number, (_, error) in model.states.items()]  # fmt: skip
             raise UpstreamNotReadyError(
                 "there is no exported model that can be served",
-                received=f"{self._directory}: {'; '.join(tried) or 'no version of any model'}",
+                received=f"{self._source.place}: {'; '.join(tried) or 'no version of any model'}",
                 fix="write one by `sluice export --to DIR`",
             )
         self._thread.start()
@@ -288,14 +291,17 @@ class ModelStore:
 
     def refresh(self) -> None:
         """Loads what is new; a version that fails leaves the one before in place."""
-        for directory in list_models(self._directory) if self._directory.is_dir() else []:
-            model = self._models.setdefault(directory.name, _Model())
-            for number in reversed(list_versions(directory)):
+        for name, numbers in self._source.list_versions().items():
+            model = self._models.setdefault(name, _Model())
+            for number in reversed(numbers):
+                path = self._source.bring(name, number)
                 if model.current is not None and model.current.number == number:
                     self._try_index(model, model.current)
                     break
-                if self._try_version(model, directory / str(number)):
+                if self._try_version(model, path):
                     break
+            if model.current is not None:
+                self._source.drop(name, [n for n in numbers if n >= model.current.number])
 
     def _try_version(self, model: _Model, path: Path) -> bool:
         number, stamp = int(path.name), _read_stamp(path)
@@ -351,6 +357,8 @@ class ModelStore:
         while not self._stopped.wait(self._poll_seconds):
             try:
                 self.refresh()
+            except SluiceError as error:  # A store that cannot be reached, say.
+                _log.error("new versions cannot be looked for: %s", _describe(error))
             except Exception:
                 _log.exception("the models could not be looked at; those loaded go on answering")
 

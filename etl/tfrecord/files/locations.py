@@ -366,6 +366,11 @@ class StoredPath:
         """Last part of the path."""
         return self.storage.name
 
+    @property
+    def parent(self) -> StoredPath:
+        """The directory around it; a bucket itself."""
+        return StoredPath(self.storage.parent or self.storage)
+
     def __truediv__(self, key: str, /) -> StoredPath:
         """A place below this one."""
         return StoredPath(self.storage.child(key))

@@ -159,6 +159,10 @@ class Storage:
     def _copy(self, names: tuple[str, str]) -> None:
         self._writer.copy(self._locate(names[0]), self._locate(names[1]))
 
+    def copy_to(self, key: str, target: Storage) -> None:
+        """Copies an object to the same key of another directory of its bucket."""
+        self._writer.copy(self._locate(key), target._locate(key))
+
     def delete_all(self, keys: Iterable[str]) -> None:
         """Deletes objects; those that are not there do no harm."""
         run_all(self.delete, keys)

@@ -19,6 +19,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
@@ -37,8 +38,11 @@ LOCK_FILE = ".copy.lock"
 # A folder that holds one of them is complete; see `conf.run`, `conf.export`, `conf.delta`.
 MARKERS = frozenset(
     {MANIFEST_FILE, "checkpoint.json", "index.json", "export.json", "delta.json", "run_card.json"}
+    | {"saved_model.pb"}
 )
 _COPY_BYTES = 8 << 20
+# What the stores copy themselves: S3 refuses more.
+_STORE_COPY_BYTES = 5 << 30
 
 
 @dataclass(frozen=True)
@@ -258,10 +262,16 @@ class WorkingCopy:
     @contextlib.contextmanager
     def reaching(self) -> Iterator[None]:
         """Turns what the store refuses into a `ConfigError`."""
-        try:
+        with _reaching(self.remote):
             yield
-        except OSError as error:
-            raise unreachable(self.remote.uri, error) from error
+
+
+@contextlib.contextmanager
+def _reaching(place: Storage) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise unreachable(place.uri, error) from error
 
 
 def _is_kept(key: PurePosixPath) -> bool:
@@ -338,6 +348,49 @@ def find_working_copy(directory: Path) -> WorkingCopy | None:
 
 
 def describe_place(directory: Path) -> str:
-    """Returns the path of a directory, or the URI that it stands for."""
-    copy = find_working_copy(directory)
-    return str(directory) if copy is None else copy.remote.uri
+    """Returns the path of a directory, or the URI that it stands for, in a copy or as one."""
+    for around in (directory, *directory.parents):
+        if (copy := find_working_copy(around)) is not None:
+            return "/".join([copy.remote.uri, *directory.relative_to(around).parts])
+    return str(directory)
+
+
+def remove_folder(folder: Storage) -> None:
+    """Removes what lies in a folder of a store, first what it is complete with.
+
+    Raises:
+        ConfigError: The store cannot be reached or refuses.
+    """
+    with _reaching(folder):
+        keys = list(folder.list_objects())
+        folder.delete_all(filter(_is_marker, keys))
+        folder.delete_all(key for key in keys if not _is_marker(key))
+
+
+def move_folder(folder: Storage, target: Storage) -> None:
+    """Moves what lies in a folder of a store; killed, it is gone on with by the next call.
+
+    Args:
+        folder: It is complete until all of it is at the target.
+        target: A folder of the same bucket; files that are there are replaced.
+
+    Raises:
+        ConfigError: The store cannot be reached or refuses.
+    """
+    with _reaching(folder):
+        found = folder.list_objects()
+        for keys in ([k for k in found if not _is_marker(k)], list(filter(_is_marker, found))):
+            run_all(partial(_copy_object, folder, target, found), keys)
+    remove_folder(folder)
+
+
+def _copy_object(
+    folder: Storage, target: Storage, found: Mapping[str, StoredObject], key: str
+) -> None:
+    if found[key].bytes <= _STORE_COPY_BYTES:
+        folder.copy_to(key, target)
+        return
+    with folder.open_input(key) as source:
+        upload = target.open_output(key)
+        shutil.copyfileobj(source, upload, _COPY_BYTES)
+        upload.close()

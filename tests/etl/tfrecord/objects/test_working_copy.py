@@ -22,7 +22,9 @@ from etl.tfrecord.files.working_copy import (
     describe_place,
     find_working_copy,
     find_working_path,
+    move_folder,
     open_working_copy,
+    remove_folder,
 )
 from tests.fake_store import FakeStore
 
@@ -118,6 +120,34 @@ def test_a_marker_comes_last_and_goes_first(store: FakeStore, tmp_path: Path) ->
     copy.push()
     gone = [line.rpartition("/")[2] for line in store.log if line.startswith("delete")]
     assert gone == ["checkpoint.json", "state"]
+
+
+def test_a_folder_is_moved_and_removed_inside_the_store(
+    copies: Callable[[str], WorkingCopy],
+) -> None:
+    here, there = copies("here"), copies("there")
+    write(here, **{"1__export.json": "{}", "1__variables__data": "22", "2__x": "3"})
+    here.push()
+    folder, target = here.remote.child("1"), here.remote.child(".withdrawn").child("1")
+    target.put("export.json", b"old")
+    move_folder(folder, target)
+    assert {key: target.read(key) for key in target.list_objects()} == {
+        "export.json": b"{}", "variables/data": b"22",
+    }  # fmt: skip
+    there.pull()
+    assert held(there) == {"2/x": "3"}
+    move_folder(folder, target)  # Nothing is left to move.
+    assert set(target.list_objects()) == {"export.json", "variables/data"}
+    remove_folder(target)
+    assert set(here.remote.list_objects()) == {"2/x"}
+
+
+def test_what_lies_in_a_copy_is_described_by_its_uri(copies: Callable[[str], WorkingCopy]) -> None:
+    copy = copies("here")
+    copy.begin()
+    assert describe_place(copy.local) == copy.remote.uri
+    assert describe_place(copy.local / "a" / "b") == f"{copy.remote.uri}/a/b"
+    assert describe_place(copy.local.parent / "other") == str(copy.local.parent / "other")
 
 
 class Killed(BaseException):

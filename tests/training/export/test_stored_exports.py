@@ -1,0 +1,438 @@
+"""Exports in stores: numbered, kept, withdrawn and followed there, from several machines."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+from tensorflow_serving.config.model_server_config_pb2 import ModelServerConfig
+
+from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
+from conf.export import find_published, list_files, list_versions, read_card, read_versions
+from conf.paths import ReadablePath
+from conf.run import write_json
+from conf.training.models import DSSMConfig
+from conf.training.train import TrainConfig
+from etl.tfrecord.files import working_copy
+from etl.tfrecord.files.working_copy import WORK_DIR_VARIABLE
+from etl.tfrecord.reading import WorkingCopy, hold_lease
+from jobs.cli import main
+from tests.fake_store import FakeStore, reached_as
+from tests.object_servers import SCHEMES, ObjectServer
+from training.fit import fit_run
+from training.monitoring.progress import NoProgress
+from training.serving.model_store import ModelStore
+from training.stored_models import FollowedModels, find_place, hold_model, roll_back
+
+Machine = Callable[[str], None]
+RUN = "s3://bucket/runs/t"
+MODELS = "s3://bucket/models"
+
+
+class Killed(BaseException):
+    """In place of a signal."""
+
+
+@dataclass(frozen=True)
+class World:
+    """A store with a run and the version of a model that it was exported as.
+
+    Attributes:
+        store: The store.
+        version: The version on the machine that exported it.
+        log: What the export asked of the store.
+    """
+
+    store: FakeStore
+    version: Path
+    log: list[str]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, tiny_version: Path) -> World:
+    with pytest.MonkeyPatch.context() as patch, reached_as("s3", patch) as store:
+        work = tmp_path_factory.mktemp("work")
+        patch.setenv(WORK_DIR_VARIABLE, str(work))
+        config = TrainConfig.model_validate(
+            {
+                "dataset": str(tiny_version),
+                "name": "t",
+                "root": "s3://bucket/runs",
+                "model": DSSMConfig(embedding_dim=8).model_dump(),
+                "input": {"batch_size": 64, "shuffle_buffer": 100},
+                "fit": {"epochs": 1},
+            }
+        )
+        fit_run(config, NoProgress())
+        store.log.clear()
+        assert main(["export", "--run", RUN, "--to", MODELS, "--index"]) == 0
+    return World(store, work / "s3/bucket/models/t/1", [*store.log])
+
+
+@pytest.fixture
+def store(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStore]:
+    world.store.log.clear()
+    with reached_as("s3", monkeypatch, world.store) as store:
+        yield store
+    store.hook = lambda name: None
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Goes over to another machine, with a disk of its own."""
+
+    def change(name: str) -> None:
+        monkeypatch.setenv(WORK_DIR_VARIABLE, str(tmp_path / name))
+
+    change("second")
+    return change
+
+
+@pytest.fixture
+def model(request: pytest.FixtureRequest) -> str:
+    """A place of its own for a model."""
+    return f"s3://bucket/{request.node.name.partition('[')[0]}/m"
+
+
+def publish(uri: str, keep: int | None = None, content: str = "weights") -> int:
+    """Writes a version that only looks like one."""
+    with hold_model(find_place(uri)) as held, held.next_version(keep) as (staging, target):
+        (staging / "variables").mkdir()
+        (staging / "variables" / "variables.data").write_text(content)
+        (staging / "saved_model.pb").write_text("graph")
+        files = list_files(staging)
+        card = {"run_path": f"/run{target.name}", "dataset_version": "v1", "files": files}
+        write_json(staging / "export.json", card)
+    return int(target.name)
+
+
+def run_json(command: list[str], capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
+    capsys.readouterr()
+    assert main([*command, "--log-format", "json"]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_version_is_complete_with_its_last_files(world: World) -> None:
+    puts = [line.removeprefix("put bucket/models/") for line in world.log if "put" in line[:4]]
+    puts = [name for name in puts if not name.endswith(".lease") and name.startswith(("t/", "mo"))]
+    assert puts[-1] == "models.config"
+    assert set(puts[-3:-1]) == {"t/1/saved_model.pb", "t/1/export.json"}
+    assert {f"t/1/{name}" for name in list_files(world.version) if name[0] != "."} <= set(puts)
+    text = world.store.get("models/models.config")[0].decode()
+    [found] = text_format.Parse(text, ModelServerConfig()).model_config_list.config
+    assert (found.name, found.base_path) == ("t", f"{MODELS}/t")
+
+
+def test_another_machine_uses_what_was_exported(
+    world: World,
+    store: FakeStore,
+    machine: Machine,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    [listed] = run_json(["models", "list", f"{MODELS}/t"], capsys)
+    run = str(listed["run"])
+    assert run.startswith(f"{RUN}/runs/")
+    assert (listed["version"], listed["published"], listed["withdrawn"]) == (1, True, False)
+    [found] = run_json(["models", "published", f"{MODELS}/t"], capsys)
+    assert found == {"version": 1, "run": run}
+    once = ["export", "--run", run, "--to", MODELS, "--once"]
+    assert run_json(once, capsys) == [{"export": f"{MODELS}/t/1"}]
+    assert not [line for line in store.log if line.startswith("put bucket/models/t/1")]
+    indexed = ["index", "--export", f"{MODELS}/t", "--once"]
+    assert run_json(indexed, capsys) == [{"index": f"{MODELS}/t/1/index/1"}]
+    built = run_json(["index", "--export", f"{MODELS}/t/1", "--keep", "1"], capsys)
+    assert built == [{"index": f"{MODELS}/t/1/index/2"}]
+    left = {key.split("/")[3] for key in store.objects("bucket/models") if "/1/index/" in key}
+    assert left == {".lease", "2"}
+    scored = []
+    monkeypatch.setattr("jobs.score.score", lambda version, *_: scored.append(version))
+    monkeypatch.setattr("jobs.score.print_summary", lambda *_: None)
+    assert main(["score", "--model", MODELS, "--to", str(tmp_path / "scores")]) == 0
+    files = read_card(world.version)["files"]
+    brought = {n: info for n, info in list_files(scored[0]).items() if n in files}
+    assert brought == files
+    evaluated = ["evaluate", "--run", RUN, "--saved-model", f"{MODELS}/t"]
+    assert run_json(evaluated, capsys)[0]["served"] == f"{MODELS}/t"
+
+
+def test_an_export_into_a_run_is_brought_back_with_it(
+    world: World, store: FakeStore, machine: Machine, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def copy(staging: Path, *_: object) -> None:
+        shutil.copytree(world.version, staging, dirs_exist_ok=True,
+                        ignore=shutil.ignore_patterns(".*"))  # fmt: skip
+
+    monkeypatch.setattr("training.export.saved_model.write_version", copy)
+    [written] = run_json(["export", "--run", RUN], capsys)
+    run = find_published(find_place(f"{MODELS}/t")).run
+    assert written == {"export": f"{run}/export/t/1"}
+    machine("third")
+    [listed] = run_json(["models", "list", f"{run}/export/t"], capsys)
+    assert (listed["version"], listed["run"]) == (1, run)
+    text = store.get(f"{run.removeprefix('s3://bucket/')}/export/models.config")[0].decode()
+    assert f'"{run}/export/t"' in text
+
+
+def test_numbers_go_on_from_machine_to_machine(
+    store: FakeStore, machine: Machine, model: str, tmp_path: Path
+) -> None:
+    assert [publish(model), publish(model)] == [1, 2]
+    machine("third")
+    assert publish(model) == 3
+    assert roll_back(find_place(model), 1) == [2, 3]
+    machine("second")
+    assert publish(model, keep=1) == 4
+    assert [v.number for v in read_versions(find_place(model)) if not v.is_withdrawn] == [4]
+    assert [v.number for v in read_versions(find_place(model)) if v.is_withdrawn] == [3]
+    assert {key.split("/")[0] for key in store.objects(model.removeprefix("s3://"))} == {
+        "4", ".withdrawn", ".lease",
+    }  # fmt: skip
+    publish(model)
+    here = tmp_path / "second" / model.replace("://", "/")
+    assert sorted(path.name for path in here.iterdir() if path.name.isdigit()) == ["4", "5"]
+
+
+def test_a_second_exporter_is_refused(
+    world: World, store: FakeStore, machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = WorkingCopy.at(f"{MODELS}/t").remote
+    before = store.objects("bucket/models")
+    with hold_lease(place, "another"):
+        assert main(["export", "--run", RUN, "--to", MODELS]) == 4
+        assert main(["models", "rollback", f"{MODELS}/t", "--to", "1"]) == 4
+    with hold_lease(place.child("1").child("index"), "another"):
+        assert main(["index", "--export", MODELS]) == 4
+    assert "another process is working on this directory" in capsys.readouterr().err
+    assert store.objects("bucket/models") - before <= {"t/1/index/.lease"}
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_a_version_whose_export_was_killed_is_none(
+    store: FakeStore, machine: Machine, model: str, after: int
+) -> None:
+    model += str(after)
+    publish(model)
+    puts = 0
+
+    def kill(name: str) -> None:
+        nonlocal puts
+        if name.startswith("put") and "/2/" in name:
+            puts += 1
+            if puts >= after:
+                raise Killed
+
+    store.hook = kill
+    with pytest.raises(Killed):
+        publish(model)
+    store.hook = lambda name: None
+    place = find_place(model)
+    assert list_versions(place) == [1]
+    machine("third")
+    number = publish(model)
+    assert list_versions(place) == [1, number]
+    assert number == (2 if after == 1 else 3)  # What was begun has its number for good.
+    folders = {key.split("/")[0] for key in store.objects(model.removeprefix("s3://"))}
+    assert folders == {"1", str(number), ".lease"}
+    assert publish(model) == number + 1
+
+
+def test_a_roll_back_is_seen_and_can_be_gone_on_with(
+    store: FakeStore, machine: Machine, model: str
+) -> None:
+    for _ in range(3):
+        publish(model)
+    place, folder = find_place(model), model.removeprefix("s3://")
+    contents = {key: store.get(f"{folder.removeprefix('bucket/')}/{key}")[0]
+                for key in store.objects(folder) if key[0] == "3"}  # fmt: skip
+    seen: list[int] = []
+
+    def watch(name: str) -> None:
+        if name.startswith(("copy", "delete")):
+            keys = store.objects(folder)
+            seen.append(max(int(key.split("/")[0]) for key in keys if key.endswith("/export.json")
+                            and key[0] != "."))  # fmt: skip
+            if len(seen) == 9:
+                raise Killed
+
+    store.hook = watch
+    with pytest.raises(Killed):
+        roll_back(place, 1)
+    assert seen == [3] * 9  # Version 2 is away, and 3 answers.
+    store.hook = lambda name: None
+    assert find_published(place).number == 3
+    machine("third")
+    assert roll_back(place, 1)[-1] == 3
+    assert find_published(place).number == 1
+    assert [v.is_withdrawn for v in read_versions(place)] == [False, True, True]
+    moved = {key: store.get(f"{folder.removeprefix('bucket/')}/.withdrawn/{key}")[0]
+             for key in contents}  # fmt: skip
+    assert moved == contents
+    assert roll_back(place, 1) == []
+    assert publish(model) == 4
+
+
+def test_a_roll_back_to_a_damaged_version_is_refused(
+    store: FakeStore, machine: Machine, model: str
+) -> None:
+    publish(model)
+    publish(model)
+    place = find_place(model)
+    with pytest.raises(ConfigError, match="no version of this model to go back to"):
+        roll_back(place, 7)
+    WorkingCopy.at(f"{model}/1").remote.put("variables/variables.data", b"cut")
+    with pytest.raises(InputDataError, match=r"variables\.data: 3 bytes of 7"):
+        roll_back(place)
+    assert list_versions(place) == [1, 2]
+
+
+def test_what_a_store_does_not_copy_passes_through(
+    store: FakeStore, machine: Machine, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(model)
+    publish(model, content="long weights")
+    monkeypatch.setattr(working_copy, "_STORE_COPY_BYTES", 8)
+    assert roll_back(find_place(model)) == [2]
+    folder = model.removeprefix("s3://bucket/")
+    assert store.get(f"{folder}/.withdrawn/2/variables/variables.data")[0] == b"long weights"
+    copied = [line for line in store.log if line.startswith("copy")]
+    assert not [line for line in copied if line.endswith("variables.data")]
+
+
+def serve(place: ReadablePath) -> ModelStore:
+    found = ModelStore(place, 60.0)
+    found.start()
+    return found
+
+
+def ask(models: ModelStore) -> np.ndarray:
+    items = {"movie_id": np.array([107]), "genres": np.array([["genre_1"]], object)}
+    return models.get("t").call("item_embedding", items)["embedding"]
+
+
+def test_a_server_follows_a_store(
+    world: World,
+    store: FakeStore,
+    machine: Machine,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    base = "s3://bucket/served"
+    skipped = shutil.ignore_patterns(".*", "index")
+
+    def export_again() -> None:
+        place = find_place(f"{base}/t")
+        with hold_model(place) as held, held.next_version() as (staging, _):
+            shutil.copytree(world.version, staging, dirs_exist_ok=True, ignore=skipped)
+
+    with pytest.raises(UpstreamNotReadyError, match="no exported model that can be served"):
+        serve(find_place(base))
+    export_again()
+    machine("server")
+    models = serve(find_place(base))
+    local = serve(world.version.parents[1])
+    np.testing.assert_array_equal(ask(models), ask(local))
+    assert (models.get("t").number, models.get("t").index, local.get("t").index) == (1, None, 1)
+    store.log.clear()
+    models.refresh()
+    assert not [line for line in store.log if not line.startswith(("list", "folders"))]
+    assert main(["index", "--export", f"{base}/t"]) == 0
+    models.refresh()
+    assert models.get("t").index == 1
+    machine("exporter")
+    export_again()
+    machine("server")
+
+    def refuse(name: str) -> None:
+        raise OSError("503 Slow Down")
+
+    store.hook = refuse
+    caplog.clear()
+    caplog.set_level(logging.ERROR, logger="sluice")
+    logging.getLogger("sluice").propagate = True
+    models._stopped.wait = lambda seconds: bool(caplog.records)  # type: ignore[method-assign]
+    models._watch()
+    [record] = caplog.records
+    assert "new versions cannot be looked for: s3://bucket/served" in record.getMessage()
+    assert record.exc_info is None
+    assert models.get("t").number == 1
+    store.hook = lambda name: None
+    models.refresh()
+    assert models.get("t").number == 2
+    followed = tmp_path / "server/s3/bucket/served/.followed/t"
+    assert [path.name for path in followed.iterdir()] == ["2"]
+    roll_back(find_place(f"{base}/t"))
+    models.refresh()
+    assert models.get("t").number == 1
+    np.testing.assert_array_equal(ask(models), ask(local))
+    assert [path.name for path in followed.iterdir()] == ["1"]
+    for each in (models, local):
+        each.stop()
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "message"),
+    [
+        (["models", "list", "s3://bucket/none"], 4, "has no exported version"),
+        (["models", "list", "s3://other/models/t"], 2, "there is no such bucket"),
+        (["models", "list", "hdfs://node/models/t"], 2, "no put with a condition"),
+        (["models", "rollback", "ftp://node/models/t"], 2, "must be on a file system"),
+        (["models", "apply", f"{MODELS}/t", "--delta", "s3://other/d"], 2, "no such bucket"),
+        (["models", "apply", f"{MODELS}/t", "--delta", "s3://bucket/d"], 4, "there is no delta"),
+        (["index", "--export", "s3://other/models"], 2, "there is no such bucket"),
+        (["index", "--export", "s3:/bucket/models"], 2, "no place in an object store"),
+        (["score", "--model", "s3://other/models", "--to", "x"], 2, "there is no such bucket"),
+        (["serve", "--models", "s3://other/models", "--port", "0"], 2, "there is no such bucket"),
+        (["export", "--run", RUN, "--to", "hdfs://node/models"], 2, "no put with a condition"),
+        (["export", "--run", RUN, "--to", "s3://other/models"], 2, "there is no such bucket"),
+        (["evaluate", "--run", RUN, "--saved-model", "s3://bucket/no"], 4, "no exported model"),
+    ],
+)
+def test_what_is_not_there_ends_in_a_message(
+    store: FakeStore,
+    machine: Machine,
+    command: list[str],
+    code: int,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(command) == code
+    text = capsys.readouterr().err
+    assert message in " ".join(text.split())
+    assert "Traceback" not in text
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_real_servers(
+    scheme: str,
+    server_of: Callable[[str], ObjectServer],
+    machine: Machine,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    uri = f"{server_of(scheme).place('models').uri}/m"
+    assert [publish(uri), publish(uri)] == [1, 2]
+    machine("third")
+    assert publish(uri, keep=2) == 3
+    models = FollowedModels(find_place(uri.removesuffix("/m")))
+    assert models.list_versions() == {"m": [2, 3]}
+    files = read_card(models.bring("m", 3))["files"]
+    found = list_files(models.bring("m", 3))
+    assert {name: found[name] for name in files} == files
+    assert main(["models", "rollback", uri]) == 0
+    assert models.list_versions() == {"m": [2]}
+    assert main(["models", "list", uri]) == 0
+    assert "- 3  /run3  on v1" in capsys.readouterr().out
+    assert publish(uri) == 4
+    missing = uri.replace("bucket", "no-such-bucket")
+    with pytest.raises(ConfigError, match="there is no such bucket"):
+        publish(missing)
+    assert main(["models", "list", missing]) == 2
