@@ -15,6 +15,8 @@ from conf.delta import DELTA_FILE
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.export import EXPORT_FILE, ExportOptions, list_files, read_card
 from conf.training.train import TrainConfig
+from etl.tfrecord.files.working_copy import WORK_DIR_VARIABLE
+from tests.fake_store import reached_as
 from tests.training.tiny_dataset import TinyConfig, hash_key, write_tiny_dataset
 from training.checkpoint.restore import load_run
 from training.embedding import TableStore
@@ -22,6 +24,7 @@ from training.export.delta import apply_delta, find_base, write_delta
 from training.export.saved_model import write_export
 from training.fit import fit_run
 from training.monitoring.progress import NoProgress
+from training.stored_models import bring_version, describe, find_place
 
 pytestmark = pytest.mark.exhaustive
 
@@ -158,6 +161,31 @@ def test_a_delta_is_applied_once(days: Days) -> None:
     before = list_files(models)
     assert apply_delta(days.deltas[1], models / "m") == days.served[2]
     assert list_files(models) == before
+
+
+def test_a_delta_is_applied_in_a_store(
+    days: Days, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models, deltas = find_place("s3://bucket/models"), find_place("s3://bucket/deltas")
+    first, second = (load_run(run) for run in days.runs[:2])
+    with reached_as("s3", monkeypatch) as store:
+        monkeypatch.setenv(WORK_DIR_VARIABLE, str(tmp_path / "first"))
+        write_export(first, ExportOptions(models, "m", tables=True))
+        options, base = ExportOptions(deltas, "m", once=True), find_base(second, "start")
+        delta = write_delta(second, base, options)
+        assert describe(delta) == "s3://bucket/deltas/m/1"
+        monkeypatch.setenv(WORK_DIR_VARIABLE, str(tmp_path / "second"))
+        assert describe(write_delta(second, base, options)) == "s3://bucket/deltas/m/1"
+        served = apply_delta(deltas / "m", models / "m")
+        assert describe(served) == "s3://bucket/models/m/2"
+        assert read_variables(served) == read_variables(days.served[1])
+        monkeypatch.setenv(WORK_DIR_VARIABLE, str(tmp_path / "third"))
+        files = read_card(served)["files"]
+        found = list_files(bring_version(models))
+        assert {name: found[name] for name in files} == files
+        before = store.objects("bucket/models")
+        assert describe(apply_delta(deltas / "m", models / "m")) == "s3://bucket/models/m/2"
+        assert store.objects("bucket/models") == before
 
 
 def test_other_bases_and_damage_are_refused(days: Days, tmp_path: Path) -> None:

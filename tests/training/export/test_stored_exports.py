@@ -181,6 +181,11 @@ def test_an_export_into_a_run_is_brought_back_with_it(
     assert (listed["version"], listed["run"]) == (1, run)
     text = store.get(f"{run.removeprefix('s3://bucket/')}/export/models.config")[0].decode()
     assert f'"{run}/export/t"' in text
+    again = ["export", "--run", run, "--to", "s3://bucket/again", "--once"]
+    assert run_json(again, capsys) == [{"export": "s3://bucket/again/t/1"}]
+    with hold_model(find_place("s3://bucket/again/t")) as held:
+        assert held.withdraw(0) == [1]
+    assert run_json(again, capsys) == [{"export": "s3://bucket/again/t/.withdrawn/1"}]
 
 
 def test_numbers_go_on_from_machine_to_machine(
