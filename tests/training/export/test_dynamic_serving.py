@@ -11,16 +11,19 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, InputDataError
+from conf.export import ExportOptions
 from conf.paths import read_manifest
 from conf.run import read_json
 from conf.schema import FIRST_TOKEN_ID
 from conf.training.train import FitConfig, TrainConfig
 from tests.training.dynamic_runs import DSSM, MF, build_config, build_trainer
 from tests.training.tiny_dataset import TinyConfig, hash_key, write_tiny_dataset
-from training.checkpoint.restore import TrainedModel, load_run
+from training.checkpoint.checkpoint_files import list_checkpoints
+from training.checkpoint.restore import TrainedModel, load_checkpoint, load_run
 from training.evaluation.evaluate import evaluate_split
 from training.evaluation.item_index import build_item_index
+from training.export.delta import apply_delta, write_delta
 from training.export.saved_model import write_export
 from training.export.serving_encoders import INT_PAD_TOKENS
 from training.fit import fit_run
@@ -109,6 +112,34 @@ def test_predicts_lists_of_keys(trained: TrainedModel) -> None:
     assert first["user"] in {hash_key(1000 + user) for user in range(60)}
     assert len(first["items"]) == 5
     assert set(first["items"]) <= items
+
+
+def test_a_delta_makes_the_later_export_of_the_earlier_one(run: Path, tmp_path: Path) -> None:
+    since = list_checkpoints(run / "checkpoints" / "last")[0].path
+    now = load_run(run, "last")
+    write_export(load_checkpoint(since), ExportOptions(tmp_path / "models", "m", tables=True))
+    full = write_export(now, ExportOptions(tmp_path / "full", "m", tables=True))
+    delta = write_delta(now, since, ExportOptions(tmp_path / "deltas", "m"))
+    served = apply_delta(delta, tmp_path / "models" / "m")
+    assert served.name == "2"
+    cards = [read_json(version / "export.json") for version in (served, full)]
+    assert cards[0]["tables"] == cards[1]["tables"]
+    assert cards[0]["delta"]["run"] == run.name
+    for name, about in cards[1]["files"].items():
+        if name.endswith(".parquet"):
+            assert cards[0]["files"][name] == about, name
+    vectors = [
+        tf.saved_model.load(str(version)).signatures["user_embedding"](
+            user_id=tf.constant([1000, UNKNOWN], tf.int64),
+            gender=tf.constant(["F", "M"]),
+            history=tf.constant([[101, 105, 7], [UNKNOWN, 7, 8]], tf.int64),
+        )["embedding"]
+        for version in (served, full)
+    ]
+    np.testing.assert_array_equal(*vectors)
+    assert apply_delta(delta, tmp_path / "models" / "m") == served
+    with pytest.raises(InputDataError, match="another version of the model"):
+        apply_delta(delta, full.parent)
 
 
 def test_exports_towers_that_look_up_keys_in_their_graph(trained: TrainedModel) -> None:
