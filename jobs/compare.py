@@ -25,7 +25,6 @@ from jobs.support.trained_run import (
     restore_for_evaluation,
     restore_run,
 )
-from training.stored_runs import bring_back, describe_run
 
 app = typer.Typer(add_completion=False)
 
@@ -98,6 +97,8 @@ def compare(
         UpstreamNotReadyError: There is no such run or checkpoint.
         InputDataError: The split is empty, or data or a checkpoint is damaged.
     """
+    from training.stored_runs import bring_back, describe_run
+
     trained = restore_for_evaluation(run, checkpoint, overrides, dataset)
     other = restore_run(against, checkpoint, dataset)
     from training.evaluation.comparison import compare_runs, find_lead, require_metric

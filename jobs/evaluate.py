@@ -32,8 +32,6 @@ from jobs.support.trained_run import (
     restore_for_evaluation,
     timed,
 )
-from training.stored_models import bring_version, find_place
-from training.stored_runs import bring_back
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,6 +68,8 @@ def main(
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Rank the catalogue, or score the rows, and compare with the baselines."""
+    from training.stored_models import find_place
+
     setup_logging(log_format)
     given = [value for value in (predictions, saved_model, endpoint) if value is not None]
     if len(given) > 1:
@@ -179,6 +179,9 @@ def evaluate_served(
         UpstreamNotReadyError: There is no such run, export or server.
         InputDataError: Rows are not scored as the run scores them.
     """
+    from training.stored_models import bring_version
+    from training.stored_runs import bring_back
+
     trained = restore_for_evaluation(run_dir, checkpoint, overrides, dataset)
     from training.evaluation.replay import Endpoint, SavedModel, refuse_differences, replay_split
 
@@ -210,6 +213,8 @@ def evaluate_lists(
         UpstreamNotReadyError: There is no such run or checkpoint.
         InputDataError: The file is damaged, or the split is empty.
     """
+    from training.stored_runs import bring_back
+
     trained = restore_for_evaluation(run_dir, overrides=overrides)
     from training.evaluation.written_lists import measure_lists, refuse_later_lists
 

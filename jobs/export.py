@@ -25,7 +25,6 @@ from jobs.support.trained_run import (
     restore_run,
     timed,
 )
-from training.stored_models import describe, find_place
 
 app = typer.Typer(add_completion=False)
 
@@ -73,6 +72,8 @@ def main(
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Write the next version of a SavedModel that takes raw values, with all embeddings."""
+    from training.stored_models import describe, find_place
+
     setup_logging(log_format)
     indexing = _plan_index(index, items, delta_since)
     base = None if to is None else find_place(to)
@@ -163,6 +164,8 @@ def export_delta(
 
 def print_delta(target: Path, log_format: LogFormat) -> None:
     """Prints what a delta holds, and where it is."""
+    from training.stored_models import describe
+
     if log_format is LogFormat.JSON:
         print(json.dumps({"delta": describe(target)}))
         return
@@ -181,6 +184,8 @@ def print_delta(target: Path, log_format: LogFormat) -> None:
 def print_summary(target: Path) -> None:
     """Prints what was written, and where."""
     from rich.console import Console
+
+    from training.stored_models import describe
 
     card = read_card(target)
     total_bytes = sum(info["bytes"] for info in card["files"].values())

@@ -13,7 +13,6 @@ from conf.export import INDEX_CARD, INDEX_DIR, IndexKind, IndexOptions, find_ver
 from conf.paths import ReadablePath
 from conf.run import read_json
 from jobs.support.terminal import LogFormat, LogFormatOption, quiet_tensorflow, setup_logging
-from training.stored_models import describe, find_place, hold_version
 
 app = typer.Typer(add_completion=False)
 
@@ -45,6 +44,8 @@ def main(
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Index the items of a retrieval model, or add items to its index; `sluice serve` takes it."""
+    from training.stored_models import describe, find_place
+
     setup_logging(log_format)
     version = find_version(find_place(export))
     given = {"kind": kind, "items_file": items, "k": k, "recall": recall}
@@ -71,6 +72,8 @@ def _write_index(
     version: ReadablePath, add: Path | None, options: IndexOptions
 ) -> tuple[Path, str]:
     """Builds an index, or adds items to the newest one; returns it, and what there is to say."""
+    from training.stored_models import hold_version
+
     with quiet_tensorflow():
         from training.serving.index_build import add_items, build_index
     with hold_version(version) as directory:
@@ -84,6 +87,8 @@ def print_index(index: ReadablePath, note: str = "") -> None:
     """Prints what an index holds, and what it finds of the exact lists."""
     from rich.console import Console
     from rich.table import Table
+
+    from training.stored_models import describe
 
     about = read_json(index / INDEX_CARD)
     report, console = about["report"], Console(highlight=False)

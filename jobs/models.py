@@ -11,7 +11,6 @@ import typer
 from conf.delta import find_delta
 from conf.export import find_published, read_card, read_versions
 from jobs.support.terminal import LogFormat, LogFormatOption, quiet_tensorflow, setup_logging
-from training.stored_models import describe, find_place, roll_back
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -23,6 +22,8 @@ Model = Annotated[
 @app.command("list")
 def list_command(model: Model, log_format: LogFormatOption = LogFormat.TEXT) -> int:
     """List the versions, oldest first, withdrawn ones too."""
+    from training.stored_models import find_place
+
     versions = read_versions(find_place(model))
     newest = max((v.number for v in versions if not v.is_withdrawn), default=None)
     for version in versions:
@@ -56,6 +57,8 @@ def published_command(
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Print the run behind the newest version; exit code 4 where there is none."""
+    from training.stored_models import find_place
+
     setup_logging(log_format)
     found = find_published(find_place(model), None if before is None else Path(before).name)
     if log_format is LogFormat.JSON:
@@ -74,6 +77,8 @@ def rollback_command(
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Withdraw the newest versions: servers go back to an earlier one. Refuses a damaged one."""
+    from training.stored_models import find_place, roll_back
+
     setup_logging(log_format)
     place = find_place(model)
     withdrawn = roll_back(place, to)
@@ -101,6 +106,8 @@ def apply_command(
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Write the next version: the newest one with the changes of a delta."""
+    from training.stored_models import describe, find_place
+
     setup_logging(log_format)
     found = find_delta(find_place(delta))  # A wrong path is refused before TensorFlow starts.
     with quiet_tensorflow():

@@ -47,7 +47,6 @@ from jobs.support.terminal import (
     show_progress,
 )
 from jobs.support.trained_run import override_section
-from training.stored_models import bring_version, find_place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -137,6 +136,8 @@ def main(
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Write scores, ranked lists or embeddings of rows, by Spark."""
+    from training.stored_models import bring_version, find_place
+
     setup_logging(log_format)
     spark = override_section("spark", SparkConfig(), overrides or ())
     rows = _read_input(source, kind, options, id_column)

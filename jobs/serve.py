@@ -11,7 +11,6 @@ import typer
 
 from conf.errors import ConfigError
 from jobs.support.terminal import LogFormat, LogFormatOption, quiet_tensorflow, setup_logging
-from training.stored_models import find_place
 
 if TYPE_CHECKING:
     from training.serving.app import Server
@@ -54,6 +53,8 @@ def main(
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Answer TensorFlow Serving's REST API, /v1/recommend, and people who open / in a browser."""
+    from training.stored_models import find_place
+
     setup_logging(log_format)
     signal.signal(signal.SIGTERM, _stop)  # While models load; later uvicorn drains first.
     with quiet_tensorflow():

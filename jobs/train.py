@@ -25,7 +25,6 @@ from jobs.support.terminal import (
     quiet_tensorflow,
     setup_logging,
 )
-from training.stored_runs import describe_run, is_stored
 
 app = typer.Typer(add_completion=False)
 
@@ -145,6 +144,8 @@ def _check_servers(launcher: Launcher, sweep: Path | None) -> None:
 
 
 def _tell(run: Path, report: Path | None, log_format: LogFormat) -> None:
+    from training.stored_runs import describe_run
+
     place = describe_run(run)
     page = None if report is None else f"{place}/{report.name}"
     result = {"run": place, **({} if page is None else {"report": page})}
@@ -168,6 +169,7 @@ class Switches:
 def _sweep(config: TrainConfig, file: Path, switches: Switches, log_format: LogFormat) -> int:
     from conf.training.sweep import SweepConfig
     from jobs.support.sweep import sweep_configs
+    from training.stored_runs import is_stored
 
     if is_stored(config):
         raise ConfigError(

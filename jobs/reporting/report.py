@@ -12,7 +12,6 @@ from conf.run import REPORT_FILE
 from jobs.reporting.page import render_page
 from jobs.reporting.run_data import read_run
 from jobs.support.trained_run import RunOption
-from training.stored_runs import bring_back, find_run
 
 _log = logging.getLogger("sluice.jobs.report")
 
@@ -35,6 +34,8 @@ def write_report(run_dir: str | Path) -> Path:
         UpstreamNotReadyError: There is no run.
         InputDataError: The run card is damaged.
     """
+    from training.stored_runs import bring_back, find_run
+
     run = find_run(run_dir)
     target = run / REPORT_FILE
     write_text_atomic(target, render_page(read_run(run)))

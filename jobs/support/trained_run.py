@@ -18,7 +18,6 @@ from conf.errors import ConfigError, did_you_mean
 from conf.load import load_config
 from conf.run import update_run_card
 from jobs.support.terminal import quiet_tensorflow
-from training.stored_runs import bring_back, find_run
 
 if TYPE_CHECKING:
     from training.checkpoint.restore import TrainedModel
@@ -57,6 +56,8 @@ def restore_run(
         UpstreamNotReadyError: There is no such run, checkpoint or version.
         InputDataError: The checkpoint or a dataset version is damaged or gone.
     """
+    from training.stored_runs import find_run
+
     run_dir = find_run(run)  # A wrong path is refused before TensorFlow starts.
     with quiet_tensorflow():
         from training.checkpoint.restore import load_run
@@ -126,6 +127,8 @@ def timed(run_dir: Path, name: str) -> Iterator[None]:
 
     What the block has changed is brought to the store then, where the run lies in one.
     """
+    from training.stored_runs import bring_back
+
     start = time.monotonic()
     yield
     seconds = round(time.monotonic() - start, 3)

@@ -125,6 +125,10 @@ def test_no_job_hides_a_module_of_the_standard_library():
         ("conf.load", ["pyspark", "tensorflow", "keras", "etl", "training"]),
         ("jobs.cli", ["pyspark", "tensorflow", "keras", "etl", "training"]),
         (
+            "jobs.train, jobs.export, jobs.models, jobs.index, jobs.serve, jobs.compare",
+            ["pyspark", "tensorflow", "keras", "etl", "numba", "pyarrow"],
+        ),
+        (
             "etl.encoders.pipeline, etl.quality.statistics, etl.tfrecord.codec.decode",
             ["tensorflow", "pyspark", "pandas", "pydantic"],
         ),
