@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 # Spark leaves cores idle between its stages, and much of the suite waits for processes that it
-# started or killed: four processes keep two cores busy.
-TEST_PROCESSES ?= 4
+# started or killed: three processes keep two cores busy.
+TEST_PROCESSES ?= 3
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
