@@ -304,6 +304,8 @@ def _kind_of_device() -> str:
 
 
 def _allow_growth(gpu: tf.config.PhysicalDevice) -> None:
+    if tf.config.get_logical_device_configuration(gpu) is not None:
+        return  # Logical GPUs have fixed shares of its memory, which cannot grow.
     try:
         tf.config.experimental.set_memory_growth(gpu, True)
     except RuntimeError:

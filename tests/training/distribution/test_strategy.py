@@ -45,6 +45,17 @@ def test_a_kind_of_strategy_can_be_chosen() -> None:
     assert describe_devices(mirrored, 8).strategy == "mirrored"
 
 
+@no_gpu
+def test_a_gpu_split_into_logical_ones_is_mirrored_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The CPU, which the fixtures split, stands for a GPU: TensorFlow refuses both the same way.
+    for name in ("list_physical_devices", "list_logical_devices"):
+        found = getattr(tf.config, name)
+        monkeypatch.setattr(tf.config, name, lambda _kind, found=found: found("CPU"))
+    strategy = build_strategy(DevicesConfig())
+    assert describe_devices(strategy, 8).strategy == "mirrored"
+    assert strategy.num_replicas_in_sync == 2
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
