@@ -72,11 +72,17 @@ def estimate_sizes(
     rows = {name: estimate_rows(files) for name, files in by_source.items()}
     records = rows.get(config.events.source, 0) + rows.get(config.split.test_source or "", 0)
     output_bytes = records * estimate_record_bytes(plan, config.output.layout)
-    target = config.output.shard_bytes
-    shards = config.output.shards
-    if target is not None:
-        shards = max(1, math.ceil(output_bytes / target))
+    shards = _estimate_shards(config, records, output_bytes)
     return SizeEstimate(sum(file.bytes for file in inputs), rows, records, output_bytes, shards)
+
+
+def _estimate_shards(config: BuildConfig, records: int, output_bytes: int) -> int:
+    output = config.output
+    if output.shard_rows is not None:
+        return max(1, math.ceil(records / output.shard_rows))
+    if output.shard_bytes is not None:
+        return max(1, math.ceil(output_bytes / output.shard_bytes))
+    return output.shards
 
 
 def estimate_rows(files: Iterable[InputFile]) -> int:

@@ -44,6 +44,12 @@ class OutputConfig(Strict):
         description="Bytes per shard, as stored (`256MB`); takes the place of `shards` and "
         "`eval_shards`.",
     )
+    shard_rows: int | None = Field(
+        None,
+        ge=1,
+        description="Records per shard, about (200000); takes the place of `shards` and "
+        "`eval_shards`.",
+    )
     order: Literal["shuffled", "time"] = Field(
         "shuffled", description="`shuffled`: by a hash of the content; `time`: by event time."
     )
@@ -98,6 +104,8 @@ class OutputConfig(Strict):
                 "`order: time` and `group_by: user` exclude each other: grouped records are in "
                 "order of time within each user, and the users are shuffled"
             )
+        if self.shard_bytes is not None and self.shard_rows is not None:
+            raise ValueError("shards have one target: `shard_bytes` or `shard_rows`")
         if len(set(self.partition_by)) < len(self.partition_by):
             raise ValueError("`partition_by` names a column twice")
         if self.partition_overwrite == "dynamic" and DATE_PARTITION not in self.partition_by:

@@ -30,7 +30,7 @@ from etl.versions.run_fingerprint import Parent, RunRequest, content_config
 
 SHARD_STATISTICS_FILE = "shard_statistics.json.gz"
 # What shards of one split may differ in.
-_FREE_KEYS = ("shards", "eval_shards", "shard_bytes", "partition_overwrite")
+_FREE_KEYS = ("shards", "eval_shards", "shard_bytes", "shard_rows", "partition_overwrite")
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -228,6 +229,7 @@ def needs_row_counts(config: BuildConfig) -> bool:
     return bool(
         output.partition_by
         or output.shard_bytes is not None
+        or output.shard_rows is not None
         or output.group_by is not None
         or output.order == "time"
     )
@@ -301,10 +303,12 @@ def _count_partitions(
 def _shard_count(
     config: BuildConfig, part: SplitPartition, rows: int, bytes_per_row: Mapping[str, float]
 ) -> int:
-    target = config.output.shard_bytes
-    if target is None:
+    output = config.output
+    if output.shard_rows is not None:
+        return max(1, math.ceil(rows / output.shard_rows))
+    if output.shard_bytes is None:
         return declared_count(config, part[0])
-    return max(1, int(np.ceil(rows * bytes_per_row[part[0]] / target)))
+    return max(1, math.ceil(rows * bytes_per_row[part[0]] / output.shard_bytes))
 
 
 def bucket_column(config: BuildConfig, low: Column, high: Column) -> Column:

@@ -140,10 +140,11 @@ def build_mf(
     item: str,
     base_scores: Mapping[str, float] | None = None,
 ) -> keras.KerasTensor:
-    """Builds matrix factorization with biases.
+    """Builds matrix factorization; Koren, Bell & Volinsky 2009, eq. 4.
 
     Args:
-        inputs: Vectors and biases.
+        inputs: Vectors, and biases where the model has them; without any, the score is the product
+            alone (eq. 1).
         user: The feature of the user.
         item: The feature of the item.
         base_scores: Score of a constant for each task, where training starts; Sluice sets it.
@@ -152,6 +153,8 @@ def build_mf(
         Scores `[batch, 1]`: the rating, or its log-odds where the task is binary.
     """
     product = keras.layers.Dot(axes=1)([inputs[user], inputs[item]])
+    if not inputs.biases:
+        return product
     terms = [product, *(inputs[f"{name}_bias"] for name in (user, item))]
     return Bias(first_score(base_scores))(keras.layers.Add()(terms))
 

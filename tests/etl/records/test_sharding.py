@@ -92,6 +92,13 @@ def test_shards_of_a_target_size_are_as_many_as_needed_and_even(records):
     assert sum(map(len, found["train"])) == ROWS
 
 
+def test_shards_of_a_number_of_rows_are_as_many_as_needed_and_even(records):
+    found = place(records, make_config(shard_rows=-(-ROWS // 3)))
+    assert len(found["train"]) == 3
+    assert len(found["catalog"]) == 1
+    check_balance(found["train"])
+
+
 def test_by_time_shards_are_ranges_of_time_and_even(records):
     shards = place(records, make_config(order="time", shards=5))["train"]
     times = [row["ts"] for shard in shards for row in shard]

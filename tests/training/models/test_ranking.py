@@ -130,6 +130,11 @@ def test_factorization_reads_user_and_item_alone_and_starts_at_the_mean(
     assert "gender, history, genres" in model.notes[0]
     assert set(model.tables) == {"user_id", "movie_id", "user_id_bias", "movie_id_bias"}
     np.testing.assert_allclose(score(model, batch), 0.75, atol=1e-6)
+    plain = build(manifest, "mf", tasks=rating, biases=False)
+    assert set(plain.tables) == {"user_id", "movie_id"}
+    assert not plain.network.weights
+    vectors = [plain.tables[n].lookup(batch[n]).numpy() for n in ("user_id", "movie_id")]
+    np.testing.assert_allclose(score(plain, batch), [(vectors[0] * vectors[1]).sum(1)], 1e-5)
     binary = plan_tasks(configure("mf"), manifest)
     np.testing.assert_allclose(find_base_scores(binary, manifest)["label"], np.log(3.0))
     assert find_base_scores(binary, tiny_manifest) == {"label": 0.0}
@@ -162,7 +167,6 @@ def test_built_in_networks_start_at_the_rate_of_the_label(
         ("bst", {"params": {"pooling": "max"}}, "concat, target, mean"),
         ("bst", {"params": {"gaps": "genres"}}, "max_len"),
         ("deepfm", {"tasks": TWO}, "shared_bottom or mmoe"),
-        ("mf", {"biases": False}, "model.biases=true"),
         ("lr", {"pooling": {"genres": {"combiner": "max"}}}, "sums the weights"),
         ("fm", {"pooling": {"genres": {"softmax": True}}}, "softmax: true without `weights`"),
         ("fm", {"pooling": {"genres": {"ids": "history"}}}, "genres holds ids"),
