@@ -103,6 +103,7 @@ _LIMITS = (
     "oov_buckets",
     "incremental",
     "expire_after_days",
+    "path",
 )
 
 
@@ -120,6 +121,7 @@ class VocabularyPlan:
         oov_buckets: Buckets of unknown tokens, or None.
         incremental: Whether it appends to the previous version's.
         expire_after_days: Age at which a token is retired, or None for never.
+        path: File of its tokens, or None: they are those of the train split.
     """
 
     name: str
@@ -131,6 +133,7 @@ class VocabularyPlan:
     oov_buckets: int | None = None
     incremental: bool = False
     expire_after_days: int | None = None
+    path: str | None = None
 
 
 def plan_vocabularies(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -31,6 +31,20 @@ class TokensConfig(Strict):
     )
     max_size: int | None = Field(None, ge=1, description="Most frequent tokens kept.")
     top_per_group: TopPerGroupConfig | None = None
+    path: str | None = Field(
+        None,
+        min_length=1,
+        description="File of the tokens by rising id, in the place of those of the train split: "
+        "text, one on each line, or Parquet with a column `token`.",
+    )
+
+    @model_validator(mode="after")
+    def _given_tokens_are_all_kept(self) -> Self:
+        if self.path is not None and (self.min_count > 1 or self.max_size or self.top_per_group):
+            raise ValueError(
+                "`path` gives all tokens: leave `min_count`, `max_size` and `top_per_group` out"
+            )
+        return self
 
 
 class VocabularyConfig(TokensConfig):
@@ -51,6 +65,8 @@ class VocabularyConfig(TokensConfig):
     def _only_growing_ones_expire(self) -> VocabularyConfig:
         if self.expire_after_days is not None and not self.incremental:
             raise ValueError("`expire_after_days` needs `incremental: true`")
+        if self.incremental and self.path is not None:
+            raise ValueError("`path` gives all tokens: leave `incremental` out")
         return self
 
 
@@ -115,6 +131,13 @@ class ClipConfig(Strict):
         return self
 
 
+class ScalingConfig(Strict):
+    """A scaling by given numbers: `(x - center) / scale`."""
+
+    center: float = Field(0.0, allow_inf_nan=False, description="What is taken off.")
+    scale: float = Field(1.0, gt=0, allow_inf_nan=False, description="What the rest is divided by.")
+
+
 class NormalizeConfig(Strict):
     """Fill, clip, logarithm, scale: in this order, each where it is asked for."""
 
@@ -123,9 +146,21 @@ class NormalizeConfig(Strict):
         "standard",
         description="(x - mean) / std, (x - min) / (max - min), (x - median) / IQR; null: none.",
     )
+    constants: ScalingConfig | None = Field(
+        None, description="Numbers to scale by, in the place of `method`; nothing is fitted."
+    )
     fill_missing: float | None = Field(None, description="Null: a missing value becomes 0.")
     clip: ClipConfig | None = None
     log1p: bool = Field(False, description="sign(x) * log(1 + |x|), before scaling.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _constants_leave_nothing_to_fit(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or data.get("constants") is None:
+            return data
+        if data.get("method") is not None:
+            raise ValueError("`constants` are the scaling: leave `method` out")
+        return {**data, "method": None}
 
 
 class _TimeConfig(Strict):

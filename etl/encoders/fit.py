@@ -21,6 +21,7 @@ from conf.encoders import (
     RawColumn,
     RawDType,
     TableSpec,
+    TokenDType,
     VocabularySpec,
 )
 from conf.errors import InputDataError
@@ -37,13 +38,18 @@ from conf.etl.encodings import (
 )
 from conf.manifest import FileInfo
 from conf.operations import Operation
-from conf.paths import DatasetPaths
+from conf.paths import DatasetPaths, local_path
 from conf.schema import FIRST_TOKEN_ID, DType, FeatureSchema, FeatureSpec
 from etl.encoders.incremental_vocabulary import IncrementalFit, VocabularyDiff, diff_vocabularies
 from etl.encoders.operation_fit import TrainSplit, fit_operations
 from etl.encoders.pipeline import read_plan
 from etl.encoders.target import fold_column
-from etl.encoders.vocabulary import live_tokens, load_vocabulary, write_vocabulary
+from etl.encoders.vocabulary import (
+    live_tokens,
+    load_vocabulary,
+    read_token_file,
+    write_vocabulary,
+)
 from etl.encoders.vocabulary_fit import TokenLimits, VocabularyRequest, fit_vocabularies
 from etl.events.histories import add_histories
 from etl.events.identity import EVENT_TS_COLUMN, event_columns
@@ -257,7 +263,13 @@ def _request(train: TrainSplit, plan: VocabularyPlan, old: Vocabulary | None) ->
         TokenLimits(plan.min_count, plan.max_size, plan.top_per_group),
         first_id=FIRST_TOKEN_ID + (plan.oov_buckets or 0),
         incremental=incremental,
+        tokens=None if plan.path is None else _read_tokens(train, plan),
     )
+
+
+def _read_tokens(train: TrainSplit, plan: VocabularyPlan) -> pa.Array:
+    path = local_path(train.data_dir) / local_path(plan.path or "")
+    return read_token_file(path, cast(TokenDType, plan.token_dtype))
 
 
 def _diff(new: Vocabulary, old: Vocabulary | None) -> VocabularyDiff:
@@ -332,6 +344,7 @@ def fit_encoders(
         key=tuple(event_columns(config)),
         time_column_ms=EVENT_TS_COLUMN if config.events.time else None,
         label=config.label.name if config.label else None,
+        data_dir=config.data_dir,
     )
     fit_most_frequent(events, config, directory)
     vocabularies = fit_vocabulary_files(train, features, directory, previous)

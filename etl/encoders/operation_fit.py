@@ -84,12 +84,14 @@ class TrainSplit:
         key: Columns that tell rows apart, the same ones in every record.
         time_column_ms: Event time, milliseconds since the epoch, or None.
         label: Name of the build's label, or None.
+        data_dir: Directory that relative paths of files of tokens start from.
     """
 
     rows: DataFrame
     key: tuple[str, ...]
     time_column_ms: str | None
     label: str | None
+    data_dir: str = "."
 
 
 def fit_operations(
@@ -204,6 +206,8 @@ def _preparation(config: NormalizeConfig) -> Normalize:
 
 def _normalize(config: NormalizeConfig, fitted: FittedNumbers | None) -> Normalize:
     prepared = _preparation(config)
+    if config.constants is not None:
+        return replace(prepared, center=config.constants.center, factor=1 / config.constants.scale)
     if fitted is None:
         return prepared
     moments = fitted.moments

@@ -71,6 +71,89 @@ def assign_ids(
     ).combine_chunks()
 
 
+def number_given(tokens: pa.Array, counted: pa.Table, first_id: int = FIRST_TOKEN_ID) -> pa.Table:
+    """Numbers tokens in the order in which they are given.
+
+    Args:
+        tokens: int64 or string, each once.
+        counted: `token` and `count` of those that the train split has.
+        first_id: Id of the first one.
+
+    Returns:
+        The vocabulary's table; a token that the train split lacks has the count 0.
+    """
+    found = counted.combine_chunks()
+    rows = pc.index_in(tokens, value_set=found["token"].cast(tokens.type))
+    counts = pc.fill_null(found["count"].combine_chunks().take(rows), 0)
+    ids = pa.array(np.arange(first_id, first_id + len(tokens), dtype=np.int64))
+    schema = vocabulary_schema("int64" if pa.types.is_integer(tokens.type) else "string")
+    return pa.Table.from_arrays([tokens, ids, counts], schema=schema)
+
+
+_MOST_TOKEN_BYTES = 8 << 30
+
+
+def read_token_file(path: Path, token_dtype: TokenDType) -> pa.Array:
+    """Reads the tokens of a vocabulary that is not fitted.
+
+    Args:
+        path: Text, a token on each line, or Parquet with a column `token`.
+        token_dtype: Type of the tokens.
+
+    Returns:
+        int64 or string, in the order of the file.
+
+    Raises:
+        InputDataError: The file cannot be read or is empty, a token occurs twice, or one is null,
+            empty or of another type.
+    """
+    fix = "correct the file that the encoding's `path` names"
+    try:
+        if path.stat().st_size > _MOST_TOKEN_BYTES:
+            raise InputDataError(
+                f"the file of tokens {path} is too large",
+                received=f"{path.stat().st_size:,} bytes",
+                allowed=f"at most {_MOST_TOKEN_BYTES:,}",
+            )
+        data = path.read_bytes()
+        tokens = _parse_tokens(data, path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputDataError(
+            f"cannot read the tokens of {path}", received=str(error), fix=fix
+        ) from error
+    try:
+        typed = tokens.cast(_TOKEN_TYPES[token_dtype])
+    except pa.ArrowInvalid as error:
+        raise InputDataError(
+            f"{path} holds a token that is no {token_dtype}", received=str(error), fix=fix
+        ) from error
+    distinct, empty = len(pc.unique(typed)), pc.sum(_is_empty(typed)).as_py() or 0
+    if not len(typed) or typed.null_count or empty or distinct < len(typed):
+        raise InputDataError(
+            f"{path} is no list of tokens",
+            received=f"{len(typed):,} tokens, {distinct:,} of them distinct, "
+            f"{typed.null_count + empty:,} null or empty",
+            allowed="one token or more, each once, none of them empty",
+            fix=fix,
+        )
+    return typed
+
+
+def _parse_tokens(data: bytes, path: Path) -> pa.Array:
+    if path.suffix != _SUFFIX:
+        return pa.array(data.decode("utf-8").removesuffix("\n").replace("\r\n", "\n").split("\n"))
+    table = parse_parquet(data, str(path))
+    if "token" not in table.schema.names:
+        raise InputDataError(
+            f"{path} has no column `token`", received=", ".join(table.schema.names)
+        )
+    return table["token"].combine_chunks()
+
+
+def _is_empty(tokens: pa.Array) -> pa.Array:
+    return pc.equal(pc.cast(tokens, pa.string()), "")
+
+
 def live_tokens(table: pa.Table) -> pa.Table:
     """Returns the tokens of a vocabulary that are not retired: one column, `token`."""
     if RETIRED_COLUMN in table.schema.names:

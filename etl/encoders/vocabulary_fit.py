@@ -21,7 +21,7 @@ from conf.errors import ConfigError, did_you_mean
 from conf.etl.encodings import TopPerGroupConfig
 from conf.schema import FIRST_TOKEN_ID
 from etl.encoders.incremental_vocabulary import IncrementalFit, extend_vocabulary
-from etl.encoders.vocabulary import LAST_SEEN_COLUMN, assign_ids
+from etl.encoders.vocabulary import LAST_SEEN_COLUMN, assign_ids, number_given
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -72,18 +72,21 @@ class VocabularyRequest:
         first_id: Id of the first token: 2, or more where unknown tokens have buckets.
         incremental: The previous vocabulary, and when tokens expire; None: the vocabulary is
             fitted anew, and later versions do not append to it.
+        tokens: Its tokens by rising id, int64 or string, each once; None: those of the split.
     """
 
     columns: Sequence[str]
     limits: TokenLimits = TokenLimits()
     first_id: int = FIRST_TOKEN_ID
     incremental: IncrementalFit | None = None
+    tokens: pa.Array | None = None
 
     @property
     def is_plain(self) -> bool:
         """Whether all that it asks of a token is how often it occurs."""
         limits = self.limits
-        return self.incremental is None and limits.max_size is None and limits.top_per_group is None
+        others = (self.incremental, self.tokens, limits.max_size, limits.top_per_group)
+        return all(other is None for other in others)
 
 
 def count_together(
@@ -279,6 +282,9 @@ def _find_tokens(
     """The tokens that come to the driver."""
     limits = request.limits
     counted = count_tokens(df, request, spark_type)
+    if request.tokens is not None:
+        tokens = df.sparkSession.createDataFrame(pa.table({"token": request.tokens}))
+        return counted.join(tokens, "token", "left_semi").drop("is_eligible")
     if known is None:
         return _most_frequent(_frequent(counted, limits), limits.max_size)
     return _found_tokens(counted, known, limits)
@@ -312,6 +318,8 @@ def _of_vocabulary(found: pa.Table, number: int, dtype: TokenDType) -> pa.Table:
 def _number(
     found: pa.Table, request: VocabularyRequest, dtype: TokenDType, known: pa.Table | None
 ) -> pa.Table:
+    if request.tokens is not None:
+        return number_given(request.tokens, found, request.first_id)
     if request.incremental is None or known is None:
         return assign_ids(found.select(["token", "count"]), dtype, request.first_id)
     return extend_vocabulary(

@@ -64,7 +64,7 @@ def find_files(
             allowed="a file, a directory or a glob; hidden files (. or _ in front) do not count",
             fix=f"correct sources.{name}.path, or give the folder by --data",
         )
-    files = tuple(_describe(name, entry) for entry in sorted(found))
+    files = tuple(describe_input(name, entry) for entry in sorted(found))
     if not any(file.bytes for file in files):
         raise InputDataError(f"source {name!r} is empty", received=base)
     return files
@@ -96,7 +96,7 @@ def find_changes(
     now: dict[str, InputFile] = {}
     for entry in _list_files(name, config, data_dir, by_day):
         with contextlib.suppress(FileNotFoundError):  # gone since it was listed
-            now[str(entry)] = _describe(name, entry)
+            now[str(entry)] = describe_input(name, entry)
     known = {file.path: file for file in before}
     changes = [f"{path} is new" for path in now.keys() - known.keys()]
     changes += [f"{path} is gone" for path in known.keys() - now.keys()]
@@ -115,7 +115,8 @@ def _list_files(
     return _find(name, local_path(config.path or ""), local_path(data_dir))
 
 
-def _describe(name: str, file: Path) -> InputFile:
+def describe_input(name: str, file: Path) -> InputFile:
+    """Describes a file as it stands: its size, and what changes with each write."""
     stat = file.stat()
     # The time of the last write can be set back, and two writes of one size may share it; what the
     # kernel keeps of the last change of any kind cannot. A file in its place is another inode.

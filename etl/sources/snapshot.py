@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +20,13 @@ from pyspark.sql import types as T
 from conf.dates import DateRange
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
+from conf.etl.encodings import TokensConfig
 from conf.etl.references import used_sources
 from conf.etl.sources import SourceConfig
 from conf.manifest import InputFile, InputTable
+from conf.paths import local_path
 from etl.sources.days import rows_of_days
-from etl.sources.files import find_changes
+from etl.sources.files import describe_input, find_changes
 from etl.sources.frames import find_field
 from etl.sources.read import read_source
 from etl.sources.source import Source
@@ -197,6 +199,7 @@ def _select_declared(frame: DataFrame, config: SourceConfig, dates: DateRange | 
 
 
 _SHOWN_CHANGES = 10
+_VOCABULARY = "vocabulary "  # No source has a name with a blank in it.
 
 
 @dataclass(frozen=True)
@@ -231,7 +234,25 @@ def read_inputs(
         for name, source in declared.items()
     }
     files = tuple(file for source in sources.values() for file in source.files)
-    return sources, RunInputs(files, tables)
+    return sources, RunInputs((*files, *_find_token_files(config)), tables)
+
+
+def _find_token_files(config: BuildConfig) -> Iterator[InputFile]:
+    """The files of vocabularies that are not fitted: inputs like those of sources."""
+    given = {
+        feature.vocabulary: feature.encoding.path
+        for feature in config.features
+        if isinstance(feature.encoding, TokensConfig) and feature.encoding.path is not None
+    }
+    for name, path in given.items():
+        file = (local_path(config.data_dir) / local_path(path)).resolve()
+        if not file.is_file():
+            raise InputDataError(
+                f"vocabulary {name!r} has no file",
+                received=file,
+                fix="correct the `path` of its encoding, or give the folder by --data",
+            )
+        yield describe_input(f"{_VOCABULARY}{name}", file)
 
 
 def check_inputs_unchanged(
@@ -267,6 +288,9 @@ def check_inputs_unchanged(
                 name, config.sources[name], config.data_dir, before_files, dates
             )
         ]
+    given = [file for file in inputs.files if file.source.startswith(_VOCABULARY)]
+    if given != list(_find_token_files(config)):
+        changes += [f"{file.source}: {file.path} was written" for file in given]
     if changes:
         shown = [*changes[:_SHOWN_CHANGES], *(["…"] if len(changes) > _SHOWN_CHANGES else [])]
         raise InputDataError(

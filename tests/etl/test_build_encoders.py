@@ -49,6 +49,8 @@ FEATURES = [
     feature("stars", "rating", "quantile", buckets=2),
     feature("stars_fixed", "rating", "bucketize", boundaries=[2.5]),
     feature("stars_scaled", "rating", "normalize", clip={"maximum": 4}),
+    feature("stars_by_hand", "rating", "normalize", constants={"center": 3, "scale": 4.2}),
+    feature("gender_given", "gender", "vocabulary", "user", path="genders.txt", oov_buckets=2),
     feature("item_rate", "item", "target", "item", name="item", folds=2, prior_weight=1),
     feature("item_count", "item", "count", "item", name="item"),
     feature("recent", "history", "vocabulary", "user", name="item", max_len=3),
@@ -105,6 +107,7 @@ def first_day(spark, tmp_path_factory):
     """A build, and its config."""
     folder = tmp_path_factory.mktemp("days")
     logs = write_logs(folder / "logs")
+    (logs / "genders.txt").write_text("X\nM\nF\n")
     config = build_config(logs, folder / "out", features=FEATURES, histories=[PAST])
     return build_dataset(spark, config), config
 
@@ -138,6 +141,22 @@ def test_records_hold_what_each_encoder_makes(first):
     assert all(len(row["words"]) == 1 for row in rows)
     catalog = read(result, "catalog")
     assert all(row["hour"] == 1 and row["week"] is None for row in catalog)
+
+
+def test_numbers_and_tokens_that_are_given_are_not_fitted(first):
+    rows = read(first, "train")
+    stars = np.unique([row["stars_by_hand"] for row in rows])
+    np.testing.assert_allclose(np.unique(np.round(stars * 4.2 + 3)), stars * 4.2 + 3, atol=1e-5)
+    table = pq.read_table(first.version / "encoders" / "gender_given.parquet")
+    assert table["token"].to_pylist() == ["X", "M", "F"]
+    assert table["id"].to_pylist() == [4, 5, 6]
+    counts = dict(zip(table["id"].to_pylist(), table["count"].to_pylist(), strict=True))
+    assert counts[4] == 0
+    found = [row["gender_given"] for row in rows]
+    assert {id_: found.count(id_) for id_ in counts} == counts
+    assert sum(counts.values()) == len(rows)
+    listed = [file for file in first.manifest.source.inputs if file.source.startswith("voc")]
+    assert [Path(file.path).name for file in listed] == ["genders.txt"]
 
 
 def test_numbers_in_histories_are_fitted_on_what_train_rows_hold(first):

@@ -15,7 +15,12 @@ from hypothesis import strategies as st
 
 from conf.errors import ConfigError, InputDataError
 from etl.encoders.incremental_vocabulary import IncrementalFit, diff_vocabularies, extend_vocabulary
-from etl.encoders.vocabulary import read_vocabulary, vocabulary_schema, write_vocabulary
+from etl.encoders.vocabulary import (
+    read_token_file,
+    read_vocabulary,
+    vocabulary_schema,
+    write_vocabulary,
+)
 from etl.encoders.vocabulary_fit import TokenLimits, VocabularyRequest, fit_vocabularies
 from tests.etl.encoders.fitting import fit_vocabulary
 
@@ -274,3 +279,38 @@ def test_what_would_move_ids_is_refused():
         IncrementalFit(first).known_tokens("int64", 2)
     with pytest.raises(ConfigError, match="no time column"):
         IncrementalFit(first, None, 5)
+
+
+def test_tokens_of_a_file_keep_its_order(tmp_path, frame, rows):
+    (tmp_path / "words.txt").write_text("zz\r\né\nnever\n漢", encoding="utf-8")
+    words = read_token_file(tmp_path / "words.txt", "string")
+    assert words.to_pylist() == ["zz", "é", "never", "漢"]
+    fitted = fit_vocabulary(frame, ["tag"], first_id=4, tokens=words).to_pylist()
+    counts = Counter(row["tag"] for row in rows)
+    assert fitted == [
+        {"token": token, "id": 4 + n, "count": counts[token]}
+        for n, token in enumerate(words.to_pylist())
+    ]
+    write_vocabulary(TABLE, tmp_path / "v.parquet")
+    assert read_token_file(tmp_path / "v.parquet", "string").to_pylist() == ["b", "a"]
+    (tmp_path / "numbers.txt").write_text("7\n-3\n")
+    assert read_token_file(tmp_path / "numbers.txt", "int64").to_pylist() == [7, -3]
+
+
+@pytest.mark.parametrize(
+    ("content", "dtype", "message"),
+    [
+        (b"a\nb\na\n", "string", "2 of them distinct"),
+        (b"a\n\nb\n", "string", "none of them empty"),
+        (b"", "string", "none of them empty"),
+        (b"1\nx\n", "int64", "no int64"),
+        (b"\xff\n", "string", "cannot read"),
+        (None, "string", "cannot read"),
+    ],
+)
+def test_a_file_that_is_no_list_of_tokens_is_refused(tmp_path, content, dtype, message):
+    if content is not None:
+        (tmp_path / "words.txt").write_bytes(content)
+    with pytest.raises(InputDataError) as caught:
+        read_token_file(tmp_path / "words.txt", dtype)
+    assert message in caught.value.render()
