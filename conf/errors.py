@@ -147,6 +147,8 @@ def nearest(name: str, valid: Iterable[str]) -> str | None:
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
     """Returns a hint for an unknown name: the nearest valid one, or the whole list."""
     valid = sorted(valid)
+    if not valid:
+        return "there is none to choose from"
     close = nearest(name, valid)
     return f"did you mean {close!r}?" if close else f"use one of: {', '.join(valid)}"
 

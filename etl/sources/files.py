@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from conf.dates import DateRange
-from conf.errors import InputDataError
+from conf.errors import ConfigError, InputDataError
 from conf.etl.sources import SourceConfig
 from conf.manifest import InputFile
 from conf.paths import local_path
@@ -41,13 +41,21 @@ def find_files(
         The files by path, links resolved; none for a table or a query.
 
     Raises:
+        ConfigError: `data_dir` is no folder.
         InputDataError: There is none, all are empty, a hidden file is asked for by name, or a day
             is empty or stands there twice.
         UpstreamNotReadyError: A day of the run has no file yet, and days may not be empty.
     """
     if config.path is None:
         return ()
-    base = local_path(data_dir) / local_path(config.path)
+    root = local_path(data_dir)
+    if not root.is_dir():
+        raise ConfigError(
+            "there is no such folder for sources",
+            received=data_dir,
+            fix="correct --data, or `data_dir` of the config",
+        )
+    base = root / local_path(config.path)
     by_day = find_files_by_day(name, config, data_dir, dates) if config.day_in_path else {}
     if config.days is not None and dates is not None and not config.days.allow_empty_days:
         check_days_are_there(name, dates, by_day)

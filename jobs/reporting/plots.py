@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.resources import as_file, files
@@ -64,7 +65,9 @@ def draw(name: str, label: str, height_pt: float, paint: Callable[[Canvas], None
         height_pt: Height in points.
         paint: Draws on the empty figure.
     """
-    with matplotlib.rc_context(_read_style()):
+    with matplotlib.rc_context(_read_style()), warnings.catch_warnings():
+        # Its font lacks most scripts; the text is drawn by the browser, which has fonts for them.
+        warnings.filterwarnings("ignore", r"Glyph \d+")
         size = (WIDTH_PT / 72, height_pt / 72)
         canvas = Canvas(figsize=size, dpi=72, layout="constrained")
         paint(canvas)

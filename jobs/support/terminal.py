@@ -65,6 +65,8 @@ def setup_logging(log_format: LogFormat | str) -> None:
     logger.propagate = False
     for name in _LOGGING_PACKAGES:
         logging.getLogger(name).handlers = [handler]
+    # It tells of its font cache, which is nothing to act on.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 
 CONFIG_HELP = "Preset name, or path of a YAML file."

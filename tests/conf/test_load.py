@@ -146,6 +146,10 @@ def test_hint_names_the_nearest_or_all(name, hint):
     assert errors.did_you_mean(name, ["temperature", "dropout"]).startswith(hint)
 
 
+def test_hint_of_no_names_lists_none():
+    assert errors.did_you_mean("x", []) == "there is none to choose from"
+
+
 def test_a_line_is_one_object_whatever_its_fields_hold() -> None:
     line = render_event("log", {"message": 'two\nlines, "quoted"', "file": Path("a/b")}, 1.23456)
     assert "\n" not in line

@@ -137,6 +137,8 @@ def test_config_mistakes_start_nothing(capsys, arguments):
 
 
 def test_missing_inputs_have_their_codes(capsys, tmp_path):
+    assert main(["build", "ml_1m", "--data", str(tmp_path / "lgos")]) == 2
+    assert "correct --data" in capsys.readouterr().err
     assert main(["build", "ml_1m", "--data", str(tmp_path)]) == 3
     assert "no such file" in capsys.readouterr().err
     assert main(["train", "demo", "--dataset", str(tmp_path)]) == 4

@@ -239,7 +239,8 @@ class EpochRunner:
             self.diverge(saved, str(error.received))
 
     def _diverge(self, position: Position, loss: float, received: str) -> NoReturn:
-        error = build_divergence_error(received, position)
+        has_temperature = self._config.model.kind == "retrieval"
+        error = build_divergence_error(received, position, has_temperature=has_temperature)
         divergence = DivergedStep(position, position.step(self._steps) + 1, loss)
         context = self.context
         if not context.workers.is_chief:

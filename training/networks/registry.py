@@ -78,6 +78,8 @@ NETWORKS: dict[str, NetworkKind] = {
 
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 
+_OWN_PACKAGES = ("conf", "etl", "jobs", "training")
+
 GIVEN_PARAMS = ("tasks", "base_scores")
 """Parameters that Sluice sets where a network's function has them."""
 
@@ -116,15 +118,28 @@ def _own_modules() -> Iterator[None]:
 
 def _import_build(path: str) -> Callable[..., Any]:
     module_name, _, function = path.partition(":")
+    if module_name.partition(".")[0] in _OWN_PACKAGES:
+        raise ConfigError(
+            "the module of model.network is one of Sluice's own",
+            received=path,
+            allowed=f"a module of yours; {', '.join(_OWN_PACKAGES)} are taken",
+            fix="rename the module or its package, or name a built-in network: "
+            + ", ".join(NETWORKS),
+        )
     try:
         with _own_modules():
             module = importlib.import_module(module_name)
     except Exception as error:
+        is_missing = isinstance(error, ModuleNotFoundError) and module_name.startswith(
+            error.name or module_name
+        )
         raise ConfigError(
             "the module of model.network cannot be imported",
             received=f"{path}: {type(error).__name__}{_find_line(error)}: {error}",
             allowed="a module in the current folder, on PYTHONPATH, or installed",
-            fix="run the command in the folder of the module, or add that folder to PYTHONPATH",
+            fix="run the command in the folder of the module, or add that folder to PYTHONPATH"
+            if is_missing
+            else "correct the module: it was found, and importing it fails",
         ) from error
     found = getattr(module, function, None)
     if not callable(found):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from pathlib import Path
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
@@ -44,6 +45,12 @@ def _draw(name: str = "demo", text: str = "title") -> str:
 
 def test_the_same_figure_gives_the_same_bytes():
     assert _draw() == _draw()
+
+
+def test_text_of_any_script_is_drawn_without_a_word_about_fonts():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "电影 फ़िल्म" in _draw(text="电影 फ़िल्म")
 
 
 def test_two_figures_on_a_page_share_no_id():

@@ -465,4 +465,7 @@ def test_arrays_need_no_pickle() -> None:
 def test_the_error_counts_from_one() -> None:
     error = build_divergence_error("loss nan", Position(1, 4))
     assert "epoch 2, at step 5" in error.what
+    assert "temperature" not in (error.fix or "")
+    tempered = build_divergence_error("loss nan", Position(1, 4), has_temperature=True)
+    assert "raise model.temperature" in (tempered.fix or "")
     assert error.exit_code == 5

@@ -229,6 +229,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with modules of one's own."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "own_nets.py").write_text(NETS)
+    (folder / "own_typo.py").write_text("def build(inputs:\n")
     (folder / "own_broken.py").write_text("import keras\n\nkeras.layers.Densest(1)\n")
     return folder
 
@@ -268,8 +269,10 @@ def plan(version: Path, root: Path, **model: Any) -> TrainConfig:
         ("own_nets:alone", {}, "mine"),
         ("own_nets:good", {"features": ["user_id", "movie_id", "gender"]}, "it ignores gender"),
         ("own_nets:god", {}, "did you mean 'good'"),
-        ("own_net:good", {}, "No module named 'own_net'"),
-        ("own_broken:build", {}, r"AttributeError in \S*own_broken\.py:3"),
+        ("own_net:good", {}, "No module named 'own_net'.*PYTHONPATH"),
+        ("own_broken:build", {}, r"AttributeError in \S*own_broken\.py:3.*correct the module"),
+        ("own_typo:build", {}, "SyntaxError.*correct the module"),
+        ("training:build", {}, "Sluice's own.*rename"),
     ],
 )
 def test_faults_of_a_network_of_ones_own_are_said_before_anything_is_written(
