@@ -34,10 +34,11 @@ from etl.quality.rules import (
     judge_rate,
     judge_type,
     judge_volume,
+    logger,
     settle_results,
     shown,
 )
-from etl.quality.version_view import VersionView
+from etl.quality.version_view import VersionView, compare_feature
 
 if TYPE_CHECKING:
     from datetime import date
@@ -164,13 +165,17 @@ def _judge_domain(rule: DomainRule, version: VersionView, found: Mapping[str, An
 
 def _judge_drift(rule: DriftRule, version: VersionView, previous: VersionView | None) -> RuleResult:
     allowed = f"at most {rule.maximum:g}"
-    after = version.distribution(rule.split, rule.feature)
-    before = None if previous is None else previous.distribution(rule.split, rule.feature)
-    if before is None:
+    if previous is None:
         return build_result(rule, True, "no version to compare with", allowed)
-    if after is None:
+    found = compare_feature(previous, version, rule.split, rule.feature)
+    if found.before is None:
+        return build_result(rule, True, "no version to compare with", allowed)
+    if found.after is None:
         return build_result(rule, False, "no values any more", allowed)
-    distance = measure_drift(rule.metric, before, after)
+    if found.gap is not None:
+        logger.warning("data contract: drift of %s is not measured: %s", rule.target, found.gap)
+        return build_result(rule, True, f"not measured: {found.gap}", allowed)
+    distance = measure_drift(rule.metric, found.before, found.after)
     if distance is None:
         return build_result(rule, False, "values without an order", "numbers, for ks")
     return build_result(rule, distance <= rule.maximum, f"{distance:.4f}", allowed)

@@ -1,8 +1,9 @@
 """Drift between two versions: PSI, Jensen-Shannon divergence, Kolmogorov-Smirnov distance.
 
 Distributions come from the statistics that the writer gathered: the most frequent values of
-anything, an equi-depth summary of numbers. Ids of a vocabulary are compared by their tokens,
-since two versions may number the same token differently.
+anything, an equi-depth summary of numbers. What is compared does not depend on what a build has
+fitted (`etl.quality.version_view`): two versions may number the same token, or scale the same
+number, differently.
 """
 
 from __future__ import annotations
@@ -90,6 +91,7 @@ def _relative_entropy(p: np.ndarray, q: np.ndarray) -> float:
 BINS = 10
 MAX_CATEGORIES = 50
 OTHER = "(other)"
+NULL = "(null)"
 
 
 @dataclass(frozen=True)
@@ -101,12 +103,14 @@ class Distribution:
         bound: The most occurrences that any other value may have; 0 where there is none.
         total: Occurrences of all values.
         numbers: Summary of the numbers, or None for ids and texts.
+        nulls: Missing values, NaN among them, beside `total`: a bin of their own.
     """
 
     counts: Mapping[str, float]
     bound: int
     total: int
     numbers: QuantileSummary | None = None
+    nulls: int = 0
 
     @property
     def is_complete(self) -> bool:
@@ -139,13 +143,19 @@ class Overlay:
 
 
 def build_distribution(
-    feature: Mapping[str, Any], tokens: Mapping[int, str] | None = None
+    feature: Mapping[str, Any],
+    tokens: Mapping[int, str] | None = None,
+    *,
+    are_numbers: bool = True,
+    nulls: int = 0,
 ) -> Distribution:
     """Builds a distribution from the unabridged statistics of a feature.
 
     Args:
         feature: Statistics with `sketch` (and `summary` for numbers).
-        tokens: Token by id, where the feature holds ids of a vocabulary.
+        tokens: Token by id, where the feature holds ids.
+        are_numbers: Whether integers and floats have an order: those of ids have none.
+        nulls: Missing values of lists; those of scalars are in the statistics.
     """
     sketch = FrequencySketch.loads(feature["sketch"])
     counts: dict[str, float] = {}
@@ -154,9 +164,10 @@ def build_distribution(
         counts[name] = counts.get(name, 0.0) + count
     unfinite = feature.get("nan", 0) + feature.get("infinite", 0)
     numbers = None
-    if tokens is None and "summary" in feature:
+    if tokens is None and are_numbers and "summary" in feature:
         numbers = QuantileSummary.loads(feature["summary"])
-    return Distribution(counts, sketch.bound, feature["values"] - unfinite, numbers)
+    nulls += feature.get("nan", 0) + (0 if "length" in feature else feature["missing"])
+    return Distribution(counts, sketch.bound, feature["values"] - unfinite, numbers, nulls)
 
 
 def _name(value: int | float | str) -> str:
@@ -167,8 +178,20 @@ def overlay(before: Distribution, after: Distribution) -> Overlay:
     """Lays two distributions over each other.
 
     Numbers of many values fall into the deciles of the first distribution; anything else is
-    compared value by value, the rarer ones together.
+    compared value by value, the rarer ones together. Nulls, where there are any, come last.
     """
+    laid = _overlay_known(before, after)
+    if not before.nulls and not after.nulls:
+        return laid
+    return Overlay(
+        (*laid.bins, NULL),
+        np.append(laid.before, before.nulls),
+        np.append(laid.after, after.nulls),
+        laid.ordered,
+    )
+
+
+def _overlay_known(before: Distribution, after: Distribution) -> Overlay:
     listed = before.is_complete and after.is_complete
     if before.numbers is not None and after.numbers is not None:
         few = len(set(before.counts) | set(after.counts)) <= MAX_CATEGORIES

@@ -7,7 +7,7 @@ sketches (`sketches.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -45,6 +45,16 @@ _PENDING_BYTES = 16 << 20
 _PENDING_BATCHES = 16
 
 
+class RawStatistics(Protocol):
+    """Collects what is to be known of the raw columns that records are made of."""
+
+    def update(self, source: pa.RecordBatch, records: pa.RecordBatch) -> None:
+        """Takes rows in: raw columns, and the features that were made of them."""
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Returns the statistics by feature, as JSON values."""
+
+
 class StatisticsAccumulator:
     """Statistics of every feature of one shard.
 
@@ -52,23 +62,33 @@ class StatisticsAccumulator:
         schema: Types of the features: integers, booleans, floats, decimals, strings, binaries,
             and lists of them.
         focus: The label that features are compared with, or None.
+        raw: Statistics of the raw columns, or None; then each update brings these.
 
     Raises:
         InputDataError: A feature is of another type.
     """
 
-    def __init__(self, schema: pa.Schema, focus: LabelFocus | None = None) -> None:
+    def __init__(
+        self,
+        schema: pa.Schema,
+        focus: LabelFocus | None = None,
+        raw: RawStatistics | None = None,
+    ) -> None:
         self._by_label = None if focus is None else LabelAccumulator(schema, focus)
-        self._features = {field.name: _build_feature(field) for field in schema}
+        self._features = {field.name: build_feature(field) for field in schema}
+        self._raw = raw
         self._pending: list[pa.RecordBatch] = []
         self._pending_bytes = 0
 
-    def update(self, batch: pa.RecordBatch) -> None:
+    def update(self, batch: pa.RecordBatch, source: pa.RecordBatch | None = None) -> None:
         """Adds the rows of a batch; holds on to it until some more have come.
 
         Args:
             batch: Columns as in `schema`.
+            source: The raw columns that the rows were made of, where they are known.
         """
+        if self._raw is not None and source is not None:
+            self._raw.update(source, batch)
         self._pending.append(batch)
         self._pending_bytes += batch.nbytes
         if self._pending_bytes >= _PENDING_BYTES or len(self._pending) >= _PENDING_BATCHES:
@@ -90,14 +110,26 @@ class StatisticsAccumulator:
         Per feature: `dtype`, `rows`, `missing` (null), `values` (list elements counted one by
         one), and by type: `zeros`, `oov` (ids equal to 1), `nan`, `infinite`, `min`, `max`,
         `mean`, `std` (of the finite values), `histogram`; `distinct` and `top` with whether they
-        are exact; `quantiles` of numbers; `length` for lists; `sketch`, `summary` and `by_label`,
-        which only merging reads.
+        are exact; `quantiles` of numbers; `length` for lists; `raw` of the raw column; `sketch`,
+        `summary` and `by_label`, which only merging reads.
         """
         self._flush()
         found = {name: feature.to_dict() for name, feature in self._features.items()}
+        for name, raw in (self._raw.to_dict() if self._raw else {}).items():
+            found[name][_RAW] = raw
         for name, comparison in (self._by_label.to_dict() if self._by_label else {}).items():
             found[name]["by_label"] = comparison
         return found
+
+
+class FeatureAccumulator(Protocol):
+    """Statistics of one feature."""
+
+    def update(self, column: pa.Array) -> None:
+        """Adds the rows of a column."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the statistics as JSON values."""
 
 
 class _ScalarAccumulator:
@@ -165,7 +197,15 @@ def _without_nulls(values: pa.Array) -> pa.Array:
     return values.drop_null() if values.null_count else values
 
 
-def _build_feature(field: pa.Field) -> _ScalarAccumulator | _ListAccumulator:
+def build_feature(field: pa.Field) -> FeatureAccumulator:
+    """Builds the statistics of a feature.
+
+    Args:
+        field: Its name and type; see `StatisticsAccumulator`.
+
+    Raises:
+        InputDataError: It is of a type without statistics.
+    """
     if is_list_type(field.type):
         return _ListAccumulator(_build_values(field.name, field.type.value_type))
     return _ScalarAccumulator(_build_values(field.name, field.type))
@@ -189,8 +229,9 @@ def _build_values(name: str, data_type: pa.DataType) -> ValueAccumulator:
 
 
 _ADDED = ("rows", "missing", "values", "zeros", "oov", "nan", "infinite")
-_SKETCH, _SUMMARY, _BY_LABEL = "sketch", "summary", "by_label"
-_OPAQUE = (_SKETCH, _SUMMARY, _BY_LABEL)
+_SKETCH, _SUMMARY, _BY_LABEL, _RAW = "sketch", "summary", "by_label", "raw"
+_OPAQUE = (_SKETCH, _SUMMARY, _BY_LABEL, _RAW)
+_RAW_COUNTS = ("missing", "null_values", "bucketed")
 
 
 def merge_statistics(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -228,8 +269,8 @@ def summarize_statistics(merged: Mapping[str, Any]) -> dict[str, Any]:
         merged: Statistics by feature.
 
     Returns:
-        The same without `sketch` and `summary`, and with `label` for `by_label`: small enough for
-        a manifest.
+        The same without `sketch` and `summary`, with `label` for `by_label`, and of `raw` the
+        counts alone: small enough for a manifest.
     """
     return {name: _summarize_feature(feature) for name, feature in merged.items()}
 
@@ -238,6 +279,10 @@ def _summarize_feature(feature: Mapping[str, Any]) -> dict[str, Any]:
     summary = {key: value for key, value in feature.items() if key not in _OPAQUE}
     if _BY_LABEL in feature:
         summary["label"] = summarize_comparison(feature[_BY_LABEL])
+    if _RAW in feature:
+        raw = feature[_RAW]
+        summary[_RAW] = {key: raw[key] for key in _RAW_COUNTS}
+        summary[_RAW]["nan"] = raw.get("values", {}).get("nan", 0)
     return summary
 
 
@@ -264,6 +309,16 @@ def _merge_feature(name: str, parts: Sequence[Mapping[str, Any]]) -> dict[str, A
         merged["length"] = _merge_lengths(parts, merged["rows"] - merged["missing"])
     if all(_BY_LABEL in part for part in parts):
         merged[_BY_LABEL] = merge_comparisons([part[_BY_LABEL] for part in parts])
+    # Shards that an earlier release wrote have none: then the whole has none.
+    if all(_RAW in part for part in parts):
+        merged[_RAW] = _merge_raw(name, [part[_RAW] for part in parts])
+    return merged
+
+
+def _merge_raw(name: str, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    merged: dict[str, Any] = {key: sum(part[key] for part in parts) for key in _RAW_COUNTS}
+    if all("values" in part for part in parts):
+        merged["values"] = _merge_feature(name, [part["values"] for part in parts])
     return merged
 
 

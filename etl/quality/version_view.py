@@ -10,11 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from conf.atomic_output import write_text_atomic
-from conf.encoders import ENCODERS_DIR, EncoderPlan
+from conf.encoders import ENCODERS_DIR, ColumnEncoding, EncoderPlan
 from conf.errors import InputDataError, SluiceError
 from conf.manifest import MANIFEST_FILE, Manifest
+from conf.operations import (
+    Bucketize,
+    MultiHot,
+    Normalize,
+    SparseIndices,
+    Statistic,
+    operation_to_json,
+)
 from conf.paths import DatasetPaths, resolve_version
-from conf.schema import FIRST_TOKEN_ID, OOV_ID, PAD_ID, FeatureSchema
+from conf.schema import FIRST_TOKEN_ID, OOV_ID, PAD_ID, FeatureSchema, canonical_json
 from etl.encoders.pipeline import read_plan
 from etl.encoders.vocabulary import first_token_id, load_vocabulary
 from etl.quality.drift import Distribution, build_distribution
@@ -113,7 +121,10 @@ class VersionView:
         return {**_SPECIAL, **buckets, **dict(zip(known, map(str, found), strict=True))}
 
     def distribution(self, split: str, name: str) -> Distribution | None:
-        """Returns a feature's distribution, or None where there are no statistics of it."""
+        """Returns the distribution of a feature as it stands in the records.
+
+        None where there are no statistics of it.
+        """
         feature = self.feature(split, name)
         if feature is None or not feature.get("values"):
             return None
@@ -121,6 +132,93 @@ class VersionView:
         if not self.is_vocabulary(name):
             return plain
         return build_distribution(feature, self.tokens(name, [int(v) for v in plain.counts]))
+
+    def comparable(self, split: str, name: str) -> dict[str, Distribution]:
+        """Returns a feature's distributions by what their values are, the best first.
+
+        Distributions of two versions may be compared where their values are the same: tokens, raw
+        values, or what one and the same encoder made.
+        """
+        plain = self.distribution(split, name)
+        if plain is None or name not in self.schema:
+            return {}
+        if self.is_vocabulary(name):
+            return {TOKENS: plain}
+        column = next((c for c in self._plan.columns if c.feature == name), None)
+        if column is None or column.operation is None:
+            return {RAW_VALUES: plain}
+        feature = self.statistics[split][name]
+        if isinstance(column.operation, SparseIndices):
+            return {INDICES: _name_indices(feature, plain, column)}
+        found = {}
+        if isinstance(column.operation, _RAW_KINDS) and "values" in feature.get("raw", {}):
+            raw = feature["raw"]
+            are_numbers = isinstance(column.operation, Normalize | Bucketize)
+            found[RAW_VALUES] = build_distribution(
+                raw["values"], are_numbers=are_numbers, nulls=raw["null_values"]
+            )
+        return {**found, self._describe_encoder(column): plain}
+
+    def _describe_encoder(self, column: ColumnEncoding) -> str:
+        """All that decides which value an encoder makes of which."""
+        plan, operation = self._plan, column.operation
+        used = {getattr(operation, "vocabulary", None), getattr(operation, "table", None)}
+        files = {spec.name: spec.file_crc32c for spec in plan.vocabularies}
+        files |= {f"table {spec.name}": spec.file_crc32c for spec in plan.tables}
+        fitted = {name: crc for name, crc in files.items() if name.removeprefix("table ") in used}
+        inputs = [raw.name for raw in column.inputs]
+        shown = None if operation is None else operation_to_json(operation)
+        return canonical_json({"operation": shown, "columns": inputs, "fitted": fitted})
+
+
+TOKENS, RAW_VALUES, INDICES = "tokens", "raw values", "indices"
+_RAW_KINDS = (Normalize, Bucketize, Statistic, MultiHot)
+
+
+def _name_indices(
+    feature: Mapping[str, Any], plain: Distribution, column: ColumnEncoding
+) -> Distribution:
+    """Names ids of merged index spaces by column and index: a space that grows moves the others."""
+    sizes = column.operation.sizes if isinstance(column.operation, SparseIndices) else ()
+    names, first = dict(_SPECIAL), FIRST_TOKEN_ID
+    for raw, size in zip(column.inputs, sizes, strict=True):
+        listed = (int(value) for value in plain.counts)
+        names |= {i: f"{raw.name}:{i - first}" for i in listed if first <= i < first + size}
+        first += size
+    return build_distribution(feature, names)
+
+
+@dataclass(frozen=True)
+class ComparedFeature:
+    """One feature in two versions.
+
+    Attributes:
+        before: Its distribution in the earlier version; None where that has no values of it.
+        after: The same of the later version.
+        gap: Why the two cannot be compared although there are values; None where they can.
+    """
+
+    before: Distribution | None
+    after: Distribution | None
+    gap: str | None = None
+
+
+def compare_feature(
+    before: VersionView, after: VersionView, split: str, name: str
+) -> ComparedFeature:
+    """Finds distributions of a feature that do not depend on what either build has fitted."""
+    first, second = before.comparable(split, name), after.comparable(split, name)
+    shared = next((kind for kind in second if kind in first), None)
+    if shared is not None:
+        return ComparedFeature(first[shared], second[shared])
+    gap = None
+    if first and second:
+        gap = f"it is encoded in another way than in version {before.directory.name}"
+        if RAW_VALUES in second and RAW_VALUES not in first:
+            gap += ", which keeps no raw values of it"
+        elif RAW_VALUES in first and RAW_VALUES not in second:
+            gap += ", and there are no raw values of it any more"
+    return ComparedFeature(next(iter(first.values()), None), next(iter(second.values()), None), gap)
 
 
 def view_version(version: Path, manifest: Manifest) -> VersionView:

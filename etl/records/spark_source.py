@@ -72,8 +72,8 @@ class _ListStatistics:
         empty = pa.RecordBatch.from_pylist([], schema=schema)
         self._accumulator = _accumulate(options, flatten_lists(empty, self._names).schema)
 
-    def update(self, batch: pa.RecordBatch) -> None:
-        self._accumulator.update(flatten_lists(batch, self._names))
+    def update(self, batch: pa.RecordBatch, source: pa.RecordBatch | None = None) -> None:
+        self._accumulator.update(flatten_lists(batch, self._names), source)
 
     def to_dict(self) -> dict[str, Any]:
         return dict(self._accumulator.to_dict())
@@ -82,6 +82,7 @@ class _ListStatistics:
 def _accumulate(options: WriteOptions, schema: pa.Schema) -> StatisticsAccumulator:
     try:
         from etl.quality.label_statistics import LabelFocus
+        from etl.quality.raw_statistics import RawAccumulator
         from etl.quality.statistics import StatisticsAccumulator
     except ModuleNotFoundError as error:
         raise ConfigError(
@@ -90,7 +91,9 @@ def _accumulate(options: WriteOptions, schema: pa.Schema) -> StatisticsAccumulat
             fix="install Sluice with its extra `etl` there, or leave option statistics out",
         ) from error
     label, slices = options.statistics_label, options.statistics_slices
-    return StatisticsAccumulator(schema, LabelFocus(label, slices) if label else None)
+    encoders = options.encoders
+    raw = None if encoders is None else RawAccumulator(open_encoders(encoders).plan, schema.names)
+    return StatisticsAccumulator(schema, LabelFocus(label, slices) if label else None, raw)
 
 
 class RecordDataSource(TFRecordDataSource):

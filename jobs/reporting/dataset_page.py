@@ -10,8 +10,13 @@ from typing import Any, NamedTuple
 
 from conf.manifest import Manifest
 from conf.paths import read_manifest
-from etl.quality.drift import OTHER, Distribution, Overlay, measure_drift, overlay
-from etl.quality.version_view import VersionView, view_version
+from etl.quality.drift import NULL, OTHER, Distribution, Overlay, measure_drift, overlay
+from etl.quality.version_view import (
+    ComparedFeature,
+    VersionView,
+    compare_feature,
+    view_version,
+)
 from jobs.reporting.formatting import MISSING, as_mapping, share_of
 from jobs.reporting.page import DATASET_SECTIONS, PageHead, View, render_html, render_sections
 from jobs.reporting.run_data import MissingPartError, RunData
@@ -60,13 +65,25 @@ class DatasetPageData:
         """Every feature that both versions have, the most shifted first."""
         if self.other_view is None:
             return ()
-        found = []
-        for name in self.manifest.schema.names:
-            before = self.other_view.distribution(TRAIN, name)
-            after = self.view.distribution(TRAIN, name)
-            if before is not None and after is not None:
-                found.append(FeatureShift(name, before, after))
+        found = [
+            FeatureShift(name, pair.before, pair.after)
+            for name, pair in self._compared.items()
+            if pair.before is not None and pair.after is not None and pair.gap is None
+        ]
         return tuple(sorted(found, key=lambda shift: (-shift.psi, shift.name)))
+
+    @cached_property
+    def gaps(self) -> dict[str, str]:
+        """Why features that both versions have cannot be compared."""
+        return {name: pair.gap for name, pair in self._compared.items() if pair.gap is not None}
+
+    @cached_property
+    def _compared(self) -> dict[str, ComparedFeature]:
+        before = self.other_view
+        if before is None:
+            return {}
+        names = self.manifest.schema.names
+        return {name: compare_feature(before, self.view, TRAIN, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -98,6 +115,7 @@ class FeatureShift:
         return not laid.ordered and any(
             laid.bins[place] not in part.counts and not part.is_complete
             for place in self.bars.places
+            if laid.bins[place] != NULL
             for part in (self.before, self.after)
         )
 
@@ -107,7 +125,7 @@ def view_changes(data: DatasetPageData) -> dict[str, Any]:
     if data.other is None:
         return {"page": data}
     lead = f"Now: this version. Before: {data.other[1].dataset_version}. "
-    lead += "Drift is that of the train split."
+    lead += "Drift is that of the raw values, or tokens, of the train split."
     return {"page": data, "lead": lead, "shifted_psi": SHIFTED_PSI}
 
 

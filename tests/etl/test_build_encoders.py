@@ -15,12 +15,14 @@ from conf.errors import ConfigError
 from etl.build import build_dataset
 from etl.encoders.pipeline import read_plan
 from etl.feature_plan import plan_features
+from etl.quality.version_view import view_version
 from etl.tfrecord.codec.decode import read_file
 from etl.tfrecord.types.features import WireFeature
 from tests.etl.logs import RATINGS, build_config, write_logs
 from training.export.serving_encoders import build_serving_encoders
 
 DAY = 86_400
+RAW_VALUES = ("stars", "stars_fixed", "stars_scaled", "gender_stars", "item_rate", "past_stars")
 HOUR = {"kind": "date_part", "part": "hour"}
 LATE = [(1, 13), (1, 15), (2, 13), (2, 12), (2, 13), (3, 12), (3, 13), (3, 15)]
 
@@ -207,6 +209,16 @@ def test_a_train_row_does_not_see_its_own_label(first):
         assert row["item_rate"] == values["all"][row["item"]]
     counts = {row["item"]: row["item_count"] for row in read(result, "catalog")}
     assert counts == {2: 3.0, 3: 2.0, 4: 1.0}
+
+
+def test_the_statistics_keep_the_raw_values_of_what_is_fitted(first):
+    view = view_version(first.version, first.manifest)
+    raw = {name: view.comparable("train", name)["raw values"].counts for name in RAW_VALUES}
+    assert raw["stars_scaled"] == raw["stars"] == raw["stars_fixed"]
+    assert raw["stars_scaled"]["3"] == 1
+    assert raw["gender_stars"].keys() == {"F", "M"}
+    assert raw["item_rate"] == {"10": 3, "11": 2, "12": 1}
+    assert raw["past_stars"].keys() == {"3", "5"}
 
 
 @pytest.mark.exhaustive

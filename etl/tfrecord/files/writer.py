@@ -333,8 +333,8 @@ class ShardFile:
 class ShardStatistics(Protocol):
     """Collects what is to be known of a shard's records."""
 
-    def update(self, batch: pa.RecordBatch) -> None:
-        """Takes records in."""
+    def update(self, batch: pa.RecordBatch, source: pa.RecordBatch | None = None) -> None:
+        """Takes records in, and the rows that they were encoded from."""
         ...
 
     def to_dict(self) -> dict[str, Any]:
@@ -386,11 +386,12 @@ class RollingWriter:
         self._path = ""
         self._statistics: ShardStatistics | None = None
 
-    def write(self, batch: pa.RecordBatch) -> None:
+    def write(self, batch: pa.RecordBatch, source: pa.RecordBatch | None = None) -> None:
         """Appends a batch.
 
         Args:
             batch: Rows in the encoder's schema.
+            source: The same rows before they were encoded, for the statistics; or None.
 
         Raises:
             InputDataError: A value that the wire cannot carry.
@@ -408,10 +409,10 @@ class RollingWriter:
                     file.append(piece, starts[first : last + 1] - starts[first])
                     first, done = last, done + rows
                 if first < len(starts) - 1:  # full, and there is more to come
-                    self._observe(batch, seen, done)
+                    self._observe(batch, source, seen, done)
                     seen = done
                     self.finish_file()
-        self._observe(batch, seen, done)
+        self._observe(batch, source, seen, done)
 
     def _open(self, schema: pa.Schema) -> ShardFile:
         plan, self._path = self._plan, self._name()
@@ -439,9 +440,12 @@ class RollingWriter:
                 too_many = middle
         return max(fitting, 0 if file.rows else 1)
 
-    def _observe(self, batch: pa.RecordBatch, first: int, last: int) -> None:
+    def _observe(
+        self, batch: pa.RecordBatch, source: pa.RecordBatch | None, first: int, last: int
+    ) -> None:
         if self._statistics is not None and last > first:
-            self._statistics.update(batch.slice(first, last - first))
+            rows = None if source is None else source.slice(first, last - first)
+            self._statistics.update(batch.slice(first, last - first), rows)
 
     def finish_file(self) -> None:
         """Closes the open file, if there is one; the next record begins another."""

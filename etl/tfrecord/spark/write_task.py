@@ -111,7 +111,9 @@ class WriteTask:
     def _write(self, batch: pa.RecordBatch, first_row: int, origin: str) -> None:
         names = self._options.partition_by
         keys = [batch.column(name) for name in names]
+        source: pa.RecordBatch | None = None
         if self._row_encoder is not None:
+            source = batch if self._options.statistics else None
             batch = nest_lists(self._row_encoder.apply(batch), self._options.feature_lists)
         batch = batch.drop_columns([name for name in names if name in batch.schema.names])
         if self._encoder is None:
@@ -121,12 +123,13 @@ class WriteTask:
                 batch = self._to_features(batch)
         if not names:
             with locate_rows(batch, first_row, origin):
-                self._find_writer(()).write(batch)
+                self._find_writer(()).write(batch, source)
             return
         for values, rows, numbers in split_partitions(batch, keys):
             directory = partition_path(names, values)
             with locate_rows(rows, first_row + numbers, f"{origin}, of {directory}"):
-                self._find_writer(values).write(rows)
+                own = None if source is None else source.take(pa.array(numbers))
+                self._find_writer(values).write(rows, own)
 
     def _plan_records(self, schema: pa.Schema) -> None:
         """Plans by the batches' own types, which settings of the session may vary."""

@@ -161,7 +161,8 @@ def write(root: Path, batches: list[pa.RecordBatch], limits: ShardLimits, **opti
     encoder = build_encoder(batches[0].schema)
     writer = RollingWriter(plan, encoder, lambda: f"d=1/part-c{next(numbers):03d}")
     for batch in batches:
-        writer.write(batch)
+        raw = {"raw": [f"raw {value}" for value in batch.column(0).to_pylist()]}
+        writer.write(batch, pa.record_batch(raw))
     writer.finish_file()
     return writer.shards
 
@@ -271,11 +272,14 @@ def test_each_file_has_statistics_of_its_own(tmp_path: Path) -> None:
     class Total:
         def __init__(self, schema: pa.Schema) -> None:
             self.values: list[int] = []
+            self.sources: list[str] = []
 
-        def update(self, batch: pa.RecordBatch) -> None:
+        def update(self, batch: pa.RecordBatch, source: pa.RecordBatch) -> None:
             self.values += batch["a"].to_pylist()
+            self.sources += source["raw"].to_pylist()
 
         def to_dict(self) -> dict:
+            assert self.sources == [f"raw {value}" for value in self.values]
             return {"values": self.values}
 
     batches = [pa.record_batch({"a": list(range(k, k + 5))}) for k in (0, 5)]

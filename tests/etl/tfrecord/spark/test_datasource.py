@@ -174,13 +174,14 @@ def test_encoders_and_statistics_run_in_the_same_pass(spark, tmp_path: Path) -> 
 
     class Accumulator:
         def __init__(self, schema: pa.Schema) -> None:
-            self.names, self.rows = schema.names, 0
+            self.names, self.rows, self.raw = schema.names, 0, []
 
-        def update(self, batch: pa.RecordBatch) -> None:
+        def update(self, batch: pa.RecordBatch, source: pa.RecordBatch) -> None:
             self.rows += batch.num_rows
+            self.raw += source["x"].to_pylist()
 
         def to_dict(self) -> dict:
-            return {"names": self.names, "rows": self.rows}
+            return {"names": self.names, "rows": self.rows, "raw": self.raw}
 
     hooks = WriteHooks(lambda path: Pipeline(), lambda _, schema: Accumulator(schema))
     options = parse_write_options(
@@ -192,7 +193,7 @@ def test_encoders_and_statistics_run_in_the_same_pass(spark, tmp_path: Path) -> 
         iter([empty, pa.record_batch({"x": [1, 2]}), pa.record_batch({"x": [3]})])
     )
     assert written.shard.info.rows == 3
-    assert written.shard.statistics == {"names": ["twice"], "rows": 3}
+    assert written.shard.statistics == {"names": ["twice"], "rows": 3, "raw": [1, 2, 3]}
     path = tmp_path / "part-00000-j-c000.tfrecord"
     records = [r.numpy() for r in tf.data.TFRecordDataset(str(path))]
     values = [tf.train.Example.FromString(r).features.feature["twice"] for r in records]
