@@ -124,8 +124,8 @@ def read_json(path: ReadablePath) -> dict[str, Any]:
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
-    """Writes a JSON file atomically, keys sorted."""
-    write_text_atomic(path, json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n")
+    """Writes a JSON file atomically, keys in their order: a config's first task stays first."""
+    write_text_atomic(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
 
 
 def update_run_card(run: Path, **parts: Any) -> None:

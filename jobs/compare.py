@@ -101,7 +101,8 @@ def compare(
 
     trained = restore_for_evaluation(run, checkpoint, overrides, dataset)
     other = restore_run(against, checkpoint, dataset)
-    from training.evaluation.comparison import compare_runs, find_lead, require_metric
+    from training.evaluation.comparison import compare_runs, require_metric
+    from training.evaluation.differences import find_lead
 
     found = compare_runs(trained, other, split)
     decisive = require_metric(found, metric)

@@ -22,7 +22,7 @@ from jobs.reporting.formatting import (
     metric_title,
     read_task_metrics,
 )
-from jobs.reporting.run_sections import view_slices
+from jobs.reporting.quality import view_slices
 from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
 from jobs.support.trained_run import (
     CheckpointChoice,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.manifest import Manifest
+from conf.metrics import LOSS_METRIC
 from conf.run import INPUT_COUNTS_FILE, update_run_card
 from conf.training.train import StepRange, TrainConfig
 from training.distribution.parameter_server import released_servers
@@ -21,7 +22,7 @@ from training.distribution.strategy import (
 from training.distribution.workers import Workers, lost_worker_errors
 from training.input.split_source import TrainingData
 from training.loop.early_stopping import selection_metric
-from training.loop.epoch_records import LOSS_METRIC, TrainingResult
+from training.loop.epoch_records import TrainingResult
 from training.loop.interruption import stop_on_signals
 from training.loop.trainer import Trainer
 from training.loop.validation import build_validate, check_held_out, is_validated

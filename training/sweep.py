@@ -23,6 +23,7 @@ import yaml
 from conf.atomic_output import write_text_atomic
 from conf.errors import ConfigError, SluiceError, TooFewRowsError, TrainingDivergedError
 from conf.load import override_config
+from conf.metrics import LOSS_METRIC, is_minimised
 from conf.paths import read_manifest, resolve_version
 from conf.run import RUN_CARD_FILE, read_json, resolve_run, write_json
 from conf.schema import fingerprint
@@ -32,10 +33,8 @@ from etl.tfrecord.reading import find_path
 from training.fit import fit_run
 from training.loop.early_stopping import check_evaluated, default_metric, selection_metric
 from training.loop.epoch_records import (
-    LOSS_METRIC,
     EpochRecord,
     StepValidation,
-    is_minimised,
     read_history,
 )
 from training.loop.validation import is_validated

@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from functools import wraps
 from typing import Any
 
+from conf.metrics import LOSS_METRIC
+
 MISSING = "\N{EN DASH}"
 
 
@@ -136,14 +138,26 @@ _FAMILIES = ("hit_rate", "ndcg", "recall", "mrr")
 _TASK_METRICS = ("auc", "gauc", "log_loss", "calibration", "rmse", "mae")
 
 
-def metric_title(metric: str) -> str:
+def metric_title(metric: str, first_task: str | None = None) -> str:
     """Returns a metric's name as papers write it: `hit_rate@10` -> `HR@10`.
 
     That of a further task has the task in front: `like/auc` -> `like AUC`.
+
+    Args:
+        metric: Its name.
+        first_task: Task of metrics whose name has none in front, where there are several tasks.
     """
     task, _, name = metric.rpartition("/")
     family, at, k = name.partition("@")
+    if family != LOSS_METRIC:  # The loss is that of all tasks.
+        task = task or first_task or ""
     return f"{task} {_TITLES.get(family, family)}{at}{k}".strip()
+
+
+def first_of_several(tasks: Any) -> str | None:
+    """Returns the first of several tasks, by name; None where there are no others."""
+    names = list(as_mapping(tasks))
+    return names[0] if len(names) > 1 else None
 
 
 def read_task_metrics(values: Mapping[str, Any]) -> dict[str, tuple[float | None, float | None]]:

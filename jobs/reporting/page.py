@@ -18,7 +18,7 @@ from markupsafe import Markup
 from conf.atomic_output import write_text_atomic
 from conf.errors import SluiceError
 from conf.run import REPORT_FILE
-from jobs.reporting import dataset_sections, formatting, plots, run_sections
+from jobs.reporting import dataset_sections, formatting, plots, quality, run_sections
 from jobs.reporting.formatting import (
     as_mapping,
     format_metric,
@@ -26,8 +26,8 @@ from jobs.reporting.formatting import (
     metric_title,
     to_float,
 )
+from jobs.reporting.quality import Verdict, build_verdict
 from jobs.reporting.run_data import MissingPartError, RunData
-from jobs.reporting.run_sections import Verdict, build_verdict
 
 if TYPE_CHECKING:
     from training.sweep import SweepResult, TrialRecord
@@ -71,7 +71,7 @@ class PageHead:
 
 
 RUN_SECTIONS: Mapping[str, View[RunData]] = {
-    "quality": run_sections.view_quality,
+    "quality": quality.view_quality,
     "learning": run_sections.view_learning,
     "steps": run_sections.view_steps,
     "lists": run_sections.view_lists,

@@ -37,7 +37,7 @@ from etl.encoders.vocabulary import load_vocabulary
 from etl.tfrecord.codec.decode import read_batches
 from etl.tfrecord.files.locations import FileOpener, find_path
 from etl.tfrecord.types.features import WireFeature
-from jobs.reporting.formatting import as_mapping
+from jobs.reporting.formatting import as_mapping, first_of_several, metric_title
 
 CATALOG_SPLIT = "catalog"
 SAMPLE_USERS = 12
@@ -180,6 +180,12 @@ class RunData:
         """The model's name as people write it."""
         name = as_mapping(self.config.get("model")).get("name")
         return str(name).replace("_", " ").upper() if name else "The model"
+
+    def title(self, metric: str) -> str:
+        """Returns a metric's name as papers write it, of several tasks with the task in front."""
+        return metric_title(
+            metric, first_of_several(as_mapping(self.config.get("model")).get("tasks"))
+        )
 
     def require_manifest(self) -> Manifest:
         """Returns the dataset version's manifest.

@@ -1,10 +1,6 @@
 """Comparison of two runs on the same rows: paired differences with 95 % confidence intervals.
 
-Means of rows: percentile bootstrap over users, who bring all their rows (Efron & Tibshirani 1993,
-section 13.3; resampling of clusters: Davison & Hinkley 1997, section 3.8; of topics in retrieval:
-Sakai 2006). AUC: the variance of DeLong, DeLong & Clarke-Pearson 1988 for correlated curves, with
-the users as clusters (Obuchowski 1997, equation 4); where each row is a user of its own, both are
-the same.
+How the intervals are found stands in `training.evaluation.differences`.
 """
 
 from __future__ import annotations
@@ -14,13 +10,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from conf.errors import ConfigError, did_you_mean
 from training.checkpoint.restore import TrainedModel
+from training.evaluation.differences import (
+    BOOTSTRAP,
+    Difference,
+    Pair,
+    bootstrap_mean,
+    compare_auc,
+    compare_means,
+    compare_root_means,
+)
 from training.evaluation.item_index import build_item_index
 from training.evaluation.label_metrics import auc_by_group
-from training.evaluation.metrics import FloatArray, IntArray, Per, measure
+from training.evaluation.metrics import FloatArray, IntArray, Per, find_log_losses, measure
 from training.evaluation.protocols import (
     FULL_UNSEEN,
     BatchReader,
@@ -36,44 +40,6 @@ from training.input.batches import build_eval_dataset, read_batches
 from training.input.vocabularies import read_key_vocabulary
 from training.models.ranking import RankingModel, Task
 from training.models.retrieval import RetrievalModel, require_retrieval
-
-DRAWS = 2000
-LEVEL = 0.95
-_Z = 1.959963984540054
-_CELLS_AT_ONCE = 1 << 22
-LOWER_IS_BETTER = ("log_loss", "mse")
-
-
-@dataclass(frozen=True)
-class Difference:
-    """What one run is ahead of another on a metric.
-
-    Attributes:
-        run: Value of the first run.
-        other: Value of the second.
-        difference: First minus second.
-        low: Lower end of its 95 % interval.
-        high: Upper end.
-        method: How the interval was found.
-    """
-
-    run: float
-    other: float
-    difference: float
-    low: float
-    high: float
-    method: str
-
-
-def find_lead(metric: str, difference: Mapping[str, Any]) -> float:
-    """Returns what the first run is ahead at least: the end of the interval that is worse for it.
-
-    Args:
-        metric: Its name; of errors lower values are better.
-        difference: The fields of a `Difference`.
-    """
-    is_error = metric.rpartition("/")[2] in LOWER_IS_BETTER
-    return -float(difference["high"]) if is_error else float(difference["low"])
 
 
 def compare_runs(trained: TrainedModel, other: TrainedModel, split: str) -> dict[str, Any]:
@@ -195,47 +161,6 @@ def number_owners(trained: TrainedModel, ids: IntArray) -> IntArray:
     return np.where(is_own, place, -1 - np.arange(len(ids)))
 
 
-def compare_means(run: FloatArray, other: FloatArray, owners: IntArray, seed: int) -> Difference:
-    """Compares the means of paired rows by a bootstrap over users.
-
-    Args:
-        run: `[rows]`, values of the first run.
-        other: `[rows]`, of the second.
-        owners: `[rows]`, the user of each.
-        seed: Seed of the draws.
-    """
-    sums, counts = _sum_by_owner(run - other, owners)
-    low, high = bootstrap_mean(sums, counts, seed)
-    a, b, difference = (float(values.mean()) for values in (run, other, run - other))
-    return Difference(a, b, difference, low, high, "bootstrap over users")
-
-
-def _sum_by_owner(values: FloatArray, owners: IntArray) -> tuple[FloatArray, FloatArray]:
-    _, group = np.unique(owners, return_inverse=True)
-    sums, counts = np.zeros(int(group.max()) + 1), np.zeros(int(group.max()) + 1)
-    np.add.at(sums, group, values)
-    np.add.at(counts, group, 1.0)
-    return sums, counts
-
-
-def bootstrap_mean(sums: FloatArray, counts: FloatArray, seed: int) -> tuple[float, float]:
-    """Returns the 95 % percentile interval of a mean of rows when users are drawn again.
-
-    Args:
-        sums: `[users]`, sum over each user's rows.
-        counts: `[users]`, number, or weight, of each user's rows.
-        seed: Seed of the draws.
-    """
-    rng, users = np.random.default_rng(seed), len(sums)
-    means, step = [], max(1, _CELLS_AT_ONCE // users)
-    for start in range(0, DRAWS, step):
-        drawn = rng.integers(0, users, (min(step, DRAWS - start), users))
-        means.append(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1))
-    tails = (50 * (1 - LEVEL), 50 * (1 + LEVEL))
-    low, high = np.percentile(np.concatenate(means), tails)
-    return float(low), float(high)
-
-
 def _compare_ranking(trained: TrainedModel, other: TrainedModel, split: str) -> dict[str, Any]:
     tasks = _find_common_tasks(trained, other)
     own, rival = _score_rows(trained, split, tasks), _score_rows(other, split, tasks)
@@ -298,14 +223,11 @@ def _score_rows(trained: TrainedModel, split: str, tasks: list[Task]) -> _Scored
     )
 
 
-Pair = tuple[FloatArray, FloatArray]
-
-
 def _compare_binary(
     labels: FloatArray, scores: Pair, owners: IntArray, seed: int
 ) -> dict[str, Difference]:
     positive = labels > 0.5
-    losses = [np.logaddexp(0.0, s) - np.where(positive, s, 0.0) for s in scores]
+    losses = [find_log_losses(positive, s) for s in scores]
     found = {"log_loss": compare_means(losses[0], losses[1], owners, seed)}
     if positive.any() and not positive.all():
         found = {"auc": compare_auc(positive, scores, owners), **found}
@@ -320,57 +242,20 @@ def _compare_binary(
         weights = sizes.astype(np.float64)
         low, high = bootstrap_mean((values - rivals) * weights, weights, seed)
         run, other = (float(v @ weights / weights.sum()) for v in (values, rivals))
-        found["gauc"] = Difference(run, other, run - other, low, high, "bootstrap over users")
+        found["gauc"] = Difference(run, other, run - other, low, high, BOOTSTRAP)
     return found
 
 
 def _compare_errors(
     labels: FloatArray, scores: Pair, owners: IntArray, seed: int
 ) -> dict[str, Difference]:
-    squared = [np.square(s - labels) for s in scores]
-    return {"mse": compare_means(squared[0], squared[1], owners, seed)}
-
-
-def compare_auc(positive: NDArray[np.bool_], scores: Pair, owners: IntArray) -> Difference:
-    """Compares two AUCs of the same rows.
-
-    Args:
-        positive: `[rows]`; both classes occur.
-        scores: Two of `[rows]`, any scale.
-        owners: `[rows]`, the cluster of each row.
-    """
-    parts = [_place_values(positive, own) for own in scores]
-    run, other = (float(part[positive].mean()) for part in parts)
-    difference = run - other
-    rest = parts[0] - parts[1] - difference
-    _, group = np.unique(owners, return_inverse=True)
-    clusters = int(group.max()) + 1
-    sums = [np.bincount(group[w], rest[w], clusters) / w.sum() for w in (positive, ~positive)]
-    have = [len(np.unique(group[wanted])) for wanted in (positive, ~positive)]
-    variance = sum(_unbias(n) * float(s @ s) for n, s in zip(have, sums, strict=True))
-    variance += 2.0 * _unbias(clusters) * float(sums[0] @ sums[1])
-    half = _Z * float(np.sqrt(max(variance, 0.0)))
-    low, high = difference - half, difference + half
-    return Difference(run, other, difference, low, high, "DeLong, users as clusters")
-
-
-def _unbias(clusters: int) -> float:
-    return clusters / max(clusters - 1, 1)
-
-
-def _place_values(positive: NDArray[np.bool_], scores: FloatArray) -> FloatArray:
-    """Share of the other class that each row is on the right side of, ties a half, `[rows]`.
-
-    Placement values: their mean over positives, as over negatives, is the AUC.
-    """
-    found = np.empty(len(scores))
-    for side in (positive, ~positive):
-        others = np.sort(scores[~side])
-        below = np.searchsorted(others, scores[side], side="left")
-        not_above = np.searchsorted(others, scores[side], side="right")
-        found[side] = (below + not_above) / (2.0 * len(others))
-    found[~positive] = 1.0 - found[~positive]
-    return found
+    errors = [s - labels for s in scores]
+    squared, absolute = [np.square(e) for e in errors], [np.abs(e) for e in errors]
+    return {
+        "mse": compare_means(squared[0], squared[1], owners, seed),
+        "rmse": compare_root_means(squared[0], squared[1], owners, seed),
+        "mae": compare_means(absolute[0], absolute[1], owners, seed),
+    }
 
 
 def require_metric(result: Mapping[str, Any], metric: str | None) -> str:

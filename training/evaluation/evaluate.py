@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -14,9 +15,17 @@ from conf.schema import OOV_ID, PAD_ID
 from conf.training.input import InputConfig
 from conf.training.models import RankingConfig
 from training.checkpoint.restore import TrainedModel
+from training.evaluation.differences import SystemSums, UserGroups, build_user_groups
 from training.evaluation.item_index import build_item_index
 from training.evaluation.label_metrics import LabelScores, find_user_ids
-from training.evaluation.metrics import MISSING, FloatArray, Pairs, RankingMeans, measure
+from training.evaluation.metrics import (
+    MISSING,
+    FloatArray,
+    IntArray,
+    Pairs,
+    RankingMeans,
+    measure,
+)
 from training.evaluation.protocols import (
     FULL_ALL,
     FULL_UNSEEN,
@@ -151,8 +160,8 @@ def _describe_split(trained: TrainedModel, split: str) -> dict[str, Any]:
 
 
 def _evaluate_ranking(trained: TrainedModel, model: RankingModel, split: str) -> dict[str, Any]:
-    config = trained.config.evaluation
-    tasks = evaluate_tasks(model, trained.version_dir, trained.manifest, split, config)
+    config, seed = trained.config.evaluation, trained.config.seed
+    tasks = evaluate_tasks(model, trained.version_dir, trained.manifest, split, config, seed)
     return {"rows": trained.manifest.split(split).rows, "tasks": tasks}
 
 
@@ -183,10 +192,12 @@ class _Evaluation:
         self.lists = ListStatistics(counts, lengths, self.headline == FULL_UNSEEN)
         slicings = plan_slicings(trained.version_dir, manifest, config.slices, "event")
         self.slices = {name: SliceMeans(slicings) for name in SLICED_SYSTEMS}
+        self.groups = build_user_groups(trained.version_dir, manifest, trained.config.seed)
         self.labels = self._build_labels()
         self.given = manifest.keys.candidates is not None
         self.sampled = _sampled_name(self.given, config.sampled_negatives)
         self.means: dict[str, dict[str, RankingMeans]] = {}
+        self.sums: dict[str, SystemSums] = {}
         self.pool = _CandidatePool()
         self.users = _UserCount(manifest)
         self.oov_targets = 0
@@ -197,7 +208,10 @@ class _Evaluation:
             return None
         is_binary = config.objective.kind == "binary"
         return LabelScores(
-            manifest.keys.label, find_user_ids(manifest), config.temperature if is_binary else None
+            manifest.keys.label,
+            find_user_ids(manifest),
+            config.temperature if is_binary else None,
+            replace(self.groups),
         )
 
     def read(self) -> Iterator[RankingBatch]:
@@ -206,6 +220,7 @@ class _Evaluation:
             *self.model.user_inputs,
             *((self.labels and (*self.model.item_inputs, *self.labels.inputs)) or ()),
             *((self.users.name,) if self.users.name else ()),
+            *self.groups.inputs,
             *(slicing.feature for slicing in self.slices[ModelScorer.name].slicings),
         )
         negatives = None
@@ -230,6 +245,7 @@ class _Evaluation:
         self.pool.update(batch.candidates, batch.rows)
         if self.labels is not None:
             self.labels.update(batch.features, score_pairs(self.model, batch.features))
+        groups = self.groups.find(batch.features, batch.rows)
         for system in self.systems:
             scores = system.scores(batch.features, batch.rows)
             for protocol, ranks in rank_by_protocol(scores, batch, self.sampled).items():
@@ -237,6 +253,7 @@ class _Evaluation:
                 ks = self.trained.config.evaluation.ks
                 values = measure(ranks, ks)
                 by_system.setdefault(system.name, RankingMeans(ks)).add(values)
+                self.sums.setdefault(protocol, SystemSums()).add(system.name, groups, values)
                 if protocol == self.headline and system.name in self.slices:
                     self.slices[system.name].update(batch.features, values)
             if system.name == ModelScorer.name:
@@ -265,6 +282,7 @@ class _Evaluation:
             "mask_seen": name != FULL_ALL,
             "candidates": len(self.index) if full else self.pool.largest + 1,
             "systems": {system: means.result() for system, means in self.means[name].items()},
+            "differences": self.sums[name].compare(ModelScorer.name, self.groups.seed),
         }
 
     def _labels(self) -> dict[str, Any] | None:
@@ -303,30 +321,35 @@ class _UserEvaluation:
         self.means = {name: RankingMeans(config.ks, "user") for name in names}
         self.lists = ListStatistics(counts, (LIST_LENGTH, *config.ks), mask_seen=False)
         self.slices = {name: SliceMeans(slicings) for name in SLICED_SYSTEMS}
+        self.groups = UserGroups(seed=trained.config.seed)  # Each row is a user of its own.
+        self.sums = SystemSums()
 
     def update(self, batch: UserBatch) -> None:
         lists = self.scorer.rank(batch)
         self.lists.add(np.where(lists.ids == PAD_ID, MISSING, self.index.columns_of(lists.ids)))
-        self._add(ModelScorer.name, self.scorer.measure(batch, lists), batch)
+        groups = self.groups.find(batch.features, len(batch))
+        self._add(ModelScorer.name, self.scorer.measure(batch, lists), batch, groups)
         for system in self.baselines:
-            self._add(system.name, system.measure(batch), batch)
+            self._add(system.name, system.measure(batch), batch, groups)
 
-    def _add(self, system: str, ranks: FloatArray, batch: UserBatch) -> None:
+    def _add(self, system: str, ranks: FloatArray, batch: UserBatch, groups: IntArray) -> None:
         values = measure(ranks, self.means[system].ks, "user")
         self.means[system].add(values)
+        self.sums.add(system, groups, values)
         if system in self.slices:
             self.slices[system].update(batch.features, values)
 
     def result(self) -> dict[str, Any]:
         protocol = describe_protocol(self.protocol, len(self.index), self.reader)
         systems = {name: means.result() for name, means in self.means.items()}
+        differences = self.sums.compare(ModelScorer.name, self.groups.seed)
         return {
             "rows": protocol["rows"],
             "users": protocol["rows"],
             "oov_targets": protocol["outside_catalogue"],
             "ties": "counted against the target",
             "headline": protocol["name"],
-            "protocols": [{**protocol, "systems": systems}],
+            "protocols": [{**protocol, "systems": systems, "differences": differences}],
             "labels": None,
             "beyond_accuracy": self.lists.result(),
             "slices": describe_slices(self.slices),

@@ -18,7 +18,26 @@ from numpy.typing import NDArray
 
 from conf.manifest import Manifest
 from conf.schema import OOV_ID
-from training.evaluation.metrics import IntArray, auc, constant_log_loss, log_loss
+from training.evaluation.differences import (
+    CONSTANT,
+    FEWEST_GROUPS,
+    GROUPS,
+    ROWS,
+    GroupSums,
+    Interval,
+    UserGroups,
+    compare_auc,
+    compare_sums,
+    describe_differences,
+)
+from training.evaluation.metrics import (
+    FloatArray,
+    IntArray,
+    auc,
+    constant_log_loss,
+    find_log_losses,
+    log_loss,
+)
 from training.input.batches import Features
 
 CALIBRATION_BINS = 20
@@ -126,16 +145,22 @@ class StreamedAUC:
 
     def __init__(self, exact_rows: int = EXACT_ROWS) -> None:
         self._exact_rows = exact_rows
-        self._kept: list[tuple[NDArray[np.bool_], NDArray[np.float32]]] = []
+        self._kept: list[tuple[NDArray[np.bool_], NDArray[np.float32], IntArray]] = []
         self._rows = 0
         self._bins: NDArray[np.int64] | None = None
 
-    def update(self, labels: NDArray[np.bool_], scores: NDArray[np.float32]) -> None:
+    def update(
+        self,
+        labels: NDArray[np.bool_],
+        scores: NDArray[np.float32],
+        groups: IntArray | None = None,
+    ) -> None:
         """Adds rows.
 
         Args:
             labels: `[rows]`, whether each is a positive.
             scores: `[rows]`, any range, no NaN.
+            groups: `[rows]`, the group of users of each, for `compare`; None: they have none.
 
         Raises:
             ValueError: A score is NaN.
@@ -144,11 +169,12 @@ class StreamedAUC:
             raise ValueError("scores hold NaN; AUC needs an order")
         self._rows += len(labels)
         if self._bins is None:
-            self._kept.append((labels, scores))
+            owners = np.zeros(len(labels), np.int64) if groups is None else groups
+            self._kept.append((labels, scores, owners))
             if self._rows > self._exact_rows:
                 self._bins = np.zeros((2, 1 << BIN_BITS), dtype=np.int64)
-                for kept in self._kept:
-                    _count(self._bins, *kept)
+                for kept_labels, kept_scores, _ in self._kept:
+                    _count(self._bins, kept_labels, kept_scores)
                 self._kept = []
         else:
             _count(self._bins, labels, scores)
@@ -159,9 +185,25 @@ class StreamedAUC:
             return _integrate(self._bins)
         if not self._kept:
             return None
-        labels, scores = (np.concatenate(part) for part in zip(*self._kept, strict=True))
+        labels, scores, _ = (np.concatenate(part) for part in zip(*self._kept, strict=True))
         value = auc(labels, scores)
         return None if value is None else AUCEstimate(value, 0.0)
+
+    def compare(self) -> Interval | None:
+        """Returns how far the AUC is from 0.5, that of a constant, with its interval.
+
+        None where the AUC is not defined, or not exact: the rows are not kept.
+        """
+        if not self._kept:
+            return None
+        parts = zip(*self._kept, strict=True)
+        labels, scores, groups = (np.concatenate(part) for part in parts)
+        if labels.all() or not labels.any():
+            return None
+        found = compare_auc(labels, (scores, np.zeros(len(scores))), groups)
+        has_interval = len(np.unique(groups)) >= FEWEST_GROUPS
+        low, high = (found.low, found.high) if has_interval else (None, None)
+        return {"difference": found.difference, "low": low, "high": high, "method": found.method}
 
 
 def _count(bins: NDArray[np.int64], labels: NDArray[np.bool_], scores: NDArray[np.float32]) -> None:
@@ -223,13 +265,24 @@ class GroupedAUC:
 
     def result(self) -> dict[str, float | int | None]:
         """Returns `value` (None where no user has both classes), and its users and rows."""
+        return self.sum_users()[0]
+
+    def sum_users(self) -> tuple[dict[str, float | int | None], FloatArray]:
+        """Returns the result, and what it is the mean of.
+
+        Returns:
+            The result; sums over groups of users, `[GROUPS, 2]`: AUC less 0.5 by rows, and rows.
+        """
         total, users, rows = 0.0, 0, 0
+        sums = np.zeros((GROUPS, 2))
         for part in self._partitions():
             values, sizes = auc_by_group(part["user"], part["positive"], part["score"])
+            groups = (users + np.arange(len(sizes))) % GROUPS
+            np.add.at(sums, groups, np.stack([(values - 0.5) * sizes, sizes], axis=1))
             total += float(values @ sizes)
             users += len(sizes)
             rows += int(sizes.sum())
-        return {"value": total / rows if rows else None, "users": users, "rows": rows}
+        return {"value": total / rows if rows else None, "users": users, "rows": rows}, sums
 
     def _spill(self) -> None:
         if not self._files:
@@ -298,21 +351,26 @@ class LabelScores:
         user: Name of the feature that rows are grouped by for GAUC; None: no GAUC.
         temperature: Divisor of the scores that gives logits; None where the objective does not
             calibrate them, which leaves log loss and calibration undefined.
+        groups: The groups of users whose draws give intervals; None: no intervals.
     """
 
     label: str
     user: str | None = None
     temperature: float | None = None
+    groups: UserGroups | None = None
     _rows: int = 0
     _positives: int = 0
     _auc: StreamedAUC = field(default_factory=StreamedAUC)
     _gauc: GroupedAUC = field(default_factory=GroupedAUC)
     _calibration: Calibration = field(default_factory=Calibration)
+    _sums: GroupSums = field(default_factory=GroupSums)
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """Features that are read."""
-        return (self.label,) if self.user is None else (self.label, self.user)
+        users = () if self.user is None else (self.user,)
+        grouped = () if self.groups is None else self.groups.inputs
+        return tuple(dict.fromkeys((self.label, *users, *grouped)))
 
     def update(self, features: Features, scores: NDArray[np.floating]) -> None:
         """Adds a batch.
@@ -323,19 +381,31 @@ class LabelScores:
             scores: `[rows]`.
         """
         ids = None if self.user is None else np.asarray(features[self.user])
+        groups = None if self.groups is None else self.groups.find(features, len(scores))
         label = features[self.label]
         if isinstance(label, tf.RaggedTensor):
             rows = label.value_rowids().numpy()
             scores, label = scores[rows], label.flat_values
             ids = None if ids is None else ids[rows]
-        self._add(ids, np.asarray(label) > 0.5, scores.astype(np.float32))
+            groups = None if groups is None else groups[rows]
+        labels, scores = np.asarray(label) > 0.5, scores.astype(np.float32)
+        self._add(ids, labels, scores, groups)
+        if groups is not None:
+            columns: dict[str, NDArray[np.generic]] = {"positives": labels}
+            if self.temperature is not None:
+                columns["log_loss"] = find_log_losses(labels, scores / self.temperature)
+            self._sums.add(groups, columns)
 
     def _add(
-        self, ids: NDArray[np.int64] | None, labels: NDArray[np.bool_], scores: NDArray[np.float32]
+        self,
+        ids: NDArray[np.int64] | None,
+        labels: NDArray[np.bool_],
+        scores: NDArray[np.float32],
+        groups: IntArray | None = None,
     ) -> None:
         self._rows += len(labels)
         self._positives += int(labels.sum())
-        self._auc.update(labels, scores)
+        self._auc.update(labels, scores, groups)
         if ids is not None:
             known = ids > OOV_ID  # Users outside the vocabulary share an id and are many.
             self._gauc.update(ids[known], labels[known], scores[known])
@@ -354,15 +424,32 @@ class LabelScores:
         found = self._positives / self._rows
         rate = found if train_rate is None else train_rate
         auc = self._auc.result()
-        return {
+        gauc, users = (None, None) if self.user is None else self._gauc.sum_users()
+        values = {
             "rows": self._rows,
             "auc": None if auc is None else auc.value,
             "auc_error": None if auc is None else auc.error,
-            "gauc": None if self.user is None else self._gauc.result(),
+            "gauc": gauc,
             "log_loss": self._calibration.log_loss,
             "calibration": self._calibration.result(),
             "constant": {"auc": 0.5, "log_loss": constant_log_loss(found, rate), "rate": rate},
         }
+        if self.groups is not None:
+            values["differences"] = self._compare(self.groups.seed, rate, users)
+        return values
+
+    def _compare(self, seed: int, rate: float, users: FloatArray | None) -> dict[str, Any]:
+        """Compares with a constant prediction of the label's rate."""
+        found: dict[str, Interval] = {}
+        if (auc := self._auc.compare()) is not None:
+            found["auc"] = auc
+        if users is not None and users.any():
+            [found["gauc"]] = compare_sums(users[:, 1], [users[:, 0]], seed)
+        if self.temperature is not None and 0.0 < rate < 1.0:
+            rows, positives = self._sums[ROWS], self._sums["positives"]
+            constant = -positives * np.log(rate) - (rows - positives) * np.log1p(-rate)
+            [found["log_loss"]] = compare_sums(rows, [self._sums["log_loss"] - constant], seed)
+        return describe_differences(self._sums[ROWS], {CONSTANT: found})
 
 
 def find_user_ids(manifest: Manifest) -> str | None:

@@ -342,8 +342,13 @@ def log_loss(labels: NDArray[np.generic], logits: NDArray[np.floating]) -> float
     positive = _binary(labels, logits)
     if not len(positive):
         raise ValueError("no row has a label, so there is no mean")
+    return float(np.mean(find_log_losses(positive, logits)))
+
+
+def find_log_losses(positive: NDArray[np.bool_], logits: NDArray[np.floating]) -> FloatArray:
+    """Returns the negative log-likelihood of each row's label, `[rows]`; see `log_loss`."""
     z = logits.astype(np.float64)
-    return float(np.mean(np.logaddexp(0.0, z) - np.where(positive, z, 0.0)))
+    return np.asarray(np.logaddexp(0.0, z) - np.where(positive, z, 0.0))
 
 
 def constant_log_loss(label_rate: float, rate: float) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,16 @@ from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.training.train import EvaluationConfig
 from training.embedding.dynamic_table import DynamicTable
+from training.evaluation.differences import (
+    CONSTANT,
+    ROWS,
+    GroupSums,
+    UserGroups,
+    bootstrap_groups,
+    build_user_groups,
+    describe_differences,
+    find_root_gap,
+)
 from training.evaluation.label_metrics import LabelScores, find_user_ids
 from training.evaluation.slices import Slicing, plan_slicings
 from training.input.batches import Batch, Features, build_eval_dataset, read_batches
@@ -33,20 +43,23 @@ class ErrorScores:
         label: Name of the label feature.
         train_mean: Mean label of the train split, which the constant predicts; None: that of the
             rows themselves.
+        groups: The groups of users whose draws give intervals; None: no intervals.
     """
 
     label: str
     train_mean: float | None = None
+    groups: UserGroups | None = None
     _rows: int = 0
     _labels: float = 0.0
     _squared_labels: float = 0.0
     _squared: float = 0.0
     _absolute: float = 0.0
+    _sums: GroupSums = field(default_factory=GroupSums)
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """Features that are read."""
-        return (self.label,)
+        return (self.label, *(self.groups.inputs if self.groups else ()))
 
     def update(self, features: Features, scores: NDArray[np.floating]) -> None:
         """Adds rows, with their scores `[rows]`."""
@@ -57,6 +70,9 @@ class ErrorScores:
         self._squared_labels += float(np.square(labels).sum())
         self._squared += float(np.square(errors).sum())
         self._absolute += float(np.abs(errors).sum())
+        if self.groups is not None:
+            columns = {"squared": errors**2, "labels": labels, "squared_labels": labels**2}
+            self._sums.add(self.groups.find(features, len(labels)), columns)
 
     def result(self) -> dict[str, Any] | None:
         """Returns RMSE and MAE beside the RMSE of a constant; None without a row."""
@@ -65,12 +81,23 @@ class ErrorScores:
         rows, mean = self._rows, self._labels / self._rows
         constant = mean if self.train_mean is None else self.train_mean
         squared = self._squared_labels / rows - 2 * constant * mean + constant**2
-        return {
+        values: dict[str, Any] = {
             "rows": rows,
             "rmse": float(np.sqrt(self._squared / rows)),
             "mae": self._absolute / rows,
             "constant": {"value": constant, "rmse": float(np.sqrt(max(squared, 0.0)))},
         }
+        if self.groups is not None:
+            values["differences"] = self._compare(self.groups.seed, constant)
+        return values
+
+    def _compare(self, seed: int, constant: float) -> dict[str, Any]:
+        """Compares with the constant."""
+        sums, rows = self._sums, self._sums[ROWS]
+        squared = sums["squared_labels"] - 2 * constant * sums["labels"] + constant**2 * rows
+        table = np.stack([sums["squared"], np.maximum(squared, 0.0), rows], axis=1)
+        [found] = bootstrap_groups(table, find_root_gap, seed)
+        return describe_differences(rows, {CONSTANT: {"rmse": found}})
 
 
 class TaskScores:
@@ -81,6 +108,7 @@ class TaskScores:
         manifest: Manifest of the rows' dataset version.
         score: The model's logits, compiled; None: compiled here.
         slicings: Cuts into slices that are measured too.
+        groups: The groups of users whose draws give intervals; None: no intervals.
     """
 
     def __init__(
@@ -89,11 +117,14 @@ class TaskScores:
         manifest: Manifest,
         score: ScoreRows | None = None,
         slicings: Sequence[Slicing] = (),
+        groups: UserGroups | None = None,
     ) -> None:
         self._model, self._score = model, score or compile_scores(model)
         self._manifest = manifest
         user = find_user_ids(manifest)
-        self._scores = {task.name: _build_scores(task, manifest, user) for task in model.tasks}
+        self._scores = {
+            task.name: _build_scores(task, manifest, user, groups) for task in model.tasks
+        }
         self._slices = {task.name: _SliceScores(task, manifest, slicings) for task in model.tasks}
 
     @property
@@ -139,10 +170,13 @@ class TaskScores:
         return results
 
 
-def _build_scores(task: Task, manifest: Manifest, user: str | None) -> LabelScores | ErrorScores:
+def _build_scores(
+    task: Task, manifest: Manifest, user: str | None, groups: UserGroups | None = None
+) -> LabelScores | ErrorScores:
+    own = None if groups is None else replace(groups)  # Each counts its own rows.
     if task.is_binary:
-        return LabelScores(task.label, user, temperature=1.0)
-    return ErrorScores(task.label, _read_train_mean(manifest, task.label))
+        return LabelScores(task.label, user, temperature=1.0, groups=own)
+    return ErrorScores(task.label, _read_train_mean(manifest, task.label), own)
 
 
 class _SliceScores:
@@ -238,15 +272,25 @@ def evaluate_tasks(
     manifest: Manifest,
     split: str,
     config: EvaluationConfig,
+    seed: int = 0,
 ) -> dict[str, dict[str, Any]]:
     """Returns the metrics of each task on a split, in all and by slice.
+
+    Args:
+        model: The model.
+        version_dir: Directory of the dataset version.
+        manifest: Its manifest.
+        split: Split to measure on.
+        config: How rows are read and cut.
+        seed: Seed of the draws that give intervals.
 
     Raises:
         ConfigError: A slice is unknown.
         InputDataError: The split is empty, a record is damaged, or a score is no number.
     """
     slicings = plan_slicings(version_dir, manifest, config.slices, "event")
-    scores = TaskScores(model, manifest, slicings=slicings)
+    groups = build_user_groups(version_dir, manifest, seed)
+    scores = TaskScores(model, manifest, slicings=slicings, groups=groups)
     batch_size = config.batch_size
     dataset = build_eval_dataset(version_dir, manifest, split, batch_size, scores.inputs)
     for batch in read_batches(dataset, version_dir, manifest, split):

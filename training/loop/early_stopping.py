@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 
 from conf.errors import ConfigError, did_you_mean
+from conf.metrics import LOSS_METRIC
 from conf.training.models import RankingConfig, TaskConfig
 from conf.training.train import EarlyStoppingConfig, TrainConfig
-from training.loop.epoch_records import LOSS_METRIC, EpochRecord, StepValidation
+from training.loop.epoch_records import EpochRecord, StepValidation
 from training.loop.validation import is_scored_by_label
 
 TASK_METRICS = {"binary": ("auc", "gauc", "log_loss"), "squared_error": ("rmse", "mae")}

@@ -10,15 +10,8 @@ from typing import Any
 
 from conf.atomic_output import write_text_atomic
 from conf.errors import ConfigError, InputDataError, did_you_mean
+from conf.metrics import LOSS_METRIC, is_minimised
 from conf.run import HISTORY_FILE
-
-LOSS_METRIC = "loss"
-LOWER_IS_BETTER = (LOSS_METRIC, "log_loss", "rmse", "mae")
-
-
-def is_minimised(metric: str) -> bool:
-    """Returns whether a lower value of a metric is better; of several tasks' too: `buy/rmse`."""
-    return metric.rpartition("/")[2] in LOWER_IS_BETTER
 
 
 @dataclass(frozen=True)

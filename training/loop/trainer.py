@@ -10,6 +10,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from conf.errors import ConfigError, InputDataError
+from conf.metrics import LOSS_METRIC
 from conf.run import LOGS_DIR, WARM_START_FILE, write_json
 from conf.training.train import EarlyStoppingConfig, StepRange, TrainConfig
 from training.checkpoint.manager import CheckpointManager
@@ -37,7 +38,6 @@ from training.loop.early_stopping import (
 )
 from training.loop.epoch_input import EpochInput, StepInputs
 from training.loop.epoch_records import (
-    LOSS_METRIC,
     EpochRecord,
     StepValidation,
     TrainingResult,

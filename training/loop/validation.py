@@ -13,6 +13,7 @@ from itertools import islice
 
 from conf.errors import ConfigError, TooFewRowsError
 from conf.manifest import Manifest
+from conf.metrics import LOSS_METRIC
 from conf.training.models import BinaryConfig, RankingConfig
 from conf.training.train import TrainConfig
 from training.evaluation.evaluate import evaluate_full
@@ -22,7 +23,6 @@ from training.evaluation.scorers import score_pairs
 from training.evaluation.task_metrics import TaskScores, compile_scores, summarize_tasks
 from training.input.batches import build_eval_dataset, build_held_out_dataset, read_batches
 from training.input.split_source import InputOptions, TrainingData
-from training.loop.epoch_records import LOSS_METRIC
 from training.models.model import Model
 from training.models.ranking import RankingModel
 from training.models.retrieval import require_retrieval

@@ -8,6 +8,7 @@ import pytest
 
 from conf.errors import ConfigError, ExitCode
 from conf.load import load_config
+from conf.run import RUN_CARD_FILE, read_json, update_run_card, write_json
 from conf.training.input import InputConfig
 from conf.training.models import DSSMConfig, MFConfig, NegativesConfig, SampledSoftmaxConfig
 from conf.training.optimizer import (
@@ -337,3 +338,14 @@ def test_a_grid_has_as_many_trials_as_points(tmp_path: Path) -> None:
 def test_what_cannot_be_tried_is_refused(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         read(tmp_path, text)
+
+
+def test_the_first_task_stays_first_in_a_run_card(tmp_path: Path) -> None:
+    """Lists are ranked by it, and metrics without a name in front are its own."""
+    tasks = {"like": {"label": "a"}, "click": {"label": "b"}}
+    config = {"name": "n", "dataset": "d", "model": {"kind": "ranking", "tasks": tasks}}
+    card = {"config": TrainConfig.model_validate(config).resolved()}
+    write_json(tmp_path / RUN_CARD_FILE, card)
+    update_run_card(tmp_path, status="trained")
+    again = TrainConfig.model_validate(read_json(tmp_path / RUN_CARD_FILE)["config"])
+    assert list(again.model.tasks) == ["like", "click"]

@@ -105,7 +105,18 @@ def _protocol(
         return values
 
     systems = {"model": system(1.0), "popularity": system(weaker), "random": system(0.06)}
-    return {"name": name, "mask_seen": mask, "candidates": candidates, "systems": systems}
+    against = {
+        other: {
+            metric: {"difference": (gap := value - systems[other][metric]), "low": 0.8 * gap,
+                     "high": 1.2 * gap, "method": "bootstrap over users"}
+            for metric, value in systems["model"].items()
+        }
+        for other in ("popularity", "random")
+    }  # fmt: skip
+    return {
+        "name": name, "mask_seen": mask, "candidates": candidates, "systems": systems,
+        "differences": {"level": 0.95, "groups": 1500, "against": against},
+    }  # fmt: skip
 
 
 VERSION_ID = "20261101T101500000000Z-0badcafe"

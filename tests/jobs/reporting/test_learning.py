@@ -33,6 +33,14 @@ def test_the_metric_of_early_stopping_is_shown(finished):
     assert "HR@10" in shown.tables[0].columns
 
 
+def test_metrics_of_several_tasks_name_the_task(finished):
+    epochs = ({"epoch": 1, "loss": 1.0, "validation": {"loss": 0.9, "auc": 0.6, "buy/auc": 0.7}},)
+    model = {"kind": "ranking", "tasks": {"like": {}, "buy": {}}}
+    card = {**finished.card, "config": {**finished.config, "model": model}}
+    shown = show("learning", replace(finished, epochs=epochs, card=card))
+    assert {row[0] for row in shown.tables[-1].rows} == {"Loss", "like AUC", "buy AUC"}
+
+
 def test_without_validation_it_says_so(finished):
     epochs = tuple({**entry, "validation": {}} for entry in finished.epochs)
     card = {**finished.card, "training": {}}

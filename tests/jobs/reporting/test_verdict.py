@@ -2,62 +2,81 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from jobs.reporting.run_data import RankedList
-from jobs.reporting.run_sections import (
+from jobs.reporting.formatting import MISSING
+from jobs.reporting.quality import (
     build_verdict,
     describe_protocol,
     headline_metric,
     headline_protocol,
-    wilson_interval,
 )
+from jobs.reporting.run_data import RankedList
 from tests.jobs.reporting.pages import show
 
 
-def _with(finished, model, popularity, metric="hit_rate@10", rows=1500):
+def _with(finished, model, popularity, metric="hit_rate@10", interval=(None, None)):
     systems = {"model": {metric: model}}
+    protocol = {"name": "full_all", "mask_seen": False, "candidates": 800, "systems": systems}
     if popularity is not None:
         systems["popularity"] = {metric: popularity}
-    protocol = {"name": "full_all", "mask_seen": False, "candidates": 800, "systems": systems}
-    metrics = {"split": "test", "rows": rows, "headline": "full_all", "protocols": [protocol]}
+        found = {"difference": model - popularity, "low": interval[0], "high": interval[1],
+                 "method": "bootstrap over users"}  # fmt: skip
+        against = {"popularity": {metric: found}}
+        protocol["differences"] = {"level": 0.95, "groups": 12, "against": against}
+    metrics = {"split": "test", "rows": 1500, "headline": "full_all", "protocols": [protocol]}
     return build_verdict(replace(finished, metrics=metrics))
 
 
 def test_a_clearly_better_model_is_ahead_by_the_ratio(finished):
-    verdict = _with(finished, 0.24, 0.08)
+    verdict = _with(finished, 0.24, 0.08, interval=(0.14, 0.18))
     assert verdict.outcome == "ahead"
     assert verdict.sentence == (
         "DSSM finds the next item in its top 10 for 24.0% of the rows, 3.0 times popularity's 8.0%."
     )
+    assert "+0.1600, 95% interval +0.1400 to +0.1800 (bootstrap over users)" in verdict.detail
 
 
-def test_a_difference_within_the_noise_is_not_called_better(finished):
-    assert _with(finished, 0.21, 0.20, rows=200).outcome == "level"
-    assert _with(finished, 0.21, 0.20, rows=200_000).outcome == "ahead"
+@pytest.mark.parametrize("metric", ["hit_rate@10", "ndcg@10", "mrr", "map@10"])
+def test_the_paired_interval_decides_for_any_metric(finished, metric):
+    """The same values: only the interval of their difference tells noise from a lead."""
+    assert _with(finished, 0.21, 0.20, metric, (-0.01, 0.03)).outcome == "level"
+    assert _with(finished, 0.21, 0.20, metric, (0.005, 0.015)).outcome == "ahead"
+    assert _with(finished, 0.19, 0.20, metric, (-0.015, -0.005)).outcome == "behind"
+    assert _with(finished, 0.21, 0.20, metric).outcome == "unknown"
 
 
 def test_a_worse_model_is_said_to_be_worse(finished):
-    verdict = _with(finished, 0.02, 0.09)
+    verdict = _with(finished, 0.02, 0.09, interval=(-0.08, -0.06))
     assert verdict.outcome == "behind"
     assert "worse than popularity" in verdict.sentence
 
 
 def test_popularity_at_zero_gives_no_ratio(finished):
-    verdict = _with(finished, 0.2, 0.0)
+    verdict = _with(finished, 0.2, 0.0, interval=(0.1, 0.3))
     assert verdict.outcome == "ahead"
     assert "times" not in verdict.sentence
 
 
 def test_two_systems_that_never_hit_are_level(finished):
-    assert _with(finished, 0.0, 0.0).outcome == "level"
+    assert _with(finished, 0.0, 0.0, interval=(0.0, 0.0)).outcome == "level"
 
 
-def test_a_metric_that_is_no_rate_has_no_interval(finished):
-    verdict = _with(finished, 0.12, 0.05, metric="ndcg@10")
-    assert verdict.sentence == "DSSM reaches NDCG@10 0.1200, 2.4 times popularity's 0.0500."
-    assert "interval" not in verdict.detail
+def test_too_few_users_give_no_verdict(finished):
+    verdict = _with(finished, 0.3, 0.1)
+    assert verdict.sentence.endswith("for 30.0% of the rows; popularity has 10.0%.")
+    assert "12 users are too few for an interval" in verdict.detail
+
+
+def test_a_run_of_before_has_no_interval_and_is_not_called_ahead(finished):
+    protocols = [{k: v for k, v in p.items() if k != "differences"}
+                 for p in finished.metrics["protocols"]]  # fmt: skip
+    data = replace(finished, metrics={**finished.metrics, "protocols": protocols})
+    verdict = build_verdict(data)
+    assert verdict.outcome == "unknown"
+    assert "No paired interval was measured: sluice evaluate does that" in verdict.detail
+    assert "times" not in verdict.sentence
+    assert show("quality", data).tables[0].row("HR@10")[-1] == MISSING
 
 
 def test_no_popularity_no_comparison(finished):
@@ -83,19 +102,6 @@ def test_hit_rate_at_10_is_preferred_and_any_metric_will_do():
     assert headline_metric({}) is None
 
 
-@pytest.mark.parametrize(("rate", "rows"), [(0.1, 500), (0.5, 100), (0.02, 1000)])
-def test_the_interval_holds_the_true_rate_19_times_in_20(rate, rows):
-    draws = np.random.default_rng(0).binomial(rows, rate, 4000) / rows
-    inside = [low <= rate <= high for low, high in (wilson_interval(d, rows) for d in draws)]
-    assert np.mean(inside) == pytest.approx(0.95, abs=0.02)
-
-
-def test_the_interval_stays_inside_the_unit_range():
-    assert wilson_interval(0.0, 3)[0] == pytest.approx(0.0, abs=1e-12)
-    assert wilson_interval(1.0, 3)[1] == pytest.approx(1.0, abs=1e-12)
-    assert all(0 <= bound <= 1 for rate in (0.0, 1.0) for bound in wilson_interval(rate, 3))
-
-
 def test_a_sampled_protocol_is_not_described_as_the_catalogue():
     text = describe_protocol({"name": "sampled_99", "candidates": 100}, {"rows": 10})
     assert "up to 100 candidates" in text
@@ -116,8 +122,10 @@ def test_every_protocol_has_a_table_and_the_headline_has_bars(finished):
 
 def test_values_the_best_and_the_ratio(finished):
     table = show("quality", finished).tables[0]
-    assert table.row("HR@10") == ["HR@10", "0.2213", "0.0929", "0.0133", "2.38\u00d7"]
-    assert table.best_of("HR@10") == [False, True, False, False, False]
+    assert table.row("HR@10") == [
+        "HR@10", "0.2213", "0.0929", "0.0133", "2.38\u00d7", "+0.1284 (+0.1027 to +0.1540)",
+    ]  # fmt: skip
+    assert table.best_of("HR@10") == [False, True, False, False, False, False]
 
 
 def _with_systems(finished, systems):
@@ -128,7 +136,7 @@ def _with_systems(finished, systems):
 
 def test_the_best_may_be_popularity(finished):
     table = _with_systems(finished, {"model": {"mrr": 0.1}, "popularity": {"mrr": 0.3}})
-    assert table.best_of("MRR") == [False, False, True, False]
+    assert table.best_of("MRR") == [False, False, True, False, False]
 
 
 def test_recall_is_shown_only_where_it_differs(finished):
@@ -154,6 +162,56 @@ def test_no_labels_no_sampled_protocol(finished):
     # Slices come last: rows, then the model beside popularity.
     assert tables[-1].rows[1] == ["10-99", "1,100", "0.2000", "0.2000", "0.1473", "0.0511"]
     assert len(show("quality", replace(finished, metrics={**metrics, "slices": {}})).tables) == 1
+
+
+def _task(metric, model, constant, interval, auc=None):
+    low, high = interval
+    found = {"difference": model - constant, "low": low, "high": high, "method": "bootstrap"}
+    slices = {"user_frequency": [{"value": "1-9", "rows": 4, "systems": {"model": {metric: 0.5}}}]}
+    values = {"kind": "binary", metric: model, "constant": {metric: constant}, "slices": slices}
+    differences = {"level": 0.95, "groups": 40, "against": {"constant": {metric: found}}}
+    return {**values, "differences": differences, **({} if auc is None else {"auc": auc})}
+
+
+def _with_tasks(finished, **tasks):
+    return replace(finished, metrics={"split": "test", "rows": 9, "tasks": tasks})
+
+
+def test_an_error_below_the_constants_is_ahead(finished):
+    task = _task("log_loss", 0.5, 0.6, (-0.12, -0.08), auc=0.7)
+    verdict = build_verdict(_with_tasks(finished, click=task))
+    assert verdict.outcome == "ahead"
+    assert verdict.sentence == (
+        "DSSM reaches AUC 0.7000 and log loss 0.5000: better than a constant (0.6000)."
+    )
+    for interval, outcome in (((-0.1, 0.02), "level"), ((0.01, 0.02), "behind")):
+        task = _task("rmse", 0.5, 0.6, interval)
+        assert build_verdict(_with_tasks(finished, rating=task)).outcome == outcome
+    without = _task("rmse", 0.5, 0.6, (None, None))
+    del without["differences"]
+    assert build_verdict(_with_tasks(finished, rating=without)).outcome == "unknown"
+
+
+def test_every_table_of_several_tasks_says_which(finished):
+    """`like` comes first in the config, and would come last by name."""
+    own = (-0.12, -0.08)
+    like, click = (_task("log_loss", value, 0.6, own, auc=0.7) for value in (0.5, 0.4))
+    data = _with_tasks(finished, like=like, click=click)
+    shown = show("quality", data)
+    assert [table.caption for table in shown.tables] == [
+        "Task like, binary.", "Task click, binary.",
+        "By user frequency, task like.", "By user frequency, task click.",
+    ]  # fmt: skip
+    assert shown.tables[0].row("like Log loss")[1:] == [
+        "0.5000", "0.6000", "-0.1000 (-0.1200 to -0.0800)",
+    ]  # fmt: skip
+    assert shown.tables[1].row("click AUC")
+    assert shown.tables[2].columns[2] == "like Log loss, model"
+    verdict = build_verdict(data)
+    assert "log loss 0.5000 of task like" in verdict.sentence
+    one = show("quality", _with_tasks(finished, like=like))
+    assert one.tables[0].row("AUC")
+    assert one.tables[1].caption == "By user frequency."
 
 
 def test_not_evaluated(finished):

@@ -14,7 +14,7 @@ from training.evaluation.label_metrics import Calibration, GroupedAUC, LabelScor
 from training.evaluation.scorers import score_pairs
 from training.input.batches import build_eval_dataset
 
-ROWS = st.lists(st.tuples(st.booleans(), st.floats(-12, 12)), min_size=1, max_size=60)
+ROWS = st.lists(st.tuples(st.booleans(), st.floats(-12, 12, width=16)), min_size=1, max_size=60)
 
 
 @given(ROWS, st.integers(1, 12), st.integers(1, 4))

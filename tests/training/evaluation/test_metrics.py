@@ -1,12 +1,19 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conf.errors import ConfigError
+from conf.metrics import find_direction, is_minimised
+from conf.training.train import METRIC_PATTERN
+from jobs.reporting.formatting import _TITLES, read_task_metrics
+from training.evaluation.comparison import _compare_binary, _compare_errors
+from training.evaluation.label_metrics import LabelScores
 from training.evaluation.metrics import (
     MISSING,
     RankingMeans,
@@ -15,6 +22,7 @@ from training.evaluation.metrics import (
     constant_log_loss,
     hit_rate,
     log_loss,
+    measure,
     ndcg,
     rank_all,
     rank_among,
@@ -22,6 +30,9 @@ from training.evaluation.metrics import (
     recall,
     reciprocal_rank,
 )
+from training.evaluation.scorers import ListStatistics
+from training.evaluation.task_metrics import ErrorScores
+from training.loop.early_stopping import TASK_METRICS
 
 SCORES = st.lists(
     st.lists(st.sampled_from([-2.0, -1.0, 0.0, 0.5, 1.0, np.nan]), min_size=7, max_size=7),
@@ -187,3 +198,38 @@ def test_constant_log_loss_knows_certainty() -> None:
     assert constant_log_loss(1.0, 1.0) == 0.0
     assert constant_log_loss(0.5, 1.0) is None
     assert constant_log_loss(0.5, 0.0) is None
+
+
+def test_every_metric_that_is_measured_says_which_way_it_is_better() -> None:
+    ranks = np.array([1.0, 3.0])
+    features, scores = {"label": np.array([1.0, 0.0, 1.0])}, np.array([0.2, 0.1, -1.0])
+    labels, errors = LabelScores("label", temperature=1.0), ErrorScores("label", 0.5)
+    labels.update(features, scores)
+    errors.update(features, scores)
+    lists = ListStatistics(np.arange(5), (1, 10), mask_seen=False)
+    lists.add(np.array([[0, 1]]))
+    compared = [
+        *_compare_binary(features["label"], (scores, scores), np.zeros(3, int), 1),
+        *_compare_errors(features["label"], (scores, scores), np.zeros(3, int), 1),
+    ]
+    measured = labels.result(None) or {}
+    named = {
+        *measure(ranks, (5, 10)),
+        *measure(ranks, (5, 10), "user"),
+        *(name for metrics in TASK_METRICS.values() for name in metrics),
+        *compared,
+        *(f"buy/{name}" for name in compared),
+        *read_task_metrics(measured),
+        *read_task_metrics(errors.result() or {}),
+        *measured["calibration"],
+        *lists.result(),
+        *_TITLES,
+        *(name for name in re.findall(r"[a-z_]{3,}", METRIC_PATTERN)),
+    } - {"ratio", "bins"}
+    assert [name for name in named if find_direction(name) is None] == []
+    assert is_minimised("buy/rmse")
+    assert is_minimised("mse")
+    assert not is_minimised("ndcg@10")
+    for unknown in ("surprise@5", "calibration"):
+        with pytest.raises(ConfigError, match="nothing says whether"):
+            is_minimised(unknown)

@@ -1,0 +1,253 @@
+"""Paired differences and their intervals, against formulas written out and simulated draws."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from conf.manifest import Manifest
+from conf.training.train import TrainConfig
+from tests.training.toy_models import TinyTowers
+from training.checkpoint.restore import TrainedModel
+from training.evaluation.comparison import _measure_events, number_owners
+from training.evaluation.differences import (
+    FEWEST_GROUPS,
+    GROUPS,
+    SystemSums,
+    UserGroups,
+    bootstrap_mean,
+    build_user_groups,
+    compare_auc,
+    compare_means,
+    compare_root_means,
+)
+from training.evaluation.evaluate import evaluate_split
+from training.evaluation.label_metrics import LabelScores, StreamedAUC
+from training.evaluation.task_metrics import ErrorScores
+
+
+def _scores(seed: int, rows: int = 120) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    positive = rng.random(rows) < 0.4
+    shared = positive + rng.normal(size=rows)
+    own = [np.round(shared + rng.normal(size=rows), 1) for _ in range(2)]
+    return positive, (own[0], own[1])
+
+
+def test_the_interval_of_aucs_is_delongs() -> None:
+    """The components of DeLong et al. 1988 by comparing every positive with every negative."""
+    positive, scores = _scores(1)
+    tens, ones = [], []
+    for own in scores:
+        pairs = own[positive][:, None] - own[~positive][None, :]
+        kernel = (pairs > 0) + 0.5 * (pairs == 0)
+        tens.append(kernel.mean(axis=1))
+        ones.append(kernel.mean(axis=0))
+    m, n = positive.sum(), (~positive).sum()
+    covariance = np.cov(tens) / m + np.cov(ones) / n
+    contrast = np.array([1.0, -1.0])
+    half = 1.959964 * np.sqrt(contrast @ covariance @ contrast)
+    found = compare_auc(positive, scores, np.arange(len(positive)))
+    assert (found.run, found.other) == pytest.approx((tens[0].mean(), tens[1].mean()))
+    assert found.high - found.difference == pytest.approx(half, rel=1e-6)
+    assert found.difference - found.low == pytest.approx(half, rel=1e-6)
+
+
+def test_rows_of_one_user_count_as_one_draw() -> None:
+    """Every row five times over: five times the rows tell no more than one time."""
+    positive, scores = _scores(2)
+    owners = np.arange(len(positive))
+    once = compare_auc(positive, scores, owners)
+    many = (np.repeat(own, 5) for own in scores)
+    repeated = compare_auc(np.repeat(positive, 5), tuple(many), np.repeat(owners, 5))
+    assert repeated.difference == pytest.approx(once.difference)
+    assert repeated.high - repeated.low == pytest.approx(once.high - once.low)
+    values = np.random.default_rng(3).normal(0.1, 1.0, 400)
+    nothing, users = np.zeros(400), np.arange(400)
+    once_mean = compare_means(values, nothing, users, 1)
+    five = compare_means(np.repeat(values, 5), np.zeros(2000), np.repeat(users, 5), 1)
+    assert (five.low, five.high) == pytest.approx((once_mean.low, once_mean.high))
+
+
+def test_the_bootstrap_is_that_of_large_samples() -> None:
+    """Of many equal users the interval is that of the normal distribution."""
+    values = np.random.default_rng(4).exponential(1.0, 3000)
+    low, high = bootstrap_mean(values, np.ones(3000), 7)
+    half = 1.96 * values.std(ddof=1) / np.sqrt(3000)
+    assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), rel=0.01)
+    assert bootstrap_mean(values, np.ones(3000), 7) == (low, high)
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
+    rng, inside = np.random.default_rng(5), 0
+    for seed in range(150):
+        sizes = rng.integers(1, 6, 80)
+        owners = np.repeat(np.arange(80), sizes)
+        values = np.repeat(rng.normal(0.3, 1.0, 80), sizes) + rng.normal(0, 0.5, len(owners))
+        found = compare_means(values, np.zeros(len(owners)), owners, seed)
+        inside += found.low <= 0.3 <= found.high
+    assert 0.88 <= inside / 150 <= 0.99
+
+
+def test_the_interval_of_root_means_is_that_of_drawn_rows() -> None:
+    """Against a loop that draws rows of other random numbers."""
+    rng = np.random.default_rng(6)
+    run, other = rng.exponential(1.0, 400), rng.exponential(1.3, 400)
+    found = compare_root_means(run, other, np.arange(400), 1)
+    gaps = []
+    for _ in range(3000):
+        rows = rng.integers(0, 400, 400)
+        gaps.append(np.sqrt(run[rows].mean()) - np.sqrt(other[rows].mean()))
+    assert found.difference == pytest.approx(np.sqrt(run.mean()) - np.sqrt(other.mean()))
+    assert (found.low, found.high) == pytest.approx(np.percentile(gaps, (2.5, 97.5)), abs=0.01)
+
+
+def test_users_have_a_group_each_and_unknown_ones_stand_alone() -> None:
+    groups = UserGroups("user", range(2, 100))
+    found = groups.find({"user": np.array([5, 1, 7, 0, 5, 1])}, 6)
+    assert found[0] == found[4] == 5
+    assert found[2] == 7
+    assert len({*found.tolist()}) == 5
+    assert found[[1, 3, 5]].min() >= GROUPS
+    later = groups.find({"user": np.array([1, 5])}, 2)
+    assert later[1] == 5
+    assert later[0] not in found
+
+
+@pytest.mark.parametrize("ids", [None, range(2, 10 * GROUPS)])
+def test_more_users_share_groups_with_all_their_rows(ids: range | None) -> None:
+    users = np.arange(2, 10 * GROUPS)
+    groups = UserGroups("user", ids)
+    found = groups.find({"user": users}, len(users))
+    again = groups.find({"user": users[::-1]}, len(users))[::-1]
+    np.testing.assert_array_equal(found, again)
+    sizes = np.bincount(found, minlength=GROUPS)
+    assert len(sizes) == GROUPS
+    assert sizes.max() < 40  # Ten each, by chance a few more.
+
+
+def test_streamed_sums_give_the_interval_of_all_rows() -> None:
+    rng = np.random.default_rng(8)
+    users = rng.integers(2, 60, 500)
+    model, rival = rng.random((2, 500))
+    groups, sums = UserGroups("user", range(2, 60)), SystemSums()
+    for start in range(0, 500, 70):
+        part = slice(start, start + 70)
+        owners = groups.find({"user": users[part]}, len(users[part]))
+        sums.add("model", owners, {"mrr": model[part], "ndcg@10": model[part] * 2})
+        sums.add("popularity", owners, {"mrr": rival[part], "ndcg@10": rival[part] * 2})
+    found = sums.compare("model", seed=4)
+    expected = compare_means(model, rival, users, 4)
+    got = found["against"]["popularity"]["mrr"]
+    assert found["groups"] == len(np.unique(users))
+    assert [got[end] for end in ("difference", "low", "high")] == pytest.approx(
+        [expected.difference, expected.low, expected.high]
+    )
+    twice = found["against"]["popularity"]["ndcg@10"]
+    assert twice["low"] == pytest.approx(2 * got["low"])
+
+
+def test_a_handful_of_users_has_no_interval() -> None:
+    groups, sums = UserGroups("user", range(2, 60)), SystemSums()
+    users = np.repeat(np.arange(2, 2 + FEWEST_GROUPS - 1), 9)
+    owners = groups.find({"user": users}, len(users))
+    for system, value in (("model", 1.0), ("popularity", 0.25)):
+        sums.add(system, owners, {"mrr": np.full(len(users), value)})
+    found = sums.compare("model", 1)["against"]["popularity"]["mrr"]
+    assert (found["difference"], found["low"], found["high"]) == (0.75, None, None)
+
+
+def _label_rows(seed: int, rows: int) -> tuple[dict[str, tf.Tensor], np.ndarray]:
+    rng = np.random.default_rng(seed)
+    labels = (rng.random(rows) < 0.4).astype(np.float32)
+    scores = (labels + rng.normal(size=rows)).astype(np.float32)
+    return {"label": tf.constant(labels), "user": tf.constant(rng.integers(2, 80, rows))}, scores
+
+
+def test_labels_are_compared_with_a_constant() -> None:
+    features, scores = _label_rows(9, 600)
+    users = features["user"].numpy()
+    collected = LabelScores("label", "user", 1.0, UserGroups("user", range(2, 80), seed=3))
+    for start in range(0, 600, 100):
+        batch = {name: value[start : start + 100] for name, value in features.items()}
+        collected.update(batch, scores[start : start + 100])
+    values = collected.result(train_rate=0.3)
+    found = values["differences"]["against"]["constant"]
+    positive = features["label"].numpy() > 0.5
+    auc = compare_auc(positive, (scores, np.zeros(600)), users)
+    assert found["auc"]["difference"] == pytest.approx(values["auc"] - 0.5)
+    assert (found["auc"]["low"], found["auc"]["high"]) == pytest.approx((auc.low, auc.high))
+    losses = np.logaddexp(0, scores.astype(np.float64)) - np.where(positive, scores, 0.0)
+    constant = np.where(positive, -np.log(0.3), -np.log(0.7))
+    loss = compare_means(losses, constant, users, 3)
+    gap = values["log_loss"] - values["constant"]["log_loss"]
+    assert found["log_loss"]["difference"] == pytest.approx(gap)
+    assert (found["log_loss"]["low"], found["log_loss"]["high"]) == pytest.approx(
+        (loss.low, loss.high)
+    )
+    assert found["gauc"]["difference"] == pytest.approx(values["gauc"]["value"] - 0.5)
+    assert found["gauc"]["low"] < found["gauc"]["difference"] < found["gauc"]["high"]
+    assert json.dumps(values)
+
+
+def test_an_auc_of_rows_that_are_not_kept_has_no_interval() -> None:
+    streamed, (features, scores) = StreamedAUC(exact_rows=100), _label_rows(9, 600)
+    streamed.update(features["label"].numpy() > 0.5, scores, features["user"].numpy())
+    assert streamed.result() is not None
+    assert streamed.compare() is None
+
+
+def test_errors_are_compared_with_those_of_the_mean() -> None:
+    rng = np.random.default_rng(10)
+    labels, users = rng.normal(3.0, 1.0, 300), rng.integers(2, 60, 300)
+    scores = (labels + rng.normal(0, 0.5, 300)).astype(np.float32)
+    errors = ErrorScores("rating", 2.5, UserGroups("user", range(2, 60), seed=5))
+    errors.update({"rating": labels, "user": users}, scores)
+    values = errors.result()
+    assert values is not None
+    found = values["differences"]["against"]["constant"]["rmse"]
+    squared = np.square(scores.astype(np.float64) - labels)
+    expected = compare_root_means(squared, np.square(labels - 2.5), users, 5)
+    assert found["difference"] == pytest.approx(values["rmse"] - values["constant"]["rmse"])
+    assert (found["low"], found["high"]) == pytest.approx((expected.low, expected.high))
+
+
+def test_an_evaluation_holds_the_paired_difference_of_every_metric(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    config = TrainConfig.model_validate(
+        {"dataset": "d", "name": "n", "evaluation": {"ks": [5, 10], "per": ["event", "user"]}}
+    )
+    model = TinyTowers(tiny_manifest)
+    trained = TrainedModel(Path(), model, config, tiny_manifest, tiny_version)
+    protocols = evaluate_split(trained, "test")["protocols"]
+    assert {protocol["per"] for protocol in protocols} == {"event", "user"}
+    for protocol in protocols:
+        systems = protocol["systems"]
+        assert protocol["differences"]["groups"] == 60
+        for rival, found in protocol["differences"]["against"].items():
+            assert set(found) == set(systems["model"])
+            for metric, interval in found.items():
+                gap = systems["model"][metric] - systems[rival][metric]
+                assert interval["difference"] == pytest.approx(gap, abs=1e-12)
+                assert interval["low"] <= interval["difference"] <= interval["high"]
+    rows = _measure_events(trained, "test")
+    own = np.concatenate(rows.values["mrr"])
+    owners = number_owners(trained, np.concatenate(rows.owners))
+    spread = compare_means(own, np.zeros(len(own)), owners, config.seed)
+    found = protocols[0]["differences"]["against"]["random"]["mrr"]
+    assert found["high"] - found["low"] < 2 * (spread.high - spread.low)
+
+
+def test_rows_of_a_dataset_without_users_stand_alone(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    keys = replace(tiny_manifest.keys, user=None)
+    groups = build_user_groups(tiny_version, replace(tiny_manifest, keys=keys), seed=1)
+    assert groups.inputs == ()
+    assert len(np.unique(groups.find({}, 500))) == 500
