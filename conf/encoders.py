@@ -25,6 +25,9 @@ ENCODERS_DIR = "encoders"
 ENCODERS_FILE = "encoders.json"
 ENCODERS_FORMAT_VERSIONS = (1, 2)
 IDENTITY = "identity"
+"""Encoder of values that are read as they are."""
+KEY_PREFIX = "key:"
+"""Starts the encoder of 64-bit keys that are read as they are, `key:<feature>`: never numbers."""
 
 TokenDType = Literal["int64", "string"]
 RawDType = Literal["int64", "float32", "float64", "string", "bytes"]
@@ -51,6 +54,7 @@ class VocabularySpec:
             was last seen, and which are retired.
         version: 1 for a vocabulary fitted from nothing, one more for each that grew out of it.
         parent_crc32c: Checksum of the file that it grew out of, or None.
+        pad_token: Token that pads lists in the raw data, itself without an id; None: none does.
     """
 
     name: str
@@ -62,6 +66,7 @@ class VocabularySpec:
     incremental: bool = False
     version: int = 1
     parent_crc32c: str | None = None
+    pad_token: int | None = None
 
     @property
     def first_token_id(self) -> int:
@@ -111,7 +116,8 @@ class ColumnEncoding:
         feature: The feature.
         column: The raw column, the first of `inputs` where there are several.
         raw_dtype: Declared type of its values.
-        encoder: `identity`, the name of a vocabulary, or `<kind>:<feature>` of an operation.
+        encoder: `identity`, the name of a vocabulary, `key:<feature>`, or `<kind>:<feature>` of an
+            operation.
         operation: Operation on the values; None for identity and plain vocabularies.
         inputs: The columns that an operation reads.
     """
@@ -128,7 +134,8 @@ class ColumnEncoding:
         """Name of the vocabulary that it looks tokens up in, or None."""
         if self.operation is not None:
             return getattr(self.operation, "vocabulary", None)
-        return None if self.encoder == IDENTITY else self.encoder
+        is_plain = self.encoder == IDENTITY or self.encoder.startswith(KEY_PREFIX)
+        return None if is_plain else self.encoder
 
     @property
     def raw_columns(self) -> set[str]:
@@ -197,7 +204,8 @@ class EncoderPlan:
         columns = [column.to_json() for column in self.columns]
         vocabularies = [_compact(vocabulary) for vocabulary in self.vocabularies]
         is_plain = all("operation" not in column for column in columns) and all(
-            spec.oov_buckets is None and not spec.incremental for spec in self.vocabularies
+            spec.oov_buckets is None and not spec.incremental and spec.pad_token is None
+            for spec in self.vocabularies
         )
         data: dict[str, Any] = {
             "format_version": 1 if is_plain else 2,

@@ -1,12 +1,13 @@
 """TFRecord files of one's own as a dataset version: surveyed, linked, published by a manifest.
 
-No record is written anew. One pass over the files verifies their checksums, decodes every declared
-feature and gathers the statistics; what the config leaves open (types, lists, highest ids) is found
-by it. Needs no Spark.
+No record is written anew, unless ids move (`imported_ids.py`). One pass over the files verifies
+their checksums, decodes every declared feature and gathers the statistics; what the config leaves
+open (types, lists, highest ids) is found by it. Needs no Spark.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import glob
 import os
@@ -18,7 +19,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from conf.atomic_output import write_text_atomic
-from conf.encoders import ENCODERS_DIR, ENCODERS_FILE, ColumnEncoding, EncoderPlan
+from conf.encoders import (
+    ENCODERS_DIR,
+    ENCODERS_FILE,
+    KEY_PREFIX,
+    ColumnEncoding,
+    EncoderPlan,
+)
 from conf.errors import ConfigError, InputDataError, did_you_mean, read_code_version
 from conf.etl.imported import ImportConfig, ImportedFeatureConfig
 from conf.manifest import (
@@ -32,7 +39,15 @@ from conf.manifest import (
     SplitInfo,
 )
 from conf.paths import DatasetPaths, list_visible_files, local_path
-from conf.schema import FIRST_TOKEN_ID, FeatureSchema, FeatureSpec, PackedSlot, fingerprint
+from conf.schema import OOV_ID, PAD_ID, FeatureSchema, FeatureSpec, PackedSlot, fingerprint
+from etl.imported_ids import (
+    TrainCounts,
+    count_ids,
+    plan_moved_ids,
+    refuse_special_ids,
+    warn_of_sparse_ids,
+    write_vocabularies,
+)
 from etl.quality.label_statistics import LabelFocus
 from etl.quality.statistics import (
     StatisticsAccumulator,
@@ -44,6 +59,9 @@ from etl.records.parquet_copy import describe_file
 from etl.tfrecord.codec.decode import build_decoder
 from etl.tfrecord.codec.infer import infer_features
 from etl.tfrecord.files.framing import HEADER_BYTES, detect_compression, read_record_blocks
+from etl.tfrecord.files.locations import Compression
+from etl.tfrecord.files.writer import ShardOptions
+from etl.tfrecord.table import TableWriter
 from etl.tfrecord.types.features import WireFeature
 from etl.versions.locks import sweep_leftovers
 from etl.versions.publish import new_version_id, publish_version, read_current, stage_version
@@ -94,12 +112,13 @@ def import_dataset(config: ImportConfig) -> ImportResult:
             return same
         version_id = new_version_id(run.fingerprint)
         with stage_version(paths, version_id) as staging:
+            survey = _Survey(features, staging)
             surveyed = {
-                split: [_survey(staging, split, n, file, features) for n, file in enumerate(listed)]
+                split: [survey.read(split, n, file) for n, file in enumerate(listed)]
                 for split, listed in files.items()
             }
             _check_unchanged(files)
-            manifest = _describe(config, files, features, surveyed, staging)
+            manifest = _describe(survey, files, surveyed)
             manifest = _complete(manifest, version_id, parent, run)
             version = publish_version(paths, staging, manifest)
     return ImportResult(version, manifest)
@@ -243,7 +262,8 @@ def plan_features(config: ImportConfig, files: Files) -> ImportedFeatures:
 
     Raises:
         CorruptRecordError: A file is damaged, or holds no `tf.train.Example`.
-        InputDataError: No record holds a feature, or records hold several kinds of values.
+        InputDataError: No record holds a feature, records hold several kinds of values, or other
+            than whole numbers as ids.
     """
     slots = tuple(
         PackedSlot(name, packed, offset)
@@ -262,6 +282,13 @@ def plan_features(config: ImportConfig, files: Files) -> ImportedFeatures:
             found = _require(known, keys.get(feature.name, feature.name))
             is_list = is_list or (found.is_list and feature.name not in keys)
             dtype = found.kind
+        if (feature.reads_as_ids(dtype) or feature.are_keys) and dtype != "int64":
+            raise InputDataError(
+                f"feature {feature.name!r} holds no ids",
+                received=dtype,
+                allowed="int64",
+                fix="leave out its `ids`, `offset` and `vocabulary_size`",
+            )
         wire.append(WireFeature(feature.name, dtype, is_list))
     return ImportedFeatures(config, tuple(wire), slots)
 
@@ -282,27 +309,56 @@ class _Surveyed:
 
     info: ShardInfo
     statistics: dict[str, Any]
-    compression: str | None
+    compression: Compression | None
 
 
-def _survey(
-    staging: Path, split: str, number: int, file: InputFile, features: ImportedFeatures
-) -> _Surveyed:
-    decoder = build_decoder(features.wire, "Example", features.slots)
-    schema = decoder.schema
-    statistics, rows = StatisticsAccumulator(schema, features.focus), 0
-    for block in read_record_blocks(file.path):
-        batch = decoder.decode_block(block, file.path)
-        statistics.update(batch)
-        rows += batch.num_rows
-    target = staging / split / f"{number:05d}-{Path(file.path).name}"
-    target.parent.mkdir(exist_ok=True)
-    _bring(Path(file.path), target, features.config.output.files)
-    found = describe_file(staging, target)
-    with target.open("rb") as handle:
-        compression = detect_compression(handle.read(HEADER_BYTES)) if rows else None
-    info = ShardInfo(found.path, rows, found.bytes, found.crc32c)
-    return _Surveyed(info, statistics.to_dict(), compression)
+class _Survey:
+    """Reads files through, and brings them into the version.
+
+    Args:
+        features: How features lie in the records.
+        staging: Directory of the version to be.
+
+    Attributes:
+        counts: How often ids that move occur in train records.
+    """
+
+    def __init__(self, features: ImportedFeatures, staging: Path) -> None:
+        self.features, self.staging = features, staging
+        self._moved = plan_moved_ids(features.config)
+        self.counts = TrainCounts(features.config, [f.name for f in features.wire if f.is_list])
+
+    def read(self, split: str, number: int, file: InputFile) -> _Surveyed:
+        """Reads a file, and links, copies or writes it anew."""
+        source, config = Path(file.path), self.features.config
+        decoder = build_decoder(self.features.wire, "Example", self.features.slots)
+        statistics, rows = StatisticsAccumulator(decoder.schema, self.features.focus), 0
+        target = self.staging / split / f"{number:05d}-{source.name}"
+        target.parent.mkdir(exist_ok=True)
+        compression = _read_compression(source)
+        with contextlib.ExitStack() as stack:
+            writer = None
+            if config.moves_ids:
+                options = ShardOptions(compression=compression)
+                writer = stack.enter_context(TableWriter(target, decoder.schema, options))
+            for block in read_record_blocks(file.path):
+                batch = self._moved.apply(decoder.decode_block(block, file.path))
+                statistics.update(batch)
+                rows += batch.num_rows
+                if split == "train":
+                    self.counts.update(batch)
+                if writer is not None:
+                    writer.write(batch)
+        if not config.moves_ids:
+            _bring(source, target, config.output.files)
+        found = describe_file(self.staging, target)
+        info = ShardInfo(found.path, rows, found.bytes, found.crc32c)
+        return _Surveyed(info, statistics.to_dict(), compression if rows else None)
+
+
+def _read_compression(path: Path) -> Compression | None:
+    with path.open("rb") as handle:
+        return detect_compression(handle.read(HEADER_BYTES))
 
 
 def _bring(source: Path, target: Path, how: str) -> None:
@@ -320,13 +376,11 @@ def _bring(source: Path, target: Path, how: str) -> None:
 
 
 def _describe(
-    config: ImportConfig,
-    files: Files,
-    features: ImportedFeatures,
-    surveyed: Mapping[str, Sequence[_Surveyed]],
-    staging: Path,
+    survey: _Survey, files: Files, surveyed: Mapping[str, Sequence[_Surveyed]]
 ) -> Manifest:
     """The manifest of the files, but for what names the version."""
+    features, staging = survey.features, survey.staging
+    config = features.config
     rows = {split: sum(shard.info.rows for shard in found) for split, found in surveyed.items()}
     events = sum(count for split, count in rows.items() if split not in ("catalog", "users"))
     for split, count in rows.items():
@@ -338,14 +392,8 @@ def _describe(
             )
     merged = {s: merge_statistics([f.statistics for f in found]) for s, found in surveyed.items()}
     statistics_file = write_statistics(staging, merged)
-    schema = _build_schema(features, merged)
-    plan = EncoderPlan(
-        schema,
-        tuple(ColumnEncoding(spec.name, spec.name, spec.dtype) for spec in schema.features),
-        vocabularies=(),
-    )
-    (staging / ENCODERS_DIR).mkdir()
-    write_text_atomic(staging / ENCODERS_DIR / ENCODERS_FILE, plan.dumps())
+    plan = _write_encoders(survey, _build_schema(features, merged))
+    schema = plan.schema
     keys = {**dict(config.keys), **{r: config.find_key(r) for r in ("label", "weight")}}
     return Manifest(
         dataset_name=config.name,
@@ -359,7 +407,10 @@ def _describe(
         ),
         schema=schema,
         keys=DatasetKeys(**keys),
-        encoder_files=(describe_file(staging, staging / ENCODERS_DIR / ENCODERS_FILE),),
+        encoder_files=tuple(
+            describe_file(staging, staging / ENCODERS_DIR / file)
+            for file in (ENCODERS_FILE, *(spec.file for spec in plan.vocabularies))
+        ),
         encoders_fingerprint=plan.fingerprint,
         statistics={split: summarize_statistics(found) for split, found in merged.items()},
         label_rate=_means(merged, keys["label"]),
@@ -377,8 +428,30 @@ def _describe(
         counts=RowCounts({"files": events}, {"files": {}}, events, rows, {}),
         code_version=read_code_version(),
         statistics_file=describe_file(staging, statistics_file),
-        slots=features.slots,
+        slots=() if config.moves_ids else features.slots,
     )
+
+
+def _write_encoders(survey: _Survey, schema: FeatureSchema) -> EncoderPlan:
+    """Writes how features come from the files' values: as they are, or by a vocabulary."""
+    directory, config = survey.staging / ENCODERS_DIR, survey.features.config
+    directory.mkdir()
+    written = write_vocabularies(directory, config, schema.features, survey.counts)
+    encodings = {
+        feature.name: written[feature.table_name].name
+        for feature in config.features
+        if feature.offset
+    }
+    features = tuple(
+        replace(spec, encoding=encodings.get(spec.name, spec.encoding)) for spec in schema.features
+    )
+    plan = EncoderPlan(
+        FeatureSchema(features),
+        tuple(ColumnEncoding(f.name, f.name, f.dtype, f.encoding) for f in features),
+        vocabularies=tuple(written.values()),
+    )
+    write_text_atomic(directory / ENCODERS_FILE, plan.dumps())
+    return plan
 
 
 def _complete(manifest: Manifest, version_id: str, parent: str | None, run: RunInfo) -> Manifest:
@@ -423,28 +496,36 @@ def _build_schema(
             if _ROLE_OF_SPLIT.get(split, config.role) == config.role
         ]
         _check_present(config, wire, found)
-        shape: tuple[int | None, ...] = (config.length,) if wire.is_list else ()
-        if config.reads_as_ids(wire.kind) and wire.kind != "int64":
-            raise InputDataError(
-                f"feature {config.name!r} holds no ids",
-                received=wire.kind,
-                allowed="int64",
-                fix="leave out its `ids` and `vocabulary_size`",
-            )
-        size = _count_ids(config, found) if config.reads_as_ids(wire.kind) else None
-        specs.append(
-            FeatureSpec(
-                name=config.name,
-                dtype=wire.kind,
-                role=config.role,
-                shape=shape,
-                max_len=config.max_len,
-                vocabulary_size=size,
-                shared_embedding=config.table,
-                pad_value=config.pad_value,
-            )
-        )
+        specs.append(_build_spec(config, wire, found, features.config.declares_ids(config)))
     return FeatureSchema(_share_sizes(specs))
+
+
+def _build_spec(
+    config: ImportedFeatureConfig,
+    wire: WireFeature,
+    found: Sequence[Mapping[str, Any]],
+    is_declared: bool,
+) -> FeatureSpec:
+    shape: tuple[int | None, ...] = (config.length,) if wire.is_list else ()
+    are_ids = config.reads_as_ids(wire.kind)
+    spec = FeatureSpec(
+        name=config.name,
+        dtype=wire.kind,
+        role=config.role,
+        shape=shape,
+        max_len=config.max_len,
+        vocabulary_size=count_ids(config, found) if are_ids else None,
+        shared_embedding=config.table,
+        pad_value=config.pad_value,
+    )
+    if not are_ids and not config.are_keys:
+        return spec
+    refuse_special_ids(config, found, is_list=wire.is_list, is_declared=is_declared)
+    warn_of_sparse_ids(spec, found)
+    if are_ids:
+        return spec
+    absent = PAD_ID if wire.is_list else OOV_ID
+    return replace(spec, encoding=f"{KEY_PREFIX}{spec.name}", pad_value=absent)
 
 
 def _share_sizes(specs: Sequence[FeatureSpec]) -> tuple[FeatureSpec, ...]:
@@ -469,7 +550,8 @@ def _check_present(
             received=f"{rows:,} records without it",
             fix="correct its name, or leave it out of `features`",
         )
-    is_optional = config.pad_value is not None or config.reads_as_ids(wire.kind)
+    are_ids = config.reads_as_ids(wire.kind) or config.are_keys
+    is_optional = config.pad_value is not None or are_ids
     is_required = config.length is not None or not wire.is_list
     if missing and is_required and not is_optional:
         raise InputDataError(
@@ -488,28 +570,6 @@ def _check_present(
             allowed=f"length: {config.length}",
             fix="correct its length, or declare max_len for lists of any length",
         )
-
-
-def _count_ids(config: ImportedFeatureConfig, found: Sequence[Mapping[str, Any]]) -> int:
-    """Number of ids, 0 for padding and 1 for absent values included."""
-    lowest = min((one["min"] for one in found if one["min"] is not None), default=0)
-    highest = max((one["max"] for one in found if one["max"] is not None), default=0)
-    if lowest < 0:
-        raise InputDataError(
-            f"feature {config.name!r} holds negative ids",
-            received=int(lowest),
-            allowed="0 and above",
-            fix="declare `ids: false` if its values are numbers",
-        )
-    size = config.vocabulary_size
-    if size is not None and highest >= size:
-        raise InputDataError(
-            f"feature {config.name!r} holds ids beyond its vocabulary",
-            received=int(highest),
-            allowed=f"0 to {size - 1}",
-            fix="raise vocabulary_size, or leave it out to take the highest id",
-        )
-    return max(int(highest) + 1, FIRST_TOKEN_ID) if size is None else size
 
 
 def _means(statistics: Mapping[str, Mapping[str, Any]], label: str | None) -> dict[str, float]:

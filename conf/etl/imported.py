@@ -12,6 +12,8 @@ from conf.schema import DType, Role
 
 SplitName = Literal["train", "validation", "test", "catalog", "users"]
 _EMBEDDED_ROLES = ("user", "item", "context")
+MOST_ROWS = 1 << 40
+"""Of a table: more than any machine has memory for."""
 
 
 class ImportedFeatureConfig(Strict):
@@ -24,13 +26,24 @@ class ImportedFeatureConfig(Strict):
     dtype: DType | None = Field(None, description="None: as the records have it.")
     length: int | None = Field(None, ge=1, description="Lists of exactly this many values.")
     max_len: int | None = Field(None, ge=1, description="Lists of any length: values kept.")
-    ids: bool | None = Field(
+    ids: bool | Literal["keys"] | None = Field(
         None,
         description="Whether values are ids, rows of an embedding table; None: of int64 features "
-        "of users, items and contexts they are. Id 0 is padding, 1 stands for an absent value.",
+        "of users, items and contexts they are. Id 0 is padding, 1 stands for an absent value. "
+        "keys: 64-bit keys such as hashes, rows of a dynamic table.",
+    )
+    offset: Literal[0, 1, 2] | None = Field(
+        None,
+        description="What ids move up by. 2: ids start at 0, and -1 is none. 1: they start at 1, "
+        "and 0 is none. 0: they start at 2 as they are. None: as 0, and records that hold ids 0 "
+        "or 1 are refused. What is none pads a list; alone, it is an absent value.",
     )
     vocabulary_size: int | None = Field(
-        None, ge=1, description="Ids are below it; None: the highest of all files, plus 1."
+        None,
+        ge=1,
+        le=MOST_ROWS,
+        description="Ids, as the records hold them, are below it; None: the highest of all files, "
+        "plus 1.",
     )
     table: str | None = Field(None, description="Embedding table that features share.")
     pad_value: int | float | str | None = Field(
@@ -43,20 +56,37 @@ class ImportedFeatureConfig(Strict):
             raise ValueError(f"feature {self.name!r} has both `length` and `max_len`")
         if self.ids is False and self.vocabulary_size is not None:
             raise ValueError(f"feature {self.name!r} has a vocabulary_size, and `ids: false`")
-        if self.are_ids and self.dtype not in (None, "int64"):
+        if self.ids is False and self.offset is not None:
+            raise ValueError(f"feature {self.name!r} has an offset, and `ids: false`")
+        if self.are_keys and self.vocabulary_size is not None:
+            raise ValueError(f"feature {self.name!r} has a vocabulary_size; keys have none")
+        if self.are_keys and self.offset:
+            raise ValueError(f"feature {self.name!r} has an offset; keys stay as they are")
+        if (self.are_ids or self.are_keys) and self.dtype not in (None, "int64"):
             raise ValueError(f"feature {self.name!r} is {self.dtype}; ids are int64")
         return self
 
     @property
+    def are_keys(self) -> bool:
+        """Whether values are 64-bit keys of a dynamic table."""
+        return self.ids == "keys"
+
+    @property
     def are_ids(self) -> bool:
-        """Whether the config says that values are ids."""
-        return bool(self.ids) or self.vocabulary_size is not None
+        """Whether the config says that values are ids of a vocabulary."""
+        is_said = self.vocabulary_size is not None or self.offset is not None
+        return self.ids is True or (is_said and not self.are_keys)
 
     def reads_as_ids(self, dtype: DType) -> bool:
-        """Whether values of a type are ids."""
-        if self.ids is None and self.vocabulary_size is None:
+        """Whether values of a type are ids of a vocabulary."""
+        if self.ids is None and not self.are_ids:
             return dtype == "int64" and self.role in _EMBEDDED_ROLES
         return self.are_ids
+
+    @property
+    def table_name(self) -> str:
+        """Name of the embedding table that it reads."""
+        return self.table or self.name
 
 
 class ImportedKeysConfig(Strict):
@@ -81,7 +111,8 @@ class ImportOutputConfig(Strict):
     files: Literal["link", "copy"] = Field(
         "link",
         description="link: a second name of the file, or a symbolic link where it lies on another "
-        "file system; a program that writes into the file changes the version. copy: independent.",
+        "file system; a program that writes into the file changes the version. copy: independent. "
+        "Where ids move by an offset, files are always written anew.",
     )
 
 
@@ -109,11 +140,24 @@ class ImportConfig(Strict):
         repeated = [name for name, count in Counter(names).items() if count > 1]
         if repeated:
             raise ValueError(f"features are declared twice: {', '.join(repeated)}")
+        self._check_tables()
         for part, name in self.keys:
             if name is not None and name not in names:
                 raise ValueError(f"keys.{part}: {name!r} is no declared feature")
         self._check_packed(set(names))
         return self
+
+    def _check_tables(self) -> None:
+        """Refuses features of one table whose equal values are different ids."""
+        first: dict[str, ImportedFeatureConfig] = {}
+        for feature in self.features:
+            other = first.setdefault(feature.table_name, feature)
+            if (feature.offset or 0, feature.are_keys) != (other.offset or 0, other.are_keys):
+                raise ValueError(
+                    f"features {other.name!r} and {feature.name!r} share the table "
+                    f"{feature.table_name!r}: give them the same `offset`, and both `ids: keys` "
+                    "or neither"
+                )
 
     def _check_packed(self, names: set[str]) -> None:
         scalars = [name for listed in self.packed.values() for name in listed]
@@ -130,6 +174,16 @@ class ImportConfig(Strict):
         """Name of the label or weight that is meant, None where there is none."""
         named = self.keys.label if role == "label" else self.keys.weight
         return named or next((f.name for f in self.features if f.role == role), None)
+
+    @property
+    def moves_ids(self) -> bool:
+        """Whether records are written anew, with other ids."""
+        return any(feature.offset for feature in self.features)
+
+    def declares_ids(self, feature: ImportedFeatureConfig) -> bool:
+        """Whether an `offset` says what 0 and 1 are in a feature, or in another of its table."""
+        table = feature.table_name
+        return any(f.offset is not None for f in self.features if f.table_name == table)
 
     def resolved(self) -> dict[str, Any]:
         """Returns the config as plain JSON values."""

@@ -47,7 +47,7 @@ from etl.encoders.hashing import CrossEncoder, CrossField, HashEncoder, ListShap
 from etl.encoders.numbers import BucketizeEncoder, NormalizeEncoder
 from etl.encoders.target import TargetEncoder, load_statistic_table
 from etl.encoders.text import NgramEncoder
-from etl.encoders.token_lookup import TokenEncoder
+from etl.encoders.token_lookup import ListTokenEncoder, TokenEncoder
 from etl.encoders.vocabulary import load_vocabulary
 
 RAW_TYPES: Mapping[str, pa.DataType] = {
@@ -65,10 +65,12 @@ class Fitted:
 
     Attributes:
         tokens: Encoder by vocabulary.
+        list_tokens: Encoder of the values of lists by vocabulary.
         tables: Table of statistics by name.
     """
 
     tokens: Mapping[str, Encoder]
+    list_tokens: Mapping[str, Encoder]
     tables: Mapping[str, pa.Table]
 
 
@@ -104,7 +106,8 @@ def build_encoder(spec: FeatureSpec, column: ColumnEncoding, fitted: Fitted) -> 
     if column.operation is not None:
         return _BUILDERS[type(column.operation)](column.operation, spec, column, fitted)
     if column.vocabulary is not None:
-        return ValueEncoder(spec, fitted.tokens[column.vocabulary])
+        tokens = fitted.list_tokens if spec.is_list else fitted.tokens
+        return ValueEncoder(spec, tokens[column.vocabulary])
     if spec.dtype == "bytes":
         output_type = pa.binary() if column.raw_dtype == "bytes" else pa.string()
     else:
@@ -298,7 +301,12 @@ class EncoderPipeline:
         tokens = {
             name: TokenEncoder(plan.vocabulary(name), table) for name, table in vocabularies.items()
         }
-        fitted = Fitted(tokens, tables or {})
+        padded = {
+            spec.name: ListTokenEncoder(tokens[spec.name], spec.pad_token)
+            for spec in plan.vocabularies
+            if spec.pad_token is not None
+        }
+        fitted = Fitted(tokens, {**tokens, **padded}, tables or {})
         self._encoders = tuple(
             _FeatureEncoder(spec, raw_inputs(spec, column), build_encoder(spec, column, fitted))
             for spec, column in zip(plan.schema.features, plan.columns, strict=True)

@@ -14,10 +14,11 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from conf.encoders import VocabularySpec
 from conf.errors import InputDataError
-from conf.schema import FIRST_TOKEN_ID, OOV_ID
+from conf.schema import FIRST_TOKEN_ID, OOV_ID, PAD_ID
 from etl.encoders.arrow_columns import (
     BYTES_TYPES,
     bytes_buffers,
@@ -333,3 +334,22 @@ class TokenEncoder:
             rest = values.filter(pa.array(unknown))
             ids[unknown] = hash_to_buckets(rest, self._oov_buckets) + FIRST_TOKEN_ID
         return to_arrow(np.ascontiguousarray(ids))
+
+
+class ListTokenEncoder:
+    """Ids of the tokens of lists that the raw data pads.
+
+    Args:
+        tokens: Encoder of a token.
+        pad_token: The token that pads; its id is `PAD_ID`.
+    """
+
+    output_type = pa.int64()
+
+    def __init__(self, tokens: TokenEncoder, pad_token: int) -> None:
+        self._tokens, self._pad_token = tokens, pad_token
+
+    def encode(self, values: pa.Array) -> pa.Array:
+        """Encodes the tokens of lists `[values]` to int64 ids `[values]`."""
+        is_pad = pc.equal(values, pa.scalar(self._pad_token, values.type)).fill_null(False)
+        return pc.if_else(is_pad, pa.scalar(PAD_ID, pa.int64()), self._tokens.encode(values))

@@ -22,8 +22,8 @@ from jobs.inspection.verify import verify_dataset
 
 ROWS = 40
 FEATURES = [
-    {"name": "user", "role": "user"},
-    {"name": "item", "role": "item", "vocabulary_size": 30},
+    {"name": "user", "role": "user", "offset": 0},
+    {"name": "item", "role": "item", "vocabulary_size": 30, "offset": 0},
     {"name": "history", "role": "user", "max_len": 3, "table": "item"},
     {"name": "price", "role": "item", "pad_value": 0},
     {"name": "profile", "role": "user", "length": 2},

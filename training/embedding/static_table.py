@@ -12,12 +12,16 @@ from typing import TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from conf.errors import ConfigError
 from conf.schema import FIRST_TOKEN_ID, PAD_ID
 from conf.training.tables import Initializer, NormalConfig, UniformConfig
 from training.distribution.parameter_server import ParameterServers
 from training.embedding.distinct_rows import FoundRows, current_rows, spread_rows
 from training.embedding.key_space import GrowingRows
+from training.tensorflow_runtime import free_memory_bytes
 
+MIN_CHECKED_BYTES = 256 << 20
+"""Smaller tables are built without a look at the memory that is left."""
 MIN_SHARD_BYTES = 256 << 10
 """A table is split where each server gets so much of it, as TensorFlow's partitioner does."""
 
@@ -101,11 +105,31 @@ def build_table_rows(rows: int, dim: int, name: str) -> TableRows:
         rows: Its rows.
         dim: Length of a row.
         name: Name of the variable.
+
+    Raises:
+        ConfigError: The machine has no memory for them.
     """
     strategy = tf.distribute.get_strategy()
     if not isinstance(strategy, ParameterServers):
+        _require_memory(rows, dim, name)
         return tf.Variable(tf.zeros([rows, dim]), name=name)
     return build_row_shards(rows, dim, name, count_shards(rows, dim, strategy))
+
+
+def _require_memory(rows: int, dim: int, name: str) -> None:
+    """Refuses a table that the machine has no memory for, whatever the batches."""
+    needed = rows * dim * tf.float32.size
+    if needed < MIN_CHECKED_BYTES or tf.config.list_physical_devices("GPU"):
+        return
+    free, table = free_memory_bytes(), name.removesuffix("/rows")
+    if free is not None and needed > free:
+        raise ConfigError(
+            f"embedding table {table!r} does not fit in memory",
+            received=f"{rows:,} rows of {dim} numbers: {needed:,} bytes",
+            allowed=f"{free:,} bytes, which are free",
+            fix=f"for keys such as hashes, of which few occur, set model.embeddings.{table}.kind="
+            "dynamic; else lower model.embedding_dim, or use devices.strategy=parameter_server",
+        )
 
 
 def build_row_shards(rows: int, dim: int, name: str, count: int) -> RowShards:

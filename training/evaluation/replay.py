@@ -7,6 +7,7 @@ Each answer is compared with what the trainer computes of the same row.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -113,13 +114,19 @@ class Endpoint:
 def _to_json(values: np.ndarray) -> Any:
     if values.dtype != object:
         return values.tolist()
-    return [_to_text(value) for value in values.tolist()]
+    return [_encode_bytes(value) for value in values.tolist()]
 
 
-def _to_text(value: Any) -> Any:
+def _encode_bytes(value: Any) -> Any:
+    """Returns bytes as text, or where they are none as TensorFlow Serving's REST API asks."""
     if isinstance(value, list):
-        return [_to_text(item) for item in value]
-    return value.decode() if isinstance(value, bytes) else value
+        return [_encode_bytes(item) for item in value]
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"b64": base64.b64encode(value).decode()}
 
 
 def _post_json(url: str, body: dict[str, Any]) -> tuple[int, Any]:
@@ -233,7 +240,7 @@ class ReplayedRanking(RankingModel):
 
     def __init__(self, model: RankingModel, replay: _Replay) -> None:
         tf.Module.__init__(self, name="replayed")
-        self.tasks, self.tables = model.tasks, {}
+        self.tasks, self.tables = model.tasks, model.tables  # Dynamic ones are not compiled.
         self._own, self._replay = model, replay
 
     @property
@@ -248,9 +255,12 @@ class ReplayedRanking(RankingModel):
         dense = [_to_dense(features[name]) for name in self.inputs]
         own = self._own.predict(features)
         names = [task.name for task in self.tasks]
-        found = tf.numpy_function(
-            self._score, [*dense, *(own[name] for name in names)], [tf.float32] * len(names)
-        )
+        given = [*dense, *(own[name] for name in names)]
+        found: Sequence[Any]
+        if tf.executing_eagerly():
+            found = self._score(*(value.numpy() for value in given))
+        else:
+            found = tf.numpy_function(self._score, given, [tf.float32] * len(names))
         return {name: tf.ensure_shape(v, [None]) for name, v in zip(names, found, strict=True)}
 
     def _score(self, *given: np.ndarray) -> list[np.ndarray]:

@@ -181,13 +181,16 @@ def name_inputs(features: Iterable[str]) -> dict[str, str]:
 
 
 def pad_token(vocabulary: Vocabulary) -> int | str:
-    """Returns the first pad token that is not itself a token.
+    """Returns what pads lists of raw tokens: what pads them in the raw data, where something does.
 
-    The least int64 for integers, `<sluice:pad>` for strings; each has a stand-in.
+    Else the first pad token that is not itself a token: the least int64 for integers,
+    `<sluice:pad>` for strings; each has a stand-in.
 
     Raises:
         InputDataError: All of them are tokens.
     """
+    if vocabulary.pad_token is not None:
+        return vocabulary.pad_token
     return _unused(vocabulary, "padding", INT_PAD_TOKENS, STRING_PAD_TOKENS)
 
 

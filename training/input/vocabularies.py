@@ -40,6 +40,7 @@ class Vocabulary:
         oov_buckets: Buckets of unknown tokens, or None.
         retired: Tokens that keep their ids but are no longer known, bool `[size - first_id]`, or
             None: no token is.
+        pad_token: Token that pads lists in the raw data; None: none does.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Vocabulary:
     tokens: pa.Array
     oov_buckets: int | None = None
     retired: np.ndarray | None = None
+    pad_token: int | None = None
 
     @property
     def first_id(self) -> int:
@@ -106,7 +108,9 @@ def read_vocabulary(version_dir: ReadablePath, spec: VocabularySpec) -> Vocabula
     if tokens.type != TOKEN_TYPES[spec.token_dtype] or tokens.null_count:
         raise _damaged(file, "token type", tokens.type, spec.token_dtype)
     retired = table["is_retired"].to_numpy() if spec.incremental else None
-    return Vocabulary(spec.name, spec.token_dtype, tokens, spec.oov_buckets, retired)
+    return Vocabulary(
+        spec.name, spec.token_dtype, tokens, spec.oov_buckets, retired, spec.pad_token
+    )
 
 
 def read_statistics(version_dir: ReadablePath, spec: TableSpec) -> np.ndarray:

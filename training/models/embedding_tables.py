@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from conf.encoders import KEY_PREFIX
 from conf.errors import ConfigError, did_you_mean
 from conf.manifest import Manifest
 from conf.schema import FeatureSpec
@@ -127,7 +128,8 @@ class TableBuilder:
         """Refuses to read keys as numbers: their values say nothing."""
         keys = self._manifest.keys
         is_key = spec.name in (keys.user, keys.item, keys.history)
-        if spec.dtype == "int64" and (is_key or spec.encoding.startswith("hash:")):
+        is_key = is_key or spec.encoding.startswith((KEY_PREFIX, "hash:"))
+        if spec.dtype == "int64" and is_key:
             raise ConfigError(
                 f"the model cannot read feature {spec.name!r}",
                 received=f"keys of 64 bits: {spec.encoding}",

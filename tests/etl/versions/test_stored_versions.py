@@ -279,7 +279,7 @@ def test_old_versions_there_go_the_current_one_stays(
 
 def imported(files: Path, root: str) -> ImportConfig:
     files.mkdir(exist_ok=True)
-    clicks = {"user": [[i % 7] for i in range(40)], "click": [[i % 2] for i in range(40)]}
+    clicks = {"user": [[2 + i % 7] for i in range(40)], "click": [[i % 2] for i in range(40)]}
     for name in ("train", "test"):
         if not (files / f"{name}.tfrecord").exists():
             write_table(pa.table(clicks), files / f"{name}.tfrecord")

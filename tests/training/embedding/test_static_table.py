@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import training.embedding.static_table as table_module
+from conf.errors import ConfigError
 from conf.training.tables import NormalConfig, TruncatedNormalConfig, UniformConfig
 from conf.training.train import DevicesConfig
 from training.checkpoint.saved_tensors import collect_state, copy_state, restore_state
@@ -202,3 +203,10 @@ def test_a_checkpoint_of_shards_is_that_of_the_matrix(tmp_path) -> None:
     for other in (tf.Variable(draw(4)), build_shards(3, draw(4))):
         restore_state(collect_state(model=Holder(other)), prefix)
         np.testing.assert_array_equal(other.numpy(), values)
+
+
+def test_a_table_that_no_memory_holds_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="embedding table 'item' does not fit") as caught:
+        EmbeddingTable("item", 2**62 + 1, 64, seed=0)
+    assert "4,611,686,018,427,387,905 rows of 64 numbers" in caught.value.received
+    assert "model.embeddings.item.kind=dynamic" in caught.value.fix
