@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from conf.config_base import StrictFinite, default_tag
+from conf.training.optimizer import SparseOptimizerConfig
 
 MOST_ROWS = 1 << 40
 """More than any machine has memory for, and far from where 64 bits end."""
@@ -67,6 +68,9 @@ class TableSettings(StrictFinite):
         description="Weight of the squared norms of the rows that a batch looks up; None: "
         "model.embedding_l2.",
     )
+    optimizer: SparseOptimizerConfig | None = Field(
+        None, description="Optimizer and rate of its rows; None: optimizer.sparse."
+    )
 
     @field_validator("dim")
     @classmethod
@@ -77,8 +81,9 @@ class TableSettings(StrictFinite):
 
     @model_validator(mode="after")
     def _frozen_rows_stay(self) -> Self:
-        if not self.trainable and self.l2 is not None:
-            raise ValueError("`l2` changes rows, and `trainable: false` keeps them")
+        for name in ("l2", "optimizer"):
+            if not self.trainable and getattr(self, name) is not None:
+                raise ValueError(f"`{name}` changes rows, and `trainable: false` keeps them")
         return self
 
 

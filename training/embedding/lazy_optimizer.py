@@ -19,6 +19,7 @@ from conf.training.optimizer import (
     SparseAdagradConfig,
     SparseAdamConfig,
     SparseFTRLConfig,
+    SparseOptimizerConfig,
 )
 from training.embedding.distinct_rows import sum_rows
 from training.embedding.static_table import TableRows, fill_like, list_variables, read_rows
@@ -169,9 +170,13 @@ class LazyFTRL:
         return tf.pow(accumulator, -self.learning_rate_power)
 
 
-def build_lazy_rule(config: OptimizerConfig) -> LazyRule:
-    """Returns the rule that a config asks for."""
-    sparse = config.sparse
+def build_lazy_rule(config: OptimizerConfig, sparse: SparseOptimizerConfig) -> LazyRule:
+    """Returns the rule that a config asks for.
+
+    Args:
+        config: What the rule takes over where it does not say.
+        sparse: The rule of all tables, or of one.
+    """
     if isinstance(sparse, SparseAdagradConfig):
         return LazyAdagrad(sparse.initial_accumulator, sparse.epsilon)
     if isinstance(sparse, SparseFTRLConfig):
@@ -193,6 +198,24 @@ def build_lazy_rule(config: OptimizerConfig) -> LazyRule:
 LearningRate = float | Callable[[tf.Tensor], tf.Tensor]
 
 
+@dataclass(frozen=True)
+class TableRule:
+    """The update of a table's rows.
+
+    Attributes:
+        rule: What it does to a row.
+        learning_rate: A number, or a function of the zero-based step.
+    """
+
+    rule: LazyRule
+    learning_rate: LearningRate
+
+    def find_rate(self, step: tf.Tensor) -> tf.Tensor:
+        """Returns the rate of a zero-based step, float32 scalar."""
+        rate = self.learning_rate
+        return tf.cast(rate(step) if callable(rate) else rate, tf.float32)
+
+
 def sum_repeated_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     """Sums the slices of equal indices, so that every index occurs once.
 
@@ -208,32 +231,39 @@ def sum_repeated_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
 
 
 class LazyOptimizer(tf.Module):
-    """A rule on the rows that gradients name; all other rows keep every bit.
+    """Rules on the rows that gradients name; all other rows keep every bit.
 
     Build it under the strategy's scope. Call `apply` in a replica context: the gradients of all
     replicas are summed before the update, so R replicas do what one would.
 
     Args:
         tables: Variables `[vocabulary_size, dim]`, or their shards.
-        rule: The update of a row.
-        learning_rate: A number, or a function of the zero-based step.
+        rules: The update of each table's rows, or of all of them.
         clip_value: Largest absolute value of a number of the summed gradient, or None.
+
+    Attributes:
+        slots: State by name, for each table; None for one whose rule keeps no such state.
     """
 
     def __init__(
         self,
         tables: Sequence[TableRows],
-        rule: LazyRule,
-        learning_rate: LearningRate,
+        rules: TableRule | Sequence[TableRule],
         *,
         clip_value: float | None = None,
     ) -> None:
         super().__init__(name="lazy_optimizer")
-        self._rule, self._learning_rate, self._clip_value = rule, learning_rate, clip_value
+        each = [rules] * len(tables) if isinstance(rules, TableRule) else list(rules)
+        self._clip_value, self._rules = clip_value, each
+        self._parts = [len(list_variables(table)) for table in tables]
+        names = dict.fromkeys(name for own in each for name in own.rule.slots)
         # Lists are tracked in order: a checkpoint finds each table's state by position.
         self.slots = {
-            name: [fill_like(table, first, name) for table in tables]
-            for name, first in rule.slots.items()
+            name: [
+                fill_like(table, own.rule.slots[name], name) if name in own.rule.slots else None
+                for table, own in zip(tables, each, strict=True)
+            ]
+            for name in names
         }
         self.iterations = tf.Variable(0, dtype=tf.int64, trainable=False, name="lazy_iterations")
 
@@ -272,8 +302,8 @@ class LazyOptimizer(tf.Module):
         known: list[tf.Tensor | None],
     ) -> None:
         pairs = [
-            (slices, table, slot)
-            for slot, (slices, table) in enumerate(zip(gradients, tables, strict=True))
+            (slices, table, number)
+            for number, (slices, table) in enumerate(zip(gradients, tables, strict=True))
             if slices is not None
         ]
         reduced = [slices for slices, _, _ in pairs]
@@ -281,23 +311,32 @@ class LazyOptimizer(tf.Module):
             reduced = strategy.extended.batch_reduce_to(
                 tf.distribute.ReduceOp.SUM, [(slices, table) for slices, table, _ in pairs]
             )
-        slots = {
-            name: [variable for rows in per_table for variable in list_variables(rows)]
-            for name, per_table in self.slots.items()
-        }
+        updates = self._list_updates()
         step = tf.convert_to_tensor(self.iterations)
-        rate = self._learning_rate(step) if callable(self._learning_rate) else self._learning_rate
-        moment = (tf.cast(rate, tf.float32), tf.cast(step, tf.float32), are_unique)
-        for (_, table, slot), slices in zip(pairs, reduced, strict=True):
-            state = {name: variables[slot] for name, variables in slots.items()}
-            arguments = (slices, state, *moment, known[slot])
+        rates = {id(own): own.find_rate(step) for own in self._rules}
+        for (_, table, number), slices in zip(pairs, reduced, strict=True):
+            own, state = updates[number]
+            moment = (rates[id(own)], tf.cast(step, tf.float32), are_unique)
+            arguments = (slices, own.rule, state, *moment, known[number])
             strategy.extended.update(table, self._update_rows, args=arguments)
         strategy.extended.update(self.iterations, lambda variable: variable.assign_add(1))
+
+    def _list_updates(self) -> list[tuple[TableRule, dict[str, tf.Variable]]]:
+        """Returns the rule and the state of each variable, those of a split table one by one."""
+        updates = []
+        for number, own in enumerate(self._rules):
+            kept = {name: list_variables(self.slots[name][number]) for name in own.rule.slots}
+            updates += [
+                (own, {name: variables[part] for name, variables in kept.items()})
+                for part in range(self._parts[number])
+            ]
+        return updates
 
     def _update_rows(
         self,
         table: tf.Variable,
         slices: tf.IndexedSlices,
+        rule: LazyRule,
         state: dict[str, tf.Variable],
         rate: tf.Tensor,
         step: tf.Tensor,
@@ -312,7 +351,7 @@ class LazyOptimizer(tf.Module):
             gradient = tf.clip_by_value(gradient, -self._clip_value, self._clip_value)
         slots = {name: read_rows(variable, ids) for name, variable in state.items()}
         before = read_rows(table, ids) if before is None else before
-        rows, new = self._rule.update(before, gradient, slots, rate, step)
+        rows, new = rule.update(before, gradient, slots, rate, step)
         # Rows are set, not subtracted from: TensorFlow's scatter_sub takes ten times as long.
         for variable, values in ((table, rows), *((state[name], new[name]) for name in state)):
             variable.scatter_update(tf.IndexedSlices(values, ids))

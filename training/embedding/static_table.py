@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from conf.errors import ConfigError
 from conf.schema import FIRST_TOKEN_ID, PAD_ID
+from conf.training.optimizer import SparseOptimizerConfig
 from conf.training.tables import Initializer, NormalConfig, UniformConfig
 from training.distribution.parameter_server import ParameterServers
 from training.embedding.distinct_rows import FoundRows, current_rows, spread_rows
@@ -180,11 +181,13 @@ class RowUpdates:
         l2: Weight of squared norms in the loss: of the rows that a batch looks up, or of all; or
             None.
         are_dense: Whether all rows are updated in each step.
+        optimizer: Their optimizer and rate, or None: those of all tables.
     """
 
     is_trained: bool = True
     l2: float | None = None
     are_dense: bool = False
+    optimizer: SparseOptimizerConfig | None = None
 
 
 class EmbeddingTable(tf.Module):

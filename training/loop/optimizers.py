@@ -11,9 +11,14 @@ import keras
 import tensorflow as tf
 
 from conf.errors import ConfigError, did_you_mean
-from conf.training.optimizer import OptimizerConfig
-from training.embedding.lazy_optimizer import LazyOptimizer, build_lazy_rule, sum_repeated_rows
-from training.embedding.static_table import list_variables
+from conf.training.optimizer import OptimizerConfig, SparseOptimizerConfig
+from training.embedding.lazy_optimizer import (
+    LazyOptimizer,
+    TableRule,
+    build_lazy_rule,
+    sum_repeated_rows,
+)
+from training.embedding.static_table import EmbeddingTable, list_variables
 from training.loop.gradients import (
     Gradient,
     LossScale,
@@ -161,6 +166,22 @@ def _check_arguments(
         )
 
 
+def _plan_rules(
+    config: OptimizerConfig, tables: Sequence[EmbeddingTable], total_steps: int
+) -> list[TableRule]:
+    """The rule of each table; tables that ask for none of their own share one."""
+    of_all = _plan_rule(config, config.sparse, total_steps)
+    own = [table.updates.optimizer for table in tables]
+    return [of_all if each is None else _plan_rule(config, each, total_steps) for each in own]
+
+
+def _plan_rule(
+    config: OptimizerConfig, sparse: SparseOptimizerConfig, total_steps: int
+) -> TableRule:
+    rate = build_learning_rate(config, total_steps, sparse.learning_rate)
+    return TableRule(build_lazy_rule(config, sparse), rate)
+
+
 KnownRows: TypeAlias = Sequence[tf.Tensor | None]
 
 
@@ -196,14 +217,11 @@ class Optimizers(tf.Module):
         self.loss_scale = loss_scale
         self.objective_state: list[tf.Variable] = []
         self._tables = model.table_variables
-        trained = model.trained_tables.values()
-        rows = [table.rows for table in trained]
+        trained = list(model.trained_tables.values())
+        rows, rules = [table.rows for table in trained], _plan_rules(config, trained, total_steps)
         self._updates = [t.updates for t in trained for _ in list_variables(t.rows)]
         self._dense = model.dense_variables
-        rate = build_learning_rate(config, total_steps, config.sparse.learning_rate)
-        self.sparse = LazyOptimizer(
-            rows, build_lazy_rule(config), rate, clip_value=config.clip_value
-        )
+        self.sparse = LazyOptimizer(rows, rules, clip_value=config.clip_value)
         self.dense: keras.optimizers.Optimizer | None = None
         if self._dense:
             self.dense = build_dense_optimizer(config, self._dense, total_steps)

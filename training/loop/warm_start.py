@@ -48,6 +48,7 @@ from training.models.model import Model
 from training.run_directory import RunReference
 
 ITEM_OF_LIST = re.compile(r"(.+)/([0-9]+)")
+_ROW_STATE = f"{OPTIMIZERS}/sparse/"
 
 
 @dataclass(frozen=True)
@@ -83,15 +84,14 @@ def map_slots(
     (state, layout), (old_shapes, old_layout) = new, old
     slots = {name: v for name, v in state.variables.items() if name.startswith(f"{OPTIMIZERS}/")}
     shapes = {name: variable.shape.as_list() for name, variable in slots.items()}
-    table_shapes = [
-        state.variables[name].shape.as_list() for name in layout.trained_tables.values()
-    ]
+    tables = list(layout.trained_tables)
     dense_shapes = [state.variables[name].shape.as_list() for name in layout.dense]
     maps: list[SlotMap] = []
     for prefix, names in _group_slots(shapes).items():
         found = [shapes[name] for name in names]
-        if prefix and _leads(found, table_shapes):
-            for name, table in zip(names, layout.trained_tables, strict=True):
+        if prefix.startswith(_ROW_STATE):
+            for name in names:
+                table = tables[int(name.rpartition("/")[2])]
                 _pair_slots(
                     maps,
                     fresh,
@@ -126,13 +126,6 @@ def _group_slots(shapes: Mapping[str, Sequence[int]]) -> dict[str, list[str]]:
         match = ITEM_OF_LIST.fullmatch(name)
         groups[match[1] if match else ""].append((int(match[2]) if match else 0, name))
     return {prefix: [name for _, name in sorted(items)] for prefix, items in groups.items()}
-
-
-def _leads(found: Sequence[Sequence[int]], tables: Sequence[Sequence[int]]) -> bool:
-    """Whether each tensor has a row for each row of its table."""
-    return len(found) == len(tables) and all(
-        shape[:1] == table[:1] for shape, table in zip(found, tables, strict=True)
-    )
 
 
 def _position_in_list(name: str, names: Mapping[str, str] | Sequence[str]) -> int | None:

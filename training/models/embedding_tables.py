@@ -182,7 +182,8 @@ class TableBuilder:
     def _plan_updates(self, settings: StaticTableConfig | DynamicTableConfig) -> RowUpdates:
         are_dense = isinstance(settings, StaticTableConfig) and settings.dense
         l2 = self._config.embedding_l2 if settings.l2 is None else settings.l2
-        return RowUpdates(settings.trainable, l2 if settings.trainable else None, are_dense)
+        own_l2 = l2 if settings.trainable else None
+        return RowUpdates(settings.trainable, own_l2, are_dense, settings.optimizer)
 
     def _settings(self, spec: FeatureSpec) -> StaticTableConfig | DynamicTableConfig:
         found = self._config.embeddings.get(self.resolve(spec).table)

@@ -22,7 +22,7 @@ from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_mapping import admit_arrivals, map_keys, plan_keyed_features
 from training.embedding.key_rules import KeyMoment, KeyRules
 from training.embedding.key_space import KeySpace, holding_whole_tables, reading_rows
-from training.embedding.lazy_optimizer import LazyAdam, LazyOptimizer
+from training.embedding.lazy_optimizer import LazyAdam, LazyOptimizer, TableRule
 from training.embedding.ruled_key_space import RuledKeySpace
 from training.input.batches import ARRIVALS
 
@@ -110,7 +110,8 @@ class Training:
         )
         self.table = DynamicTable("items", self.space, DIM, seed=3)
         self.bias = DynamicTable("bias", self.space, 1, seed=3, initializer=None)
-        self.optimizer = LazyOptimizer([self.table.rows, self.bias.rows], LazyAdam(), 0.1)
+        matrices = [self.table.rows, self.bias.rows]
+        self.optimizer = LazyOptimizer(matrices, TableRule(LazyAdam(), 0.1))
         tables = {"items": self.table, "bias": self.bias}
         self.keyed = plan_keyed_features({"key": self.table}, tables)
         self.step = tf.function(self._step)

@@ -32,6 +32,7 @@ from training.embedding.lazy_optimizer import (
     LazyOptimizer,
     LazyRule,
     LazySGD,
+    TableRule,
 )
 from training.embedding.static_table import EmbeddingTable
 from training.input.batches import ARRIVALS
@@ -348,7 +349,7 @@ def build_step(
     table: DynamicTable, keyed: tuple[KeyedFeatures, ...], rule: LazyRule
 ) -> Callable[[Mapping[str, Any]], None]:
     """A step whose gradient of a row is the sum of what each lookup asks for, and the row."""
-    optimizer = LazyOptimizer([table.rows], rule, RATE)
+    optimizer = LazyOptimizer([table.rows], TableRule(rule, RATE))
 
     def step(batch: Mapping[str, Any]) -> None:
         admit_arrivals(batch[ARRIVALS], keyed)

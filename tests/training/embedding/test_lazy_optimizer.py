@@ -20,6 +20,7 @@ from training.embedding.lazy_optimizer import (
     LazyOptimizer,
     LazyRule,
     LazySGD,
+    TableRule,
     build_lazy_rule,
     sum_repeated_rows,
 )
@@ -102,7 +103,7 @@ def first_rows(seed: int) -> np.ndarray:
 
 def build(kind: str, start: np.ndarray) -> tuple[tf.Variable, LazyOptimizer]:
     table = tf.Variable(start)
-    return table, LazyOptimizer([table], CASES[kind].rule, RATE)
+    return table, LazyOptimizer([table], TableRule(CASES[kind].rule, RATE))
 
 
 def slices(ids: np.ndarray, values: np.ndarray) -> tf.IndexedSlices:
@@ -181,7 +182,7 @@ def test_goes_on_from_a_checkpoint_bit_for_bit(kind: str, tmp_path) -> None:
 
 def test_l1_makes_exact_zeros() -> None:
     table = tf.Variable(first_rows(0) * 0.01)
-    optimizer = LazyOptimizer([table], LazyFTRL(l1=10.0), RATE)
+    optimizer = LazyOptimizer([table], TableRule(LazyFTRL(l1=10.0), RATE))
     gradient = np.full((2, DIM), 0.5, np.float32)
     optimizer.apply([slices(np.array([1, 4]), gradient)], [table])
     assert not table.numpy()[[1, 4]].any()
@@ -189,7 +190,8 @@ def test_l1_makes_exact_zeros() -> None:
 
 def test_a_config_names_the_rule() -> None:
     def rule(**sparse: object) -> LazyRule:
-        return build_lazy_rule(OptimizerConfig.model_validate({"beta_1": 0.5, "sparse": sparse}))
+        config = OptimizerConfig.model_validate({"beta_1": 0.5, "sparse": sparse})
+        return build_lazy_rule(config, config.sparse)
 
     assert rule() == LazyAdam(0.5, 0.999, 1e-7)
     assert rule(kind="adam", beta_1=0.7, epsilon=1e-3) == LazyAdam(0.7, 0.999, 1e-3)
@@ -202,7 +204,8 @@ def test_a_config_names_the_rule() -> None:
 def test_ftrl_with_another_power_equals_keras(power: float) -> None:
     start = first_rows(3)
     table, dense = tf.Variable(start), tf.Variable(start)
-    optimizer = LazyOptimizer([table], LazyFTRL(learning_rate_power=power, l1=0.01), RATE)
+    rule = LazyFTRL(learning_rate_power=power, l1=0.01)
+    optimizer = LazyOptimizer([table], TableRule(rule, RATE))
     peer = keras.optimizers.Ftrl(RATE, learning_rate_power=power, l1_regularization_strength=0.01)
     for seed in range(3):
         gradient = first_rows(seed + 10)
@@ -233,7 +236,7 @@ def lazy_optimizer_build(
     start: np.ndarray, rate=LAZY_OPTIMIZER_RATE
 ) -> tuple[tf.Variable, LazyOptimizer]:
     table = tf.Variable(start)
-    optimizer = LazyOptimizer([table], LazyAdam(BETA_1, BETA_2, EPSILON), rate)
+    optimizer = LazyOptimizer([table], TableRule(LazyAdam(BETA_1, BETA_2, EPSILON), rate))
     return table, optimizer
 
 
@@ -334,7 +337,7 @@ def test_the_cost_of_a_step_does_not_grow_with_the_vocabulary(rule, replicas: in
     strategy = build_strategy(DevicesConfig(cpu_replicas=replicas))
     with strategy.scope():
         table = tf.Variable(tf.zeros([vocabulary, 2]))
-        optimizer = LazyOptimizer([table], rule, LAZY_OPTIMIZER_RATE, clip_value=0.5)
+        optimizer = LazyOptimizer([table], TableRule(rule, LAZY_OPTIMIZER_RATE), clip_value=0.5)
 
     @tf.function
     def run(ids: tf.Tensor) -> None:
@@ -362,7 +365,7 @@ def test_the_cost_of_a_step_does_not_grow_with_the_vocabulary(rule, replicas: in
 def test_the_summed_gradient_is_clipped_not_its_parts() -> None:
     start = np.zeros((LAZY_OPTIMIZER_ROWS, LAZY_OPTIMIZER_DIM), np.float32)
     table = tf.Variable(start)
-    optimizer = LazyOptimizer([table], LazySGD(), 1.0, clip_value=1.5)
+    optimizer = LazyOptimizer([table], TableRule(LazySGD(), 1.0), clip_value=1.5)
     values = np.array([[1, 1, -1, 0.5]] * 3, np.float32) * np.array([[1], [1], [0.25]], np.float32)
     optimizer.apply([slices(np.array([4, 4, 7]), values)], [table])
     np.testing.assert_array_equal(table.numpy()[4], [-1.5, -1.5, 1.5, -1.0])

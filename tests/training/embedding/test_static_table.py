@@ -13,7 +13,7 @@ from conf.training.tables import NormalConfig, TruncatedNormalConfig, UniformCon
 from conf.training.train import DevicesConfig
 from training.checkpoint.saved_tensors import collect_state, copy_state, restore_state
 from training.distribution.strategy import build_strategy
-from training.embedding.lazy_optimizer import LazyAdam, LazyOptimizer, sum_repeated_rows
+from training.embedding.lazy_optimizer import LazyAdam, LazyOptimizer, TableRule, sum_repeated_rows
 from training.embedding.static_table import (
     EmbeddingTable,
     RowShards,
@@ -159,7 +159,7 @@ def test_the_most_frequent_ids_are_on_all_shards() -> None:
 
 def train(rows: TableRows, steps: int) -> LazyOptimizer:
     """Trains on ids that repeat within a batch and between batches."""
-    optimizer = LazyOptimizer([rows], LazyAdam(), 0.1)
+    optimizer = LazyOptimizer([rows], TableRule(LazyAdam(), 0.1))
     variables = list_variables(rows)
     for step in range(steps):
         ids = tf.constant(np.random.default_rng(step).integers(0, ROWS, (4, 3)))

@@ -12,7 +12,7 @@ import tensorflow as tf
 from conf.errors import InputDataError
 from conf.schema import FeatureSpec
 from conf.training.models import PoolingConfig, VectorConfig
-from conf.training.optimizer import OptimizerConfig
+from conf.training.optimizer import OptimizerConfig, SparseAdagradConfig
 from conf.training.tables import NormalConfig
 from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
 from training.checkpoint.manager import describe_layout
@@ -245,6 +245,37 @@ def test_l2_of_a_table_is_that_of_the_rows_that_a_batch_looks_up(shares: bool) -
         dense.apply(gradients[len(reference.table_variables) :])
     for ours, expected in zip(model.table_variables, reference.table_variables, strict=True):
         np.testing.assert_allclose(ours, expected.numpy(), rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_a_table_may_have_an_optimizer_and_a_rate_of_its_own(shares: bool) -> None:
+    own = SparseAdagradConfig(learning_rate=0.3, initial_accumulator=0.2)
+    tables = {"items": RowUpdates(optimizer=own), "users": RowUpdates()}
+    model, optimizers, _ = train(tables, shares=shares, sparse={"kind": "sgd"})
+    reference = ToyModel()
+    adagrad = keras.optimizers.Adagrad(0.3, initial_accumulator_value=0.2)
+    rest = keras.optimizers.Adam(0.05, beta_1=0.8, beta_2=0.9, epsilon=1e-3)
+    users, items = reference.tables["users"].rows, reference.tables["items"].rows
+    adagrad.build([items])
+    rest.build(reference.dense_variables)
+    variables = [items, users, *reference.dense_variables]
+    for batch in build_toy_batches(BATCH).take(STEPS):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(squared_error(reference, batch, None))
+        gradients = [tf.convert_to_tensor(g) for g in tape.gradient(loss, variables)]
+        adagrad.apply(gradients[:1])
+        users.assign_sub(0.05 * gradients[1])
+        rest.apply(gradients[2:])
+    for name in ("items", "users"):
+        found, expected = model.tables[name].rows, reference.tables[name].rows
+        np.testing.assert_allclose(found, expected.numpy(), rtol=2e-4, atol=2e-5)
+    assert not np.array_equal(items, ToyModel().tables["items"].rows.numpy())
+    # State of a table lies at its place among all tables, as `trained_tables` orders them.
+    (slots,) = optimizers.sparse.slots.values()
+    assert [slot is None for slot in slots] == [False, True]
+    state = collect_state(model=model, optimizers=optimizers)
+    saved = [name for name in state.variables if "/sparse/slots/" in name]
+    assert saved == ["optimizers/sparse/slots/accumulator/0"]
 
 
 @pytest.mark.parametrize("shares", [False, True])
