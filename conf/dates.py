@@ -59,6 +59,18 @@ Part = Literal["minute", "hour", "weekday", "day", "day_of_year", "month", "is_w
 Period = Literal["hour", "day", "week", "year"]
 
 UNITS_PER_SECOND: Mapping[str, int] = {"s": 1, "ms": 1_000, "us": 1_000_000}
+UNIT_WORDS: Mapping[str, str] = {
+    "s": "seconds",
+    "ms": "milliseconds",
+    "us": "microseconds",
+    "ns": "nanoseconds",
+}
+PER_SECOND: Mapping[str, int] = {**UNITS_PER_SECOND, "ns": 1_000_000_000}
+"""How many of each unit a second has; what is written in nanoseconds is recognised, not read."""
+FIRST_DATE_S = 315_532_800
+"""1980-01-01. A number from here to `LAST_DATE_S` is a date in seconds."""
+LAST_DATE_S = 4_102_444_800
+"""2100-01-01. A date is a number of another magnitude in each unit: the ranges do not overlap."""
 PART_SIZES: Mapping[str, int] = {
     "minute": 60,
     "hour": 24,
@@ -77,3 +89,21 @@ PERIOD_SECONDS: Mapping[str, int] = {
 }
 MONDAY_SECONDS = 3 * 86_400
 """The epoch was a Thursday: what shifts the start of a week to Monday."""
+
+
+def find_date_unit(value: float) -> str | None:
+    """Returns the unit in which a number is a date between 1980 and 2100; None: in none."""
+    for unit, per_second in PER_SECOND.items():
+        if FIRST_DATE_S * per_second <= value < LAST_DATE_S * per_second:
+            return unit
+    return None
+
+
+def show_time(value: float, unit: str) -> str:
+    """Returns a time since 1970 as a date, or as a year where no calendar reaches."""
+    seconds = value / PER_SECOND[unit]
+    try:
+        epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+        return str((epoch + datetime.timedelta(seconds=seconds)).date())
+    except OverflowError:
+        return f"the year {1970 + round(seconds / PERIOD_SECONDS['year']):,}"

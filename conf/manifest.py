@@ -74,6 +74,8 @@ class RowCounts:
         drawn: Negatives that were drawn and written, per split.
         unmatched: Event rows without an entry in a dictionary, by dictionary and reason, kept or
             not.
+        conversions: By label made of conversions, their `rows`, and by reason those that make no
+            event positive.
     """
 
     read: Mapping[str, int]
@@ -83,6 +85,7 @@ class RowCounts:
     dropped: Mapping[str, int]
     drawn: Mapping[str, int] = field(default_factory=dict)
     unmatched: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    conversions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

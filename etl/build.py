@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,20 +26,30 @@ from etl.encoders.fit import (
     take_over_encoders,
 )
 from etl.events.date_range import check_dates, count_outside, is_inside, leave_out
-from etl.events.event_log import EventCounts, count_events, kept, prepare_events
+from etl.events.event_log import (
+    EventCounts,
+    PreparedEvents,
+    check_splits,
+    count_events,
+    kept,
+    prepare_events,
+)
+from etl.events.joins import UnmatchedCounts, explain_unmatched
 from etl.events.labels import add_weights
 from etl.events.negatives import Negatives, add_negatives
 from etl.events.sample_filter import check_where
 from etl.events.splits import EVENT_SPLITS
 from etl.feature_plan import FeaturePlan, plan_features
 from etl.quality.contract import check_sources, check_version, list_results
+from etl.quality.rules import settle_results
+from etl.quality.time_units import count_sources
 from etl.quality.version_view import VersionView, view_current
 from etl.records.jvm_connector import check_connector
 from etl.records.kept_partitions import check_split_by_day, complete_run, find_base
 from etl.records.samples import build_samples, check_served_columns, drop_short_histories
 from etl.records.sharding import check_partition_columns
 from etl.records.stage import RecordInputs, RecordStage, WrittenRecords
-from etl.sources.bad_rows import SourceCounts, count_rows, settle_bad_rows
+from etl.sources.bad_rows import SourceCounts, settle_bad_rows
 from etl.sources.snapshot import RunInputs, check_inputs_unchanged, find_unwatched, read_inputs
 from etl.sources.source import Source
 from etl.tfrecord.files.working_copy import describe_place
@@ -137,6 +147,7 @@ def count_outcomes(
         dropped=dropped,
         drawn=drawn,
         unmatched=events.unmatched,
+        conversions=events.conversions,
     )
 
 
@@ -283,17 +294,19 @@ def check_config(config: BuildConfig, request: RunRequest) -> FeaturePlan:
 def _run_stages(build: _Build, sources: Mapping[str, Source], inputs: RunInputs) -> dict[str, Any]:
     config, clock = build.config, build.clock
     with clock.stage("read sources"):
-        counts = {name: count_rows(source) for name, source in sources.items()}
+        counted = count_sources(config, sources)
+        sources, counts = counted.sources, counted.counts
         settle_bad_rows(sources, counts, config.sources, build.staging)
     with clock.stage("check sources"):
         dates = build.request.dates
         last_day = None if dates is None else dates.last
         checked = check_sources(config, sources, counts, build.previous, last_day)
+        checked += settle_results(counted.warnings)
     with ExitStack() as resources:
         with clock.stage("join and split events"):
             prepared = prepare_events(config, sources)
             resources.callback(prepared.release)
-            event_counts = _count_events(build, prepared.frame)
+            event_counts = _count_events(build, prepared, sources)
             events = kept(prepared.frame)
         with clock.stage("fit encoders"):
             encoders = _prepare_encoders(build, events)
@@ -354,13 +367,23 @@ def _describe(build: _Build, encoders: FittedEncoders, written: WrittenRecords) 
     }
 
 
-def _count_events(build: _Build, frame: DataFrame) -> EventCounts:
-    config, dates = build.config, build.request.dates
-    counts = count_events(frame, config, allow_empty=build.base is not None)
+def _count_events(
+    build: _Build, prepared: PreparedEvents, sources: Mapping[str, Source]
+) -> EventCounts:
+    config, dates, frame = build.config, build.request.dates, prepared.frame
+    counts = count_events(frame, config)
+    lost = {name: {"rows": c.rows, **c.lost} for name, c in prepared.conversions.items()}
+    counts = replace(counts, conversions=lost)
+    unmatched = UnmatchedCounts(counts.rows, counts.unmatched)
+    hints = explain_unmatched(frame, config, sources, unmatched)
+    for hint in hints:
+        logger.warning("%s", hint)
+    if build.base is None:
+        check_splits(counts, config, hints)
     if dates is None or config.events.time is None:
         return counts
     outside = count_outside(kept(frame), dates)
-    return leave_out(counts, outside, allow_empty=build.base is not None)
+    return leave_out(counts, outside, dates, allow_empty=build.base is not None)
 
 
 def _prepare_encoders(build: _Build, events: DataFrame) -> FittedEncoders:

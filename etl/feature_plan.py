@@ -266,9 +266,18 @@ def plan_features(config: BuildConfig) -> FeaturePlan:
     types = declared_columns(config)
     features = (*config.features, *_automatic_features(config, types))
     names = [feature.name for feature in features]
-    repeated = sorted({name for name in names if names.count(name) > 1})
+    # Spark and Parquet readers compare names without their case.
+    lowered = [name.lower() for name in names]
+    repeated = sorted({name for name in names if lowered.count(name.lower()) > 1})
     if repeated:
-        raise ConfigError("features are declared twice", received=", ".join(repeated))
+        made = [feature.name for feature in features if feature not in config.features]
+        raise ConfigError(
+            "features are declared twice",
+            received=", ".join(repeated),
+            allowed="names that differ in more than upper and lower case"
+            + (f"; the build itself makes {', '.join(made)}" if made else ""),
+            fix="rename one of each; `name` of `label`, `weights`, … renames what the build makes",
+        )
     for feature in features:
         for column in feature.columns:
             if column not in types:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from conf.config_base import Name, Strict
 from conf.etl.contract import ContractConfig
@@ -24,6 +24,7 @@ from conf.etl.output import OutputConfig, SparkConfig
 from conf.etl.references import check_contract_references, check_references
 from conf.etl.sources import SourceConfig
 from conf.etl.split import SplitConfig
+from conf.etl.time_units import check_time_units, settle_time_units
 
 LABEL = "label"
 WEIGHT = "weight"
@@ -75,6 +76,11 @@ class BuildConfig(Strict):
     def _find_counted_lists(cls, features: Any) -> Any:
         return find_counted_lists(features)
 
+    @field_validator("events", "joins", "label", "labels", "features", "contract")
+    @classmethod
+    def _settle_time_units(cls, part: Any, info: ValidationInfo) -> Any:
+        return settle_time_units(str(info.field_name), part, info.data)
+
     @model_validator(mode="before")
     @classmethod
     def _rows_without_past(cls, data: Any) -> Any:
@@ -100,6 +106,7 @@ class BuildConfig(Strict):
     def _references(self) -> BuildConfig:
         check_references(self)
         check_contract_references(self)
+        check_time_units(self)
         return self
 
     @property

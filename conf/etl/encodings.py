@@ -164,7 +164,11 @@ class NormalizeConfig(Strict):
 
 
 class _TimeConfig(Strict):
-    unit: TimeUnit = Field("ms", description="Unit of the raw column.")
+    unit: TimeUnit | None = Field(
+        None,
+        description="Unit of the raw column; None: that of the events' time or the dictionary's "
+        "where it is that column, else ms.",
+    )
     utc_offset_minutes: int = Field(
         0,
         ge=-24 * 60,

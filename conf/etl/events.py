@@ -37,7 +37,9 @@ class EventsConfig(Strict):
     history_order: Literal["oldest_first", "latest_first"] = Field(
         "oldest_first", description="Order of `history` in the log; records hold latest first."
     )
-    time_unit: Literal["s", "ms"] = Field("s", description="Unit of the time column.")
+    time_unit: Literal["s", "ms"] | None = Field(
+        None, description="Unit of the time column; None: ms of a timestamp, s of an int64."
+    )
     deduplicate: bool = Field(
         True,
         description="Of equal (user, item, time) keep the first. Without a time column repeats "
@@ -63,12 +65,14 @@ class AsOfConfig(Strict):
     then. That entry ends at its own `valid_to`; an older one does not come back.
     """
 
-    valid_from: str = Field(description="int64 column: time from which the entry is valid.")
-    valid_to: str | None = Field(None, description="int64 column: end of validity; null: open.")
+    valid_from: str = Field(description="Time column: from when on the entry is valid.")
+    valid_to: str | None = Field(None, description="Time column: end of validity; null: open.")
     known_at: str | None = Field(
-        None, description="int64 column: time at which the entry became known (late corrections)."
+        None, description="Time column: when the entry became known (late corrections)."
     )
-    time_unit: Literal["s", "ms"] = Field("s", description="Unit of the time columns.")
+    time_unit: Literal["s", "ms"] | None = Field(
+        None, description="Unit of the time columns; None: ms of timestamps, s of int64."
+    )
     match: Literal["strictly_before", "at_or_before"] = Field(
         "strictly_before",
         description="Whether an entry counts for events at the very time of its `valid_from` "

@@ -165,12 +165,7 @@ def _check_events(config: BuildConfig, source: str) -> None:
             continue  # A given test event without a time comes after the whole log.
         where, allowed = f"events.{part}", _TIME_TYPES if part == "time" else _KEY_TYPES
         may_be_null = part == "item" and events.where is not None
-        kind = columns.require(where, name, allowed, nullable=may_be_null)
-        if kind == "timestamp" and events.time_unit != "ms":
-            raise ValueError(
-                f"{where}: timestamps such as {name!r} are read as milliseconds; set "
-                "`events.time_unit: ms`"
-            )
+        columns.require(where, name, allowed, nullable=may_be_null)
         _source_columns(config, source).require(where, name, (_log_columns(config).types[name],))
 
 
@@ -204,7 +199,8 @@ def _check_key(
     kind, expected = columns.require(where, name), config.sources[dictionary].column_types[key]
     if kind != expected:
         raise ValueError(
-            f"{where}: column {name!r} is {kind}; in {dictionary!r} the key {key!r} is {expected}"
+            f"{where}: column {name!r} is {kind}; in {dictionary!r} the key {key!r} is {expected}; "
+            "declare both as one type"
         )
 
 

@@ -68,8 +68,12 @@ _STATED: Mapping[type, Callable[[Any], Operation]] = {
     HashConfig: lambda config: Hash(config.buckets),
     HashKeyConfig: lambda config: Hash(None),
     BucketizeConfig: lambda config: Bucketize(config.boundaries),
-    DatePartConfig: lambda config: DatePart(config.part, config.unit, config.utc_offset_minutes),
-    CyclicalConfig: lambda config: Cyclical(config.period, config.unit, config.utc_offset_minutes),
+    DatePartConfig: lambda config: DatePart(
+        config.part, config.unit or "ms", config.utc_offset_minutes
+    ),
+    CyclicalConfig: lambda config: Cyclical(
+        config.period, config.unit or "ms", config.utc_offset_minutes
+    ),
     NgramsConfig: lambda config: Ngrams(config.unit, config.sizes, config.buckets, config.lower),
     BagWeightsConfig: lambda config: Weights(config.scaled),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -19,11 +20,15 @@ from etl.events.identity import EVENT_TS_COLUMN
 from etl.events.sample_filter import NOT_SAMPLED_COLUMN
 from etl.events.splits import SPLIT_COLUMN
 from etl.sources.bad_rows import find_last_day
+from etl.sources.times import Span
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+logger = logging.getLogger("sluice.build")
+
 OUTSIDE_DATES = "outside_dates"
+AFTER_DATES = "after_dates"
 _DAY_MS = 24 * 3600 * 1000
 _EPOCH = datetime.date(1970, 1, 1)
 
@@ -72,44 +77,71 @@ def is_inside(dates: DateRange) -> Column:
     return time.isNull() | ((time >= first) & (time < end))
 
 
-def count_outside(events: DataFrame, dates: DateRange) -> dict[str, int]:
-    """Counts the kept events that would be samples but for the run's days, by split."""
+def count_outside(events: DataFrame, dates: DateRange) -> dict[str, dict[str, int]]:
+    """Counts the kept events that would be samples but for the run's days.
+
+    Returns:
+        By reason, `outside_dates` (before the days) and `after_dates`, the events of each split.
+    """
+    end = ((dates.last - _EPOCH).days + 1) * _DAY_MS
+    reason = F.when(F.col(EVENT_TS_COLUMN) >= end, AFTER_DATES).otherwise(OUTSIDE_DATES)
     rows = (
         events.where(F.col(NOT_SAMPLED_COLUMN).isNull() & ~is_inside(dates))
-        .groupBy(SPLIT_COLUMN)
+        .groupBy(SPLIT_COLUMN, reason.alias("__why"))
         .count()
         .collect()
     )
-    return {row[SPLIT_COLUMN]: row["count"] for row in rows}
+    found: dict[str, dict[str, int]] = {}
+    for row in rows:
+        found.setdefault(row["__why"], {})[row[SPLIT_COLUMN]] = row["count"]
+    return found
 
 
 def leave_out(
-    counts: EventCounts, outside: Mapping[str, int], *, allow_empty: bool = False
+    counts: EventCounts,
+    outside: Mapping[str, Mapping[str, int]],
+    dates: DateRange,
+    *,
+    allow_empty: bool = False,
 ) -> EventCounts:
     """Accounts for events outside the run's days as left out, for that reason.
 
     Args:
         counts: Counts of all events.
-        outside: Events outside the days, by split.
+        outside: Events outside the days, by reason and split.
+        dates: The run's days.
         allow_empty: Whether a split may have none inside.
 
     Raises:
         InputDataError: A split that has events has none on the run's days.
     """
-    total = sum(outside.values())
-    if not total:
+    totals = {reason: sum(by_split.values()) for reason, by_split in outside.items()}
+    if not totals:
         return counts
-    splits = {split: n - outside.get(split, 0) for split, n in counts.splits.items()}
+    splits = {
+        split: n - sum(by_split.get(split, 0) for by_split in outside.values())
+        for split, n in counts.splits.items()
+    }
     empty = [split for split, n in splits.items() if not n]
     if empty and not allow_empty:
+        span = counts.event_ts_ms_range
         raise InputDataError(
             f"the {' and the '.join(empty)} split would be empty",
-            received=f"{total:,} events lie outside the run's days, all of these splits' too",
+            received=f"{sum(totals.values()):,} events lie outside the run's days "
+            f"({dates.first} to {dates.last}), all of these splits' too"
+            + (f"; the log is of {Span(2, *span).show('ms')}" if span else ""),
             allowed="at least one record in each split",
             fix="build more days (--date, --date-to), or move the bounds of `split`",
+        )
+    if totals.get(AFTER_DATES) and not allow_empty:
+        logger.warning(
+            "%s events lie after the run's last day, %s: they are no samples, but vocabularies and "
+            "users' latest histories see them; `not_after: run_date` makes them bad rows",
+            f"{totals[AFTER_DATES]:,}",
+            dates.last,
         )
     return replace(
         counts,
         splits={split: n for split, n in splits.items() if n},
-        dropped=dict(sorted({**counts.dropped, OUTSIDE_DATES: total}.items())),
+        dropped=dict(sorted({**counts.dropped, **totals}.items())),
     )

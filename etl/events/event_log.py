@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
+from conf.etl.time_units import ms_per_unit
 from etl.events.down_sampling import mark_not_sampled
 from etl.events.histories import condition_columns
 from etl.events.identity import (
@@ -22,7 +23,7 @@ from etl.events.identity import (
     drop_events,
 )
 from etl.events.joins import count_unmatched, join_dictionaries, read_unmatched
-from etl.events.labels import add_labels
+from etl.events.labels import UNLABELLED, ConversionCounts, add_labels, count_conversions
 from etl.events.sample_filter import NOT_SAMPLED_COLUMN, mark_filtered
 from etl.events.sessions import add_sessions
 from etl.events.splits import (
@@ -40,6 +41,7 @@ from etl.events.splits import (
 from etl.events.windowed_features import add_windowed_features
 from etl.feature_plan import CANDIDATES
 from etl.sources.source import ORDER_COLUMN, Source
+from etl.sources.times import Span
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -52,10 +54,17 @@ _IS_KEPT, _IS_SAMPLE = "__is_kept", "__is_sample"
 
 @dataclass(frozen=True)
 class PreparedEvents:
-    """The annotated events, and the frame under them that Spark keeps until it is released."""
+    """The annotated events.
+
+    Attributes:
+        frame: The events.
+        persisted: The frame under them that Spark keeps until it is released.
+        conversions: What was counted of the conversions of each label that has some.
+    """
 
     frame: DataFrame
     persisted: DataFrame
+    conversions: Mapping[str, ConversionCounts] = field(default_factory=dict)
 
     def release(self) -> None:
         """Frees what Spark keeps."""
@@ -80,19 +89,20 @@ def prepare_events(config: BuildConfig, sources: Mapping[str, Source]) -> Prepar
     events = mark_outside_window(events, config.split)
     events = mark_filtered(join_dictionaries(events, config, sources), config)
     events = add_windowed_features(events, config)
-    events = add_labels(events, config, sources)
+    conversions = count_conversions(events, config, sources)
+    events = add_labels(events, config, sources, conversions)
     # Persisted before the split, whose choice of users would else run all of this once more.
     positioned = add_sessions(_add_positions(events, config), config).drop(ORDER_COLUMN)
     positioned.persist(StorageLevel.MEMORY_AND_DISK)
     frame = mark_not_sampled(add_split(positioned, config), config)
     frame = frame.drop(GIVEN_TOTAL_COLUMN, SAMPLE_POSITION_COLUMN, SAMPLE_TOTAL_COLUMN)
-    return PreparedEvents(frame, positioned)
+    return PreparedEvents(frame, positioned, conversions)
 
 
 def _read_log(config: BuildConfig, sources: Mapping[str, Source]) -> DataFrame:
     log = _union_given(config, sources)
     time = config.events.time
-    scale = 1000 if config.events.time_unit == "s" else 1
+    scale = ms_per_unit(config.events.time_unit)
     ts = F.col(time) * F.lit(scale) if time else F.lit(None).cast("bigint")
     log = log.withColumn(EVENT_TS_COLUMN, ts).withColumn(DROP_COLUMN, F.lit(None).cast("string"))
     if config.events.history_order == "oldest_first":
@@ -226,6 +236,8 @@ class EventCounts:
         dropped: Events left out, by reason, and those that are no samples.
         event_ts_ms_range: First and last event time, None without a time column.
         unmatched: Events without an entry, by dictionary and reason, dropped or not.
+        conversions: Of each label made of conversions, `rows` and lost ones by reason.
+        rows: All events of the log that parsed, dropped or not.
     """
 
     joined: int
@@ -233,6 +245,8 @@ class EventCounts:
     dropped: Mapping[str, int]
     event_ts_ms_range: tuple[int, int] | None
     unmatched: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    conversions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    rows: int = 0
 
     @property
     def newest_ts_ms(self) -> int | None:
@@ -240,18 +254,12 @@ class EventCounts:
         return None if self.event_ts_ms_range is None else self.event_ts_ms_range[1]
 
 
-def count_events(
-    events: DataFrame, config: BuildConfig, *, allow_empty: bool = False
-) -> EventCounts:
+def count_events(events: DataFrame, config: BuildConfig) -> EventCounts:
     """Counts kept events per split and dropped ones per reason.
 
     Args:
         events: Annotated events.
         config: The build's config.
-        allow_empty: Whether a split may be empty: single days of a dataset need not have each.
-
-    Raises:
-        InputDataError: The train or the test split is empty.
     """
     dictionaries = [join.source for join in config.joins]
     rows = (
@@ -271,16 +279,6 @@ def count_events(
             dropped[row["__reason"]] = dropped.get(row["__reason"], 0) + row["n"]
     good = [row for row in rows if row[DROP_COLUMN] is None]
     splits = {row[SPLIT_COLUMN]: row["n"] for row in good if row["__reason"] is None}
-    required = [s for s in EVENT_SPLITS if s != "validation" or config.split.has_validation]
-    empty = [split for split in required if not splits.get(split)]
-    if empty and not allow_empty:
-        raise InputDataError(
-            f"the {' and the '.join(empty)} split would be empty",
-            received=f"{sum(splits.values()):,} events after joins: {splits or 'none'}; "
-            f"dropped: {dropped or 'none'}",
-            allowed="at least one record in each split",
-            fix="check the log's size, `joins`, and `split` (strategy, fractions, min_events)",
-        )
     lows = [row["low"] for row in good if row["low"] is not None]
     highs = [row["high"] for row in good if row["high"] is not None]
     return EventCounts(
@@ -289,4 +287,62 @@ def count_events(
         dropped=dict(sorted(dropped.items())),
         event_ts_ms_range=(min(lows), max(highs)) if lows else None,
         unmatched=read_unmatched(dictionaries, [row.asDict() for row in rows]),
+        rows=sum(row["n"] for row in rows),
     )
+
+
+def check_splits(counts: EventCounts, config: BuildConfig, hints: Sequence[str] = ()) -> None:
+    """Refuses a split without a sample.
+
+    Args:
+        counts: Counts of the events.
+        config: The build's config.
+        hints: What is known of why events were dropped.
+
+    Raises:
+        InputDataError: One is empty; says what was dropped, and what the split goes by.
+    """
+    required = [s for s in EVENT_SPLITS if s != "validation" or config.split.has_validation]
+    empty = [split for split in required if not counts.splits.get(split)]
+    if not empty:
+        return
+    kept_rows = ", ".join(f"{split} {n:,}" for split, n in counts.splits.items())
+    dropped = ", ".join(f"{reason} {n:,}" for reason, n in counts.dropped.items())
+    times = counts.event_ts_ms_range
+    received = [f"{sum(counts.splits.values()):,} samples: {kept_rows or 'none'}"]
+    received += [f"dropped: {dropped or 'none'}"]
+    received += [f"events {show_range(times, config)}"] if times else []
+    raise InputDataError(
+        f"the {' and the '.join(empty)} split would be empty",
+        received="; ".join(received),
+        allowed="at least one record in each split",
+        fix="; ".join(hints) or _advise_on_split(counts, config),
+    )
+
+
+def show_range(range_ms: tuple[int, int], config: BuildConfig) -> str:
+    """Returns the first and the last event time, as dates and in the unit of the log."""
+    scale = ms_per_unit(config.events.time_unit)
+    dates = Span(2, *range_ms).show("ms")
+    return f"{dates} ({range_ms[0] // scale} to {range_ms[1] // scale})"
+
+
+def _advise_on_split(counts: EventCounts, config: BuildConfig) -> str:
+    if not counts.splits:
+        reason = max(counts.dropped, key=lambda name: counts.dropped[name], default="")
+        if reason.startswith("unmatched:"):
+            return f"check the keys of the join with {reason.split(':')[1]!r}: hardly any matches"
+        if reason == UNLABELLED:
+            return "check the label's column: it has no value in the log"
+        return "check what was dropped, and the log's size"
+    split = config.split
+    if split.strategy == "leave_one_out":
+        return (
+            f"no user has {split.least_events} samples: lower split.min_events, or choose another "
+            "split.strategy"
+        )
+    if split.strategy == "hash":
+        return "there are too few different keys: choose another split.key, or larger fractions"
+    if split.strategy == "temporal" and split.test_from_ts is not None:
+        return "move split.test_from_ts and validation_from_ts into the time of the events"
+    return "check the log's size, and `split` (strategy, fractions, days)"

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 from conf.errors import InputDataError, InternalError
 from conf.etl.build import BuildConfig
 from conf.etl.events import AsOfConfig, JoinConfig
+from conf.etl.time_units import ms_per_unit
 from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN, drop_events
 from etl.sources.source import ORDER_COLUMN, Source
 
@@ -125,18 +126,18 @@ def mark_unmatched(events: DataFrame, name: str, reason: Column, drop: bool) -> 
     return drop_events(events, why)
 
 
-def refuse_unmatched(events: DataFrame, name: str, on: str) -> None:
+def refuse_unmatched(events: DataFrame, dictionary: DataFrame, join: DictionaryJoin) -> None:
     """Refuses events without an entry in a dictionary that must know them all.
 
     Args:
         events: Events after `mark_unmatched`.
-        name: The dictionary's name.
-        on: Event column that holds the key.
+        dictionary: The dictionary's rows.
+        join: The join.
 
     Raises:
         InputDataError: An event has none.
     """
-    noted = _noted(name)
+    name, on, noted = join.name, join.on, _noted(join.name)
     missing = events.where(F.col(noted).isNotNull()).select(on, noted).distinct()
     rows = missing.orderBy(on, noted).limit(5).collect()
     if rows:
@@ -144,8 +145,83 @@ def refuse_unmatched(events: DataFrame, name: str, on: str) -> None:
             f"events have no entry in dictionary {name!r}",
             received=", ".join(f"{on} = {row[on]} ({row[noted]})" for row in rows) + ", …",
             allowed="an entry for each event",
-            fix="complete the dictionary, or set the join's `unmatched` to drop or keep",
+            fix=describe_near_keys(events, dictionary, join)
+            or "complete the dictionary, or set the join's `unmatched` to drop or keep",
         )
+
+
+_NEAR_SHARE = 0.1
+"""Share of events with an unknown key from which the keys are looked at."""
+_NEAR_KEYS = 10_000
+"""Unknown keys that are looked at."""
+
+
+def plain_key(key: Column) -> Column:
+    """Returns a text key without what writers change: blanks, zeros in front, `.0`, upper case.
+
+    What pandas writes of whole numbers beside a null ends in `.0`.
+    """
+    text = F.lower(F.trim(F.regexp_replace(key, r"[\s\x{00A0}\x{FEFF}]+", " ")))
+    return F.regexp_replace(F.regexp_replace(text, r"^(-?)0+(?=\d)", "$1"), r"^(-?\d+)\.0+$", "$1")
+
+
+def describe_near_keys(
+    events: DataFrame, dictionary: DataFrame, join: DictionaryJoin
+) -> str | None:
+    """Says how many unknown keys a dictionary has in another spelling; None: none.
+
+    Args:
+        events: Events after `mark_unmatched`.
+        dictionary: The dictionary's rows.
+        join: The join; only text has several spellings.
+    """
+    if dict(dictionary.dtypes)[join.key] != "string":
+        return None
+    unknown = events.where(F.col(_noted(join.name)) == UNKNOWN_KEY)
+    keys = unknown.select(F.col(join.on).alias("event")).distinct().limit(_NEAR_KEYS)
+    known = dictionary.select(F.col(join.key).alias("entry"))
+    near = keys.join(known, plain_key(F.col("event")) == plain_key(F.col("entry")), "left")
+    has_entry = F.col("entry").isNotNull()
+    row = near.agg(
+        F.count_distinct("event").alias("keys"),
+        F.count_distinct(F.when(has_entry, F.col("event"))).alias("near"),
+        F.min(F.when(has_entry, F.struct("event", "entry"))).alias("example"),
+    ).collect()[0]
+    if not row["near"]:
+        return None
+    event, entry = row["example"]
+    return (
+        f"{row['near']:,} of {row['keys']:,} unknown keys are in {join.name!r} in another "
+        f"spelling, such as {event!r} as {entry!r}: write {join.on!r} and the key alike"
+    )
+
+
+def explain_unmatched(
+    events: DataFrame, config: BuildConfig, sources: Mapping[str, Source], counts: UnmatchedCounts
+) -> list[str]:
+    """Says of each dictionary that many events do not find whether it is for the spelling.
+
+    Args:
+        events: Events after all joins, dropped ones too.
+        config: The build's config.
+        sources: The sources as read.
+        counts: What was counted of them.
+    """
+    joins = [
+        join
+        for join in plan_joins(config, sources)
+        if counts.reasons.get(join.name, {}).get(UNKNOWN_KEY, 0) > _NEAR_SHARE * counts.rows
+    ]
+    found = [describe_near_keys(events, sources[join.name].good, join) for join in joins]
+    return [text for text in found if text is not None]
+
+
+@dataclass(frozen=True)
+class UnmatchedCounts:
+    """Events, and those without an entry by dictionary and reason."""
+
+    rows: int
+    reasons: Mapping[str, Mapping[str, int]]
 
 
 def count_unmatched(names: Iterable[str]) -> list[Column]:
@@ -224,7 +300,6 @@ _KEY, _TS, _IS_EVENT = "__as_of_key", "__as_of_ts_ms", "__as_of_is_event"
 _ENTRY, _VERSION, _EXISTS = "__as_of_entry", "__as_of_version", "__as_of_exists"
 _REASON = "__as_of_reason"
 _NULL_KEY_PARTS = 1024
-_SCALES = {"s": 1000, "ms": 1}
 
 
 def join_as_of(events: DataFrame, dictionary: DataFrame, join: DictionaryJoin) -> DataFrame:
@@ -335,14 +410,14 @@ def _has_ended(as_of: AsOfConfig) -> Column:
     if as_of.valid_to is None:
         return F.lit(False)
     # A "never" too large for milliseconds overflows to null, which is open as well.
-    end = F.try_multiply(F.col(_ENTRY)[as_of.valid_to], F.lit(_SCALES[as_of.time_unit]))
+    end = F.try_multiply(F.col(_ENTRY)[as_of.valid_to], F.lit(ms_per_unit(as_of.time_unit)))
     now = F.col(EVENT_TS_COLUMN)
     # An entry that counts just after `valid_from` ends just after `valid_to`.
     return end <= now if as_of.match == "at_or_before" else end < now
 
 
 def _milliseconds(value: Column, as_of: AsOfConfig) -> Column:
-    return value * F.lit(_SCALES[as_of.time_unit])
+    return value * F.lit(ms_per_unit(as_of.time_unit))
 
 
 def join_one(events: DataFrame, dictionary: DataFrame, join: DictionaryJoin) -> DataFrame:
@@ -370,5 +445,5 @@ def join_dictionaries(
         check_unique_key(join.name, dictionary, join.unique_columns)
         events = join_one(events, dictionary, join)
         if join.config.unmatched == "fail":
-            refuse_unmatched(events, join.name, join.on)
+            refuse_unmatched(events, dictionary, join)
     return events

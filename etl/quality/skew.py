@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -239,7 +240,18 @@ def _describe(skew: FeatureSkew) -> str:
     if skew.examples:
         first = skew.examples[0]
         text += f", as {'/'.join(first.key)}: logged {first.logged}, recomputed {first.recomputed}"
+        if all(map(_differ_by_a_unit, skew.examples)):
+            text += " (1000 times: seconds against milliseconds?)"
     return text
+
+
+def _differ_by_a_unit(example: SkewExample) -> bool:
+    """Whether one number is that of the other in a unit of time a thousand times shorter."""
+    try:
+        low, high = sorted((float(example.logged or ""), float(example.recomputed or "")))
+    except ValueError:
+        return False
+    return low > 0 and math.isclose(high, 1000 * low, rel_tol=1e-6)
 
 
 _FORMATS = {
@@ -278,7 +290,15 @@ def read_logged(spark: SparkSession, path: str, file_format: str | None = None) 
     manifest = find_manifest(location / "_") if chosen == "sluice" and location.is_dir() else None
     if manifest is not None and manifest.slots:
         return _read_packed(spark, location, manifest)
-    return spark.read.format(chosen).load(str(location))
+    return count_milliseconds(spark.read.format(chosen).load(str(location)))
+
+
+def count_milliseconds(frame: DataFrame) -> DataFrame:
+    """Turns times and dates into milliseconds since 1970, as a build reads them."""
+    times = [name for name, kind in frame.dtypes if kind in ("timestamp", "timestamp_ntz", "date")]
+    return frame.withColumns(
+        {name: F.unix_millis(F.col(f"`{name}`").cast("timestamp")) for name in times}
+    )
 
 
 def _format_of(path: Path) -> str | None:

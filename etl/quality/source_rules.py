@@ -21,6 +21,7 @@ from conf.etl.contract import (
     UniqueRule,
     VolumeRule,
 )
+from conf.etl.time_units import ms_per_unit
 from etl.quality.rules import (
     RuleResult,
     build_result,
@@ -258,7 +259,7 @@ def _judge_freshness(rule: FreshnessRule, latest: Any, run_date: date | None) ->
     allowed = f"at most {rule.max_age_hours:g} h old, {rule.max_ahead_hours:g} h ahead"
     if latest is None:
         return build_result(rule, False, "no time at all", allowed)
-    latest_ms = float(latest) * (1000 if rule.unit == "s" else 1)
+    latest_ms = float(latest) * ms_per_unit(rule.unit)
     age = (deadline - latest_ms) / _HOUR_MS
     passed = -rule.max_ahead_hours <= age <= rule.max_age_hours
     when = "old" if age >= 0 else "ahead"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ from etl.sources.source import (
     ParsedColumn,
     Source,
 )
+from etl.sources.times import TimeScan, TimeValues, read_spans, time_aggregates, time_groups
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -129,12 +131,14 @@ class SourceCounts:
         bad: Bad rows by reason.
         values: Good rows that have a value, by nullable column.
         new: Keys of one of the rows that are not declared.
+        times: Values of the good rows by magnitude, by time column.
     """
 
     read: int
     bad: dict[str, int]
     values: Mapping[str, int] = field(default_factory=dict)
     new: tuple[str, ...] = ()
+    times: Mapping[str, TimeValues] = field(default_factory=dict)
 
     @property
     def bad_rows(self) -> int:
@@ -142,22 +146,38 @@ class SourceCounts:
         return sum(self.bad.values())
 
 
-def count_rows(source: Source) -> SourceCounts:
-    """Scans a source once and counts its rows by what is wrong with them."""
+def count_rows(source: Source, scan: TimeScan | None = None) -> SourceCounts:
+    """Scans a source once and counts its rows by what is wrong with them.
+
+    Args:
+        source: The source.
+        scan: Time columns whose values are counted by magnitude; None: there are none.
+    """
     asked = [F.count(name).alias(name) for name in source.nullable]
+    groups = [] if scan is None else time_groups(scan, source)
+    asked += [] if scan is None else time_aggregates(scan, source)
     if NEW_COLUMN in source.rows.columns:
         # The greatest of the lists of new keys: one example, whatever their number.
         asked.append(F.max(NEW_COLUMN).alias(NEW_COLUMN))
-    rows = source.rows.groupBy(REASON_COLUMN).agg(F.count("*").alias("__n"), *asked).collect()
-    counts = {row[REASON_COLUMN]: row["__n"] for row in rows}
+    grouped = source.rows.groupBy(REASON_COLUMN, *groups)
+    rows = grouped.agg(F.count("*").alias("__n"), *asked).collect()
+    counts: Counter[str | None] = Counter()
+    for row in rows:
+        counts[row[REASON_COLUMN]] += row["__n"]
     if source.headers:
         repeated = counts.pop(REPEATED_HEADER, 0) - source.headers
-        counts |= {REPEATED_HEADER: repeated} if repeated > 0 else {}
+        counts.update({REPEATED_HEADER: repeated} if repeated > 0 else {})
     bad = {reason: n for reason, n in sorted(counts.items(), key=str) if reason is not None}
-    good = next((row for row in rows if row[REASON_COLUMN] is None), None)
-    values = {name: good[name] for name in source.nullable} if good else {}
-    new = (good[NEW_COLUMN] if good and NEW_COLUMN in source.rows.columns else None) or ()
-    return SourceCounts(sum(counts.values()), bad, values, tuple(new))
+    good = [row for row in rows if row[REASON_COLUMN] is None]
+    values = {name: sum(row[name] for row in good) for name in source.nullable} if good else {}
+    new = [row[NEW_COLUMN] for row in good] if NEW_COLUMN in source.rows.columns else []
+    return SourceCounts(
+        sum(counts.values()),
+        bad,
+        values,
+        tuple(max((keys for keys in new if keys), default=())),
+        {name: read_spans(scan, name, good) for name in scan.columns} if scan is not None else {},
+    )
 
 
 def check_bad_rows(source: Source, counts: SourceCounts, config: SourceConfig) -> None:

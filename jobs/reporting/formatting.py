@@ -31,7 +31,10 @@ def reason_words(reason: str) -> str:
 
 def utc(ts_ms: int, pattern: str) -> str:
     """Returns a time in milliseconds since 1970 as text, such as `%Y-%m-%d`."""
-    return f"{datetime.fromtimestamp(ts_ms / 1000, UTC):{pattern}}"
+    try:
+        return f"{datetime.fromtimestamp(ts_ms / 1000, UTC):{pattern}}"
+    except (OverflowError, ValueError, OSError):
+        return f"{ts_ms:,} ms"  # no date: times that count from elsewhere
 
 
 def share_of(part: Any, whole: Any) -> float | None:

@@ -81,6 +81,8 @@ def test_a_length_counts_what_a_list_feature_keeps(tmp_path):
         ([*BASE, feature("x", "gender", kind="length", of="gender")], "received: gender: string"),
         ([*BASE, {**feature("x", "tags", kind="length", of="tags"), "length": 2}], "`max_len`"),
         ([*BASE, feature("user", "gender")], "declared twice"),
+        ([*BASE, feature("User", "gender")], "received: User, user"),
+        ([*BASE, feature("label", "rating", kind="identity")], "the build itself makes"),
         ([*BASE, feature("x", "label")], "cannot have a vocabulary"),
         ([*BASE, feature("x", "gender", kind="vocabulary", name="item")], "two types"),
         ([*BASE, feature("x", "history", kind="vocabulary", name="none")], "no other feature"),

@@ -9,17 +9,23 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyspark.sql import functions as F
 
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.events import JoinConfig
+from etl.events.identity import DROP_COLUMN
 from etl.events.joins import (
     DictionaryJoin,
+    UnmatchedCounts,
     check_unique_key,
     choose_strategy,
     count_unmatched,
+    explain_unmatched,
     join_as_of,
+    join_dictionaries,
     join_dictionary,
+    plain_key,
     plan_joins,
     read_unmatched,
     refuse_unmatched,
@@ -126,9 +132,60 @@ def test_kept_events_are_noted_and_refused_where_all_must_match(spark):
     joined = join_dictionary(events, dictionary, build_join(unmatched="keep"))
     assert [row["__drop"] for row in joined.collect()] == [None] * 3
     with pytest.raises(InputDataError, match="no entry in dictionary 'items'") as refused:
-        refuse_unmatched(joined, "items", "item")
+        refuse_unmatched(joined, dictionary, build_join(unmatched="fail"))
     assert "item = 2 (unknown_key)" in str(refused.value)
     assert "item = None (null_key)" in str(refused.value)
+
+
+SPELLINGS = [  # of one key, then of others
+    ["7", "007", " 7", "7 ", "7.0", "7.00", "\ufeff7", "\u00a07"],
+    ["Ab c", "ab c", "AB  C", "ab\u00a0c\t"],
+    ["-5", "-05", "-5.0"],
+    ["0", "00", "0.0"],
+    ["7.5"],
+    ["70"],
+    ["x7"],
+    ["1.0.0"],
+]
+
+
+def test_text_keys_are_compared_without_what_writers_change(spark):
+    rows = [(text, group) for group, texts in enumerate(SPELLINGS) for text in texts]
+    frame = spark.createDataFrame(rows, "key string, wanted int")
+    found: dict[str, set[int]] = {}
+    for row in frame.select(plain_key(F.col("key")).alias("plain"), "wanted").collect():
+        found.setdefault(row["plain"], set()).add(row["wanted"])
+    assert sorted(map(sorted, found.values())) == [[group] for group in range(len(SPELLINGS))]
+
+
+def test_keys_in_another_spelling_are_named(spark):
+    kinds = {"type": "string"}
+    config = behaviour_config(
+        sources={
+            "log": {"path": "log.tsv", "columns": columns(user="int64", item="string")},
+            "items": {"path": "items.tsv", "key": "id", "columns": [{"name": "id", **kinds}]},
+        },
+        events={"source": "log", "user": "user", "item": "item"},
+        joins=[{"source": "items", "column": "item", "unmatched": "keep"}],
+    )
+    log = [(n, str(n % 20)) for n in range(100)] + [(n, "x") for n in range(9)]
+    sources = {
+        "log": memory_source(spark, config, "log", log),
+        "items": memory_source(spark, config, "items", [(f"{n:03d}",) for n in range(15)]),
+    }
+    events = sources["log"].good.withColumn(DROP_COLUMN, F.lit(None).cast("string"))
+    joined = join_dictionaries(events, config, sources)
+    counted = joined.agg(*count_unmatched(["items"])).collect()[0].asDict()
+    unmatched = UnmatchedCounts(109, read_unmatched(["items"], [counted]))
+    assert unmatched.reasons == {"items": {"unknown_key": 109}}
+    (hint,) = explain_unmatched(joined, config, sources, unmatched)
+    assert hint.startswith("15 of 21 unknown keys are in 'items' in another spelling, such as '0'")
+    # Few events without an entry are no reason to look.
+    assert (
+        explain_unmatched(joined, config, sources, UnmatchedCounts(9999, unmatched.reasons)) == []
+    )
+    with pytest.raises(InputDataError, match="'0' as '000': write 'item' and the key alike"):
+        refuse_unmatched(joined, sources["items"].good, plan_joins(config, sources)[0])
 
 
 PRICES = columns(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from etl.events.labels import add_labels
+from conf.errors import InputDataError
+from etl.events.labels import add_labels, count_conversions
 from etl.sources.source import Source
 from tests.etl.logs import frame, log_config
 
@@ -96,3 +97,54 @@ def test_conversions_count_within_the_window_and_recent_events_wait(spark):
     assert {i for i, r in found.items() if r["__drop"] == "immature"} == {5, 7}
     kept = log_config(label={"conversion": {**conversion, "immature": "keep"}})
     assert not [r for r in add_labels(events, kept, sources).collect() if r["__drop"]]
+
+
+CONVERSION = {
+    "source": "orders",
+    "keys": {"user": "buyer", "item": "product"},
+    "time": "at",
+    "within_hours": 10,
+}
+
+
+def of_orders(spark, rows: list[tuple[int | None, int, int]]) -> dict[str, Source]:
+    orders = [(u, i, hour * HOUR, None, None) for u, i, hour in rows]
+    schema = "buyer bigint, product bigint, at bigint, __order string, __reason string"
+    return {"orders": Source("orders", spark.createDataFrame(orders, schema), ())}
+
+
+def clicks(spark, rows: list[tuple[int | None, int, int]]):
+    return frame(
+        spark,
+        TYPES,
+        [{"user": u, "item": i, "__event_ts_ms": hour * HOUR * 1000} for u, i, hour in rows],
+    ).drop("label")
+
+
+def test_conversions_that_belong_to_no_event_are_counted_by_reason(spark, caplog):
+    events = clicks(spark, [(1, 1, 0), (1, 1, 40), (2, 2, 20), (None, 3, 0)])
+    sources = of_orders(spark, [
+        (1, 1, 5), (1, 1, 10), (1, 1, 40), (2, 2, 30),  # in time, to the very end of the window
+        (1, 1, 11), (2, 2, 19), (2, 2, 31),  # too late, and before the event
+        (1, 2, 5), (9, 1, 5),  # of other keys
+        (None, 3, 1),  # a null is no key, on either side
+    ])  # fmt: skip
+    config = log_config(label={"conversion": CONVERSION})
+    (found,) = count_conversions(events, config, sources).values()
+    assert found.rows == 10
+    assert found.lost == {"null_key": 1, "no_event": 2, "outside_time": 3}
+    assert found.latest_ms == 40 * HOUR * 1000
+    assert "6 of 10 conversions of 'orders'" in caplog.text
+    labels = add_labels(events, config, sources, {"label": found}).collect()
+    assert {(r["user"], r["__event_ts_ms"] // (HOUR * 1000)): r["label"] for r in labels} == {
+        (1, 0): 1, (1, 40): 1, (2, 20): 1, (None, 0): 0,
+    }  # fmt: skip
+    assert [r["__drop"] for r in labels if r["__event_ts_ms"] == 40 * HOUR * 1000] == ["immature"]
+
+
+def test_conversions_of_which_none_belongs_to_an_event_are_refused(spark):
+    events = clicks(spark, [(1, 1, 0), (2, 2, 20)])
+    config = log_config(label={"conversion": CONVERSION})
+    with pytest.raises(InputDataError, match="label 'label' would be 0 everywhere") as refused:
+        count_conversions(events, config, of_orders(spark, [(101, 1, 1), (102, 2, 21), (1, 1, 30)]))
+    assert "3 of 3 conversions of 'orders': no_event 2, outside_time 1" in refused.value.render()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -15,9 +16,15 @@ from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.encodings import FeatureConfig
 from etl.build import check_config
-from etl.events.date_range import check_dates
+from etl.events.date_range import check_dates, count_outside, leave_out
 from etl.events.down_sampling import mark_not_sampled
-from etl.events.event_log import count_events, kept, prepare_events
+from etl.events.event_log import (
+    EventCounts,
+    check_splits,
+    count_events,
+    kept,
+    prepare_events,
+)
 from etl.events.labels import add_weights
 from etl.events.most_frequent import add_most_frequent, fit_most_frequent
 from etl.events.splits import add_split, mark_outside_window
@@ -144,6 +151,64 @@ def test_given_validation_and_test_events_leave_their_future_out(spark, tmp_path
     # 12 and 13 come with or after the test event, as does 15; 11 with the validation event.
     assert counts.dropped == {"after_test": 3, "after_validation": 1}
     assert counts.splits == {"train": 2, "validation": 1, "test": 2}
+
+
+JANUARY_MS = (1_577_836_800_000, 1_580_428_800_000)
+COUNTS = {"splits": {"train": 120}, "dropped": {}, "event_ts_ms_range": JANUARY_MS, "joined": 120}
+
+
+@pytest.mark.parametrize(
+    ("split", "changes", "empty", "fix"),
+    [
+        ({"strategy": "temporal", "test_from_ts": 2_000_000_000, "validation": False}, {},
+         "the test split", "split.test_from_ts"),
+        ({"strategy": "temporal", "test_from_ts": 1, "validation": False},
+         {"splits": {"test": 120}}, "the train split", "split.test_from_ts"),
+        ({}, {}, "the validation and the test split", "no user has 3 samples"),
+        ({"strategy": "hash"}, {}, "the validation and the test split", "another split.key"),
+        ({}, {"splits": {}, "dropped": {"duplicate": 1, "unmatched:items": 119}}, "the train and",
+         "the join with 'items'"),
+        ({}, {"splits": {}, "dropped": {"unlabelled": 120}}, "the train and", "has no value"),
+    ],
+)  # fmt: skip
+def test_a_log_whose_events_fall_into_one_split_is_refused(split, changes, empty, fix):
+    config = log_config(split=split)
+    with pytest.raises(InputDataError, match=empty) as refused:
+        check_splits(EventCounts(**{**COUNTS, **changes}), config)
+    text = refused.value.render()
+    assert fix in text
+    # The times as dates, and in the unit of the config's bounds.
+    assert "events 2020-01-01 to 2020-01-31 (1577836800 to 1580428800)" in text
+    with pytest.raises(InputDataError, match="fix:      in another spelling"):
+        check_splits(EventCounts(**{**COUNTS, **changes}), config, ["in another spelling"])
+
+
+def test_events_of_one_user_have_every_split_where_there_are_enough():
+    splits = {"train": 10, "validation": 1, "test": 1}
+    check_splits(EventCounts(12, splits, {}, JANUARY_MS), log_config())
+
+
+def test_events_after_the_days_of_a_run_are_told_from_earlier_ones(spark, caplog):
+    rows = [
+        {"user": 1, "item": d, "__event_ts_ms": 19_000 * DAY_MS + d * DAY_MS, "__split": split}
+        for d in range(10)
+        for split in ("train", "test")
+    ]
+    events = frame(spark, TYPES, rows)
+    days = DateRange(date(2022, 1, 10), date(2022, 1, 12))  # days 19002 to 19004
+    outside = count_outside(events, days)
+    assert outside == {
+        "outside_dates": {"train": 2, "test": 2},
+        "after_dates": {"train": 5, "test": 5},
+    }
+    counts = EventCounts(20, {"train": 10, "test": 10}, {"duplicate": 1}, None)
+    left = leave_out(counts, outside, days)
+    assert left.splits == {"train": 3, "test": 3}
+    assert left.dropped == {"after_dates": 10, "duplicate": 1, "outside_dates": 4}
+    assert "10 events lie after the run's last day, 2022-01-12" in caplog.text
+    times = replace(counts, event_ts_ms_range=JANUARY_MS)
+    with pytest.raises(InputDataError, match="the log is of 2020-01-01 to 2020-01-31"):
+        leave_out(times, {"after_dates": {"train": 10, "test": 9}}, days)
 
 
 DAY = DateRange(date(2026, 1, 31), date(2026, 1, 31))

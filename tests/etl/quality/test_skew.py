@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import math
+from datetime import UTC, datetime
 
 import pytest
 
 from conf.errors import ConfigError, ExitCode, InputDataError
-from etl.quality.skew import SkewConfig, compare_features, refuse_skew
+from etl.quality.skew import SkewConfig, compare_features, count_milliseconds, refuse_skew
 
 SCHEMA = "id bigint, price float, tags array<bigint>, vector array<float>, name string"
 ROWS = [
@@ -54,6 +55,25 @@ def test_types_of_json_are_taken_as_the_records_types_and_ids_out_of_it_are_no_k
     logged = spark.createDataFrame([("1", "0"), ("2", "8"), ("3", "x")], "id string, n string")
     report = compare_features(logged, recomputed, SkewConfig(("id",), ("n",), id_keys=("id",)))
     assert (report.compared, report.features[0].mismatched) == (2, 1)  # id 1: out of vocabulary
+
+
+def test_times_are_milliseconds_and_another_unit_is_named(spark):
+    recomputed = spark.createDataFrame([(1, 1_577_836_800_500), (2, 9)], "id bigint, at bigint")
+    times = [
+        (1, datetime(2020, 1, 1, 0, 0, 0, 500_000, UTC)),
+        (2, datetime(1970, 1, 1, tzinfo=UTC)),
+    ]
+    logged = spark.createDataFrame(times, "id bigint, at timestamp")
+    config = SkewConfig(("id",), ("at",))
+    report = compare_features(count_milliseconds(logged), recomputed, config)
+    assert report.features[0].mismatched == 1  # the second
+    with pytest.raises(InputDataError, match="logged 0, recomputed 9") as refused:
+        refuse_skew(report, 0)
+    assert "1000 times" not in refused.value.render()
+    seconds = recomputed.selectExpr("id", "at div 1000 as at").where("id = 1")
+    thousandth = recomputed.where("id = 1").selectExpr("id", "at div 1000 * 1000 as at")
+    with pytest.raises(InputDataError, match="seconds against milliseconds"):
+        refuse_skew(compare_features(seconds, thousandth, config), 0)
 
 
 def test_nothing_to_compare_is_refused(spark):

@@ -161,7 +161,7 @@ def test_dates_make_samples_of_these_days_with_histories_from_before(spark, tmp_
     assert {t // DAY_S for t in times} == {1}
     assert {t // DAY_S for t in read_times(result.version, result.manifest, "test")} == {2}
     counts = result.manifest.counts
-    assert counts.dropped == {"outside_dates": 24}
+    assert counts.dropped == {"after_dates": 12, "outside_dates": 12}
     assert sum(counts.kept[s] for s in ("train", "test")) + 24 == counts.joined
     lengths = result.manifest.statistics["train"]["history"]["length"]
     assert lengths["min"] == 3  # the day before served

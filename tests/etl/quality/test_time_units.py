@@ -1,0 +1,328 @@
+"""Units of times: what the config leaves out, and what the values say of what it states."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from conf.errors import ConfigError, InputDataError
+from conf.etl.build import BuildConfig
+from conf.etl.time_units import find_time_columns
+from etl.quality.time_units import check_units, count_sources, judge_times
+from etl.sources.bad_rows import SourceCounts
+from etl.sources.read import read_source
+from etl.sources.times import Span, TimeScan, TimeValues
+from tests.etl.logs import columns
+
+NOW_S = int(datetime(2026, 6, 1, tzinfo=UTC).timestamp())
+Y2020_S = 1_577_836_800
+DAY_S = 86_400
+DATES_S = [Y2020_S + day * DAY_S for day in range(100)]
+
+
+def in_ms(times: Sequence[int]) -> list[int]:
+    return [1000 * time for time in times]
+
+
+def make(**changes: Any) -> BuildConfig:
+    """A log with a dictionary that changes, conversions, a date feature and a freshness rule."""
+    kind = changes.pop("type", "int64")
+    written = changes.pop("timestamp_format", None)
+    times = [
+        {**column, "type": kind, "timestamp_format": written}
+        if column["name"] in ("ts", "since", "until", "at")
+        else column
+        for column in columns(ts="int64", since="int64", until="int64?", at="int64")
+    ]
+    ts, since, until, at = times
+    unit = {"time_unit": changes.pop("unit", None)}
+    data: dict[str, Any] = {
+        "name": "timed",
+        "sources": {
+            "log": {"path": "log.tsv", "columns": [*columns(user="int64", item="int64"), ts]},
+            "prices": {
+                "path": "prices.tsv",
+                "key": "product",
+                "columns": [*columns(product="int64", price="float32"), since, until],
+            },
+            "orders": {"path": "orders.tsv", "columns": [*columns(buyer="int64"), at]},
+        },
+        "events": {"source": "log", "user": "user", "item": "item", "time": "ts", **unit},
+        "joins": [
+            {
+                "source": "prices",
+                "column": "item",
+                "as_of": {"valid_from": "since", "valid_to": "until", **unit},
+            }
+        ],
+        "histories": [{"name": "clicked", "columns": ["ts"]}],
+        "label": {
+            "conversion": {
+                "source": "orders",
+                "keys": {"user": "buyer"},
+                "time": "at",
+                "within_hours": 1,
+                **unit,
+            }
+        },
+        "features": [
+            {"name": "user", "column": "user", "role": "user"},
+            {"name": "item", "column": "item", "role": "item"},
+            {"name": "hour", "column": "ts", "role": "context",
+             "encoding": {"kind": "date_part", "part": "hour"}},
+            {"name": "age", "column": "since", "role": "item",
+             "encoding": {"kind": "cyclical", "period": "year"}},
+            {"name": "hours", "column": "clicked_ts", "role": "user", "max_len": 9,
+             "encoding": {"kind": "date_part", "part": "hour"}},
+            {"name": "pair", "column": "item", "role": "context",
+             "encoding": {"kind": "cross", "crossed_with": ["ts"], "buckets": 9,
+                          "prepared": {"ts": {"kind": "date_part", "part": "weekday"}}}},
+        ],
+        "contract": {"rules": [{"kind": "freshness", "source": "orders", "column": "at",
+                                "max_age_hours": 9, "clock": "wall"}]},
+    }  # fmt: skip
+    return BuildConfig.model_validate({**data, **changes})
+
+
+def judge(config: BuildConfig, **times: Sequence[float]) -> list[str]:
+    """Checks values that are given by column; others are dates that fit."""
+    found = find_time_columns(config)
+    scan = TimeScan((), NOW_S * 1000)
+    counts: dict[str, SourceCounts] = {}
+    for time in found:
+        values = times.get(time.column, in_ms(DATES_S) if time.unit == "ms" else DATES_S)
+        spans: dict[int, Span] = {}
+        for value in values:
+            reached = bisect_right(scan.edges, value)
+            spans[reached] = spans.get(reached, Span()) + Span(1, value, value)
+        before = counts.get(time.source, SourceCounts(len(values), {}))
+        counted = {**before.times, time.column: TimeValues(scan, spans)}
+        counts[time.source] = SourceCounts(len(values), {}, {}, (), counted)
+    check_units(config, found, counts)
+    return [f"{result.rule}: {result.received}" for result in judge_times(config, found, counts)]
+
+
+def units_of(config: BuildConfig) -> set[str]:
+    return {time.unit for time in find_time_columns(config)}
+
+
+def test_a_unit_that_is_left_out_follows_the_column():
+    config = make(type="timestamp")
+    # Events, entry, end, conversion, four features, a rule.
+    assert len(find_time_columns(config)) == 9
+    assert units_of(config) == {"ms"}
+    assert units_of(make()) == {"s"}  # the dates' own default is ms: theirs are the log's times
+    assert units_of(make(unit="ms")) == {"ms"}
+    assert config.resolved()["joins"][0]["as_of"]["time_unit"] == "ms"
+    assert BuildConfig.model_validate(config.resolved()) == config
+
+
+def test_a_date_of_no_other_use_is_in_milliseconds():
+    config = make(events={"source": "log", "user": "user", "item": "item"}, joins=[], label=None,
+                  histories=[], split={"strategy": "hash"}, features=[
+        {"name": "user", "column": "user", "role": "user"},
+        {"name": "item", "column": "item", "role": "item"},
+        {"name": "hour", "column": "ts", "role": "context",
+         "encoding": {"kind": "date_part", "part": "hour"}},
+    ])  # fmt: skip
+    units = {time.use: time.unit for time in find_time_columns(config)}
+    assert units == {"feature": "ms", "rule": "s"}
+
+
+HOUR = {"name": "hour", "column": "ts", "role": "context"}
+SECONDS = {"time_unit": "s"}
+
+
+@pytest.mark.parametrize(
+    ("key", "changes"),
+    [
+        ("events.time_unit", {"events": {"source": "log", "user": "user", "item": "item",
+                                         "time": "ts", **SECONDS}}),
+        ("joins.prices.as_of.time_unit", {"joins": [{
+            "source": "prices", "column": "item", "as_of": {"valid_from": "since", **SECONDS}}]}),
+        ("label.conversion.time_unit", {"label": {"conversion": {
+            "source": "orders", "keys": {"user": "buyer"}, "time": "at", "within_hours": 1,
+            **SECONDS}}}),
+        ("features.hour.encoding.unit", {"features": [
+            {"name": "user", "column": "user", "role": "user"},
+            {"name": "item", "column": "item", "role": "item"},
+            {**HOUR, "encoding": {"kind": "date_part", "part": "hour", "unit": "us"}}]}),
+        ("contract.rules[0].unit", {"contract": {"rules": [
+            {"kind": "freshness", "source": "log", "column": "ts", "max_age_hours": 9,
+             "unit": "s", "clock": "wall"}]}}),
+    ],
+)  # fmt: skip
+def test_seconds_of_a_timestamp_are_refused_wherever_a_unit_is_said(key, changes):
+    with pytest.raises(ValidationError) as refused:
+        make(type="timestamp", **changes)
+    assert f"{key}: timestamps such as" in str(refused.value)
+    assert f"`{key}: ms`" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("column", "key"),
+    [
+        ("ts", "events.time_unit"),
+        ("since", "joins.prices.as_of.time_unit"),
+        ("until", "joins.prices.as_of.time_unit"),
+        ("at", "label.conversion.time_unit"),
+    ],
+)
+@pytest.mark.parametrize("unit", ["s", "ms"])
+def test_dates_in_another_unit_are_refused_with_both_readings(column, key, unit):
+    times = in_ms(DATES_S) if unit == "s" else DATES_S
+    with pytest.raises(InputDataError, match=f"{column} are no dates in") as refused:
+        judge(make(unit=unit), **{column: times})
+    text = refused.value.render()
+    assert f"set `{key}: {'ms' if unit == 's' else 's'}`" in text
+    assert "2020-01-01 to 2020-04-09" in text
+    assert ("the year 51,97" if unit == "s" else "1970-01-19") in text
+    assert refused.value.exit_code == 3
+
+
+def test_dates_of_features_and_rules_are_checked_too():
+    alone = make(label=None, joins=[], contract={"rules": [
+        {"kind": "freshness", "source": "orders", "column": "at", "unit": "s",
+         "max_age_hours": 9, "clock": "wall"}]}, features=[
+        {"name": "user", "column": "user", "role": "user"},
+        {"name": "item", "column": "item", "role": "item"},
+        {**HOUR, "encoding": {"kind": "date_part", "part": "hour", "unit": "us"}},
+    ])  # fmt: skip
+    with pytest.raises(InputDataError, match=r"log\.ts are no dates in microseconds") as refused:
+        judge(alone)
+    assert "features.hour.encoding.unit: s" in refused.value.render()
+    alone = make(contract={"rules": [*alone.contract.model_dump()["rules"]]}, label=None)
+    with pytest.raises(InputDataError, match=r"contract\.rules\[0\]\.unit: ms"):
+        judge(alone, at=in_ms(DATES_S))
+
+
+@pytest.mark.parametrize(
+    ("written", "factor", "fix"),
+    [
+        ("epoch_s", 1_000, "timestamp_format: epoch_ms"),
+        ("epoch_s", 1_000_000, "timestamp_format: epoch_us"),
+        ("epoch_us", 1_000, "timestamp_format: epoch_ms"),
+        ("epoch_ms", 1_000, "timestamp_format: epoch_us"),
+    ],
+)
+def test_times_written_in_another_unit_than_their_format_says(written, factor, fix):
+    """What is read of a format is in milliseconds of the unit that the format names."""
+    per_second = {"epoch_s": 1, "epoch_ms": 1_000, "epoch_us": 1_000_000}[written]
+    raw = [factor * t * (1_000 if written == "epoch_ms" else 1) for t in DATES_S]
+    with pytest.raises(InputDataError, match=fix):
+        judge(
+            make(type="timestamp", timestamp_format=written),
+            ts=[value * 1000 // per_second for value in raw],
+        )
+
+
+def test_numbers_that_count_from_anywhere_stay_possible():
+    steps = list(range(1000))
+    long_ms = [n * 3_600_000 for n in range(24 * 60)]  # 60 days from 0: most could be seconds
+    for times in (steps, [0, 1], [0], [n * 977 for n in steps], [2**37 + n for n in steps]):
+        assert judge(make(), ts=times, since=times, until=times, at=times) == []
+    assert judge(make(unit="ms"), ts=long_ms, since=long_ms, until=long_ms, at=long_ms) == []
+    # Entries that count always, and never end.
+    assert judge(make(), since=[0] * 100, until=[253_402_300_799] * 100) == []
+    assert judge(make(), since=[0, 1] * 50, until=[2**62] * 100) == []
+    # Dates before 1970 and in the 1970s.
+    assert judge(make(), since=[-Y2020_S, -DAY_S, 200_000_000]) == []
+
+
+@pytest.mark.parametrize("scale", [1, 1_000_000])
+def test_dates_that_are_written_as_numbers_are_refused(scale):
+    days = [20_260_101 * scale, 20_260_131 * scale, 20_260_228 * scale]
+    with pytest.raises(InputDataError, match=r"log\.ts are written as dates") as refused:
+        judge(make(), ts=days)
+    assert "timestamp_format: yyyyMMdd" + ("HHmmss" if scale > 1 else "") in refused.value.render()
+    assert judge(make(joins=[], label=None), ts=[19_800_000, 20_260_131]) == []  # no 00-00
+
+
+def test_dates_and_numbers_from_elsewhere_do_not_meet():
+    days = [18_262 + n for n in range(100)]
+    with pytest.raises(InputDataError, match=r"log\.ts and prices\.since do not meet") as refused:
+        judge(make(), since=days)
+    assert "2020-01-01 to 2020-04-09" in refused.value.render()
+    with pytest.raises(InputDataError, match=r"log\.ts and orders\.at do not meet"):
+        judge(make(), at=days)
+    with pytest.raises(InputDataError, match="do not meet"):
+        judge(make(joins=[]), ts=days)
+
+
+def test_ranges_that_differ_a_thousand_times_are_warned_of():
+    steps = list(range(0, 50_000, 50))
+    assert judge(make(), ts=steps, since=steps, until=[], at=steps) == []
+    (warning,) = judge(make(), ts=steps, since=in_ms(steps), until=[], at=steps)
+    assert warning.startswith("unit prices.since")
+
+
+@pytest.mark.parametrize(
+    ("unit", "bound", "right"),
+    [("s", Y2020_S * 1000, Y2020_S), ("ms", Y2020_S, Y2020_S * 1000)],
+)
+def test_times_of_the_config_are_in_the_unit_of_the_log(unit, bound, right):
+    split = {"strategy": "temporal", "test_from_ts": bound, "validation_from_ts": right}
+    with pytest.raises(ConfigError, match=r"split\.test_from_ts is of another unit") as refused:
+        judge(make(unit=unit, split=split))
+    assert f"`split.test_from_ts: {right}`" in refused.value.render()
+    conversion = {"source": "orders", "keys": {"user": "buyer"}, "time": "at", "within_hours": 1}
+    conversion |= {"time_unit": unit, "until_ts": bound}
+    with pytest.raises(ConfigError, match=f"`label.conversion.until_ts: {right}`"):
+        judge(make(unit=unit, label={"conversion": conversion}))
+    judge(make(unit=unit, label={"conversion": {**conversion, "until_ts": right}}))
+
+
+def test_future_times_are_counted_and_beyond_the_budget_refused():
+    future = [NOW_S + 2 * DAY_S, NOW_S + 900 * DAY_S]
+    (warning,) = judge(make(), ts=[*DATES_S * 3, future[1]])
+    assert warning == "future log.ts: 1 of 301 times, 2028-11-17"
+    assert judge(make(), ts=[*DATES_S, NOW_S + 3600]) == []  # another zone's clock
+    with pytest.raises(InputDataError, match=r"log\.ts lie in the future") as refused:
+        judge(make(), ts=[*DATES_S, *future])
+    assert "2 of 102 times, 2026-06-03 to 2028-11-17" in refused.value.render()
+    assert judge(make(), since=future, until=future) == []  # prices may be planned
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory) -> Path:
+    """A log of 200 rows with two times in milliseconds, and one too large for any unit."""
+    folder = tmp_path_factory.mktemp("mixed")
+    times = [Y2020_S + 60 * n for n in range(197)] + [1000 * Y2020_S, 1000 * Y2020_S + 5, 2**63 - 1]
+    lines = [f"{n % 5}\t{n % 7}\t{time}" for n, time in enumerate(times)]
+    (folder / "log.tsv").write_text("\n".join(lines) + "\nx\t1\t1\n")
+    return folder
+
+
+def count(spark, folder: Path, **log: Any):
+    config = make(joins=[], label=None, contract={}, histories=[], features=[
+        {"name": "user", "column": "user", "role": "user"},
+        {"name": "item", "column": "item", "role": "item"},
+    ])  # fmt: skip
+    source = config.sources["log"].model_validate({**config.sources["log"].model_dump(), **log})
+    config = config.model_copy(update={"sources": {"log": source}})
+    read = {"log": read_source(spark, "log", source, str(folder))}
+    return count_sources(config, read, NOW_S * 1000)
+
+
+def test_times_of_another_unit_than_the_others_are_bad_rows(spark, mixed):
+    found = count(spark, mixed, bad_rows={"max_fraction": 0.05})
+    assert found.counts["log"].read == 201
+    assert found.counts["log"].bad == {"not_int64:user": 1, "other_unit:ts": 3}
+    dates = found.counts["log"].times["ts"].all
+    assert dates == Span(197, Y2020_S, Y2020_S + 60 * 196)
+    lines = [row["line"] for row in found.sources["log"].bad.where("reason like 'o%'").collect()]
+    assert sorted(int(line.split("\t")[2]) for line in lines)[0] == 1000 * Y2020_S
+    assert found.sources["log"].good.count() == 197
+
+
+@pytest.mark.parametrize("policy", [{"max_fraction": 0.01}, {"policy": "fail", "max_fraction": 1}])
+def test_more_times_of_another_unit_than_bad_rows_may_be_are_refused(spark, mixed, policy):
+    with pytest.raises(InputDataError, match=r"log\.ts are of several units") as refused:
+        count(spark, mixed, bad_rows=policy)
+    assert "197 are dates in seconds (2020-01-01); 3 are not" in refused.value.render()
