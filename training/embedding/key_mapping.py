@@ -12,6 +12,7 @@ gives it first values again: the batches before it train what they have looked u
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +20,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from conf.errors import ConfigError, did_you_mean
+from conf.dates import PER_SECOND, PERIOD_SECONDS, UNIT_WORDS, find_date_unit
+from conf.errors import ConfigError, InputDataError, did_you_mean
 from conf.manifest import Manifest
 from conf.schema import PAD_ID
+from conf.training.tables import EvictionConfig
 from training.embedding.device_tier import PLACE, PlacedBatch, place_nowhere
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_index import FIRST_ROW
@@ -32,6 +35,8 @@ from training.embedding.static_table import EmbeddingTable
 from training.input.batches import ARRIVALS
 from training.input.damage import carry
 from training.tensorflow_runtime import close_iterators_at_exit
+
+_log = logging.getLogger("sluice.training.embedding")
 
 _NUMBERS = _ROWS, _BATCHES, _DISTINCT = "rows", "batches", "distinct"
 _NEW_ROWS, _SWAPS, _DRAWN = "new rows", "swaps", "drawn"
@@ -104,7 +109,7 @@ def prepare_rules(keyed: Sequence[KeyedFeatures], manifest: Manifest) -> tuple[s
 
     Raises:
         ConfigError: The dataset has no such feature, or it holds no times.
-        InputDataError: A list of keys cannot be read.
+        InputDataError: A list of keys cannot be read, or times are of two units.
     """
     found = []
     for part in keyed:
@@ -112,6 +117,8 @@ def prepare_rules(keyed: Sequence[KeyedFeatures], manifest: Manifest) -> tuple[s
             part.space.ruled.prepare()
         if part.timestamp is not None:
             _check_timestamp(part.space.label, part.timestamp, manifest)
+            times = manifest.statistics.get("train", {}).get(part.timestamp, {})
+            check_clock(part.space.label, part.space.rules.eviction, times)
             found.append(part.timestamp)
     return tuple(found)
 
@@ -132,6 +139,45 @@ def _check_timestamp(table: str, feature: str, manifest: Manifest) -> None:
             if times
             else "keep the time of the event as a feature of role id in the build",
         )
+
+
+_UNUSUAL_S = (3600, 2 * PERIOD_SECONDS["year"])
+"""Spans without a sighting outside of which the unit is more likely wrong than the span meant."""
+
+
+def check_clock(table: str, rules: EvictionConfig | None, times: Mapping[str, Any]) -> None:
+    """Checks the times by which keys are forgotten: the latest one is the present of all.
+
+    Args:
+        table: Name of the table.
+        rules: When a key is forgotten.
+        times: Statistics of the feature that holds the times, in the train split.
+
+    Raises:
+        InputDataError: The latest time is not a date in the unit of the earliest.
+    """
+    low, high = times.get("min"), times.get("max")
+    if rules is None or low is None or high is None:
+        return
+    unit = find_date_unit(high)
+    is_dated = find_date_unit(low) is not None
+    if is_dated and unit != find_date_unit(low):
+        raise InputDataError(
+            f"the times of feature {rules.timestamp!r} are of several units",
+            received=f"{low:.0f} to {high:.0f}",
+            allowed=f"times of one unit: by the latest one table {table!r} would forget all keys",
+            fix="build the dataset anew: a build makes times of another unit bad rows",
+        )
+    if rules.unused_time is None or unit is None:
+        return
+    span_s = rules.unused_time / PER_SECOND[unit]
+    text = f"table {table}: keys are forgotten after {span_s / 3600:,.1f} hours without a sighting"
+    shown = f"{rules.unused_time:,} {UNIT_WORDS[unit]} of {rules.timestamp}"
+    is_usual = _UNUSUAL_S[0] <= span_s <= _UNUSUAL_S[1]
+    _log.log(
+        logging.INFO if is_usual else logging.WARNING,
+        "%s (%s)%s", text, shown, "" if is_usual else "; is `unused_time` in the feature's unit?",
+    )  # fmt: skip
 
 
 def map_keys(

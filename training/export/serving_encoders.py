@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
 from conf.errors import InputDataError
-from conf.operations import Weights
+from conf.operations import Cross, Cyclical, DatePart, Weights
 from conf.paths import ReadablePath
 from conf.schema import OOV_ID, PAD_ID, FeatureSpec
 from training.export.encoder_operations import (
@@ -94,11 +94,25 @@ def build_inputs(
         return (_plain_input(column, spec, name, vocabulary),)
     served = [raw for raw in column.inputs if raw.is_served]
     names = [name, *(f"{name}_{raw.name}" for raw in served[1:])]
+    units = _time_units(column)
     return tuple(
         # Tokens stand in the first column; weights beside them have none.
-        _operand(raw, spec, own, None if number else vocabulary)
+        replace(
+            _operand(raw, spec, own, None if number else vocabulary), time_unit=units.get(raw.name)
+        )
         for number, (raw, own) in enumerate(zip(served, names, strict=True))
     )
+
+
+def _time_units(column: ColumnEncoding) -> dict[str, str]:
+    """The unit of each raw column that a date is made of."""
+    operation = column.operation
+    if isinstance(operation, DatePart | Cyclical):
+        return {raw.name: operation.unit for raw in column.inputs}
+    if not isinstance(operation, Cross):
+        return {}
+    prepared = {raw.name: operation.preparation(n) for n, raw in enumerate(column.inputs)}
+    return {name: part.unit for name, part in prepared.items() if isinstance(part, DatePart)}
 
 
 def _plain_input(

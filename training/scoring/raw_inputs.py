@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from conf.dates import UNIT_WORDS, find_date_unit, show_time
 from conf.errors import InputDataError, did_you_mean
 
 _TYPES = {
@@ -46,6 +47,7 @@ class InputColumn:
         pad_token: Fills a list that is shorter than others in the batch.
         null_token: Means a missing value; of floats, NaN does as well.
         is_required: Whether each row must have a value: the feature has no pad_value.
+        time_unit: Unit of the times that the feature's date is made of; None: it is no date.
     """
 
     name: str
@@ -58,10 +60,15 @@ class InputColumn:
     pad_token: int | float | str | None
     null_token: int | float | str | None = None
     is_required: bool = False
+    time_unit: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the input as a JSON object."""
-        return asdict(self)
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name != "time_unit" or value is not None
+        }
 
 
 class RawColumns:
@@ -150,9 +157,31 @@ class RawColumns:
             array = _convert(values, target)
         except _BAD_VALUES:
             what = _WORDS[item.dtype]
+            if isinstance(values, pa.Array) and _is_temporal(values.type):
+                what += ", and times as numbers in the unit of the build's column"
             allowed = f"a list of {what}" if item.is_list else what
             self._refuse_first(self._names[item.name], values, target, first, allowed)
+        if item.time_unit is not None:
+            self._check_times(item, item.time_unit, array, first)
         return self._pad(item, array, first) if item.is_list else self._fill(item, array, first)
+
+    def _check_times(self, item: InputColumn, unit: str, values: pa.Array, first: int) -> None:
+        """Refuses times that are all dates in another unit than the model reads."""
+        ends = pc.min_max(values.flatten() if item.is_list else values)
+        low, high = ends["min"].as_py(), ends["max"].as_py()
+        found = None if low is None else find_date_unit(low)
+        # One early date in milliseconds may be a date of January 1970 indeed.
+        if found in (None, unit) or found != find_date_unit(high) or (found == "s" and low == high):
+            return
+        raise InputDataError(
+            f"{self._place}: column {self._names[item.name]!r} holds times in {UNIT_WORDS[found]}, "
+            f"and the model reads {UNIT_WORDS[unit]}",
+            received=f"from row {first} on {low} to {high}: in {UNIT_WORDS[unit]} "
+            f"{show_time(low, unit)} to {show_time(high, unit)}, in {UNIT_WORDS[found]} "
+            f"{show_time(low, found)} to {show_time(high, found)}",
+            allowed=f"{UNIT_WORDS[unit]} since 1970, as the build had them",
+            fix="write the column in the unit of the build's",
+        )
 
     def _fill(self, item: InputColumn, values: pa.Array, first: int) -> np.ndarray:
         """Returns scalars `[rows]` with the null token where one is missing."""
@@ -275,7 +304,15 @@ def parse_line(place: str, number: int, line: str) -> dict[str, Any]:
 
 
 def _convert(values: pa.Array | list[Any], target: pa.DataType) -> pa.Array:
+    if isinstance(values, pa.Array) and _is_temporal(values.type):
+        # A number of what unit: the build's column had one, the file's another.
+        raise pa.ArrowInvalid(f"values of type {values.type} cannot become {target}")
     return values.cast(target) if isinstance(values, pa.Array) else pa.array(values, target)
+
+
+def _is_temporal(kind: pa.DataType) -> bool:
+    """Whether values are times, or lists of them."""
+    return bool(pa.types.is_temporal(getattr(kind, "value_type", kind)))
 
 
 def _infer_type(values: list[Any]) -> pa.DataType:

@@ -14,9 +14,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from conf.errors import InputDataError
-from conf.training.tables import DynamicTableConfig
+from conf.training.tables import DynamicTableConfig, EvictionConfig
 from training.embedding.dynamic_table import DynamicTable
-from training.embedding.key_mapping import admit_arrivals, map_keys, plan_keyed_features
+from training.embedding.key_mapping import (
+    admit_arrivals,
+    check_clock,
+    map_keys,
+    plan_keyed_features,
+)
 from training.embedding.key_records import HASHES, KeyRecords, UsedRows, hash_keys, pack_meta
 from training.embedding.key_rules import KeyMoment, KeyRules, RuledIndex, find_smallest
 from training.embedding.key_space import reading_rows
@@ -445,3 +450,41 @@ def test_saved_keys_of_other_rules_are_refused() -> None:
     assert small.find_problems(found) == ["3 rows, and max_rows is 2"]
     short = {**found, "counts": ("int64", [2])}
     assert ruled.find_problems(short) == ["counts is int64 [2], not int64 [3]"]
+
+
+Y2020_S, DAY_S = 1_577_836_800, 86_400
+
+
+@pytest.mark.parametrize(
+    ("unused", "scale", "is_usual"),
+    [
+        (30 * DAY_S, 1, True),
+        (30 * DAY_S * 1000, 1000, True),
+        (30 * DAY_S, 1000, False),  # 43 minutes
+        (30 * DAY_S * 1000, 1, False),  # 82 years
+    ],
+)
+def test_spans_of_eviction_are_said_in_hours_and_unusual_ones_warned_of(
+    caplog, unused, scale, is_usual
+):
+    rules = EvictionConfig(timestamp="time", unused_time=unused)
+    times = {"min": Y2020_S * scale, "max": (Y2020_S + 90 * DAY_S) * scale}
+    with caplog.at_level("INFO"):
+        check_clock("items", rules, times)
+    (record,) = caplog.records
+    assert ("720.0 hours" in record.message) == is_usual
+    assert (record.levelname == "INFO") == is_usual
+    assert ("in the feature's unit?" in record.message) != is_usual
+
+
+def test_times_of_two_units_are_no_clock(caplog):
+    rules = EvictionConfig(timestamp="time", unused_time=30 * DAY_S)
+    for high in (Y2020_S * 1000, 2**62):
+        with pytest.raises(InputDataError, match="'time' are of several units"):
+            check_clock("items", rules, {"min": Y2020_S, "max": float(high)})
+    # Times that count from 0, datasets without statistics, tables that forget by steps.
+    with caplog.at_level("INFO"):
+        check_clock("items", rules, {"min": 0, "max": 9000})
+        check_clock("items", rules, {})
+        check_clock("items", None, {"min": Y2020_S, "max": 2**62})
+    assert not caplog.records

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn, VocabularySpec
 from conf.errors import InputDataError
 from conf.manifest import Manifest
-from conf.operations import Cross, Statistic, Weights
+from conf.operations import Cross, Cyclical, DatePart, Statistic, Weights
 from conf.schema import FeatureSchema, FeatureSpec
 from training.export.serving_encoders import (
     FLOAT_PAD_TOKEN,
@@ -24,6 +24,7 @@ from training.export.serving_encoders import (
     pad_token,
 )
 from training.input.vocabularies import Vocabulary, read_plan
+from training.scoring.raw_inputs import InputColumn, RawColumns
 
 
 def inputs(operation, *columns, vocabulary=None, spec=None):
@@ -64,6 +65,50 @@ def test_floats_pad_with_the_least_number_and_are_null_as_nan():
 def test_the_null_token_is_never_a_token():
     assert null_token(Vocabulary("v", "string", pa.array(["<sluice:null>"]))) == "<sluice:null:2>"
     assert null_token(Vocabulary("v", "int64", pa.array([-(2**61)]))) == -(2**60)
+
+
+SECONDS = [1_577_836_800, 1_580_000_000]
+MILLISECONDS = [1000 * time for time in SECONDS]
+
+
+def read_times(unit: str, values: list, kind: pa.DataType | None = None):
+    (item,) = inputs(DatePart("hour", unit), RawColumn("at", "int64"))
+    rows = RawColumns([item], "rows.parquet")
+    return rows.build({name: pa.array(values, kind) for name in rows.choose(["at", "f"])}, 1)["f"]
+
+
+def test_dates_know_the_unit_of_their_column():
+    found = inputs(
+        Cross(9, (None, DatePart("hour", "s"))), RawColumn("a", "int64"), RawColumn("at", "int64")
+    )
+    assert [raw.time_unit for raw in found] == [None, "s"]
+    assert "time_unit" not in found[0].to_json()
+    assert InputColumn(**found[1].to_json()).time_unit == "s"
+    (cyclical,) = inputs(
+        Cyclical("day", "us"), RawColumn("at", "int64"), spec=FeatureSpec("f", "float32", "user")
+    )
+    assert cyclical.time_unit == "us"
+
+
+@pytest.mark.parametrize(("unit", "values"), [("ms", SECONDS), ("s", MILLISECONDS)])
+def test_times_in_another_unit_than_the_build_s_are_refused(unit, values):
+    with pytest.raises(InputDataError, match="holds times in") as refused:
+        read_times(unit, [*values, None])
+    assert "2020-01-01 to 2020-01-26" in refused.value.render()
+
+
+def test_times_that_may_be_of_the_unit_are_taken():
+    assert read_times("s", SECONDS).tolist() == SECONDS
+    assert read_times("ms", [*MILLISECONDS, 0]).tolist() == [*MILLISECONDS, 0]
+    assert read_times("ms", SECONDS[:1]).tolist() == SECONDS[:1]  # one day of January 1970
+    assert read_times("ms", [*SECONDS, 5]).tolist() == [*SECONDS, 5]  # counts from 0
+
+
+@pytest.mark.parametrize("kind", [pa.timestamp("us"), pa.timestamp("ms", "UTC"), pa.date32()])
+def test_times_without_a_unit_of_the_build_s_are_refused(kind):
+    with pytest.raises(InputDataError, match="row 1: column") as refused:
+        read_times("ms", [0, 1], kind)
+    assert "the unit of the build's column" in refused.value.render()
 
 
 MAX_LEN = 3
