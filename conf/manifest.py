@@ -74,8 +74,8 @@ class RowCounts:
         drawn: Negatives that were drawn and written, per split.
         unmatched: Event rows without an entry in a dictionary, by dictionary and reason, kept or
             not.
-        conversions: By label made of conversions, their `rows`, and by reason those that make no
-            event positive.
+        lost_conversions: By label made of conversions, their `rows`, and by reason those that
+            make no event positive.
     """
 
     read: Mapping[str, int]
@@ -85,7 +85,7 @@ class RowCounts:
     dropped: Mapping[str, int]
     drawn: Mapping[str, int] = field(default_factory=dict)
     unmatched: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    conversions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    lost_conversions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,10 @@ class RunInfo:
 
 MANIFEST_FILE = "manifest.json"
 MANIFEST_FORMAT_VERSION = 1
+_LATER_KEYS = (
+    (None, "spark"),
+    ("counts", "lost_conversions"),
+)
 
 
 @dataclass(frozen=True)
@@ -283,8 +287,11 @@ class Manifest:
         data = asdict(self)
         data["schema"] = self.schema.to_json()
         data["schema_fingerprint"] = self.schema.fingerprint
-        if not self.spark:  # Manifests from before it keep their fingerprints, which runs name.
-            del data["spark"]
+        # Manifests from before these keep their fingerprints, which runs name.
+        for part, key in _LATER_KEYS:
+            held = data if part is None else data[part]
+            if not held[key]:
+                del held[key]
         return data
 
     def dumps(self) -> str:

@@ -29,7 +29,7 @@ from etl.events.date_range import check_dates, count_outside, is_inside, leave_o
 from etl.events.event_log import (
     EventCounts,
     PreparedEvents,
-    check_splits,
+    check_not_empty,
     count_events,
     kept,
     prepare_events,
@@ -147,7 +147,7 @@ def count_outcomes(
         dropped=dropped,
         drawn=drawn,
         unmatched=events.unmatched,
-        conversions=events.conversions,
+        lost_conversions=events.lost_conversions,
     )
 
 
@@ -373,13 +373,13 @@ def _count_events(
     config, dates, frame = build.config, build.request.dates, prepared.frame
     counts = count_events(frame, config)
     lost = {name: {"rows": c.rows, **c.lost} for name, c in prepared.conversions.items()}
-    counts = replace(counts, conversions=lost)
+    counts = replace(counts, lost_conversions=lost)
     unmatched = UnmatchedCounts(counts.rows, counts.unmatched)
     hints = explain_unmatched(frame, config, sources, unmatched)
     for hint in hints:
         logger.warning("%s", hint)
     if build.base is None:
-        check_splits(counts, config, hints)
+        check_not_empty(counts, config, hints)
     if dates is None or config.events.time is None:
         return counts
     outside = count_outside(kept(frame), dates)

@@ -206,7 +206,7 @@ def print_summary(version: str, manifest: Manifest, *, is_new: bool = True) -> N
     for reason, rows in counts.dropped.items():
         table.add_row(f"dropped: {reason}", f"{rows:,}")
     table.add_row("joined", f"{counts.joined:,}")
-    for label, reasons in counts.conversions.items():
+    for label, reasons in counts.lost_conversions.items():
         for reason, rows in reasons.items():
             shown = "conversions" if reason == "rows" else f"  make no event positive: {reason}"
             table.add_row(f"{shown} ({label})", f"{rows:,}")

@@ -23,7 +23,7 @@ from etl.events.identity import (
     drop_events,
 )
 from etl.events.joins import count_unmatched, join_dictionaries, read_unmatched
-from etl.events.labels import UNLABELLED, ConversionCounts, add_labels, count_conversions
+from etl.events.labels import UNLABELLED, LostConversions, add_labels, count_lost_conversions
 from etl.events.sample_filter import NOT_SAMPLED_COLUMN, mark_filtered
 from etl.events.sessions import add_sessions
 from etl.events.splits import (
@@ -64,7 +64,7 @@ class PreparedEvents:
 
     frame: DataFrame
     persisted: DataFrame
-    conversions: Mapping[str, ConversionCounts] = field(default_factory=dict)
+    conversions: Mapping[str, LostConversions] = field(default_factory=dict)
 
     def release(self) -> None:
         """Frees what Spark keeps."""
@@ -89,7 +89,7 @@ def prepare_events(config: BuildConfig, sources: Mapping[str, Source]) -> Prepar
     events = mark_outside_window(events, config.split)
     events = mark_filtered(join_dictionaries(events, config, sources), config)
     events = add_windowed_features(events, config)
-    conversions = count_conversions(events, config, sources)
+    conversions = count_lost_conversions(events, config, sources)
     events = add_labels(events, config, sources, conversions)
     # Persisted before the split, whose choice of users would else run all of this once more.
     positioned = add_sessions(_add_positions(events, config), config).drop(ORDER_COLUMN)
@@ -236,7 +236,8 @@ class EventCounts:
         dropped: Events left out, by reason, and those that are no samples.
         event_ts_ms_range: First and last event time, None without a time column.
         unmatched: Events without an entry, by dictionary and reason, dropped or not.
-        conversions: Of each label made of conversions, `rows` and lost ones by reason.
+        lost_conversions: Of each label made of conversions, those that belong to no event, by
+            reason, and all `rows`.
         rows: All events of the log that parsed, dropped or not.
     """
 
@@ -245,7 +246,7 @@ class EventCounts:
     dropped: Mapping[str, int]
     event_ts_ms_range: tuple[int, int] | None
     unmatched: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    conversions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    lost_conversions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     rows: int = 0
 
     @property
@@ -291,7 +292,7 @@ def count_events(events: DataFrame, config: BuildConfig) -> EventCounts:
     )
 
 
-def check_splits(counts: EventCounts, config: BuildConfig, hints: Sequence[str] = ()) -> None:
+def check_not_empty(counts: EventCounts, config: BuildConfig, hints: Sequence[str] = ()) -> None:
     """Refuses a split without a sample.
 
     Args:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.labels import ConversionConfig, LabelConfig
 from conf.etl.time_units import ms_per_unit
@@ -39,7 +38,7 @@ OUTSIDE_TIME = "outside_time"
 
 
 @dataclass(frozen=True)
-class ConversionCounts:
+class LostConversions:
     """The conversions of a label, by whether an event of the log may have led to them.
 
     Attributes:
@@ -54,31 +53,28 @@ class ConversionCounts:
     latest_ms: int | None
 
 
-def count_conversions(
+def count_lost_conversions(
     events: DataFrame, config: BuildConfig, sources: Mapping[str, Source]
-) -> dict[str, ConversionCounts]:
+) -> dict[str, LostConversions]:
     """Counts the conversions of each label that has some, in one scan of times and keys.
 
     Args:
         events: Event rows with `__event_ts_ms`; those left out count too.
         config: The build's config.
         sources: The sources as read.
-
-    Raises:
-        InputDataError: No conversion of a label belongs to an event.
     """
     found = {}
     for label in config.all_labels:
         if label.conversion is not None:
             rows = sources[label.conversion.source].good
-            found[label.name] = _count_conversions(events, label.conversion, rows)
+            found[label.name] = _count_lost(events, label.conversion, rows)
             _report_lost(label.name, label.conversion, found[label.name])
     return found
 
 
-def _count_conversions(
+def _count_lost(
     events: DataFrame, conversion: ConversionConfig, source: DataFrame
-) -> ConversionCounts:
+) -> LostConversions:
     keys = [*conversion.keys]
     merged = events.select(*keys, EVENT_TS_COLUMN, F.lit(None).cast("bigint").alias(_CONVERTED))
     conversions = _read_conversions(conversion, source)
@@ -108,24 +104,15 @@ def _count_conversions(
         *[F.count_if(is_conversion & (reason == name)).alias(name) for name in reasons],
     ).collect()[0]
     lost = {name: row[name] for name in reasons if row[name]}
-    return ConversionCounts(row["rows"], lost, row["latest"])
+    return LostConversions(row["rows"], lost, row["latest"])
 
 
-def _report_lost(name: str, conversion: ConversionConfig, counts: ConversionCounts) -> None:
+def _report_lost(name: str, conversion: ConversionConfig, counts: LostConversions) -> None:
     lost = sum(counts.lost.values())
     if not lost:
         return
     reasons = ", ".join(f"{reason} {n:,}" for reason, n in counts.lost.items())
     received = f"{lost:,} of {counts.rows:,} conversions of {conversion.source!r}: {reasons}"
-    if lost == counts.rows:
-        raise InputDataError(
-            f"no conversion makes an event positive: label {name!r} would be 0 everywhere",
-            received=received,
-            allowed="conversions whose keys are those of an event up to "
-            f"{conversion.within_hours:g} h before",
-            fix=f"check the keys ({', '.join(f'{a}: {b}' for a, b in conversion.keys.items())}), "
-            "the times and `within_hours`",
-        )
     logger.warning("label %r: %s belong to no event", name, received)
 
 
@@ -174,12 +161,12 @@ def add_conversion_label(
         The events, with those whose window is not over by the cut-off marked as `immature`.
     """
     conversions, window_ms = _read_conversions(conversion, source), _window_ms(conversion)
-    # A null is no key: conversions that lack one are no event's.
-    conversions = conversions.where(~_lacks_key(conversion.keys))
     if conversion.until_ts is not None:
         until_ms = conversion.until_ts * ms_per_unit(conversion.time_unit)
     else:
         until_ms = _latest_ms(events, conversions) if latest_ms is None else latest_ms
+    # A null is no key: conversions that lack one are no event's.
+    conversions = conversions.where(~_lacks_key(conversion.keys))
     merged = events.withColumn(_CONVERTED, F.lit(None).cast("bigint")).unionByName(
         conversions.withColumn(EVENT_TS_COLUMN, F.col(_CONVERTED)), allowMissingColumns=True
     )
@@ -224,7 +211,7 @@ def add_labels(
     events: DataFrame,
     config: BuildConfig,
     sources: Mapping[str, Source],
-    conversions: Mapping[str, ConversionCounts] | None = None,
+    conversions: Mapping[str, LostConversions] | None = None,
 ) -> DataFrame:
     """Adds the labels, float32. A given event may lack one, an event of the log may not.
 

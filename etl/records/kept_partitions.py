@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from conf.atomic_output import sync_directory
 from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError
@@ -38,9 +40,19 @@ def check_reusable(config: BuildConfig, parent: Manifest) -> None:
     """Refuses to mix shards of two configs in one version.
 
     Raises:
-        ConfigError: Names the keys in which the config differs from the parent's.
+        ConfigError: Names the keys in which the config differs from the parent's, or says why
+            the parent's is refused by now.
     """
-    before = _shard_config(BuildConfig.model_validate(dict(parent.source.config)))
+    fix = "build all days anew: --set output.partition_overwrite=static with the whole range"
+    try:
+        before = _shard_config(BuildConfig.model_validate(dict(parent.source.config)))
+    except ValidationError as error:
+        raise ConfigError(
+            "the config of the version whose partitions would be kept is refused by now",
+            received=error.errors()[0]["msg"],
+            allowed=f"the config of version {parent.dataset_version}",
+            fix=fix,
+        ) from error
     now = _shard_config(config)
     changed = sorted(key for key in now if now[key] != before.get(key))
     if changed:
@@ -48,7 +60,7 @@ def check_reusable(config: BuildConfig, parent: Manifest) -> None:
             "the config has changed since the version whose partitions would be kept",
             received=", ".join(changed),
             allowed=f"the config of version {parent.dataset_version}",
-            fix="build all days anew: --set output.partition_overwrite=static with the whole range",
+            fix=fix,
         )
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from conf.errors import InputDataError
-from etl.events.labels import add_labels, count_conversions
+from etl.events.labels import add_labels, count_lost_conversions
 from etl.sources.source import Source
 from tests.etl.logs import frame, log_config
 
@@ -130,7 +129,7 @@ def test_conversions_that_belong_to_no_event_are_counted_by_reason(spark, caplog
         (None, 3, 1),  # a null is no key, on either side
     ])  # fmt: skip
     config = log_config(label={"conversion": CONVERSION})
-    (found,) = count_conversions(events, config, sources).values()
+    (found,) = count_lost_conversions(events, config, sources).values()
     assert found.rows == 10
     assert found.lost == {"null_key": 1, "no_event": 2, "outside_time": 3}
     assert found.latest_ms == 40 * HOUR * 1000
@@ -140,11 +139,3 @@ def test_conversions_that_belong_to_no_event_are_counted_by_reason(spark, caplog
         (1, 0): 1, (1, 40): 1, (2, 20): 1, (None, 0): 0,
     }  # fmt: skip
     assert [r["__drop"] for r in labels if r["__event_ts_ms"] == 40 * HOUR * 1000] == ["immature"]
-
-
-def test_conversions_of_which_none_belongs_to_an_event_are_refused(spark):
-    events = clicks(spark, [(1, 1, 0), (2, 2, 20)])
-    config = log_config(label={"conversion": CONVERSION})
-    with pytest.raises(InputDataError, match="label 'label' would be 0 everywhere") as refused:
-        count_conversions(events, config, of_orders(spark, [(101, 1, 1), (102, 2, 21), (1, 1, 30)]))
-    assert "3 of 3 conversions of 'orders': no_event 2, outside_time 1" in refused.value.render()

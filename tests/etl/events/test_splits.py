@@ -20,7 +20,7 @@ from etl.events.date_range import check_dates, count_outside, leave_out
 from etl.events.down_sampling import mark_not_sampled
 from etl.events.event_log import (
     EventCounts,
-    check_splits,
+    check_not_empty,
     count_events,
     kept,
     prepare_events,
@@ -174,18 +174,30 @@ COUNTS = {"splits": {"train": 120}, "dropped": {}, "event_ts_ms_range": JANUARY_
 def test_a_log_whose_events_fall_into_one_split_is_refused(split, changes, empty, fix):
     config = log_config(split=split)
     with pytest.raises(InputDataError, match=empty) as refused:
-        check_splits(EventCounts(**{**COUNTS, **changes}), config)
+        check_not_empty(EventCounts(**{**COUNTS, **changes}), config)
     text = refused.value.render()
     assert fix in text
     # The times as dates, and in the unit of the config's bounds.
     assert "events 2020-01-01 to 2020-01-31 (1577836800 to 1580428800)" in text
     with pytest.raises(InputDataError, match="fix:      in another spelling"):
-        check_splits(EventCounts(**{**COUNTS, **changes}), config, ["in another spelling"])
+        check_not_empty(EventCounts(**{**COUNTS, **changes}), config, ["in another spelling"])
 
 
-def test_events_of_one_user_have_every_split_where_there_are_enough():
-    splits = {"train": 10, "validation": 1, "test": 1}
-    check_splits(EventCounts(12, splits, {}, JANUARY_MS), log_config())
+def test_a_log_of_one_user_has_every_split_but_by_hash(spark):
+    rows = [(7, item, "view", 1.0, 100 * item) for item in range(12)]
+
+    def split(**changes: object) -> dict[str, int]:
+        config = behaviour_config(split=changes)
+        prepared = prepare_events(config, {"log": memory_source(spark, config, "log", rows)})
+        counts = count_events(prepared.frame, config)
+        prepared.release()
+        check_not_empty(counts, config)
+        return dict(counts.splits)
+
+    assert split() == {"train": 10, "validation": 1, "test": 1}
+    assert split(strategy="temporal") == {"train": 9, "validation": 1, "test": 2}
+    with pytest.raises(InputDataError, match="too few different keys"):
+        split(strategy="hash")
 
 
 def test_events_after_the_days_of_a_run_are_told_from_earlier_ones(spark, caplog):

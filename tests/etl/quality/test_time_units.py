@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.time_units import find_time_columns
+from etl.events.event_log import prepare_events
 from etl.quality.time_units import check_units, count_sources, judge_times
 from etl.sources.bad_rows import SourceCounts
 from etl.sources.read import read_source
@@ -326,3 +327,27 @@ def test_more_times_of_another_unit_than_bad_rows_may_be_are_refused(spark, mixe
     with pytest.raises(InputDataError, match=r"log\.ts are of several units") as refused:
         count(spark, mixed, bad_rows=policy)
     assert "197 are dates in seconds (2020-01-01); 3 are not" in refused.value.render()
+
+
+def test_timestamps_meet_without_a_word_of_units(spark, tmp_path):
+    """An entry, an event an hour later, its conversion another half hour later."""
+    day = "2020-01-0{} {:02d}:{:02d}:00"
+    rows = [(user, item, n) for n, (user, item) in enumerate([(1, 10), (1, 11), (2, 10), (2, 11)])]
+    files = {
+        "log": [(user, item, day.format(2, 12, n)) for user, item, n in rows],
+        "prices": [(item, 1.5, day.format(2, 11, 0), "") for item in (10, 11)],
+        "orders": [(1, day.format(2, 12, 30))],
+    }
+    for name, lines in files.items():
+        text = "\n".join("\t".join(map(str, line)) for line in lines)
+        (tmp_path / f"{name}.tsv").write_text(text + "\n")
+    config = make(type="timestamp")
+    read = {n: read_source(spark, n, s, str(tmp_path)) for n, s in config.sources.items()}
+    counted = count_sources(config, read, NOW_S * 1000)
+    prepared = prepare_events(config, counted.sources)
+    found = prepared.frame.select("user", "price", "label", "__event_ts_ms").collect()
+    prepared.release()
+    assert {row["price"] for row in found} == {1.5}
+    assert {(row["user"], row["label"]) for row in found} == {(1, 1.0), (2, 0.0)}
+    assert min(row["__event_ts_ms"] for row in found) == 1_577_966_400_000
+    assert prepared.conversions["label"].lost == {}

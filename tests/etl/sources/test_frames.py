@@ -69,10 +69,14 @@ def test_text_in_files_is_checked_as_text_in_lines_is(spark, tmp_path):
 
 
 def test_lists_of_texts_are_read_value_by_value(spark, tmp_path):
-    write(tmp_path, x=[["a", "é"], [], ["b"]], id=[["1", "2"], [], ["3", "x"]])
-    columns = [column("list<string>"), column("list<int64>", "id")]
+    texts = [["a", "é"], [], None, ["b"], ["b", None], ["b"]]
+    write(tmp_path, x=texts, id=[["1", "2"], [], ["4"], ["3", "x"], ["5"], None])
+    columns = [column("list<string>", nullable=True), column("list<int64>", "id")]
     source = read(spark, tmp_path, declare(*columns, format="parquet"))
-    assert outcomes(source) == [(["a", "é"], [1, 2]), ([], []), "not_list<int64>:id"]
+    # An empty list is no null list, and a list holds no null.
+    whole = [(["a", "é"], [1, 2]), ([], []), (None, [4])]
+    bad = ["not_list<int64>:id", "not_list<string>:x", "null:id"]
+    assert outcomes(source) == [*whole, *bad]
 
 
 def test_vectors_of_spark_ml_are_lists_of_their_numbers(spark, tmp_path):
