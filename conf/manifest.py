@@ -112,6 +112,7 @@ MANIFEST_FORMAT_VERSION = 1
 _LATER_KEYS = (
     (None, "spark"),
     ("counts", "lost_conversions"),
+    ("keys", "event_number"),
 )
 
 
@@ -167,11 +168,14 @@ class DatasetKeys:
         user: Scalar id of the user; None where rows belong to no one.
         item: Scalar id of the target item; None where rows are samples without one.
         history: Ragged item ids before the event, most recent first.
-        seen: Ragged item ids that the user had met before the event, unbounded.
+        seen: Ragged item ids that the user had met before the event, unbounded; of the events
+            that the build counts, where it says which.
         candidates: Ragged item ids to rank against in a sampled protocol, target excluded.
         label: The label.
         weight: Factor of the sample's loss.
         sampling_probability: Probability by which a negative was sampled; 1 where it was not.
+        event_number: Number of the event among its user's, from 1, where `seen` does not hold the
+            items of all earlier ones.
     """
 
     user: str | None
@@ -182,6 +186,7 @@ class DatasetKeys:
     label: str | None = None
     weight: str | None = None
     sampling_probability: str | None = None
+    event_number: str | None = None
 
 
 @dataclass(frozen=True)

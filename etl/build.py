@@ -30,6 +30,7 @@ from etl.events.event_log import (
     EventCounts,
     PreparedEvents,
     check_not_empty,
+    check_seen,
     count_events,
     kept,
     prepare_events,
@@ -380,6 +381,9 @@ def _count_events(
         logger.warning("%s", hint)
     if build.base is None:
         check_not_empty(counts, config, hints)
+        check_seen(counts, config)
+    if counts.seen is not None:
+        logger.info("%d of %d events count as seen", counts.seen, counts.joined)
     if dates is None or config.events.time is None:
         return counts
     outside = count_outside(kept(frame), dates)

@@ -215,6 +215,8 @@ def _limits(name: str, features: Sequence[FeatureConfig]) -> tuple[Any, ...]:
 
 SEEN = "seen"
 CANDIDATES = "candidates"
+EVENT_NUMBER = "event_number"
+"""Column with the number of an event among its user's, where `seen` does not hold all of them."""
 
 
 @dataclass(frozen=True)
@@ -313,6 +315,8 @@ def declared_columns(config: BuildConfig) -> dict[str, str]:
     item_type = types.get(config.events.item or "", "int64")
     if config.seen:
         types[SEEN] = f"list<{item_type}>"
+    if config.seen_where is not None:
+        types[EVENT_NUMBER] = "int64"
     if config.split.test_source and config.split.candidates:
         types[CANDIDATES] = f"list<{item_type}>"
     return {**types, **made_sample_columns(config)}
@@ -330,6 +334,9 @@ def _automatic_features(config: BuildConfig, types: Mapping[str, str]) -> tuple[
             FeatureConfig(name=column, column=column, role="id", encoding=shared)
             for column in lists
         ] + automatic
+    if EVENT_NUMBER in types and EVENT_NUMBER not in declared:
+        number = {"name": EVENT_NUMBER, "column": EVENT_NUMBER, "role": "id"}
+        automatic.append(FeatureConfig(**number, encoding=IdentityConfig()))
     return tuple(automatic)
 
 
@@ -360,4 +367,5 @@ def _keys(config: BuildConfig, features: Sequence[FeatureConfig]) -> DatasetKeys
         label=find(config.label_name),
         weight=find(config.weight_name),
         sampling_probability=find(config.negatives.probability) if config.negatives else None,
+        event_number=find(EVENT_NUMBER) if config.seen_where is not None else None,
     )

@@ -15,6 +15,7 @@ from conf.etl.events import (
     HistoryConfig,
     JoinConfig,
     MostFrequentConfig,
+    SeenConfig,
     SessionsConfig,
     UserHistoryConfig,
     WindowedFeatureConfig,
@@ -50,7 +51,11 @@ class BuildConfig(Strict):
     sessions: SessionsConfig | None = None
     rolling: tuple[WindowedFeatureConfig, ...] = ()
     most_frequent: tuple[MostFrequentConfig, ...] = ()
-    seen: bool = Field(True, description="Carry the user's earlier items in evaluation splits.")
+    seen: bool | SeenConfig = Field(
+        True,
+        description="Carry the user's earlier items in evaluation splits: all, or those of the "
+        "events that meet `where`.",
+    )
     train_samples: Literal["all", "last"] | Annotated[int, Field(ge=2)] = Field(
         "all",
         description="Which events of the train split are samples. last: each user's last one, "
@@ -127,6 +132,11 @@ class BuildConfig(Strict):
         if self.weights is not None:
             return self.weights.name
         return WEIGHT if self.down_sampling is not None else None
+
+    @property
+    def seen_where(self) -> str | None:
+        """Condition on the events whose items count as seen; None: all of them."""
+        return self.seen.where if isinstance(self.seen, SeenConfig) else None
 
     @property
     def brought_history(self) -> tuple[str, ...]:

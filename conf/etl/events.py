@@ -159,6 +159,15 @@ class EventConditionConfig(Strict):
         return self
 
 
+class SeenConfig(Strict):
+    """Which events make an item one that its user has met."""
+
+    where: str = Field(
+        min_length=1,
+        description="Condition in Spark's SQL over the columns of the events, such as purchases.",
+    )
+
+
 class GapsConfig(Strict):
     """Time from each item of a history to the event, as a list beside the items."""
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _KEY_TYPES = ("int64", "string")
 _TIME_TYPES = ("int64", "timestamp")
 _CONTRACT_SPLITS = ("train", "validation", "test", "catalog", "users")
-_EVALUATION_FEATURES = ("seen", "candidates")
+_EVALUATION_FEATURES = ("seen", "candidates", "event_number")
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ def _made_columns(config: BuildConfig) -> Iterator[str]:
     yield from (label.name for label in config.labels)
     if config.negatives:
         yield config.negatives.probability
-    asked = (config.seen, config.split.candidates is not None)
+    asked = (config.seen, config.split.candidates is not None, config.seen_where is not None)
     yield from (
         name for name, is_asked in zip(_EVALUATION_FEATURES, asked, strict=True) if is_asked
     )
@@ -337,7 +337,7 @@ def _check_examples(config: BuildConfig) -> None:
 
 def _check_brought_history(config: BuildConfig) -> None:
     events, log = config.events, _log_columns(config)
-    for part, asked in (("history", config.history is not None), ("seen", config.seen)):
+    for part, asked in (("history", config.history is not None), ("seen", bool(config.seen))):
         if asked and not events.has_user_histories:
             raise ValueError(
                 f"`{part}` needs events.user and events.item: rows without them have no past to "

@@ -24,7 +24,7 @@ from etl.events.identity import (
 )
 from etl.events.joins import count_unmatched, join_dictionaries, read_unmatched
 from etl.events.labels import UNLABELLED, LostConversions, add_labels, count_lost_conversions
-from etl.events.sample_filter import NOT_SAMPLED_COLUMN, mark_filtered
+from etl.events.sample_filter import NOT_SAMPLED_COLUMN, SEEN_COLUMN, mark_filtered
 from etl.events.sessions import add_sessions
 from etl.events.splits import (
     EVENT_SPLITS,
@@ -239,6 +239,7 @@ class EventCounts:
         lost_conversions: Of each label made of conversions, those that belong to no event, by
             reason, and all `rows`.
         rows: All events of the log that parsed, dropped or not.
+        seen: Kept events that meet `seen.where`; None: there is no such condition.
     """
 
     joined: int
@@ -248,6 +249,7 @@ class EventCounts:
     unmatched: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     lost_conversions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     rows: int = 0
+    seen: int | None = None
 
     @property
     def newest_ts_ms(self) -> int | None:
@@ -270,6 +272,7 @@ def count_events(events: DataFrame, config: BuildConfig) -> EventCounts:
             F.count("*").alias("n"),
             F.min(EVENT_TS_COLUMN).alias("low"),
             F.max(EVENT_TS_COLUMN).alias("high"),
+            *([F.count_if(SEEN_COLUMN).alias("seen")] if config.seen_where is not None else []),
             *count_unmatched(dictionaries),
         )
         .collect()
@@ -280,6 +283,7 @@ def count_events(events: DataFrame, config: BuildConfig) -> EventCounts:
             dropped[row["__reason"]] = dropped.get(row["__reason"], 0) + row["n"]
     good = [row for row in rows if row[DROP_COLUMN] is None]
     splits = {row[SPLIT_COLUMN]: row["n"] for row in good if row["__reason"] is None}
+    seen = None if config.seen_where is None else sum(row["seen"] for row in good)
     lows = [row["low"] for row in good if row["low"] is not None]
     highs = [row["high"] for row in good if row["high"] is not None]
     return EventCounts(
@@ -289,6 +293,7 @@ def count_events(events: DataFrame, config: BuildConfig) -> EventCounts:
         event_ts_ms_range=(min(lows), max(highs)) if lows else None,
         unmatched=read_unmatched(dictionaries, [row.asDict() for row in rows]),
         rows=sum(row["n"] for row in rows),
+        seen=seen,
     )
 
 
@@ -319,6 +324,21 @@ def check_not_empty(counts: EventCounts, config: BuildConfig, hints: Sequence[st
         allowed="at least one record in each split",
         fix="; ".join(hints) or _advise_on_split(counts, config),
     )
+
+
+def check_seen(counts: EventCounts, config: BuildConfig) -> None:
+    """Refuses a condition of seen items that no event meets.
+
+    Raises:
+        InputDataError: None does.
+    """
+    if counts.seen == 0:
+        raise InputDataError(
+            "no event meets seen.where, so no user would have met any item",
+            received=config.seen_where,
+            allowed="a condition that some event meets",
+            fix="compare its columns with values that the log holds",
+        )
 
 
 def show_range(range_ms: tuple[int, int], config: BuildConfig) -> str:

@@ -36,15 +36,15 @@ def drop_events(events: DataFrame, reason: Column) -> DataFrame:
     return events.withColumn(DROP_COLUMN, F.coalesce(F.col(DROP_COLUMN), reason))
 
 
-def collect_sequence(item: str) -> Column:
-    """All items of a group in order of `__position`: an aggregate."""
+def collect_sequence(item: Column) -> Column:
+    """All items of a group in order of `__position`, nulls among them: an aggregate."""
     # `array_sort` would interpret a function of Spark's for every comparison.
-    pairs = F.collect_list(F.struct(POSITION_COLUMN, F.col(item).alias("item")))
+    pairs = F.collect_list(F.struct(POSITION_COLUMN, item.alias("item")))
     return F.sort_array(pairs)["item"]
 
 
-def build_sequences(events: DataFrame, user: str, item: str) -> DataFrame:
-    """Builds one row per user: all items in order of time.
+def build_sequences(events: DataFrame, user: str, item: Column) -> DataFrame:
+    """Builds one row per user: all items in order of time; null stands for an event without one.
 
     Returns:
         Columns: the user, `__sequence`.
@@ -55,7 +55,7 @@ def build_sequences(events: DataFrame, user: str, item: str) -> DataFrame:
 def add_seen(
     events: DataFrame, sequences: DataFrame, user: str, name: str, condition: Column
 ) -> DataFrame:
-    """Adds all distinct items that the user met strictly before an event, unbounded.
+    """Adds all distinct items of the sequence that come strictly before an event, unbounded.
 
     Meant for evaluation rows, one or few per user: the others are null, and pass through one join
     with them, so that what was computed for all rows is not computed twice.

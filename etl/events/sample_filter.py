@@ -1,11 +1,13 @@
-"""`events.where`: which events are samples; the others stay in histories, but have no record.
+"""Conditions on events: `events.where`, which are samples, and `seen.where`, whose items are seen.
 
-The condition is Spark's SQL. Its form, columns and type are checked before Spark is started.
+Events that are no samples stay in histories, but have no record. A condition is Spark's SQL. Its
+form, columns and type are checked before Spark is started.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from conf.errors import ConfigError, did_you_mean
@@ -18,56 +20,90 @@ if TYPE_CHECKING:
 
 NOT_SAMPLED_COLUMN = "__skip"
 """Null, or the reason why a kept event is no sample."""
+SEEN_COLUMN = "__seen"
+"""Whether an event meets `seen.where`; there is no such column without it."""
 WHERE_NOT_MET = "where_not_met"
 WITHOUT_ITEM = "without_item"
 _EVENTS = "events"
 
 
+@dataclass(frozen=True)
+class _Where:
+    """A condition, and the key of the config that holds it."""
+
+    key: str
+    text: str
+
+    def refuse(self, allowed: str, fix: str) -> ConfigError:
+        """Returns the error of a condition that is none."""
+        what = f"{self.key} is no condition on an event"
+        return ConfigError(what, received=self.text, allowed=allowed, fix=fix)
+
+
 def check_where(config: BuildConfig) -> None:
-    """Checks the condition against the columns of the events, without Spark.
+    """Checks the conditions against the columns of the events, without Spark.
 
     Raises:
-        ConfigError: It is no condition, names a column that events do not have, or looks at
+        ConfigError: One is no condition, names a column that events do not have, or looks at
             more than the event itself.
     """
-    if config.events.where is None:
-        return
+    conditions = {"events.where": config.events.where, "seen.where": config.seen_where}
+    for key, text in conditions.items():
+        if text is not None:
+            _check(_Where(key, text), config.event_column_types)
+
+
+def _check(where: _Where, types: Mapping[str, str]) -> None:
     from sqlglot import exp
 
-    types = config.event_column_types
-    condition = _parse(config.events.where)
+    condition = _parse(where)
     beyond = next(condition.find_all(exp.AggFunc, exp.Window, exp.Query, exp.Rand), None)
     if beyond is not None:
-        raise _refuse(config.events.where, "a condition on the columns of one event",
-                      f"take {beyond.sql('spark')} out")  # fmt: skip
+        raise where.refuse("a condition on the columns of one event",
+                           f"take {beyond.sql('spark')} out")  # fmt: skip
     for column in condition.find_all(exp.Column):
-        _check_column(column, types)
+        _check_column(where, column, types)
     kind = _find_type(condition, types)
     if kind not in ("BOOLEAN", "UNKNOWN"):
-        raise _refuse(config.events.where, "a condition, true or false",
-                      f"its type is {kind}; compare it with something")  # fmt: skip
+        raise where.refuse("a condition, true or false",
+                           f"its type is {kind}; compare it with something")  # fmt: skip
 
 
-def _parse(where: str) -> exp.Expr:
+def find_seen_columns(config: BuildConfig) -> list[str]:
+    """Returns the columns of the log that `seen.where` names and that tell kinds of events apart.
+
+    Two events of one user, item and time are one event, unless these differ.
+    """
+    from sqlglot import exp
+
+    if config.seen_where is None:
+        return []
+    condition = _parse(_Where("seen.where", config.seen_where))
+    named = {column.name.lower() for column in condition.find_all(exp.Column)}
+    log = config.sources[config.events.source].column_types
+    return [c for c, kind in log.items() if c.lower() in named and kind in ("int64", "string")]
+
+
+def _parse(where: _Where) -> exp.Expr:
     import sqlglot
     from sqlglot import exp
     from sqlglot.errors import SqlglotError
 
     try:
-        parsed = sqlglot.parse_one(where, dialect="spark")
+        parsed = sqlglot.parse_one(where.text, dialect="spark")
     except SqlglotError as error:
         found = getattr(error, "errors", None) or [{"description": str(error)}]
-        raise _refuse(where, "a condition in Spark's SQL", found[0]["description"]) from error
+        raise where.refuse("a condition in Spark's SQL", found[0]["description"]) from error
     if not isinstance(parsed, exp.Condition):
-        raise _refuse(where, "one condition in Spark's SQL", "write what follows WHERE")
+        raise where.refuse("one condition in Spark's SQL", "write what follows WHERE")
     return parsed
 
 
-def _check_column(column: exp.Column, types: Mapping[str, str]) -> None:
+def _check_column(where: _Where, column: exp.Column, types: Mapping[str, str]) -> None:
     # Spark compares names without their case.
     if column.table or column.name.lower() not in {name.lower() for name in types}:
         raise ConfigError(
-            "events.where names a column that the events do not have",
+            f"{where.key} names a column that the events do not have",
             received=column.sql("spark"),
             allowed=", ".join(types),
             fix=did_you_mean(column.name, types),
@@ -89,13 +125,8 @@ def _find_type(condition: exp.Expr, types: Mapping[str, str]) -> str:
     return "UNKNOWN" if found is None else str(found.this.name)
 
 
-def _refuse(where: str, allowed: str, fix: str) -> ConfigError:
-    return ConfigError("events.where is no condition on an event", received=where, allowed=allowed,
-                       fix=fix)  # fmt: skip
-
-
 def mark_filtered(events: DataFrame, config: BuildConfig) -> DataFrame:
-    """Adds `__skip`: null, or why a kept event does not meet the config's condition.
+    """Adds `__skip`: null, or why a kept event is no sample; and `__seen` with `seen.where`.
 
     Args:
         events: Events with the columns of their dictionaries.
@@ -104,17 +135,26 @@ def mark_filtered(events: DataFrame, config: BuildConfig) -> DataFrame:
     Raises:
         ConfigError: Spark does not know a function of the condition, or takes it for no condition.
     """
-    from pyspark.errors import AnalysisException, ParseException
     from pyspark.sql import functions as F
 
+    if config.seen_where is not None:
+        events = _add_met(events, _Where("seen.where", config.seen_where), SEEN_COLUMN)
     where = config.events.where
     if where is None:
         return events.withColumn(NOT_SAMPLED_COLUMN, F.lit(None).cast("string"))
-    met = F.coalesce(F.expr(where), F.lit(False))
-    reason = F.when(~met, WHERE_NOT_MET)
+    events = _add_met(events, _Where("events.where", where), NOT_SAMPLED_COLUMN)
+    reason = F.when(~F.col(NOT_SAMPLED_COLUMN), WHERE_NOT_MET)
     if config.events.item is not None:
         reason = reason.when(F.col(config.events.item).isNull(), WITHOUT_ITEM)
+    return events.withColumn(NOT_SAMPLED_COLUMN, reason)
+
+
+def _add_met(events: DataFrame, where: _Where, name: str) -> DataFrame:
+    """Adds whether events meet a condition, never null."""
+    from pyspark.errors import AnalysisException, ParseException
+    from pyspark.sql import functions as F
+
     try:
-        return events.withColumn(NOT_SAMPLED_COLUMN, reason)
+        return events.withColumn(name, F.coalesce(F.expr(where.text), F.lit(False)))
     except (AnalysisException, ParseException) as error:
-        raise _refuse(where, "a condition in Spark's SQL", str(error).splitlines()[0]) from error
+        raise where.refuse("a condition in Spark's SQL", str(error).splitlines()[0]) from error

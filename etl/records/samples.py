@@ -18,20 +18,21 @@ from etl.events.event_log import kept
 from etl.events.histories import add_histories, add_latest_histories
 from etl.events.identity import (
     EVENT_TS_COLUMN,
+    POSITION_COLUMN,
     add_seen,
     build_sequences,
     collect_sequence,
     event_columns,
 )
 from etl.events.joins import plan_joins, select_latest
-from etl.events.sample_filter import NOT_SAMPLED_COLUMN
+from etl.events.sample_filter import NOT_SAMPLED_COLUMN, SEEN_COLUMN
 from etl.events.splits import CATALOG, SPLIT_COLUMN, TRAIN, USERS, record_splits
 from etl.events.windowed_features import add_latest_windowed_features, windowed_feature_names
-from etl.feature_plan import SEEN, FeaturePlan, history_names
+from etl.feature_plan import EVENT_NUMBER, SEEN, FeaturePlan, history_names
 from etl.sources.source import Source
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 
 def user_columns(config: BuildConfig, plan: FeaturePlan) -> set[str]:
@@ -108,14 +109,22 @@ def build_samples(events: DataFrame, config: BuildConfig) -> DataFrame:
         events: Kept events (`etl.events.event_log.prepare_events`).
         config: The build's config.
     """
-    user, item = config.events.user or "", config.events.item or ""
+    user = config.events.user or ""
     samples = add_histories(events, config)
     # After the windows: an event that is no sample stays in the histories of those that are.
     samples = samples.where(F.col(NOT_SAMPLED_COLUMN).isNull())
     if not config.seen:
         return samples
-    sequences = build_sequences(events, user, item)
+    if config.seen_where is not None:
+        samples = samples.withColumn(EVENT_NUMBER, F.col(POSITION_COLUMN).cast("bigint"))
+    sequences = build_sequences(events, user, _seen_item(config))
     return add_seen(samples, sequences, user, SEEN, condition=F.col(SPLIT_COLUMN) != TRAIN)
+
+
+def _seen_item(config: BuildConfig) -> Column:
+    """The item of an event, null where the event does not make it a seen one."""
+    item = F.col(config.events.item or "")
+    return item if config.seen_where is None else F.when(F.col(SEEN_COLUMN), item)
 
 
 def drop_short_histories(samples: DataFrame, config: BuildConfig) -> DataFrame:
@@ -136,14 +145,14 @@ def build_users(
         plan: Its features.
         sources: The sources as read.
     """
-    user, item, events = config.events.user or "", config.events.item or "", kept(log)
+    user, events = config.events.user or "", kept(log)
     columns = user_columns(config, plan)
     changing = _latest_entries(config, sources, events, user)
     wanted = [(table, sorted(columns & set(table.columns))) for table in changing]
     columns -= {column for _, names in wanted for column in names}
     found = [F.max(column).alias(column) for column in sorted(columns)]
     if config.seen:
-        items = F.array_compact(collect_sequence(item))
+        items = F.array_compact(collect_sequence(_seen_item(config)))
         found.append(F.array_distinct(items).alias(SEEN))
     attributes = events.groupBy(user).agg(*found) if found else events.select(user).distinct()
     users = add_latest_histories(attributes, events, config)

@@ -58,8 +58,9 @@ def find_user_rows(
 ) -> tuple[UserRows, ...]:
     """Finds the record that shows each user at the end of a split.
 
-    The first of a user's records is the one with the fewest seen items. Users outside the
-    vocabulary are left out of the splits of events: nothing tells their rows apart.
+    The first of a user's records is the one with the lowest number of its event, or else with the
+    fewest seen items. Users outside the vocabulary are left out of the splits of events: nothing
+    tells their rows apart.
 
     Args:
         version_dir: Directory of the dataset version.
@@ -91,21 +92,28 @@ def find_first_rows(
     version_dir: ReadablePath, manifest: Manifest, split: str, batch_size: int
 ) -> UserRows:
     """Finds the first record of each user in a split, or all of `users`; else as above."""
-    user, seen = manifest.require_key("user"), manifest.keys.seen
+    user, number = manifest.require_key("user"), manifest.keys.event_number
+    seen = None if number is not None else manifest.keys.seen
     vocabulary = read_key_vocabulary(version_dir, manifest, user)
     is_event = split != USERS_SPLIT
-    if is_event and seen is None:
+    if is_event and seen is None and number is None:
         raise ConfigError(
             "no seen items tell which of a user's records is the first",
             received="keys.seen = None",
             fix="build the dataset with `seen: true`",
         )
     ragged = (seen,) if is_event and seen is not None else ()
-    dataset = build_eval_dataset(version_dir, manifest, split, batch_size, (user, *ragged), ragged)
+    numbers = (number,) if is_event and number is not None else ()
+    names = (user, *numbers, *ragged)
+    dataset = build_eval_dataset(version_dir, manifest, split, batch_size, names, ragged)
     ids, met = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for batch in read_batches(dataset, version_dir, manifest, split):
         ids.append(np.asarray(batch[user], np.int64))
-        met.append(np.asarray(batch[ragged[0]].row_lengths()) if ragged else np.zeros_like(ids[-1]))
+        if numbers:
+            met.append(np.asarray(batch[numbers[0]], np.int64))
+        else:
+            lengths = batch[ragged[0]].row_lengths() if ragged else np.zeros_like(ids[-1])
+            met.append(np.asarray(lengths))
     users = np.concatenate(ids)
     if not is_event:
         return UserRows(split, np.arange(len(users)), users)

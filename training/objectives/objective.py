@@ -17,6 +17,7 @@ from training.models.model import Model
 from training.models.ranking import RankingModel, Task
 from training.models.retrieval import RetrievalModel
 from training.networks.network import TrainingPass
+from training.networks.probabilities import find_bounded, refuse_probabilities
 from training.objectives.item_objectives import build_item_objective
 from training.objectives.user_items import TrainRows
 
@@ -123,9 +124,11 @@ class TaskLosses:
 
     Args:
         tasks: The tasks.
+        notes: What to tell those who train.
     """
 
-    def __init__(self, tasks: Sequence[Task]) -> None:
+    def __init__(self, tasks: Sequence[Task], notes: Sequence[str] = ()) -> None:
+        self.notes = tuple(notes)
         self.inputs: tuple[str, ...] = tuple(dict.fromkeys(task.label for task in tasks))
         self.binary_labels = tuple(task.label for task in tasks if task.is_binary)
         self._tasks = tuple(tasks)
@@ -191,7 +194,7 @@ def build_objective(
     """
     built: Objective
     if isinstance(model, RankingModel):
-        built = TaskLosses(model.tasks)
+        built = TaskLosses(model.tasks, _check_logits(config, model))
     elif isinstance(model, RetrievalModel):
         train = TrainRows(version_dir, manifest, batch_size, source)
         built = _build_retrieval(config, train, model)
@@ -199,6 +202,19 @@ def build_objective(
         raise TypeError(f"no objective is known for a {type(model).__name__}")
     weight = _find_weight(manifest)
     return built if weight is None else Weighted(built, weight)
+
+
+def _check_logits(config: ModelConfig, model: RankingModel) -> list[str]:
+    """Refuses a network of one's own that gives probabilities; notes what looks like them."""
+    if not isinstance(config, RankingConfig) or ":" not in config.network:
+        return []
+    binary = [task.name for task in model.tasks if task.is_binary]
+    refuse_probabilities(config.network, model.network, binary)
+    return [
+        f"warning: whatever network {config.network} reads, its output of task {task} lies "
+        "between 0 and 1, like a probability; Sluice applies the sigmoid itself: return logits"
+        for task in find_bounded(model.network, binary)
+    ]
 
 
 def _build_retrieval(config: ModelConfig, train: TrainRows, model: RetrievalModel) -> Objective:

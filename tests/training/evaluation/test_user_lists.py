@@ -26,6 +26,7 @@ from training.evaluation.evaluate import evaluate_split
 from training.evaluation.item_index import ItemIndex, build_item_index, rank_top_k
 from training.evaluation.metrics import MISSING, Pairs, measure
 from training.evaluation.user_lists import RandomLists, UserReader, rank_in_lists
+from training.evaluation.user_rows import find_first_rows
 from training.evaluation.written_lists import measure_lists
 from training.prediction.list_rows import ListSource
 from training.prediction.predict import write_recommendations
@@ -377,3 +378,14 @@ def test_lists_that_are_shorter_than_every_cut_off_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match="shorter than every cut-off"):
         measure_lists(trained, _write(tmp_path / "lists.jsonl", lists), "test", (20, 50))
+
+
+def test_the_first_record_of_a_user_is_found_by_its_number(tmp_path: Path) -> None:
+    """Where only some events count as seen, records of a user may have as many seen items."""
+    version = write_tiny_dataset(tmp_path, config=replace(CONFIG, timed=True))
+    manifest = read_manifest(version)
+    by_seen = find_first_rows(version, manifest, "test", 16)
+    keys = replace(manifest.keys, seen=None, event_number="time")
+    by_number = find_first_rows(version, replace(manifest, keys=keys), "test", 16)
+    np.testing.assert_array_equal(by_number.rows, by_seen.rows)
+    assert len(by_seen.rows) < manifest.split("test").rows

@@ -28,7 +28,7 @@ from training.models.ranking import RankingModel, find_base_scores, plan_tasks
 from training.models.registry import build_model
 from training.monitoring.progress import NoProgress
 from training.networks.network import TrainingPass
-from training.objectives.objective import TaskLosses, Weighted
+from training.objectives.objective import TaskLosses, Weighted, build_objective
 
 SMALL = {"hidden_units": [4]}
 TWO = {"click": {"label": "label"}, "like": {"label": "label", "weight": 0.5}}
@@ -219,6 +219,24 @@ def needs(inputs, units):
 def alone(inputs):
     return keras.layers.Dense(1)(keras.Input((3,), name="mine"))
 
+def squashed(inputs, how="dense"):
+    score = keras.layers.Dense(1)(inputs["movie_id"])
+    if how == "dense":
+        return keras.layers.Dense(1, activation="sigmoid")(inputs["movie_id"])
+    if how == "layer":
+        return keras.layers.Activation("sigmoid")(score)
+    if how == "reshaped":
+        return keras.ops.squeeze(keras.ops.sigmoid(score), 1)
+    if how == "softmax":
+        return keras.layers.Softmax()(keras.layers.Dense(2)(inputs["movie_id"]))[:, 1:]
+    if how == "nested":
+        inner = [keras.layers.Dense(3), keras.layers.Dense(1, activation="hard_sigmoid")]
+        return keras.Sequential(inner)(inputs["movie_id"])
+    if how == "hidden":
+        return keras.layers.Lambda(keras.ops.sigmoid, output_shape=(1,))(score)
+    gate = keras.layers.Dense(1, activation="sigmoid")(inputs["user_id"])
+    return keras.layers.Multiply()([gate, score])
+
 def diverges(inputs):
     return keras.ops.log(-1.0 - keras.ops.square(keras.layers.Dense(1)(inputs["movie_id"])))
 """
@@ -306,6 +324,33 @@ def test_a_network_of_ones_own_trains_and_is_evaluated_where_its_module_is(
         load_run(run)
     assert "PYTHONPATH" in caught.value.render()
     assert str(here) not in sys.path
+
+
+@pytest.mark.parametrize("how", ["dense", "layer", "reshaped", "softmax", "nested"])
+def test_a_network_that_gives_probabilities_is_refused(
+    how: str, here: Path, tiny_version: Path, tmp_path: Path
+) -> None:
+    model = {"network": "own_nets:squashed", "params": {"how": how}}
+    with pytest.raises(ConfigError, match="Sluice applies the sigmoid itself") as caught:
+        plan_run(plan(tiny_version, tmp_path, **model))
+    assert "Dense(1)" in caught.value.render()
+    # The label itself may be learned so.
+    task = {"label": {"objective": {"kind": "squared_error"}}}
+    plan_run(plan(tiny_version, tmp_path, **model, tasks=task))
+
+
+def test_what_looks_like_a_probability_is_noticed(
+    here: Path, tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    def find_notes(network: str, **params: Any) -> tuple[str, ...]:
+        config = configure(network, params=params)
+        model = build_model(config, tiny_manifest, 3)
+        return build_objective(config, tiny_version, tiny_manifest, model, 32).notes
+
+    [note] = find_notes("own_nets:squashed", how="hidden")
+    assert "task label lies between 0 and 1" in note
+    assert find_notes("own_nets:squashed", how="gated") == ()
+    assert find_notes("own_nets:good") == ()
 
 
 def test_a_network_that_gives_no_number_ends_as_diverged(

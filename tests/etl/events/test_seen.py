@@ -1,0 +1,74 @@
+"""Seen items: which events make an item one that its user has met."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from conf.errors import ConfigError, InputDataError
+from etl.build import check_config
+from etl.events.event_log import check_seen, count_events, kept, prepare_events
+from etl.feature_plan import plan_features
+from etl.records.samples import build_samples, build_users
+from etl.versions.run_fingerprint import RunRequest
+from tests.etl.logs import behaviour_config, memory_source
+
+BOUGHT = "action = 'buy' and price > 0.1"
+
+
+def _write_log() -> list[tuple]:
+    rng = np.random.default_rng(3)
+    log = [
+        (user, int(rng.integers(1, 9)), str(rng.choice(["view", "click", "buy"])),
+         float(rng.choice([0.0625, 0.5])), t)
+        for user in (1, 2, 3) for t in range(14)
+    ]  # fmt: skip
+    # A click and a purchase at one moment are two events.
+    return [*log, (1, 77, "click", 0.5, 12), (1, 77, "buy", 0.5, 12)]
+
+
+def test_only_events_that_meet_the_condition_make_items_seen(spark):
+    config, log = behaviour_config(seen={"where": BOUGHT}), _write_log()
+    prepared = prepare_events(config, {"log": memory_source(spark, config, "log", log)}).frame
+    counts = count_events(prepared, config)
+    bought = [row for row in log if row[2] == "buy" and row[3] > 0.1]
+    assert (counts.joined, counts.seen) == (len(log), len(bought))
+    rows = build_samples(kept(prepared), config).collect()
+    assert len(rows) == len(log)
+    for user in (1, 2, 3):
+        own = sorted((r for r in rows if r["user"] == user), key=lambda r: r["event_number"])
+        assert [r["event_number"] for r in own] == list(range(1, len(own) + 1))
+        for row in own:
+            if row["__split"] == "train":
+                assert row["seen"] is None
+            else:
+                earlier = own[: row["event_number"] - 1]
+                met = {r["item"] for r in earlier if r["action"] == "buy" and r["price"] > 0.1}
+                assert set(row["seen"]) == met
+    users = build_users(prepared, config, plan_features(config), {}).collect()
+    for row in users:
+        assert set(row["seen"]) == {r[1] for r in bought if r[0] == row["user"]}
+
+
+def test_a_condition_that_no_event_meets_is_refused(spark):
+    config = behaviour_config(seen={"where": "action = 'purchase'"})
+    source = memory_source(spark, config, "log", _write_log())
+    prepared = prepare_events(config, {"log": source}).frame
+    with pytest.raises(InputDataError, match=r"no event meets seen\.where"):
+        check_seen(count_events(prepared, config), config)
+
+
+def test_the_condition_is_checked_before_anything_is_read():
+    with pytest.raises(ConfigError, match=r"(?s)seen\.where names a column.*did you mean 'action'"):
+        check_config(behaviour_config(seen={"where": "actoin = 'buy'"}), RunRequest())
+    with pytest.raises(ConfigError, match=r"(?s)seen\.where is no condition.*take COUNT"):
+        check_config(behaviour_config(seen={"where": "count(*) > 1"}), RunRequest())
+
+
+def test_the_number_of_an_event_stands_beside_seen_items_of_some_events_alone():
+    keys = plan_features(behaviour_config(seen={"where": BOUGHT})).keys
+    assert (keys.seen, keys.event_number) == ("seen", "event_number")
+    for seen in (True, False):
+        plan = plan_features(behaviour_config(seen=seen))
+        assert plan.keys.event_number is None
+        assert "event_number" not in plan.column_types
