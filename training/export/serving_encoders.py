@@ -50,7 +50,9 @@ INT_PAD_TOKENS = (-(2**63), -(2**62))
 STRING_PAD_TOKENS = ("<sluice:pad>", "<sluice:pad:2>")
 FLOAT_PAD_TOKEN = -(2.0**127) * (2.0 - 2.0**-23)
 """The least float32: what pads lists of floats."""
-# The token of a missing value; of floats it is NaN.
+FLOAT_NULL_TOKEN = -(2.0**127) * (2.0 - 2.0**-22)
+"""The next one: a missing float. NaN is one too in the graph, as it is to the ETL."""
+# The token of a missing value.
 INT_NULL_TOKENS = (-(2**61), -(2**60))
 STRING_NULL_TOKENS = ("<sluice:null>", "<sluice:null:2>")
 
@@ -153,7 +155,7 @@ def _operand(
 ) -> RawInput:
     dtype = _dtype(raw.dtype)
     padding: int | float | str = FLOAT_PAD_TOKEN
-    missing: int | str | None = None
+    missing: int | float | str = FLOAT_NULL_TOKEN
     if vocabulary is not None:
         padding, missing = pad_token(vocabulary), null_token(vocabulary)
     elif dtype == "int64":

@@ -221,7 +221,7 @@ def check_numbers(scores: Mapping[str, np.ndarray], first: int) -> None:
     """Refuses scores of rows that are no numbers.
 
     Args:
-        scores: `[rows]` by task.
+        scores: `[rows]` or `[rows, dim]` by task.
         first: Number of the first row.
 
     Raises:
@@ -230,9 +230,10 @@ def check_numbers(scores: Mapping[str, np.ndarray], first: int) -> None:
     for task, values in scores.items():
         bad = ~np.isfinite(values)
         if bad.any():
-            row = first + int(bad.argmax())
+            row = first + int(np.argwhere(bad)[0][0])
             raise InputDataError(
                 f"the score of task {task} is no number",
                 received=f"{values[bad][0]} in row {row}",
-                fix="look for numbers in that row that are not finite, or train again",
+                fix="look for numbers in that row that are far from all that the model was trained "
+                "on, or train again",
             )

@@ -27,6 +27,8 @@ _TYPES = {
 }
 _WORDS = {"int64": "whole numbers", "float32": "numbers", "float64": "numbers", "string": "text"}
 _BAD_VALUES = (pa.ArrowException, TypeError, ValueError, OverflowError)
+FINITE = "finite numbers up to 3.4e38, the largest float32"
+"""What a model takes of numbers, in words."""
 
 Columns = Mapping[str, pa.Array | list[Any]]
 """Values of some rows by column, as they are given."""
@@ -45,7 +47,7 @@ class InputColumn:
         length: The fixed length of a list, None where any length will do.
         max_len: Values that are read of a longer list, None for all.
         pad_token: Fills a list that is shorter than others in the batch.
-        null_token: Means a missing value; of floats, NaN does as well.
+        null_token: Means a missing value; None: of floats, NaN does.
         is_required: Whether each row must have a value: the feature has no pad_value.
         time_unit: Unit of the times that the feature's date is made of; None: it is no date.
     """
@@ -163,6 +165,7 @@ class RawColumns:
             self._refuse_first(self._names[item.name], values, target, first, allowed)
         if item.time_unit is not None:
             self._check_times(item, item.time_unit, array, first)
+        self._check_finite(item, array, values, first)
         return self._pad(item, array, first) if item.is_list else self._fill(item, array, first)
 
     def _check_times(self, item: InputColumn, unit: str, values: pa.Array, first: int) -> None:
@@ -183,10 +186,23 @@ class RawColumns:
             fix="write the column in the unit of the build's",
         )
 
+    def _check_finite(self, item: InputColumn, array: pa.Array, given: Any, first: int) -> None:
+        """Refuses numbers that are not finite; a missing value is null, and no number."""
+        if not pa.types.is_floating(_TYPES[item.dtype]):
+            return
+        flat = array.flatten() if item.is_list else array
+        bad = find_bad_number(flat.fill_null(0.0).to_numpy(zero_copy_only=False))
+        if bad is None:
+            return
+        row = _find_row(_count_values(array), bad) if item.is_list else bad
+        value = given[row].as_py() if isinstance(given, pa.Array) else given[row]
+        allowed = f"{FINITE}; for a missing value nothing: null, in CSV an empty field"
+        self._refuse(self._names[item.name], first + row, value, allowed)
+
     def _fill(self, item: InputColumn, values: pa.Array, first: int) -> np.ndarray:
         """Returns scalars `[rows]` with the null token where one is missing."""
         if values.null_count:
-            missing = self._missing_value(item)
+            missing = find_missing(item.dtype, item.null_token, item.is_required)
             if missing is None:
                 row = int(values.is_null().to_numpy(zero_copy_only=False).argmax())
                 self._refuse(
@@ -200,7 +216,7 @@ class RawColumns:
 
     def _pad(self, item: InputColumn, values: pa.Array, first: int) -> np.ndarray:
         """Returns lists `[rows, length]` with the pad token behind their ends."""
-        lengths = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False)
+        lengths = _count_values(values)
         if item.length is not None:
             bad = (lengths != item.length) & (lengths != 0)
             if bad.any():
@@ -209,10 +225,10 @@ class RawColumns:
                 self._refuse(self._names[item.name], first + row, values[row].as_py(), allowed)
         flat = values.flatten()
         if flat.null_count:
-            missing = self._missing_value(item)
+            missing = find_missing(item.dtype, item.null_token, item.is_required)
             if missing is None:
                 position = int(flat.is_null().to_numpy(zero_copy_only=False).argmax())
-                row = int(np.searchsorted(np.cumsum(lengths), position, side="right"))
+                row = _find_row(lengths, position)
                 name, value = self._names[item.name], values[row].as_py()
                 self._refuse(name, first + row, value, "a list without null")
             flat = flat.fill_null(pa.scalar(missing, flat.type))
@@ -224,12 +240,6 @@ class RawColumns:
         padded = np.full(shape, padding, dtype)
         padded[np.arange(width) < lengths[:, np.newaxis]] = flat.to_numpy(zero_copy_only=False)
         return padded
-
-    def _missing_value(self, item: InputColumn) -> int | float | bytes | None:
-        if item.null_token is not None:
-            return _encode(item.null_token)
-        is_number = item.dtype in ("float32", "float64")
-        return float("nan") if is_number and not item.is_required else None
 
     def _refuse_first(
         self, name: str, values: Any, target: pa.DataType, first: int, allowed: str
@@ -252,6 +262,35 @@ class RawColumns:
             allowed=allowed,
             fix="correct the row, or leave it out",
         )
+
+
+def find_bad_number(values: np.ndarray) -> int | None:
+    """Returns where the first number stands that no model can read; None: there is none.
+
+    Refused are NaN, infinities, and what overflows float32, the type that models compute in.
+
+    Args:
+        values: Floats of any shape.
+
+    Returns:
+        Its position in the flattened array.
+    """
+    with np.errstate(over="ignore"):
+        is_finite = np.isfinite(values.astype(np.float32, copy=False))
+    return None if is_finite.all() else int(is_finite.argmin())
+
+
+def find_missing(
+    dtype: str, null_token: int | float | str | None, is_required: bool
+) -> int | float | bytes | None:
+    """Returns what stands for a missing value of an input; None: it must be there.
+
+    Arguments are those of `InputColumn`.
+    """
+    if null_token is not None:
+        return _encode(null_token)
+    is_number = dtype in ("float32", "float64")
+    return float("nan") if is_number and not is_required else None
 
 
 def regroup(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
@@ -304,10 +343,37 @@ def parse_line(place: str, number: int, line: str) -> dict[str, Any]:
 
 
 def _convert(values: pa.Array | list[Any], target: pa.DataType) -> pa.Array:
-    if isinstance(values, pa.Array) and _is_temporal(values.type):
+    """Returns values as a type.
+
+    Raises:
+        pa.ArrowException, TypeError, ValueError or OverflowError: One is none of the type.
+    """
+    if not isinstance(values, pa.Array):
+        return pa.array(_check_json(values, target), target)
+    if _is_temporal(values.type) and values.type != target:
         # A number of what unit: the build's column had one, the file's another.
         raise pa.ArrowInvalid(f"values of type {values.type} cannot become {target}")
-    return values.cast(target) if isinstance(values, pa.Array) else pa.array(values, target)
+    leaf, found = (t.value_type if pa.types.is_list(t) else t for t in (target, values.type))
+    # Whole numbers become the nearest floats; floats become whole numbers only if they are.
+    is_rounded = pa.types.is_floating(leaf) and pa.types.is_integer(found)
+    return values.cast(target, safe=not is_rounded)
+
+
+def _check_json(values: list[Any], target: pa.DataType) -> list[Any]:
+    """Returns values of JSON that Arrow would take for others: it reads true as 1.0, 2.5 as 2."""
+    leaf = target.value_type if pa.types.is_list(target) else target
+    if not (pa.types.is_floating(leaf) or pa.types.is_integer(leaf)):
+        return values
+    if leaf is not target:
+        return [one if one is None else _check_json(list(one), leaf) for one in values]
+    kinds = set(map(type, values))
+    if not kinds <= {int, float, type(None)}:
+        raise TypeError(kinds)
+    if pa.types.is_floating(leaf):  # Arrow refuses whole numbers that a float32 rounds.
+        return values if int not in kinds else [v if v is None else float(v) for v in values]
+    if float in kinds and any(type(v) is float and not v.is_integer() for v in values):
+        raise ValueError(values)
+    return values
 
 
 def _is_temporal(kind: pa.DataType) -> bool:
@@ -320,6 +386,17 @@ def _infer_type(values: list[Any]) -> pa.DataType:
         return pa.array(values).type
     except _BAD_VALUES:
         return pa.string()
+
+
+def _count_values(lists: pa.Array) -> np.ndarray:
+    """Returns the lengths of lists, `[rows]`; a list that is null has none."""
+    found = pc.list_value_length(lists).fill_null(0)
+    return np.asarray(found.to_numpy(zero_copy_only=False))
+
+
+def _find_row(lengths: np.ndarray, position: int) -> int:
+    """Returns the row of a value by its position among the values of all lists."""
+    return int(np.searchsorted(np.cumsum(lengths), position, side="right"))
 
 
 def _encode(token: int | float | str | None) -> int | float | bytes | None:

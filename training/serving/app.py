@@ -100,7 +100,8 @@ class Server:
     async def predict(self, version: ServedVersion, data: dict[str, Any]) -> dict[str, Any]:
         """Answers `:predict`."""
         signature = read_signature_name(data)
-        inputs, is_row = parse_predict(data, version.find_specs(signature))
+        specs, about = version.find_specs(signature), version.find_inputs(signature)
+        inputs, is_row = parse_predict(data, specs, about)
         outputs = await self.batcher.call(version, signature, inputs)
         return format_predict(outputs, is_row=is_row)
 

@@ -55,7 +55,7 @@ from training.serving.known import (
     read_vectors,
 )
 from training.serving.model_store import ServedVersion
-from training.serving.tensors import build_array, fill_missing
+from training.serving.tensors import build_array
 from training.serving.vector_index import EXACT_ITEMS, VectorIndex, build_exact
 
 CELL_POINTS = 64
@@ -332,7 +332,7 @@ def embed_items(version: Path, items: pa.Table) -> NDArray[np.float32]:
     for start in range(0, len(items), BATCH_ROWS):
         part = items.slice(start, BATCH_ROWS)
         try:
-            given = {i["name"]: build_array(i["name"], _read_values(part, i), specs[i["name"]])
+            given = {i["name"]: build_array(i["name"], _read_values(part, i), specs[i["name"]], i)
                      for i in inputs}  # fmt: skip
             found.append(model.call("item_embedding", given)["embedding"])
         except (RequestError, TypeError, ValueError) as error:
@@ -340,15 +340,7 @@ def embed_items(version: Path, items: pa.Table) -> NDArray[np.float32]:
                 "a value of the new items does not fit the model",
                 received=f"rows {start + 1} to {start + len(part)}: {error}",
             ) from error
-    vectors = np.concatenate(found)
-    if not np.isfinite(vectors).all():
-        bad = int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
-        raise InputDataError(
-            "the vector of a new item is not finite",
-            received=f"item {items.column(0)[bad]}",
-            fix="look for NaN or infinity in its features",
-        )
-    return vectors
+    return np.concatenate(found)
 
 
 def _read_values(table: pa.Table, item: Mapping[str, Any]) -> list[Any]:
@@ -357,12 +349,23 @@ def _read_values(table: pa.Table, item: Mapping[str, Any]) -> list[Any]:
         values: list[Any] = [None] * len(table)
     else:
         values = table[item["name"]].to_pylist()
-    convert = {"string": str, "int64": int}.get(item["dtype"], float)
+    convert = {"string": str, "int64": _to_whole}.get(item["dtype"], float)
     if not item["is_list"]:
-        return [fill_missing(item, None if v is None else convert(v)) for v in values]
-    lists = [[convert(value) for value in _split_list(one)] for one in values]
+        return [None if v is None else convert(v) for v in values]
+    lists = [[None if v is None else convert(v) for v in _split_list(one)] for one in values]
     width = item["length"] or max(1, *map(len, lists))
     return [one + [item["pad_token"]] * (width - len(one)) for one in lists]
+
+
+def _to_whole(value: Any) -> int:
+    """Returns a whole number; `int` would cut off what stands behind the point.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if isinstance(value, float) and not value.is_integer():
+        raise ValueError(f"{value} is no whole number")
+    return int(value)
 
 
 def _split_list(value: Any) -> list[Any]:

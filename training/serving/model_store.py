@@ -34,7 +34,7 @@ from conf.export import (
     read_card,
 )
 from conf.paths import ReadablePath, require_bucket
-from training.serving.errors import NOT_FOUND, UNAVAILABLE, RequestError
+from training.serving.errors import FAILED, NOT_FOUND, UNAVAILABLE, RequestError
 from training.serving.known import (
     NO_FILES,
     IncompleteVersionError,
@@ -43,10 +43,12 @@ from training.serving.known import (
     read_known,
 )
 from training.serving.metrics import Metrics
-from training.serving.tensors import Arrays
+from training.serving.tensors import Arrays, check_examples
 from training.stored_models import FollowedModels
 
 LOADING, AVAILABLE, END = "LOADING", "AVAILABLE", "END"
+CHECKED_AT_ONCE = 1 << 22
+"""Weights that are looked at in one go."""
 
 _log = logging.getLogger("sluice.training.serving")
 
@@ -83,6 +85,11 @@ class ServedVersion:
             name: dict(function.structured_input_signature[1])
             for name, function in self._functions.items()
         }
+        self._holds = {
+            name: [(key, item["holds"]) for key, item in self.find_inputs(name).items()
+                   if "holds" in item]
+            for name in self._functions
+        }  # fmt: skip
 
     @property
     def index(self) -> int | None:
@@ -119,26 +126,38 @@ class ServedVersion:
             )
         return self._specs[signature]
 
+    def find_inputs(self, signature: str) -> Mapping[str, Mapping[str, Any]]:
+        """Returns what `export.json` says of the inputs of a signature, by name."""
+        about = self.card["signatures"].get(signature, {}).get("inputs", ())
+        return {item["name"]: item for item in about}
+
     def call(self, signature: str, inputs: Arrays) -> Arrays:
         """Calls a signature.
 
         Raises:
-            RequestError: TensorFlow refuses the inputs.
+            RequestError: TensorFlow refuses the inputs, a number in an Example is not finite, or an
+                output is not: that is the model's fault, not the request's.
         """
         specs = self.find_specs(signature)
+        for name, holds in self._holds.get(signature, ()):
+            check_examples(inputs[name], holds)
         tensors = {name: tf.constant(inputs[name], spec.dtype) for name, spec in specs.items()}
         try:
             outputs = self._functions[signature](**tensors)
         except tf.errors.InvalidArgumentError as error:
             raise RequestError(_first_line(error)) from error
-        return {name: value.numpy() for name, value in outputs.items()}
+        found = {name: value.numpy() for name, value in outputs.items()}
+        _check_outputs(self, signature, found)
+        return found
 
     def warm_up(self) -> int:
         """Replays the warm-up requests; returns how many.
 
         Raises:
-            RequestError: One of them fails.
+            RequestError: One of them fails, or a weight is not finite: a layer may hide that.
         """
+        for weight in getattr(self._model, "weights", ()):
+            _check_weight(weight)
         count = 0
         for record in tf.data.TFRecordDataset(str(self.path / WARMUP_FILE)).as_numpy_iterator():
             signature, inputs = _read_log(PredictionLog.FromString(record))
@@ -175,6 +194,38 @@ def _read_log(log: Any) -> tuple[str, Arrays]:
         return signature, {name: tf.make_ndarray(v) for name, v in request.inputs.items()}
     examples = [e.SerializeToString() for e in request.input.example_list.examples]
     return signature, {"inputs": np.array(examples, object)}
+
+
+def _check_outputs(version: ServedVersion, signature: str, outputs: Arrays) -> None:
+    """Refuses to answer with what is no number.
+
+    Raises:
+        RequestError: An output is not finite.
+    """
+    for name, values in outputs.items():
+        if values.dtype.kind != "f" or (is_finite := np.isfinite(values)).all():
+            continue
+        row = int(np.argwhere(~is_finite)[0][0]) if values.ndim else 0
+        raise RequestError(
+            f"output {name} of {version.name}, version {version.number}, signature {signature}, is "
+            f"not finite in row {row} (from 0), though every input is: its weights are broken, or "
+            "an input is far from all that it was trained on",
+            FAILED,
+        )
+
+
+def _check_weight(weight: tf.Variable) -> None:
+    """Refuses weights that are not finite; TensorFlow's fused layers make zeros of NaN.
+
+    Raises:
+        RequestError: They are not.
+    """
+    if not weight.dtype.is_floating:
+        return
+    values = weight.numpy().reshape(-1)
+    parts = range(0, len(values), CHECKED_AT_ONCE)
+    if not all(np.isfinite(values[start : start + CHECKED_AT_ONCE]).all() for start in parts):
+        raise RequestError(f"weights {weight.name} are not finite", FAILED)
 
 
 def _first_line(error: tf.errors.OpError) -> str:

@@ -40,7 +40,7 @@ from training.serving.errors import (
     RequestError,
 )
 from training.serving.model_store import ServedVersion
-from training.serving.tensors import Arrays, check_names
+from training.serving.tensors import Arrays, check_finite, check_names
 
 CODES = {
     INVALID: grpc.StatusCode.INVALID_ARGUMENT,
@@ -153,9 +153,11 @@ def _read_tensor(name: str, tensor: Any, spec: tf.TensorSpec, most: int) -> np.n
     if not spec.shape.is_compatible_with(shape):
         _refuse(name, spec, f"shape {shape}")
     try:
-        return np.asarray(tf.make_ndarray(tensor))
+        values = np.asarray(tf.make_ndarray(tensor))
     except (TypeError, ValueError, IndexError) as error:
         raise RequestError(f"input {name} does not decode: {error}"[:300]) from error
+    check_finite(name, values)
+    return values
 
 
 def _refuse(name: str, spec: tf.TensorSpec, received: str) -> NoReturn:

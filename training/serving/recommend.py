@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from conf.errors import ConfigError
 from conf.export import FEATURE_PREFIX, SEEN
@@ -21,13 +21,13 @@ from training.serving.batching import Batcher
 from training.serving.errors import NOT_FOUND, RequestError
 from training.serving.known import Known, Token
 from training.serving.model_store import ModelStore, ServedVersion
-from training.serving.tensors import Arrays, build_array, fill_missing
+from training.serving.tensors import Arrays, build_array
 from training.serving.vector_index import Found
 
 CALL_ITEMS = 20_000
 """Items that a ranking model scores in one call where nothing retrieves them."""
 
-Value = int | float | str
+Value = int | FiniteFloat | str
 
 
 class RecommendRequest(BaseModel):
@@ -164,10 +164,7 @@ class Recommender:
         else:
             inputs = _raw_inputs(version, "user_embedding", request)
             found = await self._batcher.call(version, "user_embedding", inputs)
-        vector = found["embedding"][0]
-        if not np.isfinite(vector).all():
-            raise RequestError("the user's vector is not finite: look for NaN in the features")
-        return vector
+        return found["embedding"][0]
 
     async def _rank(
         self,
@@ -191,8 +188,6 @@ class Recommender:
         found = await self._batcher.call(ranker, signature, inputs)
         names = [output["name"] for output in ranker.card["outputs"]]
         tasks = {f"score:{task}": found[task][0] for task in names}
-        if not all(np.isfinite(values).all() for values in tasks.values()):
-            raise RequestError("a score is not finite: look for NaN or infinity in the features")
         best = np.argsort(-found[names[0]][0], kind="stable")
         merged = {**tasks, **scores}
         return order[best], {name: value[best] for name, value in merged.items()}
@@ -292,8 +287,9 @@ def _raw_inputs(version: ServedVersion, signature: str, request: RecommendReques
         value = request.features.get(item["name"])
         if value is None and item["feature"] == key:
             value = _read_key(request.user, item)
-        filled = [fill_missing(item, value)]
-        inputs[item["name"]] = build_array(item["name"], filled, specs[item["name"]])
+        if value is None and item["is_list"]:
+            value = [item["pad_token"]] * (item["length"] or 1)
+        inputs[item["name"]] = build_array(item["name"], [value], specs[item["name"]], item)
     return inputs
 
 

@@ -1,0 +1,275 @@
+"""Numbers that no model can read are refused wherever they come in, and never go out."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import shutil
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from grpc import StatusCode
+from grpc.aio import AioRpcError, insecure_channel
+from starlette.testclient import TestClient
+from tensorflow_serving.apis.model_pb2 import ModelSpec
+from tensorflow_serving.apis.predict_pb2 import PredictRequest
+from tensorflow_serving.apis.prediction_service_pb2_grpc import PredictionServiceStub
+
+from conf.errors import UpstreamNotReadyError
+from conf.export import ExportOptions
+from tests.training.number_features import BAD, INF, NAN, ROW, build_number_model
+from training.checkpoint.restore import TrainedModel
+from training.export.saved_model import write_export
+from training.export.serving_encoders import FLOAT_NULL_TOKEN
+from training.models.registry import build_model
+from training.serving.app import Server, ServerConfig, build_app
+from training.serving.prediction_service import run_service
+
+FLOATS = ("price", "cost", "plain", "tastes")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> TrainedModel:
+    return build_number_model(tmp_path_factory.mktemp("numbers"))
+
+
+@pytest.fixture(scope="module")
+def models(trained, tmp_path_factory) -> Path:
+    base = tmp_path_factory.mktemp("models")
+    write_export(trained, ExportOptions(base))
+    return base
+
+
+@pytest.fixture(scope="module")
+def server(models):
+    return Server(ServerConfig(models, 60.0))
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with TestClient(build_app(server), raise_server_exceptions=False) as found:
+        yield found
+
+
+URL = "/v1/models/numbers:predict"
+
+
+def post(client, path: str, body: dict) -> tuple[int, dict]:
+    """Posts JSON as Python writes it: NaN and Infinity are bare words."""
+    answer = client.post(path, content=json.dumps(body))
+    return answer.status_code, answer.json()
+
+
+def spoil(name: str, value: object) -> dict:
+    return {**ROW, name: [0.5, value] if name == "tastes" else value}
+
+
+def drop(row: dict, *names: str) -> dict:
+    return {name: value for name, value in row.items() if name not in names}
+
+
+def spoil_weights(weights: Iterable[tf.Variable]) -> None:
+    for weight in weights:
+        if weight.dtype.is_floating:
+            weight.assign(tf.fill(weight.shape, NAN))
+
+
+def example(row: dict) -> bytes:
+    made = {}
+    for name, value in row.items():
+        values = value if isinstance(value, list) else [value]
+        kind = ({"int64_list": tf.train.Int64List(value=values)} if isinstance(values[0], int)
+                else {"float_list": tf.train.FloatList(value=values)})  # fmt: skip
+        made[name] = tf.train.Feature(**kind)
+    return tf.train.Example(features=tf.train.Features(feature=made)).SerializeToString()
+
+
+@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("value", BAD)
+def test_numbers_that_are_not_finite_are_refused_by_every_request(client, name, value) -> None:
+    rows = [ROW, spoil(name, value)]
+    columns = {key: [row[key] for row in rows] for key in ROW}
+    examples = [drop(row, "user_id") for row in rows]
+    place = "row 1 (from 0), position [1]" if name == "tastes" else "row 1 (from 0)"
+    lone = "row 0 (from 0)"
+    scored = [{**drop(row, "movie_id"), "items": [107, 101]} for row in rows]
+    requests = [
+        (URL, {"instances": rows}, place),
+        (URL, {"inputs": columns}, place),
+        (URL, {"signature_name": "score_items", "instances": scored}, place),
+        ("/v1/models/numbers:regress", {"context": {"user_id": 1003}, "examples": examples}, lone),
+        ("/v1/models/numbers:classify", {"examples": examples}, lone),
+        ("/v1/recommend",
+         {"user": 1003, "features": drop(rows[1], "movie_id", "user_id")}, lone),
+    ]  # fmt: skip
+    for path, body, where in requests:
+        if "examples" in body and name == "tastes":
+            where = "row 1 (from 0)"  # The values of one feature.
+        status, answer = post(client, path, body)
+        assert status == 400, (path, answer)
+        assert f"input {name} must be finite numbers" in answer["error"]
+        assert where in answer["error"]
+    if abs(value) == 1e39:
+        return  # A float32 of an Example cannot hold it.
+    texts = [{"b64": base64.b64encode(example(row)).decode()} for row in rows]
+    for signature, body in (
+        ("examples", {"instances": texts}),
+        ("regress", {"inputs": texts}),
+        ("classify", {"inputs": texts}),
+    ):
+        status, answer = post(client, URL, {"signature_name": signature, **body})
+        assert status == 400
+        assert f"feature {name} must be finite numbers" in answer["error"]
+        assert "in row 1 (from 0)" in answer["error"]
+
+
+def test_what_is_finite_is_answered(client) -> None:
+    whole = {**ROW, "price": 7, "cost": 2**70, "tastes": [1, 2]}
+    tiny = {**ROW, "price": -0.0, "cost": 1e-310, "plain": 1e-45}
+    status, answer = post(client, URL, {"instances": [ROW, whole, tiny]})
+    assert status == 200
+    clicks = [row["click"] for row in answer["predictions"]]
+    assert len(set(clicks)) == 3
+    texts = [{"b64": base64.b64encode(example(row)).decode()} for row in (ROW, tiny)]
+    asked = {"signature_name": "examples", "instances": texts}
+    status, answer = post(client, URL, asked)
+    assert [row["click"] for row in answer["predictions"]] == pytest.approx(clicks[::2], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("price", "2.5", "input price must be numbers"),
+        ("price", True, "input price must be numbers"),
+        ("tastes", [True, 2.0], "input tastes must be numbers"),
+        ("user_id", True, "input user_id must be whole numbers"),
+        ("user_id", 2**63, "input user_id must be whole numbers"),
+        ("user_id", -(2**63) - 1, "input user_id must be whole numbers"),
+        ("user_id", 1.0, "input user_id must be whole numbers"),
+        ("user_id", NAN, "input user_id must be whole numbers"),
+        ("plain", 10**400, "input plain must be numbers"),
+        ("plain", None, "input plain has no value for a missing one"),
+        ("price", [None], "input price must be numbers"),
+    ],
+)
+def test_other_things_than_numbers_are_refused(client, name, value, said) -> None:
+    for rows in ([{**ROW, name: value}], [ROW, {**ROW, name: value}]):
+        status, answer = post(client, URL, {"instances": rows})
+        assert status == 400
+        assert said in answer["error"]
+
+
+def test_null_and_what_is_left_out_are_missing_values(client) -> None:
+    """A missing number is the centre of its scale, 0; null, null_token and nothing are alike."""
+    tokens = {"price": FLOAT_NULL_TOKEN, "cost": FLOAT_NULL_TOKEN}
+    rows = [{**ROW, **dict.fromkeys(tokens, value)} for value in (None, 1.0)]
+    rows += [{**ROW, **tokens}]
+    status, answer = post(client, URL, {"instances": [*rows, ROW]})
+    assert status == 200
+    missing, centre, token, other = [row["click"] for row in answer["predictions"]]
+    assert missing == token == centre != other
+    kept = drop(ROW, *tokens)
+    bare = [{**kept, **dict.fromkeys(tokens)}, kept]
+    status, answer = post(client, "/v1/models/numbers:regress", {"examples": bare})
+    assert answer["results"] == pytest.approx([missing] * 2, abs=1e-6)
+    status, answer = post(client, URL, {"instances": [
+        {**ROW, "tastes": [1.0, None]}, {**ROW, "tastes": [1.0, 1.0]}]})  # fmt: skip
+    clicks = [row["click"] for row in answer["predictions"]]
+    assert clicks[0] == clicks[1]
+    features = {"plain": 0.5, "tastes": [0.5, 1.5]}
+    scores = []
+    for more in ({}, dict.fromkeys(tokens), dict.fromkeys(tokens, 1.0)):
+        asked = {"user": 1003, "features": {**features, **more}, "k": 3}
+        status, answer = post(client, "/v1/recommend", asked)
+        assert status == 200
+        scores.append([item["score:click"] for item in answer["items"]])
+    assert scores[0] == scores[1] == scores[2]
+    status, answer = post(client, "/v1/recommend", {"user": 1003, "features": {"price": 1.0}})
+    assert (status, "plain has no value" in answer["error"]) == (400, True)
+    status, answer = post(client, "/v1/recommend", {"user": 1003, "filter": {"kind": NAN}})
+    assert status == 400
+
+
+def test_the_graph_alone_takes_nan_for_missing_as_the_etl_does(models) -> None:
+    """TensorFlow Serving refuses nothing: there NaN is what it is to a build."""
+    serve = tf.saved_model.load(str(models / "numbers" / "1")).signatures["serving_default"]
+    specs = serve.structured_input_signature[1]
+
+    def score(value: float) -> float:
+        row = {**ROW, "price": value, "cost": value}
+        given = {n: tf.constant([v], specs[n].dtype) for n, v in row.items()}
+        return float(serve(**given)["click"][0])
+
+    assert score(NAN) == score(FLOAT_NULL_TOKEN) == score(1.0)
+
+
+def test_tensors_of_grpc_are_refused_alike(server) -> None:
+    def build(name: str, values: object, dtype: type) -> PredictRequest:
+        spec = ModelSpec(name="numbers", signature_name="serving_default")
+        request = PredictRequest(model_spec=spec)
+        specs = server.store.get("numbers").find_specs("serving_default")
+        for key, value in ROW.items():
+            array = np.array([value, value], specs[key].dtype.as_numpy_dtype)
+            if key == name:
+                array = array.astype(dtype)
+                array.flat[-1] = values
+            request.inputs[key].CopyFrom(tf.make_tensor_proto(array))
+        return request
+
+    kinds = {"price": np.float32, "cost": np.float64, "plain": np.float32, "tastes": np.float32}
+    refused = [(name, build(name, value, kind), "finite numbers") for name, kind in kinds.items()
+               for value in (NAN, INF, -INF)]  # fmt: skip
+    refused += [("cost", build("cost", 1e39, np.float64), "finite numbers"),
+                ("price", build("price", NAN, np.float16), "float32"),
+                ("price", build("price", NAN, np.float64), "float32"),
+                ("user_id", build("user_id", 7, np.float32), "int64")]  # fmt: skip
+
+    async def ask() -> None:
+        service = run_service(server, "127.0.0.1:0")
+        async with service as port, insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = PredictionServiceStub(channel)
+            answer = await stub.Predict(build("price", FLOAT_NULL_TOKEN, np.float32))
+            assert np.isfinite(tf.make_ndarray(answer.outputs["click"])).all()
+            for name, request, said in refused:
+                with pytest.raises(AioRpcError) as caught:
+                    await stub.Predict(request)
+                assert caught.value.code() == StatusCode.INVALID_ARGUMENT
+                assert f"input {name} must be {said}" in caught.value.details()
+                if said == "finite numbers":
+                    assert "row 1 (from 0)" in caught.value.details()
+
+    asyncio.run(ask())
+
+
+def test_a_score_that_is_no_number_is_a_fault_of_the_server(trained, models, tmp_path) -> None:
+    """It is no answer, and nobody's bad request; a version that begins so is not served."""
+    server = Server(ServerConfig(models, 60.0))
+    with TestClient(build_app(server)) as client:
+        spoil_weights(server.store.get("numbers")._model.weights)
+        asked = {"user": 1003, "features": {"plain": 1.0}}
+        for path, body in ((URL, {"instances": [ROW, ROW]}), ("/v1/recommend", asked)):
+            status, answer = post(client, path, body)
+            assert status == 500
+            assert " of numbers, version 1" in answer["error"]
+            assert "not finite in row 0 (from 0)" in answer["error"]
+        text = client.get("/metrics").text
+        assert 'sluice_requests_total{method="predict",status="500"} 1.0' in text
+    shutil.copytree(models / "numbers", tmp_path / "models" / "numbers")
+    broken = build_model(trained.config.model, trained.manifest, 3)
+    spoil_weights([next(iter(broken.network.weights.values()))])  # Layers behind it hide it.
+    write_export(replace(trained, model=broken), ExportOptions(tmp_path / "models"))
+    served = Server(ServerConfig(tmp_path / "models", 60.0))
+    assert served.store.get("numbers").number == 1
+    [newest, _] = served.store.describe("numbers")["model_version_status"]
+    assert newest["state"] == "END"
+    assert "not finite" in newest["status"]["error_message"]
+    served.close()
+    shutil.rmtree(tmp_path / "models" / "numbers" / "1")
+    with pytest.raises(UpstreamNotReadyError) as caught:
+        Server(ServerConfig(tmp_path / "models", 60.0))
+    assert "not finite" in caught.value.received
