@@ -170,8 +170,8 @@ class PoolingConfig(StrictFinite):
 
     combiner: Combiner | None = Field(
         None,
-        description="none: all positions, with a mask. Left out: as the network reads the list, "
-        "else sum with weights of the build, else mean.",
+        description="none: all positions, with a mask. Left out: as the network reads the list "
+        "(fm and deepfm: each element is a field), else sum with weights of the build, else mean.",
     )
     weights: str | None = Field(
         None, description="List feature that the positions' rows are multiplied by."

@@ -249,7 +249,7 @@ class Trainer:
             feature.name
             for part in self.model.embedded_inputs
             for feature in part.features
-            if feature.spec.is_list and feature.combiner in ("none", "last")
+            if feature.spec.is_list and feature.reads_order
         ]
         found = [name for name in ordered if pairs.get(name) in features]
         if found:

@@ -8,6 +8,8 @@ numbers                   <feature>        [batch, 1], [batch, n]
 numbers, a list           <feature>        [batch, 1], pooled; combiner none as of ids
 bytes of numbers          <feature>        [batch, n]
 with biases               <feature>_bias   [batch, 1], of lists the weighted sum
+elements as fields        <feature>_field_sum      [batch, dim], Σ x v
+                          <feature>_field_squares  [batch, dim], Σ (x v)²
 """
 
 from __future__ import annotations
@@ -33,12 +35,14 @@ from training.networks.layers import (
     gather_positions,
     normalize_weights,
     pool_rows,
+    sum_elements,
     sum_squared_norms,
 )
 from training.networks.network import NetworkInputs
 
 MEAN = PoolingConfig(combiner="mean")
 MASK_SUFFIX, BIAS_SUFFIX = "_mask", "_bias"
+FIELD_SUFFIXES = ("_field_sum", "_field_squares")
 _WRONG_VECTOR = re.compile(r"feature (\S+) holds vectors of (.*); found:\] \[(\d+)\]")
 
 
@@ -54,6 +58,9 @@ class InputFeature:
         has_vector: Whether each id has a vector; a linear model has biases alone.
         pools_numbers: Whether the numbers of a list become one number; else they are a vector.
         vector: How its bytes are read as numbers, or None.
+        elements: Combiner, `sum` or `mean`, of the elements of a list that are fields of a network
+            by themselves; None: what the list becomes is one field.
+        has_order: Whether the network reads the order of positions.
     """
 
     spec: FeatureSpec
@@ -63,6 +70,8 @@ class InputFeature:
     has_vector: bool = True
     pools_numbers: bool = False
     vector: VectorConfig | None = None
+    elements: str | None = None
+    has_order: bool = True
 
     @property
     def name(self) -> str:
@@ -74,6 +83,19 @@ class InputFeature:
         """Whether a network reads each position of a list."""
         is_read = self.pools_numbers or (self.dim is not None and self.has_vector)
         return is_read and self.spec.is_list and self.combiner == "none"
+
+    @property
+    def field_names(self) -> tuple[str, ...]:
+        """Names of the inputs that sum over its elements: of the sum, and of squares; or none."""
+        is_read = self.spec.is_list and self.dim is not None and self.has_vector
+        if self.elements is None or not is_read:
+            return ()
+        return tuple(self.name + suffix for suffix in FIELD_SUFFIXES)
+
+    @property
+    def reads_order(self) -> bool:
+        """Whether what it gives depends on the order of a list."""
+        return self.combiner == "last" or (self.keeps_positions and self.has_order)
 
     @property
     def combiner(self) -> str:
@@ -101,6 +123,7 @@ class InputFeature:
             shapes = {self.name: (length, self.dim or 1), self.name + MASK_SUFFIX: (length,)}
         elif self.has_vector or self.pools_numbers:
             shapes[self.name] = (self.dim or 1,)
+            shapes |= dict.fromkeys(self.field_names, (self.dim,))
         if self.has_bias:
             shapes[self.name + BIAS_SUFFIX] = (1,)
         return shapes
@@ -199,7 +222,12 @@ class EmbeddedInputs(tf.Module):
         name = feature.name
         ids, weights = self._read_list(feature, batch)
         inputs = {}
-        if name in self.tables:
+        if feature.field_names:
+            each = gather_positions(self.tables[name], ids)
+            inputs[name] = combine_positions(each, ids, weights, feature.combiner)
+            sums = sum_elements(each, ids, weights, str(feature.elements))
+            inputs |= dict(zip(feature.field_names, sums, strict=True))
+        elif name in self.tables:
             inputs[name] = self._pool(feature, self.tables[name], ids, weights)
         if feature.keeps_positions:
             inputs[name + MASK_SUFFIX] = tf.not_equal(ids, PAD_ID)
@@ -312,6 +340,7 @@ def build_keras_inputs(features: Sequence[InputFeature]) -> NetworkInputs:
         numbers=[feature.name for feature in features if feature.dim is None],
         biases=[feature.name + BIAS_SUFFIX for feature in embedded if feature.has_bias],
         masks={f.name: f.name + MASK_SUFFIX for f in features if f.keeps_positions},
+        elements={f.name: f.field_names for f in features if f.field_names},
     )
 
 

@@ -93,6 +93,7 @@ class RankingModel(Model):
         features = _drop_unread(config, planned, self.network)
         kept = {feature.name for feature in features}
         self.left_out = tuple(feature.name for feature in planned if feature.name not in kept)
+        self._lone_field = _find_lone_field(features) if kind.sums_fields else None
         built = builder.build_tables(features)
         self.tables = built.tables
         self._inputs = built.build_inputs(features)
@@ -110,10 +111,17 @@ class RankingModel(Model):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Says which features the network does not read."""
-        if not self.left_out:
-            return ()
-        return (f"network {self._name} does not read {', '.join(self.left_out)}: left out",)
+        """Says which features the network does not read, and where it has no pairs to multiply."""
+        notes = []
+        if self.left_out:
+            names = ", ".join(self.left_out)
+            notes.append(f"network {self._name} does not read {names}: left out")
+        if self._lone_field is not None:
+            notes.append(
+                f"network {self._name} multiplies pairs of fields, and {self._lone_field} is the "
+                "only one: these products are 0"
+            )
+        return tuple(notes)
 
     @property
     def embedded_inputs(self) -> Sequence[EmbeddedInputs]:
@@ -322,8 +330,33 @@ def _plan_inputs(
         if not kind.has_vectors and builder.is_embedded(spec):
             _check_sums(config, name)
         feature = builder.plan_input(spec, pooling if is_asked else None, bias=has_biases)
-        planned.append(replace(feature, has_vector=kind.has_vectors))
+        elements = _combine_elements(config.pooling.get(name)) if kind.sums_fields else None
+        planned.append(
+            replace(
+                feature,
+                has_vector=kind.has_vectors,
+                elements=elements,
+                has_order=kind.has_order,
+            )
+        )
     return planned
+
+
+def _combine_elements(asked: PoolingConfig | None) -> str | None:
+    """Returns how a network that sums over fields takes the elements of a list as fields.
+
+    What nothing is said of, and a sum, takes each times its weight; a mean divides these by their
+    number. `max` and `last` make one field of the list, `none` one of each position.
+    """
+    combiner = None if asked is None else asked.combiner
+    return {None: "sum", "sum": "sum", "mean": "mean"}.get(combiner)
+
+
+def _find_lone_field(features: Sequence[InputFeature]) -> str | None:
+    """Returns the feature that is the only field of a network that sums over them, or None."""
+    found = [feature for feature in features if feature.dim is not None]
+    is_lone = len(found) == 1 and not (found[0].field_names or found[0].keeps_positions)
+    return found[0].name if is_lone else None
 
 
 def _drop_unread(
@@ -347,7 +380,7 @@ def _drop_unread(
         replace(
             feature,
             has_vector=feature.has_vector
-            and bool(read & {feature.name, feature.name + MASK_SUFFIX}),
+            and bool(read & {feature.name, feature.name + MASK_SUFFIX, *feature.field_names}),
             has_bias=feature.has_bias and feature.name + BIAS_SUFFIX in read,
         )
         for feature in kept

@@ -39,8 +39,7 @@ def build_lr(
     if inputs.numbers:
         numbers = concatenate([inputs[name] for name in inputs.numbers])
         terms.append(keras.layers.Dense(1, use_bias=False)(numbers))
-    total = terms[0] if len(terms) == 1 else keras.layers.Add()(terms)
-    return Bias(first_score(base_scores))(total)
+    return Bias(first_score(base_scores))(_add(terms))
 
 
 def build_fm(
@@ -52,14 +51,14 @@ def build_fm(
     """Builds a factorization machine of second order.
 
     Args:
-        inputs: Biases, numbers and vectors; a list whose positions are kept is as many fields.
+        inputs: Biases, numbers and vectors; each element of a list is a field.
         dropout: Share of the interactions' numbers dropped in training, or None.
         base_scores: Score of a constant for each task, where training starts; Sluice sets it.
 
     Returns:
         Logits `[batch, 1]`.
     """
-    pairs = Interactions()(stack_fields(inputs))
+    pairs = build_interactions(inputs)
     if dropout is not None:
         pairs = keras.layers.Dropout(dropout)(pairs)
     linear = build_lr(inputs, base_scores=base_scores)
@@ -121,7 +120,7 @@ def build_deepfm(
     Returns:
         Logits `[batch, 1]`.
     """
-    pairs = keras.ops.sum(Interactions()(stack_fields(inputs)), axis=1, keepdims=True)
+    pairs = keras.ops.sum(build_interactions(inputs), axis=1, keepdims=True)
     deep = build_wide_deep(
         inputs,
         hidden_units=hidden_units,
@@ -242,11 +241,14 @@ class Interactions(keras.layers.Layer):
         return 0.5 * (keras.ops.square(total) - squares)
 
 
-def stack_fields(inputs: NetworkInputs) -> keras.KerasTensor:
-    """Returns the vectors of all ids, `[batch, fields, dim]`.
+def build_interactions(inputs: NetworkInputs) -> keras.KerasTensor:
+    """Builds the products of all pairs of fields, summed, `[batch, dim]`.
+
+    A vector is a field, and so is each position of a list that keeps them. Of other lists each
+    element is one: their sums and sums of squares add up with those of the vectors.
 
     Raises:
-        ConfigError: There are none, or they differ in length.
+        ConfigError: There are no vectors, or they differ in length.
     """
     dims = {name: inputs[name].shape[-1] for name in inputs.vectors}
     if len(set(dims.values())) != 1:
@@ -258,8 +260,22 @@ def stack_fields(inputs: NetworkInputs) -> keras.KerasTensor:
     fields = []
     for name in inputs.vectors:
         tensor = inputs[name]
-        fields.append(tensor if len(tensor.shape) == 3 else keras.ops.expand_dims(tensor, 1))
-    return fields[0] if len(fields) == 1 else keras.layers.Concatenate(axis=1)(fields)
+        if name not in inputs.elements:
+            fields.append(tensor if len(tensor.shape) == 3 else keras.ops.expand_dims(tensor, 1))
+    stacked = None
+    if fields:
+        stacked = fields[0] if len(fields) == 1 else keras.layers.Concatenate(axis=1)(fields)
+    if not inputs.elements:
+        return Interactions()(stacked)
+    totals, squares = ([inputs[pair[i]] for pair in inputs.elements.values()] for i in (0, 1))
+    if stacked is not None:
+        totals.append(keras.ops.sum(stacked, axis=1))
+        squares.append(keras.ops.sum(keras.ops.square(stacked), axis=1))
+    return 0.5 * (keras.ops.square(_add(totals)) - _add(squares))
+
+
+def _add(tensors: Sequence[keras.KerasTensor]) -> keras.KerasTensor:
+    return tensors[0] if len(tensors) == 1 else keras.layers.Add()(list(tensors))
 
 
 def flatten_inputs(inputs: NetworkInputs) -> keras.KerasTensor:

@@ -220,6 +220,28 @@ def combine_positions(
     return _keep(has_token[:, 0], tf.reduce_max(rows - lowest, axis=1))
 
 
+def sum_elements(
+    embeddings: tf.Tensor, ids: tf.Tensor, weights: tf.Tensor | None, combiner: str
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sums the elements of lists, and their squares: what a factorization machine reads of them.
+
+    Args:
+        embeddings: v, float32 `[batch, length, dim]`; what stands at padded positions is ignored.
+        ids: int `[batch, length]`, 0 for padding.
+        weights: x, float32 `[batch, length]`; None: 1.
+        combiner: `sum`, or `mean`: x is divided by the number of tokens.
+
+    Returns:
+        Σ x v and Σ (x v)² (Rendle 2010, lemma 3.1), each float32 `[batch, dim]`.
+    """
+    rows = combine_positions(embeddings, ids, weights, "none")
+    if combiner == "mean":
+        is_token = tf.cast(tf.not_equal(ids, PAD_ID), rows.dtype)
+        counts = tf.reduce_sum(is_token, axis=1)[:, tf.newaxis, tf.newaxis]
+        rows = tf.math.divide_no_nan(rows, counts)
+    return tf.reduce_sum(rows, axis=1), tf.reduce_sum(tf.square(rows), axis=1)
+
+
 def normalize_weights(weights: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
     """Softmax of the weights over the positions that hold a token, `[batch, length]`."""
     padding = tf.constant(-(2.0**32) + 1.0)

@@ -33,6 +33,8 @@ class NetworkInputs(dict[str, keras.KerasTensor]):
         numbers: Names of numbers, `[batch, n]`.
         biases: Names of weights of ids, `[batch, 1]`.
         masks: Name of the mask, `[batch, length]`, of each list whose positions are read.
+        elements: Names of the sum of a list's elements and of the sum of their squares,
+            `[batch, dim]` each, for lists whose elements are fields by themselves.
     """
 
     def __init__(
@@ -42,10 +44,11 @@ class NetworkInputs(dict[str, keras.KerasTensor]):
         numbers: Sequence[str] = (),
         biases: Sequence[str] = (),
         masks: Mapping[str, str] | None = None,
+        elements: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         super().__init__(tensors)
         self.vectors, self.numbers, self.biases = tuple(vectors), tuple(numbers), tuple(biases)
-        self.masks = dict(masks or {})
+        self.masks, self.elements = dict(masks or {}), dict(elements or {})
 
     def __missing__(self, name: str) -> keras.KerasTensor:
         """Refuses a name that a network asks for.

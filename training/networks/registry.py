@@ -42,6 +42,8 @@ class NetworkKind:
         has_vectors: Whether it reads a vector of each id.
         key_params: Parameters that name a feature, and the key of the dataset that is the default.
         position_params: Parameters that name lists whose positions it reads.
+        sums_fields: Whether it sums over fields, so that each element of a list is one.
+        has_order: Whether it reads the order of positions that a list keeps.
     """
 
     build: Callable[..., Any]
@@ -49,6 +51,8 @@ class NetworkKind:
     has_vectors: bool = True
     key_params: Mapping[str, str] = field(default_factory=dict)
     position_params: tuple[str, ...] = ()
+    sums_fields: bool = False
+    has_order: bool = True
 
     def complete_params(self, params: Mapping[str, Any], keys: DatasetKeys) -> dict[str, Any]:
         """Returns parameters, with the dataset's keys in place of features that are not named."""
@@ -64,10 +68,10 @@ class NetworkKind:
 _OF_HISTORY = {"history": "history", "target": "item"}
 
 NETWORKS: dict[str, NetworkKind] = {
-    "lr": NetworkKind(build_lr, has_biases=True, has_vectors=False),
-    "fm": NetworkKind(build_fm, has_biases=True),
+    "lr": NetworkKind(build_lr, has_biases=True, has_vectors=False, has_order=False),
+    "fm": NetworkKind(build_fm, has_biases=True, sums_fields=True, has_order=False),
     "wide_deep": NetworkKind(build_wide_deep, has_biases=True),
-    "deepfm": NetworkKind(build_deepfm, has_biases=True),
+    "deepfm": NetworkKind(build_deepfm, has_biases=True, sums_fields=True),
     "dcn": NetworkKind(build_dcn),
     "din": NetworkKind(build_din, key_params=_OF_HISTORY, position_params=("history",)),
     "bst": NetworkKind(build_bst, key_params=_OF_HISTORY, position_params=("history", "gaps")),

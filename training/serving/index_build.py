@@ -12,7 +12,7 @@ An index is written under a hidden name and renamed when it is whole; earlier on
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -349,7 +349,8 @@ def _read_values(table: pa.Table, item: Mapping[str, Any]) -> list[Any]:
         values: list[Any] = [None] * len(table)
     else:
         values = table[item["name"]].to_pylist()
-    convert = {"string": str, "int64": _to_whole}.get(item["dtype"], float)
+    converts: dict[str, Callable[[Any], Any]] = {"string": str, "int64": _to_whole}
+    convert = converts.get(item["dtype"], float)
     if not item["is_list"]:
         return [None if v is None else convert(v) for v in values]
     lists = [[None if v is None else convert(v) for v in _split_list(one)] for one in values]

@@ -262,7 +262,7 @@ def _read_numbers(value: Any, dtype: tf.DType) -> tuple[np.ndarray, np.ndarray |
     known: set[type] = {int, type(None), *([float] if dtype.is_floating else [])}
     if not set(map(type, array.ravel())) <= known:
         raise TypeError(array.dtype)
-    is_null = np.equal(array, None)
+    is_null = _find_nulls(array)
     numbers = np.where(is_null, 0, array)
     return numbers.astype(np.float64 if dtype.is_floating else np.int64), is_null
 
@@ -277,10 +277,15 @@ def _has_booleans(value: Any) -> bool:
 def _read_text(name: str, value: Any) -> tuple[np.ndarray, np.ndarray]:
     """Returns text as an array of bytes, and which of it is null."""
     array = np.array(value, dtype=object)
-    is_null = np.equal(array, None)
     flat = np.empty(array.size, dtype=object)
     flat[:] = [b"" if item is None else _encode_text(name, item) for item in array.ravel()]
-    return flat.reshape(array.shape), np.asarray(is_null)
+    return flat.reshape(array.shape), _find_nulls(array)
+
+
+def _find_nulls(array: np.ndarray) -> np.ndarray:
+    """Returns which values are null, bool of the same shape."""
+    found = np.fromiter((item is None for item in array.ravel()), bool, array.size)
+    return found.reshape(array.shape)
 
 
 def _encode_text(name: str, item: Any) -> bytes:

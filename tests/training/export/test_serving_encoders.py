@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import tensorflow as tf
@@ -15,6 +16,7 @@ from conf.manifest import Manifest
 from conf.operations import Cross, Cyclical, DatePart, Statistic, Weights
 from conf.schema import FeatureSchema, FeatureSpec
 from training.export.serving_encoders import (
+    FLOAT_NULL_TOKEN,
     FLOAT_PAD_TOKEN,
     ServingEncoders,
     build_inputs,
@@ -50,16 +52,18 @@ def test_what_exists_at_etl_time_alone_is_no_input():
     assert found.column == "a"
 
 
-def test_floats_pad_with_the_least_number_and_are_null_as_nan():
+def test_floats_pad_with_the_least_number_and_are_null_as_the_next_one_and_as_nan():
     spec = FeatureSpec("f", "float32", "user", (None,), 5)
     columns = (RawColumn("w", "float32", True), RawColumn("i", "int64", True))
     weights, ids = inputs(Weights(), *columns, spec=spec)
     assert weights.pad_token == FLOAT_PAD_TOKEN
-    assert weights.null_token is None
+    assert weights.null_token == FLOAT_NULL_TOKEN
     assert ids.max_len == 5
-    marked = weights.read(tf.constant([[1.0, math.nan, FLOAT_PAD_TOKEN]], tf.float32))
-    assert marked.is_pad.numpy().tolist() == [[False, False, True]]
-    assert math.isnan(marked.numbers.numpy()[0, 1])
+    for dtype in (tf.float32, tf.float64):
+        values = tf.constant([[1.0, math.nan, FLOAT_NULL_TOKEN, FLOAT_PAD_TOKEN]], dtype)
+        marked = weights.read(values)
+        assert marked.is_pad.numpy().tolist() == [[False, False, False, True]]
+        assert np.isnan(marked.numbers.numpy()[0, 1:3]).all()
 
 
 def test_the_null_token_is_never_a_token():
