@@ -39,6 +39,7 @@ class ExitCode(IntEnum):
     INPUT_REFUSED = 3
     NOT_READY = 4
     DIVERGED = 5
+    GATE_FAILED = 6
     # What a shell reports of a process that a signal ended: 128 + its number.
     INTERRUPTED = 130
     TERMINATED = 143

@@ -115,8 +115,9 @@ def render_help() -> str:
         "  -h, --help      Show this text.\n\n"
         "`sluice COMMAND --help` shows a command's own options.\n\n"
         "Exit codes: 0 done, 2 usage or config, 3 input data refused, 4 upstream not ready,\n"
-        "            5 training diverged, 1 anything else; 143 and 130: training was ended by\n"
-        "            SIGTERM or Ctrl-C and has saved its state (`sluice train --resume`)."
+        "            5 training diverged, 6 a gate failed, 1 anything else; 143 and 130:\n"
+        "            training was ended by SIGTERM or Ctrl-C and has saved its state\n"
+        "            (`sluice train --resume`)."
     )
 
 

@@ -1,6 +1,6 @@
 """`sluice compare`: two runs on the same rows, with confidence intervals of their differences.
 
-With `--margin` it is a gate: exit code 1 where the first run is not ahead of the second by at least
+With `--margin` it is a gate: exit code 6 where the first run is not ahead of the second by at least
 that much, as far as 95 % confidence goes.
 """
 
@@ -61,7 +61,7 @@ def main(
         print(json.dumps(result, sort_keys=True))
     else:
         print_comparison(result)
-    return ExitCode.FAILED if result["passed"] is False else ExitCode.OK
+    return ExitCode.GATE_FAILED if result["passed"] is False else ExitCode.OK
 
 
 def compare(

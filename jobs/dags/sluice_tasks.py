@@ -74,7 +74,12 @@ TRIES = 8
 FAULTS_RETRIED = 2
 
 _EXIT_CODE = re.compile(r"(?:exit code|Error code is:) (-?\d+)")
-_FAILS_AT_ONCE = {2: "usage or config", 3: "input data refused", 5: "training diverged"}
+_FAILS_AT_ONCE = {
+    2: "usage or config",
+    3: "input data refused",
+    5: "training diverged",
+    6: "a gate failed",
+}
 _NOT_READY = 4
 _STATE_SAVED = (130, 143)
 
@@ -91,8 +96,8 @@ require_day() {
 class ExitCodePolicy(RetryPolicy):
     """Decides by the exit code of a command, run by Bash or by spark-submit, how to go on.
 
-    4 (not ready) is tried again later, 130 and 143 (ended by a signal, state saved) at once; 2, 3
-    and 5 fail at once; any other failure is tried twice more.
+    4 (not ready) is tried again later, 130 and 143 (ended by a signal, state saved) at once; 2, 3,
+    5 and 6 fail at once; any other failure is tried twice more.
     """
 
     def evaluate(

@@ -42,7 +42,7 @@ def decide() -> dict[str, str]:
         "bash": "Bash command failed. The command returned a non-zero exit code {}.",
         "spark": "Cannot execute: spark-submit --name x. Error code is: {}.",
     }
-    codes = (1, 2, 3, 4, 5, 130, 137, 143, -9)
+    codes = (1, 2, 3, 4, 5, 6, 130, 137, 143, -9)
     found = {
         f"{how} {code}": ask(text.format(code)) for how, text in texts.items() for code in codes
     }

@@ -110,8 +110,9 @@ NEW = {"PUBLISHED": "", "WARM_START": "True"}
         ("TRAIN", NEW, None, 0, "--dataset v --once"),
         ("TRAIN", {"PUBLISHED": "r", "WARM_START": "False"}, None, 0, "--dataset v --once"),
         ("TRAIN", NEW, (143, ""), 143, ""),
-        ("GATE", {"PUBLISHED": ""}, (1, WORSE), 0, "no model was published before"),
-        ("GATE", {}, (1, WORSE), 99, ""),
+        ("GATE", {"PUBLISHED": ""}, (6, WORSE), 0, "no model was published before"),
+        ("GATE", {}, (6, WORSE), 99, '"passed": false'),
+        ("GATE", {}, (1, WORSE), 1, ""),  # The code decides, not the text.
         ("GATE", {}, (1, CRASHED), 1, ""),
         ("GATE", {}, (3, CRASHED), 3, ""),
         ("GATE", {}, (0, '{"passed": true}'), 0, '{"passed": true}'),
@@ -355,7 +356,7 @@ def test_a_build_by_spark_submit_is_the_same_version(runs) -> None:
 def test_an_exit_code_decides_whether_a_task_is_tried_again(runs) -> None:
     root, _ = runs
     found = json.loads((root / "results.json.policy").read_text())
-    failing = {f"{how} {code}": "fail" for how in ("bash", "spark") for code in (2, 3, 5)}
+    failing = {f"{how} {code}": "fail" for how in ("bash", "spark") for code in (2, 3, 5, 6)}
     retried = {f"{how} {code}": "retry" for how in ("bash", "spark") for code in (4, 130, 143)}
     others = {f"{how} {code}": "default" for how in ("bash", "spark") for code in (1, 137, -9)}
     assert found == {**failing, **retried, **others, "timeout": "default", "third": "fail"}

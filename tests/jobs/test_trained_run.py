@@ -323,7 +323,7 @@ def test_two_runs_are_compared_and_a_margin_is_a_gate(
     same = ["--run", str(series), "--against", str(series), "--margin"]
     assert run_app(compare_app, [*same, "0"]) == ExitCode.OK
     assert "passed: ndcg@10 is ahead by +0.0000" in capsys.readouterr().out
-    assert run_app(compare_app, [*same, "0.01", "--log-format", "json"]) == ExitCode.FAILED
+    assert run_app(compare_app, [*same, "0.01", "--log-format", "json"]) == ExitCode.GATE_FAILED
     found = json.loads(capsys.readouterr().out)
     assert (found["passed"], found["metric"], found["lead"]) == (False, "ndcg@10", 0.0)
     assert read_json(resolve_run(str(series)) / "comparison.json") == found
