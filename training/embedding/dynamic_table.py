@@ -32,11 +32,15 @@ _TWO_PI = 2.0 * math.pi
 
 
 def draw_first_rows(
-    keys: np.ndarray, dim: int, *, seed: int, table: str, initializer: Initializer
+    keys: np.ndarray,
+    dim: int,
+    *,
+    seed: int,
+    table: str,
+    initializer: Initializer,
+    has_oov: bool = True,
 ) -> np.ndarray:
     """Draws the first values of rows, each key's on its own.
-
-    The key 1, which encoders give to null, starts at zeros, as the OOV row of a static table does.
 
     Args:
         keys: int64 `[n]`.
@@ -44,6 +48,8 @@ def draw_first_rows(
         seed: The run's seed.
         table: Name of the table.
         initializer: Their distribution.
+        has_oov: Whether key 1 is what encoders give to null: it starts at zeros then, as the OOV
+            row of a static table does.
 
     Returns:
         float32 `[n, dim]`.
@@ -52,12 +58,13 @@ def draw_first_rows(
     stream = np.int64((seed << 32 | zlib.crc32(table.encode())) & (1 << 63) - 1)
     keys = np.ascontiguousarray(keys, np.int64)
     if isinstance(initializer, UniformConfig):
-        _fill_uniform(keys, stream, initializer.low, initializer.high, rows)
+        _fill_uniform(keys, stream, initializer.low, initializer.high, has_oov, rows)
         # What is rounded up to float32 may reach the bound, which is left out.
         below = np.nextafter(np.float32(initializer.high), np.float32("-inf"))
-        return np.where((keys == OOV_ID)[:, None], rows, np.minimum(rows, below))
+        is_oov = has_oov & (keys == OOV_ID)
+        return np.where(is_oov[:, None], rows, np.minimum(rows, below))
     bound = np.inf if isinstance(initializer, NormalConfig) else 2.0
-    _fill_rows(keys, stream, initializer.stddev, bound, rows)
+    _fill_rows(keys, stream, initializer.stddev, bound, has_oov, rows)
     return rows
 
 
@@ -76,12 +83,12 @@ def _uniform(state):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _fill_uniform(keys, stream, low, high, rows):  # type: ignore[no-untyped-def]
+def _fill_uniform(keys, stream, low, high, has_oov, rows):  # type: ignore[no-untyped-def]
     """Numbers in `[low, high)`."""
     gamma = np.uint64(0x9E3779B97F4A7C15)
     start = _mix(np.uint64(stream) + gamma)
     for i in range(len(keys)):
-        if keys[i] == OOV_ID:
+        if has_oov and keys[i] == OOV_ID:
             rows[i, :] = 0.0
             continue
         state = _mix(_mix(np.uint64(keys[i]) + gamma) ^ start)
@@ -91,7 +98,7 @@ def _fill_uniform(keys, stream, low, high, rows):  # type: ignore[no-untyped-def
 
 
 @kernel
-def _fill_rows(keys, stream, stddev, bound, rows):  # type: ignore[no-untyped-def]
+def _fill_rows(keys, stream, stddev, bound, has_oov, rows):  # type: ignore[no-untyped-def]
     """Pairs of normal numbers by the transform of Box & Muller 1958.
 
     A pair with a number beyond the bound, in standard deviations, is drawn again.
@@ -100,7 +107,7 @@ def _fill_rows(keys, stream, stddev, bound, rows):  # type: ignore[no-untyped-de
     dim, limit = rows.shape[1], bound * stddev
     start = _mix(np.uint64(stream) + gamma)
     for i in range(len(keys)):
-        if keys[i] == OOV_ID:
+        if has_oov and keys[i] == OOV_ID:
             rows[i, :] = 0.0
             continue
         state = _mix(_mix(np.uint64(keys[i]) + gamma) ^ start)

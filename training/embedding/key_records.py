@@ -188,11 +188,12 @@ class UsedRows:
 
 
 class DistinctKeys:
-    """The keys of a batch, each once, in order of arrival; key 0, padding, is none of them.
+    """The keys of a batch, each once, in order of arrival; key 0 is none of them where it pads.
 
     Args:
         keys: int64 `[n]`.
         times: Time of each, int64 `[n]`, or one for all.
+        has_padding: Whether key 0 is padding.
 
     Attributes:
         keys: int64 `[distinct]`.
@@ -200,7 +201,9 @@ class DistinctKeys:
         times: Latest time of each, int64 `[distinct]`.
     """
 
-    def __init__(self, keys: np.ndarray, times: np.ndarray | int) -> None:
+    def __init__(
+        self, keys: np.ndarray, times: np.ndarray | int, *, has_padding: bool = True
+    ) -> None:
         keys = np.ascontiguousarray(keys, np.int64)
         slots = 1 << max(4, int(2 * len(keys)).bit_length())
         found = np.empty((3, len(keys)), np.int64)
@@ -208,7 +211,7 @@ class DistinctKeys:
         timed = not isinstance(times, int)
         given = np.ascontiguousarray(times, np.int64) if timed else keys
         scratch = np.zeros(slots, np.int32)
-        count = _find_distinct(keys, given, timed, scratch, found, self._positions)
+        count = _find_distinct(keys, given, timed, has_padding, scratch, found, self._positions)
         self.keys, self.sightings, self.times = (part[:count] for part in found)
         if isinstance(times, int):
             self.times[:] = times
@@ -418,11 +421,11 @@ def _mark(words, rows):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _find_distinct(keys, times, timed, scratch, found, positions):  # type: ignore[no-untyped-def]
+def _find_distinct(keys, times, timed, has_padding, scratch, found, positions):  # type: ignore[no-untyped-def]
     mask, count = len(scratch) - 1, 0
     for i in range(len(keys)):
         key = keys[i]
-        if key == PAD_ID:
+        if has_padding and key == PAD_ID:
             positions[i] = -1
             continue
         slot = np.int64(mix_key(key) & np.uint64(mask))

@@ -87,17 +87,12 @@ def load_table(path: Path, dim: int) -> TableRows:
     keys, rows = (np.concatenate(column) for column in zip(*parts, strict=True))
     distinct = np.unique(keys[keys != PAD_ID])
     if len(distinct) != len(keys):
-        raise build_repeated_error(path, len(keys), len(distinct))
+        raise InputDataError(
+            f"{path} holds a key twice, or key 0, which is padding",
+            received=f"{len(keys):,} rows of {len(distinct):,} keys",
+            fix="leave one row of each key",
+        )
     return keys, rows
-
-
-def build_repeated_error(path: Path, rows: int, keys: int) -> InputDataError:
-    """Returns the error of a file whose rows are of fewer keys."""
-    return InputDataError(
-        f"{path} holds a key twice, or key 0, which is padding",
-        received=f"{rows:,} rows of {keys:,} keys",
-        fix="leave one row of each key",
-    )
 
 
 def _choose(path: Path, by_ending: dict[str, Chosen]) -> Chosen:

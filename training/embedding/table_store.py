@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from conf.delta import read_delta
-from conf.errors import ConfigError
+from conf.errors import ConfigError, InputDataError
 from conf.export import TABLES_DIR
-from conf.schema import PAD_ID
 from conf.training.tables import Initializer, NormalConfig
 from training.embedding.dynamic_table import draw_first_rows
 from training.embedding.key_records import (
@@ -32,7 +31,6 @@ from training.embedding.key_records import (
 from training.embedding.table_delta import read_delta_rows
 from training.embedding.table_files import (
     TableRows,
-    build_repeated_error,
     read_table,
     write_table,
 )
@@ -46,9 +44,9 @@ _INT64 = np.iinfo(np.int64)
 class TableStore:
     """Rows of one length, by key; made when they are first pulled or pushed.
 
-    Keys are whole numbers of 64 bits. Key 0 is padding, as in Sluice's tables: it reads zeros, and
-    nothing is stored for it. First values are those of a dynamic table: a function of `seed`,
-    `name` and key alone. Methods may be called from several threads.
+    Keys are whole numbers of 64 bits, each as good as any other: unlike in the tables of models, 0
+    is no padding and 1 no unknown value. First values are a function of `seed`, `name` and key
+    alone, those of a dynamic table. Methods may be called from several threads.
 
     Args:
         dim: Length of a row.
@@ -62,8 +60,8 @@ class TableStore:
     Example:
         >>> store = TableStore(dim=2)
         >>> store.push([[7, 8]], [[[1.0, 2.0], [3.0, 4.0]]])
-        >>> store.pull([8, 0]).tolist()
-        [[3.0, 4.0], [0.0, 0.0]]
+        >>> store.pull([8, 7]).tolist()
+        [[3.0, 4.0], [1.0, 2.0]]
     """
 
     def __init__(
@@ -90,8 +88,9 @@ class TableStore:
 
     def __contains__(self, key: int) -> bool:
         """Whether a key has a row."""
+        wanted = _check_keys(key).reshape(1)
         with self._lock:
-            return self._records.read(key) is not None
+            return bool(self._records.find(wanted)[0])
 
     @property
     def bytes(self) -> int:
@@ -111,14 +110,12 @@ class TableStore:
             ConfigError: Keys that are no whole numbers of 64 bits.
         """
         wanted = _check_keys(keys)
-        distinct = DistinctKeys(wanted.ravel(), 0)
+        distinct = DistinctKeys(wanted.ravel(), 0, has_padding=False)
         with self._lock:
             rows, is_new = self._find_or_create(distinct.keys)
             if is_new.any():
                 self._rows[rows[is_new]] = self._draw(distinct.keys[is_new])
-            places = distinct.spread(rows)
-            pulled = self._rows[places]
-        pulled[wanted.ravel() == PAD_ID] = 0.0
+            pulled = self._rows[distinct.spread(rows)]
         return pulled.reshape(*wanted.shape, self.dim)
 
     def push(self, keys: ArrayLike, values: ArrayLike) -> None:
@@ -134,11 +131,10 @@ class TableStore:
         """
         wanted = _check_keys(keys)
         given = self._check_values(wanted, values)
-        distinct = DistinctKeys(wanted.ravel(), 0)
-        is_key = wanted.ravel() != PAD_ID
+        distinct = DistinctKeys(wanted.ravel(), 0, has_padding=False)
         with self._lock:
             rows, _ = self._find_or_create(distinct.keys)
-            self._rows[distinct.spread(rows)[is_key]] = given[is_key]
+            self._rows[distinct.spread(rows)] = given
 
     def delete(self, keys: ArrayLike) -> int:
         """Forgets keys; pulled again, they start at their first values.
@@ -152,7 +148,7 @@ class TableStore:
         Raises:
             ConfigError: Keys that are no whole numbers of 64 bits.
         """
-        known = DistinctKeys(_check_keys(keys).ravel(), 0).keys
+        known = DistinctKeys(_check_keys(keys).ravel(), 0, has_padding=False).keys
         with self._lock:
             meta = self._records.find(known)
             has_row = meta != 0
@@ -188,8 +184,8 @@ class TableStore:
 
         Raises:
             ConfigError: Another ending, or no such file.
-            InputDataError: A row is damaged or has another length, or a key occurs twice or is 0;
-                what was there stays.
+            InputDataError: A row is damaged or has another length, or a key occurs twice; what was
+                there stays.
         """
         other = TableStore(
             self.dim, seed=self._seed, name=self._name, initializer=self._initializer
@@ -199,7 +195,11 @@ class TableStore:
             other.push(keys, rows)
             count += len(keys)
         if len(other) != count:
-            raise build_repeated_error(Path(path), count, len(other))
+            raise InputDataError(
+                f"{path} holds a key twice",
+                received=f"{count:,} rows of {len(other):,} keys",
+                fix="leave one row of each key",
+            )
         with self._lock:
             self._records, self._used = other._records, other._used
             self._rows, self._created = other._rows, other._created
@@ -240,7 +240,12 @@ class TableStore:
 
     def _draw(self, keys: np.ndarray) -> np.ndarray:
         return draw_first_rows(
-            keys, self.dim, seed=self._seed, table=self._name, initializer=self._initializer
+            keys,
+            self.dim,
+            seed=self._seed,
+            table=self._name,
+            initializer=self._initializer,
+            has_oov=False,
         )
 
     def _check_values(self, keys: np.ndarray, values: ArrayLike) -> np.ndarray:
@@ -296,6 +301,7 @@ def _check_keys(keys: ArrayLike) -> np.ndarray:
             "keys are whole numbers of 64 bits",
             received=f"{found.dtype}, such as {found.ravel()[0]!r}",
             allowed=f"{_INT64.min} to {_INT64.max}",
-            fix="hash strings first, as `{kind: hash_key}` does in a build",
+            fix="hash text first: `tf.fingerprint(texts).numpy().view('<i8')[:, 0]` gives the keys "
+            "of `{kind: hash_key}`; of a billion texts, any two get the same with a chance of 3 %",
         )
     return found.astype(np.int64)

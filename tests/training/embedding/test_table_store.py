@@ -7,12 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
+import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.errors import ConfigError, InputDataError
-from conf.training.tables import NormalConfig
+from conf.training.tables import NormalConfig, UniformConfig
+from etl.encoders.hashing import HashEncoder
 from training.embedding import TableStore
 from training.embedding.dynamic_table import draw_first_rows
 
@@ -26,7 +29,8 @@ BATCHES = st.tuples(
 
 def first_row(key: int) -> np.ndarray:
     keys = np.array([key], np.int64)
-    return draw_first_rows(keys, DIM, seed=0, table="table", initializer=NormalConfig())[0]
+    how = {"seed": 0, "table": "table", "initializer": NormalConfig()}
+    return draw_first_rows(keys, DIM, **how, has_oov=False)[0]
 
 
 class Dictionary:
@@ -37,15 +41,13 @@ class Dictionary:
 
     def pull(self, keys: tuple[int, ...]) -> np.ndarray:
         for key in keys:
-            if key != 0:
-                self.rows.setdefault(key, first_row(key))
-        return np.array([self.rows.get(key, np.zeros(DIM)) for key in keys]).reshape(-1, DIM)
+            self.rows.setdefault(key, first_row(key))
+        return np.array([self.rows[key] for key in keys]).reshape(-1, DIM)
 
     def push(self, keys: tuple[int, ...], values: np.ndarray) -> None:
         for key in keys:  # a key's place is that of its first sight
-            if key != 0:
-                self.rows.setdefault(key, np.zeros(DIM))
-        self.rows |= {key: value for key, value in zip(keys, values, strict=True) if key != 0}
+            self.rows.setdefault(key, np.zeros(DIM))
+        self.rows |= dict(zip(keys, values, strict=True))
 
     def delete(self, keys: tuple[int, ...]) -> int:
         return sum(self.rows.pop(key, None) is not None for key in keys)
@@ -67,16 +69,50 @@ def test_it_does_what_a_dictionary_of_vectors_does(batches):
         assert len(store) == len(model.rows)
     held = tuple(model.rows)
     np.testing.assert_array_equal(store.pull(held), model.pull(held))
-    assert [key in store for key in (0, *held)] == [False, *[True] * len(held)]
+    every = [0, 1, -1, INT64.min, INT64.max, *held]
+    assert [key in store for key in every] == [key in model.rows for key in every]
+
+
+@given(st.lists(st.integers(int(INT64.min), int(INT64.max)) | KEYS, min_size=1, unique=True))
+def test_every_key_is_held_saved_and_loaded(tmp_path_factory, keys):
+    values = np.arange(len(keys) * DIM, dtype=np.float32).reshape(-1, DIM)
+    store, other = TableStore(DIM), TableStore(DIM)
+    store.push(keys, values)
+    path = tmp_path_factory.mktemp("table") / "t.parquet"
+    store.save(path)
+    assert other.load(path) == len(keys)
+    np.testing.assert_array_equal(other.pull(keys), values)
+    assert other.delete(keys) == len(keys)
+    assert len(other) == 0
+
+
+@pytest.mark.parametrize("initializer", [NormalConfig(), UniformConfig()])
+def test_no_key_starts_at_zeros(initializer):
+    rows = TableStore(DIM, initializer=initializer).pull([0, 1, 2])
+    assert (rows != 0).all()
+    assert len(np.unique(rows)) == rows.size
+
+
+def test_text_is_hashed_by_the_recipe_of_the_message_to_what_a_build_makes_of_it():
+    texts = ["a", "", "\u00e9", "a longer text than sixteen bytes"]
+    with pytest.raises(ConfigError, match=r"received: +<U\d+, such as .*'a'") as caught:
+        TableStore(DIM).pull(texts)
+    recipe = re.search(r"`(.*?)`", caught.value.fix)[1]
+    keys = eval(recipe, {"tf": tf, "texts": texts})
+    encoded = HashEncoder(pa.string(), None).encode(pa.array(texts))
+    assert keys.tolist() == encoded.to_pylist()
+    store = TableStore(DIM)
+    store.push(keys, np.ones((4, DIM)))
+    assert len(store) == 4
 
 
 def test_rows_have_the_shape_of_the_keys_and_are_copies():
     store = TableStore(DIM)
-    pulled = store.pull([[5, 6], [0, 5]])
+    pulled = store.pull([[5, 6], [0, 5]])  # 0 is a key as any other.
     assert (pulled.shape, pulled.dtype) == ((2, 2, DIM), np.float32)
     np.testing.assert_array_equal(pulled[0, 0], pulled[1, 1])
     pulled[:] = 9
-    np.testing.assert_array_equal(store.pull([5, 0]), [first_row(5), np.zeros(DIM)])
+    np.testing.assert_array_equal(store.pull([5, 0]), [first_row(5), first_row(0)])
     assert store.pull(np.empty((2, 0), np.int32)).shape == (2, 0, DIM)
 
 
@@ -136,7 +172,6 @@ def test_what_is_saved_is_loaded(filled, tmp_path: Path):
         ("5\t1,2,3\n\n", "line 2"),
         ("5 1,2,3\n", "cannot be read"),
         ("5\t1,2,3\n5\t1,2,4\n", "a key twice"),
-        ("0\t1,2,3\n", "padding"),
     ],
 )
 def test_a_bad_file_is_refused_and_loses_nothing(filled, tmp_path: Path, text, message):
@@ -167,6 +202,8 @@ def test_keys_are_whole_numbers_of_64_bits(keys):
     store = TableStore(DIM)
     with pytest.raises(ConfigError, match="whole numbers of 64 bits"):
         store.pull(keys)
+    with pytest.raises(ConfigError, match="whole numbers of 64 bits"):
+        assert keys in store
     assert len(store) == 0
 
 
