@@ -1,14 +1,13 @@
 """`sluice predict`: ranked lists of items, and scores of rows.
 
-Lists are gzip'ed JSON lines: of every user by a retrieval model, of the candidates of a split's
-rows (or the whole catalogue) by a ranking model, or of the rows of a file; of the catalogue or of
-the candidates of a file. Scores are those of a ranking model: of the rows of a file, or of a split
-where the dataset has no items.
+Lists are of every user by a retrieval model, of the candidates of a split's rows (or the whole
+catalogue) by a ranking model, or of the rows of a file; of the catalogue or of the candidates of a
+file. Scores are those of a ranking model: of the rows of a file, or of a split where the dataset
+has no items. Both are written as Parquet or as JSON lines, as the file's name says.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from jobs.support.trained_run import (
     timed,
 )
 from training.prediction.raw_rows import RawFile
+from training.prediction.row_files import ROW_FORMATS, check_format
 
 if TYPE_CHECKING:
     from training.checkpoint.restore import TrainedModel
@@ -109,7 +109,10 @@ def main(
     split: Annotated[
         str | None, typer.Option(help="Split whose rows are ranked or scored.")
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="File to write; default: in the run.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(help=f"File to write: {', '.join(ROW_FORMATS)}; default: in the run."),
+    ] = None,
     checkpoint: CheckpointOption = CheckpointChoice.BEST,
     overrides: Annotated[
         list[str] | None,
@@ -199,12 +202,8 @@ def _check_options(gives_scores: bool, rows: RowsToPredict, overrides: Sequence[
             received=", ".join(overrides),
             fix="leave it out, or add --lists",
         )
-    if not gives_scores and rows.output is not None and rows.output.suffix != ".gz":
-        raise ConfigError(
-            "lists are written as gzip'ed JSON lines",
-            received=str(rows.output),
-            allowed="a name that ends in .gz",
-        )
+    if rows.output is not None:
+        check_format(rows.output)
 
 
 def _gives_scores(trained: TrainedModel, rows: RowsToPredict) -> bool:
@@ -264,8 +263,9 @@ def print_sample(target: Path, users: int = 3, items: int = 10) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    with gzip.open(target, "rt", encoding="utf-8") as lines:
-        rows: list[dict[str, Any]] = [json.loads(line) for line in islice(lines, users)]
+    from training.evaluation.written_lists import read_entries
+
+    rows = [entry for _, entry in islice(read_entries(target), users)]
     table = Table(title="first lists", title_justify="left")
     key = next(iter(rows[0])) if rows else "user"
     table.add_column(key)

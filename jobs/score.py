@@ -60,12 +60,14 @@ APP_NAME = "sluice score"
 WATCH_SECONDS = 2.0
 
 
-class ScoreFormat(StrEnum):
-    """Formats of scores."""
+class RowFormat(StrEnum):
+    """Formats of lists and scores."""
 
     PARQUET = "parquet"
-    JSON = "jsonl"
-    PACKED_JSON = "jsonl.gz"
+    JSON = "json"
+    JSON_LINES = "jsonl"
+    PACKED_JSON = "json.gz"
+    PACKED_JSON_LINES = "jsonl.gz"
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,8 @@ def main(
         bool, typer.Option("--keep-seen", help="Keep items in a list that the user has met.")
     ] = False,
     written_as: Annotated[
-        ScoreFormat | None, typer.Option("--as", help="Format of scores; default: parquet.")
+        RowFormat | None,
+        typer.Option("--as", help="Format of the files; default: json.gz of lists, else parquet."),
     ] = None,
     part_rows: Annotated[
         int, typer.Option(min=1, help="Rows per partition, rounded up to whole batches.")

@@ -133,7 +133,7 @@ ROWS = RowSource("rows.csv")
         ({"source": ROWS, "give": Give.SCORES, "k": 3}, "about lists"),
         ({"source": ROWS, "k": 3, "task": "clack"}, "no such task"),
         ({"source": ROWS, "k": 3, "keep_seen": True}, "nobody knows what was met"),
-        ({"source": ROWS, "k": 3, "suffix": "jsonl"}, "choice of formats"),
+        ({"source": ROWS, "give": Give.USER_EMBEDDING, "suffix": "jsonl"}, "written as parquet"),
         ({"give": Give.SCORES}, "there are no rows"),
         ({"source": ROWS, "give": Give.USER_EMBEDDING}, "cannot give that"),
         ({}, "cannot be left out"),
@@ -225,6 +225,12 @@ def test_rows_are_those_of_predict(session, runs, rows, tmp_path) -> None:
     options = ["--model", model_of(runs, "towers"), "--to", tmp_path / "lists", "--input", rows]
     assert score(*options, "--part-rows", 1024) == 0
     assert join(tmp_path / "lists") == gzip.decompress(own.read_bytes())
+    options[3] = tmp_path / "columns"
+    assert score(*options, "--part-rows", 1024, "--as", "parquet") == 0
+    parts = [pq.read_table(part) for part in sorted((tmp_path / "columns").glob("part-*"))]
+    lines = gzip.decompress(own.read_bytes()).splitlines()
+    found = pa.concat_tables(parts).to_pylist()
+    assert [row["items"] for row in found] == [json.loads(line)["items"] for line in lines]
 
 
 @EXHAUSTIVE

@@ -210,18 +210,25 @@ def test_ranking_models_are_exported_and_predict(
     assert table.column_names == ["name", "click", "value"]
     assert table["name"].to_pylist() == ["a", "b"]
     assert read_json(run / "run_card.json")["scores"]["rows"] == 2
-    target = tmp_path / "lists.json.gz"
-    assert run_app(predict_app, [*arguments, "--lists", "--output", str(target)]) == ExitCode.OK
-    with gzip.open(target, "rt") as lines:
-        assert [json.loads(line)["id"] for line in lines] == ["a", "b"]
+    for name in ("lists.json.gz", "lists.parquet"):  # Lists and scores have the same formats.
+        target = str(tmp_path / name)
+        assert run_app(predict_app, [*arguments, "--lists", "--output", target]) == ExitCode.OK
+        assert run_app(predict_app, [*arguments, "--output", str(tmp_path / f"s-{name}")]) == 0
+    lists = pq.read_table(tmp_path / "lists.parquet").to_pylist()
+    with gzip.open(tmp_path / "lists.json.gz", "rt") as lines:
+        found = [json.loads(line) for line in lines]
+    assert [(row["id"], row["items"]) for row in found] == [(r["id"], r["items"]) for r in lists]
+    assert [row["id"] for row in found] == ["a", "b"]
+    scores = pq.read_table(tmp_path / "s-lists.parquet").to_pylist()
+    assert scores == table.to_pylist()
     capsys.readouterr()
     for more, said in (
         (["--k", "3"], "predict.* is about lists"),
-        (["--lists", "--output", str(tmp_path / "lists.json")], "a name that ends in .gz"),
+        (["--lists", "--output", str(tmp_path / "lists.gz")], "that ends in .parquet, .json"),
     ):
         assert run_app(predict_app, [*arguments, *more]) == ExitCode.CONFIG
         assert said in capsys.readouterr().err
-    assert not (tmp_path / "lists.json").exists()
+    assert not (tmp_path / "lists.gz").exists()
     rows.write_text("user_id,gender,history,movie_id,genres\nx,F,,1,\n")
     assert run_app(predict_app, arguments[:4]) == ExitCode.INPUT_REFUSED
     assert f"{rows}, row 1: column 'user_id'" in capsys.readouterr().err

@@ -1,14 +1,15 @@
 """Metrics of ranked lists that stand in a file, against the held-out events of a split.
 
-Lists are JSON lines, also with `.gz`, as `sluice predict` writes them: `user` or `row`, and
-`items`, best first; `scores` tell which items tie. Lists of users are measured against all held-out
-items of the user, those of rows against the row's item.
+Lists are JSON lines, also with `.gz`, or Parquet, as `sluice predict` writes them: `user` or `row`,
+and `items`, best first; `scores` tell which items tie. Lists of users are measured against all
+held-out items of the user, those of rows against the row's item.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from conf.errors import ConfigError, InputDataError
 from training.checkpoint.restore import TrainedModel
@@ -46,7 +48,7 @@ class WrittenLists:
         names: Raw value of the user, or number of the row, of each.
         items: Their raw items.
         scores: Their scores.
-        first: Line of the first one.
+        first: Number of the first one, from 1.
     """
 
     names: list[Any]
@@ -151,7 +153,7 @@ class _Measured:
         if again.any():
             row = int(known[int(again.argmax())])
             raise InputDataError(
-                f"{path}, line {lists.first + row}: a second list of the same name",
+                f"{path}, row {lists.first + row}: a second list of the same name",
                 received=json.dumps(lists.names[row]),
                 fix="leave one list per user",
             )
@@ -171,12 +173,12 @@ class _Measured:
         for place, row in enumerate(rows):
             if len(set(map(str, lists.items[row]))) < len(lists.items[row]):
                 raise InputDataError(
-                    f"{path}, line {lists.first + int(row)}: an item is there twice",
+                    f"{path}, row {lists.first + int(row)}: an item is there twice",
                     received=json.dumps(lists.items[row])[:200],
                 )
             if (np.diff(scores[place, : lengths[place]]) > 0).any():
                 raise InputDataError(
-                    f"{path}, line {lists.first + int(row)}: the items are not in order",
+                    f"{path}, row {lists.first + int(row)}: the items are not in order",
                     received=f"scores {lists.scores[row][:5]} …",
                     fix="write the best item first, or leave `scores` out",
                 )
@@ -222,13 +224,13 @@ def _survey(path: Path) -> tuple[str, int]:
         InputDataError: The file has no lists.
     """
     longest, key = 0, ""
-    for line, entry in _read_entries(path):
+    for row, entry in read_entries(path):
         found = next((name for name in ("user", "row") if name in entry), None)
         if found is None or (key and found != key):
             raise ConfigError(
-                f"{path}, line {line}: nothing tells which events a list is to be measured against",
+                f"{path}, row {row}: nothing tells which events a list is to be measured against",
                 received=", ".join(entry),
-                allowed="`user` in every line, or `row` in every line",
+                allowed="`user` in every row, or `row` in every row",
             )
         key, longest = found, max(longest, len(entry["items"]))
     if not longest:
@@ -237,7 +239,7 @@ def _survey(path: Path) -> tuple[str, int]:
 
 
 def _read(path: Path) -> Iterator[WrittenLists]:
-    entries = _read_entries(path)
+    entries = read_entries(path)
     while part := list(islice(entries, LISTS_AT_ONCE)):
         yield WrittenLists(
             [entry.get("user", entry.get("row")) for _, entry in part],
@@ -250,29 +252,46 @@ def _read(path: Path) -> Iterator[WrittenLists]:
         )
 
 
-def _read_entries(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    opener = gzip.open if path.suffix == ".gz" else open
+def read_entries(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields the lists of a file, numbered from 1.
+
+    Raises:
+        InputDataError: The file is missing or damaged, or a row is no list.
+    """
+    is_parquet = path.suffix == ".parquet"
+    rows: Iterator[str | dict[str, Any]] = _read_parquet(path) if is_parquet else _read_lines(path)
     try:
-        with opener(path, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                yield number, _parse(path, number, line)
+        for number, row in enumerate(rows, 1):
+            yield number, _parse(path, number, row)
     except FileNotFoundError as error:
         raise InputDataError("there is no such file of lists", received=str(path)) from error
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise InputDataError(f"{path} cannot be read", received=str(error)) from error
 
 
-def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
+def _read_parquet(path: Path) -> Iterator[dict[str, Any]]:
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(LISTS_AT_ONCE):
+            yield from batch.to_pylist()
+
+
+def _read_lines(path: Path) -> Iterator[str]:
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8") as lines:
+        yield from lines
+
+
+def _parse(path: Path, number: int, row: str | dict[str, Any]) -> dict[str, Any]:
     try:
-        entry = json.loads(line)
+        entry = json.loads(row) if isinstance(row, str) else row
         items, scores = entry["items"], entry.get("scores")
         if isinstance(items, list) and (not scores or len(scores) == len(items)):
             return dict(entry)
     except (ValueError, KeyError, TypeError):
         pass
     raise InputDataError(
-        f"{path}, line {number}: not a ranked list",
-        received=repr(line.rstrip("\n")[:200]),
+        f"{path}, row {number}: not a ranked list",
+        received=repr(row.rstrip("\n") if isinstance(row, str) else row)[:200],
         allowed='{"user": …, "items": […]}, with as many `scores` as items or none',
     )
 

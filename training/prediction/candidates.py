@@ -6,15 +6,14 @@ inputs of an item too describes items, which the dataset need not know.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import tensorflow as tf
-from numpy.typing import NDArray
 
 from conf.errors import ConfigError, InputDataError
 from training.checkpoint.restore import TrainedModel
@@ -25,6 +24,7 @@ from training.export.serving_encoders import ServingEncoders
 from training.input.batches import Batch
 from training.input.vocabularies import Vocabulary, read_key_vocabulary
 from training.prediction.raw_rows import RawFile, RawReader
+from training.prediction.row_files import render_ids
 from training.prediction.scores import read_encoders
 from training.scoring.raw_inputs import InputColumn
 
@@ -37,12 +37,12 @@ class Candidates(ItemIds):
 
     Attributes:
         ids: `[items]` int64, ascending; below 0 for items that the dataset does not know.
-        tokens: Their raw keys as JSON text, `[items]` of objects.
+        tokens: Their raw keys, `[items]`.
         features: What the model reads of them, a row each; None: they are those of the catalogue.
         file: Where they are from.
     """
 
-    tokens: NDArray[np.object_]
+    tokens: pa.Array
     features: Batch | None
     file: RawFile
 
@@ -55,7 +55,7 @@ class Candidates(ItemIds):
             InputDataError: The catalogue has none of them.
         """
         columns = catalog.columns_of(self.ids)
-        missing = self.tokens[columns == MISSING]
+        missing = render_ids(self.tokens.filter(pa.array(columns == MISSING)))
         if len(missing) == len(self):
             raise InputDataError(
                 f"no candidate of {self.file.path} is in the catalogue",
@@ -92,7 +92,7 @@ def read_candidates(trained: TrainedModel, file: RawFile, inputs: Sequence[str])
         encoders = read_encoders(trained, (key,))
         reader = RawReader(file, encoders.inputs)
     tokens, features = _read(reader, encoders, key, trained.config.evaluation.batch_size)
-    first = np.sort(np.unique(tokens.astype(str), return_index=True)[1])
+    first = np.sort(np.unique(np.asarray(tokens).astype(str), return_index=True)[1])
     if len(first) < len(tokens):
         _log.warning(
             "%d candidates of %s are there more than once: each is ranked once",
@@ -101,9 +101,10 @@ def read_candidates(trained: TrainedModel, file: RawFile, inputs: Sequence[str])
     vocabulary = read_key_vocabulary(trained.version_dir, trained.manifest, key)
     ids = _number(np.asarray(features[key], np.int64)[first], vocabulary)
     order = np.argsort(ids, kind="stable")
-    _refuse_alike(ids[order], tokens[first][order], file)
+    tokens = tokens.take(pa.array(first[order]))
+    _refuse_alike(ids[order], tokens, file)
     described = take_rows(features, first[order]) if is_described else None
-    return Candidates(ids[order], tokens[first][order], described, file)
+    return Candidates(ids[order], tokens, described, file)
 
 
 def _other_columns(reader: RawReader, key: str) -> set[str]:
@@ -114,8 +115,8 @@ def _other_columns(reader: RawReader, key: str) -> set[str]:
 
 def _read(
     reader: RawReader, encoders: ServingEncoders, key: str, batch_size: int
-) -> tuple[NDArray[np.object_], dict[str, Any]]:
-    """Returns each row's key as JSON text, and the encoded features of all rows."""
+) -> tuple[pa.Array, dict[str, Any]]:
+    """Returns each row's key, and the encoded features of all rows."""
     inputs = [item for item in reader.inputs if item.feature == key]
     if len(inputs) > 1:
         raise ConfigError(
@@ -124,15 +125,13 @@ def _read(
         )
     tokens, parts = [], []
     for rows in reader.read(batch_size):
-        tokens += _render_keys(rows.inputs[inputs[0].name], inputs[0], rows.first, reader.file)
+        tokens += _read_keys(rows.inputs[inputs[0].name], inputs[0], rows.first, reader.file)
         raw = {name: tf.constant(values) for name, values in rows.inputs.items()}
         parts.append(encoders.encode(raw))
-    texts = np.empty(len(tokens), object)
-    texts[:] = tokens
-    return texts, {name: _join([part[name] for part in parts]) for name in parts[0]}
+    return pa.array(tokens), {name: _join([part[name] for part in parts]) for name in parts[0]}
 
 
-def _render_keys(values: np.ndarray, key: InputColumn, first: int, file: RawFile) -> list[str]:
+def _read_keys(values: np.ndarray, key: InputColumn, first: int, file: RawFile) -> list[Any]:
     raw = [v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in values.tolist()]
     if key.null_token in raw:
         raise InputDataError(
@@ -140,7 +139,7 @@ def _render_keys(values: np.ndarray, key: InputColumn, first: int, file: RawFile
             received="no value",
             fix=f"fill column {key.name!r}, or leave the row out",
         )
-    return [json.dumps(value) for value in raw]
+    return raw
 
 
 def _join(parts: list[tf.Tensor]) -> tf.Tensor:
@@ -157,19 +156,17 @@ def _number(ids: IntArray, vocabulary: Vocabulary | None) -> IntArray:
     return np.where(unknown, -np.cumsum(unknown, dtype=np.int64), ids)
 
 
-def _refuse_alike(ids: IntArray, tokens: NDArray[np.object_], file: RawFile) -> None:
+def _refuse_alike(ids: IntArray, tokens: pa.Array, file: RawFile) -> None:
     alike = np.flatnonzero(ids[1:] == ids[:-1])
     if len(alike):
+        one, other = render_ids(tokens.slice(int(alike[0]), 2))
         raise InputDataError(
             f"two candidates of {file.path} have the same id",
-            received=f"{tokens[alike[0]]} and {tokens[alike[0] + 1]}: id {ids[alike[0]]}",
+            received=f"{one} and {other}: id {ids[alike[0]]}",
             fix="leave one of them out, or hash the item into more buckets",
         )
 
 
-def render_tokens(ids: np.ndarray, vocabulary: Vocabulary | None) -> NDArray[np.object_]:
-    """Returns each id's raw token as JSON text, None where it has none; `[ids]` of objects."""
-    tokens = ids.tolist() if vocabulary is None else vocabulary.take(ids).to_pylist()
-    texts = np.empty(len(tokens), dtype=object)
-    texts[:] = [None if token is None else json.dumps(token) for token in tokens]
-    return texts
+def find_tokens(ids: np.ndarray, vocabulary: Vocabulary | None) -> pa.Array:
+    """Returns each id's raw token, null where it has none; `[ids]`."""
+    return pa.array(ids) if vocabulary is None else vocabulary.take(ids)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pyarrow as pa
 
 from conf.errors import ConfigError, InputDataError
 from training.checkpoint.restore import TrainedModel
@@ -24,10 +25,10 @@ from training.evaluation.user_rows import (
 from training.input.batches import ROLE_OF_SPLIT, Batch, build_eval_dataset, read_batches
 from training.input.vocabularies import Vocabulary, read_key_vocabulary
 from training.models.ranking import RankingModel
-from training.prediction.candidates import render_tokens
+from training.prediction.candidates import find_tokens
 from training.prediction.rankers import ListRows, Ranker
 from training.prediction.raw_rows import RawFile
-from training.prediction.scores import read_file_rows, render_ids
+from training.prediction.scores import read_file_rows
 
 _log = logging.getLogger("sluice.training.predict")
 
@@ -216,10 +217,10 @@ def _name_rows(
     batch: Batch, user: str | None, vocabulary: Vocabulary | None, first: int
 ) -> ListRows:
     if user is not None:
-        names = render_tokens(np.asarray(batch[user], np.int64), vocabulary)
+        names = find_tokens(np.asarray(batch[user], np.int64), vocabulary)
         return ListRows("user", names, None, batch)
     numbers = np.arange(first, first + count_rows(batch))
-    return ListRows("row", render_tokens(numbers, None), None, batch)
+    return ListRows("row", pa.array(numbers), None, batch)
 
 
 def _check_split(trained: TrainedModel, ranker: Ranker, split: str) -> None:
@@ -251,4 +252,4 @@ def _read_file_lists(trained: TrainedModel, ranker: Ranker, file: RawFile) -> It
     """Yields the rows of a file that get lists; it holds the raw inputs of a row, not of items."""
     key = "row" if file.id_column is None else "id"
     for rows in read_file_rows(trained, file, ranker.inputs):
-        yield ListRows(key, render_ids(rows.ids), None, rows.features)
+        yield ListRows(key, rows.ids, None, rows.features)

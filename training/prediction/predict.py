@@ -1,23 +1,19 @@
-"""Ranked lists of items as gzip'ed JSON lines, by a model of either kind.
+"""Ranked lists of items, by a model of either kind.
 
     {"user": <raw token>, "items": [<raw token>, …], "scores": [<float>, …]}
 
-One object per row, items best first. Where rows have no user, `row` is the row's number, from 1;
-rows of a file may bring an `id`. Scores are dot products, or of a ranking model what it predicts of
-its task. The same run gives the same bytes.
+One object per row, items best first; how it is written stands in `row_files.py`. Where rows have no
+user, `row` is the row's number, from 1; rows of a file may bring an `id`. Scores are dot products,
+or of a ranking model what it predicts of its task. The same run gives the same bytes.
 """
 
 from __future__ import annotations
 
-import gzip
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from conf.atomic_output import atomic_file
 from conf.run import RECOMMENDATIONS_FILE
@@ -27,6 +23,7 @@ from training.evaluation.item_index import ItemIds, TopK
 from training.prediction.list_rows import ListSource, check_mask, read_lists
 from training.prediction.rankers import NamedRows, build_ranker
 from training.prediction.raw_rows import RawFile
+from training.prediction.row_files import RowWriter, check_format
 
 
 @dataclass(frozen=True)
@@ -70,53 +67,48 @@ def write_recommendations(
         The file, and what is in it.
 
     Raises:
-        ConfigError: Seen items shall be left out, but the data set does not carry them.
+        ConfigError: Seen items shall be left out, but the data set does not carry them; or the
+            file's name does not say how it is written.
         InputDataError: A record, row or vocabulary is damaged, or a vector is not finite.
     """
+    target = target or trained.run_dir / RECOMMENDATIONS_FILE
+    check_format(target)
     source = (source or ListSource()).resolve(trained)
     mask_seen = check_mask(trained, source, mask_seen, has_pool=candidates is not None)
     ranker = build_ranker(trained, task, candidates)
     rows = read_lists(trained, ranker, source, mask_seen, has_pool=candidates is not None)
-    target = target or trained.run_dir / RECOMMENDATIONS_FILE
     total = written = 0
-    with atomic_file(target) as unfinished, open_lists(unfinished) as out:
+    with atomic_file(target) as unfinished, RowWriter(unfinished, target.name) as writer:
         for batch in rows:
             found = ranker.rank(batch, k)
-            lines = format_lists(batch, found, ranker.items, ranker.tokens)
-            out.write("".join(lines).encode())
-            total, written = total + len(batch), written + len(lines)
+            lists = build_lists(batch, found, ranker.items, ranker.tokens)
+            writer.write(lists)
+            total, written = total + len(batch), written + len(lists[batch.key])
     return target, PredictionCounts(written, total - written)
 
 
-@contextmanager
-def open_lists(path: Path) -> Iterator[gzip.GzipFile]:
-    """Opens a file of lists for writing: no name and no time in it, so the same give the same."""
-    with (
-        path.open("wb") as raw,
-        gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=6, mtime=0) as out,
-    ):
-        yield out
-
-
-def format_lists(
-    rows: NamedRows, found: TopK, items: ItemIds, tokens: NDArray[np.object_]
-) -> list[str]:
-    """Returns one JSON line per row whose name is known.
+def build_lists(
+    rows: NamedRows, found: TopK, items: ItemIds, tokens: pa.Array
+) -> dict[str, pa.Array]:
+    """Builds the lists of rows, without those of users whose name is not known.
 
     Args:
         rows: What names the lists.
         found: The lists.
         items: What is ranked.
-        tokens: Their raw values as JSON text, `[items]` of objects.
+        tokens: Their raw values, `[items]`.
+
+    Returns:
+        What names the lists, by `rows.key`, and `items` and `scores`, best first.
     """
-    lengths = np.count_nonzero(found.ids != PAD_ID, axis=1)
-    columns = items.columns_of(found.ids)
-    # Arrow writes the shortest decimal that reads back as the same float32.
-    scores = pa.array(found.scores.ravel()).cast(pa.string()).to_numpy(zero_copy_only=False)
-    scores = scores.reshape(found.scores.shape)
-    return [
-        f'{{"{rows.key}": {name}, "items": [{", ".join(tokens[columns[row, :length]])}], '
-        f'"scores": [{", ".join(scores[row, :length])}]}}\n'
-        for row, (name, length) in enumerate(zip(rows.names, lengths, strict=True))
-        if name is not None
-    ]
+    kept = rows.are_named
+    lengths = np.count_nonzero(found.ids != PAD_ID, axis=1)[kept]
+    inside = np.arange(found.ids.shape[1]) < lengths[:, np.newaxis]
+    ends = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    columns = items.columns_of(found.ids[kept][inside]).astype(np.int32)
+    entries = pa.DictionaryArray.from_arrays(pa.array(columns), tokens)
+    return {
+        rows.key: rows.names.filter(pa.array(kept)),
+        "items": pa.ListArray.from_arrays(ends, entries),
+        "scores": pa.ListArray.from_arrays(ends, pa.array(found.scores[kept][inside])),
+    }

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import pyarrow as pa
 import tensorflow as tf
 from numpy.typing import NDArray
 
@@ -31,7 +32,7 @@ from training.input.batches import Batch, Features
 from training.input.vocabularies import read_key_vocabulary, read_plan
 from training.models.ranking import RankingModel, Task
 from training.models.retrieval import RetrievalModel, require_retrieval
-from training.prediction.candidates import Candidates, read_candidates, render_tokens
+from training.prediction.candidates import Candidates, find_tokens, read_candidates
 from training.prediction.raw_rows import RawFile
 
 PAIRS_AT_ONCE = 1 << 16
@@ -44,16 +45,24 @@ class NamedRows:
 
     Attributes:
         key: `user`, `row` or `id`: what names a list.
-        names: That of each row as JSON text, `[rows]` of objects; None leaves a row out.
+        names: That of each row, `[rows]`; null leaves a user out.
         seen: Cells left out of what is ranked; None: no cell.
     """
 
     key: str
-    names: NDArray[np.object_]
+    names: pa.Array
     seen: Pairs | None
 
     def __len__(self) -> int:
         return len(self.names)
+
+    @property
+    def are_named(self) -> NDArray[np.bool_]:
+        """Which rows get a list, `[rows]`: all but users whose raw value is not known."""
+        if self.key != "user":
+            return np.ones(len(self), np.bool_)
+        found: NDArray[np.bool_] = self.names.is_valid().to_numpy(zero_copy_only=False)
+        return found
 
 
 @dataclass(frozen=True)
@@ -74,12 +83,12 @@ class Ranker(ABC):
 
     Attributes:
         items: Ids of what is ranked: the catalogue, or the candidates.
-        tokens: Their raw values as JSON text, `[items]` of objects.
+        tokens: Their raw values, `[items]`.
         inputs: Features of a row that it reads.
     """
 
     items: ItemIds
-    tokens: NDArray[np.object_]
+    tokens: pa.Array
     inputs: tuple[str, ...]
 
     @abstractmethod
@@ -308,12 +317,12 @@ def build_ranker(
     return VectorRanker(trained, model, found)
 
 
-def _read_tokens(trained: TrainedModel, items: ItemIds) -> NDArray[np.object_]:
+def _read_tokens(trained: TrainedModel, items: ItemIds) -> pa.Array:
     key = trained.manifest.require_key("item")
     vocabulary = read_key_vocabulary(trained.version_dir, trained.manifest, key)
-    tokens = render_tokens(items.ids, vocabulary)
-    lost = [int(item) for item, token in zip(items.ids, tokens, strict=True) if token is None]
-    if lost:
+    tokens = find_tokens(items.ids, vocabulary)
+    lost = items.ids[tokens.is_null().to_numpy(zero_copy_only=False)]
+    if len(lost):
         raise InputDataError(
             "the catalogue holds items that its vocabulary does not know",
             received=f"{len(lost)} items, first id {lost[0]}",

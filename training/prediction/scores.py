@@ -1,27 +1,19 @@
 """Scores of rows by a ranking model, of a file or a split: one per task, in the rows' order.
 
-    <name>.parquet            row int64 (from 1) or the id of the file, and a float32 per task
-    <name>.jsonl, .jsonl.gz   the same, an object per line
-
-The score of a binary task is the probability of label 1, that of another one the label's value.
+A row of the output has its number (`row`, from 1) or the id of the file, and a float32 per task;
+how it is written stands in `row_files.py`. The score of a binary task is the probability of label
+1, that of another one the label's value.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import IO
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import tensorflow as tf
-from numpy.typing import NDArray
 
 from conf.atomic_output import atomic_file
 from conf.errors import ConfigError, InputDataError
@@ -33,9 +25,9 @@ from training.input.batches import Features, build_eval_dataset, read_batches
 from training.input.vocabularies import read_plan
 from training.models.ranking import RankingModel
 from training.prediction.raw_rows import RawFile, RawReader
+from training.prediction.row_files import RowWriter, check_format, to_arrow
 
 ROW_COLUMN = "row"
-SCORE_FORMATS = (".parquet", ".jsonl", ".jsonl.gz")
 
 
 @dataclass(frozen=True)
@@ -80,11 +72,11 @@ def write_scores(
     rows = read_split_rows(trained, split) if file is None else read_file_rows(trained, file)
     score = compile_scores(model, model.predict)
     total = 0
-    with atomic_file(target) as unfinished, ScoreWriter(unfinished, target.name, name) as writer:
+    with atomic_file(target) as unfinished, RowWriter(unfinished, target.name) as writer:
         for batch in rows:
             found = {n: np.asarray(v, np.float32) for n, v in score(batch.features).items()}
             check_numbers(found, batch.first)
-            writer.write(batch.ids, {task: found[task] for task in tasks})
+            writer.write({name: batch.ids, **{task: to_arrow(found[task]) for task in tasks}})
             total += len(batch.ids)
     return total
 
@@ -95,12 +87,7 @@ def check_output(target: Path, id_column: str, tasks: list[str]) -> None:
     Raises:
         ConfigError: Its format is not known by its name, or the id is named as a task.
     """
-    if not target.name.endswith(SCORE_FORMATS):
-        raise ConfigError(
-            "the format of the scores is not known by the file's name",
-            received=str(target),
-            allowed=", ".join(SCORE_FORMATS),
-        )
+    check_format(target)
     if id_column in tasks:
         raise ConfigError(
             "the id has the name of a task, whose score is a column too",
@@ -145,76 +132,6 @@ def read_encoders(trained: TrainedModel, names: tuple[str, ...]) -> ServingEncod
     """Reads the encoders of some features of a run's dataset version."""
     plan = read_plan(trained.version_dir, trained.manifest)
     return build_serving_encoders(trained.version_dir, plan, names)
-
-
-class ScoreWriter:
-    """Writes scores batch by batch; the same rows give the same bytes.
-
-    Args:
-        path: File to write.
-        name: Name that says how: that of the file which it is to become.
-        id_column: Column of the ids.
-    """
-
-    def __init__(self, path: Path, name: str, id_column: str) -> None:
-        self._path, self._id_column = path, id_column
-        self._is_parquet, self._is_gzip = name.endswith(".parquet"), name.endswith(".gz")
-        self._stack = ExitStack()
-        self._parquet: pq.ParquetWriter | None = None
-
-    def __enter__(self) -> ScoreWriter:
-        plain = self._stack.enter_context(self._path.open("wb"))
-        self._file: IO[bytes] | gzip.GzipFile = plain
-        if self._is_gzip:
-            packed = gzip.GzipFile(filename="", mode="wb", fileobj=plain, mtime=0)
-            self._file = self._stack.enter_context(packed)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.close()
-
-    def write(self, ids: pa.Array, scores: Mapping[str, np.ndarray]) -> None:
-        """Appends rows: their ids, and by name scores `[rows]`, or of Parquet `[rows, dim]`."""
-        columns = {self._id_column: ids, **{name: _to_arrow(v) for name, v in scores.items()}}
-        table = pa.table(columns)
-        if self._is_parquet:
-            if self._parquet is None:
-                self._parquet = pq.ParquetWriter(self._file, table.schema)
-                self._stack.callback(self._parquet.close)
-            self._parquet.write_table(table)
-            return
-        # Arrow writes the shortest decimals that read back as the same float32.
-        texts = [table[task].cast(pa.string()).to_pylist() for task in scores]
-        for row in zip(ids.to_pylist(), *texts, strict=True):
-            fields = [render_id(row[0]), *row[1:]]
-            pairs = zip(columns, fields, strict=True)
-            line = ", ".join(f"{json.dumps(name)}: {text}" for name, text in pairs)
-            self._file.write(f"{{{line}}}\n".encode())
-
-
-def _to_arrow(values: np.ndarray) -> pa.Array:
-    if values.ndim == 1:
-        return pa.array(values)
-    offsets = np.arange(0, values.size + 1, values.shape[1], dtype=np.int32)
-    return pa.ListArray.from_arrays(offsets, pa.array(values.ravel()))
-
-
-def render_id(value: object) -> str:
-    """Returns an id as JSON: bytes as text, and what JSON does not know, such as times, too."""
-    plain = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-    return json.dumps(plain, default=str)
-
-
-def render_ids(ids: pa.Array) -> NDArray[np.object_]:
-    """Returns ids as JSON, `[rows]` of objects."""
-    names = np.empty(len(ids), dtype=object)
-    names[:] = [render_id(value) for value in ids.to_pylist()]
-    return names
 
 
 def check_numbers(scores: Mapping[str, np.ndarray], first: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -33,7 +33,7 @@ from training.evaluation.item_index import (
     rank_top_k,
 )
 from training.evaluation.metrics import MISSING, Pairs
-from training.prediction.predict import format_lists, open_lists
+from training.prediction.predict import build_lists
 from training.prediction.rankers import (
     PAIRS_AT_ONCE,
     NamedRows,
@@ -41,7 +41,8 @@ from training.prediction.rankers import (
     finish_scores,
     rank_all,
 )
-from training.prediction.scores import ScoreWriter, check_numbers, render_ids
+from training.prediction.row_files import RowWriter, to_arrow
+from training.prediction.scores import check_numbers
 from training.scoring.raw_inputs import (
     Columns,
     InputColumn,
@@ -198,9 +199,9 @@ def score_partition(
         )
     served = _keep_one((directory, task), lambda: Served(task, Path(directory)))
     count = 0
-    with atomic_file(target) as unfinished, _open_writer(task, unfinished, target) as write:
+    with atomic_file(target) as unfinished, RowWriter(unfinished, target.name) as writer:
         for rows in read_rows(task, Path(directory), part, chain([first], batches)):
-            write(served, rows)
+            writer.write(_compute(task, served, rows))
             count += len(rows.ids)
         _check_count(task, part, count)
     yield pa.RecordBatch.from_pydict(
@@ -249,8 +250,8 @@ class Served:
         given = {n: tf.constant(v, self._specs[n].dtype) for n, v in inputs.items()}
         return {name: value.numpy() for name, value in self._function(**given).items()}
 
-    def rank(self, rows: InputRows) -> list[str]:
-        """Returns the lists of rows, a line each.
+    def rank(self, rows: InputRows) -> dict[str, pa.Array]:
+        """Returns the lists of rows, with what names them first.
 
         Raises:
             InputDataError: A score or vector is no number.
@@ -259,14 +260,14 @@ class Served:
         if options is None or items is None:
             raise TypeError(f"{self.task.gives} are no lists")
         seen = _find_cells(rows.seen, items.ids) if options.mask_seen else None
-        named = NamedRows(rows.key, render_ids(rows.ids), seen)
+        named = NamedRows(rows.key, rows.ids, seen)
         if options.items_input is None:
             [output] = self.call(rows.inputs).values()
             check_finite("user", np.arange(1, len(rows.ids) + 1), output)
             found = rank_top_k(output, items.ids, options.k, seen)
         else:
             found = self._rank_pairs(rows, named, options, items)
-        return format_lists(named, found, items.ids, items.texts)
+        return build_lists(named, found, items.ids, items.tokens)
 
     def _rank_pairs(
         self, rows: InputRows, named: NamedRows, options: ListOptions, items: Items
@@ -294,12 +295,12 @@ class Items:
 
     Attributes:
         keys: Raw keys, `[items]`.
-        texts: The same as JSON.
+        tokens: The same, as Arrow has them.
         ids: Their ids, ascending; with vectors where these are compared.
     """
 
     keys: np.ndarray
-    texts: NDArray[np.object_]
+    tokens: pa.Array
     ids: Any
 
 
@@ -310,11 +311,11 @@ def _read_items(directory: Path, options: ListOptions) -> Items:
         table = table.filter(pc.is_in(table[KEY], wanted)).combine_chunks()
     ids = table[ID].to_numpy()
     keys = table[KEY].to_numpy()
-    texts = render_ids(table[KEY])
+    tokens = table[KEY].chunk(0)
     if options.items_input is not None:
-        return Items(keys, texts, ItemIds(ids))
+        return Items(keys, tokens, ItemIds(ids))
     flat = table[VECTOR].chunk(0).flatten().to_numpy()
-    return Items(keys, texts, ItemIndex(ids, flat.reshape(len(ids), -1)))
+    return Items(keys, tokens, ItemIndex(ids, flat.reshape(len(ids), -1)))
 
 
 def _find_cells(seen: pa.Array | None, items: ItemIds) -> Pairs:
@@ -328,30 +329,15 @@ def _find_cells(seen: pa.Array | None, items: ItemIds) -> Pairs:
     return Pairs(rows[known], columns[known])
 
 
-Write = Callable[[Served, InputRows], None]
-
-
-@contextmanager
-def _open_writer(task: ScoringTask, path: Path, target: Path) -> Iterator[Write]:
-    """Yields what computes the results of rows and appends them to a file."""
+def _compute(task: ScoringTask, served: Served, rows: InputRows) -> dict[str, pa.Array]:
+    """Returns the results of rows, with what names them first."""
     if task.gives == LISTS:
-        with open_lists(path) as out:
-
-            def write_lists(served: Served, rows: InputRows) -> None:
-                out.write("".join(served.rank(rows)).encode())
-
-            yield write_lists
-        return
-    name = task.source.id_column or "row"
-    with ScoreWriter(path, target.name, name) as writer:
-
-        def write(served: Served, rows: InputRows) -> None:
-            found = served.call(rows.inputs)
-            chosen = {name: np.asarray(found[name], np.float32) for name in task.outputs}
-            check_numbers(chosen, rows.first)
-            writer.write(rows.ids, chosen)
-
-        yield write
+        return served.rank(rows)
+    found = served.call(rows.inputs)
+    chosen = {name: np.asarray(found[name], np.float32) for name in task.outputs}
+    check_numbers(chosen, rows.first)
+    columns = {name: to_arrow(values) for name, values in chosen.items()}
+    return {task.source.id_column or "row": rows.ids, **columns}
 
 
 def read_rows(

@@ -51,7 +51,7 @@ class ScoringRequest:
         task: Task that ranks, or None.
         candidates: File with the keys of the items that are ranked; None: the catalogue.
         keep_seen: Whether items that a user has met stay in the list.
-        suffix: Format of scores; None: `parquet`.
+        suffix: Format of the files; None: `json.gz` of lists, else `parquet`.
         part_rows: Rows of a partition.
     """
 
@@ -125,6 +125,7 @@ def plan_task(exported: Exported, request: ScoringRequest) -> ScoringTask:
     if give is Give.LISTS:
         signature, outputs, lists = _plan_lists(exported, request)
         signature, suffix = signature + ("_encoded" if is_users else ""), "json.gz"
+        suffix = request.suffix or suffix
     elif give is Give.SCORES:
         signature, suffix = "serving_default", request.suffix or suffix
         outputs = tuple(item["name"] for item in exported.card["outputs"])
@@ -164,9 +165,9 @@ def _check_options(exported: Exported, request: ScoringRequest, give: Give) -> N
     if request.keep_seen and request.source is not None:
         raise ConfigError("of rows of an input nobody knows what was met", received="--keep-seen",
                           fix="leave it out")  # fmt: skip
-    if request.suffix is not None and give is not Give.SCORES:
-        raise ConfigError("only scores have a choice of formats", received=f"--as {request.suffix}",
-                          fix="leave it out: lists are .json.gz, embeddings .parquet")  # fmt: skip
+    if request.suffix is not None and give not in (Give.SCORES, Give.LISTS):
+        raise ConfigError("embeddings are written as parquet", received=f"--as {request.suffix}",
+                          fix="leave it out; lists and scores have a choice")  # fmt: skip
     if give is Give.SCORES and not exported.is_ranking:
         allowed = ", ".join(value for value in Give if value is not Give.SCORES)
         raise ConfigError("a retrieval model gives lists and vectors, no scores of rows",

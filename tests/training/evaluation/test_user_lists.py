@@ -355,12 +355,12 @@ def test_lists_of_rows_are_measured_against_their_items(
         ([], InputDataError, "no lists"),
         ([{"user": 1000, "items": []}], InputDataError, "no lists"),
         ([{"items": [101]}], ConfigError, "nothing tells which events"),
-        ([{"user": 1000, "items": [101]}, {"row": 1, "items": [101]}], ConfigError, "line 2"),
-        ([{"user": 1000, "items": [101]}] * 2, InputDataError, "line 2: a second list"),
-        ([{"user": 1000, "items": [101, 102, 101]}], InputDataError, "line 1: an item is there"),
+        ([{"user": 1000, "items": [101]}, {"row": 1, "items": [101]}], ConfigError, "row 2"),
+        ([{"user": 1000, "items": [101]}] * 2, InputDataError, "row 2: a second list"),
+        ([{"user": 1000, "items": [101, 102, 101]}], InputDataError, "row 1: an item is there"),
         ([{"user": 1000, "items": [101, 102], "scores": [1, 2]}], InputDataError, "not in order"),
         ([{"user": 1000, "items": [101], "scores": [1, 2]}], InputDataError, "not a ranked list"),
-        (["words"], InputDataError, "line 1: not a ranked list"),
+        (["words"], InputDataError, "row 1: not a ranked list"),
     ],
 )
 def test_files_that_are_no_lists_are_refused(

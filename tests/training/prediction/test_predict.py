@@ -197,9 +197,9 @@ def test_users_are_ranked_as_of_a_split(
 
 
 def test_the_end_of_test_is_the_end_of_the_log(several: TrainedModel, tmp_path: Path) -> None:
-    now, _ = write_recommendations(several, 5, True, target=tmp_path / "a.gz")
+    now, _ = write_recommendations(several, 5, True, target=tmp_path / "a.json.gz")
     source = ListSource(as_of="test")
-    end, _ = write_recommendations(several, 5, True, source, target=tmp_path / "b.gz")
+    end, _ = write_recommendations(several, 5, True, source, target=tmp_path / "b.json.gz")
     assert end.read_bytes() == now.read_bytes()
 
 
@@ -220,13 +220,13 @@ def test_users_of_a_file_alone_get_lists(
     (tmp_path / "users.csv").write_text("user_id,note\n1007,x\n5,y\n1003,\n1007,\n")
     source = ListSource(as_of="validation", users=RawFile(tmp_path / "users.csv"))
     with caplog.at_level(logging.WARNING, "sluice.training.predict"):
-        file, _ = write_recommendations(several, 5, True, source, target=tmp_path / "o.gz")
+        file, _ = write_recommendations(several, 5, True, source, target=tmp_path / "o.json.gz")
     assert sorted(row["user"] for row in _read(file)) == [1003, 1007]
     assert "1 of 4 users" in caplog.text
     assert "first in row 2" in caplog.text
     (tmp_path / "users.csv").write_text("user_id\n5\n")
     with pytest.raises(InputDataError, match="no user of"):
-        write_recommendations(several, 5, True, source, target=tmp_path / "o.gz")
+        write_recommendations(several, 5, True, source, target=tmp_path / "o.json.gz")
 
 
 def test_candidates_of_a_file_are_ranked(
@@ -238,7 +238,7 @@ def test_candidates_of_a_file_are_ranked(
     source = ListSource(as_of="validation")
     with caplog.at_level(logging.WARNING, "sluice.training.predict"):
         written, _ = write_recommendations(
-            several, 4, True, source, candidates=file, target=tmp_path / "o.gz"
+            several, 4, True, source, candidates=file, target=tmp_path / "o.json.gz"
         )
     assert "1 candidates of" in caplog.text
     assert "2 of 7 candidates" in caplog.text
@@ -255,7 +255,7 @@ def test_candidates_of_a_file_are_ranked(
     rows.write_text("".join(json.dumps(row) + "\n" for row in sequences))
     source = ListSource(file=RawFile(rows, "line"))
     written, _ = write_recommendations(
-        several, 3, True, source, candidates=file, target=tmp_path / "o.gz"
+        several, 3, True, source, candidates=file, target=tmp_path / "o.json.gz"
     )
     lists = {row["id"]: row["items"] for row in _read(written)}
     pooled = [i for i in pool if i in known]
@@ -278,7 +278,7 @@ def test_candidates_that_bring_their_inputs_need_not_be_known(
     (tmp_path / "rows.csv").write_text("user_id,gender,history\n1001,M,104|105\n,F,\n")
     source = ListSource(file=RawFile(tmp_path / "rows.csv"))
     written, _ = write_recommendations(
-        several, 9, True, source, candidates=RawFile(path), target=tmp_path / "o.gz"
+        several, 9, True, source, candidates=RawFile(path), target=tmp_path / "o.json.gz"
     )
     genres, items = _ids(several, "genres"), _ids(several, "movie_id")
     vectors = {
@@ -319,5 +319,5 @@ def test_candidates_that_cannot_be_ranked_are_refused(
     (tmp_path / "pool.csv").write_text(content)
     pool = RawFile(tmp_path / "pool.csv")
     with pytest.raises(InputDataError, match=said):
-        write_recommendations(several, 5, True, candidates=pool, target=tmp_path / "o.gz")
-    assert not (tmp_path / "o.gz").exists()
+        write_recommendations(several, 5, True, candidates=pool, target=tmp_path / "o.json.gz")
+    assert not (tmp_path / "o.json.gz").exists()

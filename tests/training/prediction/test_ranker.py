@@ -237,9 +237,11 @@ def test_an_executor_writes_what_predict_writes(trained, export, rows, tmp_path)
     lines = gzip.decompress(path.read_bytes()).decode().splitlines()
     columns = tuple(json.loads(lines[0]))
     source = RowSource(str(path), columns, id_column="line", is_json=True)
-    asked = {"scores": ("jsonl.gz", {}), "lists": (None, {"k": 4, "task": "value"})}
+    asked = {"scores": ("jsonl.gz", {}), "lists": ("jsonl.gz", {"k": 4, "task": "value"})}
     for name, (suffix, options) in asked.items():
         output = tmp_path / name
+        default = plan_task(read_export(export), ScoringRequest(output, source=source, **options))
+        assert default.suffix == {"scores": "parquet", "lists": "json.gz"}[name]
         request = ScoringRequest(output, source=source, suffix=suffix, part_rows=1, **options)
         task = replace(plan_task(read_export(export), request), rows=len(rows))
         output.mkdir()
@@ -338,7 +340,7 @@ def test_formats_and_ids_that_do_not_fit_are_refused(trained, tmp_path) -> None:
     file = RawFile(tmp_path / "rows.txt", None)
     with pytest.raises(ConfigError, match="format of the input"):
         write_scores(trained, tmp_path / "out.parquet", "test", file)
-    with pytest.raises(ConfigError, match="format of the scores"):
+    with pytest.raises(ConfigError, match="format of the output"):
         write_scores(trained, tmp_path / "out.csv", "test", file)
     with pytest.raises(ConfigError, match="name of a task"):
         write_scores(trained, tmp_path / "o.parquet", "test", RawFile(tmp_path / "a.csv", "click"))

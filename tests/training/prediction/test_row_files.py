@@ -1,0 +1,100 @@
+"""Scores and lists as files: the same content from each format, by other people's readers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from conf.errors import ConfigError
+from jobs.score import RowFormat
+from training.evaluation.written_lists import read_entries
+from training.prediction.row_files import ROW_FORMATS, RowWriter, check_format, to_arrow
+
+TOKENS = pa.array(["a", 'say "b"', "\u65e5\u672c", "d"])
+
+
+def build_batches() -> list[dict[str, pa.Array]]:
+    """Two batches of scores and lists, one of them without an item."""
+    random, batches = np.random.default_rng(0), []
+    for first, lengths in ((1, [2, 0, 3]), (4, [1])):
+        ends = pa.array(np.cumsum([0, *lengths]).astype(np.int32))
+        entries = random.integers(0, 4, sum(lengths)).astype(np.int32)
+        items = pa.DictionaryArray.from_arrays(pa.array(entries), TOKENS)
+        scores = pa.array(random.normal(size=sum(lengths)).astype(np.float32))
+        batches.append(
+            {
+                "user": pa.array(np.arange(first, first + len(lengths))),
+                "click": to_arrow(random.random(len(lengths)).astype(np.float32)),
+                "items": pa.ListArray.from_arrays(ends, items),
+                "scores": pa.ListArray.from_arrays(ends, scores),
+            }
+        )
+    return batches
+
+
+def write(path: Path) -> Path:
+    with RowWriter(path, path.name) as writer:
+        for batch in build_batches():
+            writer.write(batch)
+    return path
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """By pandas where it is Parquet, by `json` else; numbers as float32."""
+    if path.suffix == ".parquet":
+        rows = pd.read_parquet(path).to_dict("records")
+    else:
+        text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        rows = [json.loads(line) for line in text.splitlines()]
+    return [
+        {
+            "user": row["user"],
+            "click": np.float32(row["click"]),
+            "items": list(row["items"]),
+            "scores": [np.float32(score) for score in row["scores"]],
+        }
+        for row in rows
+    ]
+
+
+def test_each_format_holds_the_same(tmp_path):
+    expected = [row for batch in build_batches() for row in pa.table(batch).to_pylist()]
+    for ending in ROW_FORMATS:
+        path = write(tmp_path / f"a{ending}")
+        assert read(path) == expected
+        assert [entry["items"] for _, entry in read_entries(path)] == [r["items"] for r in expected]
+        assert path.read_bytes() == write(tmp_path / f"b{ending}").read_bytes()
+    assert pd.read_json(tmp_path / "a.jsonl.gz", lines=True)["user"].tolist() == [1, 2, 3, 4]
+    plain = (tmp_path / "a.json").read_bytes()
+    assert gzip.decompress((tmp_path / "a.json.gz").read_bytes()) == plain
+    first = plain.decode().splitlines()[0]
+    assert first.startswith('{"user": 1, "click": 0.')
+    assert '"items": ["' in first
+
+
+def test_names_of_rows_are_json_whatever_their_type(tmp_path):
+    ids = pa.array([b"a\xff", b"b"])
+    with RowWriter(tmp_path / "x.json", "x.json") as writer:
+        writer.write({"id": ids, "click": to_arrow(np.float32([0.5, 1e-7]))})
+    lines = (tmp_path / "x.json").read_text().splitlines()
+    assert lines == ['{"id": "a\\ufffd", "click": 0.5}', '{"id": "b", "click": 1e-7}'] or (
+        json.loads(lines[1]) == {"id": "b", "click": 1e-7}
+    )
+
+
+@pytest.mark.parametrize("name", ["scores.csv", "lists.gz", "lists", "a.parquet.gz", "a.csv.gz"])
+def test_a_name_that_says_no_format_is_refused_with_those_that_do(name):
+    with pytest.raises(ConfigError, match="not known by the file's name") as caught:
+        check_format(Path(name))
+    assert all(ending in caught.value.allowed for ending in ROW_FORMATS)
+
+
+def test_batch_scoring_has_the_same_formats():
+    assert {f".{one}" for one in RowFormat} == set(ROW_FORMATS)

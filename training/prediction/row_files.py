@@ -1,0 +1,145 @@
+"""Rows of results as files, scores and ranked lists alike: Parquet, or JSON lines.
+
+    <name>.parquet           a column per part of a row; lists are lists
+    <name>.json, .jsonl      an object per line
+    <name>.json.gz, .jsonl.gz   the same, compressed
+
+Each holds the same content, and the same rows give the same bytes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from conf.errors import ConfigError
+
+ROW_FORMATS = (".parquet", ".json", ".jsonl", ".json.gz", ".jsonl.gz")
+"""How the name of a file of results ends."""
+
+
+def check_format(target: Path) -> None:
+    """Refuses a file whose name does not say how it is written.
+
+    Raises:
+        ConfigError: It ends in none of `ROW_FORMATS`.
+    """
+    if not target.name.endswith(ROW_FORMATS):
+        raise ConfigError(
+            "the format of the output is not known by the file's name",
+            received=str(target),
+            allowed=f"a name that ends in {', '.join(ROW_FORMATS)}",
+        )
+
+
+class RowWriter:
+    """Writes rows batch by batch.
+
+    Args:
+        path: File to write.
+        name: Name that says how: that of the file which it is to become.
+    """
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._path = path
+        self._is_parquet, self._is_gzip = name.endswith(".parquet"), name.endswith(".gz")
+        self._stack = ExitStack()
+        self._parquet: pq.ParquetWriter | None = None
+        self._rendered: tuple[pa.Array, NDArray[np.object_]] | None = None
+
+    def __enter__(self) -> RowWriter:
+        plain = self._stack.enter_context(self._path.open("wb"))
+        self._file: IO[bytes] | gzip.GzipFile = plain
+        if self._is_gzip:  # No name and no time in it, so that the same give the same.
+            packed = gzip.GzipFile(filename="", mode="wb", fileobj=plain, compresslevel=6, mtime=0)
+            self._file = self._stack.enter_context(packed)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def write(self, columns: Mapping[str, pa.Array]) -> None:
+        """Appends rows.
+
+        Args:
+            columns: By name; the first names the rows, the others are numbers `[rows]`, or lists of
+                numbers or of entries of a dictionary.
+        """
+        if self._is_parquet:
+            table = pa.table({name: _decode(values) for name, values in columns.items()})
+            if self._parquet is None:
+                self._parquet = pq.ParquetWriter(self._file, table.schema)
+                self._stack.callback(self._parquet.close)
+            self._parquet.write_table(table)
+            return
+        ids, *others = columns.values()
+        texts = [render_ids(ids), *(self._render(values) for values in others)]
+        names = [json.dumps(name) for name in columns]
+        for row in zip(*texts, strict=True):
+            pairs = zip(names, row, strict=True)
+            line = ", ".join(f"{name}: {text}" for name, text in pairs)
+            self._file.write(f"{{{line}}}\n".encode())
+
+    def _render(self, values: pa.Array) -> NDArray[np.object_] | list[str]:
+        """Returns values as JSON."""
+        if pa.types.is_list(values.type):
+            inner, ends = self._render(values.values), values.offsets.to_pylist()
+            return [f"[{', '.join(inner[start:end])}]" for start, end in pairwise(ends)]
+        if pa.types.is_dictionary(values.type):
+            return self._render_entries(values.dictionary)[values.indices.to_numpy()]
+        # Arrow writes the shortest decimals that read back as the same float32.
+        found: NDArray[np.object_] = values.cast(pa.string()).to_numpy(zero_copy_only=False)
+        return found
+
+    def _render_entries(self, entries: pa.Array) -> NDArray[np.object_]:
+        """Returns the entries of a dictionary as JSON; those of the batch before are kept."""
+        kept = self._rendered
+        if kept is None or [b and b.address for b in kept[0].buffers()] != [
+            b and b.address for b in entries.buffers()
+        ]:
+            self._rendered = kept = (entries, render_ids(entries))
+        return kept[1]
+
+
+def _decode(values: pa.Array) -> pa.Array:
+    """Returns lists of entries of a dictionary as lists of values."""
+    if pa.types.is_list(values.type) and pa.types.is_dictionary(values.type.value_type):
+        return pa.ListArray.from_arrays(values.offsets, values.values.dictionary_decode())
+    return values
+
+
+def render_id(value: object) -> str:
+    """Returns an id as JSON: bytes as text, and what JSON does not know, such as times, too."""
+    plain = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    return json.dumps(plain, default=str)
+
+
+def render_ids(ids: pa.Array) -> NDArray[np.object_]:
+    """Returns ids as JSON, `[rows]` of objects."""
+    names = np.empty(len(ids), dtype=object)
+    names[:] = [render_id(value) for value in ids.to_pylist()]
+    return names
+
+
+def to_arrow(values: np.ndarray) -> pa.Array:
+    """Returns numbers `[rows]`, or `[rows, dim]` as lists."""
+    if values.ndim == 1:
+        return pa.array(values)
+    offsets = np.arange(0, values.size + 1, values.shape[1], dtype=np.int32)
+    return pa.ListArray.from_arrays(offsets, pa.array(values.ravel()))
